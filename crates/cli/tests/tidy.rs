@@ -1,0 +1,247 @@
+//! Holds the workspace to its rules: crate edges, how a source begins, what may not occur in one, its name.
+//!
+//! One test walks the tree and lists every offence at once, so that a large change is put right in one go.
+//! Sources and manifests are read line by line, which sees all that rustfmt and people write and needs no
+//! parser. Words that are forbidden are spelled with a `~` here, which `word` takes out: this file is
+//! walked like any other and must not find itself.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Which crates of the workspace each one may use. A value flows one way: an edge that is not here is a
+/// change of the architecture, not a line in a manifest.
+const EDGES: [(&str, &[&str]); 8] = [
+    ("ir", &[]),
+    ("passes", &["ir"]),
+    ("comm", &[]),
+    ("runtime", &["ir", "comm"]),
+    ("report", &[]),
+    ("filetests", &["ir", "passes", "runtime"]),
+    ("consort", &["ir", "passes", "comm", "runtime", "report"]),
+    ("cli", &["ir", "passes", "comm", "runtime", "report", "filetests", "consort"]),
+];
+
+/// The files in which code may do what the compiler cannot check.
+const UNSAFE_FILES: [&str; 0] = [];
+
+/// The files that are tables, and so may be long.
+const TABLES: [&str; 0] = [];
+
+const MAX_LINES: usize = 800;
+
+/// Names that say nothing of what a file holds, so that it comes to hold everything.
+const VAGUE_NAMES: [&str; 6] = ["utils.rs", "common.rs", "helpers.rs", "misc.rs", "base.rs", "manager.rs"];
+
+/// A forbidden word, from a spelling that does not contain it.
+fn word(spelling: &str) -> String {
+    spelling.replace('~', "")
+}
+
+/// The files under a folder, as paths from the root with `/`; none where there is no such folder.
+fn files_under(root: &Path, folder: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            files.extend(files_under(root, &path));
+        } else {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+/// What the dependency tables of a manifest name, those of build scripts, targets and the workspace too,
+/// and whether the name is in a table of dev-dependencies.
+fn dependencies(manifest: &str) -> Vec<(String, bool)> {
+    let mut found: Vec<(String, bool)> = Vec::new();
+    let (mut in_table, mut in_entry, mut dev) = (false, false, false);
+    for line in manifest.lines().map(|line| line.split('#').next().unwrap_or("").trim()) {
+        if let Some(header) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            // `[dependencies]` opens a table of crates, `[dependencies.half]` the entry of one crate.
+            let (table, entry) = match header.rsplit_once('.') {
+                Some((table, entry)) if !entry.ends_with("dependencies") => (table, Some(entry)),
+                _ => (header, None),
+            };
+            let is_dependencies = table.ends_with("dependencies");
+            (in_table, in_entry) = (is_dependencies && entry.is_none(), is_dependencies && entry.is_some());
+            dev = table.ends_with("dev-dependencies");
+            if in_entry {
+                found.extend(entry.map(|name| (name.trim_matches('"').to_string(), dev)));
+            }
+        } else if in_table && let Some((key, value)) = line.split_once('=') {
+            // `name = { package = "other" }` depends on `other`.
+            let package = value.split_once("package").and_then(|(_, rest)| rest.trim().strip_prefix('='));
+            let key = key.split('.').next().unwrap_or(key).trim().trim_matches('"');
+            let name = package.and_then(|value| value.split('"').nth(1)).unwrap_or(key).to_string();
+            found.push((name, dev));
+        } else if in_entry
+            && line.starts_with("package")
+            && let Some((name, _)) = found.last_mut()
+        {
+            *name = line.split('"').nth(1).unwrap_or(name).to_string();
+        }
+    }
+    found
+}
+
+/// The folder under `crates/` of a crate of the workspace; none for a crate from outside.
+fn workspace_crate(name: &str) -> Option<&str> {
+    if name == "consort" { Some(name) } else { name.strip_prefix("consort-") }
+}
+
+fn check_edges(folder: &str, manifest: &str) -> Vec<String> {
+    let Some((_, allowed)) = EDGES.iter().find(|(from, _)| *from == folder) else {
+        return vec![format!("crates/{folder}: not in tidy's table of edges")];
+    };
+    let mut offences = Vec::new();
+    for (name, dev) in dependencies(manifest) {
+        if let Some(to) = workspace_crate(&name)
+            && !allowed.contains(&to)
+            && !(dev && to == "filetests")
+        {
+            offences.push(format!("crates/{folder}/Cargo.toml: {folder} may not depend on {to}"));
+        }
+    }
+    offences
+}
+
+fn check_source(path: &str, text: &str) -> Vec<String> {
+    let mut offences = Vec::new();
+    if VAGUE_NAMES.iter().any(|name| path.ends_with(&format!("/{name}"))) {
+        offences.push(format!("{path}: name the file after what it holds"));
+    }
+    if !text.starts_with("//!") {
+        offences.push(format!("{path}: the first line must be `//!` and say what the file is for"));
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() > MAX_LINES && !TABLES.contains(&path) {
+        offences.push(format!("{path}: {} lines, of {MAX_LINES} at most", lines.len()));
+    }
+    let mut in_tests = path.contains("/tests/") || path.ends_with("/tests.rs");
+    for (i, line) in lines.iter().enumerate() {
+        let mut offend = |what: String| offences.push(format!("{path}:{}: {what}", i + 1));
+        let code = line.split("//").next().unwrap_or("");
+        in_tests |= code.trim() == "mod tests {";
+        for unfinished in ["TO~DO", "FIX~ME", "to~do!(", "#[ig~nore"].map(word) {
+            if line.contains(&unfinished) {
+                offend(format!("`{unfinished}`: finish it, or leave it out"));
+            }
+        }
+        for hashed in ["Hash~Map", "Hash~Set"].map(word) {
+            if !in_tests && code.contains(&hashed) {
+                offend(format!("`{hashed}` has no fixed order: use a BTreeMap or a BTreeSet"));
+            }
+        }
+        let unchecked =
+            ["un~safe {", "un~safe fn", "un~safe impl", "un~safe trait", "un~safe extern"].map(word);
+        if unchecked.iter().any(|word| code.contains(word)) {
+            if !UNSAFE_FILES.contains(&path) {
+                offend("unsafe code outside the files that tidy lists".to_string());
+            }
+            if !lines[i.saturating_sub(3)..i].iter().any(|above| above.contains("SAFETY:")) {
+                offend("unsafe code without `SAFETY:` in the three lines above".to_string());
+            }
+        }
+    }
+    offences
+}
+
+/// The crates that have a row in the table of dependencies: the first word of each row.
+fn documented(table: &str) -> BTreeSet<&str> {
+    let cells = table.lines().filter_map(|line| line.strip_prefix('|')?.split('|').next());
+    cells.filter_map(|cell| cell.trim().trim_matches('`').split(' ').next()).collect()
+}
+
+/// The first line in a fenced block that runs the tests.
+fn test_command(readme: &str) -> Option<&str> {
+    let blocks = readme.split("```").skip(1).step_by(2);
+    blocks.flat_map(str::lines).map(str::trim).find(|line| line.starts_with("cargo test"))
+}
+
+#[test]
+fn the_workspace_keeps_its_rules() {
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut offences = Vec::new();
+    let mut unreadable = Vec::new();
+    let mut read = |path: &str| {
+        let text = fs::read_to_string(root.join(path));
+        text.unwrap_or_else(|error| {
+            unreadable.push(format!("{path}: {error}"));
+            String::new()
+        })
+    };
+
+    let mut used = dependencies(&read("Cargo.toml"));
+    for path in ["crates", "benches", "examples"].iter().flat_map(|folder| files_under(root, folder)) {
+        if path.ends_with(".rs") {
+            offences.extend(check_source(&path, &read(&path)));
+        }
+        if let ["crates", folder, "Cargo.toml"] = path.split('/').collect::<Vec<_>>()[..] {
+            let manifest = read(&path);
+            offences.extend(check_edges(folder, &manifest));
+            used.extend(dependencies(&manifest));
+        }
+    }
+
+    let table = read("docs/dependencies.md");
+    let documented = documented(&table);
+    let used: BTreeSet<&str> = used.iter().map(|(name, _)| name.as_str()).collect();
+    for name in used.iter().filter(|name| workspace_crate(name).is_none() && !documented.contains(*name)) {
+        offences.push(format!("docs/dependencies.md: no row for {name}"));
+    }
+    for path in files_under(root, "filetests").iter().filter(|path| !path.ends_with(".csr")) {
+        offences.push(format!("{path}: a filetest's name ends in .csr"));
+    }
+    let (readme, ci) = (read("README.md"), read(".ci/run"));
+    match test_command(&readme) {
+        None => {
+            offences.push("README.md: no fenced block has a line that starts with `cargo test`".to_string())
+        }
+        Some(command) if ci.lines().all(|line| line.trim() != command) => {
+            offences.push(format!(".ci/run: does not run the README's `{command}`"));
+        }
+        Some(_) => {}
+    }
+    offences.extend(unreadable);
+    assert!(offences.is_empty(), "{} offences:\n{}", offences.len(), offences.join("\n"));
+}
+
+#[test]
+fn tidy_sees_each_offence_in_a_source() {
+    let text = word(
+        "fn f() { un~safe { g() } }\n// SAFETY: none\n\nun~safe impl Send for X {}\n// TO~DO\nuse Hash~Map;\n",
+    );
+    let text = text + &word("// Hash~Map\n    mod tests {\nuse Hash~Set;\n#[ig~nore]\n") + &"\n".repeat(800);
+    let offences = check_source("crates/ir/src/utils.rs", &text);
+    let offences: Vec<&str> = offences.iter().map(|o| &o["crates/ir/src/utils.rs:".len()..]).collect();
+    let expected = [
+        " name the file after what it holds",
+        " the first line must be `//!` and say what the file is for",
+        " 810 lines, of 800 at most",
+        "1: unsafe code outside the files that tidy lists",
+        "1: unsafe code without `SAFETY:` in the three lines above",
+        "4: unsafe code outside the files that tidy lists",
+        &word("5: `TO~DO`: finish it, or leave it out"),
+        &word("6: `Hash~Map` has no fixed order: use a BTreeMap or a BTreeSet"),
+        &word("10: `#[ig~nore`: finish it, or leave it out"),
+    ];
+    assert_eq!(offences, expected);
+    assert!(check_source("crates/ir/src/mesh.rs", "//! The mesh.\n").is_empty());
+}
+
+#[test]
+fn tidy_sees_each_form_of_dependency() {
+    let manifest = "[package]\nname = \"x\"\n[dependencies] # all\nhalf.workspace = true\n\"a\" = { features = [\n\"f\",\n] }\n\
+        b = { package = \"consort-cli\", version = \"1\" }\n[target.'cfg(unix)'.build-dependencies]\nc = \"1\"\n\
+        [dependencies.d]\npackage = \"e\"\n[dev-dependencies]\nconsort-filetests = {}\nconsort = {}\n[features]\ng = []\n";
+    let names = dependencies(manifest);
+    let expected = ["half", "a", "consort-cli", "c", "e"].map(|name| (name.to_string(), false));
+    assert_eq!(names[..5], expected);
+    assert_eq!(names[5..], ["consort-filetests", "consort"].map(|name| (name.to_string(), true)));
+    let may_not = |to| format!("crates/passes/Cargo.toml: passes may not depend on {to}");
+    assert_eq!(check_edges("passes", manifest), [may_not("cli"), may_not("consort")]);
+    assert_eq!(check_edges("extra", ""), ["crates/extra: not in tidy's table of edges"]);
+}

@@ -1,0 +1,192 @@
+//! Builds a function node by node, with types inferred as it grows.
+//!
+//! Conditions on sizes that cannot be decided become guards of the function, so what is built verifies.
+//! The tracer, expansions of composites, gradients and the random-program generator all build here.
+
+use crate::entity::Value;
+use crate::index::{Facts, Sym, SymbolFacts};
+use crate::infer::infer;
+use crate::mesh::Mesh;
+use crate::ops::{BlockType, Flow, Op, OpDef, Undecided, Violation};
+use crate::program::{Block, Func, Loc, Node};
+use crate::types::{TensorType, Type};
+
+/// A function under construction.
+#[derive(Debug)]
+pub struct Builder<'a> {
+    mesh: &'a Mesh,
+    func: Func,
+    facts: Facts,
+    /// The block being filled, and those around it.
+    open: Vec<Block>,
+    next_value: u32,
+    next_unbacked: u32,
+    loc: Option<Loc>,
+}
+
+impl<'a> Builder<'a> {
+    /// An empty function.
+    pub fn new(mesh: &'a Mesh, name: &str) -> Builder<'a> {
+        Builder {
+            mesh,
+            func: Func { name: name.to_string(), ..Func::default() },
+            facts: Facts::new(mesh),
+            open: vec![Block::default()],
+            next_value: 0,
+            next_unbacked: 0,
+            loc: None,
+        }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &'a Mesh {
+        self.mesh
+    }
+
+    /// The source line that nodes get from here on.
+    pub fn set_loc(&mut self, loc: Option<Loc>) {
+        self.loc = loc;
+    }
+
+    /// Declares what is known of a backed symbol before a parameter binds it.
+    pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) {
+        if self.facts.declare(sym, facts.clone()) {
+            self.func.symbols.push((sym, facts));
+        }
+    }
+
+    /// A symbol that no `to_size` of this function has used yet.
+    pub fn fresh_symbol(&mut self) -> Sym {
+        self.next_unbacked += 1;
+        Sym::Unbacked(self.next_unbacked - 1)
+    }
+
+    /// What is known of the symbols.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn value(&mut self, ty: Type) -> Value {
+        let value = Value(self.next_value);
+        self.next_value += 1;
+        self.func.types.insert(value, ty);
+        value
+    }
+
+    /// A parameter of the function, or of the block being filled.
+    pub fn param(&mut self, ty: impl Into<Type>) -> Value {
+        let ty = ty.into();
+        ty.indices(&mut |index| {
+            if let Some(sym @ Sym::Backed(_)) = index.as_sym() {
+                self.facts.declare(sym, SymbolFacts::default());
+            }
+        });
+        let value = self.value(ty);
+        if let Some(block) = self.open.last_mut() {
+            block.params.push(value);
+        }
+        value
+    }
+
+    /// The type of a value built here.
+    pub fn ty(&self, value: Value) -> Result<&Type, Violation> {
+        self.func.ty(value).ok_or_else(|| Violation::new("V1", format!("{value} is not defined")))
+    }
+
+    /// The type of a tensor built here.
+    pub fn tensor_ty(&self, value: Value) -> Result<TensorType, Violation> {
+        match self.ty(value)? {
+            Type::Tensor(tensor) => Ok(tensor.clone()),
+            other => {
+                Err(Violation::new("V2", format!("expected a tensor, got {}", other.display(self.mesh))))
+            }
+        }
+    }
+
+    /// Adds a node and returns its results.
+    pub fn op(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Violation> {
+        self.node(Op::new(op), args, Vec::new())
+    }
+
+    /// Adds a node that has one result.
+    pub fn one(&mut self, op: impl OpDef, args: &[Value]) -> Result<Value, Violation> {
+        let results = self.op(op, args)?;
+        results.first().copied().ok_or_else(|| Violation::new("V2", "expected a result, got none"))
+    }
+
+    /// Adds a start and its wait.
+    pub fn start_wait(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Violation> {
+        let pending = self.one(op, args)?;
+        self.op(crate::ops::Wait {}, &[pending])
+    }
+
+    /// Opens a block with these parameters; nodes go into it until `end_block`.
+    pub fn begin_block(&mut self, params: Vec<Type>) -> Vec<Value> {
+        self.open.push(Block::default());
+        params.into_iter().map(|ty| self.param(ty)).collect()
+    }
+
+    /// Closes the block that was opened last.
+    pub fn end_block(&mut self, results: &[Value]) -> Block {
+        let mut block = self.open.pop().unwrap_or_default();
+        block.results = results.to_vec();
+        for node in &block.nodes {
+            let args: Vec<Type> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
+            node.op.defines(&args).into_iter().for_each(|(sym, _)| self.facts.forget(sym));
+        }
+        block
+    }
+
+    /// Adds a node with blocks.
+    pub fn node(&mut self, op: Op, args: &[Value], blocks: Vec<Block>) -> Result<Vec<Value>, Violation> {
+        let arg_types = args.iter().map(|arg| self.ty(*arg).cloned()).collect::<Result<Vec<_>, _>>()?;
+        let block_types = blocks
+            .iter()
+            .map(|block| block_type(&self.func, block))
+            .collect::<Option<Vec<_>>>()
+            .unwrap_or_default();
+        let types = infer(&*op, self.mesh, &arg_types, &block_types, &mut self.facts, Undecided::Assume)?;
+        for (sym, facts) in op.defines(&arg_types) {
+            self.facts.declare(sym, facts);
+        }
+        let results: Vec<Value> = types.into_iter().map(|ty| self.value(ty)).collect();
+        let node = Node {
+            op,
+            args: args.to_vec(),
+            results: results.clone(),
+            blocks,
+            loc: self.loc.clone(),
+            plan: None,
+        };
+        if let Some(block) = self.open.last_mut() {
+            block.nodes.push(node);
+        }
+        Ok(results)
+    }
+
+    /// Ends the function; it declares the types of what it returns.
+    pub fn finish(mut self, results: &[Value]) -> Func {
+        self.func.body = self.end_block(results);
+        self.func.results = results.iter().filter_map(|value| self.func.ty(*value).cloned()).collect();
+        self.func.guards = self.facts.guards().to_vec();
+        self.func
+    }
+}
+
+/// The types of a block's parameters and results; none where a value has no type.
+pub fn block_type(func: &Func, block: &Block) -> Option<BlockType> {
+    let types =
+        |values: &[Value]| values.iter().map(|value| func.ty(*value).cloned()).collect::<Option<Vec<_>>>();
+    Some(BlockType { params: types(&block.params)?, results: types(&block.results)? })
+}
+
+/// A function that does what one node does, with a composite written out; none where the op is no composite.
+pub fn expand(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> Option<Result<Func, Violation>> {
+    if !matches!(op.flow(), Flow::Straight) {
+        return None;
+    }
+    let mut builder = Builder::new(mesh, op.info().name);
+    let params: Vec<Value> = args.iter().map(|ty| builder.param(ty.clone())).collect();
+    let results = op.expand(&mut builder, &params)?;
+    Some(results.map(|results| builder.finish(&results)))
+}

@@ -1,0 +1,116 @@
+//! Errors about a program: what, where in the text, where in the user's source, and the way out.
+
+use std::fmt::Write;
+
+use crate::program::Loc;
+
+/// What kind of check refused the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Code {
+    /// The text does not follow the grammar of `docs/ir.md`.
+    Parse,
+    /// An op's own numbered constraint (C1..) does not hold.
+    Type,
+    /// An invariant of the verifier (V1.., P1.. for plans) does not hold.
+    Verify,
+}
+
+impl Code {
+    /// The word in brackets after `error`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Parse => "parse",
+            Code::Type => "type",
+            Code::Verify => "verify",
+        }
+    }
+}
+
+/// Where in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum At {
+    /// A line and a column of the text, both from 1.
+    Text(u32, u32),
+    /// A function's first line.
+    Func(usize),
+    /// A node or a `return` of a function, counted in the order in which they are printed.
+    Node(usize, usize),
+}
+
+/// One thing that is wrong with a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Which check.
+    pub code: Code,
+    /// Which rule of it: `C2`, `V7`; empty for the grammar.
+    pub rule: String,
+    /// The op first, expected before got, no final dot.
+    pub message: String,
+    /// Where.
+    pub at: At,
+    /// The user's source line, where the node has one.
+    pub loc: Option<Loc>,
+    /// The way out.
+    pub note: Option<String>,
+}
+
+/// Which line of a text each function, node and return stands on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LineMap {
+    /// For each function, its first line and the lines of its nodes and returns, in printing order.
+    pub funcs: Vec<(u32, Vec<u32>)>,
+}
+
+impl LineMap {
+    /// The line of a place.
+    pub fn line(&self, at: At) -> Option<u32> {
+        match at {
+            At::Text(line, _) => Some(line),
+            At::Func(func) => self.funcs.get(func).map(|(line, _)| *line),
+            At::Node(func, node) => self.funcs.get(func)?.1.get(node).copied(),
+        }
+    }
+}
+
+impl Diagnostic {
+    /// The first line of the error, without place and note.
+    pub fn headline(&self) -> String {
+        let rule = if self.rule.is_empty() { String::new() } else { format!(" ({})", self.rule) };
+        format!("error[{}]: {}{rule}", self.code.name(), self.message)
+    }
+
+    /// The error with the lines around it. `text` is what `lines` speaks of, `file` is what to call it.
+    pub fn render(&self, file: &str, text: &str, lines: &LineMap) -> String {
+        let mut out = self.headline() + "\n";
+        if let Some(line) = lines.line(self.at) {
+            let column = if let At::Text(_, column) = self.at { format!(":{column}") } else { String::new() };
+            let loc = self.loc.as_ref().map_or_else(String::new, |loc| format!("  (from {loc})"));
+            let _ = writeln!(out, "  --> {file}:{line}{column}{loc}");
+            let first = line.saturating_sub(3).max(1);
+            for (number, shown) in
+                text.lines().enumerate().skip(first as usize - 1).take((line - first) as usize + 3)
+            {
+                let here = number as u32 + 1 == line;
+                let _ = writeln!(out, "{} {:4} | {}", if here { '>' } else { ' ' }, number + 1, clip(shown));
+                if let (true, At::Text(_, column)) = (here, self.at) {
+                    let _ = writeln!(out, "       | {}^", " ".repeat(column.min(CLIP as u32) as usize - 1));
+                }
+            }
+        }
+        if let Some(note) = &self.note {
+            let _ = writeln!(out, "  note: {note}");
+        }
+        out
+    }
+}
+
+const CLIP: usize = 160;
+
+/// A line short enough for a terminal; the constants of a program may be very long.
+fn clip(line: &str) -> String {
+    if line.chars().count() <= CLIP {
+        line.to_string()
+    } else {
+        line.chars().take(CLIP).chain(" ..".chars()).collect()
+    }
+}

@@ -1,0 +1,673 @@
+//! What is known of symbols, and what follows from it about sizes.
+//!
+//! A symbol is declared with a range and a multiple, and guards add equalities and inequalities between
+//! indices. A question is answered `Some` only where the answer holds for all values of the symbols that
+//! satisfy every fact and give the question a value; `None` means undecided, never "no".
+//!
+//! Questions and guards are brought into one form. A symbol `s` known to be a multiple of `m` is replaced by
+//! `m*s`, so that within this module it stands for `s/m`: the normal form then sees the divisibility without
+//! further rules. Equalities become rewrite rules from one atom to the rest of the equation, or, where no
+//! atom can be isolated, polynomials that are zero. Inequalities become ranges of symbols, or indices that
+//! are not negative. What is left of a question is decided by interval arithmetic and a bounded search.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Atom, EvalError, Index, Sym, Term, floor_div, gcd};
+use crate::mesh::{Axes, Group, GroupId, Mesh};
+
+/// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
+const MAX_USED: usize = 256;
+/// How often rewriting may go on before it is taken to go in circles.
+const MAX_ROUNDS: usize = 8;
+/// How many steps one search for a proof may take, and how deep it may go.
+const SEARCH_STEPS: u32 = 64;
+const SEARCH_DEPTH: u32 = 4;
+
+/// What is declared of a symbol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SymbolFacts {
+    /// The least value.
+    pub min: i64,
+    /// The greatest value, where there is one.
+    pub max: Option<i64>,
+    /// A number of at least 1 that divides every value.
+    pub multiple_of: i64,
+    /// The axes over which the value may differ.
+    pub varies: Axes,
+}
+
+impl Default for SymbolFacts {
+    fn default() -> SymbolFacts {
+        SymbolFacts { min: 0, max: None, multiple_of: 1, varies: Axes::NONE }
+    }
+}
+
+/// A relation between two indices that holds, or that must be checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// Both are equal.
+    Eq(Index, Index),
+    /// The first is at most the second.
+    Le(Index, Index),
+}
+
+impl Guard {
+    fn sides(&self) -> (&Index, &Index) {
+        match self {
+            Guard::Eq(a, b) | Guard::Le(a, b) => (a, b),
+        }
+    }
+
+    /// Whether the guard holds under the values that `env` gives to symbols.
+    pub fn holds(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<bool, EvalError> {
+        let (a, b) = self.sides();
+        let (a, b) = (a.eval(env)?, b.eval(env)?);
+        Ok(if matches!(self, Guard::Eq(..)) { a == b } else { a <= b })
+    }
+
+    /// Calls `f` with every symbol of both sides, as often as it occurs.
+    pub fn symbols(&self, f: &mut dyn FnMut(Sym)) {
+        let (a, b) = self.sides();
+        a.symbols(f);
+        b.symbols(f);
+    }
+
+    /// The guard as programs write it.
+    pub fn display<'a>(&'a self, mesh: &'a Mesh) -> impl fmt::Display + 'a {
+        let sign = if matches!(self, Guard::Eq(..)) { "==" } else { "<=" };
+        let (a, b) = self.sides();
+        fmt::from_fn(move |f| write!(f, "{} {sign} {}", a.display(mesh), b.display(mesh)))
+    }
+
+    fn mentions(&self, sym: Sym) -> bool {
+        let mut found = false;
+        self.symbols(&mut |other| found |= other == sym);
+        found
+    }
+}
+
+/// What became of a guard that was assumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assumed {
+    /// It was recorded and is used from now on.
+    New,
+    /// It follows from what is known, and was not recorded.
+    Known,
+    /// It cannot hold, and was not recorded.
+    Contradiction,
+}
+
+/// A range of integers, both ends included. `-INFINITE` as the low end and `INFINITE` as the high end mean
+/// that there is no bound; no other end is ever infinite, so ends that are too large only lose precision.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    low: i128,
+    high: i128,
+}
+
+const INFINITE: i128 = 1 << 126;
+
+impl Range {
+    const ALL: Range = Range { low: -INFINITE, high: INFINITE };
+
+    fn new(low: i128, high: i128) -> Range {
+        Range { low: low.clamp(-INFINITE, INFINITE - 1), high: high.clamp(1 - INFINITE, INFINITE) }
+    }
+
+    /// The least range around all of these; all integers where there are none.
+    fn around(ranges: impl Iterator<Item = Range>) -> Range {
+        let join = |a: Range, b: Range| Range { low: a.low.min(b.low), high: a.high.max(b.high) };
+        ranges.reduce(join).unwrap_or(Range::ALL)
+    }
+
+    /// The range of a function that, over two ranges, is extreme where both arguments are.
+    fn corners(self, other: Range, f: impl Fn(i128, i128) -> i128) -> Range {
+        let Range { low, high } = self;
+        let ends = [(low, other.low), (low, other.high), (high, other.low), (high, other.high)];
+        Range::around(ends.into_iter().map(|(a, b)| Range::new(f(a, b), f(a, b))))
+    }
+
+    fn plus(self, other: Range) -> Range {
+        let end = |a: i128, b: i128, none: i128| if a == none || b == none { none } else { a + b };
+        Range::new(end(self.low, other.low, -INFINITE), end(self.high, other.high, INFINITE))
+    }
+
+    fn times(self, other: Range) -> Range {
+        self.corners(other, i128::saturating_mul)
+    }
+
+    /// The parts of the range below and above zero, where there are any.
+    fn signed(self) -> impl Iterator<Item = Range> {
+        let parts = [Range { high: self.high.min(-1), ..self }, Range { low: self.low.max(1), ..self }];
+        parts.into_iter().filter(|part| part.low <= part.high)
+    }
+
+    fn div(self, by: Range) -> Range {
+        let quotient = |a: i128, b: i128| match (a.abs() == INFINITE, b.abs() == INFINITE) {
+            (true, false) => a * b.signum(),
+            _ => floor_div(a, b),
+        };
+        Range::around(by.signed().map(|by| self.corners(by, quotient)))
+    }
+
+    fn rem(self, by: Range) -> Range {
+        let part = |by: Range| {
+            let whole = self.div(by);
+            if by.low == by.high && whole.low == whole.high {
+                return self.plus(Range::new(-whole.low * by.low, -whole.low * by.low));
+            }
+            // The remainder lies between zero and the divisor, and between zero and a dividend of one sign.
+            let one = |end: i128| if end.abs() == INFINITE { 0 } else { 1 };
+            let (low, high) = (by.low + one(by.low), by.high - one(by.high));
+            match (by.low > 0, self.low >= 0, self.high <= 0) {
+                (true, true, _) => Range::new(0, high.min(self.high)),
+                (true, ..) => Range::new(0, high),
+                (false, _, true) => Range::new(low.max(self.low), 0),
+                (false, ..) => Range::new(low, 0),
+            }
+        };
+        Range::around(by.signed().map(part))
+    }
+}
+
+/// What is known of a declared symbol: what was declared, and what guards add to it.
+#[derive(Clone, Debug)]
+struct Known {
+    declared: SymbolFacts,
+    /// A number that divides every value.
+    multiple: i64,
+    /// The range of the value divided by `multiple`.
+    range: Range,
+}
+
+impl Known {
+    fn new(declared: SymbolFacts) -> Known {
+        let multiple = declared.multiple_of.max(1);
+        let mut known = Known { declared, multiple, range: Range::ALL };
+        known.reset_range();
+        known
+    }
+
+    fn reset_range(&mut self) {
+        let multiple = i128::from(self.multiple);
+        let high = self.declared.max.map_or(INFINITE, |max| i128::from(max).div_euclid(multiple));
+        self.range = Range::new(-(-i128::from(self.declared.min)).div_euclid(multiple), high);
+    }
+}
+
+/// The facts about the symbols in scope.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    symbols: BTreeMap<Sym, Known>,
+    guards: Vec<Guard>,
+    // The rest follows from the symbols and the guards, and has the multiples of symbols divided out.
+    /// Atoms and what they are equal to.
+    rules: BTreeMap<Atom, Index>,
+    /// Sums that are zero and have a positive leading coefficient.
+    zeros: Vec<Index>,
+    /// Indices that are not negative.
+    positives: Vec<Index>,
+}
+
+impl Facts {
+    /// The facts about the ranks of a mesh.
+    pub fn new(mesh: &Mesh) -> Facts {
+        let mut facts = Facts::default();
+        let mut rank = |sym, group| {
+            let max = Some(i64::from(mesh.group_size(group)) - 1);
+            let varies = mesh.group_axes(group);
+            facts.declare(sym, SymbolFacts { max, varies, ..SymbolFacts::default() })
+        };
+        for axis in mesh.all_axes().iter() {
+            rank(Sym::Rank(axis), Group::Axes(Axes::one(axis)));
+        }
+        for id in (0..mesh.groups().len()).map(|id| GroupId(id as u16)) {
+            rank(Sym::GroupRank(id), Group::List(id));
+        }
+        facts
+    }
+
+    /// Declares a symbol; false, and nothing changes, where it is declared already.
+    pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) -> bool {
+        if self.symbols.contains_key(&sym) {
+            return false;
+        }
+        self.symbols.insert(sym, Known::new(facts));
+        if self.guards.iter().any(|guard| guard.mentions(sym)) {
+            self.derive();
+        }
+        true
+    }
+
+    /// Takes a symbol out of scope, together with the guards that mention it.
+    pub fn forget(&mut self, sym: Sym) {
+        self.symbols.remove(&sym);
+        let before = self.guards.len();
+        self.guards.retain(|guard| !guard.mentions(sym));
+        if self.guards.len() != before {
+            self.symbols.values_mut().for_each(|known| *known = Known::new(known.declared.clone()));
+            self.derive();
+        }
+    }
+
+    /// What was declared of a symbol.
+    pub fn get(&self, sym: Sym) -> Option<&SymbolFacts> {
+        self.symbols.get(&sym).map(|known| &known.declared)
+    }
+
+    /// The declared symbols, in order.
+    pub fn symbols(&self) -> impl Iterator<Item = (Sym, &SymbolFacts)> {
+        self.symbols.iter().map(|(sym, known)| (*sym, &known.declared))
+    }
+
+    /// The guards that were recorded, in order.
+    pub fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// Assumes that a guard holds, and says whether that is new.
+    pub fn assume(&mut self, guard: Guard) -> Assumed {
+        match self.holds(&guard) {
+            Some(true) => return Assumed::Known,
+            Some(false) => return Assumed::Contradiction,
+            None if self.guards.contains(&guard) => return Assumed::Known,
+            None => {}
+        }
+        let positive = match &guard {
+            Guard::Eq(..) => None,
+            Guard::Le(a, b) => Some(self.reduce(&self.scale(&(b - a)))),
+        };
+        self.guards.push(guard);
+        match positive {
+            _ if self.guards.len() > MAX_USED => {}
+            Some(positive) => self.learn_positive(&positive),
+            None => self.derive(),
+        }
+        Assumed::New
+    }
+
+    /// Derives everything else from the symbols and the guards.
+    fn derive(&mut self) {
+        for _ in 0..MAX_ROUNDS {
+            let multiples = self.derive_once();
+            // A larger multiple changes what a symbol stands for, so everything is derived again.
+            let mut grown = false;
+            for (sym, factor) in multiples {
+                if let Some(known) = self.symbols.get_mut(&sym)
+                    && let Some(multiple) = known.multiple.checked_mul(factor)
+                {
+                    known.multiple = multiple;
+                    grown = true;
+                }
+            }
+            if !grown {
+                return;
+            }
+        }
+        self.derive_once();
+    }
+
+    /// Derives everything but multiples, which it returns: by what to multiply those of which symbols.
+    fn derive_once(&mut self) -> BTreeMap<Sym, i64> {
+        self.rules.clear();
+        self.zeros.clear();
+        self.positives.clear();
+        self.symbols.values_mut().for_each(Known::reset_range);
+        let (mut zeros, mut positives) = (Vec::new(), Vec::new());
+        for guard in self.guards.iter().take(MAX_USED) {
+            match guard {
+                Guard::Eq(a, b) => zeros.push(self.scale(&(a - b))),
+                Guard::Le(a, b) => positives.push(self.scale(&(b - a))),
+            }
+        }
+        // Rules for symbols come first, as they change the other atoms.
+        let mut multiples = BTreeMap::new();
+        for symbols_only in [true, false] {
+            for zero in &zeros {
+                self.learn_zero(&self.reduce(zero), symbols_only, &mut multiples, &mut positives);
+            }
+        }
+        for positive in positives {
+            self.learn_positive(&self.reduce(&positive));
+        }
+        multiples
+    }
+
+    /// Learns from a reduced index that is zero. What else follows from a new rule goes to `positives`.
+    fn learn_zero(
+        &mut self,
+        zero: &Index,
+        symbols_only: bool,
+        multiples: &mut BTreeMap<Sym, i64>,
+        positives: &mut Vec<Index>,
+    ) {
+        let Some(zero) = monic(zero) else { return };
+        if let Some((atom, value)) = isolate(&zero, symbols_only) {
+            // The atom is about to disappear, so what its range says must be said of its value.
+            let Range { low, high } = self.range_of(&atom);
+            positives.push(value.plus(-1, &Index::narrow(low)));
+            positives.push(Index::narrow(high).plus(-1, &value));
+            match &atom {
+                Atom::Mod(x, y) => {
+                    if let (Some(0), Some((sym, factor))) = (value.as_const(), multiple(x, y)) {
+                        let known = multiples.entry(sym).or_insert(1);
+                        *known = lcm(*known, factor).unwrap_or(*known);
+                    }
+                    self.zeros.extend(monic(&(x - y * x.div(y) - &value)));
+                }
+                Atom::Div(x, y) if self.range(y).low > 0 => {
+                    positives.push(x - y * &value);
+                    positives.push(y * &value + y - 1 - x);
+                }
+                _ => {}
+            }
+            for other in self.rules.values_mut() {
+                *other = other.rewrite(&|inner| (*inner == atom).then(|| value.clone()));
+            }
+            self.rules.insert(atom, value);
+        } else if !symbols_only {
+            self.zeros.push(zero);
+        }
+    }
+
+    /// Learns from a reduced index that is not negative.
+    fn learn_positive(&mut self, positive: &Index) {
+        let Ok(content @ 1..) = i64::try_from(positive.content()) else { return };
+        let positive = positive.shrink(content);
+        let offset = i128::from(positive.offset());
+        if let [term] = positive.terms()
+            && let [Atom::Sym(sym)] = term.factors[..]
+            && let Some(known) = self.symbols.get_mut(&sym)
+        {
+            match term.coefficient {
+                1.. => known.range.low = known.range.low.max(-offset),
+                _ => known.range.high = known.range.high.min(offset),
+            }
+        } else {
+            self.positives.push(positive);
+        }
+    }
+
+    /// The index with the multiples of its symbols made visible.
+    fn scale(&self, index: &Index) -> Index {
+        index.substitute(&|sym| match self.symbols.get(&sym)?.multiple {
+            1 => None,
+            multiple => Some(Index::sym(sym) * multiple),
+        })
+    }
+
+    /// The scaled index after all that is known to be equal was replaced.
+    fn reduce(&self, index: &Index) -> Index {
+        let mut index = index.clone();
+        for _ in 0..MAX_ROUNDS {
+            let next = self.cancel(&index.rewrite(&|atom| self.rewrite(atom)));
+            if next == index || next.is_invalid() {
+                break;
+            }
+            index = next;
+        }
+        index
+    }
+
+    /// What an atom is equal to, by a rule or because of its range.
+    fn rewrite(&self, atom: &Atom) -> Option<Index> {
+        if let Some(value) = self.rules.get(atom) {
+            return Some(value.clone());
+        }
+        let range = self.range_of(atom);
+        if range.low == range.high {
+            return Some(Index::narrow(range.low)).filter(|value| !value.is_invalid());
+        }
+        let (Atom::Div(x, y) | Atom::Mod(x, y)) = atom else { return None };
+        let left = self.cancel(x);
+        let whole = self.range(x).div(self.range(y));
+        let value = match atom {
+            Atom::Div(..) if left != *x => left.div(y),
+            Atom::Mod(..) if left != *x => left.rem(y),
+            Atom::Mod(..) if whole.low == whole.high => x - y * Index::narrow(whole.low),
+            _ => return None,
+        };
+        Some(value).filter(|value| !value.is_invalid())
+    }
+
+    /// The sum without what the sums that are zero contribute to it.
+    fn cancel(&self, index: &Index) -> Index {
+        let rest = |left: Index, zero| left.split(zero).map_or(left, |(_, rest)| rest);
+        self.zeros.iter().fold(index.clone(), rest)
+    }
+
+    /// The range of the values of a scaled index.
+    fn range(&self, index: &Index) -> Range {
+        if index.is_invalid() {
+            return Range::ALL;
+        }
+        let one = |value: i64| Range::new(value.into(), value.into());
+        index.terms().iter().fold(one(index.offset()), |sum, term| {
+            let product = |product: Range, atom| product.times(self.range_of(atom));
+            sum.plus(term.factors.iter().fold(one(term.coefficient), product))
+        })
+    }
+
+    /// The range of the values of an atom of a scaled index.
+    fn range_of(&self, atom: &Atom) -> Range {
+        match atom {
+            Atom::Sym(sym) => self.symbols.get(sym).map_or(Range::ALL, |known| known.range),
+            Atom::Div(x, y) => self.range(x).div(self.range(y)),
+            Atom::Mod(x, y) => self.range(x).rem(self.range(y)),
+            Atom::Min(list) | Atom::Max(list) => {
+                let join = |a: Range, b: Range| match atom {
+                    Atom::Min(_) => Range { low: a.low.min(b.low), high: a.high.min(b.high) },
+                    _ => Range { low: a.low.max(b.low), high: a.high.max(b.high) },
+                };
+                list.iter().map(|x| self.range(x)).reduce(join).unwrap_or(Range::ALL)
+            }
+            Atom::Pick(at, table) => {
+                let at = self.range(at);
+                let entries = (0..).zip(table.iter()).filter(|(i, _)| (at.low..=at.high).contains(i));
+                Range::around(entries.map(|(_, entry)| self.range(entry)))
+            }
+        }
+    }
+
+    /// Forms of an index that are equal under the facts, and differ in what can be seen from them.
+    fn forms(&self, index: &Index) -> Vec<Index> {
+        let scaled = self.scale(index);
+        let reduced = self.reduce(&scaled);
+        let quotients = self.reduce(&reduced.rewrite(&|atom| match atom {
+            Atom::Mod(x, y) => Some(x - y * x.div(y)),
+            _ => None,
+        }));
+        let mut forms = vec![quotients, reduced, scaled];
+        forms.dedup();
+        forms.retain(|form| !form.is_invalid());
+        forms
+    }
+
+    /// Whether an index is found not to be negative.
+    fn proves(&self, index: &Index) -> bool {
+        self.search(index, SEARCH_DEPTH, &mut { SEARCH_STEPS })
+    }
+
+    fn search(&self, index: &Index, depth: u32, steps: &mut u32) -> bool {
+        if index.is_invalid() {
+            return false;
+        }
+        if self.range(index).low >= 0 {
+            return true;
+        }
+        if depth == 0 || *steps == 0 {
+            return false;
+        }
+        *steps -= 1;
+        let mut search = |index: &Index| self.search(index, depth - 1, steps);
+        // Something that is not negative may be taken away as often as a term of it occurs.
+        for positive in &self.positives {
+            let times = positive.terms().iter().find_map(|term| {
+                let same = index.terms().iter().find(|other| other.factors == term.factors)?;
+                same.coefficient.checked_div(term.coefficient).filter(|times| *times > 0)
+            });
+            if let Some(times) = times
+                && search(&index.plus(-i128::from(times), positive))
+            {
+                return true;
+            }
+        }
+        for term in index.terms() {
+            let [atom] = &term.factors[..] else { continue };
+            let times = i128::from(term.coefficient);
+            let rest = index.plus(-times, &atom.index());
+            let proved = match atom {
+                // For positive `y`, `y*(x/y)` lies between `x-y+1` and `x`. As the index is an integer, it is
+                // enough to show that `y` times it is above `-y`.
+                Atom::Div(x, y) if self.range(y).low > 0 => {
+                    let slack = y - 1;
+                    let least = if times > 0 { x - &slack } else { x.clone() };
+                    search(&(rest * y + slack).plus(times, &least))
+                }
+                // A maximum is at least any of its arguments, and equal to one of them.
+                Atom::Max(list) if times > 0 => list.iter().any(|x| search(&rest.plus(times, x))),
+                Atom::Min(list) if times < 0 => list.iter().any(|x| search(&rest.plus(times, x))),
+                Atom::Max(list) | Atom::Min(list) => list.iter().all(|x| search(&rest.plus(times, x))),
+                Atom::Pick(at, table) => match at.as_sym() {
+                    Some(sym) => (0..table.len())
+                        .all(|i| search(&index.substitute(&|s| (s == sym).then(|| Index::from(i))))),
+                    None => table.iter().all(|x| search(&rest.plus(times, x))),
+                },
+                _ => false,
+            };
+            if proved {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether two indices are equal.
+    pub fn eq(&self, a: &Index, b: &Index) -> Option<bool> {
+        if let (Some(a), Some(b)) = (a.as_const(), b.as_const()) {
+            return Some(a == b);
+        }
+        if a == b && !a.is_invalid() {
+            return Some(true);
+        }
+        let forms = self.forms(&(a - b));
+        for form in &forms {
+            match (form.as_const(), i64::try_from(form.content())) {
+                (Some(value), _) => return Some(value == 0),
+                // The terms are a multiple of their content, so the constant has to be one, too.
+                (None, Ok(content @ 1..)) if form.offset() % content != 0 => return Some(false),
+                _ => {}
+            }
+        }
+        let proves = |f: &dyn Fn(&Index) -> Index| forms.iter().any(|form| self.proves(&f(form)));
+        if proves(&|form| form - 1) || proves(&|form| -form - 1) {
+            return Some(false);
+        }
+        (proves(&Index::clone) && proves(&|form| -form)).then_some(true)
+    }
+
+    /// Whether an index is at most another.
+    pub fn le(&self, a: &Index, b: &Index) -> Option<bool> {
+        if let (Some(a), Some(b)) = (a.as_const(), b.as_const()) {
+            return Some(a <= b);
+        }
+        if a == b && !a.is_invalid() {
+            return Some(true);
+        }
+        let forms = self.forms(&(b - a));
+        if forms.iter().any(|form| self.proves(form)) {
+            return Some(true);
+        }
+        forms.iter().any(|form| self.proves(&(-form - 1))).then_some(false)
+    }
+
+    /// Whether a divisor divides an index, where it is not zero.
+    pub fn divides(&self, divisor: &Index, dividend: &Index) -> Option<bool> {
+        self.eq(&dividend.rem(divisor), &Index::constant(0))
+    }
+
+    /// Whether a guard holds.
+    pub fn holds(&self, guard: &Guard) -> Option<bool> {
+        match guard {
+            Guard::Eq(a, b) => self.eq(a, b),
+            Guard::Le(a, b) => self.le(a, b),
+        }
+    }
+
+    /// The least and the greatest value that an index may have, as far as they are known. A least value
+    /// above 64 bits is given as the greatest that fits, and likewise below.
+    pub fn bounds(&self, index: &Index) -> (Option<i64>, Option<i64>) {
+        let ranges = self.forms(index).into_iter().map(|form| self.range(&form));
+        let all = ranges.fold(Range::ALL, |a, b| Range { low: a.low.max(b.low), high: a.high.min(b.high) });
+        let (least, most) = (i128::from(i64::MIN), i128::from(i64::MAX));
+        let low = (all.low >= least).then(|| all.low.min(most) as i64);
+        let high = (all.high <= most).then(|| all.high.max(least) as i64);
+        (low, high)
+    }
+
+    /// The axes over which an index may differ: those of its symbols.
+    pub fn varies(&self, index: &Index) -> Axes {
+        let mut axes = Axes::NONE;
+        index.symbols(&mut |sym| axes = axes.union(self.get(sym).map_or(Axes::NONE, |facts| facts.varies)));
+        axes
+    }
+
+    /// The first symbol of an index that is not declared.
+    pub fn unknown_symbol(&self, index: &Index) -> Option<Sym> {
+        let mut unknown = None;
+        index.symbols(&mut |sym| {
+            if unknown.is_none() && !self.symbols.contains_key(&sym) {
+                unknown = Some(sym);
+            }
+        });
+        unknown
+    }
+}
+
+/// The symbol that has to be a multiple, and of what, where `x%y` is zero.
+fn multiple(x: &Index, y: &Index) -> Option<(Sym, i64)> {
+    match (x.terms(), x.offset(), y.as_const()) {
+        ([Term { factors, coefficient }], 0, Some(y @ 1..)) => match factors[..] {
+            [Atom::Sym(sym)] => Some((sym, y / gcd(coefficient.unsigned_abs(), y as u64) as i64)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The least common multiple of two positive numbers, if it fits.
+fn lcm(a: i64, b: i64) -> Option<i64> {
+    (a / gcd(a as u64, b as u64) as i64).checked_mul(b)
+}
+
+/// An equation with coprime coefficients, the leading one positive; none where nothing is to be learnt.
+fn monic(zero: &Index) -> Option<Index> {
+    let content = i64::try_from(zero.content()).ok().filter(|content| *content > 0)?;
+    if zero.offset() % content != 0 {
+        return None;
+    }
+    let zero = zero.shrink(content);
+    let zero = if zero.terms().first()?.coefficient < 0 { -zero } else { zero };
+    Some(zero).filter(|zero| !zero.is_invalid())
+}
+
+/// An atom and what it is equal to, by an equation that has the atom in one place only and not multiplied.
+/// The youngest symbols are preferred, as they are defined by older ones, and ranks are taken last.
+fn isolate(zero: &Index, symbols_only: bool) -> Option<(Atom, Index)> {
+    let rank = |atom: &Atom| match atom {
+        Atom::Sym(Sym::Unbacked(id)) => (0, !id),
+        Atom::Sym(Sym::Backed(id)) => (1, !id),
+        Atom::Sym(_) => (3, 0),
+        _ => (2, 0),
+    };
+    let alone = |term: &Term| match (&term.factors[..], term.coefficient) {
+        ([atom], 1 | -1) if !symbols_only || rank(atom).0 < 2 => {
+            let rest = zero.plus((-term.coefficient).into(), &atom.index());
+            let value = Index::constant(0).plus((-term.coefficient).into(), &rest);
+            (!value.is_invalid() && !value.mentions(atom)).then(|| (atom.clone(), value))
+        }
+        _ => None,
+    };
+    zero.terms().iter().filter_map(alone).min_by_key(|(atom, _)| rank(atom))
+}

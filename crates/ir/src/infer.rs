@@ -1,0 +1,142 @@
+//! The type of a node: the checks that every op shares, around the op's own rule.
+//!
+//! The builder and the verifier both come through here, so a program that was built verifies.
+
+use crate::index::{Facts, Guard};
+use crate::mesh::{Axes, Mesh};
+use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation};
+use crate::types::{TensorType, Type};
+
+/// The types of a node's results. A pure op's results differ between ranks wherever an operand or an
+/// attribute does; what communicates says in its own rule which axes it removes and adds. A tensor always
+/// differs wherever its sizes do.
+pub fn infer(
+    op: &dyn OpDef,
+    mesh: &Mesh,
+    args: &[Type],
+    blocks: &[BlockType],
+    facts: &mut Facts,
+    undecided: Undecided,
+) -> Result<Vec<Type>, Violation> {
+    check_shape_of_node(op, mesh, args, blocks)?;
+    check_attributes(op, mesh, facts)?;
+    let mut results = op.infer(&mut InferCx { mesh, args, blocks, facts, undecided })?;
+    let differs = match (op.effects(), op.flow()) {
+        (Effects::Pure | Effects::Host, Flow::Straight) => {
+            let mut set = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
+            op.indices(&mut |index| set = set.union(facts.varies(index)));
+            set
+        }
+        _ => Axes::NONE,
+    };
+    for ty in &mut results {
+        let mut invalid = false;
+        ty.indices(&mut |index| invalid |= index.is_invalid());
+        if invalid {
+            return Err(Violation::new(
+                "V5",
+                "a size of the result does not fit in 64 bits or is too large an expression",
+            ));
+        }
+        match ty {
+            Type::Tensor(tensor) => widen(tensor, facts, differs),
+            Type::Pending(tensors) => tensors.iter_mut().for_each(|tensor| widen(tensor, facts, differs)),
+            Type::Size(_, varies) => *varies = varies.union(differs),
+        }
+    }
+    Ok(results)
+}
+
+fn widen(tensor: &mut TensorType, facts: &Facts, differs: Axes) {
+    let sizes = tensor.shape.iter().fold(Axes::NONE, |set, size| set.union(facts.varies(size)));
+    tensor.varies = tensor.varies.union(sizes).union(differs);
+}
+
+/// The numbers and kinds of operands and blocks.
+fn check_shape_of_node(
+    op: &dyn OpDef,
+    mesh: &Mesh,
+    args: &[Type],
+    blocks: &[BlockType],
+) -> Result<(), Violation> {
+    let (least, most) = op.info().arity();
+    if args.len() < least || most.is_some_and(|most| args.len() > most) {
+        let expected = if most.is_none() { format!("at least {least}") } else { least.to_string() };
+        let message =
+            format!("expected {expected} operands ({}), got {}", op.info().args.join(", "), args.len());
+        return Err(Violation::new("V2", message));
+    }
+    let labels = op.flow().labels();
+    if blocks.len() != labels.len() {
+        return Err(Violation::new("V2", format!("expected {} blocks, got {}", labels.len(), blocks.len())));
+    }
+    for (i, arg) in args.iter().enumerate() {
+        let (fits, expected) = match op.takes() {
+            Takes::Tensors => (arg.as_tensor().is_some(), "a tensor"),
+            Takes::Pending => (arg.is_pending(), "a pending"),
+            Takes::Any => (true, ""),
+        };
+        if fits {
+            continue;
+        }
+        let message = format!("operand {i}: expected {expected}, got {}", arg.display(mesh));
+        return Err(if arg.is_pending() {
+            Violation::new("V8", message)
+                .note("only `wait` turns a pending into a tensor; put one before this op")
+        } else {
+            Violation::new("V2", message)
+        });
+    }
+    Ok(())
+}
+
+/// Groups exist, and attributes mention only symbols that have a value.
+fn check_attributes(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Result<(), Violation> {
+    let mut missing = false;
+    op.groups(&mut |group| missing |= !mesh.has(group));
+    if missing {
+        return Err(Violation::new("V4", "a group or axis that the mesh does not have"));
+    }
+    let mut unknown = None;
+    op.indices(&mut |index| unknown = unknown.or(facts.unknown_symbol(index)));
+    match unknown {
+        Some(sym) => {
+            let text = crate::index::Index::sym(sym).display(mesh).to_string();
+            Err(Violation::new("V5", format!("an attribute mentions `{text}`, which has no value here")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a value of one type may stand where another type is declared: equal element types and shapes,
+/// and differing over no more axes.
+pub fn fits(value: &Type, declared: &Type, facts: &Facts) -> bool {
+    match (value, declared) {
+        (Type::Tensor(value), Type::Tensor(declared)) => tensor_fits(value, declared, facts),
+        (Type::Size(value, varies), Type::Size(declared, wider)) => {
+            varies.is_subset(*wider) && facts.eq(value, declared) == Some(true)
+        }
+        (Type::Pending(value), Type::Pending(declared)) => {
+            value.len() == declared.len()
+                && value.iter().zip(declared).all(|(value, declared)| tensor_fits(value, declared, facts))
+        }
+        _ => false,
+    }
+}
+
+fn tensor_fits(value: &TensorType, declared: &TensorType, facts: &Facts) -> bool {
+    value.dtype == declared.dtype
+        && value.varies.is_subset(declared.varies)
+        && value.shape.len() == declared.shape.len()
+        && value.shape.iter().zip(&declared.shape).all(|(a, b)| a == b || facts.eq(a, b) == Some(true))
+}
+
+/// Whether two types are equal, given what is known of the symbols.
+pub fn same_type(a: &Type, b: &Type, facts: &Facts) -> bool {
+    a == b || fits(a, b, facts) && fits(b, a, facts)
+}
+
+/// The conditions assumed in `facts` since it held `known` of them.
+pub fn assumed_since(facts: &Facts, known: usize) -> &[Guard] {
+    facts.guards().get(known..).unwrap_or(&[])
+}

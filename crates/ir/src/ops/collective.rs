@@ -1,0 +1,765 @@
+//! Operations in which every member of a group takes part, and the wait that ends them.
+//!
+//! Every one is a start: its result is pending, and only `wait` gives the tensors. Starts that take `more`
+//! operands are coalesced: any number of tensors travels in one communication. Over axes, a result that all
+//! members share no longer differs over them. A list group is not a set of axes, so it removes none.
+
+use crate::index::Index;
+use crate::mesh::{Axes, Group, Mesh};
+use crate::op;
+use crate::ops::reduction::Reduce;
+use crate::ops::{
+    Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation, group_rank,
+};
+use crate::tensor::Tensor;
+use crate::types::{TensorType, Type};
+
+/// The axes of a result that is equal on all members.
+fn shared(varies: Axes, over: Group) -> Axes {
+    match over {
+        Group::Axes(axes) => varies.minus(axes),
+        Group::List(_) => varies,
+    }
+}
+
+/// The axes of a result of which each member has its own part.
+pub(super) fn own(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
+    varies.union(mesh.group_axes(over))
+}
+
+fn n_members(mesh: &Mesh, over: Group) -> Index {
+    Index::from(i64::from(mesh.group_size(over)))
+}
+
+/// Sizes that all members must agree on do not differ between them.
+pub(super) fn check_equal_shapes(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
+    for x in cx.tensors()? {
+        x.shape.iter().try_for_each(|size| cx.require_equal_on(rule, "a size", size, over))?;
+    }
+    Ok(())
+}
+
+/// A group whose results have another shape than its operands must leave no rank out.
+fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
+    if cx.mesh.covers(over) {
+        return Ok(());
+    }
+    let name = cx.mesh.group_text(over);
+    let violation =
+        Violation::new(rule, format!("expected a group with every rank in it, but `{name}` leaves some out"));
+    Err(violation.note(
+        "ranks outside a group pass their operands through, which only works where the shape stays the same",
+    ))
+}
+
+fn check_reduce(cx: &InferCx<'_>, reduce: Reduce) -> Result<(), Violation> {
+    match cx.tensors()?.iter().find(|x| !reduce.takes(x.dtype)) {
+        Some(x) => Err(Violation::new("C1", format!("`{}` is not defined for {}", reduce.name(), x.dtype))),
+        None => Ok(()),
+    }
+}
+
+fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: Group) -> Result<(), Violation> {
+    let n = cx.mesh.group_size(over);
+    if root < n as usize {
+        return Ok(());
+    }
+    Err(Violation::new(rule, format!("expected a root below {n}, the size of the group, got {root}")))
+}
+
+fn check_dims(cx: &InferCx<'_>, rule: &'static str, dims: &[usize], scalars: bool) -> Result<(), Violation> {
+    let xs = cx.tensors()?;
+    if dims.len() != xs.len() {
+        return Err(Violation::new(
+            rule,
+            format!("expected a dimension for each of {} operands, got {}", xs.len(), dims.len()),
+        ));
+    }
+    for (x, dim) in xs.iter().zip(dims) {
+        if !(scalars && x.rank() == 0 && *dim == 0) {
+            cx.require_dim(rule, *dim, x.rank())?;
+        }
+    }
+    Ok(())
+}
+
+/// The shape with a dimension multiplied by the members; a 0-d tensor gets one dimension.
+fn gathered(shape: &[Index], dim: usize, n: &Index) -> Vec<Index> {
+    if shape.is_empty() {
+        return vec![n.clone()];
+    }
+    let mut shape = shape.to_vec();
+    shape[dim] = &shape[dim] * n;
+    shape
+}
+
+/// The shape with a dimension divided by the members, if it is divisible.
+fn scattered(
+    cx: &mut InferCx<'_>,
+    rule: &'static str,
+    shape: &[Index],
+    dim: usize,
+    n: &Index,
+) -> Result<Vec<Index>, Violation> {
+    let mut out = shape.to_vec();
+    cx.require_eq(rule, &Index::constant(0), &shape[dim].rem(n), |cx| {
+        let (size, n) = (shape[dim].display(cx.mesh).to_string(), n.display(cx.mesh).to_string());
+        format!("expected dimension {dim} of size {size} to be divisible by {n} members")
+    })?;
+    out[dim] = shape[dim].div(n);
+    Ok(out)
+}
+
+fn pending(types: Vec<TensorType>) -> Vec<Type> {
+    vec![Type::Pending(types)]
+}
+
+/// A tensor of each member, with 0-d ones as `[1]`, joined along a dimension.
+fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
+    let rows: Vec<Tensor> = args
+        .iter()
+        .map(
+            |member| if member[i].shape.is_empty() { member[i].reshaped(vec![1]) } else { member[i].clone() },
+        )
+        .collect();
+    Tensor::concat(&rows.iter().collect::<Vec<_>>(), dim)
+}
+
+fn column(args: &[Vec<Tensor>], i: usize) -> Vec<&Tensor> {
+    args.iter().map(|member| &member[i]).collect()
+}
+
+fn n_operands(args: &[Vec<Tensor>]) -> usize {
+    args.first().map_or(0, Vec::len)
+}
+
+fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
+    for i in 0..n_operands(args) {
+        let shapes = column(args, i);
+        if let Some(other) = shapes.iter().find(|x| x.shape != shapes[0].shape) {
+            let (a, b) = (&shapes[0].shape, &other.shape);
+            return Err(EvalError(format!(
+                "expected operands of one shape on all members, got {a:?} and {b:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The part of each dimension that belongs to a member: `(start, size)`.
+fn part(x: &Tensor, dim: usize, member: usize, n: usize) -> Tensor {
+    let size = x.shape[dim] / n;
+    x.narrow(dim, member * size, size)
+}
+
+op! {
+    /// Reduces tensors over the members; every member gets the same result.
+    ///
+    /// (C1) The reduction is defined for the element types.
+    ///
+    /// (C2) The shapes are equal on all members.
+    pub struct AllReduceStart("all_reduce_start")(x; more..) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = all_reduce_start[reduce=sum, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [10, 20]) == [11, 22]\n"
+}
+
+impl OpDef for AllReduceStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_reduce(cx, self.reduce)?;
+        check_equal_shapes(cx, "C2", self.over)?;
+        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over))).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let n = n_members(cx.mesh, self.over);
+        let others = &n - &Index::constant(1);
+        let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
+        cx.comm((&others * &cx.result_numel()).div(&n), wire)
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sums = (0..n_operands(args))
+            .map(|i| self.reduce.fold(&column(args, i)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(vec![sums; cx.n()])
+    }
+}
+
+op! {
+    /// Joins the members' tensors along a dimension, in group order; every member gets the same result. A
+    /// 0-d tensor becomes one of the group's size.
+    ///
+    /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
+    ///
+    /// (C2) The shapes are equal on all members.
+    ///
+    /// (C3) The group has every rank in it.
+    pub struct AllGatherStart("all_gather_start")(x; more..) {
+        /// The dimension to join along, for each operand.
+        dims: Vec<usize>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[4] {\n    v1 = all_gather_start[dims=[0], over=tp] v0 : pending<f32[4]>\n    v2 = wait v1 : f32[4]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [1, 2, 3, 4]\n"
+}
+
+impl OpDef for AllGatherStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_dims(cx, "C1", &self.dims, true)?;
+        check_equal_shapes(cx, "C2", self.over)?;
+        check_covers(cx, "C3", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let gather = |(x, dim): (&&TensorType, &usize)| {
+            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(shared(x.varies, self.over))
+        };
+        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        let all: Vec<Tensor> = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
+        Ok(vec![all; cx.n()])
+    }
+}
+
+op! {
+    /// Reduces tensors over the members and gives each its part along a dimension, in group order.
+    ///
+    /// (C1) The reduction is defined for the element types.
+    ///
+    /// (C2) There is a dimension for each operand, and it exists.
+    ///
+    /// (C3) The dimension is divisible by the size of the group.
+    ///
+    /// (C4) The shapes are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct ReduceScatterStart("reduce_scatter_start")(x; more..) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The dimension to cut along, for each operand.
+        dims: Vec<usize>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = reduce_scatter_start[reduce=sum, dims=[0], over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [10, 20]) == [11] | [22]\n"
+}
+
+impl OpDef for ReduceScatterStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_reduce(cx, self.reduce)?;
+        check_dims(cx, "C2", &self.dims, false)?;
+        check_equal_shapes(cx, "C4", self.over)?;
+        check_covers(cx, "C5", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let mut results = Vec::new();
+        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
+            let shape = scattered(cx, "C3", &x.shape, *dim, &n)?;
+            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
+        }
+        Ok(pending(results))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
+        cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sums = (0..n_operands(args))
+            .map(|i| self.reduce.fold(&column(args, i)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let own = |m| sums.iter().zip(&self.dims).map(|(sum, dim)| part(sum, *dim, m, cx.n())).collect();
+        Ok((0..cx.n()).map(own).collect())
+    }
+}
+
+op! {
+    /// Each member sends a part of its tensor's first dimension to each member, and joins what it gets in
+    /// group order. Without splits the parts are equal; with them, `in_splits` are the sizes this member
+    /// sends and `out_splits` those it receives, and they may differ between members and be unbacked.
+    ///
+    /// (C1) Both splits are given or neither, with a size for each member.
+    ///
+    /// (C2) The operand has a first dimension: the sum of `in_splits`, or divisible by the size of the group.
+    ///
+    /// (C3) No split is negative.
+    ///
+    /// (C4) All dimensions but the first are equal on all members; without splits, the first too.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct AllToAllStart("all_to_all_start")(x) {
+        /// The sizes sent to each member.
+        in_splits: Option<Vec<Index>>,
+        /// The sizes received from each member.
+        out_splits: Option<Vec<Index>>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (ep: 2)\n\nfunc @f(v0: f32[2]{ep}) -> f32[2]{ep} {\n    v1 = all_to_all_start[in_splits=none, out_splits=none, over=ep] v0 : pending<f32[2]{ep}>\n    v2 = wait v1 : f32[2]{ep}\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [1, 3] | [2, 4]\n"
+}
+
+impl OpDef for AllToAllStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        let n = cx.mesh.group_size(self.over) as usize;
+        let (first, splits) = match (&self.in_splits, &self.out_splits) {
+            (None, None) => (0, None),
+            (Some(ins), Some(outs)) if ins.len() == n && outs.len() == n => (1, Some((ins, outs))),
+            (Some(ins), Some(outs)) => {
+                let message = format!("expected {n} splits each way, got {} and {}", ins.len(), outs.len());
+                return Err(Violation::new("C1", message));
+            }
+            _ => {
+                return Err(Violation::new(
+                    "C1",
+                    "expected both in_splits and out_splits or neither, got one",
+                ));
+            }
+        };
+        let Some(rows) = x.shape.first() else {
+            return Err(Violation::new("C2", "expected a first dimension to split, got a 0-d tensor"));
+        };
+        x.shape[first..].iter().try_for_each(|size| cx.require_equal_on("C4", "a size", size, self.over))?;
+        check_covers(cx, "C5", self.over)?;
+        let mut shape = x.shape.clone();
+        match splits {
+            None => drop(scattered(cx, "C2", &x.shape, 0, &Index::from(n))?),
+            Some((ins, outs)) => {
+                ins.iter().chain(outs).try_for_each(|size| cx.require_size("C3", size))?;
+                cx.require_eq("C2", rows, &Index::sum(ins), |cx| {
+                    let (rows, ins) = (rows.display(cx.mesh).to_string(), cx.shape_text(ins));
+                    format!("expected in_splits that add up to {rows}, got {ins}")
+                })?;
+                shape[0] = Index::sum(outs);
+            }
+        }
+        Ok(pending(vec![x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh))]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let n = n_members(cx.mesh, self.over);
+        cx.comm(Index::constant(0), (&(&n - &Index::constant(1)) * &cx.result_bytes()).div(&n))
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sizes = |splits: &Option<Vec<Index>>, m: usize| match splits {
+            None => Ok(vec![args[m][0].shape[0] / cx.n(); cx.n()]),
+            Some(list) => list.iter().map(|size| cx.members[m].size(size)).collect::<Result<Vec<_>, _>>(),
+        };
+        let ins = (0..cx.n()).map(|m| sizes(&self.in_splits, m)).collect::<Result<Vec<_>, _>>()?;
+        let outs = (0..cx.n()).map(|m| sizes(&self.out_splits, m)).collect::<Result<Vec<_>, _>>()?;
+        for (m, list) in ins.iter().enumerate() {
+            let (sum, rows) = (list.iter().fold(0usize, |a, b| a.saturating_add(*b)), args[m][0].shape[0]);
+            if sum != rows {
+                let rank = cx.members[m].rank;
+                return Err(EvalError(format!(
+                    "{rank}: expected in_splits that add up to {rows}, got {list:?}"
+                )));
+            }
+        }
+        let piece = |from: usize, to: usize| {
+            let (sent, expected) = (ins[from][to], outs[to][from]);
+            if sent != expected {
+                let (from, to) = (cx.members[from].rank, cx.members[to].rank);
+                return Err(EvalError(format!("{from} sends {sent} to {to}, which expects {expected}")));
+            }
+            Ok(args[from][0].narrow(0, ins[from][..to].iter().sum(), sent))
+        };
+        let receive = |to: usize| {
+            let pieces = (0..cx.n()).map(|from| piece(from, to)).collect::<Result<Vec<_>, _>>()?;
+            Ok(vec![Tensor::concat(&pieces.iter().collect::<Vec<_>>(), 0)])
+        };
+        (0..cx.n()).map(receive).collect()
+    }
+}
+
+op! {
+    /// Gives every member the tensors of one of them.
+    ///
+    /// (C1) The root is a rank of the group.
+    ///
+    /// (C2) The shapes are equal on all members.
+    pub struct BroadcastStart("broadcast_start")(x; more..) {
+        /// The member whose tensors all get.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = broadcast_start[root=1, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [3, 4]\n"
+}
+
+impl OpDef for BroadcastStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_root(cx, "C1", self.root, self.over)?;
+        check_equal_shapes(cx, "C2", self.over)?;
+        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over))).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        Ok(vec![args[self.root].clone(); cx.n()])
+    }
+}
+
+op! {
+    /// Reduces tensors over the members for one of them; the others get zeros.
+    ///
+    /// (C1) The reduction is defined for the element types.
+    ///
+    /// (C2) The root is a rank of the group.
+    ///
+    /// (C3) The shapes are equal on all members.
+    pub struct ReduceStart("reduce_start")(x; more..) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The member that gets the result.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2]{tp} {\n    v1 = reduce_start[reduce=max, root=1, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1, 20] | [10, 2]) == [0, 0] | [10, 20]\n"
+}
+
+impl OpDef for ReduceStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_reduce(cx, self.reduce)?;
+        check_root(cx, "C2", self.root, self.over)?;
+        check_equal_shapes(cx, "C3", self.over)?;
+        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(own(x.varies, self.over, cx.mesh))).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let n = n_members(cx.mesh, self.over);
+        let others = &n - &Index::constant(1);
+        let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
+        cx.comm((&others * &cx.result_numel()).div(&n), wire)
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sums = (0..n_operands(args))
+            .map(|i| self.reduce.fold(&column(args, i)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(at_root(sums, self.root, cx.n()))
+    }
+}
+
+/// The tensors for the root, zeros of their shapes for the others.
+fn at_root(tensors: Vec<Tensor>, root: usize, n: usize) -> Vec<Vec<Tensor>> {
+    let zeros: Vec<Tensor> = tensors.iter().map(|x| Tensor::zeros(x.dtype, x.shape.clone())).collect();
+    let mut all = vec![zeros; n];
+    all[root] = tensors;
+    all
+}
+
+op! {
+    /// Joins the members' tensors along a dimension for one of them; the others get zeros.
+    ///
+    /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
+    ///
+    /// (C2) The root is a rank of the group.
+    ///
+    /// (C3) The shapes are equal on all members.
+    ///
+    /// (C4) The group has every rank in it.
+    pub struct GatherStart("gather_start")(x; more..) {
+        /// The dimension to join along, for each operand.
+        dims: Vec<usize>,
+        /// The member that gets the result.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[1]{tp}) -> f32[2]{tp} {\n    v1 = gather_start[dims=[0], root=0, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1] | [2]) == [1, 2] | [0, 0]\n"
+}
+
+impl OpDef for GatherStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_dims(cx, "C1", &self.dims, true)?;
+        check_root(cx, "C2", self.root, self.over)?;
+        check_equal_shapes(cx, "C3", self.over)?;
+        check_covers(cx, "C4", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let gather = |(x, dim): (&&TensorType, &usize)| {
+            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(own(x.varies, self.over, cx.mesh))
+        };
+        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        let all = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
+        Ok(at_root(all, self.root, cx.n()))
+    }
+}
+
+op! {
+    /// Gives each member its part, along a dimension, of one member's tensors.
+    ///
+    /// (C1) There is a dimension for each operand, and it exists.
+    ///
+    /// (C2) The dimension is divisible by the size of the group.
+    ///
+    /// (C3) The root is a rank of the group.
+    ///
+    /// (C4) The shapes are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct ScatterStart("scatter_start")(x; more..) {
+        /// The dimension to cut along, for each operand.
+        dims: Vec<usize>,
+        /// The member whose tensors are cut.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = scatter_start[dims=[0], root=0, over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [0, 0]) == [1] | [2]\n"
+}
+
+impl OpDef for ScatterStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_dims(cx, "C1", &self.dims, false)?;
+        check_root(cx, "C3", self.root, self.over)?;
+        check_equal_shapes(cx, "C4", self.over)?;
+        check_covers(cx, "C5", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let mut results = Vec::new();
+        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
+            let shape = scattered(cx, "C2", &x.shape, *dim, &n)?;
+            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
+        }
+        Ok(pending(results))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        let own =
+            |m| args[self.root].iter().zip(&self.dims).map(|(x, dim)| part(x, *dim, m, cx.n())).collect();
+        Ok((0..cx.n()).map(own).collect())
+    }
+}
+
+op! {
+    /// Joins tensors of different sizes along a dimension, in group order; every member gets the result.
+    ///
+    /// (C1) The dimension exists.
+    ///
+    /// (C2) There is a size for each member, not negative, equal on all of them.
+    ///
+    /// (C3) The dimension is this member's size: `pick(rank(axis), sizes..)`.
+    ///
+    /// (C4) All other dimensions are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct AllGatherVStart("all_gather_v_start")(x) {
+        /// The dimension to join along.
+        dim: usize,
+        /// The size of each member's tensor there.
+        sizes: Vec<Index>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[pick(rank(tp),2,1)]{tp}) -> f32[3] {\n    v1 = all_gather_v_start[dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[3]>\n    v2 = wait v1 : f32[3]\n    return v2\n}\n; run: @f([1, 2] | [3]) == [1, 2, 3]\n"
+}
+
+/// The uneven sizes, checked, and this member's.
+fn check_uneven(
+    cx: &mut InferCx<'_>,
+    x: &TensorType,
+    dim: usize,
+    sizes: &[Index],
+    over: Group,
+) -> Result<Index, Violation> {
+    cx.require_dim("C1", dim, x.rank())?;
+    let n = cx.mesh.group_size(over) as usize;
+    if sizes.len() != n {
+        return Err(Violation::new(
+            "C2",
+            format!("expected {n} sizes, one for each member, got {}", sizes.len()),
+        ));
+    }
+    for size in sizes {
+        cx.require_size("C2", size)?;
+        cx.require_equal_on("C2", "a size", size, over)?;
+    }
+    for (i, size) in x.shape.iter().enumerate().filter(|(i, _)| *i != dim) {
+        cx.require_equal_on("C4", &format!("dimension {i}"), size, over)?;
+    }
+    check_covers(cx, "C5", over)?;
+    Ok(Index::pick(&group_rank(cx.mesh, over), sizes))
+}
+
+impl OpDef for AllGatherVStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
+        cx.require_eq("C3", &mine, &x.shape[self.dim], |cx| {
+            let (mine, got) =
+                (mine.display(cx.mesh).to_string(), x.shape[self.dim].display(cx.mesh).to_string());
+            format!("expected dimension {} to be {mine}, got {got}", self.dim)
+        })?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = Index::sum(&self.sizes);
+        Ok(pending(vec![x.with_shape(shape).with_varies(shared(x.varies, self.over))]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), &cx.result_bytes() - &cx.arg_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        for (m, member) in cx.members.iter().enumerate() {
+            let (expected, got) = (member.size(&self.sizes[m])?, args[m][0].shape[self.dim]);
+            if expected != got {
+                let message =
+                    format!("{}: expected dimension {} to be {expected}, got {got}", member.rank, self.dim);
+                return Err(EvalError(message));
+            }
+        }
+        Ok(vec![vec![join(args, 0, self.dim)]; cx.n()])
+    }
+}
+
+op! {
+    /// Reduces a tensor over the members and gives each a part of its own size along a dimension.
+    ///
+    /// (C1) The dimension exists.
+    ///
+    /// (C2) There is a size for each member, not negative, equal on all of them.
+    ///
+    /// (C3) The sizes add up to the dimension, which is equal on all members.
+    ///
+    /// (C4) All other dimensions are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    ///
+    /// (C6) The reduction is defined for the element type.
+    pub struct ReduceScatterVStart("reduce_scatter_v_start")(x) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The dimension to cut along.
+        dim: usize,
+        /// The size of each member's part.
+        sizes: Vec<Index>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[3]{tp}) -> f32[pick(rank(tp),2,1)]{tp} {\n    v1 = reduce_scatter_v_start[reduce=sum, dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[pick(rank(tp),2,1)]{tp}>\n    v2 = wait v1 : f32[pick(rank(tp),2,1)]{tp}\n    return v2\n}\n; run: @f([1, 2, 3] | [10, 20, 30]) == [11, 22] | [33]\n"
+}
+
+impl OpDef for ReduceScatterVStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if !self.reduce.takes(x.dtype) {
+            return Err(Violation::new(
+                "C6",
+                format!("`{}` is not defined for {}", self.reduce.name(), x.dtype),
+            ));
+        }
+        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
+        let total = Index::sum(&self.sizes);
+        cx.require_equal_on("C3", "the dimension", &x.shape[self.dim], self.over)?;
+        cx.require_eq("C3", &x.shape[self.dim], &total, |cx| {
+            let (size, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
+            format!("expected sizes that add up to {size}, got {sizes}")
+        })?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = mine;
+        Ok(pending(vec![x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh))]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
+        cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sum = self.reduce.fold(&column(args, 0))?;
+        let sizes = self.sizes.iter().map(|size| cx.members[0].size(size)).collect::<Result<Vec<_>, _>>()?;
+        if sizes.iter().fold(0usize, |a, b| a.saturating_add(*b)) != sum.shape[self.dim] {
+            return Err(EvalError(format!(
+                "expected sizes that add up to {}, got {sizes:?}",
+                sum.shape[self.dim]
+            )));
+        }
+        Ok((0..cx.n()).map(|m| vec![sum.narrow(self.dim, sizes[..m].iter().sum(), sizes[m])]).collect())
+    }
+}
+
+op! {
+    /// Completes on every member after all of them have started it.
+    pub struct BarrierStart("barrier_start")() {
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f() {\n    v0 = barrier_start[over=tp] : pending<>\n    wait v0\n    return\n}\n; run: @f() ==\n"
+}
+
+impl OpDef for BarrierStart {
+    fn infer(&self, _cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(pending(vec![]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, _args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        Ok(vec![vec![]; cx.n()])
+    }
+}
+
+op! {
+    /// Waits for a start and gives its tensors. Each pending is waited for exactly once.
+    pub struct Wait("wait")(pending) {}
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[1]{tp}, v1: i32[1]{tp}) -> (f32[1], i32[1]) {\n    v2 = all_reduce_start[reduce=sum, over=tp] v0, v1 : pending<f32[1], i32[1]>\n    v3, v4 = wait v2 : f32[1], i32[1]\n    return v3, v4\n}\n; run: @f([1] | [2], [3] | [4]) == [3], [7]\n"
+}
+
+impl OpDef for Wait {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        match &cx.args[0] {
+            Type::Pending(tensors) => Ok(tensors.iter().cloned().map(Type::Tensor).collect()),
+            other => Err(Violation::new("V2", format!("expected a pending, got {}", cx.text(other)))),
+        }
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn effects(&self) -> Effects {
+        Effects::Wait
+    }
+    fn takes(&self) -> Takes {
+        Takes::Pending
+    }
+}

@@ -1,0 +1,316 @@
+//! Named composites: softmax, norm, attention. Each has an expansion into simpler ops, and an evaluation
+//! of its own that shares nothing with it; a test holds the two together. The name stays down to the
+//! kernel, because a kernel that knows it is a softmax is several times faster than one that does not.
+
+use crate::builder::Builder;
+use crate::dtype::Dtype;
+use crate::entity::Value;
+use crate::index::{Guard, Index};
+use crate::op;
+use crate::ops::elementwise::times;
+use crate::ops::{
+    Add, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx, Iota,
+    Le, Matmul, Max, Mean, Mul, OpDef, Permute, Reshape, Rsqrt, Select, Sub, Sum, Violation,
+};
+use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::types::{TensorType, Type};
+
+fn floats<'a>(cx: &InferCx<'a>, rule: &'static str, i: usize) -> Result<&'a TensorType, Violation> {
+    let x = cx.tensor(i)?;
+    if x.dtype.is_float() {
+        Ok(x)
+    } else {
+        Err(Violation::new(rule, format!("expected a float type, got {}", x.dtype)))
+    }
+}
+
+fn float_data(x: &Tensor) -> Result<&[f64], EvalError> {
+    if let Data::Float(data) = &x.data { Ok(data) } else { Err(EvalError("not a float tensor".into())) }
+}
+
+/// Widens `x` to the shape of `like`.
+fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Violation> {
+    let shape = b.tensor_ty(like)?.shape;
+    b.one(Broadcast { shape }, &[x])
+}
+
+/// A float in every place of a shape like that of `like`.
+fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Violation> {
+    let TensorType { dtype, shape, .. } = b.tensor_ty(like)?;
+    b.one(Constant { dtype, shape, value: Elements::Float(value) }, &[])
+}
+
+op! {
+    /// exp(x) over the sum of exp(x) along a dimension, computed from x less its maximum.
+    ///
+    /// (C1) The element type is a float type.
+    ///
+    /// (C2) The dimension exists.
+    ///
+    /// (C3) The dimension has at least one element.
+    pub struct Softmax("softmax")(x) {
+        /// Along which dimension.
+        dim: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2,2] {\n    v1 = softmax[dim=1] v0 : f32[2,2]\n    return v1\n}\n; run: @f([[0, 0], [0, -inf]]) == [[0.5, 0.5], [1, 0]]\n"
+}
+
+impl OpDef for Softmax {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = floats(cx, "C1", 0)?;
+        cx.require_dim("C2", self.dim, x.rank())?;
+        cx.require("C3", Guard::Le(Index::constant(1), x.shape[self.dim].clone()), |cx| {
+            format!(
+                "expected at least one element along dimension {}, got {}",
+                self.dim,
+                cx.shape_text(&x.shape)
+            )
+        })?;
+        Ok(vec![x.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(times(5, &cx.result_numel()))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (x, data) = (args[0], float_data(args[0])?);
+        let row = |i: usize| {
+            let at = unravel(i, &x.shape);
+            (0..x.shape[self.dim]).map(move |j| {
+                let mut at = at.clone();
+                at[self.dim] = j;
+                data[ravel(&at, &x.shape)]
+            })
+        };
+        let element = |i: usize| {
+            let largest = row(i).fold(f64::NEG_INFINITY, f64::max);
+            (data[i] - largest).exp() / row(i).fold(0.0, |a, x| a + (x - largest).exp())
+        };
+        Ok(vec![Tensor::floats(x.dtype, x.shape.clone(), (0..x.numel()).map(element).collect())])
+    }
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+        let mut build = || {
+            let largest = b.one(Max { dims: vec![self.dim], keep: true }, args)?;
+            let largest = widen(b, largest, args[0])?;
+            let shifted = b.one(Sub {}, &[args[0], largest])?;
+            let powers = b.one(Exp {}, &[shifted])?;
+            let total = b.one(Sum { dims: vec![self.dim], keep: true }, &[powers])?;
+            let total = widen(b, total, powers)?;
+            Ok(vec![b.one(Div {}, &[powers, total])?])
+        };
+        Some(build())
+    }
+}
+
+op! {
+    /// x over the root of its mean square along the last dimension, times a weight for each place of it.
+    ///
+    /// (C1) Both operands have one element type, a float type.
+    ///
+    /// (C2) x has at least one dimension.
+    ///
+    /// (C3) The weight has the shape of x's last dimension.
+    ///
+    /// (C4) `eps` is positive.
+    pub struct RmsNorm("rms_norm")(x, weight) {
+        /// Added to the mean square, so that rows of zeros stay finite.
+        eps: f64
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[1,2], v1: f32[2]) -> f32[1,2] {\n    v2 = rms_norm[eps=1e-30] v0, v1 : f32[1,2]\n    return v2\n}\n; run: @f([[3, 3]], [1, 10]) == [[1, 10]]\n"
+}
+
+impl OpDef for RmsNorm {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (x, weight) = (floats(cx, "C1", 0)?, cx.tensor(1)?);
+        if weight.dtype != x.dtype {
+            return Err(Violation::new(
+                "C1",
+                format!("expected a weight of type {}, got {}", x.dtype, weight.dtype),
+            ));
+        }
+        let Some(last) = x.shape.last() else {
+            return Err(Violation::new("C2", "expected at least one dimension, got none"));
+        };
+        cx.require_same_shape("C3", std::slice::from_ref(last), &weight.shape)?;
+        // Written so that NaN is refused too.
+        if !self.eps.is_finite() || self.eps <= 0.0 {
+            return Err(Violation::new("C4", format!("expected a positive eps, got {}", self.eps)));
+        }
+        Ok(vec![x.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(times(4, &cx.result_numel()))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (x, weight) = (float_data(args[0])?, float_data(args[1])?);
+        let n = weight.len();
+        let element = |i: usize| {
+            let row = &x[i / n * n..i / n * n + n];
+            let mean = row.iter().fold(0.0, |a, x| a + x * x) / n as f64;
+            x[i] / (mean + self.eps).sqrt() * weight[i % n]
+        };
+        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), (0..x.len()).map(element).collect())])
+    }
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+        let mut build = || {
+            let last = b.tensor_ty(args[0])?.rank() - 1;
+            let squares = b.one(Mul {}, &[args[0], args[0]])?;
+            let mean = b.one(Mean { dims: vec![last], keep: true }, &[squares])?;
+            let eps = fill(b, mean, self.eps)?;
+            let safe = b.one(Add {}, &[mean, eps])?;
+            let scale = b.one(Rsqrt {}, &[safe])?;
+            let scale = widen(b, scale, args[0])?;
+            let normal = b.one(Mul {}, &[args[0], scale])?;
+            let weight = widen(b, args[1], args[0])?;
+            Ok(vec![b.one(Mul {}, &[normal, weight])?])
+        };
+        Some(build())
+    }
+}
+
+op! {
+    /// softmax(scale q k^T) v for each batch entry and head. Operands are `[batch, heads, length, width]`;
+    /// each head of k and v serves as many consecutive heads of q as there are more of them. With a causal
+    /// offset c, query i sees keys j up to i + c; a query that sees no key gives zeros.
+    ///
+    /// (C1) All operands have one element type, a float type, and four dimensions.
+    ///
+    /// (C2) Batch sizes are equal; k and v have equal heads and lengths; q and k have equal widths.
+    ///
+    /// (C3) The heads of q are a multiple of those of k.
+    ///
+    /// (C4) `scale` is finite.
+    ///
+    /// (C5) There is at least one key.
+    pub struct Attention("attention")(q, k, v) {
+        /// What the scores are multiplied by, usually 1 / sqrt(width).
+        scale: f64,
+        /// How much further than its own number a query sees, or none where it sees every key.
+        causal: Option<Index>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[1,1,2,1], v1: f32[1,1,2,1], v2: f32[1,1,2,1]) -> f32[1,1,2,1] {\n    v3 = attention[scale=1.0, causal=0] v0, v1, v2 : f32[1,1,2,1]\n    return v3\n}\n; run: @f([[[[0], [0]]]], [[[[1], [2]]]], [[[[10], [20]]]]) == [[[[10], [15]]]]\n"
+}
+
+impl OpDef for Attention {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (q, k, v) = (floats(cx, "C1", 0)?, cx.tensor(1)?, cx.tensor(2)?);
+        for other in [q, k, v] {
+            if other.dtype != q.dtype || other.rank() != 4 {
+                let message = format!("expected {} in 4 dimensions, got {}", q.dtype, other.display(cx.mesh));
+                return Err(Violation::new("C1", message));
+            }
+        }
+        let expected_k = [&q.shape[..1], &k.shape[1..3], &q.shape[3..]].concat();
+        cx.require_same_shape("C2", &expected_k, &k.shape)?;
+        let expected_v = [&q.shape[..1], &k.shape[1..3], &v.shape[3..]].concat();
+        cx.require_same_shape("C2", &expected_v, &v.shape)?;
+        let rest = q.shape[1].rem(&k.shape[1]);
+        cx.require_eq("C3", &Index::constant(0), &rest, |cx| {
+            let (q, k) = (q.shape[1].display(cx.mesh).to_string(), k.shape[1].display(cx.mesh).to_string());
+            format!("expected heads of q to be a multiple of those of k, got {q} and {k}")
+        })?;
+        if !self.scale.is_finite() {
+            return Err(Violation::new("C4", format!("expected a finite scale, got {}", self.scale)));
+        }
+        cx.require("C5", Guard::Le(Index::constant(1), k.shape[2].clone()), |_| {
+            "expected at least one key, got none".into()
+        })?;
+        Ok(vec![q.with_shape([&q.shape[..3], &v.shape[3..]].concat()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let (Some(Type::Tensor(q)), Some(Type::Tensor(v))) = (cx.args.first(), cx.args.get(2)) else {
+            return cx.free();
+        };
+        let scores = Index::product(q.shape[..3].iter().chain([&v.shape[2]]));
+        let per_score = &(&times(2, &q.shape[3]) + &times(2, &v.shape[3])) + &Index::constant(5);
+        cx.kernel(&scores * &per_score)
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (q, k, v) = (args[0], args[1], args[2]);
+        let (qs, ks, vs) = (float_data(q)?, float_data(k)?, float_data(v)?);
+        let offset = self.causal.as_ref().map(|c| cx.index(c)).transpose()?;
+        let (keys, width, group) =
+            (k.shape[2], q.shape[3], q.shape[1].checked_div(k.shape[1]).unwrap_or(1).max(1));
+        let shape = vec![q.shape[0], q.shape[1], q.shape[2], v.shape[3]];
+        let element = |i: usize| {
+            let at = unravel(i, &shape);
+            let (batch, head, query, column) = (at[0], at[1], at[2], at[3]);
+            let seen = |j: &usize| offset.is_none_or(|c| *j as i64 <= (query as i64).saturating_add(c));
+            let scores: Vec<(usize, f64)> = (0..keys)
+                .filter(seen)
+                .map(|j| {
+                    let dot = (0..width).fold(0.0, |a, d| {
+                        a + qs[ravel(&[batch, head, query, d], &q.shape)]
+                            * ks[ravel(&[batch, head / group, j, d], &k.shape)]
+                    });
+                    (j, dot * self.scale)
+                })
+                .collect();
+            if scores.is_empty() {
+                return 0.0;
+            }
+            let largest = scores.iter().fold(f64::NEG_INFINITY, |a, (_, s)| a.max(*s));
+            let (mut total, mut sum) = (0.0, 0.0);
+            for (j, score) in scores {
+                let power = (score - largest).exp();
+                total += power;
+                sum += power * vs[ravel(&[batch, head / group, j, column], &v.shape)];
+            }
+            sum / total
+        };
+        let n: usize = shape.iter().product();
+        Ok(vec![Tensor::floats(q.dtype, shape.clone(), (0..n).map(element).collect())])
+    }
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+        Some(self.expansion(b, args))
+    }
+}
+
+impl Attention {
+    fn expansion(&self, b: &mut Builder<'_>, args: &[Value]) -> Result<Vec<Value>, Violation> {
+        let heads = b.tensor_ty(args[0])?.shape[1].clone();
+        let k = repeat_heads(b, args[1], &heads)?;
+        let v = repeat_heads(b, args[2], &heads)?;
+        let k = b.one(Permute { dims: vec![0, 1, 3, 2] }, &[k])?;
+        let scores = b.one(Matmul {}, &[args[0], k])?;
+        let scale = fill(b, scores, self.scale)?;
+        let mut scores = b.one(Mul {}, &[scores, scale])?;
+        let Some(offset) = &self.causal else {
+            let weights = b.one(Softmax { dim: 3 }, &[scores])?;
+            return Ok(vec![b.one(Matmul {}, &[weights, v])?]);
+        };
+        let shape = b.tensor_ty(scores)?.shape;
+        let places = |dim| Iota { dtype: Dtype::I64, shape: shape[2..].to_vec(), dim };
+        let (query, key) = (b.one(places(0), &[])?, b.one(places(1), &[])?);
+        let offset = b.one(IndexValue { value: offset.clone() }, &[])?;
+        let offset = widen(b, offset, query)?;
+        let limit = b.one(Add {}, &[query, offset])?;
+        let seen = b.one(Le {}, &[key, limit])?;
+        let seen = widen(b, seen, scores)?;
+        // Not -inf: a row without a key would then be NaN before it is set to zero.
+        let hidden = fill(b, scores, f64::from(f32::MIN) / 4.0)?;
+        scores = b.one(Select {}, &[seen, scores, hidden])?;
+        let weights = b.one(Softmax { dim: 3 }, &[scores])?;
+        let zero = fill(b, weights, 0.0)?;
+        let weights = b.one(Select {}, &[seen, weights, zero])?;
+        Ok(vec![b.one(Matmul {}, &[weights, v])?])
+    }
+}
+
+/// Repeats each head of k or v so that there are as many as q has.
+fn repeat_heads(b: &mut Builder<'_>, x: Value, heads: &Index) -> Result<Value, Violation> {
+    let shape = b.tensor_ty(x)?.shape;
+    if b.facts().eq(&shape[1], heads) == Some(true) {
+        return Ok(x);
+    }
+    let [batch, own, length, width] = &shape[..] else { return Ok(x) };
+    let one = b.one(
+        Reshape {
+            shape: vec![batch.clone(), own.clone(), Index::constant(1), length.clone(), width.clone()],
+        },
+        &[x],
+    )?;
+    let times = heads.div(own);
+    let wide = vec![batch.clone(), own.clone(), times, length.clone(), width.clone()];
+    let wide = b.one(Broadcast { shape: wide }, &[one])?;
+    b.one(Reshape { shape: vec![batch.clone(), heads.clone(), length.clone(), width.clone()] }, &[wide])
+}

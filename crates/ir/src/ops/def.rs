@@ -1,0 +1,696 @@
+//! What an op is: one trait, one macro, and the contexts in which its rules are asked.
+//!
+//! An op is a struct whose fields are its attributes, declared with `op!` and given its rules by
+//! `impl OpDef`. The macro writes what follows from the declaration alone: the name, the docs with their
+//! numbered constraints, reading and printing of attributes. Everything that asks about ops (parser,
+//! verifier, oracle, passes, docs) asks through this trait, so an op that a user declares with the same
+//! macro and adds to an `OpTable` is traced, compiled and run like a built-in one.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::builder::Builder;
+use crate::entity::Value;
+use crate::index::{EvalError as IndexError, Facts, Guard, Index, Sym, SymbolFacts};
+use crate::mesh::{Axes, Group, Mesh, Rank};
+use crate::ops::attr::AttrSpec;
+use crate::ops::exchange::Message;
+use crate::tensor::{self, Tensor};
+use crate::text::{Cursor, ParseError};
+use crate::types::{TensorType, Type, shape_text};
+
+/// An op with its attributes, as a node holds it. Cheap to clone.
+#[derive(Clone)]
+pub struct Op(Arc<dyn OpDef>);
+
+impl Op {
+    /// An op.
+    pub fn new(op: impl OpDef) -> Op {
+        Op(Arc::new(op))
+    }
+
+    /// The op as its own type, to read its attributes.
+    pub fn as_op<T: OpDef>(&self) -> Option<&T> {
+        self.0.as_any().downcast_ref()
+    }
+}
+
+impl Deref for Op {
+    type Target = dyn OpDef;
+    fn deref(&self) -> &dyn OpDef {
+        &*self.0
+    }
+}
+
+impl PartialEq for Op {
+    fn eq(&self, other: &Op) -> bool {
+        self.0.same(&*other.0)
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What is known of an op without an instance of it: a row of the table.
+#[derive(Debug)]
+pub struct OpInfo {
+    /// How programs spell it.
+    pub name: &'static str,
+    /// What it does, and its constraints, each a paragraph that begins with `(C1)`, `(C2)`, ..
+    pub doc: &'static str,
+    /// The names of its operands; the last may stand for any number of them.
+    pub args: &'static [&'static str],
+    /// Whether the last operand stands for any number.
+    pub variadic: bool,
+    /// Its attributes, in the order in which programs write them.
+    pub attrs: &'static [AttrSpec],
+    /// A program that uses it, with `; run:` lines that hold.
+    pub example: &'static str,
+    /// Reads the attributes.
+    pub read: fn(&mut Cursor<'_>) -> Result<Op, ParseError>,
+}
+
+impl OpInfo {
+    /// The fewest and, where there is a bound, the most operands.
+    pub fn arity(&self) -> (usize, Option<usize>) {
+        let n = self.args.len();
+        if self.variadic { (n - 1, None) } else { (n, Some(n)) }
+    }
+
+    /// The numbered constraints: `("C1", "text")`.
+    pub fn constraints(&self) -> Vec<(String, String)> {
+        let paragraphs = self.doc.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
+        let numbered = paragraphs.filter_map(|p| {
+            let (rule, text) = p.strip_prefix('(')?.split_once(") ")?;
+            let digits = rule.strip_prefix('C')?;
+            digits.parse::<u32>().ok().map(|_| (rule.to_string(), text.to_string()))
+        });
+        numbered.collect()
+    }
+}
+
+/// The part of an op that `op!` writes.
+pub trait OpBase: Any + fmt::Debug + Send + Sync {
+    /// The op's row of the table.
+    fn info(&self) -> &'static OpInfo;
+    /// Appends the attributes as programs write them: `[reduce=sum, over=tp]`, or nothing.
+    fn write_attrs(&self, out: &mut String, mesh: &Mesh);
+    /// Calls `f` with every size expression in the attributes.
+    fn indices(&self, f: &mut dyn FnMut(&Index));
+    /// Calls `f` with every group in the attributes.
+    fn groups(&self, f: &mut dyn FnMut(Group));
+    /// Whether the other is the same op with equal attributes.
+    fn same(&self, other: &dyn OpDef) -> bool;
+    /// For `Op::as_op`.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The rules of an op.
+pub trait OpDef: OpBase {
+    /// The types of the results, or the constraint that does not hold. The operands have the number and
+    /// the kinds that the declaration says.
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation>;
+
+    /// What running it costs.
+    fn cost(&self, cx: &CostCx<'_>) -> Cost;
+
+    /// What it does besides computing its results.
+    fn effects(&self) -> Effects {
+        Effects::Pure
+    }
+
+    /// Whether a result may share storage with an operand.
+    fn alias(&self) -> Alias {
+        Alias::None
+    }
+
+    /// Which blocks it holds and how they run.
+    fn flow(&self) -> Flow<'_> {
+        Flow::Straight
+    }
+
+    /// Whether operands are tensors (the default), pendings, or anything.
+    fn takes(&self) -> Takes {
+        Takes::Tensors
+    }
+
+    /// The symbols that its results bring into scope: result `i` is the value of symbol `i`.
+    fn defines(&self, _args: &[Type]) -> Vec<(Sym, SymbolFacts)> {
+        Vec::new()
+    }
+
+    /// The reference evaluation on one rank. Ops that communicate or hold blocks have none.
+    fn eval(&self, _cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        Err(EvalError("has no evaluation on one rank".into()))
+    }
+
+    /// The reference evaluation of a collective: all members' operands to all members' results.
+    fn eval_group(
+        &self,
+        _cx: &GroupEvalCx<'_>,
+        _args: &[Vec<Tensor>],
+    ) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        Err(EvalError("has no evaluation over a group".into()))
+    }
+
+    /// The messages of a point-to-point op: sends, then receives, in the order of its operands.
+    fn messages(&self) -> (&[Message], &[Message]) {
+        (&[], &[])
+    }
+
+    /// A composite written as simpler ops. It keeps its name down to the kernel all the same.
+    fn expand(&self, _b: &mut Builder<'_>, _args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+        None
+    }
+
+    /// How cotangents of the results become cotangents of the operands.
+    fn gradient(&self) -> Gradient {
+        Gradient::Unwritten
+    }
+}
+
+/// What an op does besides computing its results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effects {
+    /// Nothing: it may be removed, repeated and moved.
+    Pure,
+    /// Starts an operation in which every member of the group takes part.
+    Collective(Group),
+    /// Starts sends and receives between members of the group.
+    Messages(Group),
+    /// Finishes what a start began.
+    Wait,
+    /// Reads a tensor into a size, so the host waits for it.
+    Host,
+}
+
+impl Effects {
+    /// The group, if it is a start.
+    pub fn starts(self) -> Option<Group> {
+        match self {
+            Effects::Collective(group) | Effects::Messages(group) => Some(group),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a result may share storage with an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alias {
+    /// It may not.
+    None,
+    /// The result is a view of this operand.
+    View(usize),
+    /// The result may be written over any operand of its type that nobody needs any more.
+    Reuse,
+}
+
+/// Which blocks an op holds and how they run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Flow<'a> {
+    /// None.
+    Straight,
+    /// Two: the first runs when operand 0 is true, the second when it is false; both take the others.
+    Cond,
+    /// One, `length` times: operands are the carries, tensors sliced along their first dimension, and
+    /// values that every iteration sees.
+    Scan {
+        /// How often.
+        length: &'a Index,
+        /// How many of the operands are carried from one iteration to the next.
+        carries: usize,
+        /// How many operands are sliced.
+        slices: usize,
+    },
+}
+
+impl Flow<'_> {
+    /// What the blocks of a node of the op are called.
+    pub fn labels(self) -> &'static [&'static str] {
+        match self {
+            Flow::Straight => &[],
+            Flow::Cond => &["then", "else"],
+            Flow::Scan { .. } => &["body"],
+        }
+    }
+}
+
+/// The kinds of operands an op takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Tensors.
+    Tensors,
+    /// One pending.
+    Pending,
+    /// Whatever its rule allows, pendings too.
+    Any,
+}
+
+/// How gradients pass through an op.
+#[derive(Clone, Copy)]
+pub enum Gradient {
+    /// The rule has not been written yet.
+    Unwritten,
+    /// There is none, and why.
+    None(&'static str),
+    /// Emits the cotangents of the operands, given operands, results and cotangents of the results.
+    Rule(VjpRule),
+}
+
+/// A gradient rule: builder, operands, results, cotangents to cotangents of the operands.
+pub type VjpRule =
+    fn(&mut Builder<'_>, &[Value], &[Value], &[Value]) -> Result<Vec<Option<Value>>, Violation>;
+
+/// What an op costs one rank. One convention everywhere: `flops` counts additions, multiplications and
+/// function calls alike; `bytes` is every operand read once plus every result written once; `wire` is what
+/// this rank must receive from others under an algorithm that moves the fewest bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations.
+    pub flops: Index,
+    /// Bytes of local memory read and written.
+    pub bytes: Index,
+    /// Bytes received from other ranks.
+    pub wire: Index,
+}
+
+/// In which a cost is asked.
+#[derive(Debug)]
+pub struct CostCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The types of the operands.
+    pub args: &'a [Type],
+    /// The types of the results.
+    pub results: &'a [Type],
+}
+
+impl CostCx<'_> {
+    /// Elements of an operand.
+    pub fn arg_numel(&self, i: usize) -> Index {
+        self.args.get(i).and_then(Type::as_tensor).map_or(Index::constant(0), TensorType::numel)
+    }
+
+    /// Elements of all tensors among the results, those inside a pending too.
+    pub fn result_numel(&self) -> Index {
+        Index::sum(&tensors(self.results).map(TensorType::numel).collect::<Vec<_>>())
+    }
+
+    /// Bytes of the operands.
+    pub fn arg_bytes(&self) -> Index {
+        Index::sum(&tensors(self.args).map(TensorType::bytes).collect::<Vec<_>>())
+    }
+
+    /// Bytes of the results.
+    pub fn result_bytes(&self) -> Index {
+        Index::sum(&tensors(self.results).map(TensorType::bytes).collect::<Vec<_>>())
+    }
+
+    /// The cost of a kernel that does so many operations and touches each operand and result once.
+    pub fn kernel(&self, flops: Index) -> Cost {
+        Cost { flops, bytes: &self.arg_bytes() + &self.result_bytes(), wire: Index::constant(0) }
+    }
+
+    /// The cost of something that moves nothing.
+    pub fn free(&self) -> Cost {
+        Cost { flops: Index::constant(0), bytes: Index::constant(0), wire: Index::constant(0) }
+    }
+
+    /// The cost of communication that receives `wire` bytes and reads and writes local memory once.
+    pub fn comm(&self, flops: Index, wire: Index) -> Cost {
+        Cost { wire, ..self.kernel(flops) }
+    }
+}
+
+fn tensors(types: &[Type]) -> impl Iterator<Item = &TensorType> {
+    types.iter().flat_map(|ty| match ty {
+        Type::Tensor(tensor) => std::slice::from_ref(tensor),
+        Type::Pending(tensors) => tensors,
+        Type::Size(..) => &[],
+    })
+}
+
+/// A constraint that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Its number: `C1` of the op, or `V2` of the verifier.
+    pub rule: &'static str,
+    /// Expected before got.
+    pub message: String,
+    /// The way out.
+    pub note: Option<String>,
+}
+
+impl Violation {
+    /// A violation without a note.
+    pub fn new(rule: &'static str, message: impl Into<String>) -> Violation {
+        Violation { rule, message: message.into(), note: None }
+    }
+
+    /// The same with the way out.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Violation {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+/// What to do with a condition on sizes that cannot be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undecided {
+    /// It is an error: the function's `where` clause should have said it.
+    Refuse,
+    /// It becomes a guard of the function.
+    Assume,
+}
+
+/// The types of a block's parameters and results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockType {
+    /// What enters.
+    pub params: Vec<Type>,
+    /// What leaves.
+    pub results: Vec<Type>,
+}
+
+/// In which types are inferred.
+#[derive(Debug)]
+pub struct InferCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The types of the operands.
+    pub args: &'a [Type],
+    /// The types of the blocks.
+    pub blocks: &'a [BlockType],
+    /// What is known of the symbols; grows when undecided conditions are assumed.
+    pub facts: &'a mut Facts,
+    /// What to do with an undecided condition.
+    pub undecided: Undecided,
+}
+
+impl<'a> InferCx<'a> {
+    /// Operand `i` as a tensor.
+    pub fn tensor(&self, i: usize) -> Result<&'a TensorType, Violation> {
+        match &self.args[i] {
+            Type::Tensor(tensor) => Ok(tensor),
+            other => {
+                Err(Violation::new("V2", format!("operand {i}: expected a tensor, got {}", self.text(other))))
+            }
+        }
+    }
+
+    /// All operands as tensors.
+    pub fn tensors(&self) -> Result<Vec<&'a TensorType>, Violation> {
+        (0..self.args.len()).map(|i| self.tensor(i)).collect()
+    }
+
+    /// A type as programs write it.
+    pub fn text(&self, ty: &Type) -> String {
+        ty.display(self.mesh).to_string()
+    }
+
+    /// A shape as programs write it.
+    pub fn shape_text(&self, shape: &[Index]) -> String {
+        shape_text(shape, self.mesh)
+    }
+
+    /// Demands a condition on sizes; `message` says what was expected and what it got.
+    pub fn require(
+        &mut self,
+        rule: &'static str,
+        guard: Guard,
+        message: impl FnOnce(&Self) -> String,
+    ) -> Result<(), Violation> {
+        match self.facts.holds(&guard) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Violation::new(rule, message(self))),
+            None if self.undecided == Undecided::Assume => {
+                self.facts.assume(guard);
+                Ok(())
+            }
+            None => {
+                let text = guard.display(self.mesh).to_string();
+                let note = format!("`{text}` cannot be decided: add it to the function's `where` clause");
+                Err(Violation::new(rule, message(self)).note(note))
+            }
+        }
+    }
+
+    /// Demands that two sizes are equal.
+    pub fn require_eq(
+        &mut self,
+        rule: &'static str,
+        expected: &Index,
+        got: &Index,
+        message: impl FnOnce(&Self) -> String,
+    ) -> Result<(), Violation> {
+        if expected == got {
+            return Ok(());
+        }
+        self.require(rule, Guard::Eq(expected.clone(), got.clone()), message)
+    }
+
+    /// Demands that two shapes are equal.
+    pub fn require_same_shape(
+        &mut self,
+        rule: &'static str,
+        expected: &[Index],
+        got: &[Index],
+    ) -> Result<(), Violation> {
+        let message =
+            |cx: &Self| format!("expected shape {}, got {}", cx.shape_text(expected), cx.shape_text(got));
+        if expected.len() != got.len() {
+            return Err(Violation::new(rule, message(self)));
+        }
+        for (expected, got) in expected.iter().zip(got) {
+            self.require_eq(rule, expected, got, message)?;
+        }
+        Ok(())
+    }
+
+    /// Demands that a dimension exists.
+    pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Violation> {
+        if dim < rank {
+            return Ok(());
+        }
+        Err(Violation::new(rule, format!("expected a dimension below {rank}, got {dim}")))
+    }
+
+    /// Demands distinct dimensions that exist.
+    pub fn require_dims(&self, rule: &'static str, dims: &[usize], rank: usize) -> Result<(), Violation> {
+        for (i, dim) in dims.iter().enumerate() {
+            self.require_dim(rule, *dim, rank)?;
+            if dims[..i].contains(dim) {
+                return Err(Violation::new(rule, format!("dimension {dim} is named twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Demands that a size is not negative.
+    pub fn require_size(&mut self, rule: &'static str, size: &Index) -> Result<(), Violation> {
+        let zero = Index::constant(0);
+        self.require(rule, Guard::Le(zero, size.clone()), |cx| {
+            format!("expected a size of at least 0, got {}", size.display(cx.mesh))
+        })
+    }
+
+    /// Demands that an attribute is equal on all members of a group.
+    pub fn require_equal_on(
+        &self,
+        rule: &'static str,
+        what: &str,
+        index: &Index,
+        group: Group,
+    ) -> Result<(), Violation> {
+        let differs = self.facts.varies(index).intersect(self.mesh.group_axes(group));
+        if differs.is_empty() {
+            return Ok(());
+        }
+        let (text, axes) = (index.display(self.mesh).to_string(), self.mesh.axes_text(differs));
+        Err(Violation::new(
+            rule,
+            format!("expected {what} to be equal on all members, but {text} differs over {axes}"),
+        ))
+    }
+
+    /// The axes over which these sizes differ.
+    pub fn varies_of<'i>(&self, sizes: impl IntoIterator<Item = &'i Index>) -> Axes {
+        sizes.into_iter().fold(Axes::NONE, |set, size| set.union(self.facts.varies(size)))
+    }
+
+    /// The position of this rank in its instance of a group, as a symbol.
+    pub fn group_rank(&self, group: Group) -> Index {
+        group_rank(self.mesh, group)
+    }
+}
+
+/// The position of a rank in its instance of a group, as a symbol.
+pub fn group_rank(mesh: &Mesh, group: Group) -> Index {
+    match group {
+        Group::Axes(axes) => axes.iter().fold(Index::constant(0), |at, axis| {
+            &(&at * &Index::from(i64::from(mesh.axis_size(axis)))) + &Index::sym(Sym::Rank(axis))
+        }),
+        Group::List(id) => Index::sym(Sym::GroupRank(id)),
+    }
+}
+
+/// Why a reference evaluation stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvalError(pub String);
+
+impl fmt::Display for EvalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// In which an op is evaluated on one rank.
+#[derive(Clone, Copy)]
+pub struct EvalCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The rank.
+    pub rank: Rank,
+    /// The symbols bound so far; ranks' coordinates are known without it.
+    pub symbols: &'a std::collections::BTreeMap<Sym, i64>,
+}
+
+impl EvalCx<'_> {
+    /// The value of a size expression on this rank.
+    pub fn index(&self, index: &Index) -> Result<i64, EvalError> {
+        if let Some(value) = index.as_const() {
+            return Ok(value);
+        }
+        let env = |sym| match sym {
+            Sym::Rank(axis) => Some(i64::from(self.mesh.coordinate(self.rank, axis))),
+            Sym::GroupRank(id) => self.mesh.group_rank(Group::List(id), self.rank).map(i64::from),
+            sym => self.symbols.get(&sym).copied(),
+        };
+        index.eval(&env).map_err(|error| {
+            let why = match error {
+                IndexError::Unbound(_) => "a symbol has no value",
+                IndexError::Overflow => "it does not fit in 64 bits",
+                IndexError::DivisionByZero => "division by zero",
+                IndexError::OutOfTable => "it picks outside its table",
+            };
+            EvalError(format!("{}: {why}", index.display(self.mesh)))
+        })
+    }
+
+    /// The value of a size expression that must not be negative.
+    pub fn size(&self, index: &Index) -> Result<usize, EvalError> {
+        let value = self.index(index)?;
+        usize::try_from(value).map_err(|_| {
+            EvalError(format!("{} is {value}, and a size is at least 0", index.display(self.mesh)))
+        })
+    }
+
+    /// The values of a shape; an error where a tensor of it would be too large for the oracle.
+    pub fn shape(&self, shape: &[Index]) -> Result<Vec<usize>, EvalError> {
+        let sizes = shape.iter().map(|size| self.size(size)).collect::<Result<Vec<_>, _>>()?;
+        check_numel(&sizes)?;
+        Ok(sizes)
+    }
+}
+
+/// Refuses shapes that are too large for the oracle.
+pub fn check_numel(shape: &[usize]) -> Result<(), EvalError> {
+    match tensor::numel(shape) {
+        Some(_) => Ok(()),
+        None => Err(EvalError(format!(
+            "a tensor of shape {shape:?} has more than {} elements",
+            tensor::MAX_ELEMENTS
+        ))),
+    }
+}
+
+/// In which a collective is evaluated: all members of one instance of the group.
+pub struct GroupEvalCx<'a> {
+    /// One context for each member, in group order.
+    pub members: &'a [EvalCx<'a>],
+}
+
+impl GroupEvalCx<'_> {
+    /// How many members there are.
+    pub fn n(&self) -> usize {
+        self.members.len()
+    }
+}
+
+/// Declares an op: docs with numbered constraints, name, operands, attributes and an example.
+///
+/// `pub struct Concat("concat")(parts..) { dim: usize }` declares `concat[dim=0] v0, v1, v2`. The rules
+/// follow in `impl OpDef for Concat`.
+#[macro_export]
+macro_rules! op {
+    (
+        $(#[doc = $doc:expr])*
+        $vis:vis struct $name:ident($text:literal)($($arg:ident),* $(; $rest:ident..)?)
+        { $($(#[doc = $adoc:expr])* $attr:ident: $ty:ty),* $(,)? }
+        example $example:expr
+    ) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        $vis struct $name {
+            $($(#[doc = $adoc])* pub $attr: $ty,)*
+        }
+
+        impl $name {
+            /// The op's row of the table.
+            pub const INFO: $crate::ops::OpInfo = $crate::ops::OpInfo {
+                name: $text,
+                doc: concat!($($doc, "\n"),*),
+                args: &[$(stringify!($arg),)* $(stringify!($rest),)?],
+                variadic: $crate::op!(@variadic $($rest)?),
+                attrs: &[$($crate::ops::AttrSpec {
+                    name: stringify!($attr),
+                    kind: <$ty as $crate::ops::Attr>::KIND,
+                    doc: concat!($($adoc),*),
+                },)*],
+                example: $example,
+                read: |_cursor| {
+                    #[allow(unused_mut, unused_assignments, reason = "ops without attributes leave it alone")]
+                    let mut first = true;
+                    $(let $attr = $crate::ops::read_attr(_cursor, stringify!($attr), &mut first)?;)*
+                    $crate::ops::end_attrs(_cursor, !first)?;
+                    Ok($crate::ops::Op::new($name { $($attr),* }))
+                },
+            };
+        }
+
+        impl $crate::ops::OpBase for $name {
+            fn info(&self) -> &'static $crate::ops::OpInfo {
+                static INFO: $crate::ops::OpInfo = $name::INFO;
+                &INFO
+            }
+            fn write_attrs(&self, _out: &mut String, _mesh: &$crate::mesh::Mesh) {
+                #[allow(unused_mut, reason = "ops without attributes leave it alone")]
+                let mut _first = true;
+                $($crate::ops::write_attr(_out, _mesh, stringify!($attr), &self.$attr, &mut _first);)*
+                if !_first {
+                    _out.push(']');
+                }
+            }
+            fn indices(&self, _f: &mut dyn FnMut(&$crate::index::Index)) {
+                $($crate::ops::Attr::indices(&self.$attr, _f);)*
+            }
+            fn groups(&self, _f: &mut dyn FnMut($crate::mesh::Group)) {
+                $($crate::ops::Attr::groups(&self.$attr, _f);)*
+            }
+            fn same(&self, other: &dyn $crate::ops::OpDef) -> bool {
+                other.as_any().downcast_ref::<$name>() == Some(self)
+            }
+            fn as_any(&self) -> &dyn std::any::Any {
+                self
+            }
+        }
+    };
+    (@variadic) => { false };
+    (@variadic $rest:ident) => { true };
+}

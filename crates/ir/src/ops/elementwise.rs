@@ -1,0 +1,389 @@
+//! Ops that compute each element of the result from the elements at the same place of the operands.
+//!
+//! Operands have equal shapes: a smaller one is widened by `broadcast` first, so that what is computed can
+//! be read off the line. Each op is one entry of the table below; floats are computed in `f64` and rounded
+//! once, integers wrap.
+
+use crate::dtype::Dtype;
+use crate::index::Index;
+use crate::op;
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::tensor::{Data, Tensor};
+use crate::types::{TensorType, Type};
+
+/// Which element types an op takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Domain {
+    Floats,
+    Numbers,
+    Logic,
+    All,
+}
+
+impl Domain {
+    fn has(self, dtype: Dtype) -> bool {
+        match self {
+            Domain::Floats => dtype.is_float(),
+            Domain::Numbers => dtype != Dtype::Bool,
+            Domain::Logic => !dtype.is_float(),
+            Domain::All => true,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Domain::Floats => "a float type",
+            Domain::Numbers => "a float or integer type",
+            Domain::Logic => "an integer type or bool",
+            Domain::All => "any type",
+        }
+    }
+}
+
+/// What an elementwise op does to one element; `int` serves truth values as 0 and 1.
+struct Rule {
+    domain: Domain,
+    to_bool: bool,
+    float: fn(&[f64]) -> f64,
+    int: fn(&[i64]) -> i64,
+    compare: fn(&[f64]) -> bool,
+}
+
+const RULE: Rule =
+    Rule { domain: Domain::All, to_bool: false, float: |x| x[0], int: |x| x[0], compare: |_| false };
+
+fn infer(rule: &Rule, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    let args = cx.tensors()?;
+    let first = args[0];
+    if !rule.domain.has(first.dtype) {
+        return Err(Violation::new("C1", format!("expected {}, got {}", rule.domain.text(), first.dtype)));
+    }
+    for other in &args[1..] {
+        if other.dtype != first.dtype {
+            let message =
+                format!("expected operands of one element type, got {} and {}", first.dtype, other.dtype);
+            return Err(Violation::new("C2", message).note("convert one with `cast`"));
+        }
+        same_shape(cx, "C3", first, other)?;
+    }
+    let dtype = if rule.to_bool { Dtype::Bool } else { first.dtype };
+    Ok(vec![first.with_dtype(dtype).into()])
+}
+
+fn same_shape(
+    cx: &mut InferCx<'_>,
+    rule: &'static str,
+    a: &TensorType,
+    b: &TensorType,
+) -> Result<(), Violation> {
+    cx.require_same_shape(rule, &a.shape, &b.shape).map_err(|violation| match violation.note {
+        None => violation.note("widen the smaller operand with `broadcast`"),
+        Some(_) => violation,
+    })
+}
+
+fn eval(rule: &Rule, args: &[&Tensor]) -> Vec<Tensor> {
+    let (first, n) = (args[0], args[0].numel());
+    let column = |i: usize| args.iter().map(move |arg| (arg, i));
+    let ints = |i| -> Vec<i64> {
+        column(i).map(|(arg, i)| if let Data::Int(data) = &arg.data { data[i] } else { 0 }).collect()
+    };
+    let floats = |i| -> Vec<f64> {
+        column(i).map(|(arg, i)| if let Data::Float(data) = &arg.data { data[i] } else { 0.0 }).collect()
+    };
+    let shape = first.shape.clone();
+    vec![match (first.dtype.is_float(), rule.to_bool) {
+        (true, false) => {
+            Tensor::floats(first.dtype, shape, (0..n).map(|i| (rule.float)(&floats(i))).collect())
+        }
+        (true, true) => {
+            Tensor::ints(Dtype::Bool, shape, (0..n).map(|i| i64::from((rule.compare)(&floats(i)))).collect())
+        }
+        (false, to_bool) => {
+            let dtype = if to_bool { Dtype::Bool } else { first.dtype };
+            Tensor::ints(dtype, shape, (0..n).map(|i| (rule.int)(&ints(i))).collect())
+        }
+    }]
+}
+
+/// Declares elementwise ops. The numbered constraints are the same for all of them.
+macro_rules! elementwise {
+    ($($(#[doc = $doc:expr])* $name:ident($text:literal)($($arg:ident),+)
+        $rule:expr, $dtype:literal, $($input:literal),+ => $output:literal : $out:literal;)*) => {$(
+        op! {
+            $(#[doc = $doc])*
+            ///
+            /// (C1) The element type is one the op is defined for.
+            ///
+            /// (C2) All operands have one element type.
+            ///
+            /// (C3) All operands have one shape.
+            pub struct $name($text)($($arg),+) {}
+            example elementwise!(@example $text, $dtype, $out, $output, $($arg $input)+)
+        }
+
+        impl OpDef for $name {
+            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+                infer(&$rule, cx)
+            }
+            fn cost(&self, cx: &CostCx<'_>) -> Cost {
+                cx.kernel(cx.result_numel())
+            }
+            fn alias(&self) -> Alias {
+                Alias::Reuse
+            }
+            fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+                Ok(eval(&$rule, args))
+            }
+        }
+    )*};
+    (@example $text:literal, $dtype:literal, $out:literal, $output:literal, $a:ident $x:literal) => {
+        concat!("mesh ()\n\nfunc @f(v0: ", $dtype, "[3]) -> ", $out, "[3] {\n    v1 = ", $text, " v0 : ", $out,
+            "[3]\n    return v1\n}\n; run: @f(", $x, ") == ", $output, "\n")
+    };
+    (@example $text:literal, $dtype:literal, $out:literal, $output:literal, $a:ident $x:literal $b:ident $y:literal) => {
+        concat!("mesh ()\n\nfunc @f(v0: ", $dtype, "[3], v1: ", $dtype, "[3]) -> ", $out, "[3] {\n    v2 = ", $text,
+            " v0, v1 : ", $out, "[3]\n    return v2\n}\n; run: @f(", $x, ", ", $y, ") == ", $output, "\n")
+    };
+}
+
+/// A rule over floats and integers.
+const fn numbers(float: fn(&[f64]) -> f64, int: fn(&[i64]) -> i64) -> Rule {
+    Rule { domain: Domain::Numbers, float, int, ..RULE }
+}
+
+/// A rule over floats.
+const fn floats(float: fn(&[f64]) -> f64) -> Rule {
+    Rule { domain: Domain::Floats, float, ..RULE }
+}
+
+/// A rule over integers and truth values.
+const fn logic(int: fn(&[i64]) -> i64) -> Rule {
+    Rule { domain: Domain::Logic, int, ..RULE }
+}
+
+/// A comparison of elements of any type.
+const fn comparison(compare: fn(&[f64]) -> bool, int: fn(&[i64]) -> i64) -> Rule {
+    Rule { domain: Domain::All, to_bool: true, compare, int, ..RULE }
+}
+
+elementwise! {
+    /// The sum.
+    Add("add")(x, y) numbers(|x| x[0] + x[1], |x| x[0].wrapping_add(x[1])),
+        "f32", "[1, 2, 3]", "[10, 20, 0.5]" => "[11, 22, 3.5]" : "f32";
+    /// The difference.
+    Sub("sub")(x, y) numbers(|x| x[0] - x[1], |x| x[0].wrapping_sub(x[1])),
+        "u8", "[1, 2, 3]", "[0, 2, 4]" => "[1, 0, 255]" : "u8";
+    /// The product.
+    Mul("mul")(x, y) numbers(|x| x[0] * x[1], |x| x[0].wrapping_mul(x[1])),
+        "f32", "[1, 2, 3]", "[10, 20, -0.5]" => "[10, 40, -1.5]" : "f32";
+    /// The quotient; of integers, rounded towards zero, and 0 where the divisor is 0.
+    Div("div")(x, y) numbers(|x| x[0] / x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_div(x[1]) }),
+        "i32", "[7, -7, 7]", "[2, 2, 0]" => "[3, -3, 0]" : "i32";
+    /// The remainder, with the sign of the dividend; of integers, 0 where the divisor is 0.
+    Rem("rem")(x, y) numbers(|x| x[0] % x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_rem(x[1]) }),
+        "i32", "[7, -7, 7]", "[4, 4, 0]" => "[3, -3, 0]" : "i32";
+    /// The larger of two; NaN where either is, and 0 is larger than -0.
+    Maximum("maximum")(x, y) numbers(|x| maximum(x[0], x[1]), |x| x[0].max(x[1])),
+        "f32", "[1, nan, -0]", "[2, 1, 0]" => "[2, nan, 0]" : "f32";
+    /// The smaller of two; NaN where either is, and -0 is smaller than 0.
+    Minimum("minimum")(x, y) numbers(|x| minimum(x[0], x[1]), |x| x[0].min(x[1])),
+        "f32", "[1, nan, -0]", "[2, 1, 0]" => "[1, nan, -0]" : "f32";
+
+    /// The negative.
+    Neg("neg")(x) numbers(|x| -x[0], |x| x[0].wrapping_neg()), "f32", "[1, -2, 0]" => "[-1, 2, -0]" : "f32";
+    /// The absolute value.
+    Abs("abs")(x) numbers(|x| x[0].abs(), |x| x[0].wrapping_abs()), "i32", "[1, -2, 0]" => "[1, 2, 0]" : "i32";
+    /// e to the power of x.
+    Exp("exp")(x) floats(|x| x[0].exp()), "f32", "[0, 1, -inf]" => "[1, 2.7182817, 0]" : "f32";
+    /// The natural logarithm.
+    Log("log")(x) floats(|x| x[0].ln()), "f32", "[1, 10, 0]" => "[0, 2.3025851, -inf]" : "f32";
+    /// The square root.
+    Sqrt("sqrt")(x) floats(|x| x[0].sqrt()), "f32", "[4, 2, -1]" => "[2, 1.4142135, nan]" : "f32";
+    /// One over the square root.
+    Rsqrt("rsqrt")(x) floats(|x| 1.0 / x[0].sqrt()), "f32", "[4, 0.25, 0]" => "[0.5, 2, inf]" : "f32";
+    /// The hyperbolic tangent.
+    Tanh("tanh")(x) floats(|x| x[0].tanh()), "f32", "[0, 1, -inf]" => "[0, 0.7615942, -1]" : "f32";
+    /// 1 / (1 + exp(-x)).
+    Sigmoid("sigmoid")(x) floats(|x| sigmoid(x[0])), "f32", "[0, 1, -inf]" => "[0.5, 0.7310586, 0]" : "f32";
+    /// The error function.
+    Erf("erf")(x) floats(|x| libm::erf(x[0])), "f32", "[0, 1, inf]" => "[0, 0.8427008, 1]" : "f32";
+    /// x (1 + erf(x / sqrt 2)) / 2, with the exact error function.
+    Gelu("gelu")(x) floats(|x| gelu(x[0])), "f32", "[0, 1, -1]" => "[0, 0.8413448, -0.15865526]" : "f32";
+    /// x * sigmoid(x).
+    Silu("silu")(x) floats(|x| silu(x[0])), "f32", "[0, 1, -1]" => "[0, 0.7310586, -0.26894143]" : "f32";
+    /// The larger of x and 0; NaN stays.
+    Relu("relu")(x) numbers(|x| maximum(x[0], 0.0), |x| x[0].max(0)), "f32", "[1, -2, nan]" => "[1, 0, nan]" : "f32";
+
+    /// Whether x = y; NaN equals nothing.
+    Eq("eq")(x, y) comparison(|x| x[0] == x[1], |x| i64::from(x[0] == x[1])),
+        "f32", "[1, 2, nan]", "[1, 3, nan]" => "[true, false, false]" : "bool";
+    /// Whether x differs from y; NaN differs from everything.
+    Ne("ne")(x, y) comparison(|x| x[0] != x[1], |x| i64::from(x[0] != x[1])),
+        "f32", "[1, 2, nan]", "[1, 3, nan]" => "[false, true, true]" : "bool";
+    /// Whether x < y.
+    Lt("lt")(x, y) comparison(|x| x[0] < x[1], |x| i64::from(x[0] < x[1])),
+        "i64", "[1, 2, 3]", "[1, 3, 2]" => "[false, true, false]" : "bool";
+    /// Whether x <= y.
+    Le("le")(x, y) comparison(|x| x[0] <= x[1], |x| i64::from(x[0] <= x[1])),
+        "i64", "[1, 2, 3]", "[1, 3, 2]" => "[true, true, false]" : "bool";
+    /// Whether x > y.
+    Gt("gt")(x, y) comparison(|x| x[0] > x[1], |x| i64::from(x[0] > x[1])),
+        "i64", "[1, 2, 3]", "[1, 3, 2]" => "[false, false, true]" : "bool";
+    /// Whether x >= y.
+    Ge("ge")(x, y) comparison(|x| x[0] >= x[1], |x| i64::from(x[0] >= x[1])),
+        "i64", "[1, 2, 3]", "[1, 3, 2]" => "[true, false, true]" : "bool";
+
+    /// Bitwise and; of truth values, both.
+    And("and")(x, y) logic(|x| x[0] & x[1]), "bool", "[true, true, false]", "[true, false, false]" => "[true, false, false]" : "bool";
+    /// Bitwise or; of truth values, either.
+    Or("or")(x, y) logic(|x| x[0] | x[1]), "i32", "[12, 5, 0]", "[10, 2, 0]" => "[14, 7, 0]" : "i32";
+    /// Bitwise exclusive or; of truth values, exactly one.
+    Xor("xor")(x, y) logic(|x| x[0] ^ x[1]), "i32", "[12, 5, 0]", "[10, 2, 0]" => "[6, 7, 0]" : "i32";
+}
+
+/// The larger of two, as IEEE 754 `maximum`.
+pub(crate) fn maximum(x: f64, y: f64) -> f64 {
+    match x.partial_cmp(&y) {
+        None => f64::NAN,
+        Some(std::cmp::Ordering::Less) => y,
+        Some(std::cmp::Ordering::Equal) if x.is_sign_negative() => y,
+        Some(_) => x,
+    }
+}
+
+/// The smaller of two, as IEEE 754 `minimum`.
+pub(crate) fn minimum(x: f64, y: f64) -> f64 {
+    -maximum(-x, -y)
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f64) -> f64 {
+    // At -inf the product would be 0 * inf.
+    if x == f64::NEG_INFINITY { 0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
+}
+
+fn silu(x: f64) -> f64 {
+    if x == f64::NEG_INFINITY { 0.0 } else { x * sigmoid(x) }
+}
+
+op! {
+    /// The logical complement of truth values, the bitwise complement of integers.
+    ///
+    /// (C1) The element type is bool or an integer type.
+    pub struct Not("not")(x) {}
+    example "mesh ()\n\nfunc @f(v0: bool[2]) -> bool[2] {\n    v1 = not v0 : bool[2]\n    return v1\n}\n; run: @f([true, false]) == [false, true]\n"
+}
+
+impl OpDef for Not {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        infer(&logic(|x| x[0]), cx)
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn alias(&self) -> Alias {
+        Alias::Reuse
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let flip: fn(&[i64]) -> i64 = if args[0].dtype == Dtype::Bool { |x| 1 - x[0] } else { |x| !x[0] };
+        Ok(eval(&logic(flip), args))
+    }
+}
+
+op! {
+    /// x where the condition is true, y where it is false.
+    ///
+    /// (C1) The condition is of type bool.
+    ///
+    /// (C2) x and y have one element type.
+    ///
+    /// (C3) All three have one shape.
+    pub struct Select("select")(condition, x, y) {}
+    example "mesh ()\n\nfunc @f(v0: bool[2], v1: f32[2], v2: f32[2]) -> f32[2] {\n    v3 = select v0, v1, v2 : f32[2]\n    return v3\n}\n; run: @f([true, false], [1, 2], [10, 20]) == [1, 20]\n"
+}
+
+impl OpDef for Select {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (condition, x, y) = (cx.tensor(0)?, cx.tensor(1)?, cx.tensor(2)?);
+        if condition.dtype != Dtype::Bool {
+            return Err(Violation::new(
+                "C1",
+                format!("expected a condition of type bool, got {}", condition.dtype),
+            ));
+        }
+        if x.dtype != y.dtype {
+            let message = format!("expected operands of one element type, got {} and {}", x.dtype, y.dtype);
+            return Err(Violation::new("C2", message).note("convert one with `cast`"));
+        }
+        same_shape(cx, "C3", x, condition)?;
+        same_shape(cx, "C3", x, y)?;
+        Ok(vec![x.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn alias(&self) -> Alias {
+        Alias::Reuse
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let mut out = args[2].clone();
+        if let Data::Int(condition) = &args[0].data {
+            for (i, _) in condition.iter().enumerate().filter(|(_, c)| **c != 0) {
+                out.set(i, args[1], i);
+            }
+        }
+        Ok(vec![out])
+    }
+}
+
+op! {
+    /// Converts to another element type. Floats become integers towards zero, saturating at the ends of
+    /// the range, NaN as 0; wider integers wrap; numbers become truth values by whether they differ from 0.
+    pub struct Cast("cast")(x) {
+        /// The element type of the result.
+        to: Dtype
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[4]) -> u8[4] {\n    v1 = cast[to=u8] v0 : u8[4]\n    return v1\n}\n; run: @f([1.9, -3, 300, nan]) == [1, 0, 255, 0]\n"
+}
+
+impl OpDef for Cast {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(vec![cx.tensor(0)?.with_dtype(self.to).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn alias(&self) -> Alias {
+        Alias::Reuse
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let shape = args[0].shape.clone();
+        let (low, high) = self.to.int_range();
+        Ok(vec![match (&args[0].data, self.to) {
+            (Data::Float(data), to) if to.is_float() => Tensor::floats(to, shape, data.clone()),
+            (Data::Float(data), Dtype::Bool) => {
+                Tensor::ints(Dtype::Bool, shape, data.iter().map(|x| i64::from(*x != 0.0)).collect())
+            }
+            (Data::Float(data), to) => {
+                Tensor::ints(to, shape, data.iter().map(|x| (*x as i64).clamp(low, high)).collect())
+            }
+            // Straight to f32: going through f64 would round twice.
+            (Data::Int(data), Dtype::F32) => {
+                Tensor::floats(Dtype::F32, shape, data.iter().map(|x| f64::from(*x as f32)).collect())
+            }
+            (Data::Int(data), to) if to.is_float() => {
+                Tensor::floats(to, shape, data.iter().map(|x| *x as f64).collect())
+            }
+            (Data::Int(data), to) => Tensor::ints(to, shape, data.clone()),
+        }])
+    }
+}
+
+/// A count of operations as a size expression.
+pub(crate) fn times(n: i64, numel: &Index) -> Index {
+    &Index::from(n) * numel
+}

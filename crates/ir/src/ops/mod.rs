@@ -1,0 +1,165 @@
+//! The ops: one definition each, and the table that lists them.
+//!
+//! To add one: declare it with `op!` in the file of its kind, give it its rules with `impl OpDef`, add it
+//! to `BUILT_IN`, and write filetests for its constraints. `docs/ops.md` follows from the definition.
+
+mod attr;
+mod collective;
+mod composite;
+mod control;
+mod create;
+mod def;
+mod docs;
+mod elementwise;
+mod exchange;
+mod lookup;
+mod matmul;
+mod reduce;
+mod reduction;
+mod shape;
+mod sizes;
+
+use std::collections::BTreeMap;
+
+pub use attr::{Attr, AttrSpec, ListAttr, OptionAttr, end_attrs, read_attr, write_attr, write_float};
+pub use collective::*;
+pub use composite::*;
+pub use control::*;
+pub use create::*;
+pub use def::*;
+pub use docs::ops_markdown;
+pub use elementwise::*;
+pub use exchange::*;
+pub use lookup::*;
+pub use matmul::*;
+pub use reduce::*;
+pub use reduction::Reduce;
+pub use shape::*;
+pub use sizes::*;
+
+/// The built-in ops by kind, in the order in which docs list them.
+pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
+    (
+        "Communication",
+        &[
+            AllReduceStart::INFO,
+            AllGatherStart::INFO,
+            ReduceScatterStart::INFO,
+            AllToAllStart::INFO,
+            BroadcastStart::INFO,
+            ReduceStart::INFO,
+            GatherStart::INFO,
+            ScatterStart::INFO,
+            AllGatherVStart::INFO,
+            ReduceScatterVStart::INFO,
+            PermuteStart::INFO,
+            ExchangeStart::INFO,
+            BarrierStart::INFO,
+            Wait::INFO,
+        ],
+    ),
+    (
+        "Arithmetic",
+        &[
+            Add::INFO,
+            Sub::INFO,
+            Mul::INFO,
+            Div::INFO,
+            Rem::INFO,
+            Maximum::INFO,
+            Minimum::INFO,
+            Neg::INFO,
+            Abs::INFO,
+            Exp::INFO,
+            Log::INFO,
+            Sqrt::INFO,
+            Rsqrt::INFO,
+            Tanh::INFO,
+            Sigmoid::INFO,
+            Erf::INFO,
+            Gelu::INFO,
+            Silu::INFO,
+            Relu::INFO,
+        ],
+    ),
+    (
+        "Comparison, logic, conversion",
+        &[
+            Eq::INFO,
+            Ne::INFO,
+            Lt::INFO,
+            Le::INFO,
+            Gt::INFO,
+            Ge::INFO,
+            And::INFO,
+            Or::INFO,
+            Xor::INFO,
+            Not::INFO,
+            Select::INFO,
+            Cast::INFO,
+        ],
+    ),
+    ("Reductions and products", &[Sum::INFO, Mean::INFO, Max::INFO, Min::INFO, Argmax::INFO, Matmul::INFO]),
+    (
+        "Shape",
+        &[
+            Reshape::INFO,
+            Permute::INFO,
+            Slice::INFO,
+            UpdateSlice::INFO,
+            Concat::INFO,
+            Split::INFO,
+            Pad::INFO,
+            Broadcast::INFO,
+        ],
+    ),
+    ("Lookup", &[Gather::INFO, ScatterAdd::INFO]),
+    ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO]),
+    ("Sizes", &[SizeOf::INFO, ToSize::INFO]),
+    ("Composites", &[Softmax::INFO, RmsNorm::INFO, Attention::INFO]),
+    ("Control", &[Cond::INFO, Scan::INFO]),
+];
+
+/// The ops that a text may name.
+#[derive(Debug)]
+pub struct OpTable {
+    by_name: BTreeMap<&'static str, &'static OpInfo>,
+}
+
+impl OpTable {
+    /// The built-in ops.
+    pub fn built_in() -> OpTable {
+        let rows = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter());
+        OpTable { by_name: rows.map(|info| (info.name, info)).collect() }
+    }
+
+    /// Adds a user's op; false where an op of its name is there already.
+    pub fn add(&mut self, info: &'static OpInfo) -> bool {
+        let free = !self.by_name.contains_key(info.name);
+        if free {
+            self.by_name.insert(info.name, info);
+        }
+        free
+    }
+
+    /// The op of this name.
+    pub fn get(&self, name: &str) -> Option<&'static OpInfo> {
+        self.by_name.get(name).copied()
+    }
+
+    /// All ops by name.
+    pub fn iter(&self) -> impl Iterator<Item = &'static OpInfo> {
+        self.by_name.values().copied()
+    }
+
+    /// The op whose name is most like a misspelled one.
+    pub fn nearest(&self, name: &str) -> Option<&'static str> {
+        let start = format!("{name}_start");
+        if let Some((known, _)) = self.by_name.get_key_value(start.as_str()) {
+            return Some(known);
+        }
+        let shared = |known: &str| known.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+        let best = self.by_name.keys().max_by_key(|known| (shared(known), std::cmp::Reverse(known.len())))?;
+        (shared(best) >= 3).then_some(best)
+    }
+}

@@ -1,0 +1,181 @@
+//! Ops that fold dimensions of a tensor away: sums, means, extremes.
+
+use crate::dtype::Dtype;
+use crate::index::{Guard, Index};
+use crate::op;
+use crate::ops::elementwise::{maximum, minimum};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::types::{TensorType, Type};
+
+/// The shape without the reduced dimensions, or with them as 1.
+fn reduced<T: Clone>(shape: &[T], dims: &[usize], keep: bool, one: T) -> Vec<T> {
+    let all = shape.iter().enumerate();
+    let kept = all.filter(|(i, _)| keep || !dims.contains(i));
+    kept.map(|(i, size)| if dims.contains(&i) { one.clone() } else { size.clone() }).collect()
+}
+
+fn infer(
+    cx: &mut InferCx<'_>,
+    dims: &[usize],
+    keep: bool,
+    takes: (fn(Dtype) -> bool, &str),
+    empty: bool,
+) -> Result<TensorType, Violation> {
+    let x = cx.tensor(0)?;
+    if !takes.0(x.dtype) {
+        return Err(Violation::new("C1", format!("expected {}, got {}", takes.1, x.dtype)));
+    }
+    cx.require_dims("C2", dims, x.rank())?;
+    if !empty {
+        let n = Index::product(dims.iter().map(|dim| &x.shape[*dim]));
+        cx.require("C3", Guard::Le(Index::constant(1), n), |cx| {
+            format!("expected at least one element to choose from, got shape {}", cx.shape_text(&x.shape))
+        })?;
+    }
+    Ok(x.with_shape(reduced(&x.shape, dims, keep, Index::constant(1))))
+}
+
+/// For each element of the result, the numbers of the elements that are folded into it, in order.
+fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
+    let kept_shape = reduced(&x.shape, dims, true, 1);
+    let mut groups = vec![Vec::new(); kept_shape.iter().product()];
+    for i in 0..x.numel() {
+        let mut at = unravel(i, &x.shape);
+        dims.iter().for_each(|dim| at[*dim] = 0);
+        groups[ravel(&at, &kept_shape)].push(i);
+    }
+    (kept_shape, groups)
+}
+
+fn fold(
+    x: &Tensor,
+    dims: &[usize],
+    keep: bool,
+    float: impl Fn(&mut dyn Iterator<Item = f64>) -> f64,
+    int: impl Fn(&mut dyn Iterator<Item = i64>) -> i64,
+) -> Tensor {
+    let (_, groups) = folded(x, dims);
+    let shape = reduced(&x.shape, dims, keep, 1);
+    match &x.data {
+        Data::Float(data) => Tensor::floats(
+            x.dtype,
+            shape,
+            groups.iter().map(|g| float(&mut g.iter().map(|i| data[*i]))).collect(),
+        ),
+        Data::Int(data) => Tensor::ints(
+            x.dtype,
+            shape,
+            groups.iter().map(|g| int(&mut g.iter().map(|i| data[*i]))).collect(),
+        ),
+    }
+}
+
+const NUMBERS: (fn(Dtype) -> bool, &str) = (|dtype| dtype != Dtype::Bool, "a float or integer type");
+const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float type");
+
+macro_rules! reductions {
+    ($($(#[doc = $doc:expr])* $name:ident($text:literal) $takes:expr, empty $empty:literal,
+        $example:literal, $float:expr, $int:expr;)*) => {$(
+        op! {
+            $(#[doc = $doc])*
+            pub struct $name($text)(x) {
+                /// The dimensions to fold; none folds nothing.
+                dims: Vec<usize>,
+                /// Whether folded dimensions stay, with size 1.
+                keep: bool,
+            }
+            example concat!("mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2] {\n    v1 = ", $text,
+                "[dims=[1], keep=false] v0 : f32[2]\n    return v1\n}\n; run: @f([[1, 2], [3, 5]]) == ", $example, "\n")
+        }
+
+        impl OpDef for $name {
+            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+                Ok(vec![infer(cx, &self.dims, self.keep, $takes, $empty)?.into()])
+            }
+            fn cost(&self, cx: &CostCx<'_>) -> Cost {
+                cx.kernel(cx.arg_numel(0))
+            }
+            fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+                Ok(vec![fold(args[0], &self.dims, self.keep, $float, $int)])
+            }
+        }
+    )*};
+}
+
+reductions! {
+    /// The sum over dimensions; 0 of nothing. Integers wrap.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    Sum("sum") NUMBERS, empty true, "[3, 8]",
+        |xs| xs.fold(0.0, |a, x| a + x), |xs| xs.fold(0, i64::wrapping_add);
+    /// The mean over dimensions; NaN of nothing.
+    ///
+    /// (C1) The element type is a float type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    Mean("mean") FLOATS, empty true, "[1.5, 4]",
+        |xs| { let (sum, n) = xs.fold((0.0, 0.0), |(a, n), x| (a + x, n + 1.0)); sum / n }, |_| 0;
+    /// The largest element over dimensions; NaN where one is NaN.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    ///
+    /// (C3) There is at least one element to choose from.
+    Max("max") NUMBERS, empty false, "[2, 5]",
+        |xs| xs.fold(f64::NEG_INFINITY, maximum), |xs| xs.max().unwrap_or(0);
+    /// The smallest element over dimensions; NaN where one is NaN.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    ///
+    /// (C3) There is at least one element to choose from.
+    Min("min") NUMBERS, empty false, "[1, 3]",
+        |xs| xs.fold(f64::INFINITY, minimum), |xs| xs.min().unwrap_or(0);
+}
+
+op! {
+    /// The place of the largest element over dimensions, as a row-major number within them; the first of
+    /// equals, and a NaN is larger than everything.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    ///
+    /// (C3) There is at least one element to choose from.
+    pub struct Argmax("argmax")(x) {
+        /// The dimensions to fold, of which the result is a place.
+        dims: Vec<usize>,
+        /// Whether folded dimensions stay, with size 1.
+        keep: bool,
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,3]) -> i64[2] {\n    v1 = argmax[dims=[1], keep=false] v0 : i64[2]\n    return v1\n}\n; run: @f([[1, 5, 5], [3, 2, 1]]) == [1, 0]\n"
+}
+
+impl OpDef for Argmax {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(vec![infer(cx, &self.dims, self.keep, NUMBERS, false)?.with_dtype(Dtype::I64).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.arg_numel(0))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        // Row-major numbers follow the order of the dimensions in the tensor, whatever order `dims` has.
+        let (_, groups) = folded(args[0], &self.dims);
+        let larger = |a: usize, b: usize| match &args[0].data {
+            Data::Float(data) => data[b] > data[a] || data[b].is_nan() && !data[a].is_nan(),
+            Data::Int(data) => data[b] > data[a],
+        };
+        let best = |group: &Vec<usize>| {
+            let best =
+                (1..group.len()).fold(0, |best, i| if larger(group[best], group[i]) { i } else { best });
+            best as i64
+        };
+        let shape = reduced(&args[0].shape, &self.dims, self.keep, 1);
+        Ok(vec![Tensor::ints(Dtype::I64, shape, groups.iter().map(best).collect())])
+    }
+}

@@ -1,0 +1,447 @@
+//! Ops that move elements without computing on them: reshape, permute, slice, concat and the like.
+
+use crate::index::{Guard, Index};
+use crate::op;
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
+use crate::tensor::{Tensor, ravel, unravel};
+use crate::types::Type;
+
+op! {
+    /// The same elements in row-major order in another shape.
+    ///
+    /// (C1) Both shapes have as many elements.
+    ///
+    /// (C2) No size is negative.
+    pub struct Reshape("reshape")(x) {
+        /// The shape of the result.
+        shape: Vec<Index>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[4]) -> f32[2,2] {\n    v1 = reshape[shape=[2, 2]] v0 : f32[2,2]\n    return v1\n}\n; run: @f([1, 2, 3, 4]) == [[1, 2], [3, 4]]\n"
+}
+
+impl OpDef for Reshape {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        self.shape.iter().try_for_each(|size| cx.require_size("C2", size))?;
+        cx.require_eq("C1", &x.numel(), &Index::product(&self.shape), |cx| {
+            let (to, from) = (cx.shape_text(&self.shape), cx.shape_text(&x.shape));
+            format!("expected a shape with as many elements as {from}, got {to}")
+        })?;
+        Ok(vec![x.with_shape(self.shape.clone()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View(0)
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let shape = cx.shape(&self.shape)?;
+        if shape.iter().product::<usize>() != args[0].numel() {
+            return Err(EvalError(format!(
+                "expected a shape of {} elements, got {shape:?}",
+                args[0].numel()
+            )));
+        }
+        Ok(vec![args[0].reshaped(shape)])
+    }
+}
+
+op! {
+    /// The dimensions in another order: dimension i of the result is dimension `dims[i]` of the operand.
+    ///
+    /// (C1) The dimensions are those of the operand, each once.
+    pub struct Permute("permute")(x) {
+        /// Where each dimension of the result comes from.
+        dims: Vec<usize>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,3]) -> f32[3,2] {\n    v1 = permute[dims=[1, 0]] v0 : f32[3,2]\n    return v1\n}\n; run: @f([[1, 2, 3], [4, 5, 6]]) == [[1, 4], [2, 5], [3, 6]]\n"
+}
+
+impl OpDef for Permute {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if self.dims.len() != x.rank() {
+            return Err(Violation::new(
+                "C1",
+                format!("expected {} dimensions, got {}", x.rank(), self.dims.len()),
+            ));
+        }
+        cx.require_dims("C1", &self.dims, x.rank())?;
+        Ok(vec![x.with_shape(self.dims.iter().map(|dim| x.shape[*dim].clone()).collect()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View(0)
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = args[0];
+        let shape: Vec<usize> = self.dims.iter().map(|dim| x.shape[*dim]).collect();
+        let out_shape = shape.clone();
+        Ok(vec![x.pick(shape, |i| {
+            let at = unravel(i, &out_shape);
+            let mut from = vec![0; at.len()];
+            self.dims.iter().zip(at).for_each(|(dim, at)| from[*dim] = at);
+            ravel(&from, &x.shape)
+        })])
+    }
+}
+
+op! {
+    /// A box of the operand: in each dimension `size` elements from `start`, every `step`th.
+    ///
+    /// (C1) `start`, `size` and `step` have an entry for each dimension.
+    ///
+    /// (C2) No start or size is negative, and every step is at least 1.
+    ///
+    /// (C3) The box lies inside the operand.
+    pub struct Slice("slice")(x) {
+        /// The first place in each dimension.
+        start: Vec<Index>,
+        /// How many places in each dimension.
+        size: Vec<Index>,
+        /// From one place to the next in each dimension.
+        step: Vec<usize>
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[4]) -> f32[2]{tp} {\n    v1 = slice[start=[2*rank(tp)], size=[2], step=[1]] v0 : f32[2]{tp}\n    return v1\n}\n; run: @f([1, 2, 3, 4]) == [1, 2] | [3, 4]\n"
+}
+
+impl OpDef for Slice {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if [self.start.len(), self.size.len(), self.step.len()] != [x.rank(); 3] {
+            let got = [self.start.len(), self.size.len(), self.step.len()];
+            return Err(Violation::new(
+                "C1",
+                format!("expected {} entries in start, size and step, got {got:?}", x.rank()),
+            ));
+        }
+        for i in 0..x.rank() {
+            let (start, size, step) = (&self.start[i], &self.size[i], self.step[i]);
+            cx.require_size("C2", start)?;
+            cx.require_size("C2", size)?;
+            if step == 0 {
+                return Err(Violation::new("C2", "expected a step of at least 1, got 0"));
+            }
+            // The last place is start + (size - 1) * step; with a step of 1 an empty box may begin at the end.
+            let reach = if step == 1 {
+                start + size
+            } else {
+                &(start + &(&(size - &Index::constant(1)) * &Index::from(step))) + &Index::constant(1)
+            };
+            inside(cx, "C3", i, &reach, &x.shape[i])?;
+        }
+        Ok(vec![x.with_shape(self.size.clone()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View(0)
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = args[0];
+        let (start, shape) = (sizes(cx, &self.start)?, cx.shape(&self.size)?);
+        for i in 0..shape.len() {
+            if shape[i] > 0
+                && start[i].saturating_add((shape[i] - 1).saturating_mul(self.step[i])) >= x.shape[i]
+            {
+                return Err(outside(i, start[i], shape[i], x.shape[i]));
+            }
+        }
+        let out_shape = shape.clone();
+        Ok(vec![x.pick(shape, |i| {
+            let mut at = unravel(i, &out_shape);
+            at.iter_mut().enumerate().for_each(|(i, at)| *at = start[i] + *at * self.step[i]);
+            ravel(&at, &x.shape)
+        })])
+    }
+}
+
+fn sizes(cx: &EvalCx<'_>, list: &[Index]) -> Result<Vec<usize>, EvalError> {
+    list.iter().map(|size| cx.size(size)).collect()
+}
+
+fn outside(dim: usize, start: usize, size: usize, of: usize) -> EvalError {
+    EvalError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
+}
+
+fn inside(
+    cx: &mut InferCx<'_>,
+    rule: &'static str,
+    dim: usize,
+    end: &Index,
+    of: &Index,
+) -> Result<(), Violation> {
+    cx.require(rule, Guard::Le(end.clone(), of.clone()), |cx| {
+        format!("dimension {dim}: expected to end by {}, got {}", of.display(cx.mesh), end.display(cx.mesh))
+    })
+}
+
+op! {
+    /// The first operand with a box of it, from `start`, replaced by the second.
+    ///
+    /// (C1) Both operands have one element type and as many dimensions, and `start` an entry for each.
+    ///
+    /// (C2) No start is negative.
+    ///
+    /// (C3) The box lies inside the first operand.
+    pub struct UpdateSlice("update_slice")(x, part) {
+        /// The first place in each dimension.
+        start: Vec<Index>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[4], v1: f32[2]) -> f32[4] {\n    v2 = update_slice[start=[1]] v0, v1 : f32[4]\n    return v2\n}\n; run: @f([1, 2, 3, 4], [20, 30]) == [1, 20, 30, 4]\n"
+}
+
+impl OpDef for UpdateSlice {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (x, part) = (cx.tensor(0)?, cx.tensor(1)?);
+        if x.dtype != part.dtype || x.rank() != part.rank() || x.rank() != self.start.len() {
+            let (x, part) = (cx.text(&cx.args[0]), cx.text(&cx.args[1]));
+            let message = format!(
+                "expected a part like {x} and a start for each dimension, got {part} and {} starts",
+                self.start.len()
+            );
+            return Err(Violation::new("C1", message));
+        }
+        for (i, start) in self.start.iter().enumerate() {
+            cx.require_size("C2", start)?;
+            inside(cx, "C3", i, &(start + &part.shape[i]), &x.shape[i])?;
+        }
+        Ok(vec![x.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(Index::constant(0))
+    }
+    fn alias(&self) -> Alias {
+        Alias::Reuse
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (mut out, part, start) = (args[0].clone(), args[1], sizes(cx, &self.start)?);
+        for i in 0..start.len() {
+            if start[i].saturating_add(part.shape[i]) > out.shape[i] {
+                return Err(outside(i, start[i], part.shape[i], out.shape[i]));
+            }
+        }
+        for i in 0..part.numel() {
+            let at: Vec<usize> =
+                unravel(i, &part.shape).iter().zip(&start).map(|(at, start)| at + start).collect();
+            let to = ravel(&at, &out.shape);
+            out.set(to, part, i);
+        }
+        Ok(vec![out])
+    }
+}
+
+op! {
+    /// The operands one after the other along a dimension.
+    ///
+    /// (C1) All operands have one element type and as many dimensions.
+    ///
+    /// (C2) The dimension exists.
+    ///
+    /// (C3) All operands agree in every other dimension.
+    pub struct Concat("concat")(x; more..) {
+        /// Along which dimension.
+        dim: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[1], v1: f32[2]) -> f32[3] {\n    v2 = concat[dim=0] v0, v1 : f32[3]\n    return v2\n}\n; run: @f([1], [2, 3]) == [1, 2, 3]\n"
+}
+
+impl OpDef for Concat {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let parts = cx.tensors()?;
+        let first = parts[0];
+        cx.require_dim("C2", self.dim, first.rank())?;
+        for part in &parts[1..] {
+            if part.dtype != first.dtype || part.rank() != first.rank() {
+                let (a, b) = (first.display(cx.mesh), part.display(cx.mesh));
+                return Err(Violation::new("C1", format!("expected operands like {a}, got {b}")));
+            }
+            let mut like = part.shape.clone();
+            like[self.dim] = first.shape[self.dim].clone();
+            cx.require_same_shape("C3", &first.shape, &like)?;
+        }
+        let mut shape = first.shape.clone();
+        shape[self.dim] = Index::sum(parts.iter().map(|part| &part.shape[self.dim]));
+        Ok(vec![first.with_shape(shape).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(Index::constant(0))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        Ok(vec![Tensor::concat(args, self.dim)])
+    }
+}
+
+op! {
+    /// The operand cut along a dimension into parts of these sizes.
+    ///
+    /// (C1) The dimension exists.
+    ///
+    /// (C2) No size is negative, and they add up to the dimension.
+    pub struct Split("split")(x) {
+        /// Along which dimension.
+        dim: usize,
+        /// The sizes of the parts.
+        sizes: Vec<Index>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[3]) -> (f32[1], f32[2]) {\n    v1, v2 = split[dim=0, sizes=[1, 2]] v0 : f32[1], f32[2]\n    return v1, v2\n}\n; run: @f([1, 2, 3]) == [1], [2, 3]\n"
+}
+
+impl OpDef for Split {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        cx.require_dim("C1", self.dim, x.rank())?;
+        self.sizes.iter().try_for_each(|size| cx.require_size("C2", size))?;
+        cx.require_eq("C2", &x.shape[self.dim], &Index::sum(&self.sizes), |cx| {
+            let (of, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
+            format!("expected sizes that add up to {of}, got {sizes}")
+        })?;
+        let part = |size: &Index| {
+            let mut shape = x.shape.clone();
+            shape[self.dim] = size.clone();
+            Type::Tensor(x.with_shape(shape))
+        };
+        Ok(self.sizes.iter().map(part).collect())
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View(0)
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let sizes = sizes(cx, &self.sizes)?;
+        let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
+        if total != Some(args[0].shape[self.dim]) {
+            return Err(EvalError(format!(
+                "expected sizes that add up to {}, got {sizes:?}",
+                args[0].shape[self.dim]
+            )));
+        }
+        let mut start = 0;
+        let parts = sizes.into_iter().map(|size| {
+            start += size;
+            args[0].narrow(self.dim, start - size, size)
+        });
+        Ok(parts.collect())
+    }
+}
+
+op! {
+    /// The operand with a value put around it: `low` places before and `high` after it in each dimension.
+    ///
+    /// (C1) `low` and `high` have an entry for each dimension.
+    ///
+    /// (C2) No entry is negative.
+    pub struct Pad("pad")(x) {
+        /// Places before.
+        low: Vec<Index>,
+        /// Places after.
+        high: Vec<Index>,
+        /// What they hold, rounded or wrapped to the element type.
+        value: f64
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[4] {\n    v1 = pad[low=[1], high=[1], value=9.0] v0 : f32[4]\n    return v1\n}\n; run: @f([1, 2]) == [9, 1, 2, 9]\n"
+}
+
+impl OpDef for Pad {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if [self.low.len(), self.high.len()] != [x.rank(); 2] {
+            let got = [self.low.len(), self.high.len()];
+            return Err(Violation::new(
+                "C1",
+                format!("expected {} entries in low and high, got {got:?}", x.rank()),
+            ));
+        }
+        self.low.iter().chain(&self.high).try_for_each(|size| cx.require_size("C2", size))?;
+        let shape = (0..x.rank()).map(|i| &(&x.shape[i] + &self.low[i]) + &self.high[i]).collect();
+        Ok(vec![x.with_shape(shape).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(Index::constant(0))
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = args[0];
+        let (low, high) = (sizes(cx, &self.low)?, sizes(cx, &self.high)?);
+        let grow = |i: usize| x.shape[i].checked_add(low[i]).and_then(|n| n.checked_add(high[i]));
+        let shape: Option<Vec<usize>> = (0..low.len()).map(grow).collect();
+        let shape = shape.ok_or_else(|| EvalError("a padded size does not fit in 64 bits".into()))?;
+        check_numel(&shape)?;
+        let n = shape.iter().product();
+        let mut out = if x.dtype.is_float() {
+            Tensor::floats(x.dtype, shape, vec![self.value; n])
+        } else {
+            Tensor::ints(x.dtype, shape, vec![self.value as i64; n])
+        };
+        for i in 0..x.numel() {
+            let at: Vec<usize> = unravel(i, &x.shape).iter().zip(&low).map(|(at, low)| at + low).collect();
+            let to = ravel(&at, &out.shape);
+            out.set(to, x, i);
+        }
+        Ok(vec![out])
+    }
+}
+
+op! {
+    /// The operand repeated to a larger shape: its dimensions stand last, and those of size 1 are repeated.
+    ///
+    /// (C1) The shape has at least as many dimensions as the operand.
+    ///
+    /// (C2) Every dimension of the operand is 1 or the size it gets.
+    ///
+    /// (C3) No size is negative.
+    pub struct Broadcast("broadcast")(x) {
+        /// The shape of the result.
+        shape: Vec<Index>
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,1]) -> f32[2,3] {\n    v1 = broadcast[shape=[2, 3]] v0 : f32[2,3]\n    return v1\n}\n; run: @f([[1], [2]]) == [[1, 1, 1], [2, 2, 2]]\n"
+}
+
+impl OpDef for Broadcast {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        let Some(lead) = self.shape.len().checked_sub(x.rank()) else {
+            let (from, to) = (cx.shape_text(&x.shape), cx.shape_text(&self.shape));
+            return Err(Violation::new(
+                "C1",
+                format!("expected at least the dimensions of {from}, got {to}"),
+            ));
+        };
+        self.shape.iter().try_for_each(|size| cx.require_size("C3", size))?;
+        for (from, to) in x.shape.iter().zip(&self.shape[lead..]) {
+            if from.as_const() != Some(1) {
+                cx.require_eq("C2", from, to, |cx| {
+                    let (from, to) = (cx.shape_text(&x.shape), cx.shape_text(&self.shape));
+                    format!("expected sizes of 1 or those of {to}, got {from}")
+                })?;
+            }
+        }
+        Ok(vec![x.with_shape(self.shape.clone()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View(0)
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = args[0];
+        let shape = cx.shape(&self.shape)?;
+        let lead = shape.len() - x.shape.len();
+        if x.shape.iter().zip(&shape[lead..]).any(|(from, to)| *from != 1 && from != to) {
+            return Err(EvalError(format!("expected sizes of 1 or those of {shape:?}, got {:?}", x.shape)));
+        }
+        let out_shape = shape.clone();
+        Ok(vec![x.pick(shape, |i| {
+            let at = unravel(i, &out_shape);
+            let from: Vec<usize> =
+                at[lead..].iter().zip(&x.shape).map(|(at, size)| if *size == 1 { 0 } else { *at }).collect();
+            ravel(&from, &x.shape)
+        })])
+    }
+}

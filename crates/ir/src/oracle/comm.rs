@@ -1,0 +1,307 @@
+//! Communication in the oracle: collectives wait for their last member, messages for their other end.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::mesh::{Group, Mesh, Rank};
+use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx, Message, Peer};
+use crate::program::{Func, Node};
+use crate::tensor::Tensor;
+use crate::text::node_text;
+
+use super::inputs::Symbols;
+
+/// One started operation of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PendingId(usize);
+
+/// One instance of a group: how it is spelled, and its first member.
+type GroupKey = (String, Rank);
+
+enum Pending {
+    /// A collective that not all members have started.
+    Collective { slot: (GroupKey, u64) },
+    /// A batch of messages, of which some have not met their other end.
+    Messages { open: Vec<String>, received: Vec<Option<Tensor>> },
+    /// The results are there.
+    Ready(Vec<Tensor>),
+}
+
+/// A member that has started a collective.
+struct Arrival<'a> {
+    node: &'a Node,
+    symbols: Symbols,
+    args: Vec<Tensor>,
+    pending: PendingId,
+}
+
+struct Slot<'a> {
+    members: Vec<Rank>,
+    arrived: Vec<Option<Arrival<'a>>>,
+}
+
+/// One end of a message that waits for the other.
+struct End {
+    pending: PendingId,
+    /// How its batch names it.
+    name: String,
+    /// The tensor sent; for a receive, the one that gives the type.
+    tensor: Tensor,
+    /// Which receive of its batch.
+    at: usize,
+}
+
+#[derive(Default)]
+struct Channel {
+    sends: VecDeque<End>,
+    recvs: VecDeque<End>,
+}
+
+pub(super) struct Comm<'a> {
+    mesh: &'a Mesh,
+    func: &'a Func,
+    pendings: Vec<Pending>,
+    /// How many collectives each rank has started on each of its groups.
+    started: BTreeMap<(GroupKey, Rank), u64>,
+    slots: BTreeMap<(GroupKey, u64), Slot<'a>>,
+    /// By group, sender, receiver and tag.
+    channels: BTreeMap<(GroupKey, Rank, Rank, i64), Channel>,
+}
+
+impl<'a> Comm<'a> {
+    pub(super) fn new(mesh: &'a Mesh, func: &'a Func) -> Comm<'a> {
+        Comm {
+            mesh,
+            func,
+            pendings: Vec::new(),
+            started: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            channels: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn ready(&self, id: PendingId) -> bool {
+        match &self.pendings[id.0] {
+            Pending::Ready(_) => true,
+            Pending::Messages { open, .. } => open.is_empty(),
+            Pending::Collective { .. } => false,
+        }
+    }
+
+    /// The results of an operation that is ready.
+    pub(super) fn take(&mut self, id: PendingId) -> Vec<Tensor> {
+        match std::mem::replace(&mut self.pendings[id.0], Pending::Ready(Vec::new())) {
+            Pending::Ready(tensors) => tensors,
+            Pending::Messages { received, .. } => received.into_iter().flatten().collect(),
+            Pending::Collective { .. } => Vec::new(),
+        }
+    }
+
+    /// What an operation that is not ready waits for.
+    pub(super) fn describe(&self, id: PendingId) -> String {
+        match &self.pendings[id.0] {
+            Pending::Collective { slot } => match self.slots.get(slot) {
+                Some(entry) => {
+                    let missing =
+                        entry.members.iter().zip(&entry.arrived).filter(|(_, arrival)| arrival.is_none());
+                    let ranks: Vec<String> = missing.map(|(rank, _)| rank.0.to_string()).collect();
+                    let op = entry
+                        .arrived
+                        .iter()
+                        .flatten()
+                        .next()
+                        .map_or("", |arrival| arrival.node.op.info().name);
+                    format!("{op}, call {} on {}: not started by rank {}", slot.1, slot.0.0, ranks.join(", "))
+                }
+                None => "a collective".to_string(),
+            },
+            Pending::Messages { open, .. } => open.join(", and "),
+            Pending::Ready(_) => "nothing".to_string(),
+        }
+    }
+
+    fn add(&mut self, pending: Pending) -> PendingId {
+        self.pendings.push(pending);
+        PendingId(self.pendings.len() - 1)
+    }
+
+    /// A rank starts an operation.
+    pub(super) fn start(
+        &mut self,
+        cx: &EvalCx<'_>,
+        node: &'a Node,
+        args: Vec<Tensor>,
+    ) -> Result<PendingId, EvalError> {
+        match node.op.effects() {
+            Effects::Collective(group) => self.start_collective(cx, node, group, args),
+            Effects::Messages(group) => self.start_messages(cx, node, group, args),
+            _ => Err(EvalError("starts nothing".into())),
+        }
+    }
+
+    fn start_collective(
+        &mut self,
+        cx: &EvalCx<'_>,
+        node: &'a Node,
+        group: Group,
+        args: Vec<Tensor>,
+    ) -> Result<PendingId, EvalError> {
+        let Some(members) = self.mesh.members(group, cx.rank) else {
+            // A rank outside a list group passes its operands through.
+            return Ok(self.add(Pending::Ready(args)));
+        };
+        let key = (self.mesh.group_text(group), members[0]);
+        let calls = self.started.entry((key.clone(), cx.rank)).or_default();
+        let slot = (key, *calls);
+        *calls += 1;
+        let member = members.iter().position(|m| *m == cx.rank).unwrap_or(0);
+        let pending = self.add(Pending::Collective { slot: slot.clone() });
+        let entry = self.slots.entry(slot.clone()).or_insert_with(|| {
+            let arrived = members.iter().map(|_| None).collect();
+            Slot { members, arrived }
+        });
+        entry.arrived[member] = Some(Arrival { node, symbols: cx.symbols.clone(), args, pending });
+        if entry.arrived.iter().all(Option::is_some)
+            && let Some(entry) = self.slots.remove(&slot)
+        {
+            self.complete(&slot, entry)?;
+        }
+        Ok(pending)
+    }
+
+    /// All members have arrived: they must have started the same op, and it can be evaluated.
+    fn complete(&mut self, (key, call): &(GroupKey, u64), slot: Slot<'a>) -> Result<(), EvalError> {
+        let arrivals: Vec<Arrival<'a>> = slot.arrived.into_iter().flatten().collect();
+        let types = |arrival: &Arrival<'_>| arrival.args.iter().map(|arg| arg.dtype).collect::<Vec<_>>();
+        let differs = |(_, other): &(&Rank, &Arrival<'_>)| {
+            other.node.op != arrivals[0].node.op || types(other) != types(&arrivals[0])
+        };
+        if let Some((rank, other)) = slot.members.iter().zip(&arrivals).find(differs) {
+            let text = |node: &Node| {
+                let line =
+                    node_text(node, self.func, self.mesh).split_whitespace().collect::<Vec<_>>().join(" ");
+                line + &node.loc.as_ref().map_or(String::new(), |loc| format!(" ({loc})"))
+            };
+            return Err(EvalError(format!(
+                "call {call} on {} differs between ranks\n  {}: {}\n  {rank}: {}",
+                key.0,
+                slot.members[0],
+                text(arrivals[0].node),
+                text(other.node)
+            )));
+        }
+        let contexts: Vec<EvalCx<'_>> = slot
+            .members
+            .iter()
+            .zip(&arrivals)
+            .map(|(rank, arrival)| EvalCx { mesh: self.mesh, rank: *rank, symbols: &arrival.symbols })
+            .collect();
+        let args: Vec<Vec<Tensor>> = arrivals.iter().map(|arrival| arrival.args.clone()).collect();
+        let results = arrivals[0].node.op.eval_group(&GroupEvalCx { members: &contexts }, &args)?;
+        for (arrival, tensors) in arrivals.iter().zip(results) {
+            self.pendings[arrival.pending.0] = Pending::Ready(tensors);
+        }
+        Ok(())
+    }
+
+    fn start_messages(
+        &mut self,
+        cx: &EvalCx<'_>,
+        node: &'a Node,
+        group: Group,
+        args: Vec<Tensor>,
+    ) -> Result<PendingId, EvalError> {
+        let (sends, recvs) = node.op.messages();
+        let Some(members) = self.mesh.members(group, cx.rank) else {
+            return Ok(self.add(Pending::Ready(args.into_iter().skip(sends.len()).collect())));
+        };
+        let name = self.mesh.group_text(group);
+        let key = (name.clone(), members[0]);
+        let pending = self.add(Pending::Messages { open: Vec::new(), received: vec![None; recvs.len()] });
+        let mut touched = Vec::new();
+        for (i, (message, tensor)) in sends.iter().chain(recvs).zip(args).enumerate() {
+            let peer = peer(cx, message, group, &members)?;
+            let tag = cx.index(&message.tag)?;
+            let is_send = i < sends.len();
+            let at = i - if is_send { 0 } else { sends.len() };
+            let Some(other) = peer else {
+                // An open end: a receive keeps the value that stands for it.
+                if let (false, Pending::Messages { received, .. }) = (is_send, &mut self.pendings[pending.0])
+                {
+                    received[at] = Some(tensor);
+                }
+                continue;
+            };
+            let (word, from, to) =
+                if is_send { ("receive by", cx.rank, other) } else { ("send from", other, cx.rank) };
+            let text = format!("a {word} rank {} with tag {tag} on {name}", other.0);
+            if let Pending::Messages { open, .. } = &mut self.pendings[pending.0] {
+                open.push(text.clone());
+            }
+            let channel = (key.clone(), from, to, tag);
+            let ends = self.channels.entry(channel.clone()).or_default();
+            let end = End { pending, name: text, tensor, at };
+            if is_send {
+                ends.sends.push_back(end)
+            } else {
+                ends.recvs.push_back(end)
+            }
+            touched.push(channel);
+        }
+        for channel in touched {
+            self.deliver(&channel)?;
+        }
+        Ok(pending)
+    }
+
+    /// Matches sends and receives of one channel, first with first.
+    fn deliver(&mut self, channel: &(GroupKey, Rank, Rank, i64)) -> Result<(), EvalError> {
+        let Some(ends) = self.channels.get_mut(channel) else { return Ok(()) };
+        let mut matched = Vec::new();
+        while !ends.sends.is_empty() && !ends.recvs.is_empty() {
+            matched.extend(ends.sends.pop_front().zip(ends.recvs.pop_front()));
+        }
+        for (send, recv) in matched {
+            if send.tensor.dtype != recv.tensor.dtype || send.tensor.shape != recv.tensor.shape {
+                let (_, from, to, tag) = channel;
+                let text = |t: &Tensor| format!("{}{:?}", t.dtype, t.shape);
+                return Err(EvalError(format!(
+                    "{from} sends {} to {to} with tag {tag}, which expects {} (C3)",
+                    text(&send.tensor),
+                    text(&recv.tensor)
+                )));
+            }
+            for end in [&send, &recv] {
+                if let Pending::Messages { open, .. } = &mut self.pendings[end.pending.0]
+                    && let Some(at) = open.iter().position(|name| *name == end.name)
+                {
+                    open.remove(at);
+                }
+            }
+            if let Pending::Messages { received, .. } = &mut self.pendings[recv.pending.0] {
+                received[recv.at] = Some(send.tensor);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The other end of a message of this rank.
+fn peer(
+    cx: &EvalCx<'_>,
+    message: &Message,
+    group: Group,
+    members: &[Rank],
+) -> Result<Option<Rank>, EvalError> {
+    let n = members.len() as u32;
+    let to = match &message.peer {
+        Peer::Route(route) => cx.mesh.group_rank(group, cx.rank).and_then(|me| route.to(me, n)),
+        Peer::At(index) => match cx.index(index)? {
+            -1 => None,
+            to => match u32::try_from(to) {
+                Ok(to) if to < n => Some(to),
+                _ => return Err(EvalError(format!("expected a peer in 0..{n}, or -1 for none, got {to}"))),
+            },
+        },
+    };
+    Ok(to.map(|to| members[to as usize]))
+}

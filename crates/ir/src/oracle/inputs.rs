@@ -1,0 +1,179 @@
+//! Whether arguments fit a function, and what they make of its symbols.
+
+use std::collections::BTreeMap;
+
+use crate::index::{Guard, Sym};
+use crate::mesh::{Mesh, Rank};
+use crate::ops::EvalCx;
+use crate::program::Func;
+use crate::tensor::Tensor;
+use crate::types::Type;
+
+/// The values of a rank's symbols.
+pub(super) type Symbols = BTreeMap<Sym, i64>;
+
+/// Binds the symbols of each rank from its arguments, and checks everything the function declares of them:
+/// element types, shapes, ranges, guards, and that what is declared equal on several ranks is.
+pub fn bind(mesh: &Mesh, func: &Func, inputs: &[Vec<Tensor>]) -> Result<Vec<Symbols>, String> {
+    if inputs.len() != mesh.n_ranks() as usize {
+        return Err(format!(
+            "@{}: expected inputs for {} ranks, got {}",
+            func.name,
+            mesh.n_ranks(),
+            inputs.len()
+        ));
+    }
+    let params: Vec<(String, &Type)> =
+        func.body.params.iter().filter_map(|param| Some((param.to_string(), func.ty(*param)?))).collect();
+    for (rank, args) in (0u32..).map(Rank).zip(inputs) {
+        if args.len() != params.len() {
+            return Err(format!(
+                "@{}: {rank}: expected {} arguments, got {}",
+                func.name,
+                params.len(),
+                args.len()
+            ));
+        }
+    }
+    let mut all = Vec::new();
+    for (rank, args) in (0u32..).map(Rank).zip(inputs) {
+        let symbols =
+            bind_rank(mesh, func, rank, &params, args).map_err(|e| format!("@{}: {rank}: {e}", func.name))?;
+        all.push(symbols);
+    }
+    for (i, (name, ty)) in params.iter().enumerate() {
+        let values: Vec<&Tensor> = inputs.iter().map(|args| &args[i]).collect();
+        check_placement(mesh, ty, &values)
+            .map_err(|error| format!("@{}: argument {name}: {error}", func.name))?;
+    }
+    for sym in func.bound_symbols() {
+        let values: Vec<Tensor> =
+            all.iter().filter_map(|s| s.get(&sym)).map(|value| Tensor::size(*value)).collect();
+        let index = crate::index::Index::sym(sym);
+        let name = index.display(mesh).to_string();
+        let ty = Type::Size(index, func.declared(sym).varies);
+        check_placement(mesh, &ty, &values.iter().collect::<Vec<_>>())
+            .map_err(|error| format!("@{}: {name}: {error}", func.name))?;
+    }
+    Ok(all)
+}
+
+fn bind_rank(
+    mesh: &Mesh,
+    func: &Func,
+    rank: Rank,
+    params: &[(String, &Type)],
+    args: &[Tensor],
+) -> Result<Symbols, String> {
+    let mut symbols = Symbols::new();
+    let got = |arg: &Tensor| format!("{}{:?}", arg.dtype, arg.shape).replace(' ', "");
+    for ((name, ty), arg) in params.iter().zip(args) {
+        let sizes: Vec<(&crate::index::Index, i64)> = match ty {
+            Type::Tensor(tensor) => {
+                if arg.dtype != tensor.dtype || arg.shape.len() != tensor.shape.len() {
+                    return Err(format!(
+                        "argument {name}: expected {}, got {}",
+                        tensor.display(mesh),
+                        got(arg)
+                    ));
+                }
+                tensor.shape.iter().zip(&arg.shape).map(|(size, got)| (size, *got as i64)).collect()
+            }
+            Type::Size(index, _) => match arg.as_size() {
+                Some(value) => vec![(index, value)],
+                None => return Err(format!("argument {name}: expected an integer, got {}", got(arg))),
+            },
+            Type::Pending(_) => {
+                return Err(format!(
+                    "argument {name}: the oracle takes no pending arguments; start it in the program"
+                ));
+            }
+        };
+        for (size, value) in sizes {
+            if let Some(sym @ Sym::Backed(_)) = size.as_sym() {
+                match symbols.insert(sym, value) {
+                    Some(before) if before != value => {
+                        let sym = size.display(mesh).to_string();
+                        return Err(format!(
+                            "argument {name}: {sym} is {before} in an earlier argument and {value} here"
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    let cx = EvalCx { mesh, rank, symbols: &symbols };
+    for ((name, ty), arg) in params.iter().zip(args) {
+        if let Type::Tensor(tensor) = ty {
+            let expected = tensor
+                .shape
+                .iter()
+                .map(|size| cx.index(size))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|e| e.0)?;
+            if !expected.iter().eq(arg.shape.iter().map(|size| *size as i64).collect::<Vec<_>>().iter()) {
+                return Err(format!("argument {name}: expected {}, got {}", tensor.display(mesh), got(arg)));
+            }
+        }
+    }
+    for (sym, facts) in &func.symbols {
+        let Some(value) = symbols.get(sym) else { continue };
+        let fits = *value >= facts.min
+            && facts.max.is_none_or(|max| *value <= max)
+            && value % facts.multiple_of == 0;
+        if !fits {
+            let name = crate::index::Index::sym(*sym).display(mesh).to_string();
+            let to = facts.max.map_or(String::new(), |max| format!("={max}"));
+            let by =
+                if facts.multiple_of == 1 { String::new() } else { format!(" by {}", facts.multiple_of) };
+            return Err(format!("{name} is {value}, but the function declares {}..{to}{by}", facts.min));
+        }
+    }
+    check_guards(mesh, rank, &func.guards, &symbols, None)?;
+    Ok(symbols)
+}
+
+/// Checks the guards whose symbols all have a value; only those that mention `new` where it is given.
+pub(super) fn check_guards(
+    mesh: &Mesh,
+    rank: Rank,
+    guards: &[Guard],
+    symbols: &Symbols,
+    new: Option<&[Sym]>,
+) -> Result<(), String> {
+    let cx = EvalCx { mesh, rank, symbols };
+    for guard in guards {
+        let (mut unbound, mut fresh) = (false, new.is_none());
+        guard.symbols(&mut |sym| {
+            unbound |= matches!(sym, Sym::Backed(_) | Sym::Unbacked(_)) && !symbols.contains_key(&sym);
+            fresh |= new.is_some_and(|new| new.contains(&sym));
+        });
+        if unbound || !fresh {
+            continue;
+        }
+        let (Guard::Eq(a, b) | Guard::Le(a, b)) = guard;
+        let (a, b) = (cx.index(a).map_err(|e| e.0)?, cx.index(b).map_err(|e| e.0)?);
+        let holds = if matches!(guard, Guard::Eq(..)) { a == b } else { a <= b };
+        if !holds {
+            return Err(format!("guard `{}` does not hold: {a} and {b}", guard.display(mesh)));
+        }
+    }
+    Ok(())
+}
+
+/// Whether values of all ranks are equal wherever their type says so.
+pub fn check_placement(mesh: &Mesh, ty: &Type, values: &[&Tensor]) -> Result<(), String> {
+    let mut first: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
+    for (rank, value) in values.iter().enumerate() {
+        let place = ty.varies().iter().map(|axis| mesh.coordinate(Rank(rank as u32), axis)).collect();
+        let other = *first.entry(place).or_insert(rank);
+        if !values[other].same(value) {
+            let text = ty.display(mesh).to_string();
+            return Err(format!(
+                "{text} is declared equal on ranks {other} and {rank}, but their values differ"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! The program oracle: runs all ranks of a program in one thread, slowly and plainly.
+//!
+//! Each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A collective is
+//! evaluated when its last member starts it; a message is delivered when both its ends have started. When
+//! no rank can go on and not all are finished, the program cannot complete under any timing: starts never
+//! block, so what a rank has started depends on nothing but its own path. The verdict names every rank
+//! that waits, its line, and what it waits for. There is no clock and no timeout here.
+
+mod comm;
+mod inputs;
+mod rank;
+
+use std::fmt;
+
+use crate::diagnostic::Diagnostic;
+use crate::mesh::Rank;
+use crate::program::Program;
+use crate::tensor::Tensor;
+use crate::verify::verify;
+
+use comm::Comm;
+use rank::{RankState, Step};
+
+pub use inputs::{bind, check_placement};
+
+/// The most ranks the oracle runs.
+pub const MAX_RANKS: u32 = 4096;
+
+/// The most nodes one rank may run: a loop length may be anything.
+const MAX_STEPS: u64 = 10_000_000;
+
+/// Why a program did not give results.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OracleError {
+    /// The program is wrong; the verifier's findings.
+    Program(Vec<Diagnostic>),
+    /// The inputs do not fit the program.
+    Input(String),
+    /// An op failed on a rank.
+    Op {
+        /// The ranks.
+        rank: Rank,
+        /// The node, as the text has it.
+        node: String,
+        /// The user's source line, if known.
+        loc: Option<String>,
+        /// What went wrong.
+        message: String,
+    },
+    /// No rank can go on.
+    Deadlock(Vec<Stuck>),
+}
+
+/// A rank that cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The rank.
+    pub rank: Rank,
+    /// The wait, as the text has it.
+    pub node: String,
+    /// The user's source line, if known.
+    pub loc: Option<String>,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+impl fmt::Display for OracleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = |loc: &Option<String>| loc.as_ref().map_or(String::new(), |loc| format!("  ({loc})"));
+        match self {
+            OracleError::Program(errors) => {
+                let lines: Vec<String> = errors.iter().map(Diagnostic::headline).collect();
+                f.write_str(&lines.join("\n"))
+            }
+            OracleError::Input(message) => write!(f, "error[input]: {message}"),
+            OracleError::Op { rank, node, loc, message } => {
+                write!(f, "error[run]: {rank}: {message}\n  at {node}{}", from(loc))
+            }
+            OracleError::Deadlock(stuck) => {
+                write!(f, "error[deadlock]: no rank can go on")?;
+                for Stuck { rank, node, loc, waits_for } in stuck {
+                    write!(f, "\n  {rank} at {node}{}\n    waits for {waits_for}", from(loc))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for OracleError {}
+
+/// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. The
+/// results are each rank's, with the tensors of a returned pending in its place.
+pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+    // Communication under a condition that differs is left to the run: it may complete, and if it does not,
+    // the verdict says more than the rule.
+    let errors: Vec<Diagnostic> = verify(program).into_iter().filter(|error| error.rule != "V9").collect();
+    if !errors.is_empty() {
+        return Err(OracleError::Program(errors));
+    }
+    let Some(func) = program.func(func) else {
+        let names: Vec<String> = program.funcs.iter().map(|func| format!("@{}", func.name)).collect();
+        return Err(OracleError::Input(format!("no function @{func}; there is {}", names.join(", "))));
+    };
+    let mesh = &program.mesh;
+    if mesh.n_ranks() > MAX_RANKS {
+        return Err(OracleError::Input(format!(
+            "the oracle runs at most {MAX_RANKS} ranks, not {}",
+            mesh.n_ranks()
+        )));
+    }
+    let symbols = bind(mesh, func, inputs).map_err(OracleError::Input)?;
+    let mut comm = Comm::new(mesh, func);
+    let mut ranks: Vec<RankState<'_>> = (0u32..)
+        .zip(inputs)
+        .zip(symbols)
+        .map(|((rank, inputs), symbols)| RankState::new(mesh, func, Rank(rank), inputs, symbols))
+        .collect();
+    loop {
+        let mut moved = false;
+        for rank in &mut ranks {
+            let mut steps = 0;
+            while let Step::Moved = rank.step(&mut comm)? {
+                moved = true;
+                steps += 1;
+                if steps > MAX_STEPS {
+                    return Err(rank.error(format!("more than {MAX_STEPS} nodes were run")));
+                }
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let stuck: Vec<Stuck> = ranks.iter().filter_map(|rank| rank.stuck(&comm)).collect();
+    if stuck.is_empty() {
+        Ok(ranks.into_iter().map(RankState::results).collect())
+    } else {
+        Err(OracleError::Deadlock(stuck))
+    }
+}

@@ -1,0 +1,151 @@
+//! A program: functions of nodes in the order in which they run, rank-free.
+//!
+//! A function's body is a block; a node may hold blocks of its own (`cond`, `scan`). Blocks are closed:
+//! they see their own parameters and nothing else, so whatever enters a region is an operand of its node,
+//! and liveness, pending and placement are questions about one list at a time. The order of the list is
+//! the schedule: a plan is the same list with places, queues and leases beside the nodes (`plan.rs`).
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::entity::{Value, ValueMap};
+use crate::index::{Facts, Guard, Sym, SymbolFacts};
+use crate::mesh::Mesh;
+use crate::ops::Op;
+use crate::plan::{NodePlan, Place, Region};
+use crate::types::Type;
+
+/// A mesh and the functions that run on it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// The ranks.
+    pub mesh: Mesh,
+    /// The functions, by position; names are unique.
+    pub funcs: Vec<Func>,
+}
+
+impl Program {
+    /// The function of this name.
+    pub fn func(&self, name: &str) -> Option<&Func> {
+        self.funcs.iter().find(|func| func.name == name)
+    }
+}
+
+/// A function.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Func {
+    /// Its name, without the `@`.
+    pub name: String,
+    /// What it promises to return; a returned value may differ over fewer axes than declared, not more.
+    pub results: Vec<Type>,
+    /// What is declared of symbols beyond the defaults: ranges, multiples, axes.
+    pub symbols: Vec<(Sym, SymbolFacts)>,
+    /// What must hold of the symbols; checked when they are bound.
+    pub guards: Vec<Guard>,
+    /// The type of every value, of regions too.
+    pub types: ValueMap<Type>,
+    /// The body; its parameters are the function's.
+    pub body: Block,
+    /// The memory regions and their sizes, where the function is a plan.
+    pub regions: Option<Vec<(Region, u64)>>,
+    /// Where the parameters lie, where the function is a plan.
+    pub param_places: Vec<Option<Place>>,
+}
+
+impl Func {
+    /// The type of a value, where it is defined.
+    pub fn ty(&self, value: Value) -> Option<&Type> {
+        self.types.get(value)
+    }
+
+    /// The backed symbols that parameters bind: those that stand alone as a size, or as a size parameter.
+    pub fn bound_symbols(&self) -> Vec<Sym> {
+        let mut bound = Vec::new();
+        for param in &self.body.params {
+            if let Some(ty) = self.ty(*param) {
+                ty.indices(&mut |index| match index.as_sym() {
+                    Some(sym @ Sym::Backed(_)) if !bound.contains(&sym) => bound.push(sym),
+                    _ => {}
+                });
+            }
+        }
+        bound
+    }
+
+    /// What is known of the symbols at the function's entry, before any guard.
+    pub fn entry_facts(&self, mesh: &Mesh) -> Facts {
+        let mut facts = Facts::new(mesh);
+        for sym in self.bound_symbols() {
+            facts.declare(sym, self.declared(sym));
+        }
+        facts
+    }
+
+    /// What the function declares of a symbol, or the default.
+    pub fn declared(&self, sym: Sym) -> SymbolFacts {
+        self.symbols
+            .iter()
+            .find(|(s, _)| *s == sym)
+            .map_or_else(SymbolFacts::default, |(_, facts)| facts.clone())
+    }
+}
+
+/// Nodes in the order in which they run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Block {
+    /// The values that enter.
+    pub params: Vec<Value>,
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// The values that leave.
+    pub results: Vec<Value>,
+}
+
+/// One application of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The op with its attributes.
+    pub op: Op,
+    /// The operands.
+    pub args: Vec<Value>,
+    /// The values it defines.
+    pub results: Vec<Value>,
+    /// The blocks of a control-flow op.
+    pub blocks: Vec<Block>,
+    /// The user's source line.
+    pub loc: Option<Loc>,
+    /// Place, queue and leases, where the function is a plan.
+    pub plan: Option<Box<NodePlan>>,
+}
+
+/// A line of the user's source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loc {
+    file: Arc<str>,
+    line: u32,
+}
+
+impl Loc {
+    /// A source line. White space in the file's name becomes `_`, so that the text reads back.
+    pub fn new(file: &str, line: u32) -> Loc {
+        let file: String =
+            file.chars().map(|c| if c.is_whitespace() || c.is_control() { '_' } else { c }).collect();
+        Loc { file: file.into(), line }
+    }
+
+    /// Reads `FILE:LINE`; anything else is not a location.
+    pub fn parse(text: &str) -> Option<Loc> {
+        let (file, line) = text.rsplit_once(':')?;
+        let plain = !file.is_empty() && !file.contains(|c: char| c.is_whitespace() || c.is_control());
+        let digits = !line.is_empty()
+            && line.bytes().all(|b| b.is_ascii_digit())
+            && (line == "0" || !line.starts_with('0'));
+        (plain && digits).then(|| Some(Loc { file: file.into(), line: line.parse().ok()? }))?
+    }
+}
+
+impl fmt::Display for Loc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}

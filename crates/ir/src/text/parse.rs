@@ -1,0 +1,297 @@
+//! Text to program. Types and names are taken as written; whether they are right is the verifier's word.
+
+use crate::diagnostic::LineMap;
+use crate::entity::Value;
+use crate::index::{Guard, SymbolFacts};
+use crate::mesh::{Axes, Mesh, Rank, is_name};
+use crate::ops::OpTable;
+use crate::plan::{NodePlan, Place, Region};
+use crate::program::{Block, Func, Node, Program};
+use crate::types::Type;
+
+use super::cursor::Cursor;
+use super::lexer::ParseError;
+
+/// A program and where its parts stand in the text.
+#[derive(Clone, Debug)]
+pub struct Parsed {
+    /// The program.
+    pub program: Program,
+    /// Which line each node stands on.
+    pub lines: LineMap,
+}
+
+/// Reads a program or plan. Ops are looked up in the table.
+pub fn parse(text: &str, ops: &OpTable) -> Result<Parsed, ParseError> {
+    let mut cursor = Cursor::new(text, Mesh::default())?;
+    cursor.mesh = mesh(&mut cursor)?;
+    while cursor.eat("group") {
+        group(&mut cursor)?;
+    }
+    let mut funcs = Vec::new();
+    let mut lines = LineMap::default();
+    while !cursor.at_end() {
+        let first = cursor.line();
+        if !cursor.eat("func") {
+            return Err(cursor.expected(if funcs.is_empty() { "`group` or `func`" } else { "`func`" }));
+        }
+        let mut reader = FuncReader { cursor: &mut cursor, ops, func: Func::default(), lines: Vec::new() };
+        reader.func()?;
+        let FuncReader { func, lines: node_lines, .. } = reader;
+        funcs.push(func);
+        lines.funcs.push((first, node_lines));
+    }
+    if funcs.is_empty() {
+        return Err(cursor.expected("`func`"));
+    }
+    Ok(Parsed { program: Program { mesh: cursor.mesh, funcs }, lines })
+}
+
+fn mesh(cursor: &mut Cursor<'_>) -> Result<Mesh, ParseError> {
+    cursor.expect("mesh")?;
+    let start = cursor.error("");
+    cursor.expect("(")?;
+    let axes = cursor.list(")", |cursor| {
+        let name = name(cursor, "the name of an axis")?;
+        cursor.expect(":")?;
+        Ok((name, cursor.number("the size of the axis")?))
+    })?;
+    Mesh::new(axes).map_err(|error| ParseError { message: error.0, ..start })
+}
+
+fn group(cursor: &mut Cursor<'_>) -> Result<(), ParseError> {
+    let start = cursor.error("");
+    let name = name(cursor, "the name of a group")?;
+    cursor.expect("=")?;
+    cursor.expect("[")?;
+    let lists = cursor.list("]", |cursor| {
+        cursor.expect("[")?;
+        cursor.list("]", |cursor| Ok(Rank(cursor.number("a rank")?)))
+    })?;
+    match cursor.mesh.add_list_group(&name, lists) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(ParseError { message: error.0, ..start }),
+    }
+}
+
+fn name(cursor: &mut Cursor<'_>, what: &str) -> Result<String, ParseError> {
+    cursor.one_of(what, |word| is_name(word).then(|| word.to_string()))
+}
+
+struct FuncReader<'a, 'c> {
+    cursor: &'c mut Cursor<'a>,
+    ops: &'c OpTable,
+    func: Func,
+    /// The lines of nodes and returns, in printing order.
+    lines: Vec<u32>,
+}
+
+impl FuncReader<'_, '_> {
+    fn func(&mut self) -> Result<(), ParseError> {
+        self.cursor.expect("@")?;
+        self.func.name = name(self.cursor, "the name of a function")?;
+        let (params, places): (Vec<Value>, Vec<Option<Place>>) = self.params()?.into_iter().unzip();
+        if self.cursor.eat("->") {
+            self.func.results = if self.cursor.eat("(") {
+                self.cursor.list(")", Cursor::ty)?
+            } else {
+                vec![self.cursor.ty()?]
+            };
+        }
+        if self.cursor.eat("where") {
+            self.conditions()?;
+        }
+        if self.cursor.eat("plan") {
+            self.cursor.expect("(")?;
+            self.func.regions = Some(self.cursor.list(")", |cursor| {
+                let region = cursor.one_of("a region (arg, arena, heap, dyn)", Region::from_name)?;
+                cursor.expect(":")?;
+                Ok((region, cursor.number("the size of the region")?))
+            })?);
+        }
+        if places.iter().any(Option::is_some) {
+            self.func.param_places = places;
+        }
+        self.func.body = self.block_body(params)?;
+        Ok(())
+    }
+
+    fn params(&mut self) -> Result<Vec<(Value, Option<Place>)>, ParseError> {
+        self.cursor.expect("(")?;
+        let types = &mut self.func.types;
+        self.cursor.list(")", |cursor| {
+            let value = cursor.value()?;
+            cursor.expect(":")?;
+            define(types, value, cursor.ty()?);
+            Ok((value, if cursor.peek() == "@" { Some(place(cursor)?) } else { None }))
+        })
+    }
+
+    /// The `where` clause: what is declared of symbols, and what must hold of them.
+    fn conditions(&mut self) -> Result<(), ParseError> {
+        loop {
+            let left = self.cursor.index()?;
+            let declares = matches!(self.cursor.peek(), "in" | "{");
+            match left.as_sym().filter(|_| declares) {
+                Some(sym) => {
+                    let varies = self.cursor.axis_set()?;
+                    let facts = self.symbol_facts(varies)?;
+                    self.func.symbols.push((sym, facts));
+                }
+                None => {
+                    let le = self.cursor.eat("<=");
+                    if !le && !self.cursor.eat("==") {
+                        return Err(self.cursor.expected("`==`, `<=`, or for a symbol `in` or its axes"));
+                    }
+                    let right = self.cursor.index()?;
+                    self.func.guards.push(if le { Guard::Le(left, right) } else { Guard::Eq(left, right) });
+                }
+            }
+            if !self.cursor.eat(",") {
+                return Ok(());
+            }
+        }
+    }
+
+    fn symbol_facts(&mut self, varies: Axes) -> Result<SymbolFacts, ParseError> {
+        let mut facts = SymbolFacts { varies, ..SymbolFacts::default() };
+        if self.cursor.eat("in") {
+            facts.min = self.cursor.integer()?;
+            if self.cursor.eat("..=") {
+                let max = self.cursor.integer()?;
+                if max < facts.min {
+                    return Err(self
+                        .cursor
+                        .error(format!("expected a range that is not empty, got {}..={max}", facts.min)));
+                }
+                facts.max = Some(max);
+            } else {
+                self.cursor.expect("..")?;
+            }
+            if self.cursor.eat("by") {
+                facts.multiple_of = self.cursor.integer()?;
+                if facts.multiple_of < 1 {
+                    return Err(self.cursor.error("expected a positive multiple"));
+                }
+            }
+        }
+        Ok(facts)
+    }
+
+    /// `{ nodes return }`.
+    fn block_body(&mut self, params: Vec<Value>) -> Result<Block, ParseError> {
+        self.cursor.expect("{")?;
+        let mut block = Block { params, ..Block::default() };
+        while self.cursor.peek() != "return" {
+            if matches!(self.cursor.peek(), "}" | "") {
+                return Err(self.cursor.expected("`return` or a node"));
+            }
+            block.nodes.push(self.node()?);
+        }
+        self.lines.push(self.cursor.line());
+        self.cursor.next_token();
+        if self.cursor.on_same_line() && self.cursor.at_value() {
+            block.results = self.values()?;
+        }
+        self.cursor.expect("}")?;
+        Ok(block)
+    }
+
+    fn values(&mut self) -> Result<Vec<Value>, ParseError> {
+        let mut values = vec![self.cursor.value()?];
+        while self.cursor.eat(",") {
+            values.push(self.cursor.value()?);
+        }
+        Ok(values)
+    }
+
+    fn node(&mut self) -> Result<Node, ParseError> {
+        let line = self.cursor.line();
+        self.lines.push(line);
+        let mut results = Vec::new();
+        if self.cursor.at_value() {
+            results = self.values()?;
+            self.cursor.expect("=")?;
+        }
+        let Some(info) = self.ops.get(self.cursor.peek()) else {
+            let mut error = self.cursor.expected("the name of an op");
+            error.note = self.ops.nearest(self.cursor.peek()).map(|name| format!("there is an op `{name}`"));
+            return Err(error);
+        };
+        self.cursor.next_token();
+        let op = (info.read)(self.cursor)?;
+        let mut args = Vec::new();
+        if self.cursor.on_same_line() && self.cursor.at_value() {
+            args = self.values()?;
+        }
+        if !results.is_empty() {
+            self.cursor.expect(":")?;
+            for (i, result) in results.iter().enumerate() {
+                if i > 0 {
+                    self.cursor.expect(",")?;
+                }
+                let ty = self.cursor.ty()?;
+                define(&mut self.func.types, *result, ty);
+            }
+        }
+        let plan = self.node_plan()?;
+        let labels = op.flow().labels();
+        let mut blocks = Vec::new();
+        if !labels.is_empty() {
+            self.cursor.expect("{")?;
+            for label in labels {
+                self.cursor.expect(label)?;
+                let params = self.params()?.into_iter().map(|(value, _)| value).collect();
+                self.cursor.deeper()?;
+                blocks.push(self.block_body(params)?);
+                self.cursor.shallower();
+            }
+            self.cursor.expect("}")?;
+        }
+        Ok(Node { op, args, results, blocks, loc: self.cursor.loc(line), plan })
+    }
+
+    fn node_plan(&mut self) -> Result<Option<Box<NodePlan>>, ParseError> {
+        let mut plan = NodePlan::default();
+        let mut any = false;
+        loop {
+            match self.cursor.peek() {
+                "@" => plan.places.push(place(self.cursor)?),
+                "reuse" => plan.reuse = self.annotated_values()?,
+                "lease" => plan.lease = self.annotated_values()?,
+                "release" => plan.release = self.annotated_values()?,
+                "queue" => {
+                    self.cursor.next_token();
+                    let group = self.cursor.group()?;
+                    self.cursor.expect("#")?;
+                    plan.queue = Some((group, self.cursor.number("a sequence number")?));
+                }
+                _ => return Ok(any.then(|| Box::new(plan))),
+            }
+            any = true;
+        }
+    }
+
+    fn annotated_values(&mut self) -> Result<Vec<Value>, ParseError> {
+        self.cursor.next_token();
+        self.values()
+    }
+}
+
+/// Records the type of a value. A second definition is the verifier's to report; the first type stands.
+fn define(types: &mut crate::entity::ValueMap<Type>, value: Value, ty: Type) {
+    if types.get(value).is_none() {
+        types.insert(value, ty);
+    }
+}
+
+fn place(cursor: &mut Cursor<'_>) -> Result<Place, ParseError> {
+    cursor.expect("@")?;
+    let region = cursor.one_of("a region (arg, arena, heap, dyn)", Region::from_name)?;
+    let mut offset = 0;
+    if region.has_offsets() {
+        cursor.expect("+")?;
+        offset = cursor.number("an offset")?;
+    }
+    Ok(Place { region, offset })
+}

@@ -1,0 +1,302 @@
+//! The lines beside a program that say what to run and what must come out.
+//!
+//! ```text
+//! ; run: @f([1, 2] | [10, 20], 3) == [22, 44]
+//! ; run: @g(iota[4,4]) == 0.3333 +- 1e-4
+//! ; run: @h([1]) fails: places in 0..3
+//! ```
+//!
+//! Values of different ranks stand between bars; a single value is the same on all ranks. A scalar fills
+//! the shape it meets, `iota` counts through it. `==` compares exactly (a NaN equals a NaN), unless `+-`
+//! gives a tolerance, relative to the expected value and at least absolute.
+
+use std::collections::BTreeMap;
+
+use crate::dtype::Dtype;
+use crate::entity::Value;
+use crate::mesh::{Mesh, Rank};
+use crate::ops::EvalCx;
+use crate::program::Program;
+use crate::tensor::{Data, Tensor, numel};
+use crate::types::Type;
+
+use super::cursor::Cursor;
+use super::lexer::ParseError;
+
+/// A value as run lines write it; its element type comes from the program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Literal {
+    /// A number: as a float, and as an integer where it is one.
+    Scalar(f64, Option<i64>),
+    /// Values of one shape, stacked.
+    List(Vec<Literal>),
+    /// 0, 1, 2, .. in row-major order, in this shape or the one it meets.
+    Iota(Option<Vec<usize>>),
+}
+
+/// For each argument or result, a value for each rank or one for all.
+pub type RunArgs = Vec<Vec<Literal>>;
+
+/// What must come of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expect {
+    /// These results, within a tolerance.
+    Results(RunArgs, f64),
+    /// An error that contains this text.
+    Fails(String),
+    /// Nothing is said of it.
+    Anything,
+}
+
+/// One run line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunLine {
+    /// Its line in the text, from 1.
+    pub line: u32,
+    /// The function.
+    pub func: String,
+    /// Its arguments.
+    pub args: RunArgs,
+    /// What must come out.
+    pub expect: Expect,
+}
+
+/// The comments of a text that begin with a word and a colon: `(line, rest)`.
+pub fn directives<'a>(text: &'a str, word: &str) -> Vec<(u32, &'a str)> {
+    let lines = text.lines().enumerate();
+    let found = lines.filter_map(|(number, line)| {
+        let rest = line.trim().strip_prefix(';')?.trim_start().strip_prefix(word)?.strip_prefix(':')?;
+        Some((number as u32 + 1, rest.trim()))
+    });
+    found.collect()
+}
+
+/// The run lines of a text.
+pub fn run_lines(text: &str) -> Result<Vec<RunLine>, ParseError> {
+    directives(text, "run").into_iter().map(|(line, rest)| run_line(line, rest)).collect()
+}
+
+fn run_line(line: u32, text: &str) -> Result<RunLine, ParseError> {
+    let at_line = |error: ParseError| ParseError { line, ..error };
+    let (call, fails) = match text.split_once(" fails:") {
+        Some((call, message)) => (call, Some(message.trim().to_string())),
+        None => (text, None),
+    };
+    let mut cursor = Cursor::new(call, Mesh::default()).map_err(at_line)?;
+    let read = || {
+        cursor.expect("@")?;
+        let func = cursor.next_token().to_string();
+        cursor.expect("(")?;
+        let args = cursor.list(")", by_rank)?;
+        let expect = match fails {
+            Some(message) => Expect::Fails(message),
+            None if cursor.at_end() => Expect::Anything,
+            None => {
+                cursor.expect("==")?;
+                let mut results = Vec::new();
+                while !cursor.at_end() && cursor.peek() != "+" {
+                    if !results.is_empty() {
+                        cursor.expect(",")?;
+                    }
+                    results.push(by_rank(&mut cursor)?);
+                }
+                let mut tolerance = 0.0;
+                if cursor.eat("+") {
+                    cursor.expect("-")?;
+                    tolerance = cursor.float()?;
+                }
+                Expect::Results(results, tolerance)
+            }
+        };
+        if !cursor.at_end() {
+            return Err(cursor.expected("the end of the line"));
+        }
+        Ok(RunLine { line, func, args, expect })
+    };
+    read().map_err(at_line)
+}
+
+fn by_rank(cursor: &mut Cursor<'_>) -> Result<Vec<Literal>, ParseError> {
+    let mut ranks = vec![literal(cursor)?];
+    while cursor.eat("|") {
+        ranks.push(literal(cursor)?);
+    }
+    Ok(ranks)
+}
+
+fn literal(cursor: &mut Cursor<'_>) -> Result<Literal, ParseError> {
+    if cursor.eat("[") {
+        return Ok(Literal::List(cursor.nested(|cursor| cursor.list("]", literal))?));
+    }
+    if cursor.eat("iota") {
+        let shape = if cursor.eat("[") { Some(cursor.list("]", |c| c.number("a size"))?) } else { None };
+        return Ok(Literal::Iota(shape));
+    }
+    if matches!(cursor.peek(), "true" | "false") {
+        let value = i64::from(cursor.next_token() == "true");
+        return Ok(Literal::Scalar(value as f64, Some(value)));
+    }
+    if cursor.at_integer() {
+        let negative = cursor.peek() == "-";
+        let value = cursor.integer()?;
+        // The integer has lost the sign of -0.
+        return Ok(Literal::Scalar(if negative && value == 0 { -0.0 } else { value as f64 }, Some(value)));
+    }
+    Ok(Literal::Scalar(cursor.float()?, None))
+}
+
+impl Literal {
+    /// The tensor of an element type. `shape` is the expected one, where it is known.
+    pub fn tensor(&self, dtype: Dtype, shape: Option<&[usize]>) -> Result<Tensor, String> {
+        let mut items = Vec::new();
+        let shape = match self {
+            Literal::Scalar(..) => {
+                let shape = shape.unwrap_or(&[]).to_vec();
+                items = vec![self; numel(&shape).ok_or("the shape is too large")?];
+                shape
+            }
+            Literal::List(_) => {
+                let own = self.shape()?;
+                self.flatten(&mut items);
+                own
+            }
+            Literal::Iota(own) => {
+                let shape = own.as_deref().or(shape).ok_or("`iota` needs a shape here: iota[2,3]")?.to_vec();
+                let n = numel(&shape).ok_or("the shape is too large")? as i64;
+                let data = (0..n).collect::<Vec<_>>();
+                return Ok(if dtype.is_float() {
+                    Tensor::floats(dtype, shape, data.into_iter().map(|i| i as f64).collect())
+                } else {
+                    Tensor::ints(dtype, shape, data)
+                });
+            }
+        };
+        if dtype.is_float() {
+            let floats = items.iter().map(|item| if let Literal::Scalar(x, _) = item { *x } else { 0.0 });
+            return Ok(Tensor::floats(dtype, shape, floats.collect()));
+        }
+        let (low, high) = dtype.int_range();
+        let int = |item: &&Literal| match item {
+            Literal::Scalar(_, Some(x)) if (low..=high).contains(x) => Ok(*x),
+            Literal::Scalar(x, _) => Err(format!("expected a value of {dtype}, got {x}")),
+            _ => Err("expected a number".to_string()),
+        };
+        Ok(Tensor::ints(dtype, shape, items.iter().map(int).collect::<Result<_, _>>()?))
+    }
+
+    fn shape(&self) -> Result<Vec<usize>, String> {
+        let Literal::List(items) = self else { return Ok(vec![]) };
+        let mut shape = vec![items.len()];
+        let Some((first, rest)) = items.split_first() else { return Ok(shape) };
+        let inner = first.shape()?;
+        for item in rest {
+            if item.shape()? != inner {
+                return Err("the rows of a list have different shapes".to_string());
+            }
+        }
+        shape.extend(inner);
+        Ok(shape)
+    }
+
+    fn flatten<'a>(&'a self, out: &mut Vec<&'a Literal>) {
+        match self {
+            Literal::List(items) => items.iter().for_each(|item| item.flatten(out)),
+            other => out.push(other),
+        }
+    }
+}
+
+impl RunLine {
+    /// The arguments of each rank.
+    pub fn inputs(&self, program: &Program) -> Result<Vec<Vec<Tensor>>, String> {
+        let func = program.func(&self.func).ok_or_else(|| format!("there is no function @{}", self.func))?;
+        if self.args.len() != func.body.params.len() {
+            return Err(format!(
+                "@{}: expected {} arguments, got {}",
+                self.func,
+                func.body.params.len(),
+                self.args.len()
+            ));
+        }
+        let params = || func.body.params.iter().zip(&self.args);
+        let rank_inputs = |rank: u32| {
+            let cx = EvalCx { mesh: &program.mesh, rank: Rank(rank), symbols: &BTreeMap::new() };
+            let input = |(param, values): (&Value, &Vec<Literal>)| {
+                let literal =
+                    for_rank(values, rank, program.mesh.n_ranks()).map_err(|e| format!("{param}: {e}"))?;
+                match func.ty(*param) {
+                    Some(Type::Tensor(ty)) => literal.tensor(ty.dtype, cx.shape(&ty.shape).ok().as_deref()),
+                    Some(Type::Size(..)) => literal.tensor(Dtype::I64, Some(&[])),
+                    _ => Err("a pending cannot be given as an argument".to_string()),
+                }
+                .map_err(|error| format!("{param}: {error}"))
+            };
+            params().map(input).collect()
+        };
+        (0..program.mesh.n_ranks()).map(rank_inputs).collect()
+    }
+
+    /// Whether what came out is what was expected; the error says where it differs.
+    pub fn check(&self, program: &Program, outcome: &Result<Vec<Vec<Tensor>>, String>) -> Result<(), String> {
+        let (expected, tolerance) = match (&self.expect, outcome) {
+            (Expect::Anything, Ok(_)) => return Ok(()),
+            (Expect::Fails(message), Err(error)) if error.contains(message) => return Ok(()),
+            (Expect::Fails(message), Err(error)) => {
+                return Err(format!("expected an error with `{message}`, got\n{error}"));
+            }
+            (Expect::Fails(message), Ok(_)) => {
+                return Err(format!("expected an error with `{message}`, got results"));
+            }
+            (_, Err(error)) => return Err(error.clone()),
+            (Expect::Results(expected, tolerance), Ok(_)) => (expected, *tolerance),
+        };
+        for (rank, results) in (0u32..).zip(outcome.iter().flatten()) {
+            if results.len() != expected.len() {
+                return Err(format!(
+                    "rank {rank}: expected {} results, got {}",
+                    expected.len(),
+                    results.len()
+                ));
+            }
+            for (i, (values, got)) in expected.iter().zip(results).enumerate() {
+                let want =
+                    for_rank(values, rank, program.mesh.n_ranks())?.tensor(got.dtype, Some(&got.shape))?;
+                if !Expect::close(&want, got, tolerance) {
+                    return Err(format!(
+                        "rank {rank}, result {i}: expected {}, got {}",
+                        want.text(),
+                        got.text()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The value of a rank: its own, or the one for all.
+fn for_rank(values: &[Literal], rank: u32, n: u32) -> Result<&Literal, String> {
+    match values {
+        [one] => Ok(one),
+        many if many.len() == n as usize => Ok(&many[rank as usize]),
+        many => Err(format!("expected one value or {n}, one for each rank, got {}", many.len())),
+    }
+}
+
+impl Expect {
+    /// Whether a tensor is what was expected, within the tolerance.
+    pub fn close(expected: &Tensor, got: &Tensor, tolerance: f64) -> bool {
+        if tolerance == 0.0 {
+            return expected.same(got);
+        }
+        match (&expected.data, &got.data) {
+            (Data::Float(a), Data::Float(b)) => {
+                let near = |(a, b): (&f64, &f64)| {
+                    a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * a.abs().max(1.0)
+                };
+                expected.dtype == got.dtype && expected.shape == got.shape && a.iter().zip(b).all(near)
+            }
+            _ => expected.same(got),
+        }
+    }
+}

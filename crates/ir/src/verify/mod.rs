@@ -1,0 +1,424 @@
+//! Checks a program. All errors are collected; each cites the invariant it breaks.
+//!
+//! - **V1** Every value is defined once, before it is used, in the block that uses it.
+//! - **V2** A node has the number and the kinds of operands, results and blocks that its op declares.
+//! - **V3** The types written are the types inferred, and the op's own constraints (C1..) hold.
+//! - **V4** Groups and axes exist in the mesh.
+//! - **V5** Symbols have one definition, are mentioned only where they have a value, and what the `where`
+//!   clause says of them does not contradict itself.
+//! - **V6** A value differs at least wherever its sizes do, and what a function returns differs over no more
+//!   axes than it declares.
+//! - **V7** Every pending is waited for, returned or passed on exactly once on every path.
+//! - **V8** Nothing but `wait` reads a pending.
+//! - **V9** Communication over a group stands under no condition or loop length that may differ within the
+//!   group: all members start the same operations in the same order.
+//! - **V10** Starts on a group keep one order: in a plan, those on a queue are numbered 0, 1, 2, .. in line
+//!   order, each on the queue of its own group.
+//! - **V11** Functions have distinct names.
+//!
+//! Plans also keep, checked in `plan.rs`:
+//!
+//! - **P1** Every tensor has a place, and nothing that is not a plan has one.
+//! - **P2** A place lies inside its region, and a value of unbacked size lies in `dyn`.
+//! - **P3** `reuse` names tensors defined before, `lease` operands of its own start, `release` starts before it.
+
+mod plan;
+
+use crate::builder::block_type;
+use crate::diagnostic::{At, Code, Diagnostic};
+use crate::entity::{Value, ValueMap};
+use crate::index::{Assumed, Facts, Guard, Index, Sym};
+use crate::infer::{fits, infer, same_type};
+use crate::mesh::{Axes, Mesh};
+use crate::ops::{Flow, Undecided, Violation};
+use crate::program::{Block, Func, Loc, Node, Program};
+use crate::types::Type;
+
+/// Everything that is wrong with a program, in the order of its text.
+pub fn verify(program: &Program) -> Vec<Diagnostic> {
+    let mut errors = Vec::new();
+    for (number, func) in program.funcs.iter().enumerate() {
+        if program.funcs[..number].iter().any(|other| other.name == func.name) {
+            errors.push(Diagnostic {
+                code: Code::Verify,
+                rule: "V11".into(),
+                message: format!("expected distinct names of functions, got @{} twice", func.name),
+                at: At::Func(number),
+                loc: None,
+                note: None,
+            });
+        }
+        let mut checker = Checker {
+            mesh: &program.mesh,
+            func,
+            number,
+            facts: func.entry_facts(&program.mesh),
+            waiting_guards: Vec::new(),
+            values: ValueMap::default(),
+            next_node: 0,
+            next_block: 0,
+            errors: &mut errors,
+        };
+        checker.func();
+        plan::verify_plan(&program.mesh, func, number, &mut errors);
+    }
+    errors.sort_by_key(|error| error.at);
+    errors
+}
+
+/// What is known of a value while its block is checked.
+struct Defined {
+    block: usize,
+    /// Where it was defined, for errors about it.
+    at: At,
+    /// Whether a pending has been waited for or passed on.
+    consumed: bool,
+}
+
+/// A condition around a block: over which axes it may differ, and what it is.
+#[derive(Clone, Copy)]
+struct Condition {
+    varies: Axes,
+    what: &'static str,
+}
+
+struct Checker<'a, 'e> {
+    mesh: &'a Mesh,
+    func: &'a Func,
+    number: usize,
+    facts: Facts,
+    /// Guards that mention unbacked symbols which are not defined yet.
+    waiting_guards: Vec<&'a Guard>,
+    values: ValueMap<Defined>,
+    next_node: usize,
+    next_block: usize,
+    errors: &'e mut Vec<Diagnostic>,
+}
+
+impl<'a> Checker<'a, '_> {
+    fn error(&mut self, at: At, loc: Option<&Loc>, op: &str, violation: Violation) {
+        let code = if violation.rule.starts_with('C') { Code::Type } else { Code::Verify };
+        let message = if op.is_empty() { violation.message } else { format!("{op}: {}", violation.message) };
+        let (rule, loc) = (violation.rule.to_string(), loc.cloned());
+        self.errors.push(Diagnostic { code, rule, message, at, loc, note: violation.note });
+    }
+
+    fn func(&mut self) {
+        let at = At::Func(self.number);
+        self.symbols(at);
+        let conditions = Vec::new();
+        let end = self.block(&self.func.body, at, &conditions);
+        for ty in &self.func.results {
+            self.check_type(end, None, "return", ty);
+        }
+        self.results(end);
+        // Unbacked symbols that no node defined.
+        for guard in std::mem::take(&mut self.waiting_guards) {
+            let text = guard.display(self.mesh).to_string();
+            self.error(
+                at,
+                None,
+                "where",
+                Violation::new("V5", format!("`{text}` mentions a symbol that nothing defines")),
+            );
+        }
+    }
+
+    /// The `where` clause.
+    fn symbols(&mut self, at: At) {
+        let bound = self.func.bound_symbols();
+        for (i, (sym, facts)) in self.func.symbols.iter().enumerate() {
+            let text = Index::sym(*sym).display(self.mesh).to_string();
+            if self.func.symbols[..i].iter().any(|(other, _)| other == sym) {
+                self.error(at, None, "where", Violation::new("V5", format!("`{text}` is declared twice")));
+            } else if !bound.contains(sym) {
+                let violation =
+                    Violation::new("V5", format!("`{text}` is declared, but no parameter binds it"));
+                self.error(at, None, "where", violation.note("a parameter binds s0 by a size that is s0 alone, or as size<s0>; `to_size` states the range of an unbacked symbol itself"));
+            } else if facts.max.is_some_and(|max| max < facts.min) || facts.multiple_of < 1 {
+                self.error(
+                    at,
+                    None,
+                    "where",
+                    Violation::new("V5", format!("the range of `{text}` is empty")),
+                );
+            } else if !facts.varies.is_subset(self.mesh.all_axes()) {
+                self.error(
+                    at,
+                    None,
+                    "where",
+                    Violation::new(
+                        "V4",
+                        format!("`{text}` differs over an axis that the mesh does not have"),
+                    ),
+                );
+            }
+        }
+        self.waiting_guards = self.func.guards.iter().collect();
+        self.assume_guards(at);
+    }
+
+    /// Takes up the guards whose symbols all have a definition now.
+    fn assume_guards(&mut self, at: At) {
+        for guard in std::mem::take(&mut self.waiting_guards) {
+            let mut unknown = false;
+            guard.symbols(&mut |sym| unknown |= self.facts.get(sym).is_none());
+            if unknown {
+                self.waiting_guards.push(guard);
+            } else if let Assumed::Contradiction = self.facts.assume(guard.clone()) {
+                let text = guard.display(self.mesh).to_string();
+                self.error(
+                    at,
+                    None,
+                    "where",
+                    Violation::new("V5", format!("`{text}` contradicts what is known")),
+                );
+            }
+        }
+    }
+
+    /// What a function returns is what it declares.
+    fn results(&mut self, at: At) {
+        let (values, declared) = (&self.func.body.results, &self.func.results);
+        if values.len() != declared.len() {
+            let message = format!("expected {} values, got {}", declared.len(), values.len());
+            self.error(at, None, "return", Violation::new("V2", message));
+            return;
+        }
+        for (value, declared) in values.iter().zip(declared) {
+            let Some(ty) = self.func.ty(*value) else { continue };
+            if fits(ty, declared, &self.facts) {
+                continue;
+            }
+            let message = format!(
+                "expected {}, got {value} of type {}",
+                declared.display(self.mesh),
+                ty.display(self.mesh)
+            );
+            let excess = ty.varies().minus(declared.varies());
+            let mut violation = Violation::new(if excess.is_empty() { "V3" } else { "V6" }, message);
+            if !excess.is_empty() {
+                let axes = self.mesh.axes_text(excess);
+                violation = violation.note(format!(
+                    "{value} may differ over {axes}: reduce or gather it over {axes}, or declare the result with {{{axes}}}"
+                ));
+            }
+            self.error(at, None, "return", violation);
+        }
+    }
+
+    /// A block; returns where its `return` stands.
+    fn block(&mut self, block: &'a Block, at: At, conditions: &[Condition]) -> At {
+        let id = self.next_block;
+        self.next_block += 1;
+        for param in &block.params {
+            match self.func.ty(*param) {
+                Some(ty) => self.check_type(at, None, "parameter", ty),
+                None => {
+                    self.error(at, None, "parameter", Violation::new("V3", format!("{param} has no type")))
+                }
+            }
+            self.define(*param, id, at);
+        }
+        let mut defined_symbols = Vec::new();
+        for node in &block.nodes {
+            defined_symbols.extend(self.node(node, id, conditions));
+        }
+        let end = self.mark();
+        for value in &block.results {
+            self.use_value(*value, id, end, None, "return");
+        }
+        let defined = block.params.iter().chain(block.nodes.iter().flat_map(|node| &node.results));
+        for value in defined {
+            let pending = self.func.ty(*value).is_some_and(Type::is_pending);
+            let Some(state) = self.values.get(*value).filter(|state| pending && !state.consumed) else {
+                continue;
+            };
+            let at = state.at;
+            let violation = Violation::new("V7", format!("{value} is pending and is never waited for"));
+            self.error(at, None, "", violation.note(format!("add `wait {value}`, or return {value}")));
+        }
+        defined_symbols.into_iter().for_each(|sym| self.facts.forget(sym));
+        end
+    }
+
+    fn mark(&mut self) -> At {
+        self.next_node += 1;
+        At::Node(self.number, self.next_node - 1)
+    }
+
+    fn define(&mut self, value: Value, block: usize, at: At) {
+        if self.values.get(value).is_some() {
+            self.error(at, None, "", Violation::new("V1", format!("{value} is defined twice")));
+            return;
+        }
+        self.values.insert(value, Defined { block, at, consumed: false });
+    }
+
+    /// A use of a value in a block; a pending is consumed by it.
+    fn use_value(&mut self, value: Value, block: usize, at: At, loc: Option<&Loc>, op: &str) -> bool {
+        let pending = self.func.ty(value).is_some_and(Type::is_pending);
+        let violation = match self.values.get_mut(value) {
+            None => Violation::new("V1", format!("{value} is not defined before it is used")),
+            Some(defined) if defined.block != block => {
+                Violation::new("V1", format!("{value} is defined in another block"))
+                    .note(format!("blocks see only their parameters: pass {value} as an operand"))
+            }
+            Some(defined) if pending && defined.consumed => {
+                Violation::new("V7", format!("{value} is waited for or passed on twice"))
+                    .note("use the value that the first wait gives")
+            }
+            Some(defined) => {
+                defined.consumed |= pending;
+                return true;
+            }
+        };
+        self.error(at, loc, op, violation);
+        false
+    }
+
+    /// A node; returns the symbols it defines.
+    fn node(&mut self, node: &'a Node, block: usize, conditions: &[Condition]) -> Vec<Sym> {
+        let at = self.mark();
+        let (op, loc) = (node.op.info().name, node.loc.as_ref());
+        let mut known = true;
+        for arg in &node.args {
+            known &= self.use_value(*arg, block, at, loc, op);
+        }
+        self.communication(node, at, conditions);
+        let args: Option<Vec<Type>> = node.args.iter().map(|arg| self.func.ty(*arg).cloned()).collect();
+        let inner = match (node.op.flow(), args.as_deref().and_then(<[Type]>::first)) {
+            (Flow::Cond, Some(condition)) => Condition { varies: condition.varies(), what: "condition" },
+            (Flow::Scan { length, .. }, _) => {
+                Condition { varies: self.facts.varies(length), what: "loop length" }
+            }
+            _ => Condition { varies: Axes::NONE, what: "" },
+        };
+        if !node.blocks.is_empty() {
+            let inner: Vec<Condition> = conditions.iter().copied().chain([inner]).collect();
+            for inside in &node.blocks {
+                self.block(inside, at, &inner);
+            }
+        }
+        let mut symbols = Vec::new();
+        if let (true, Some(args)) = (known, args) {
+            symbols = self.types(node, &args, at);
+        }
+        for result in &node.results {
+            self.define(*result, block, at);
+        }
+        symbols
+    }
+
+    /// No communication under a condition that differs within its group.
+    fn communication(&mut self, node: &Node, at: At, conditions: &[Condition]) {
+        let Some(group) = node.op.effects().starts() else { return };
+        if !self.mesh.has(group) {
+            return;
+        }
+        for condition in conditions {
+            let axes = condition.varies.intersect(self.mesh.group_axes(group));
+            if axes.is_empty() {
+                continue;
+            }
+            let (axes, group) = (self.mesh.axes_text(axes), self.mesh.group_text(group));
+            let violation = Violation::new(
+                "V9",
+                format!(
+                    "stands under a {} that may differ over {axes}, within its group {group}",
+                    condition.what
+                ),
+            );
+            let note = format!(
+                "make the {} equal over {axes}, for example by an all_reduce, or use optional peers in an exchange",
+                condition.what
+            );
+            self.error(at, node.loc.as_ref(), node.op.info().name, violation.note(note));
+        }
+    }
+
+    /// The types of a node's results; returns the symbols it defines.
+    fn types(&mut self, node: &Node, args: &[Type], at: At) -> Vec<Sym> {
+        let (op, loc) = (node.op.info().name, node.loc.as_ref());
+        let blocks: Option<Vec<_>> = node.blocks.iter().map(|block| block_type(self.func, block)).collect();
+        let Some(blocks) = blocks else { return Vec::new() };
+        let inferred = match infer(&*node.op, self.mesh, args, &blocks, &mut self.facts, Undecided::Refuse) {
+            Ok(inferred) => inferred,
+            Err(violation) => {
+                self.error(at, loc, op, violation);
+                return Vec::new();
+            }
+        };
+        let mut symbols = Vec::new();
+        for (sym, facts) in node.op.defines(args) {
+            if self.facts.declare(sym, facts) {
+                symbols.push(sym);
+            }
+        }
+        if !symbols.is_empty() {
+            self.assume_guards(at);
+        }
+        if inferred.len() != node.results.len() {
+            let message = format!("expected {} results, got {}", inferred.len(), node.results.len());
+            self.error(at, loc, op, Violation::new("V2", message));
+            return symbols;
+        }
+        for (value, inferred) in node.results.iter().zip(&inferred) {
+            let written = self.func.ty(*value);
+            if written.is_some_and(|written| same_type(written, inferred, &self.facts)) {
+                self.check_type(at, loc, op, inferred);
+                continue;
+            }
+            let got = written.map_or("no type".to_string(), |ty| ty.display(self.mesh).to_string());
+            let message = format!("expected {value} to have type {}, got {got}", inferred.display(self.mesh));
+            self.error(at, loc, op, Violation::new("V3", message));
+        }
+        symbols
+    }
+
+    /// A type mentions axes that exist and symbols that have a value, and differs wherever its sizes do.
+    fn check_type(&mut self, at: At, loc: Option<&Loc>, op: &str, ty: &Type) {
+        if !ty.varies().is_subset(self.mesh.all_axes()) {
+            self.error(
+                at,
+                loc,
+                op,
+                Violation::new("V4", "a type mentions an axis that the mesh does not have"),
+            );
+        }
+        let (mut unknown, mut invalid, mut needed, mut negative) = (None, false, Axes::NONE, false);
+        ty.indices(&mut |index| {
+            if index.as_const().is_some_and(|size| size >= 0) {
+                return;
+            }
+            negative |= index.as_const().is_some();
+            unknown = unknown.or(self.facts.unknown_symbol(index));
+            invalid |= index.is_invalid();
+            needed = needed.union(self.facts.varies(index));
+        });
+        let text = || ty.display(self.mesh).to_string();
+        if let Some(sym) = unknown {
+            let sym = Index::sym(sym).display(self.mesh).to_string();
+            let violation =
+                Violation::new("V5", format!("{} mentions {sym}, which has no value here", text()));
+            self.error(at, loc, op, violation.note(format!("{sym} needs a parameter whose size is {sym} alone, or a `to_size` before it in this block")));
+        } else if invalid || negative && !matches!(ty, Type::Size(..)) {
+            self.error(
+                at,
+                loc,
+                op,
+                Violation::new(
+                    "V5",
+                    format!("{} has a size that is negative or does not fit in 64 bits", text()),
+                ),
+            );
+        } else if !needed.is_subset(ty.varies()) {
+            let axes = self.mesh.axes_text(needed.minus(ty.varies()));
+            let violation = Violation::new(
+                "V6",
+                format!("{} has sizes that differ over {axes}, so it differs over {axes} too", text()),
+            );
+            self.error(at, loc, op, violation);
+        }
+    }
+}
