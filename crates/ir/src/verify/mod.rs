@@ -107,7 +107,7 @@ impl<'a> Checker<'a, '_> {
         let at = At::Func(self.number);
         self.symbols(at);
         let conditions = Vec::new();
-        let end = self.block(&self.func.body, at, &conditions);
+        let (end, _) = self.block(&self.func.body, at, &conditions);
         for ty in &self.func.results {
             self.check_type(end, None, "return", ty);
         }
@@ -207,8 +207,8 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
-    /// A block; returns where its `return` stands.
-    fn block(&mut self, block: &'a Block, at: At, conditions: &[Condition]) -> At {
+    /// A block; returns where its `return` stands, and the symbols that it brought into scope.
+    fn block(&mut self, block: &'a Block, at: At, conditions: &[Condition]) -> (At, Vec<Sym>) {
         let id = self.next_block;
         self.next_block += 1;
         for param in &block.params {
@@ -238,8 +238,7 @@ impl<'a> Checker<'a, '_> {
             let violation = Violation::new("V7", format!("{value} is pending and is never waited for"));
             self.error(at, None, "", violation.note(format!("add `wait {value}`, or return {value}")));
         }
-        defined_symbols.into_iter().for_each(|sym| self.facts.forget(sym));
-        end
+        (end, defined_symbols)
     }
 
     fn mark(&mut self) -> At {
@@ -297,7 +296,8 @@ impl<'a> Checker<'a, '_> {
         if !node.blocks.is_empty() {
             let inner: Vec<Condition> = conditions.iter().copied().chain([inner]).collect();
             for inside in &node.blocks {
-                self.block(inside, at, &inner);
+                let (_, symbols) = self.block(inside, at, &inner);
+                symbols.into_iter().for_each(|sym| self.facts.forget(sym));
             }
         }
         let mut symbols = Vec::new();

@@ -1,0 +1,30 @@
+//! `test: oracle`: the program verifies, and the oracle gives what the `; run:` lines say. With `unverified`
+//! the program may break V9, so that a run shows what the rule protects from.
+
+use consort_ir::oracle;
+use consort_ir::text::run_lines;
+use consort_ir::verify::verify;
+
+use crate::Case;
+
+pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, String> {
+    let parsed = case.program()?;
+    let errors = verify(&parsed.program);
+    if let Some(error) = errors.iter().find(|error| !(options == ["unverified"] && error.rule == "V9")) {
+        return Err(error.render("case", case.text, &parsed.lines));
+    }
+    let lines = run_lines(case.text).map_err(|error| error.to_string())?;
+    if lines.is_empty() {
+        return Err("no `; run:` line".to_string());
+    }
+    let mut wrong = Vec::new();
+    for line in lines {
+        let outcome = line.inputs(&parsed.program).and_then(|inputs| {
+            oracle::run(&parsed.program, &line.func, &inputs).map_err(|error| error.to_string())
+        });
+        if let Err(error) = line.check(&parsed.program, &outcome) {
+            wrong.push(format!("line {}: {error}", line.line));
+        }
+    }
+    if wrong.is_empty() { Ok(None) } else { Err(wrong.join("\n")) }
+}
