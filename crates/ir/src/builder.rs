@@ -4,7 +4,7 @@
 //! The tracer, expansions of composites, gradients and the random-program generator all build here.
 
 use crate::entity::Value;
-use crate::index::{Facts, Sym, SymbolFacts};
+use crate::index::{Facts, Guard, Sym, SymbolFacts};
 use crate::infer::infer;
 use crate::mesh::Mesh;
 use crate::ops::{BlockType, Flow, Op, OpDef, Undecided, Violation};
@@ -12,7 +12,7 @@ use crate::program::{Block, Func, Loc, Node};
 use crate::types::{TensorType, Type};
 
 /// A function under construction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Builder<'a> {
     mesh: &'a Mesh,
     func: Func,
@@ -50,7 +50,7 @@ impl<'a> Builder<'a> {
 
     /// Declares what is known of a backed symbol before a parameter binds it.
     pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) {
-        if self.facts.declare(sym, facts.clone()) {
+        if self.func.symbols.iter().all(|(other, _)| *other != sym) {
             self.func.symbols.push((sym, facts));
         }
     }
@@ -59,6 +59,11 @@ impl<'a> Builder<'a> {
     pub fn fresh_symbol(&mut self) -> Sym {
         self.next_unbacked += 1;
         Sym::Unbacked(self.next_unbacked - 1)
+    }
+
+    /// The conditions on sizes that have been assumed so far.
+    pub fn guards(&self) -> &[Guard] {
+        &self.func.guards
     }
 
     /// What is known of the symbols.
@@ -78,7 +83,7 @@ impl<'a> Builder<'a> {
         let ty = ty.into();
         ty.indices(&mut |index| {
             if let Some(sym @ Sym::Backed(_)) = index.as_sym() {
-                self.facts.declare(sym, SymbolFacts::default());
+                self.facts.declare(sym, self.func.declared(sym));
             }
         });
         let value = self.value(ty);
@@ -145,7 +150,10 @@ impl<'a> Builder<'a> {
             .map(|block| block_type(&self.func, block))
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default();
+        let known = self.facts.guards().len();
         let types = infer(&*op, self.mesh, &arg_types, &block_types, &mut self.facts, Undecided::Assume)?;
+        // Kept here, because facts about a symbol end with the block that defines it.
+        self.func.guards.extend_from_slice(self.facts.guards().get(known..).unwrap_or(&[]));
         for (sym, facts) in op.defines(&arg_types) {
             self.facts.declare(sym, facts);
         }
@@ -168,7 +176,8 @@ impl<'a> Builder<'a> {
     pub fn finish(mut self, results: &[Value]) -> Func {
         self.func.body = self.end_block(results);
         self.func.results = results.iter().filter_map(|value| self.func.ty(*value).cloned()).collect();
-        self.func.guards = self.facts.guards().to_vec();
+        let bound = self.func.bound_symbols();
+        self.func.symbols.retain(|(sym, _)| bound.contains(sym));
         self.func
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! The builder and the verifier both come through here, so a program that was built verifies.
 
-use crate::index::{Facts, Guard};
+use crate::index::Facts;
 use crate::mesh::{Axes, Mesh};
 use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation};
 use crate::types::{TensorType, Type};
 
 /// The types of a node's results. A pure op's results differ between ranks wherever an operand or an
-/// attribute does; what communicates says in its own rule which axes it removes and adds. A tensor always
-/// differs wherever its sizes do.
+/// attribute does; what communicates says in its own rule which axes of its operands it removes and adds.
+/// Control flow says all of it itself. A tensor always differs wherever its sizes do.
 pub fn infer(
     op: &dyn OpDef,
     mesh: &Mesh,
@@ -21,14 +21,13 @@ pub fn infer(
     check_shape_of_node(op, mesh, args, blocks)?;
     check_attributes(op, mesh, facts)?;
     let mut results = op.infer(&mut InferCx { mesh, args, blocks, facts, undecided })?;
-    let differs = match (op.effects(), op.flow()) {
-        (Effects::Pure | Effects::Host, Flow::Straight) => {
-            let mut set = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
-            op.indices(&mut |index| set = set.union(facts.varies(index)));
-            set
-        }
-        _ => Axes::NONE,
-    };
+    let mut differs = Axes::NONE;
+    if matches!(op.effects(), Effects::Pure | Effects::Host) && op.flow() == Flow::Straight {
+        differs = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
+    }
+    if op.flow() == Flow::Straight {
+        op.indices(&mut |index| differs = differs.union(facts.varies(index)));
+    }
     for ty in &mut results {
         let mut invalid = false;
         ty.indices(&mut |index| invalid |= index.is_invalid());
@@ -41,7 +40,8 @@ pub fn infer(
         match ty {
             Type::Tensor(tensor) => widen(tensor, facts, differs),
             Type::Pending(tensors) => tensors.iter_mut().for_each(|tensor| widen(tensor, facts, differs)),
-            Type::Size(_, varies) => *varies = varies.union(differs),
+            // A size says itself where it differs: it may be equal where the tensor it is read off is not.
+            Type::Size(..) => {}
         }
     }
     Ok(results)
@@ -134,9 +134,4 @@ fn tensor_fits(value: &TensorType, declared: &TensorType, facts: &Facts) -> bool
 /// Whether two types are equal, given what is known of the symbols.
 pub fn same_type(a: &Type, b: &Type, facts: &Facts) -> bool {
     a == b || fits(a, b, facts) && fits(b, a, facts)
-}
-
-/// The conditions assumed in `facts` since it held `known` of them.
-pub fn assumed_since(facts: &Facts, known: usize) -> &[Guard] {
-    facts.guards().get(known..).unwrap_or(&[])
 }

@@ -29,6 +29,7 @@ pub mod builder;
 pub mod diagnostic;
 pub mod dtype;
 pub mod entity;
+pub mod generate;
 pub mod index;
 pub mod infer;
 pub mod mesh;

@@ -2,7 +2,8 @@
 //!
 //! Every one is a start: its result is pending, and only `wait` gives the tensors. Starts that take `more`
 //! operands are coalesced: any number of tensors travels in one communication. Over axes, a result that all
-//! members share no longer differs over them. A list group is not a set of axes, so it removes none.
+//! members share no longer differs over them. The lists of a list group may lie across the mesh in any way, so
+//! what comes of them is taken to differ everywhere, unless nothing differed and no rank was left out.
 
 use crate::index::Index;
 use crate::mesh::{Axes, Group, Mesh};
@@ -15,10 +16,11 @@ use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
 /// The axes of a result that is equal on all members.
-fn shared(varies: Axes, over: Group) -> Axes {
+fn shared(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
     match over {
         Group::Axes(axes) => varies.minus(axes),
-        Group::List(_) => varies,
+        Group::List(_) if varies.is_empty() && mesh.covers(over) => varies,
+        Group::List(_) => mesh.all_axes(),
     }
 }
 
@@ -171,7 +173,9 @@ impl OpDef for AllReduceStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         check_reduce(cx, self.reduce)?;
         check_equal_shapes(cx, "C2", self.over)?;
-        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over))).collect()))
+        Ok(pending(
+            cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over, cx.mesh))).collect(),
+        ))
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         let n = n_members(cx.mesh, self.over);
@@ -215,7 +219,7 @@ impl OpDef for AllGatherStart {
         check_covers(cx, "C3", self.over)?;
         let n = n_members(cx.mesh, self.over);
         let gather = |(x, dim): (&&TensorType, &usize)| {
-            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(shared(x.varies, self.over))
+            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(shared(x.varies, self.over, cx.mesh))
         };
         Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
     }
@@ -405,7 +409,9 @@ impl OpDef for BroadcastStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         check_root(cx, "C1", self.root, self.over)?;
         check_equal_shapes(cx, "C2", self.over)?;
-        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over))).collect()))
+        Ok(pending(
+            cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over, cx.mesh))).collect(),
+        ))
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
@@ -628,7 +634,7 @@ impl OpDef for AllGatherVStart {
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = Index::sum(&self.sizes);
-        Ok(pending(vec![x.with_shape(shape).with_varies(shared(x.varies, self.over))]))
+        Ok(pending(vec![x.with_shape(shape).with_varies(shared(x.varies, self.over, cx.mesh))]))
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &cx.result_bytes() - &cx.arg_bytes())

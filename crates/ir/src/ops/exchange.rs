@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::index::Index;
-use crate::mesh::{Group, Mesh};
+use crate::mesh::{Axes, Group, Mesh};
 use crate::op;
 use crate::ops::attr::ListAttr;
 use crate::ops::collective::{check_equal_shapes, own};
@@ -158,9 +158,11 @@ impl OpDef for PermuteStart {
             return Err(violation.note("`missing=zeros` gives such members zeros"));
         }
         check_equal_shapes(cx, "C4", self.over)?;
-        let all = self.route.reaches_all(n) && matches!(self.over, Group::Axes(_));
+        // What is equal on all members is still equal after they have exchanged it, if all got something.
+        let (all, axes) = (self.route.reaches_all(n), cx.mesh.group_axes(self.over));
         let result = |x: &&TensorType| {
-            if all { (*x).clone() } else { x.with_varies(own(x.varies, self.over, cx.mesh)) }
+            let equal = all && x.varies.intersect(axes).is_empty();
+            if equal { (*x).clone() } else { x.with_varies(own(x.varies, self.over, cx.mesh)) }
         };
         Ok(vec![Type::Pending(cx.tensors()?.iter().map(result).collect())])
     }
@@ -284,8 +286,11 @@ impl OpDef for ExchangeStart {
                 route.check("C2", cx.mesh.group_size(self.over))?;
             }
         }
-        let received = |x: &&TensorType| x.with_varies(own(x.varies, self.over, cx.mesh));
-        Ok(vec![Type::Pending(cx.tensors()?[sends..].iter().map(received).collect())])
+        // Any send may be what a receive meets.
+        let operands = cx.tensors()?;
+        let sent = operands[..sends].iter().fold(Axes::NONE, |set, x| set.union(x.varies));
+        let received = |x: &&TensorType| x.with_varies(own(x.varies.union(sent), self.over, cx.mesh));
+        Ok(vec![Type::Pending(operands[sends..].iter().map(received).collect())])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())

@@ -90,7 +90,7 @@ impl OpDef for ToSize {
         if !constant || max.is_some_and(|max| max < min) {
             return Err(Violation::new("C4", "expected constants `min` and `max` with min at most max"));
         }
-        Ok(self.symbols.iter().map(|sym| Type::Size(Index::sym(*sym), Axes::NONE)).collect())
+        Ok(self.symbols.iter().map(|sym| Type::Size(Index::sym(*sym), x.varies)).collect())
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.free()
