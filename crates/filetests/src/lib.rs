@@ -8,6 +8,7 @@
 //! A command is one file and one line in [`COMMANDS`].
 #![forbid(unsafe_code)]
 
+pub mod fuzz;
 mod oracle;
 mod print;
 mod verify;

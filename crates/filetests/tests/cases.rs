@@ -1,4 +1,5 @@
 //! Every case under `filetests/`, and what the cases must cover together.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::path::Path;
 

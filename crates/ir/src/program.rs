@@ -133,14 +133,20 @@ impl Loc {
         Loc { file: file.into(), line }
     }
 
-    /// Reads `FILE:LINE`; anything else is not a location.
-    pub fn parse(text: &str) -> Option<Loc> {
+    /// Reads `FILE:LINE`; anything else is not a location. The file's name is shared with `like` where they
+    /// are equal: a program has many locations and few files.
+    pub fn parse(text: &str, like: Option<&Loc>) -> Option<Loc> {
         let (file, line) = text.rsplit_once(':')?;
         let plain = !file.is_empty() && !file.contains(|c: char| c.is_whitespace() || c.is_control());
-        let digits = !line.is_empty()
-            && line.bytes().all(|b| b.is_ascii_digit())
-            && (line == "0" || !line.starts_with('0'));
-        (plain && digits).then(|| Some(Loc { file: file.into(), line: line.parse().ok()? }))?
+        let number: u32 = line.parse().ok()?;
+        if !plain || number.to_string() != line {
+            return None;
+        }
+        let file = match like {
+            Some(like) if *like.file == *file => like.file.clone(),
+            _ => file.into(),
+        };
+        Some(Loc { file, line: number })
     }
 }
 

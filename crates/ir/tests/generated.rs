@@ -1,4 +1,5 @@
 //! Random programs: they verify, read back, run on the oracle, and keep what their types promise.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
 //! Holds over the whole table of ops: names, docs, constraints, examples, fresh documentation.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::ops::{BUILT_IN, OpInfo, OpTable, ops_markdown};
 use consort_ir::text::{parse, print, run_lines};

@@ -92,7 +92,7 @@ fn random_mesh(rng: &mut Rng) -> Mesh {
     ];
     let mut mesh = Mesh::new(rng.pick(&shapes).iter().copied()).unwrap_or_default();
     let n = mesh.n_ranks();
-    if n >= 4 && n % 2 == 0 && rng.one_in(2) {
+    if n >= 4 && n.is_multiple_of(2) && rng.one_in(2) {
         let pairs = (0..n / 2).map(|i| vec![Rank(i), Rank(n - 1 - i)]).collect();
         let declared = mesh.add_list_group("pairs", pairs);
         debug_assert!(declared.is_ok());
@@ -109,7 +109,9 @@ fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
     let mut chosen: Chosen = vec![BTreeMap::new(); mesh.n_ranks() as usize];
     let symbols = [(Sym::Backed(0), 4), (Sym::Backed(1), 3)];
     for (sym, value) in symbols {
-        chosen.iter_mut().for_each(|symbols| drop(symbols.insert(sym, value)));
+        for symbols in &mut chosen {
+            symbols.insert(sym, value);
+        }
     }
     if rng.one_in(2) {
         builder.declare(

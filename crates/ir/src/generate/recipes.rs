@@ -124,7 +124,8 @@ impl Growing<'_> {
 
     /// Nothing, where the shape differs between members: the two ends of a message have one shape.
     fn equal_shape(&self, ty: &TensorType, over: Group) -> Option<()> {
-        let varies = ty.shape.iter().fold(Axes::NONE, |set, size| set.union(self.builder.facts().varies(size)));
+        let varies =
+            ty.shape.iter().fold(Axes::NONE, |set, size| set.union(self.builder.facts().varies(size)));
         varies.intersect(self.builder.mesh().group_axes(over)).is_empty().then_some(())
     }
 

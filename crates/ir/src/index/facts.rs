@@ -17,9 +17,15 @@ use super::{Atom, EvalError, Index, Sym, Term, floor_div, gcd};
 use crate::mesh::{Axes, Group, GroupId, Mesh};
 
 /// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
-const MAX_USED: usize = 256;
+const MAX_USED: usize = 128;
+/// How many equations may be learnt from one new one, as it makes others stale.
+const MAX_LEARNT: usize = 4 * MAX_USED;
 /// How often rewriting may go on before it is taken to go in circles.
 const MAX_ROUNDS: usize = 8;
+/// The most nodes of an index that is looked at closely. Of larger ones only the range is known.
+const MAX_STUDIED: u32 = 256;
+/// The most nodes of what may replace an atom.
+const MAX_VALUE: u32 = 32;
 /// How many steps one search for a proof may take, and how deep it may go.
 const SEARCH_STEPS: u32 = 64;
 const SEARCH_DEPTH: u32 = 4;
@@ -201,7 +207,8 @@ impl Known {
 pub struct Facts {
     symbols: BTreeMap<Sym, Known>,
     guards: Vec<Guard>,
-    // The rest follows from the symbols and the guards, and has the multiples of symbols divided out.
+    // The rest follows from the symbols and the guards, and is scaled: multiples of symbols are visible in
+    // it, as the header says.
     /// Atoms and what they are equal to.
     rules: BTreeMap<Atom, Index>,
     /// Sums that are zero and have a positive leading coefficient.
@@ -240,7 +247,7 @@ impl Facts {
         true
     }
 
-    /// Takes a symbol out of scope, together with the guards that mention it.
+    /// Takes a symbol out of scope, together with the guards that mention it and what followed from them.
     pub fn forget(&mut self, sym: Sym) {
         self.symbols.remove(&sym);
         let before = self.guards.len();
@@ -274,15 +281,10 @@ impl Facts {
             None if self.guards.contains(&guard) => return Assumed::Known,
             None => {}
         }
-        let positive = match &guard {
-            Guard::Eq(..) => None,
-            Guard::Le(a, b) => Some(self.reduce(&self.scale(&(b - a)))),
-        };
+        let (zeros, positives) = self.translate(std::slice::from_ref(&guard));
         self.guards.push(guard);
-        match positive {
-            _ if self.guards.len() > MAX_USED => {}
-            Some(positive) => self.learn_positive(&positive),
-            None => self.derive(),
+        if self.guards.len() <= MAX_USED && self.learn(zeros, positives) {
+            self.derive();
         }
         Assumed::New
     }
@@ -290,85 +292,101 @@ impl Facts {
     /// Derives everything else from the symbols and the guards.
     fn derive(&mut self) {
         for _ in 0..MAX_ROUNDS {
-            let multiples = self.derive_once();
-            // A larger multiple changes what a symbol stands for, so everything is derived again.
-            let mut grown = false;
-            for (sym, factor) in multiples {
-                if let Some(known) = self.symbols.get_mut(&sym)
-                    && let Some(multiple) = known.multiple.checked_mul(factor)
-                {
-                    known.multiple = multiple;
-                    grown = true;
-                }
-            }
-            if !grown {
+            self.clear();
+            let (zeros, positives) = self.translate(&self.guards[..self.guards.len().min(MAX_USED)]);
+            if !self.learn(zeros, positives) {
                 return;
             }
         }
-        self.derive_once();
+        // Multiples keep growing, which no sensible guards cause: better to know less than to go on.
+        self.clear();
     }
 
-    /// Derives everything but multiples, which it returns: by what to multiply those of which symbols.
-    fn derive_once(&mut self) -> BTreeMap<Sym, i64> {
+    /// Forgets everything derived but multiples.
+    fn clear(&mut self) {
         self.rules.clear();
         self.zeros.clear();
         self.positives.clear();
         self.symbols.values_mut().for_each(Known::reset_range);
+    }
+
+    /// What guards say to be zero, the last guard first, and what not to be negative.
+    fn translate(&self, guards: &[Guard]) -> (Vec<Index>, Vec<Index>) {
         let (mut zeros, mut positives) = (Vec::new(), Vec::new());
-        for guard in self.guards.iter().take(MAX_USED) {
+        for guard in guards.iter().rev() {
             match guard {
                 Guard::Eq(a, b) => zeros.push(self.scale(&(a - b))),
                 Guard::Le(a, b) => positives.push(self.scale(&(b - a))),
             }
         }
-        // Rules for symbols come first, as they change the other atoms.
+        (zeros, positives)
+    }
+
+    /// Learns that some scaled indices are zero, the last one first, and that others are not negative. True
+    /// where the multiple of a symbol grew: this changes what the symbol stands for, so everything must be
+    /// derived again.
+    fn learn(&mut self, mut zeros: Vec<Index>, mut positives: Vec<Index>) -> bool {
         let mut multiples = BTreeMap::new();
-        for symbols_only in [true, false] {
-            for zero in &zeros {
-                self.learn_zero(&self.reduce(zero), symbols_only, &mut multiples, &mut positives);
-            }
+        for _ in 0..MAX_LEARNT {
+            let Some(zero) = zeros.pop() else { break };
+            self.learn_zero(&self.reduce(&zero), &mut zeros, &mut positives, &mut multiples);
         }
         for positive in positives {
             self.learn_positive(&self.reduce(&positive));
         }
-        multiples
+        let mut grown = false;
+        for (sym, factor) in multiples {
+            if let Some(known) = self.symbols.get_mut(&sym)
+                && let Some(multiple) = known.multiple.checked_mul(factor)
+            {
+                known.multiple = multiple;
+                grown = true;
+            }
+        }
+        grown
     }
 
-    /// Learns from a reduced index that is zero. What else follows from a new rule goes to `positives`.
+    /// Learns from a reduced index that is zero. What this makes stale goes back to `zeros` and `positives`,
+    /// to be learnt again, and what follows from it joins them.
     fn learn_zero(
         &mut self,
         zero: &Index,
-        symbols_only: bool,
-        multiples: &mut BTreeMap<Sym, i64>,
+        zeros: &mut Vec<Index>,
         positives: &mut Vec<Index>,
+        multiples: &mut BTreeMap<Sym, i64>,
     ) {
-        let Some(zero) = monic(zero) else { return };
-        if let Some((atom, value)) = isolate(&zero, symbols_only) {
-            // The atom is about to disappear, so what its range says must be said of its value.
-            let Range { low, high } = self.range_of(&atom);
-            positives.push(value.plus(-1, &Index::narrow(low)));
-            positives.push(Index::narrow(high).plus(-1, &value));
-            match &atom {
-                Atom::Mod(x, y) => {
-                    if let (Some(0), Some((sym, factor))) = (value.as_const(), multiple(x, y)) {
-                        let known = multiples.entry(sym).or_insert(1);
-                        *known = lcm(*known, factor).unwrap_or(*known);
-                    }
-                    self.zeros.extend(monic(&(x - y * x.div(y) - &value)));
-                }
-                Atom::Div(x, y) if self.range(y).low > 0 => {
-                    positives.push(x - y * &value);
-                    positives.push(y * &value + y - 1 - x);
-                }
-                _ => {}
+        let Some(zero) = monic(zero).filter(|zero| fits(zero, MAX_STUDIED)) else { return };
+        let Some((atom, value)) = isolate(&zero) else { return self.zeros.push(zero) };
+        // The atom is about to disappear, so what its range says must be said of its value.
+        let Range { low, high } = self.range_of(&atom);
+        positives.push(value.plus(-1, &Index::narrow(low)));
+        positives.push(Index::narrow(high).plus(-1, &value));
+        let stale = |index: &mut Index| index.mentions(&atom);
+        zeros.extend(self.zeros.extract_if(.., stale));
+        positives.extend(self.positives.extract_if(.., stale));
+        let nested = |key: &Atom| key.children().any(|child| child.mentions(&atom));
+        zeros.extend(self.rules.extract_if(.., |key, _| nested(key)).map(|(key, value)| key.index() - value));
+        for other in self.rules.values_mut() {
+            let new = other.rewrite(&|inner| (*inner == atom).then(|| value.clone()));
+            if fits(&new, MAX_VALUE) {
+                *other = new;
             }
-            for other in self.rules.values_mut() {
-                *other = other.rewrite(&|inner| (*inner == atom).then(|| value.clone()));
-            }
-            self.rules.insert(atom, value);
-        } else if !symbols_only {
-            self.zeros.push(zero);
         }
+        match &atom {
+            Atom::Mod(x, y) => {
+                if let (Some(0), Some((sym, factor))) = (value.as_const(), multiple(x, y)) {
+                    let known = multiples.entry(sym).or_insert(1);
+                    *known = lcm(*known, factor).unwrap_or(*known);
+                }
+                self.zeros.extend(monic(&(x - y * x.div(y) - &value)));
+            }
+            Atom::Div(x, y) if self.range(y).low > 0 => {
+                positives.push(x - y * &value);
+                positives.push(y * &value + y - 1 - x);
+            }
+            _ => {}
+        }
+        self.rules.insert(atom, value);
     }
 
     /// Learns from a reduced index that is not negative.
@@ -384,7 +402,7 @@ impl Facts {
                 1.. => known.range.low = known.range.low.max(-offset),
                 _ => known.range.high = known.range.high.min(offset),
             }
-        } else {
+        } else if fits(&positive, MAX_STUDIED) && !self.positives.contains(&positive) {
             self.positives.push(positive);
         }
     }
@@ -401,8 +419,11 @@ impl Facts {
     fn reduce(&self, index: &Index) -> Index {
         let mut index = index.clone();
         for _ in 0..MAX_ROUNDS {
+            if !fits(&index, MAX_STUDIED) {
+                break;
+            }
             let next = self.cancel(&index.rewrite(&|atom| self.rewrite(atom)));
-            if next == index || next.is_invalid() {
+            if next == index || !fits(&next, MAX_STUDIED) {
                 break;
             }
             index = next;
@@ -419,16 +440,17 @@ impl Facts {
         if range.low == range.high {
             return Some(Index::narrow(range.low)).filter(|value| !value.is_invalid());
         }
-        let (Atom::Div(x, y) | Atom::Mod(x, y)) = atom else { return None };
-        let left = self.cancel(x);
-        let whole = self.range(x).div(self.range(y));
+        let whole = |x, y| Some(self.range(x).div(self.range(y))).filter(|whole| whole.low == whole.high);
         let value = match atom {
-            Atom::Div(..) if left != *x => left.div(y),
-            Atom::Mod(..) if left != *x => left.rem(y),
-            Atom::Mod(..) if whole.low == whole.high => x - y * Index::narrow(whole.low),
+            Atom::Div(x, y) => self.cancel(x).div(y),
+            Atom::Mod(x, y) => match whole(x, y) {
+                Some(whole) => x - y * Index::narrow(whole.low),
+                None => self.cancel(x).rem(y),
+            },
             _ => return None,
         };
-        Some(value).filter(|value| !value.is_invalid())
+        // What is zero may contain the atom itself, so only what does not grow is sure to lead somewhere.
+        Some(value).filter(|value| fits(value, atom.measure().1))
     }
 
     /// The sum without what the sums that are zero contribute to it.
@@ -496,7 +518,7 @@ impl Facts {
         if self.range(index).low >= 0 {
             return true;
         }
-        if depth == 0 || *steps == 0 {
+        if depth == 0 || *steps == 0 || !fits(index, MAX_STUDIED) {
             return false;
         }
         *steps -= 1;
@@ -641,6 +663,11 @@ fn lcm(a: i64, b: i64) -> Option<i64> {
     (a / gcd(a as u64, b as u64) as i64).checked_mul(b)
 }
 
+/// Whether an index is valid and has at most so many nodes.
+fn fits(index: &Index, most: u32) -> bool {
+    !index.is_invalid() && index.measure().1 <= most
+}
+
 /// An equation with coprime coefficients, the leading one positive; none where nothing is to be learnt.
 fn monic(zero: &Index) -> Option<Index> {
     let content = i64::try_from(zero.content()).ok().filter(|content| *content > 0)?;
@@ -654,7 +681,7 @@ fn monic(zero: &Index) -> Option<Index> {
 
 /// An atom and what it is equal to, by an equation that has the atom in one place only and not multiplied.
 /// The youngest symbols are preferred, as they are defined by older ones, and ranks are taken last.
-fn isolate(zero: &Index, symbols_only: bool) -> Option<(Atom, Index)> {
+fn isolate(zero: &Index) -> Option<(Atom, Index)> {
     let rank = |atom: &Atom| match atom {
         Atom::Sym(Sym::Unbacked(id)) => (0, !id),
         Atom::Sym(Sym::Backed(id)) => (1, !id),
@@ -662,10 +689,10 @@ fn isolate(zero: &Index, symbols_only: bool) -> Option<(Atom, Index)> {
         _ => (2, 0),
     };
     let alone = |term: &Term| match (&term.factors[..], term.coefficient) {
-        ([atom], 1 | -1) if !symbols_only || rank(atom).0 < 2 => {
+        ([atom], 1 | -1) => {
             let rest = zero.plus((-term.coefficient).into(), &atom.index());
             let value = Index::constant(0).plus((-term.coefficient).into(), &rest);
-            (!value.is_invalid() && !value.mentions(atom)).then(|| (atom.clone(), value))
+            (fits(&value, MAX_VALUE) && !value.mentions(atom)).then(|| (atom.clone(), value))
         }
         _ => None,
     };

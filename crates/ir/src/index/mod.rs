@@ -80,6 +80,8 @@ struct Term {
     coefficient: i64,
 }
 
+/// A factor. Children are normal forms, and the atom itself is one only as the constructors of `Index` make
+/// it: a divisor leads with a positive coefficient, and lists are flat, sorted and without duplicates.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Atom {
     Sym(Sym),
@@ -109,7 +111,7 @@ pub enum EvalError {
 impl fmt::Display for EvalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EvalError::Unbound(sym) => write!(f, "{sym:?} has no value"),
+            EvalError::Unbound(sym) => write!(f, "{:?} has no value", Index::sym(*sym)),
             EvalError::Overflow => f.write_str("the value does not fit in 64 bits"),
             EvalError::DivisionByZero => f.write_str("division by zero"),
             EvalError::OutOfTable => f.write_str("look-up outside the table"),
@@ -193,10 +195,7 @@ impl Atom {
     fn measure(&self) -> (u32, u32) {
         let (mut depth, mut size) = (0, 1u32);
         for child in self.children() {
-            let (below, nodes) = match &child.0 {
-                Form::Sum(sum) => (sum.depth, sum.size),
-                _ => (0, 1),
-            };
+            let (below, nodes) = child.measure();
             depth = depth.max(below + 1);
             size = size.saturating_add(nodes);
         }
@@ -255,6 +254,14 @@ impl Index {
         match &self.0 {
             Form::Sum(sum) => &sum.terms,
             _ => &[],
+        }
+    }
+
+    /// How deep atoms nest, and how many nodes there are.
+    fn measure(&self) -> (u32, u32) {
+        match &self.0 {
+            Form::Sum(sum) => (sum.depth, sum.size),
+            _ => (0, 1),
         }
     }
 

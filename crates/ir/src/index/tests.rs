@@ -317,6 +317,7 @@ fn printing() {
         "s0/s1/4",
         "s0/(s1/4)",
         "s0%(2*s1)",
+        "s0/(s0+1)",
         "(-1)/s0",
         "0",
         "-7",
@@ -419,6 +420,7 @@ fn guards_decide_what_follows_from_them() {
         (&["u0 == s0", "u0%4 == 0"], &["s0%4 == 0", "(u0+s0)%8 == 0"], &["s0+u0+4 == 4*s1+2"]),
         (&["(s0+s1)%8 == 0"], &["(s0+s1)%4 == 0", "(s0+s1)/8*8 == s0+s1"], &["(s0+s1)%8 == 3"]),
         (&["s0*s1 == 12"], &["s0*s1*s2 == 12*s2", "s0*s1 <= 12"], &["s0*s1 == 13"]),
+        (&["s0*s2 == 12", "s2 == s1"], &["s0*s1 == 12"], &["s0*s1 <= 11"]),
         (&["u0 == 2*s0"], &["u0/2 == s0", "u0%2 == 0", "s0 <= u0"], &["u0 == 2*s0+1"]),
         (&["s0 <= s1", "s1 <= s2"], &["s0 <= s2", "3*s0 <= 3*s1", "s0+1 <= s2+1"], &["s2+1 <= s0"]),
         (&["s0 <= s1", "s1 <= s0"], &["s0 == s1"], &["s0 == s1+1"]),
@@ -454,6 +456,12 @@ fn symbols_enter_and_leave_scope() {
     assert_eq!(facts.guards(), [guard("s1%2 == 0")]);
     assert_eq!(facts.bounds(&s(0)), (Some(0), None));
     assert_eq!(facts.divides(&k(2), &s(1)), Some(true));
+    facts.assume(guard("u1 == s2"));
+    facts.assume(guard("u1%4 == 0"));
+    assert_eq!(facts.divides(&k(4), &s(2)), Some(true));
+    facts.forget(Sym::Unbacked(1));
+    assert_eq!(facts.divides(&k(4), &s(2)), None);
+    assert!(facts.declare(Sym::Unbacked(1), SymbolFacts { min: 2, ..SymbolFacts::default() }));
     assert_eq!(facts.unknown_symbol(&parse("s0+min(u0,s1)")), Some(Sym::Unbacked(0)));
     assert_eq!(facts.unknown_symbol(&parse("s0+min(u1,s1)")), None);
     assert_eq!(facts.symbols().count(), 7);
@@ -558,7 +566,7 @@ fn check_facts(seed: u64, cases: u32, extreme: bool) -> (u32, u32) {
                 })
                 .collect();
         }
-        for _ in 0..random.below(4) {
+        for _ in 0..random.below(6) {
             let guard = random_guard(random, facts.guards(), extreme);
             let holds = |values: &Values| guard.holds(&env(values)).ok();
             let left: Vec<Values> =
@@ -612,7 +620,7 @@ fn check_facts(seed: u64, cases: u32, extreme: bool) -> (u32, u32) {
 
 #[test]
 fn random_facts() {
-    let (decided, answerable) = check_facts(4, 300, false);
+    let (decided, answerable) = check_facts(4, 1500, false);
     println!("{decided} {answerable}");
-    check_facts(5, 100, true);
+    check_facts(5, 700, true);
 }

@@ -220,9 +220,9 @@ impl OpDef for UpdateSlice {
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (mut out, part, start) = (args[0].clone(), args[1], sizes(cx, &self.start)?);
-        for i in 0..start.len() {
-            if start[i].saturating_add(part.shape[i]) > out.shape[i] {
-                return Err(outside(i, start[i], part.shape[i], out.shape[i]));
+        for (i, start) in start.iter().enumerate() {
+            if start.saturating_add(part.shape[i]) > out.shape[i] {
+                return Err(outside(i, *start, part.shape[i], out.shape[i]));
             }
         }
         for i in 0..part.numel() {

@@ -7,7 +7,7 @@ use crate::mesh::{Axes, Group, Mesh};
 use crate::program::Loc;
 use crate::types::{TensorType, Type};
 
-use super::lexer::{ParseError, Token, Tokens, tokens};
+use super::lexer::{ParseError, Tokens, tokens};
 
 /// How deep expressions and blocks may nest, so that no text can exhaust the stack.
 const MAX_DEPTH: u32 = 64;
@@ -29,17 +29,17 @@ impl<'a> Cursor<'a> {
 
     /// The token here; empty at the end of the text.
     pub fn peek(&self) -> &'a str {
-        self.tokens.list.get(self.at).map_or("", |token| token.text)
+        self.tokens.text(self.at)
     }
 
     /// The token after the one here.
     pub(super) fn peek_second(&self) -> &'a str {
-        self.tokens.list.get(self.at + 1).map_or("", |token| token.text)
+        self.tokens.text(self.at + 1)
     }
 
     /// Whether all tokens are read.
     pub fn at_end(&self) -> bool {
-        self.at >= self.tokens.list.len()
+        self.tokens.get(self.at).is_none()
     }
 
     /// Moves past the token here and returns it.
@@ -51,31 +51,28 @@ impl<'a> Cursor<'a> {
 
     /// The line of the token here.
     pub(super) fn line(&self) -> u32 {
-        self.tokens.list.get(self.at).map_or(self.tokens.end.0, |token| token.line)
+        self.tokens.get(self.at).map_or(0, |token| token.line)
     }
 
     /// Whether the token here stands on the same line as the one before it.
     pub(super) fn on_same_line(&self) -> bool {
-        self.at > 0
-            && self.tokens.list.get(self.at).is_some_and(|t| t.line == self.tokens.list[self.at - 1].line)
+        let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
+        before.is_some_and(|before| self.tokens.get(self.at).is_some_and(|here| here.line == before.line))
     }
 
     /// Whether the token here is this mark, with no space before it.
     fn glued(&self, mark: &str) -> bool {
-        self.tokens.list.get(self.at).is_some_and(|token| token.glued && token.text == mark)
+        self.peek() == mark && self.tokens.glued(self.at)
     }
 
     /// The source location on a line.
     pub(super) fn loc(&self, line: u32) -> Option<Loc> {
-        self.tokens.locs.get(&line).cloned()
+        self.tokens.loc(line).cloned()
     }
 
     /// An error here.
     pub fn error(&self, message: impl Into<String>) -> ParseError {
-        let (line, column) = match self.tokens.list.get(self.at) {
-            Some(Token { line, column, .. }) => (*line, *column),
-            None => self.tokens.end,
-        };
+        let (line, column) = self.tokens.position(self.at);
         ParseError { line, column, message: message.into(), note: None }
     }
 

@@ -1,8 +1,6 @@
 //! Text to tokens. Comments run from `;` to the end of the line; one that reads `FILE:LINE` after other
 //! text on its line is a source location and is kept.
 
-use std::collections::BTreeMap;
-
 use crate::diagnostic::{At, Code, Diagnostic};
 use crate::program::Loc;
 
@@ -40,22 +38,57 @@ impl From<ParseError> for Diagnostic {
     }
 }
 
-/// A word, a number or a punctuation mark.
+/// A word, a number or a punctuation mark: where it stands. Small, because a program has millions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Token<'a> {
-    pub(super) text: &'a str,
+pub(super) struct Token {
+    start: u32,
+    end: u32,
     pub(super) line: u32,
-    pub(super) column: u32,
-    /// Whether it follows the previous token with nothing between.
-    pub(super) glued: bool,
 }
 
 /// The tokens of a text and the source locations by line.
 pub(super) struct Tokens<'a> {
-    pub(super) list: Vec<Token<'a>>,
-    pub(super) locs: BTreeMap<u32, Loc>,
-    /// Where the text ends, for errors about its end.
-    pub(super) end: (u32, u32),
+    text: &'a str,
+    list: Vec<Token>,
+    /// By rising line.
+    locs: Vec<(u32, Loc)>,
+}
+
+impl<'a> Tokens<'a> {
+    pub(super) fn get(&self, at: usize) -> Option<Token> {
+        self.list.get(at).copied()
+    }
+
+    /// The text of a token; empty past the end.
+    pub(super) fn text(&self, at: usize) -> &'a str {
+        self.list.get(at).map_or("", |token| &self.text[token.start as usize..token.end as usize])
+    }
+
+    /// Whether a token follows the one before it with nothing between.
+    pub(super) fn glued(&self, at: usize) -> bool {
+        at > 0 && self.list.get(at).is_some_and(|token| self.list[at - 1].end == token.start)
+    }
+
+    /// The line and the column of a token, or of the end of the text.
+    pub(super) fn position(&self, at: usize) -> (u32, u32) {
+        match self.list.get(at) {
+            Some(token) => {
+                let before = &self.text[..token.start as usize];
+                let line = before.rfind('\n').map_or(0, |newline| newline + 1);
+                (token.line, before[line..].chars().count() as u32 + 1)
+            }
+            None => {
+                let last = self.text.rsplit('\n').next().unwrap_or("");
+                (self.text.matches('\n').count() as u32 + 1, last.chars().count() as u32 + 1)
+            }
+        }
+    }
+
+    /// The source location on a line.
+    pub(super) fn loc(&self, line: u32) -> Option<&Loc> {
+        let at = self.locs.binary_search_by_key(&line, |(line, _)| *line).ok()?;
+        Some(&self.locs[at].1)
+    }
 }
 
 const MARKS: [&str; 5] = ["..=", "->", "==", "<=", ".."];
@@ -63,44 +96,50 @@ const SINGLE: &str = "()[]{}<>,:=+-*/%@#|~!";
 
 /// Splits a text into tokens.
 pub(super) fn tokens(text: &str) -> Result<Tokens<'_>, ParseError> {
-    let mut list = Vec::with_capacity(text.len() / 4);
-    let mut locs = BTreeMap::new();
-    let mut end = (1, 1);
+    let mut tokens = Tokens { text, list: Vec::with_capacity(text.len() / 8), locs: Vec::new() };
+    if u32::try_from(text.len()).is_err() {
+        return Err(ParseError {
+            line: 1,
+            column: 1,
+            message: "the text is longer than 4 GiB".into(),
+            note: None,
+        });
+    }
+    let mut line_start = 0;
     for (number, line_text) in text.split('\n').enumerate() {
         let line = number as u32 + 1;
-        let mut rest = line_text;
-        let mut column = 1u32;
-        let mut glued = false;
-        let first = list.len();
-        while let Some(c) = rest.chars().next() {
+        let first = tokens.list.len();
+        let mut at = 0;
+        while let Some(c) = line_text[at..].chars().next() {
             if c == ';' {
-                if list.len() > first
-                    && let Some(loc) = Loc::parse(rest[1..].trim())
+                if tokens.list.len() > first
+                    && let Some(loc) =
+                        Loc::parse(line_text[at + 1..].trim(), tokens.locs.last().map(|(_, loc)| loc))
                 {
-                    locs.insert(line, loc);
+                    tokens.locs.push((line, loc));
                 }
                 break;
             }
             if c.is_whitespace() {
-                rest = &rest[c.len_utf8()..];
-                column += 1;
-                glued = false;
+                at += c.len_utf8();
                 continue;
             }
-            let length = token_length(rest).ok_or_else(|| ParseError {
-                line,
-                column,
-                message: format!("unexpected character {c:?}"),
-                note: None,
-            })?;
-            list.push(Token { text: &rest[..length], line, column, glued });
-            rest = &rest[length..];
-            column += length as u32;
-            glued = true;
+            let Some(length) = token_length(&line_text[at..]) else {
+                let column = line_text[..at].chars().count() as u32 + 1;
+                return Err(ParseError {
+                    line,
+                    column,
+                    message: format!("unexpected character {c:?}"),
+                    note: None,
+                });
+            };
+            let start = (line_start + at) as u32;
+            tokens.list.push(Token { start, end: start + length as u32, line });
+            at += length;
         }
-        end = (line, column);
+        line_start += line_text.len() + 1;
     }
-    Ok(Tokens { list, locs, end })
+    Ok(tokens)
 }
 
 /// The length of the token at the start of a text; tokens are ASCII.

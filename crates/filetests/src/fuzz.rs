@@ -1,0 +1,66 @@
+//! What must hold of any text at all: it is refused with a place in it, or it is a program whose checks,
+//! printing and small runs end without a panic.
+
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::ops::{Flow, OpTable};
+use consort_ir::oracle;
+use consort_ir::program::{Block, Func, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::{parse, print, run_lines};
+use consort_ir::types::Type;
+use consort_ir::verify::verify;
+
+/// Runs one text through everything that reads programs. Panics where something is wrong with it.
+pub fn check_text(text: &str, ops: &OpTable) {
+    // Run lines are read from the same files.
+    let _ = run_lines(text);
+    let parsed = match parse(text, ops) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            assert!(error.line >= 1 && error.column >= 1 && !error.message.is_empty());
+            return;
+        }
+    };
+    let printed = print(&parsed.program);
+    let again = parse(&printed, ops)
+        .unwrap_or_else(|error| panic!("printed text does not parse: {error}\n{printed}"));
+    assert_eq!(print(&again.program), printed, "printing twice differs");
+    let errors = verify(&parsed.program);
+    for error in &errors {
+        assert!(!error.render("text", text, &parsed.lines).is_empty());
+    }
+    if errors.is_empty() && parsed.program.mesh.n_ranks() <= 8 {
+        for func in parsed.program.funcs.iter().filter(|func| is_small(func, &func.body)) {
+            let _ = oracle::run(&parsed.program, &func.name, &zeros(&parsed.program, func));
+        }
+    }
+}
+
+/// Whether the sizes and loops of a function are small enough to run it here.
+fn is_small(func: &Func, block: &Block) -> bool {
+    let small = |index: &Index| index.as_const().is_none_or(|n| n <= 64);
+    block.params.iter().chain(block.nodes.iter().flat_map(|node| &node.results)).all(|value| {
+        let mut fits = func.ty(*value).is_none_or(|ty| ty.as_tensor().is_none_or(|t| t.rank() <= 4));
+        if let Some(ty) = func.ty(*value) {
+            ty.indices(&mut |index| fits &= small(index));
+        }
+        fits
+    }) && block.nodes.iter().all(|node| {
+        let short = if let Flow::Scan { length, .. } = node.op.flow() { small(length) } else { true };
+        short && node.blocks.iter().all(|inside| is_small(func, inside))
+    })
+}
+
+/// Zeros for every parameter, with 2 for every symbol; what does not fit is refused by the oracle.
+fn zeros(program: &Program, func: &Func) -> Vec<Vec<Tensor>> {
+    let arg = |ty: Option<&Type>| match ty {
+        Some(Type::Tensor(tensor)) => {
+            let size = |index: &Index| index.as_const().map_or(2, |n| n.clamp(0, 64) as usize);
+            Tensor::zeros(tensor.dtype, tensor.shape.iter().map(size).collect())
+        }
+        _ => Tensor::ints(Dtype::I64, vec![], vec![2]),
+    };
+    let args: Vec<Tensor> = func.body.params.iter().map(|param| arg(func.ty(*param))).collect();
+    vec![args; program.mesh.n_ranks() as usize]
+}
