@@ -51,23 +51,22 @@ fn program(ops: usize) -> Program {
 /// The median of five runs, in seconds: parse, verify, print.
 fn measure(ops: usize, table: &OpTable) -> [f64; 3] {
     let text = print(&program(ops));
-    let mut runs = [[0.0; 5]; 3];
-    for i in 0..5 {
+    let run = || {
         let start = Instant::now();
         let parsed = parse(&text, table).expect("printed text parses");
-        runs[0][i] = start.elapsed().as_secs_f64();
-        let start = Instant::now();
+        let parse = start.elapsed();
         let errors = verify(&parsed.program);
-        runs[1][i] = start.elapsed().as_secs_f64();
-        assert!(errors.is_empty());
-        let start = Instant::now();
+        let verify = start.elapsed();
         let again = print(&parsed.program);
-        runs[2][i] = start.elapsed().as_secs_f64();
-        assert!(again == text);
-    }
-    runs.map(|mut run| {
-        run.sort_by(f64::total_cmp);
-        run[2]
+        let print = start.elapsed();
+        assert!(errors.is_empty() && again == text);
+        [parse, verify - parse, print - verify].map(|time| time.as_secs_f64())
+    };
+    let runs: Vec<[f64; 3]> = (0..5).map(|_| run()).collect();
+    [0, 1, 2].map(|stage| {
+        let mut times: Vec<f64> = runs.iter().map(|run| run[stage]).collect();
+        times.sort_by(f64::total_cmp);
+        times[2]
     })
 }
 
