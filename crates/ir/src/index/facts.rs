@@ -13,7 +13,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Atom, EvalError, Index, Sym, Term, floor_div, gcd};
+use super::range::{INFINITE, Range};
+use super::{Atom, EvalError, Index, Sym, Term, gcd};
 use crate::mesh::{Axes, Group, GroupId, Mesh};
 
 /// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
@@ -102,79 +103,6 @@ pub enum Assumed {
     Known,
     /// It cannot hold, and was not recorded.
     Contradiction,
-}
-
-/// A range of integers, both ends included. `-INFINITE` as the low end and `INFINITE` as the high end mean
-/// that there is no bound; no other end is ever infinite, so ends that are too large only lose precision.
-#[derive(Clone, Copy, Debug)]
-struct Range {
-    low: i128,
-    high: i128,
-}
-
-const INFINITE: i128 = 1 << 126;
-
-impl Range {
-    const ALL: Range = Range { low: -INFINITE, high: INFINITE };
-
-    fn new(low: i128, high: i128) -> Range {
-        Range { low: low.clamp(-INFINITE, INFINITE - 1), high: high.clamp(1 - INFINITE, INFINITE) }
-    }
-
-    /// The least range around all of these; all integers where there are none.
-    fn around(ranges: impl Iterator<Item = Range>) -> Range {
-        let join = |a: Range, b: Range| Range { low: a.low.min(b.low), high: a.high.max(b.high) };
-        ranges.reduce(join).unwrap_or(Range::ALL)
-    }
-
-    /// The range of a function that, over two ranges, is extreme where both arguments are.
-    fn corners(self, other: Range, f: impl Fn(i128, i128) -> i128) -> Range {
-        let Range { low, high } = self;
-        let ends = [(low, other.low), (low, other.high), (high, other.low), (high, other.high)];
-        Range::around(ends.into_iter().map(|(a, b)| Range::new(f(a, b), f(a, b))))
-    }
-
-    fn plus(self, other: Range) -> Range {
-        let end = |a: i128, b: i128, none: i128| if a == none || b == none { none } else { a + b };
-        Range::new(end(self.low, other.low, -INFINITE), end(self.high, other.high, INFINITE))
-    }
-
-    fn times(self, other: Range) -> Range {
-        self.corners(other, i128::saturating_mul)
-    }
-
-    /// The parts of the range below and above zero, where there are any.
-    fn signed(self) -> impl Iterator<Item = Range> {
-        let parts = [Range { high: self.high.min(-1), ..self }, Range { low: self.low.max(1), ..self }];
-        parts.into_iter().filter(|part| part.low <= part.high)
-    }
-
-    fn div(self, by: Range) -> Range {
-        let quotient = |a: i128, b: i128| match (a.abs() == INFINITE, b.abs() == INFINITE) {
-            (true, false) => a * b.signum(),
-            _ => floor_div(a, b),
-        };
-        Range::around(by.signed().map(|by| self.corners(by, quotient)))
-    }
-
-    fn rem(self, by: Range) -> Range {
-        let part = |by: Range| {
-            let whole = self.div(by);
-            if by.low == by.high && whole.low == whole.high {
-                return self.plus(Range::new(-whole.low * by.low, -whole.low * by.low));
-            }
-            // The remainder lies between zero and the divisor, and between zero and a dividend of one sign.
-            let one = |end: i128| if end.abs() == INFINITE { 0 } else { 1 };
-            let (low, high) = (by.low + one(by.low), by.high - one(by.high));
-            match (by.low > 0, self.low >= 0, self.high <= 0) {
-                (true, true, _) => Range::new(0, high.min(self.high)),
-                (true, ..) => Range::new(0, high),
-                (false, _, true) => Range::new(low.max(self.low), 0),
-                (false, ..) => Range::new(low, 0),
-            }
-        };
-        Range::around(by.signed().map(part))
-    }
 }
 
 /// What is known of a declared symbol: what was declared, and what guards add to it.
@@ -278,7 +206,6 @@ impl Facts {
         match self.holds(&guard) {
             Some(true) => return Assumed::Known,
             Some(false) => return Assumed::Contradiction,
-            None if self.guards.contains(&guard) => return Assumed::Known,
             None => {}
         }
         let (zeros, positives) = self.translate(std::slice::from_ref(&guard));
@@ -609,12 +536,13 @@ impl Facts {
         self.eq(&dividend.rem(divisor), &Index::constant(0))
     }
 
-    /// Whether a guard holds.
+    /// Whether a guard holds. One that was assumed does, whatever could be derived from it.
     pub fn holds(&self, guard: &Guard) -> Option<bool> {
-        match guard {
+        let decided = match guard {
             Guard::Eq(a, b) => self.eq(a, b),
             Guard::Le(a, b) => self.le(a, b),
-        }
+        };
+        decided.or_else(|| self.guards.contains(guard).then_some(true))
     }
 
     /// The least and the greatest value that an index may have, as far as they are known. A least value

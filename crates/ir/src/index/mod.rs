@@ -12,7 +12,10 @@
 //! same happens to expressions beyond fixed limits of breadth, depth and size, because programs come from
 //! outside: a malformed one must neither overflow the stack nor take exponential time.
 
+mod divide;
 mod facts;
+mod print;
+mod range;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +26,7 @@ use std::fmt;
 use std::ops::{Add, Mul, Neg, Sub};
 use std::sync::Arc;
 
-use crate::mesh::{Axis, GroupId, Mesh};
+use crate::mesh::{Axis, GroupId};
 
 /// The most terms of a sum, and the most arguments of a minimum or maximum.
 const MAX_TERMS: usize = 256;
@@ -35,8 +38,6 @@ const MAX_DEPTH: u32 = 32;
 const MAX_SIZE: u32 = 1 << 14;
 /// The most products that a multiplication may form before equal ones are gathered.
 const MAX_PRODUCTS: usize = 16 * MAX_TERMS;
-/// How many rounds a polynomial division may take.
-const MAX_ROUNDS: usize = 32;
 
 /// A symbol in a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,14 +126,6 @@ impl std::error::Error for EvalError {}
 /// their order, which polynomial division relies on.
 fn order(a: &[Atom], b: &[Atom]) -> Ordering {
     b.len().cmp(&a.len()).then_with(|| a.cmp(b))
-}
-
-/// The factors without those of the divisor; none where the divisor has a factor that they lack.
-fn without(factors: &[Atom], divisor: &[Atom]) -> Option<Vec<Atom>> {
-    let mut wanted = divisor.iter().peekable();
-    let rest =
-        factors.iter().filter(|factor| wanted.next_if(|want| want == factor).is_none()).cloned().collect();
-    wanted.peek().is_none().then_some(rest)
 }
 
 /// The greatest common divisor; that of `a` and zero is `a`.
@@ -340,149 +333,6 @@ impl Index {
         i64::try_from(value).map_or(Index::INVALID, Index::constant)
     }
 
-    /// Quotient and remainder as polynomials: `self == quotient * by + remainder`, where no term of the
-    /// remainder can be reduced further by the leading term of `by`, whose coefficient must be positive. The
-    /// remainder depends only on the residue of `self`, which is what makes quotients normal forms. None
-    /// where the division does not fit or does not end soon.
-    fn split(&self, by: &Index) -> Option<(Index, Index)> {
-        let (head, lead) = by.pieces().next()?;
-        let (mut quotient, mut rest) = (Index::constant(0), self.clone());
-        for _ in 0..MAX_ROUNDS {
-            let mut part = Vec::new();
-            for (factors, c) in rest.pieces() {
-                let times = c.div_euclid(lead);
-                if let (true, Some(factors)) = (times != 0, without(factors, head)) {
-                    part.push((factors, times.into()));
-                }
-            }
-            if part.is_empty() {
-                return Some((quotient, rest));
-            }
-            let part = gather(part);
-            let mut pieces = part.products(-1, by)?;
-            pieces.extend(rest.pieces().map(|(factors, c)| (factors.to_vec(), c.into())));
-            rest = gather(pieces);
-            quotient = quotient.plus(1, &part);
-            if rest.is_invalid() || quotient.is_invalid() {
-                return None;
-            }
-        }
-        None
-    }
-
-    /// What division by `by` leaves: a whole quotient, a factor common to what is left of both sides, and
-    /// those sides without it. Several terms are only divided by if nothing is left, because a partial
-    /// quotient is larger than what it replaces. The leading coefficient of `by` must be positive.
-    fn divide_out(&self, by: &Index) -> (Index, Index, Index, Index) {
-        let whole = |(_, left): &(Index, Index)| by.pieces().count() == 1 || left.as_const() == Some(0);
-        let zero = Index::constant(0);
-        let (quotient, left) = self.split(by).filter(whole).unwrap_or_else(|| (zero, self.clone()));
-        let sides = || left.pieces().chain(by.pieces());
-        let scale = sides().fold(0, |all, (_, c)| gcd(all, c.unsigned_abs()));
-        let scale = i64::try_from(scale).map_or(1, |scale| scale.max(1));
-        // Factors of all pieces are found one by one, so that powers come out whole.
-        let mut common: Vec<Atom> = Vec::new();
-        for factor in by.pieces().next().map_or(&[][..], |(factors, _)| factors) {
-            common.push(factor.clone());
-            if !sides().all(|(factors, _)| without(factors, &common).is_some()) {
-                common.pop();
-            }
-        }
-        let reduce = |side: &Index| {
-            let reduced = |(factors, c)| Some((without(factors, &common)?, i128::from(c / scale)));
-            gather(side.pieces().filter_map(reduced).collect())
-        };
-        let (left, by) = (reduce(&left), reduce(by));
-        (quotient, gather(vec![(common, scale.into())]), left, by)
-    }
-
-    /// The quotient, rounded down.
-    pub fn div(&self, by: &Index) -> Index {
-        let Some((_, lead)) = by.pieces().next().filter(|_| !self.is_invalid()) else {
-            return Index::INVALID;
-        };
-        if lead < 0 {
-            return (-self).div(&-by);
-        }
-        let (whole, _, left, by) = self.divide_out(by);
-        let rest = match (left.as_const(), by.as_const()) {
-            (Some(0), _) => left,
-            (_, Some(1)) => left,
-            (Some(left), Some(by)) => Index::constant(left.div_euclid(by)),
-            (_, Some(by)) => left.div_constant(by),
-            _ => Atom::Div(left, by).index(),
-        };
-        whole.plus(1, &rest)
-    }
-
-    /// The quotient of a sum, reduced by `by` already, and a constant above one.
-    fn div_constant(&self, by: i64) -> Index {
-        // With `g` dividing `by` and all coefficients, `(g*x+k)/by` is `(x+k/g)/(by/g)`.
-        let g = gcd(self.content(), by.unsigned_abs()) as i64;
-        let (left, by) = (self.shrink(g), by / g);
-        if by == 1 {
-            return left;
-        }
-        // `(x/a+y)/b` is `(x+a*y)/(a*b)`. With several such quotients there would be a choice, so only a
-        // single one is merged.
-        let inner = |term: &Term| match (&term.factors[..], term.coefficient) {
-            ([atom @ Atom::Div(x, a)], 1) => Some((atom.index(), x.clone(), i128::from(a.as_const()?))),
-            _ => None,
-        };
-        let mut inners = left.terms().iter().filter_map(inner);
-        if let (Some((quotient, x, a)), None) = (inners.next(), inners.next()) {
-            let y = left.plus(-1, &quotient);
-            let (above, below) = (x.plus(a, &y), Index::narrow(a * i128::from(by)));
-            if !above.is_invalid() && !below.is_invalid() {
-                return above.div(&below);
-            }
-        }
-        Atom::Div(left, Index::constant(by)).index()
-    }
-
-    /// The remainder of the quotient rounded down; it has the sign of the divisor.
-    pub fn rem(&self, by: &Index) -> Index {
-        let Some((_, lead)) = by.pieces().next().filter(|_| !self.is_invalid()) else {
-            return Index::INVALID;
-        };
-        if lead < 0 {
-            return -(-self).rem(&-by);
-        }
-        let (_, common, left, by) = self.divide_out(by);
-        let rest = match (left.as_const(), by.as_const()) {
-            (Some(0), _) => left,
-            (_, Some(1)) => Index::constant(0),
-            (Some(left), Some(by)) => Index::constant(left.rem_euclid(by)),
-            (_, Some(by)) => left.rem_constant(by),
-            _ => Atom::Mod(left, by).index(),
-        };
-        common.times(&rest)
-    }
-
-    /// The remainder of a sum, reduced by `by` already, and a constant above one.
-    fn rem_constant(&self, by: i64) -> Index {
-        // `c*(x%a)` is congruent to `c*x` where `by` divides `c*a`.
-        let mut flat = self.clone();
-        for term in self.terms() {
-            if let [atom @ Atom::Mod(x, a)] = &term.factors[..]
-                && let Some(a) = a.as_const()
-                && i128::from(term.coefficient) * i128::from(a) % i128::from(by) == 0
-            {
-                flat = flat.plus(term.coefficient.into(), &x.plus(-1, &atom.index()));
-            }
-        }
-        if flat != *self && !flat.is_invalid() {
-            return flat.rem(&Index::constant(by));
-        }
-        // With `g` dividing `by` and all coefficients, `(g*x+k)%by` is `g*((x+k/g)%(by/g))+k%g`.
-        let g = gcd(self.content(), by.unsigned_abs()) as i64;
-        let rest = match by / g {
-            1 => Index::constant(0),
-            by => Atom::Mod(self.shrink(g), Index::constant(by)).index(),
-        };
-        Index::constant(self.offset().rem_euclid(g)).plus(g.into(), &rest)
-    }
-
     /// The smaller of two indices by value. `Ord::min` on owned indices means this too.
     pub fn min(&self, other: &Index) -> Index {
         Index::extreme(true, [self.clone(), other.clone()])
@@ -622,49 +472,6 @@ impl Index {
         }
         Some(sum)
     }
-
-    /// The index as programs write it, with the names that the mesh gives to axes and groups.
-    pub fn display<'a>(&'a self, mesh: &'a Mesh) -> impl fmt::Display + 'a {
-        fmt::from_fn(move |f| self.print(f, mesh))
-    }
-
-    fn print(&self, f: &mut fmt::Formatter<'_>, mesh: &Mesh) -> fmt::Result {
-        if self.is_invalid() {
-            return f.write_str("invalid");
-        }
-        for (i, (factors, c)) in self.pieces().enumerate() {
-            match (c < 0, i) {
-                (true, _) => f.write_str("-")?,
-                (false, 0) => {}
-                (false, _) => f.write_str("+")?,
-            }
-            // A quotient or remainder needs no parentheses only where nothing else is in its term.
-            let alone = c == 1 && factors.len() == 1;
-            let mut times = "";
-            if c.unsigned_abs() != 1 || factors.is_empty() {
-                write!(f, "{}", c.unsigned_abs())?;
-                times = "*";
-            }
-            for atom in factors {
-                f.write_str(times)?;
-                parenthesised(f, !alone && matches!(atom, Atom::Div(..) | Atom::Mod(..)), &|f| {
-                    atom.print(f, mesh)
-                })?;
-                times = "*";
-            }
-        }
-        if self.as_const() == Some(0) { f.write_str("0") } else { Ok(()) }
-    }
-}
-
-fn parenthesised(
-    f: &mut fmt::Formatter<'_>,
-    needed: bool,
-    inside: &dyn Fn(&mut fmt::Formatter<'_>) -> fmt::Result,
-) -> fmt::Result {
-    f.write_str(if needed { "(" } else { "" })?;
-    inside(f)?;
-    f.write_str(if needed { ")" } else { "" })
 }
 
 impl Atom {
@@ -708,47 +515,6 @@ impl Atom {
         // A symbol that is left over has been replaced on the way here.
         let atom = rebuilt.as_atom().filter(|atom| !matches!(atom, Atom::Sym(_)));
         Some(atom.and_then(f).unwrap_or(rebuilt))
-    }
-
-    fn print(&self, f: &mut fmt::Formatter<'_>, mesh: &Mesh) -> fmt::Result {
-        let call = |f: &mut fmt::Formatter<'_>, name: &str| {
-            for (i, child) in self.children().enumerate() {
-                write!(f, "{}{}", if i == 0 { name } else { "," }, child.display(mesh))?;
-            }
-            f.write_str(")")
-        };
-        match self {
-            Atom::Sym(Sym::Backed(id)) => write!(f, "s{id}"),
-            Atom::Sym(Sym::Unbacked(id)) => write!(f, "u{id}"),
-            Atom::Sym(Sym::Rank(axis)) => write!(f, "rank({})", mesh.axis_name(*axis)),
-            Atom::Sym(Sym::GroupRank(group)) => write!(f, "rank({})", mesh.group_name(*group)),
-            Atom::Div(a, b) | Atom::Mod(a, b) => {
-                // Operators of one precedence bind to the left, so a product may stand before them bare.
-                let bare = a.pieces().count() <= 1 && a.pieces().all(|(_, c)| c > 0);
-                parenthesised(f, !bare, &|f| a.print(f, mesh))?;
-                f.write_str(if matches!(self, Atom::Div(..)) { "/" } else { "%" })?;
-                let bare = match b.as_atom() {
-                    Some(atom) => !matches!(atom, Atom::Div(..) | Atom::Mod(..)),
-                    None => b.as_const().is_some_and(|b| b >= 0),
-                };
-                parenthesised(f, !bare, &|f| b.print(f, mesh))
-            }
-            Atom::Min(_) => call(f, "min("),
-            Atom::Max(_) => call(f, "max("),
-            Atom::Pick(..) => call(f, "pick("),
-        }
-    }
-}
-
-impl fmt::Debug for Index {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.print(f, &Mesh::default())
-    }
-}
-
-impl fmt::Debug for Atom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.print(f, &Mesh::default())
     }
 }
 

@@ -12,6 +12,9 @@ use super::lexer::{ParseError, Tokens, tokens};
 /// How deep expressions and blocks may nest, so that no text can exhaust the stack.
 const MAX_DEPTH: u32 = 64;
 
+/// The digits of `i64::MIN`.
+const SMALLEST: &str = "9223372036854775808";
+
 /// Reads a text from left to right. Attributes read themselves through it.
 pub struct Cursor<'a> {
     tokens: Tokens<'a>,
@@ -327,6 +330,10 @@ impl<'a> Cursor<'a> {
         loop {
             if self.eat("+") {
                 sum = &sum + &self.index_product()?;
+            } else if self.peek() == "-" && self.peek_second() == SMALLEST {
+                // The printer writes a coefficient of i64::MIN after a minus, where no i64 stands without it.
+                let smallest = Index::constant(self.integer()?);
+                sum = &sum + &self.index_product_of(smallest)?;
             } else if self.eat("-") {
                 sum = &sum - &self.index_product()?;
             } else {
@@ -336,7 +343,12 @@ impl<'a> Cursor<'a> {
     }
 
     fn index_product(&mut self) -> Result<Index, ParseError> {
-        let mut product = self.index_factor()?;
+        let first = self.index_factor()?;
+        self.index_product_of(first)
+    }
+
+    fn index_product_of(&mut self, first: Index) -> Result<Index, ParseError> {
+        let mut product = first;
         loop {
             if self.eat("*") {
                 product = &product * &self.index_factor()?;
