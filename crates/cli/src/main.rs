@@ -1,2 +1,69 @@
-//! cli
-fn main() {}
+//! The `consort` command line: reads the arguments, runs a subcommand, and turns what it says into output and
+//! an exit code. One file for each subcommand.
+//!
+//! Exit codes: 0 fine, 1 the program, the check or the arguments are wrong, 2 consort or the machine failed.
+#![forbid(unsafe_code)]
+
+mod exec;
+mod files;
+mod npy;
+mod ops;
+mod opt;
+mod report;
+mod source;
+
+use std::io::{ErrorKind, Write, stderr, stdout};
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use report::{Machine, Report};
+
+#[derive(Parser)]
+#[command(name = "consort", version, about = env!("CARGO_PKG_DESCRIPTION"))]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Ops(ops::Args),
+    Opt(opt::Args),
+    Exec(exec::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // The code that clap itself has for wrong arguments is 2, and that is the machine's here.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    let outcome = catch_unwind(|| run(cli.command))
+        .unwrap_or_else(|_| Err(Machine("consort panicked; this is a defect of consort".into()).into()));
+    let report = outcome.unwrap_or_else(|error| Report::failed(&error));
+    let mut code = report.code;
+    if let Err(error) = stdout().write_all(report.text.as_bytes()).and_then(|()| stdout().flush())
+        // Whoever closes the pipe has seen enough.
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        let _ = writeln!(stderr(), "error: cannot write to the standard output: {error}");
+        code = report::MACHINE;
+    }
+    // There is nobody left to tell when this fails.
+    let _ = stderr().write_all(report.notes.as_bytes());
+    ExitCode::from(code)
+}
+
+fn run(command: Option<Command>) -> anyhow::Result<Report> {
+    match command {
+        None => Ok(Report::fine(Cli::command().render_help().to_string())),
+        Some(Command::Ops(args)) => ops::run(&args),
+        Some(Command::Opt(args)) => opt::run(&args),
+        Some(Command::Exec(args)) => exec::run(&args),
+    }
+}

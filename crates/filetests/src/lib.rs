@@ -50,7 +50,7 @@ pub fn run_case(text: &str, ops: &OpTable, bless: bool) -> Result<Option<String>
     }
     let mut text = text.to_string();
     let original = text.clone();
-    for (line, command) in tests {
+    for (line, _, command) in tests {
         let words: Vec<&str> = command.split_whitespace().collect();
         let Some((_, run)) = COMMANDS.iter().find(|(name, _)| words.first() == Some(name)) else {
             let known: Vec<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();

@@ -158,8 +158,37 @@ impl OpTable {
         if let Some((known, _)) = self.by_name.get_key_value(start.as_str()) {
             return Some(known);
         }
-        let shared = |known: &str| known.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
-        let best = self.by_name.keys().max_by_key(|known| (shared(known), std::cmp::Reverse(known.len())))?;
-        (shared(best) >= 3).then_some(best)
+        let best = self.by_name.keys().min_by_key(|known| edits(known, name))?;
+        (edits(best, name) <= name.len() / 3).then_some(best)
+    }
+}
+
+/// How many letters must be changed, added or removed to make one word the other.
+fn edits(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in to.bytes().enumerate() {
+            let change = before + usize::from(a != b);
+            before = row[j + 1];
+            row[j + 1] = change.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelled_op_gets_the_nearest_name() {
+        let ops = OpTable::built_in();
+        assert_eq!(ops.nearest("all_reduce"), Some("all_reduce_start"));
+        assert_eq!(ops.nearest("mtmul"), Some("matmul"));
+        assert_eq!(ops.nearest("sofmax"), Some("softmax"));
+        assert_eq!(ops.nearest("frobnicate"), None);
+        assert_eq!(ops.nearest(""), None);
+        assert_eq!(edits("kitten", "sitting"), 3);
     }
 }

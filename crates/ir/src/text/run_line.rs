@@ -61,23 +61,25 @@ pub struct RunLine {
     pub expect: Expect,
 }
 
-/// The comments of a text that begin with a word and a colon: `(line, rest)`.
-pub fn directives<'a>(text: &'a str, word: &str) -> Vec<(u32, &'a str)> {
+/// The comments of a text that begin with a word and a colon: `(line, column, rest)`.
+pub fn directives<'a>(text: &'a str, word: &str) -> Vec<(u32, u32, &'a str)> {
     let lines = text.lines().enumerate();
     let found = lines.filter_map(|(number, line)| {
         let rest = line.trim().strip_prefix(';')?.trim_start().strip_prefix(word)?.strip_prefix(':')?;
-        Some((number as u32 + 1, rest.trim()))
+        let rest = rest.trim_start();
+        let column = line.trim_end().chars().count() - rest.chars().count() + 1;
+        Some((number as u32 + 1, column as u32, rest))
     });
     found.collect()
 }
 
 /// The run lines of a text.
 pub fn run_lines(text: &str) -> Result<Vec<RunLine>, ParseError> {
-    directives(text, "run").into_iter().map(|(line, rest)| run_line(line, rest)).collect()
+    directives(text, "run").into_iter().map(|(line, column, rest)| run_line(line, column, rest)).collect()
 }
 
-fn run_line(line: u32, text: &str) -> Result<RunLine, ParseError> {
-    let at_line = |error: ParseError| ParseError { line, ..error };
+fn run_line(line: u32, column: u32, text: &str) -> Result<RunLine, ParseError> {
+    let at_line = |error: ParseError| ParseError { line, column: column - 1 + error.column, ..error };
     let (call, fails) = match text.split_once(" fails:") {
         Some((call, message)) => (call, Some(message.trim().to_string())),
         None => (text, None),

@@ -1,0 +1,232 @@
+//! `consort exec FILE -n N`: runs a text program on the oracle, on the inputs of its `; run:` lines or on files.
+//!
+//! The verifier's word stands, with one exception: communication under a condition that may differ (V9) is a
+//! warning here. Such a program may complete, and where it does not, the oracle's verdict says which ranks wait
+//! for what.
+
+mod inputs;
+mod results;
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use consort_ir::diagnostic::Diagnostic;
+use consort_ir::oracle;
+use consort_ir::program::{Func, Program};
+use consort_ir::text::{Expect, Parsed, RunLine, run_lines};
+use serde_json::{Value, json};
+
+use crate::files;
+use crate::report::{MACHINE, Rendered, Report, count, exit_code};
+use crate::source::Source;
+use results::Results;
+
+const EXAMPLES: &str = "\
+Without --input, every `; run:` line of the file is run and compared with what it expects.
+With --input, the function is run on files; the results are printed, or written to --output.
+
+Examples:
+  consort exec tp.csr -n 2                                     run the `; run:` lines of the file
+  consort exec tp.csr -n 2 --input x{rank}.npy                 x0.npy on rank 0, x1.npy on rank 1
+  consort exec tp.csr -n 2 --input w.safetensors:up --input 8  a tensor of a file, and a size
+  consort exec tp.csr -n 2 --input x.npy --output out          write out/result0.rank0.npy, ..";
+
+/// Run a text program on all its ranks, slowly and plainly
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The program, or - for the standard input
+    file: PathBuf,
+    /// How many ranks; the mesh of the program must have as many
+    #[arg(short = 'n', value_name = "N", allow_negative_numbers = true)]
+    ranks: u32,
+    /// The function to run; with --input it is needed where there are several
+    #[arg(long, value_name = "NAME")]
+    func: Option<String>,
+    /// One per parameter: a file ({rank} is the rank), or an integer for a size
+    #[arg(long, value_name = "PATTERN", allow_negative_numbers = true)]
+    input: Vec<String>,
+    /// Write the results to DIR/result{i}.rank{r}.npy
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Overwrite files of --output
+    #[arg(long, requires = "output")]
+    force: bool,
+    /// Print JSON: {"func", "ok", "ranks", "error"}; of run lines {"ok", "runs"}
+    #[arg(long)]
+    json: bool,
+}
+
+/// One call and what came of it.
+struct Call<'a> {
+    func: &'a str,
+    /// The run line it stands on, where it is one.
+    line: Option<&'a RunLine>,
+    outcome: Result<Results, String>,
+    /// Whether it came out as expected; otherwise how it differs.
+    verdict: Result<(), String>,
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    match execute(args) {
+        // Who reads JSON gets JSON as long as anything can be said at all.
+        Err(error) if args.json && exit_code(&error) != MACHINE => {
+            let func = args.func.as_deref().map(|name| name.trim_start_matches('@'));
+            let call = json!({ "func": func, "ok": false, "ranks": [], "error": format!("{error:#}") });
+            Ok(Report::checked(format!("{call}\n"), false))
+        }
+        other => other,
+    }
+}
+
+fn execute(args: &Args) -> anyhow::Result<Report> {
+    let source = Source::read(&args.file)?;
+    let checked = source.check();
+    let lines = checked.lines();
+    let (warnings, errors): (Vec<Diagnostic>, Vec<Diagnostic>) =
+        checked.errors.into_iter().partition(|error| error.rule == "V9");
+    let Some(Parsed { program, .. }) = checked.parsed.filter(|_| errors.is_empty()) else {
+        return Err(Rendered(source.render(&errors, &lines)).into());
+    };
+    let ranks = program.mesh.n_ranks();
+    if args.ranks != ranks {
+        let mesh = mesh_text(&program);
+        bail!("{}: expected -n {ranks}, the ranks of {mesh}, got -n {}", source.name, args.ranks);
+    }
+    // Asked before inputs are read for so many.
+    if ranks > oracle::MAX_RANKS {
+        bail!("{}: expected at most {} ranks, got {ranks}", source.name, oracle::MAX_RANKS);
+    }
+    let asked = args.func.as_deref().map(|name| chosen(&program, &source, name)).transpose()?;
+    let only = asked.or(if let [only] = &program.funcs[..] { Some(only) } else { None });
+    let run_lines =
+        run_lines(&source.text).map_err(|error| Rendered(source.render(&[error.into()], &lines)))?;
+    let run_lines: Vec<RunLine> =
+        run_lines.into_iter().filter(|line| asked.is_none_or(|func| func.name == line.func)).collect();
+    // A function without parameters needs no input to be run.
+    let bare = only.is_some_and(|func| func.body.params.is_empty());
+    let mut report = if args.input.is_empty() && !(bare && (run_lines.is_empty() || args.output.is_some())) {
+        run_all(args, &source, &program, only, &run_lines)?
+    } else {
+        let Some(func) = only else {
+            bail!("{}: expected --func with one of {}, got none", source.name, func_names(&program));
+        };
+        run_on_files(args, &program, func)?
+    };
+    let warnings = warnings.iter().map(|warning| warning.render(&source.name, &source.text, &lines));
+    let warnings: String = warnings.map(|text| text.replacen("error", "warning", 1)).collect();
+    report.notes.insert_str(0, &warnings);
+    Ok(report)
+}
+
+/// The function that `--func` names, with or without its `@`.
+fn chosen<'a>(program: &'a Program, source: &Source, name: &str) -> anyhow::Result<&'a Func> {
+    let name = name.strip_prefix('@').unwrap_or(name);
+    program
+        .func(name)
+        .ok_or_else(|| anyhow!("{}: no function @{name}; there is {}", source.name, func_names(program)))
+}
+
+fn func_names(program: &Program) -> String {
+    program.funcs.iter().map(|func| format!("@{}", func.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// The mesh as programs write it.
+fn mesh_text(program: &Program) -> String {
+    let axes: Vec<String> =
+        program.mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+    format!("mesh ({})", axes.join(", "))
+}
+
+/// Runs all run lines and says of each what came out.
+fn run_all(
+    args: &Args,
+    source: &Source,
+    program: &Program,
+    func: Option<&Func>,
+    run_lines: &[RunLine],
+) -> anyhow::Result<Report> {
+    if run_lines.is_empty() {
+        let of = args.func.as_ref().and(func).map_or(String::new(), |func| format!(" of @{}", func.name));
+        let note = func.map_or("give --func, and --input for its parameters".to_string(), |func| {
+            inputs::signature(program, func)
+        });
+        bail!("{}: expected a `; run:` line{of} or --input, got neither\n  note: {note}", source.name);
+    }
+    if args.output.is_some() {
+        bail!("--output: expected --input, got none\n  note: the results of run lines are only printed");
+    }
+    let calls: Vec<Call<'_>> = run_lines.iter().map(|line| run_line(program, line)).collect();
+    let failed = calls.iter().filter(|call| call.verdict.is_err()).count();
+    if args.json {
+        let runs: Vec<Value> = calls.iter().map(|call| call_json(call, None)).collect();
+        return Ok(Report::checked(format!("{}\n", json!({ "ok": failed == 0, "runs": runs })), failed == 0));
+    }
+    let mut report =
+        Report::checked(calls.iter().map(|call| call_text(&source.name, call)).collect(), failed == 0);
+    if failed > 0 {
+        report.notes = format!("error: {failed} of {} failed\n", count(calls.len(), "run line"));
+    }
+    Ok(report)
+}
+
+fn run_line<'a>(program: &Program, line: &'a RunLine) -> Call<'a> {
+    let outcome = line
+        .inputs(program)
+        .and_then(|inputs| oracle::run(program, &line.func, &inputs).map_err(|error| error.to_string()));
+    let verdict = line.check(program, &outcome);
+    Call { func: &line.func, line: Some(line), outcome, verdict }
+}
+
+/// What a call did, in lines.
+fn call_text(file: &str, call: &Call<'_>) -> String {
+    let mut out = call.line.map_or(String::new(), |line| format!("{file}:{}: ", line.line));
+    let _ = match (&call.verdict, &call.outcome) {
+        (Ok(()), Ok(results)) => write!(out, "@{}: ok\n{}", call.func, results::text(results)),
+        (Ok(()), Err(error)) => write!(out, "@{}: ok, it fails as expected\n{}", call.func, indented(error)),
+        (Err(error), Ok(_)) if call.line.is_some_and(|line| matches!(line.expect, Expect::Results(..))) => {
+            write!(out, "@{}: differs\n{}", call.func, indented(error))
+        }
+        (Err(error), _) => write!(out, "@{}: failed\n{}", call.func, indented(error)),
+    };
+    out
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+fn call_json(call: &Call<'_>, files: Option<&[Vec<PathBuf>]>) -> Value {
+    let ranks = call.outcome.as_ref().map_or(json!([]), |results| results::to_json(results, files));
+    let mut object = json!({ "func": call.func, "ok": call.verdict.is_ok(), "ranks": ranks });
+    object["error"] = json!(call.verdict.as_ref().err());
+    if let Some(line) = call.line {
+        object["line"] = json!(line.line);
+    }
+    object
+}
+
+/// Runs a function on the files of `--input`.
+fn run_on_files(args: &Args, program: &Program, func: &Func) -> anyhow::Result<Report> {
+    let inputs = inputs::read(program, func, &args.input)?;
+    let output = args.output.as_ref().map(|folder| (folder, results::paths(program, func, folder)));
+    if let Some((_, paths)) = output.as_ref().filter(|_| !args.force) {
+        // Before the run, which may take long.
+        paths.iter().flatten().try_for_each(|path| files::require_free(path))?;
+    }
+    let results = oracle::run(program, &func.name, &inputs).map_err(|error| Rendered(error.to_string()))?;
+    let (mut files, mut text, mut notes) = (None, None, String::new());
+    if let Some((folder, paths)) = output {
+        let (lines, of_writing) = results::write(&results, &paths, folder, args.force)?;
+        (files, text, notes) = (Some(paths), Some(lines), of_writing);
+    }
+    let call = Call { func: &func.name, line: None, outcome: Ok(results), verdict: Ok(()) };
+    let text = match text {
+        _ if args.json => format!("{}\n", call_json(&call, files.as_deref())),
+        Some(lines) => lines,
+        None => call_text("", &call),
+    };
+    Ok(Report { notes, ..Report::fine(text) })
+}

@@ -1,0 +1,190 @@
+//! The arguments of `consort exec`: what each `--input` names, read and compared with the function.
+//!
+//! A file is `.npy`, or `FILE.safetensors:NAME`; `{rank}` in it stands for the rank. Elements are taken as they
+//! are: a file of another element type than the parameter's is refused and not converted.
+
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use consort_ir::dtype::Dtype;
+use consort_ir::mesh::Mesh;
+use consort_ir::program::{Func, Program};
+use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
+use consort_ir::types::{Type, shape_text};
+use safetensors::{Dtype as FileDtype, SafeTensors};
+
+use crate::files;
+use crate::npy::{self, NpyDtype};
+use crate::report::count;
+
+/// What stands for the rank in the name of a file.
+const RANK: &str = "{rank}";
+/// What ends a file's name and begins the name of a tensor in it.
+const IN_SAFETENSORS: &str = ".safetensors:";
+/// How many names of tensors an error lists.
+const LISTED: usize = 8;
+
+/// The arguments of every rank, from one pattern for each parameter.
+pub(super) fn read(program: &Program, func: &Func, patterns: &[String]) -> anyhow::Result<Vec<Vec<Tensor>>> {
+    let params = &func.body.params;
+    if params.len() != patterns.len() {
+        let (expected, got) = (count(params.len(), "input"), patterns.len());
+        bail!("@{}: expected {expected}, got {got}\n  note: {}", func.name, signature(program, func));
+    }
+    let n = program.mesh.n_ranks() as usize;
+    let mut by_rank = vec![Vec::new(); n];
+    for (param, pattern) in params.iter().zip(patterns) {
+        let Some(ty) = func.ty(*param) else { continue };
+        let values =
+            argument(&program.mesh, ty, pattern).with_context(|| format!("@{}: {param}", func.name))?;
+        for (rank, args) in by_rank.iter_mut().enumerate() {
+            // One file without a rank in its name serves all of them.
+            args.extend(values.get(rank).or(values.first()).cloned());
+        }
+    }
+    Ok(by_rank)
+}
+
+/// The parameters of a function as its text has them, for a note.
+pub(super) fn signature(program: &Program, func: &Func) -> String {
+    let params: Vec<String> = func
+        .body
+        .params
+        .iter()
+        .filter_map(|param| Some(format!("{param}: {}", func.ty(*param)?.display(&program.mesh))))
+        .collect();
+    if params.is_empty() {
+        return format!("@{} has no parameters", func.name);
+    }
+    format!("give one --input for each parameter of @{}({})", func.name, params.join(", "))
+}
+
+/// The values of one parameter: one for each rank, or one for all.
+fn argument(mesh: &Mesh, ty: &Type, pattern: &str) -> anyhow::Result<Vec<Tensor>> {
+    let expected = match ty {
+        Type::Tensor(_) => ty.display(mesh).to_string(),
+        Type::Size(..) => format!("an integer or a file of i64[] for {}", ty.display(mesh)),
+        Type::Pending(_) => bail!("a pending is no file\n  note: start the communication inside the program"),
+    };
+    if let (Type::Size(..), Ok(value)) = (ty, pattern.parse()) {
+        return Ok(vec![Tensor::size(value)]);
+    }
+    let files = if pattern.contains(RANK) { mesh.n_ranks() } else { 1 };
+    let value = |rank: u32| {
+        let place = pattern.replace(RANK, &rank.to_string());
+        let value = tensor(&place)?;
+        if !fits(ty, &value) {
+            let (got, note) = (type_text(&value), note(ty, &value, &place));
+            bail!("{place}: expected {expected}, got {got}{note}");
+        }
+        Ok(value)
+    };
+    (0..files).map(value).collect()
+}
+
+/// Whether a value may be an argument of the type, as far as one rank's file can tell. What sizes with
+/// symbols must be is seen when all arguments are there.
+fn fits(ty: &Type, value: &Tensor) -> bool {
+    let Type::Tensor(tensor) = ty else { return value.dtype == Dtype::I64 && value.shape.is_empty() };
+    let sizes = tensor.shape.iter().zip(&value.shape);
+    value.dtype == tensor.dtype
+        && value.shape.len() == tensor.shape.len()
+        && sizes.into_iter().all(|(size, got)| size.as_const().is_none_or(|size| size == *got as i64))
+}
+
+/// The way out, where the element type is the trouble.
+fn note(ty: &Type, value: &Tensor, place: &str) -> String {
+    let Type::Tensor(tensor) = ty else { return String::new() };
+    let way = match (tensor.dtype, place.contains(IN_SAFETENSORS)) {
+        (dtype, _) if dtype == value.dtype => return String::new(),
+        (Dtype::Bf16, false) => "npy has no bf16: give a BF16 tensor as FILE.safetensors:NAME".to_string(),
+        (dtype, _) => {
+            let (dtype, got) = (numpy_name(dtype), value.dtype);
+            format!("save it as {dtype}, or declare the parameter as {got} and cast it in the program")
+        }
+    };
+    format!("\n  note: {way}")
+}
+
+fn numpy_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => "float32",
+        Dtype::F64 => "float64",
+        Dtype::F16 => "float16",
+        Dtype::I32 => "int32",
+        Dtype::I64 => "int64",
+        Dtype::U8 => "uint8",
+        Dtype::Bool => "bool",
+    }
+}
+
+/// The type of a tensor at hand: `f32[2,3]`.
+pub(super) fn type_text(tensor: &Tensor) -> String {
+    let shape: Vec<_> = tensor.shape.iter().map(|size| (*size as i64).into()).collect();
+    format!("{}{}", tensor.dtype, shape_text(&shape, &Mesh::default()))
+}
+
+/// Reads the tensor that a pattern, with its rank filled in, names.
+fn tensor(place: &str) -> anyhow::Result<Tensor> {
+    let file = match place.split_once(IN_SAFETENSORS) {
+        Some((stem, _)) => &place[..stem.len() + IN_SAFETENSORS.len() - 1],
+        None => place,
+    };
+    let bytes = files::read(Path::new(file))?;
+    let tensor = if file.ends_with(IN_SAFETENSORS.trim_end_matches(':')) {
+        from_safetensors(&bytes, place[file.len()..].strip_prefix(':'))
+    } else {
+        from_npy(&bytes).map_err(|error| anyhow!(error))
+    };
+    tensor.with_context(|| file.to_string())
+}
+
+fn from_npy(bytes: &[u8]) -> Result<Tensor, String> {
+    let array = npy::read(bytes)?;
+    let dtype = match array.dtype {
+        NpyDtype::F32 => Dtype::F32,
+        NpyDtype::F64 => Dtype::F64,
+        NpyDtype::F16 => Dtype::F16,
+        NpyDtype::I32 => Dtype::I32,
+        NpyDtype::I64 => Dtype::I64,
+        NpyDtype::U8 => Dtype::U8,
+        NpyDtype::Bool => Dtype::Bool,
+    };
+    Tensor::from_bytes(dtype, array.shape, &array.bytes).ok_or_else(too_large)
+}
+
+fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Tensor> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| anyhow!("safetensors: {error}"))?;
+    let Some(name) = name else {
+        bail!("expected the name of a tensor after a colon, got none\n  note: it has {}", names(&file));
+    };
+    let Ok(view) = file.tensor(name) else {
+        bail!("no tensor `{name}`\n  note: it has {}", names(&file));
+    };
+    let dtype = match view.dtype() {
+        FileDtype::F32 => Dtype::F32,
+        FileDtype::F64 => Dtype::F64,
+        FileDtype::F16 => Dtype::F16,
+        FileDtype::BF16 => Dtype::Bf16,
+        FileDtype::I32 => Dtype::I32,
+        FileDtype::I64 => Dtype::I64,
+        FileDtype::U8 => Dtype::U8,
+        FileDtype::BOOL => Dtype::Bool,
+        other => bail!("`{name}`: expected F32, F64, F16, BF16, I32, I64, U8 or BOOL, got {other}"),
+    };
+    Tensor::from_bytes(dtype, view.shape().to_vec(), view.data()).ok_or_else(|| anyhow!(too_large()))
+}
+
+/// What a file has, sorted: the format keeps no order.
+fn names(file: &SafeTensors<'_>) -> String {
+    let mut names = file.names();
+    names.sort_unstable();
+    let more = names.len().saturating_sub(LISTED);
+    names.truncate(LISTED);
+    let rest = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{rest}", if names.is_empty() { "no tensors".to_string() } else { names.join(", ") })
+}
+
+fn too_large() -> String {
+    format!("expected at most {MAX_ELEMENTS} elements, got more")
+}

@@ -1,0 +1,78 @@
+//! Reading and writing of whole files, with errors that name the file and say whose fault it is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+
+use anyhow::anyhow;
+
+use crate::report::Machine;
+
+/// The most bytes a file may have: a pipe or a device never ends, a machine's memory does.
+const MAX_BYTES: u64 = 1 << 32;
+
+/// The bytes of a file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| unreadable(&name, &error))?;
+    read_all(file, &name)
+}
+
+/// The bytes of the standard input.
+pub(crate) fn read_stdin() -> anyhow::Result<Vec<u8>> {
+    read_all(io::stdin().lock(), "the standard input")
+}
+
+fn read_all(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| unreadable(name, &error))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(anyhow!("cannot read {name}: expected at most {MAX_BYTES} bytes, got more"));
+    }
+    Ok(bytes)
+}
+
+/// A name that leads to no file which the user may read is the user's to put right; the rest is the machine's.
+fn unreadable(name: &str, error: &io::Error) -> anyhow::Error {
+    let message = format!("cannot read {name}: {error}");
+    match error.kind() {
+        ErrorKind::NotFound
+        | ErrorKind::PermissionDenied
+        | ErrorKind::IsADirectory
+        | ErrorKind::NotADirectory
+        | ErrorKind::InvalidFilename
+        | ErrorKind::InvalidInput => anyhow!(message),
+        _ => Machine(message).into(),
+    }
+}
+
+/// Writes a new file; one that exists is overwritten with `force` and refused without it.
+pub(crate) fn write(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
+    let mut options = OpenOptions::new();
+    // Asked for in one step with the opening, so that no other process can come in between.
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    match options.write(true).open(path).and_then(|mut file| file.write_all(bytes)) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(exists(path)),
+        Err(error) => Err(Machine(format!("cannot write {}: {error}", path.display())).into()),
+    }
+}
+
+/// Refuses a file that exists.
+pub(crate) fn require_free(path: &Path) -> anyhow::Result<()> {
+    if fs::symlink_metadata(path).is_ok() { Err(exists(path)) } else { Ok(()) }
+}
+
+fn exists(path: &Path) -> anyhow::Error {
+    anyhow!("{} exists\n  note: --force overwrites it", path.display())
+}
+
+/// Makes a folder and those above it, where they are missing.
+pub(crate) fn create_folder(path: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(path)
+        .map_err(|error| Machine(format!("cannot make the folder {}: {error}", path.display())).into())
+}

@@ -1,0 +1,269 @@
+//! `consort ops [NAME]`: the ops that programs are written in, as a table, one at a time, or as JSON.
+//!
+//! Everything here comes from the definitions. What depends on attributes and operands (cost, gradient,
+//! expansion) is asked of the op as its own example uses it.
+
+use std::fmt::Write;
+
+use anyhow::anyhow;
+use consort_ir::builder::expand;
+use consort_ir::ops::{BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
+use consort_ir::program::{Func, Node, Program};
+use consort_ir::text::parse;
+use consort_ir::types::Type;
+use serde_json::{Value, json};
+
+use crate::report::Report;
+
+/// How wide a line may be.
+const WIDTH: usize = 100;
+
+/// List the ops that programs are written in, or explain one
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The op to explain
+    name: Option<String>,
+    /// Print one JSON array with an object for each op
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    let rows = match &args.name {
+        Some(name) => vec![find(name)?],
+        None => BUILT_IN.iter().flat_map(|(kind, rows)| rows.iter().map(move |info| (*kind, info))).collect(),
+    };
+    let text = match rows[..] {
+        _ if args.json => {
+            let array: Value = rows.iter().map(|(kind, info)| op_json(kind, info)).collect();
+            format!("{array}\n")
+        }
+        [(kind, info)] => page(kind, info),
+        _ => table(),
+    };
+    Ok(Report::fine(text))
+}
+
+fn find(name: &str) -> anyhow::Result<(&'static str, &'static OpInfo)> {
+    let mut rows = BUILT_IN.iter().flat_map(|(kind, rows)| rows.iter().map(move |info| (*kind, info)));
+    rows.find(|(_, info)| info.name == name).ok_or_else(|| match OpTable::built_in().nearest(name) {
+        Some(nearest) => anyhow!("no op `{name}`\n  note: there is an op `{nearest}`"),
+        None => anyhow!("no op `{name}`\n  note: `consort ops` lists them"),
+    })
+}
+
+/// How programs write the op; each attribute is followed by `value`.
+fn usage(info: &OpInfo, value: &str) -> String {
+    let attrs: Vec<String> = info.attrs.iter().map(|attr| format!("{}{value}", attr.name)).collect();
+    let attrs = if attrs.is_empty() { String::new() } else { format!("[{}]", attrs.join(", ")) };
+    let args = info.args.join(", ") + if info.variadic { ".." } else { "" };
+    format!("{}{attrs} {args}", info.name).trim_end().to_string()
+}
+
+/// All ops by kind, each with the first sentence about it.
+fn table() -> String {
+    let mut out = String::new();
+    for (kind, rows) in BUILT_IN {
+        let _ = writeln!(out, "{kind}");
+        let usages: Vec<String> = rows.iter().map(|info| usage(info, "")).collect();
+        let width = usages.iter().map(String::len).max().unwrap_or(0);
+        for (usage, info) in usages.iter().zip(*rows) {
+            let doc = paragraphs(info).into_iter().next().unwrap_or_default();
+            let first = doc.split_inclusive(". ").next().unwrap_or_default().trim_end();
+            write_beside(&mut out, &format!("  {usage:width$}  "), first);
+        }
+        out.push('\n');
+    }
+    out.push_str("`consort ops NAME` explains one.\n");
+    out
+}
+
+/// The paragraphs of an op's docs that are no constraints.
+fn paragraphs(info: &OpInfo) -> Vec<String> {
+    let paragraphs = info.doc.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
+    let rules = info.constraints();
+    let is_rule = |text: &String| rules.iter().any(|(rule, _)| text.starts_with(&format!("({rule}) ")));
+    paragraphs.filter(|text| !is_rule(text)).collect()
+}
+
+/// Everything about one op.
+fn page(kind: &str, info: &OpInfo) -> String {
+    let mut out = format!("{}\n", usage(info, "=.."));
+    for paragraph in paragraphs(info) {
+        out.push('\n');
+        write_beside(&mut out, "", &paragraph);
+    }
+    let heading = |out: &mut String, title: &str| {
+        let _ = write!(out, "\n{title}\n");
+    };
+    if !info.constraints().is_empty() {
+        heading(&mut out, "Constraints");
+    }
+    for (rule, text) in info.constraints() {
+        write_beside(&mut out, &format!("  {rule}  "), &text);
+    }
+    if !info.attrs.is_empty() {
+        heading(&mut out, "Attributes");
+    }
+    let width = info.attrs.iter().map(|attr| attr.name.len()).max().unwrap_or(0);
+    for attr in info.attrs {
+        write_beside(&mut out, &format!("  {:width$}  ", attr.name), &words(attr.doc));
+        write_beside(&mut out, &format!("  {:width$}  takes ", ""), attr.kind);
+    }
+    heading(&mut out, "Example");
+    info.example.lines().for_each(|line| {
+        let _ = writeln!(out, "{}", format!("  {line}").trim_end());
+    });
+    out.push('\n');
+    write_beside(&mut out, "Kind       ", kind);
+    if let Some(example) = Example::of(info) {
+        write_beside(&mut out, "Cost       ", &example.cost());
+        write_beside(&mut out, "Gradient   ", &example.gradient().replace("unwritten", "not written yet"));
+        write_beside(&mut out, "Expansion  ", &example.expansion());
+    }
+    out
+}
+
+fn op_json(kind: &str, info: &OpInfo) -> Value {
+    let attr = |attr: &consort_ir::ops::AttrSpec| json!({ "name": attr.name, "kind": attr.kind, "doc": words(attr.doc) });
+    let rule = |(rule, text): (String, String)| json!({ "rule": rule, "text": text });
+    json!({
+        "name": info.name,
+        "kind": kind,
+        "args": info.args,
+        "variadic": info.variadic,
+        "attrs": info.attrs.iter().map(attr).collect::<Vec<_>>(),
+        "doc": paragraphs(info).join("\n\n"),
+        "constraints": info.constraints().into_iter().map(rule).collect::<Vec<_>>(),
+        "example": info.example,
+        "gradient": Example::of(info).map(|example| example.gradient()),
+    })
+}
+
+/// An op as its example uses it.
+struct Example {
+    program: Program,
+    func: usize,
+    node: usize,
+}
+
+impl Example {
+    fn of(info: &OpInfo) -> Option<Example> {
+        let program = parse(info.example, &OpTable::built_in()).ok()?.program;
+        let uses = |node: &Node| node.op.info().name == info.name;
+        let (func, node) = program
+            .funcs
+            .iter()
+            .enumerate()
+            .find_map(|(i, func)| Some((i, func.body.nodes.iter().position(uses)?)))?;
+        Some(Example { program, func, node })
+    }
+
+    fn func(&self) -> &Func {
+        &self.program.funcs[self.func]
+    }
+
+    fn node(&self) -> &Node {
+        &self.func().body.nodes[self.node]
+    }
+
+    fn arg_types(&self) -> Vec<Type> {
+        self.node().args.iter().filter_map(|value| self.func().ty(*value).cloned()).collect()
+    }
+
+    fn cost(&self) -> String {
+        let results: Vec<Type> =
+            self.node().results.iter().filter_map(|value| self.func().ty(*value).cloned()).collect();
+        let mesh = &self.program.mesh;
+        let cost = self.node().op.cost(&CostCx { mesh, args: &self.arg_types(), results: &results });
+        format!(
+            "{} flops, {} bytes of memory, {} bytes received, on each rank of the example",
+            cost.flops.display(mesh),
+            cost.bytes.display(mesh),
+            cost.wire.display(mesh)
+        )
+    }
+
+    fn gradient(&self) -> String {
+        match self.node().op.gradient() {
+            Gradient::Rule(_) => "rule".to_string(),
+            Gradient::None(why) => format!("none: {why}"),
+            Gradient::Unwritten => "unwritten".to_string(),
+        }
+    }
+
+    fn expansion(&self) -> String {
+        match expand(&self.program.mesh, &*self.node().op, &self.arg_types()) {
+            None => "none".to_string(),
+            Some(Err(violation)) => violation.message,
+            Some(Ok(func)) => {
+                func.body.nodes.iter().map(|node| node.op.info().name).collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Writes a text beside a label, broken at words so that it stays in its column.
+fn write_beside(out: &mut String, label: &str, text: &str) {
+    let indent = label.chars().count();
+    let mut line = label.to_string();
+    let mut length = indent;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if length > indent && length + 1 + width > WIDTH {
+            let _ = writeln!(out, "{line}");
+            (line, length) = (" ".repeat(indent), indent);
+        }
+        if length > indent {
+            line.push(' ');
+            length += 1;
+        }
+        line.push_str(word);
+        length += width;
+    }
+    let _ = writeln!(out, "{}", line.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_is_wider_than_the_page() {
+        let pages = BUILT_IN.iter().flat_map(|(kind, rows)| rows.iter().map(|info| page(kind, info)));
+        // An example stands as it is written.
+        let texts = pages.map(|page| page.split("\nExample\n").next().unwrap_or_default().to_string());
+        for line in texts.chain([table()]).collect::<Vec<_>>().iter().flat_map(|text| text.lines()) {
+            assert!(line.chars().count() <= WIDTH && line == line.trim_end(), "{line}");
+        }
+    }
+
+    #[test]
+    fn text_stays_in_its_column() {
+        let mut out = String::new();
+        write_beside(&mut out, "  C1  ", &"four ".repeat(20));
+        let expected = format!("  C1  {}\n      four\n", ["four"; 19].join(" "));
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn every_op_has_an_example_that_says_what_it_costs() {
+        for (_, rows) in BUILT_IN {
+            for info in *rows {
+                assert!(Example::of(info).is_some(), "{}", info.name);
+            }
+        }
+        let (_, softmax) = find("softmax").unwrap();
+        let example = Example::of(softmax).unwrap();
+        assert_eq!(
+            example.cost(),
+            "20 flops, 32 bytes of memory, 0 bytes received, on each rank of the example"
+        );
+        assert_eq!(example.expansion(), "max, broadcast, sub, exp, sum, broadcast, div");
+    }
+}

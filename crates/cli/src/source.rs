@@ -1,0 +1,86 @@
+//! The text of a program as the user names it: a file, or `-` for the standard input; and what is wrong
+//! with it.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use consort_ir::diagnostic::{At, Diagnostic, LineMap};
+use consort_ir::ops::OpTable;
+use consort_ir::text::{Parsed, parse};
+use consort_ir::verify::verify;
+use serde_json::{Value, json};
+
+use crate::files;
+use crate::report::count;
+
+/// A program's text and what to call it.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// The file's name as the user gave it.
+    pub(crate) name: String,
+    /// The text.
+    pub(crate) text: String,
+}
+
+/// What the parser and the verifier say of a text.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    /// The program, where the text follows the grammar.
+    pub(crate) parsed: Option<Parsed>,
+    /// Everything that is wrong with it.
+    pub(crate) errors: Vec<Diagnostic>,
+}
+
+impl Source {
+    /// Reads a file, or the standard input where its name is `-`.
+    pub(crate) fn read(file: &Path) -> anyhow::Result<Source> {
+        let stdin = file.as_os_str() == "-";
+        let name = if stdin { "<stdin>".to_string() } else { file.display().to_string() };
+        let bytes = if stdin { files::read_stdin()? } else { files::read(file)? };
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+            let bad = error.as_bytes()[good.len()];
+            anyhow!("{name}:{line}: expected a text in UTF-8, got the byte {bad:#04x}")
+        })?;
+        Ok(Source { name, text })
+    }
+
+    /// Parses and verifies.
+    pub(crate) fn check(&self) -> Checked {
+        match parse(&self.text, &OpTable::built_in()) {
+            Ok(parsed) => Checked { errors: verify(&parsed.program), parsed: Some(parsed) },
+            Err(error) => Checked { parsed: None, errors: vec![error.into()] },
+        }
+    }
+
+    /// Errors with the lines around them, and how many there are.
+    pub(crate) fn render(&self, errors: &[Diagnostic], lines: &LineMap) -> String {
+        let mut out: String =
+            errors.iter().map(|error| error.render(&self.name, &self.text, lines) + "\n").collect();
+        out.push_str(&count(errors.len(), "error"));
+        out.push('\n');
+        out
+    }
+}
+
+impl Checked {
+    /// Where the program's parts stand in the text; nothing where it is no program.
+    pub(crate) fn lines(&self) -> LineMap {
+        self.parsed.as_ref().map(|parsed| parsed.lines.clone()).unwrap_or_default()
+    }
+}
+
+/// An error as `--json` gives it.
+pub(crate) fn diagnostic_json(error: &Diagnostic, lines: &LineMap) -> Value {
+    let column = if let At::Text(_, column) = error.at { Some(column) } else { None };
+    json!({
+        "code": error.code.name(),
+        "rule": (!error.rule.is_empty()).then_some(&error.rule),
+        "message": error.message,
+        "line": lines.line(error.at),
+        "column": column,
+        "loc": error.loc.as_ref().map(ToString::to_string),
+        "note": error.note,
+    })
+}

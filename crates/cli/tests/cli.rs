@@ -1,0 +1,12 @@
+//! Runs the built `consort` as a user does: arguments in; output, files and exit code out.
+
+#[path = "cli/bad_input.rs"]
+mod bad_input;
+#[path = "cli/bad_program.rs"]
+mod bad_program;
+#[path = "cli/exec.rs"]
+mod exec;
+#[path = "cli/ops_and_opt.rs"]
+mod ops_and_opt;
+#[path = "cli/scratch.rs"]
+mod scratch;

@@ -1,0 +1,142 @@
+//! `consort exec`: run lines, files in, files out.
+
+use serde_json::json;
+
+use crate::scratch::{SUM, Scratch, floats, npy, npy_f32, safetensors};
+
+/// Doubles a tensor of any length and hands its length back.
+const DOUBLE: &str = "mesh (dp: 2, tp: 2)
+
+func @double(v0: f32[s0]{dp}, v1: size<s0>) -> (f32[s0]{dp}, size<s0>) {
+    v2 = add v0, v0 : f32[s0]{dp}
+    return v2, v1
+}
+
+func @double_bf16(v0: bf16[2]) -> bf16[2] {
+    v1 = add v0, v0 : bf16[2]
+    return v1
+}
+
+func @place() -> i64[]{dp} {
+    v0 = index[value=rank(dp)] : i64[]{dp}
+    return v0
+}
+";
+
+#[test]
+fn run_lines_that_hold() {
+    let scratch = Scratch::new();
+    scratch.write("sum.csr", format!("{SUM}; run: @sum([1, 2] | [10, 20]) == [11, 22]\n; run: @sum(1)\n"));
+    let expected = "sum.csr:8: @sum: ok\n  ranks 0,1: [11, 22]\nsum.csr:9: @sum: ok\n  ranks 0,1: [2, 2]\n";
+    assert_eq!(scratch.run("exec sum.csr -n 2").parts(), (0, expected, ""));
+    assert_eq!(scratch.run("exec sum.csr -n 2 --func @sum").parts(), (0, expected, ""));
+    let json = scratch.run("exec sum.csr -n 2 --json").json();
+    assert_eq!((&json["ok"], &json["runs"][1]["line"]), (&json!(true), &json!(9)));
+    assert_eq!(json["runs"][0]["ranks"][1]["results"][0]["data"], json!([11.0, 22.0]));
+}
+
+#[test]
+fn run_lines_that_do_not_hold() {
+    let scratch = Scratch::new();
+    let lines = "; run: @sum(1) == [2, 3]\n; run: @sum([1]) fails: expected f32[2]\n; run: @sum([1]) == 1\n";
+    scratch.write("sum.csr", format!("{SUM}{lines}"));
+    let expected = "\
+sum.csr:8: @sum: differs
+  rank 0, result 0: expected [2, 3], got [2, 2]
+sum.csr:9: @sum: ok, it fails as expected
+  error[input]: @sum: rank 0: argument v0: expected f32[2]{tp}, got f32[1]
+sum.csr:10: @sum: failed
+  error[input]: @sum: rank 0: argument v0: expected f32[2]{tp}, got f32[1]
+";
+    let outcome = scratch.run("exec sum.csr -n 2");
+    assert_eq!(outcome.parts(), (1, expected, "error: 2 of 3 run lines failed\n"));
+    let json = scratch.run("exec sum.csr -n 2 --json");
+    assert_eq!((json.code, &json.json()["ok"]), (1, &json!(false)));
+    assert_eq!(json.json()["runs"][0]["error"], json!("rank 0, result 0: expected [2, 3], got [2, 2]"));
+}
+
+#[test]
+fn npy_files_for_each_rank_in_and_out() {
+    let scratch = Scratch::new();
+    scratch.write("sum.csr", SUM);
+    scratch.write("x0.npy", npy_f32(&[1.0, 2.0]));
+    scratch.write("x1.npy", npy_f32(&[10.0, 20.5]));
+    let printed = scratch.run("exec sum.csr -n 2 --input x{rank}.npy");
+    assert_eq!(printed.parts(), (0, "@sum: ok\n  ranks 0,1: [11, 22.5]\n", ""));
+    let written = scratch.run("exec sum.csr -n 2 --input x{rank}.npy --output a/b");
+    assert_eq!(written.parts(), (0, "a/b/result0.rank0.npy  f32[2]\na/b/result0.rank1.npy  f32[2]\n", ""));
+    for rank in 0..2 {
+        let file = scratch.read(&format!("a/b/result0.rank{rank}.npy"));
+        assert_eq!(file, npy_f32(&[11.0, 22.5]));
+    }
+    let json = scratch.run("exec sum.csr -n 2 --input x{rank}.npy --json").json();
+    let result = json!([{ "dtype": "f32", "shape": [2], "data": [11.0, 22.5] }]);
+    let ranks = json!([{ "rank": 0, "results": result }, { "rank": 1, "results": result }]);
+    assert_eq!(json, json!({ "func": "sum", "ok": true, "ranks": ranks, "error": null }));
+}
+
+#[test]
+fn outputs_are_overwritten_only_by_force() {
+    let scratch = Scratch::new();
+    scratch.write("sum.csr", SUM);
+    scratch.write("x.npy", npy_f32(&[1.0, 2.0]));
+    scratch.write("result0.rank1.npy", "precious");
+    let exists = "error: ./result0.rank1.npy exists\n  note: --force overwrites it\n";
+    scratch.refuses("exec sum.csr -n 2 --input x.npy --output .", exists);
+    assert_eq!(scratch.read("result0.rank1.npy"), b"precious");
+    assert!(!scratch.path("result0.rank0.npy").exists());
+    let json = scratch.run("exec sum.csr -n 2 --input x.npy --output . --force --json").json();
+    assert_eq!(json["ranks"][1]["results"][0]["file"], json!("./result0.rank1.npy"));
+    assert_eq!(scratch.read("result0.rank1.npy"), npy_f32(&[2.0, 4.0]));
+}
+
+#[test]
+fn a_size_is_an_integer_or_a_file() {
+    let scratch = Scratch::new();
+    scratch.write("double.csr", DOUBLE);
+    scratch.write("x.npy", npy_f32(&[1.0, 2.0, f32::NAN]));
+    scratch.write("n.npy", npy("<i8", "()", &3i64.to_le_bytes()));
+    let expected = "@double: ok\n  ranks 0-3: [2, 4, NaN], 3\n";
+    for size in ["3", "n.npy"] {
+        let outcome =
+            scratch.run(&format!("exec double.csr -n 4 --func double --input x.npy --input {size}"));
+        assert_eq!(outcome.parts(), (0, expected, ""));
+    }
+    let json = scratch.run("exec double.csr -n 4 --func double --input x.npy --input 3 --json").json();
+    assert_eq!(json["ranks"][0]["results"][0]["data"], json!([2.0, 4.0, "NaN"]));
+    let error = "error[input]: @double: rank 0: argument v1: s0 is 3 in an earlier argument and -4 here\n";
+    scratch.refuses("exec double.csr -n 4 --func double --input x.npy --input -4", error);
+}
+
+#[test]
+fn a_function_without_parameters_needs_no_input() {
+    let scratch = Scratch::new();
+    scratch.write("double.csr", DOUBLE);
+    let outcome = scratch.run("exec double.csr -n 4 --func place");
+    assert_eq!(outcome.parts(), (0, "@place: ok\n  ranks 0,1: 0\n  ranks 2,3: 1\n", ""));
+}
+
+#[test]
+fn safetensors_in_and_bf16_out() {
+    let scratch = Scratch::new();
+    scratch.write("double.csr", DOUBLE);
+    let header = r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}"#;
+    // 1.5 and -2 are the upper halves of their f32.
+    let data = [&floats(&[0.25])[..], &[0xc0, 0x3f, 0x00, 0xc0]].concat();
+    scratch.write("file.safetensors", safetensors(header, &data));
+    let outcome = scratch.run("exec double.csr -n 4 --func double --input file.safetensors:x --input 1");
+    assert_eq!(outcome.parts(), (0, "@double: ok\n  ranks 0-3: [0.5], 1\n", ""));
+    let outcome =
+        scratch.run("exec double.csr -n 4 --func double_bf16 --input file.safetensors:w --output out");
+    let lines: String = (0..4).map(|rank| format!("out/result0.rank{rank}.npy  f32[2]\n")).collect();
+    let note = "note: result 0 is bf16, which npy lacks: written as f32, same values\n";
+    assert_eq!(outcome.parts(), (0, &*lines, note));
+    assert_eq!(scratch.read("out/result0.rank3.npy"), npy_f32(&[3.0, -4.0]));
+}
+
+#[test]
+fn a_program_from_the_standard_input() {
+    let text = format!("{SUM}; run: @sum(1) == 2\n");
+    let outcome = Scratch::new().run_with_input("exec - -n 2", &text);
+    assert_eq!(outcome.parts(), (0, "<stdin>:8: @sum: ok\n  ranks 0,1: [2, 2]\n", ""));
+}
