@@ -72,7 +72,8 @@ fn every_op_every_constraint_and_every_invariant_has_a_case() {
             }
         }
     }
-    let invariants = ["V1", "V2", "V3", "V4", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "P1", "P2", "P3"];
+    // V4 cannot be written down: the parser knows no axis that the mesh lacks. `ir/tests/in_memory.rs` breaks it.
+    let invariants = ["V1", "V2", "V3", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "P1", "P2", "P3"];
     for rule in invariants {
         if !broken.iter().any(|(_, r)| r == rule) {
             missing.push(format!("no case breaks {rule}"));

@@ -58,13 +58,15 @@ fn infer(rule: &Rule, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
     if !rule.domain.has(first.dtype) {
         return Err(Violation::new("C1", format!("expected {}, got {}", rule.domain.text(), first.dtype)));
     }
+    // An op that takes any type has no constraint on it, and numbers the others from C1.
+    let (one_type, one_shape) = if rule.domain == Domain::All { ("C1", "C2") } else { ("C2", "C3") };
     for other in &args[1..] {
         if other.dtype != first.dtype {
             let message =
                 format!("expected operands of one element type, got {} and {}", first.dtype, other.dtype);
-            return Err(Violation::new("C2", message).note("convert one with `cast`"));
+            return Err(Violation::new(one_type, message).note("convert one with `cast`"));
         }
-        same_shape(cx, "C3", first, other)?;
+        same_shape(cx, one_shape, first, other)?;
     }
     let dtype = if rule.to_bool { Dtype::Bool } else { first.dtype };
     Ok(vec![first.with_dtype(dtype).into()])
@@ -106,20 +108,13 @@ fn eval(rule: &Rule, args: &[&Tensor]) -> Vec<Tensor> {
     }]
 }
 
-/// Declares elementwise ops. The numbered constraints are the same for all of them.
+/// Declares elementwise ops of one kind; the kind decides which constraints there are to number.
 macro_rules! elementwise {
-    ($($(#[doc = $doc:expr])* $name:ident($text:literal)($($arg:ident),+)
+    ($kind:ident: $($(#[doc = $doc:expr])* $name:ident($text:literal)($($arg:ident),+)
         $rule:expr, $dtype:literal, $($input:literal),+ => $output:literal : $out:literal;)*) => {$(
-        op! {
-            $(#[doc = $doc])*
-            ///
-            /// (C1) The element type is one the op is defined for.
-            ///
-            /// (C2) All operands have one element type.
-            ///
-            /// (C3) All operands have one shape.
-            pub struct $name($text)($($arg),+) {}
-            example elementwise!(@example $text, $dtype, $out, $output, $($arg $input)+)
+        elementwise! {
+            @$kind $(#[doc = $doc])* $name($text)($($arg),+)
+            elementwise!(@example $text, $dtype, $out, $output, $($arg $input)+)
         }
 
         impl OpDef for $name {
@@ -137,6 +132,39 @@ macro_rules! elementwise {
             }
         }
     )*};
+    (@unary $(#[doc = $doc:expr])* $name:ident($text:literal)($x:ident) $example:expr) => {
+        op! {
+            $(#[doc = $doc])*
+            ///
+            /// (C1) The element type is one the op is defined for.
+            pub struct $name($text)($x) {}
+            example $example
+        }
+    };
+    (@binary $(#[doc = $doc:expr])* $name:ident($text:literal)($x:ident, $y:ident) $example:expr) => {
+        op! {
+            $(#[doc = $doc])*
+            ///
+            /// (C1) The element type is one the op is defined for.
+            ///
+            /// (C2) Both operands have one element type.
+            ///
+            /// (C3) Both operands have one shape.
+            pub struct $name($text)($x, $y) {}
+            example $example
+        }
+    };
+    (@compare $(#[doc = $doc:expr])* $name:ident($text:literal)($x:ident, $y:ident) $example:expr) => {
+        op! {
+            $(#[doc = $doc])*
+            ///
+            /// (C1) Both operands have one element type.
+            ///
+            /// (C2) Both operands have one shape.
+            pub struct $name($text)($x, $y) {}
+            example $example
+        }
+    };
     (@example $text:literal, $dtype:literal, $out:literal, $output:literal, $a:ident $x:literal) => {
         concat!("mesh ()\n\nfunc @f(v0: ", $dtype, "[3]) -> ", $out, "[3] {\n    v1 = ", $text, " v0 : ", $out,
             "[3]\n    return v1\n}\n; run: @f(", $x, ") == ", $output, "\n")
@@ -168,6 +196,7 @@ const fn comparison(compare: fn(&[f64]) -> bool, int: fn(&[i64]) -> i64) -> Rule
 }
 
 elementwise! {
+    binary:
     /// The sum.
     Add("add")(x, y) numbers(|x| x[0] + x[1], |x| x[0].wrapping_add(x[1])),
         "f32", "[1, 2, 3]", "[10, 20, 0.5]" => "[11, 22, 3.5]" : "f32";
@@ -189,7 +218,10 @@ elementwise! {
     /// The smaller of two; NaN where either is, and -0 is smaller than 0.
     Minimum("minimum")(x, y) numbers(|x| minimum(x[0], x[1]), |x| x[0].min(x[1])),
         "f32", "[1, nan, -0]", "[2, 1, 0]" => "[1, nan, -0]" : "f32";
+}
 
+elementwise! {
+    unary:
     /// The negative.
     Neg("neg")(x) numbers(|x| -x[0], |x| x[0].wrapping_neg()), "f32", "[1, -2, 0]" => "[-1, 2, -0]" : "f32";
     /// The absolute value.
@@ -214,7 +246,10 @@ elementwise! {
     Silu("silu")(x) floats(|x| silu(x[0])), "f32", "[0, 1, -1]" => "[0, 0.7310586, -0.26894143]" : "f32";
     /// The larger of x and 0; NaN stays.
     Relu("relu")(x) numbers(|x| maximum(x[0], 0.0), |x| x[0].max(0)), "f32", "[1, -2, nan]" => "[1, 0, nan]" : "f32";
+}
 
+elementwise! {
+    compare:
     /// Whether x = y; NaN equals nothing.
     Eq("eq")(x, y) comparison(|x| x[0] == x[1], |x| i64::from(x[0] == x[1])),
         "f32", "[1, 2, nan]", "[1, 3, nan]" => "[true, false, false]" : "bool";
@@ -233,7 +268,10 @@ elementwise! {
     /// Whether x >= y.
     Ge("ge")(x, y) comparison(|x| x[0] >= x[1], |x| i64::from(x[0] >= x[1])),
         "i64", "[1, 2, 3]", "[1, 3, 2]" => "[true, false, true]" : "bool";
+}
 
+elementwise! {
+    binary:
     /// Bitwise and; of truth values, both.
     And("and")(x, y) logic(|x| x[0] & x[1]), "bool", "[true, true, false]", "[true, false, false]" => "[true, false, false]" : "bool";
     /// Bitwise or; of truth values, either.

@@ -30,7 +30,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Guard, Index, Sym};
 use crate::infer::{fits, infer, same_type};
 use crate::mesh::{Axes, Mesh};
-use crate::ops::{Flow, Undecided, Violation};
+use crate::ops::{Flow, Takes, Undecided, Violation};
 use crate::program::{Block, Func, Loc, Node, Program};
 use crate::types::Type;
 
@@ -226,7 +226,7 @@ impl<'a> Checker<'a, '_> {
         }
         let end = self.mark();
         for value in &block.results {
-            self.use_value(*value, id, end, None, "return");
+            self.use_value(*value, id, end, None);
         }
         let defined = block.params.iter().chain(block.nodes.iter().flat_map(|node| &node.results));
         for value in defined {
@@ -255,7 +255,9 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// A use of a value in a block; a pending is consumed by it.
-    fn use_value(&mut self, value: Value, block: usize, at: At, loc: Option<&Loc>, op: &str) -> bool {
+    fn use_value(&mut self, value: Value, block: usize, at: At, user: Option<&Node>) -> bool {
+        let (op, loc) = user.map_or(("return", None), |node| (node.op.info().name, node.loc.as_ref()));
+        let takes_pendings = user.is_none_or(|node| node.op.takes() != Takes::Tensors);
         let pending = self.func.ty(value).is_some_and(Type::is_pending);
         let violation = match self.values.get_mut(value) {
             None => Violation::new("V1", format!("{value} is not defined before it is used")),
@@ -263,7 +265,8 @@ impl<'a> Checker<'a, '_> {
                 Violation::new("V1", format!("{value} is defined in another block"))
                     .note(format!("blocks see only their parameters: pass {value} as an operand"))
             }
-            Some(defined) if pending && defined.consumed => {
+            // What only takes tensors is refused for reading a pending at all (V8), which says more.
+            Some(defined) if pending && defined.consumed && takes_pendings => {
                 Violation::new("V7", format!("{value} is waited for or passed on twice"))
                     .note("use the value that the first wait gives")
             }
@@ -279,10 +282,9 @@ impl<'a> Checker<'a, '_> {
     /// A node; returns the symbols it defines.
     fn node(&mut self, node: &'a Node, block: usize, conditions: &[Condition]) -> Vec<Sym> {
         let at = self.mark();
-        let (op, loc) = (node.op.info().name, node.loc.as_ref());
         let mut known = true;
         for arg in &node.args {
-            known &= self.use_value(*arg, block, at, loc, op);
+            known &= self.use_value(*arg, block, at, Some(node));
         }
         self.communication(node, at, conditions);
         let args: Option<Vec<Type>> = node.args.iter().map(|arg| self.func.ty(*arg).cloned()).collect();

@@ -1,0 +1,65 @@
+//! Programs that no text can hold, because the parser looks names up: passes could still build them wrong, and
+//! the verifier must say so.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::{Axes, Axis, Group, GroupId};
+use consort_ir::ops::{AllReduceStart, Op, OpTable, Reduce};
+use consort_ir::program::Program;
+use consort_ir::text::parse;
+use consort_ir::types::Type;
+use consort_ir::verify::verify;
+
+const TEXT: &str = "mesh (tp: 2)
+
+func @f(v0: f32[2]{tp}) -> f32[2] {
+    v1 = all_reduce_start[reduce=sum, over=tp] v0    : pending<f32[2]>
+    v2 = wait v1                                     : f32[2]
+    return v2
+}
+";
+
+fn program() -> Program {
+    parse(TEXT, &OpTable::built_in()).unwrap().program
+}
+
+fn errors(program: &Program) -> Vec<String> {
+    verify(program).iter().map(|error| error.headline()).collect()
+}
+
+#[test]
+fn v4_groups_that_the_mesh_lacks() {
+    for over in [Group::Axes(Axes::one(Axis(3))), Group::List(GroupId(0))] {
+        let mut program = program();
+        program.funcs[0].body.nodes[0].op = Op::new(AllReduceStart { reduce: Reduce::Sum, over });
+        let message = "error[verify]: all_reduce_start: a group or axis that the mesh does not have (V4)";
+        assert_eq!(errors(&program), [message]);
+    }
+}
+
+#[test]
+fn v4_axes_of_types_that_the_mesh_lacks() {
+    let mut program = program();
+    let Some(Type::Tensor(ty)) = program.funcs[0].types.get_mut(Value(0)) else { panic!() };
+    ty.varies = ty.varies.union(Axes::one(Axis(5)));
+    assert!(errors(&program)[0].ends_with("a type mentions an axis that the mesh does not have (V4)"));
+}
+
+#[test]
+fn v5_ranks_along_axes_that_the_mesh_lacks() {
+    let mut program = program();
+    let Some(Type::Tensor(ty)) = program.funcs[0].types.get_mut(Value(0)) else { panic!() };
+    ty.shape[0] = Index::sym(Sym::Rank(Axis(7)));
+    assert!(errors(&program).iter().any(|error| error.ends_with("which has no value here (V5)")));
+}
+
+#[test]
+fn v1_and_v3_values_without_a_type_or_a_definition() {
+    let mut program = program();
+    program.funcs[0].types.remove(Value(2));
+    assert!(!errors(&program).is_empty());
+    let mut other = self::program();
+    other.funcs[0].body.nodes.remove(0);
+    assert_eq!(errors(&other), ["error[verify]: wait: v1 is not defined before it is used (V1)"]);
+}
