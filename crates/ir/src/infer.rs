@@ -4,7 +4,7 @@
 
 use crate::index::Facts;
 use crate::mesh::{Axes, Mesh};
-use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation};
+use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation, count};
 use crate::types::{TensorType, Type};
 
 /// The types of a node's results. A pure op's results differ between ranks wherever an operand or an
@@ -61,14 +61,20 @@ fn check_shape_of_node(
 ) -> Result<(), Violation> {
     let (least, most) = op.info().arity();
     if args.len() < least || most.is_some_and(|most| args.len() > most) {
-        let expected = if most.is_none() { format!("at least {least}") } else { least.to_string() };
-        let message =
-            format!("expected {expected} operands ({}), got {}", op.info().args.join(", "), args.len());
+        let expected = match (least, most) {
+            (0, Some(_)) => "no operands".to_string(),
+            (_, Some(_)) => format!("{} ({})", count(least, "operand"), op.info().args.join(", ")),
+            (_, None) => format!("at least {} ({}..)", count(least, "operand"), op.info().args.join(", ")),
+        };
+        let message = format!("expected {expected}, got {}", args.len());
         return Err(Violation::new("V2", message));
     }
     let labels = op.flow().labels();
     if blocks.len() != labels.len() {
-        return Err(Violation::new("V2", format!("expected {} blocks, got {}", labels.len(), blocks.len())));
+        return Err(Violation::new(
+            "V2",
+            format!("expected {}, got {}", count(labels.len(), "block"), blocks.len()),
+        ));
     }
     for (i, arg) in args.iter().enumerate() {
         let (fits, expected) = match op.takes() {

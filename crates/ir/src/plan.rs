@@ -9,7 +9,7 @@
 //! - `lease vN`: storage of these values may be read by peers from here until release;
 //! - `release vN`: the leases taken by these starts are known to have ended before this line runs.
 //!
-//! The structural rules, checked by `verify`, are the invariants P1 to P5 at the head of `verify/mod.rs`;
+//! The structural rules, checked by `verify`, are the invariants P1 to P3 at the head of `verify/mod.rs`;
 //! hazards between buffers are the plan oracle's business.
 
 use std::fmt;

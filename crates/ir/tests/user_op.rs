@@ -32,7 +32,7 @@ impl OpDef for Axpy {
                 format!("expected one float type, got {} and {}", x.dtype, y.dtype),
             ));
         }
-        cx.require_same_shape("C1", &x.shape, &y.shape)?;
+        cx.require_same_shape("C1", "y of shape", &x.shape, &y.shape)?;
         Ok(vec![x.clone().into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {

@@ -14,7 +14,7 @@ fn refused(text: &str, error: &str) {
 #[test]
 fn an_unknown_axis() {
     let error = "\
-error[parse]: unknown axis `dp`
+error[parse]: unknown axis or group `dp`
   --> sum.csr:4:44
      1 | mesh (tp: 2)
      2 | 

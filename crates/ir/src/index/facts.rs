@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::range::{INFINITE, Range};
-use super::{Atom, EvalError, Index, Sym, Term, gcd};
+use super::{Atom, EvalError, Index, Sym, Term, gather, gcd};
 use crate::mesh::{Axes, Group, GroupId, Mesh};
 
 /// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
@@ -71,6 +71,15 @@ impl Guard {
         let (a, b) = self.sides();
         let (a, b) = (a.eval(env)?, b.eval(env)?);
         Ok(if matches!(self, Guard::Eq(..)) { a == b } else { a <= b })
+    }
+
+    /// The guard with some of its symbols replaced.
+    #[must_use]
+    pub fn substitute(&self, f: &dyn Fn(Sym) -> Option<Index>) -> Guard {
+        match self {
+            Guard::Eq(a, b) => Guard::Eq(a.substitute(f), b.substitute(f)),
+            Guard::Le(a, b) => Guard::Le(a.substitute(f), b.substitute(f)),
+        }
     }
 
     /// Calls `f` with every symbol of both sides, as often as it occurs.
@@ -463,7 +472,12 @@ impl Facts {
             }
         }
         for term in index.terms() {
-            let [atom] = &term.factors[..] else { continue };
+            let [atom] = &term.factors[..] else {
+                if self.bounded_factors(index, term).iter().any(&mut search) {
+                    return true;
+                }
+                continue;
+            };
             let times = i128::from(term.coefficient);
             let rest = index.plus(-times, &atom.index());
             let proved = match atom {
@@ -490,6 +504,24 @@ impl Facts {
             }
         }
         false
+    }
+
+    /// The index with one factor of a product at its bound, for each factor that has one: at most the index
+    /// itself, where the other factors are not negative.
+    fn bounded_factors(&self, index: &Index, term: &Term) -> Vec<Index> {
+        let whole = gather(vec![(term.factors.clone(), term.coefficient.into())]);
+        let bounded = |at: usize| {
+            let mut others = term.factors.clone();
+            let range = self.range_of(&others.remove(at));
+            let bound = if term.coefficient > 0 { range.low } else { range.high };
+            let others = gather(vec![(others, 1)]);
+            if bound.abs() == INFINITE || self.range(&others).low < 0 {
+                return None;
+            }
+            let scale = i128::from(term.coefficient).checked_mul(bound)?;
+            Some(index.plus(-1, &whole).plus(scale, &others))
+        };
+        (0..term.factors.len()).filter_map(bounded).collect()
     }
 
     /// Whether two indices are equal.

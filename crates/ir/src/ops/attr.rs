@@ -29,6 +29,10 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     fn write(&self, out: &mut String, mesh: &Mesh);
     /// Reads the value.
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, ParseError>;
+    /// Whether both are written alike; floats are compared by their bits.
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
     /// Calls `f` with every size expression in the value.
     fn indices(&self, _f: &mut dyn FnMut(&Index)) {}
     /// Calls `f` with every group in the value.
@@ -37,7 +41,11 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 
 /// Reads `name=value` and the comma or bracket before it.
 pub fn read_attr<A: Attr>(cursor: &mut Cursor<'_>, name: &str, first: &mut bool) -> Result<A, ParseError> {
-    cursor.expect(if *first { "[" } else { "," })?;
+    if !cursor.eat(if *first { "[" } else { "," }) {
+        return Err(
+            cursor.expected_on_line(&format!("{}attribute `{name}`", if *first { "`[` and " } else { "" }))
+        );
+    }
     *first = false;
     cursor.expect_word(name)?;
     cursor.expect("=")?;
@@ -46,6 +54,9 @@ pub fn read_attr<A: Attr>(cursor: &mut Cursor<'_>, name: &str, first: &mut bool)
 
 /// Reads the bracket that ends the attributes, where there are any.
 pub fn end_attrs(cursor: &mut Cursor<'_>, any: bool) -> Result<(), ParseError> {
+    if any && cursor.peek() == "," {
+        return Err(cursor.error("there are no more attributes"));
+    }
     if any { cursor.expect("]") } else { Ok(()) }
 }
 
@@ -84,6 +95,9 @@ impl Attr for f64 {
     }
     fn read(cursor: &mut Cursor<'_>) -> Result<f64, ParseError> {
         cursor.float()
+    }
+    fn same(&self, other: &f64) -> bool {
+        self.to_bits() == other.to_bits()
     }
 }
 
@@ -157,8 +171,13 @@ impl<A: Attr + ListAttr> Attr for Vec<A> {
         out.push(']');
     }
     fn read(cursor: &mut Cursor<'_>) -> Result<Vec<A>, ParseError> {
-        cursor.expect("[")?;
+        if !cursor.eat("[") {
+            return Err(cursor.expected(&format!("a {}", A::LIST)));
+        }
         cursor.list("]", A::read)
+    }
+    fn same(&self, other: &Vec<A>) -> bool {
+        self.len() == other.len() && self.iter().zip(other).all(|(a, b)| a.same(b))
     }
     fn indices(&self, f: &mut dyn FnMut(&Index)) {
         self.iter().for_each(|item| item.indices(f));
@@ -195,6 +214,12 @@ impl<A: Attr + OptionAttr> Attr for Option<A> {
     }
     fn read(cursor: &mut Cursor<'_>) -> Result<Option<A>, ParseError> {
         if cursor.eat("none") { Ok(None) } else { A::read(cursor).map(Some) }
+    }
+    fn same(&self, other: &Option<A>) -> bool {
+        match (self, other) {
+            (Some(a), Some(b)) => a.same(b),
+            (a, b) => a.is_none() && b.is_none(),
+        }
     }
     fn indices(&self, f: &mut dyn FnMut(&Index)) {
         if let Some(value) = self {

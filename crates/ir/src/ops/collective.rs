@@ -341,7 +341,7 @@ impl OpDef for AllToAllStart {
         match splits {
             None => drop(scattered(cx, "C2", &x.shape, 0, &Index::from(n))?),
             Some((ins, outs)) => {
-                ins.iter().chain(outs).try_for_each(|size| cx.require_size("C3", size))?;
+                ins.iter().chain(outs).try_for_each(|size| cx.require_size("C3", "a split", size))?;
                 cx.require_eq("C2", rows, &Index::sum(ins), |cx| {
                     let (rows, ins) = (rows.display(cx.mesh).to_string(), cx.shape_text(ins));
                     format!("expected in_splits that add up to {rows}, got {ins}")
@@ -613,7 +613,7 @@ fn check_uneven(
         ));
     }
     for size in sizes {
-        cx.require_size("C2", size)?;
+        cx.require_size("C2", "a size", size)?;
         cx.require_equal_on("C2", "a size", size, over)?;
     }
     for (i, size) in x.shape.iter().enumerate().filter(|(i, _)| *i != dim) {

@@ -1,5 +1,5 @@
 //! Named composites: softmax, norm, attention. Each has an expansion into simpler ops, and an evaluation
-//! of its own that shares nothing with it; a test holds the two together. The name stays down to the
+//! of its own that shares nothing with it; a test holds the two together on finite numbers. The name stays down to the
 //! kernel, because a kernel that knows it is a softmax is several times faster than one that does not.
 
 use crate::builder::Builder;
@@ -9,8 +9,8 @@ use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;
 use crate::ops::{
-    Add, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx, Iota,
-    Le, Matmul, Max, Mean, Mul, OpDef, Permute, Reshape, Rsqrt, Select, Sub, Sum, Violation,
+    Add, Broadcast, Cast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx,
+    Iota, Le, Matmul, Max, Mean, Mul, OpDef, Permute, Reshape, Rsqrt, Select, Sub, Sum, Violation,
 };
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
@@ -110,7 +110,7 @@ op! {
     ///
     /// (C3) The weight has the shape of x's last dimension.
     ///
-    /// (C4) `eps` is positive.
+    /// (C4) `eps` is positive and finite.
     pub struct RmsNorm("rms_norm")(x, weight) {
         /// Added to the mean square, so that rows of zeros stay finite.
         eps: f64
@@ -130,10 +130,10 @@ impl OpDef for RmsNorm {
         let Some(last) = x.shape.last() else {
             return Err(Violation::new("C2", "expected at least one dimension, got none"));
         };
-        cx.require_same_shape("C3", std::slice::from_ref(last), &weight.shape)?;
+        cx.require_same_shape("C3", "a weight of shape", std::slice::from_ref(last), &weight.shape)?;
         // Written so that NaN is refused too.
         if !self.eps.is_finite() || self.eps <= 0.0 {
-            return Err(Violation::new("C4", format!("expected a positive eps, got {}", self.eps)));
+            return Err(Violation::new("C4", format!("expected a positive, finite eps, got {}", self.eps)));
         }
         Ok(vec![x.clone().into()])
     }
@@ -152,16 +152,22 @@ impl OpDef for RmsNorm {
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
-            let last = b.tensor_ty(args[0])?.rank() - 1;
-            let squares = b.one(Mul {}, &[args[0], args[0]])?;
-            let mean = b.one(Mean { dims: vec![last], keep: true }, &[squares])?;
+            let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
+            // Squares of 16-bit floats leave their range.
+            let wide = dtype.accumulator();
+            let cast =
+                |b: &mut Builder<'_>, x, to| if wide == dtype { Ok(x) } else { b.one(Cast { to }, &[x]) };
+            let (x, weight) = (cast(b, args[0], wide)?, cast(b, args[1], wide)?);
+            let squares = b.one(Mul {}, &[x, x])?;
+            let mean = b.one(Mean { dims: vec![shape.len() - 1], keep: true }, &[squares])?;
             let eps = fill(b, mean, self.eps)?;
             let safe = b.one(Add {}, &[mean, eps])?;
             let scale = b.one(Rsqrt {}, &[safe])?;
-            let scale = widen(b, scale, args[0])?;
-            let normal = b.one(Mul {}, &[args[0], scale])?;
-            let weight = widen(b, args[1], args[0])?;
-            Ok(vec![b.one(Mul {}, &[normal, weight])?])
+            let scale = widen(b, scale, x)?;
+            let normal = b.one(Mul {}, &[x, scale])?;
+            let weight = widen(b, weight, x)?;
+            let result = b.one(Mul {}, &[normal, weight])?;
+            Ok(vec![cast(b, result, dtype)?])
         };
         Some(build())
     }
@@ -200,9 +206,9 @@ impl OpDef for Attention {
             }
         }
         let expected_k = [&q.shape[..1], &k.shape[1..3], &q.shape[3..]].concat();
-        cx.require_same_shape("C2", &expected_k, &k.shape)?;
+        cx.require_same_shape("C2", "k of shape", &expected_k, &k.shape)?;
         let expected_v = [&q.shape[..1], &k.shape[1..3], &v.shape[3..]].concat();
-        cx.require_same_shape("C2", &expected_v, &v.shape)?;
+        cx.require_same_shape("C2", "v of shape", &expected_v, &v.shape)?;
         let rest = q.shape[1].rem(&k.shape[1]);
         cx.require_eq("C3", &Index::constant(0), &rest, |cx| {
             let (q, k) = (q.shape[1].display(cx.mesh).to_string(), k.shape[1].display(cx.mesh).to_string());
@@ -211,8 +217,8 @@ impl OpDef for Attention {
         if !self.scale.is_finite() {
             return Err(Violation::new("C4", format!("expected a finite scale, got {}", self.scale)));
         }
-        cx.require("C5", Guard::Le(Index::constant(1), k.shape[2].clone()), |_| {
-            "expected at least one key, got none".into()
+        cx.require("C5", Guard::Le(Index::constant(1), k.shape[2].clone()), |cx| {
+            format!("expected at least one key, got {}", k.shape[2].display(cx.mesh))
         })?;
         Ok(vec![q.with_shape([&q.shape[..3], &v.shape[3..]].concat()).into()])
     }
@@ -286,8 +292,8 @@ impl Attention {
         let limit = b.one(Add {}, &[query, offset])?;
         let seen = b.one(Le {}, &[key, limit])?;
         let seen = widen(b, seen, scores)?;
-        // Not -inf: a row without a key would then be NaN before it is set to zero.
-        let hidden = fill(b, scores, f64::from(f32::MIN) / 4.0)?;
+        // A row in which everything is hidden becomes NaN here, and zeros by the second select.
+        let hidden = fill(b, scores, f64::NEG_INFINITY)?;
         scores = b.one(Select {}, &[seen, scores, hidden])?;
         let weights = b.one(Softmax { dim: 3 }, &[scores])?;
         let zero = fill(b, weights, 0.0)?;

@@ -4,8 +4,10 @@ use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::infer::{fits, same_type};
 use crate::op;
-use crate::ops::{Cost, CostCx, Flow, InferCx, OpDef, Takes, Violation};
+use crate::ops::{Cost, CostCx, Flow, InferCx, OpDef, Takes, Violation, count};
 use crate::types::{TensorType, Type};
+
+const OUTSIDE: &str = "wait for the pending, or read the size, outside the blocks";
 
 /// Operands fit the parameters of a block.
 fn check_params(
@@ -17,7 +19,7 @@ fn check_params(
     if args.len() != params.len() {
         return Err(Violation::new(
             rule,
-            format!("expected a block with {} parameters, got {}", args.len(), params.len()),
+            format!("expected a block with {}, got {}", count(args.len(), "parameter"), params.len()),
         ));
     }
     for (arg, param) in args.iter().zip(params) {
@@ -84,14 +86,16 @@ impl OpDef for Cond {
                 Ok(Type::Tensor(a))
             }
             (a, b) if same_type(a, b, cx.facts) && condition.is_empty() => Ok(a.clone()),
-            (a, b) => {
+            (a, b) if same_type(a, b, cx.facts) => {
+                let (text, axes) = (cx.text(a), cx.mesh.axes_text(condition));
                 let message = format!(
-                    "expected a condition equal on all ranks and results of one type, got {} and {}",
-                    cx.text(a),
-                    cx.text(b)
+                    "expected a condition equal on all ranks to return {text}, but it differs over {axes}"
                 );
-                Err(Violation::new("C4", message)
-                    .note("wait for the pending, or read the size, outside the blocks"))
+                Err(Violation::new("C4", message).note(OUTSIDE))
+            }
+            (a, b) => {
+                let message = format!("expected results of one type, got {} and {}", cx.text(a), cx.text(b));
+                Err(Violation::new("C4", message).note(OUTSIDE))
             }
         };
         then.results.iter().zip(&other.results).map(join).collect()
@@ -144,7 +148,7 @@ impl OpDef for Scan {
             let message = format!("expected at least {carries} + {slices} operands, got {}", cx.args.len());
             return Err(Violation::new("C1", message));
         }
-        cx.require_size("C1", &self.length)?;
+        cx.require_size("C1", "a length", &self.length)?;
         let mut enter = cx.args[..carries].to_vec();
         for arg in &cx.args[carries..carries + slices] {
             let Type::Tensor(tensor) = arg else {
@@ -172,7 +176,7 @@ impl OpDef for Scan {
         if block.results.len() < carries {
             return Err(Violation::new(
                 "C4",
-                format!("expected at least {carries} results, got {}", block.results.len()),
+                format!("expected at least {}, got {}", count(carries, "result"), block.results.len()),
             ));
         }
         let mut results = Vec::new();

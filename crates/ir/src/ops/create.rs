@@ -119,6 +119,8 @@ op! {
     /// (C2) Integers lie in the range of the element type.
     ///
     /// (C3) A list has an element for each place.
+    ///
+    /// (C4) No size is negative.
     pub struct Constant("constant")() {
         /// The element type.
         dtype: Dtype,
@@ -139,6 +141,7 @@ impl OpDef for Constant {
                 if self.dtype.is_float() { ("floats (1.0)", "integers") } else { ("integers (1)", "floats") };
             return Err(Violation::new("C1", format!("expected {expected} for {}, got {got}", self.dtype)));
         }
+        self.shape.iter().try_for_each(|size| cx.require_size("C4", "a size", size))?;
         let (low, high) = self.dtype.int_range();
         if let Some(x) = self.value.ints().iter().find(|x| !(low..=high).contains(x)) {
             return Err(Violation::new("C2", format!("expected {low}..={high} for {}, got {x}", self.dtype)));
@@ -202,7 +205,7 @@ impl OpDef for Iota {
             return Err(Violation::new("C1", "expected a float or integer type, got bool"));
         }
         cx.require_dim("C2", self.dim, self.shape.len())?;
-        self.shape.iter().try_for_each(|size| cx.require_size("C3", size))?;
+        self.shape.iter().try_for_each(|size| cx.require_size("C3", "a size", size))?;
         Ok(vec![TensorType::new(self.dtype, self.shape.clone(), Axes::NONE).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {

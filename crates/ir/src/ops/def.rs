@@ -369,6 +369,9 @@ pub enum Undecided {
     Assume,
 }
 
+/// How many combinations of coordinates are tried before a condition counts as undecided.
+const MAX_COMBINATIONS: i64 = 64;
+
 /// The types of a block's parameters and results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockType {
@@ -426,7 +429,14 @@ impl<'a> InferCx<'a> {
         guard: Guard,
         message: impl FnOnce(&Self) -> String,
     ) -> Result<(), Violation> {
-        match self.facts.holds(&guard) {
+        let (Guard::Eq(a, b) | Guard::Le(a, b)) = &guard;
+        if a.is_invalid() || b.is_invalid() {
+            return Err(Violation::new(
+                rule,
+                "a size has no value: it does not fit in 64 bits, or divides by zero",
+            ));
+        }
+        match self.facts.holds(&guard).or_else(|| self.holds_on_every_rank(&guard)) {
             Some(true) => Ok(()),
             Some(false) => Err(Violation::new(rule, message(self))),
             None if self.undecided == Undecided::Assume => {
@@ -439,6 +449,41 @@ impl<'a> InferCx<'a> {
                 Err(Violation::new(rule, message(self)).note(note))
             }
         }
+    }
+
+    /// Whether a condition that mentions ranks holds when each coordinate is put in their place.
+    fn holds_on_every_rank(&self, guard: &Guard) -> Option<bool> {
+        let mut coordinates: Vec<(Sym, i64)> = Vec::new();
+        guard.symbols(&mut |sym| {
+            let size = match sym {
+                Sym::Rank(axis) => self.mesh.axis_size(axis),
+                Sym::GroupRank(id) => self.mesh.group_size(Group::List(id)),
+                _ => return,
+            };
+            if coordinates.iter().all(|(other, _)| *other != sym) {
+                coordinates.push((sym, i64::from(size)));
+            }
+        });
+        let combinations: i64 = coordinates.iter().map(|(_, size)| size).product();
+        if coordinates.is_empty() || combinations > MAX_COMBINATIONS {
+            return None;
+        }
+        let mut all = Some(true);
+        for number in 0..combinations {
+            let mut rest = number;
+            let mut here: Vec<(Sym, Index)> = Vec::new();
+            for (sym, size) in &coordinates {
+                here.push((*sym, Index::constant(rest % size)));
+                rest /= size;
+            }
+            let put = |sym| here.iter().find(|(other, _)| *other == sym).map(|(_, at)| at.clone());
+            match self.facts.holds(&guard.substitute(&put)) {
+                Some(false) => return Some(false),
+                None => all = None,
+                Some(true) => {}
+            }
+        }
+        all
     }
 
     /// Demands that two sizes are equal.
@@ -455,15 +500,16 @@ impl<'a> InferCx<'a> {
         self.require(rule, Guard::Eq(expected.clone(), got.clone()), message)
     }
 
-    /// Demands that two shapes are equal.
+    /// Demands that two shapes are equal; `what` says whose shape it is.
     pub fn require_same_shape(
         &mut self,
         rule: &'static str,
+        what: &str,
         expected: &[Index],
         got: &[Index],
     ) -> Result<(), Violation> {
         let message =
-            |cx: &Self| format!("expected shape {}, got {}", cx.shape_text(expected), cx.shape_text(got));
+            |cx: &Self| format!("expected {what} {}, got {}", cx.shape_text(expected), cx.shape_text(got));
         if expected.len() != got.len() {
             return Err(Violation::new(rule, message(self)));
         }
@@ -475,10 +521,13 @@ impl<'a> InferCx<'a> {
 
     /// Demands that a dimension exists.
     pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Violation> {
-        if dim < rank {
-            return Ok(());
+        match rank {
+            _ if dim < rank => Ok(()),
+            0 => {
+                Err(Violation::new(rule, format!("expected a tensor with a dimension {dim}, got a 0-d one")))
+            }
+            _ => Err(Violation::new(rule, format!("expected a dimension below {rank}, got {dim}"))),
         }
-        Err(Violation::new(rule, format!("expected a dimension below {rank}, got {dim}")))
     }
 
     /// Demands distinct dimensions that exist.
@@ -486,17 +535,17 @@ impl<'a> InferCx<'a> {
         for (i, dim) in dims.iter().enumerate() {
             self.require_dim(rule, *dim, rank)?;
             if dims[..i].contains(dim) {
-                return Err(Violation::new(rule, format!("dimension {dim} is named twice")));
+                return Err(Violation::new(rule, format!("expected distinct dimensions, got {dim} twice")));
             }
         }
         Ok(())
     }
 
-    /// Demands that a size is not negative.
-    pub fn require_size(&mut self, rule: &'static str, size: &Index) -> Result<(), Violation> {
+    /// Demands that a number is not negative; `what` says what it is: "a size".
+    pub fn require_size(&mut self, rule: &'static str, what: &str, size: &Index) -> Result<(), Violation> {
         let zero = Index::constant(0);
         self.require(rule, Guard::Le(zero, size.clone()), |cx| {
-            format!("expected a size of at least 0, got {}", size.display(cx.mesh))
+            format!("expected {what} of at least 0, got {}", size.display(cx.mesh))
         })
     }
 
@@ -548,6 +597,11 @@ impl fmt::Display for EvalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A number and a noun, in the plural where there is not one.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 /// In which an op is evaluated on one rank.
@@ -636,7 +690,7 @@ macro_rules! op {
         example $example:expr
     ) => {
         $(#[doc = $doc])*
-        #[derive(Clone, Debug, PartialEq)]
+        #[derive(Clone, Debug)]
         $vis struct $name {
             $($(#[doc = $adoc])* pub $attr: $ty,)*
         }
@@ -684,7 +738,8 @@ macro_rules! op {
                 $($crate::ops::Attr::groups(&self.$attr, _f);)*
             }
             fn same(&self, other: &dyn $crate::ops::OpDef) -> bool {
-                other.as_any().downcast_ref::<$name>() == Some(self)
+                let Some(_other) = other.as_any().downcast_ref::<$name>() else { return false };
+                true $(&& $crate::ops::Attr::same(&self.$attr, &_other.$attr))*
             }
             fn as_any(&self) -> &dyn std::any::Any {
                 self

@@ -78,10 +78,12 @@ fn same_shape(
     a: &TensorType,
     b: &TensorType,
 ) -> Result<(), Violation> {
-    cx.require_same_shape(rule, &a.shape, &b.shape).map_err(|violation| match violation.note {
-        None => violation.note("widen the smaller operand with `broadcast`"),
-        Some(_) => violation,
-    })
+    cx.require_same_shape(rule, "an operand of shape", &a.shape, &b.shape).map_err(
+        |violation| match violation.note {
+            None => violation.note("widen the smaller operand with `broadcast`"),
+            Some(_) => violation,
+        },
+    )
 }
 
 fn eval(rule: &Rule, args: &[&Tensor]) -> Vec<Tensor> {
@@ -300,12 +302,12 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 fn gelu(x: f64) -> f64 {
-    // At -inf the product would be 0 * inf.
-    if x == f64::NEG_INFINITY { 0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
+    // At -inf the product would be 0 * inf; the limit comes from below zero.
+    if x == f64::NEG_INFINITY { -0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
 }
 
 fn silu(x: f64) -> f64 {
-    if x == f64::NEG_INFINITY { 0.0 } else { x * sigmoid(x) }
+    if x == f64::NEG_INFINITY { -0.0 } else { x * sigmoid(x) }
 }
 
 op! {
@@ -409,16 +411,26 @@ impl OpDef for Cast {
             (Data::Float(data), to) => {
                 Tensor::ints(to, shape, data.iter().map(|x| (*x as i64).clamp(low, high)).collect())
             }
-            // Straight to f32: going through f64 would round twice.
-            (Data::Int(data), Dtype::F32) => {
-                Tensor::floats(Dtype::F32, shape, data.iter().map(|x| f64::from(*x as f32)).collect())
+            (Data::Int(data), Dtype::F64) => {
+                Tensor::floats(Dtype::F64, shape, data.iter().map(|x| *x as f64).collect())
             }
             (Data::Int(data), to) if to.is_float() => {
-                Tensor::floats(to, shape, data.iter().map(|x| *x as f64).collect())
+                Tensor::floats(to, shape, data.iter().map(|x| to_odd_f64(*x)).collect())
             }
             (Data::Int(data), to) => Tensor::ints(to, shape, data.clone()),
         }])
     }
+}
+
+/// `x` if it is an `f64`, else the one of its two neighbours whose last bit is 1, so that rounding once more to
+/// a narrower type gives what rounding `x` itself would.
+fn to_odd_f64(x: i64) -> f64 {
+    let near = x as f64;
+    let (exact, wide) = (i128::from(x), near as i128);
+    if exact == wide || near.to_bits() & 1 == 1 {
+        return near;
+    }
+    f64::from_bits(if wide.abs() > exact.abs() { near.to_bits() - 1 } else { near.to_bits() + 1 })
 }
 
 /// A count of operations as a size expression.

@@ -259,7 +259,7 @@ op! {
     ///
     /// (C1) There is an operand for each send and for each receive.
     ///
-    /// (C2) A table has an entry for each member, below the size of the group.
+    /// (C2) A table has an entry for each member; ranks that are named are below the size of the group.
     ///
     /// (C3) A send and a receive that match carry one element type and one shape (checked as they meet).
     pub struct ExchangeStart("exchange_start")(; operands..) {
@@ -282,8 +282,18 @@ impl OpDef for ExchangeStart {
             return Err(Violation::new("C1", message));
         }
         for message in self.send.iter().chain(&self.recv) {
-            if let Peer::Route(route) = &message.peer {
-                route.check("C2", cx.mesh.group_size(self.over))?;
+            let n = cx.mesh.group_size(self.over);
+            match &message.peer {
+                Peer::Route(route) => route.check("C2", n)?,
+                Peer::At(index) => match index.as_const() {
+                    Some(to) if !(-1..i64::from(n)).contains(&to) => {
+                        return Err(Violation::new(
+                            "C2",
+                            format!("expected a peer in 0..{n}, or -1 for none, got {to}"),
+                        ));
+                    }
+                    _ => {}
+                },
             }
         }
         // Any send may be what a receive meets.

@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
@@ -59,7 +59,6 @@ impl OpDef for Gather {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, named) = (args[0], places(args[1], args[0].shape[self.dim])?);
         let shape = spread(&x.shape, self.dim, &args[1].shape);
-        check_numel(&shape)?;
         let (out_shape, depth) = (shape.clone(), args[1].shape.len());
         Ok(vec![x.pick(shape, |i| {
             let at = unravel(i, &out_shape);
@@ -98,7 +97,12 @@ impl OpDef for ScatterAdd {
             );
             return Err(Violation::new("C3", message));
         }
-        cx.require_same_shape("C4", &spread(&x.shape, self.dim, &places.shape), &updates.shape)?;
+        cx.require_same_shape(
+            "C4",
+            "updates of shape",
+            &spread(&x.shape, self.dim, &places.shape),
+            &updates.shape,
+        )?;
         Ok(vec![x.clone().into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {

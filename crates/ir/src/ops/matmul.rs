@@ -3,7 +3,7 @@
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::op;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor};
 use crate::types::Type;
 
@@ -44,7 +44,7 @@ impl OpDef for Matmul {
             format!("expected the last size of x to equal the second to last of y, got {x} and {y}")
         })?;
         if !ys.is_empty() {
-            cx.require_same_shape("C4", xs, ys)?;
+            cx.require_same_shape("C4", "leading dimensions of y", xs, ys)?;
         }
         Ok(vec![x.with_shape([xs, &[m.clone(), n.clone()]].concat()).into()])
     }
@@ -61,7 +61,6 @@ impl OpDef for Matmul {
         let (m, k, n) = (x.shape[rank - 2], x.shape[rank - 1], y.shape[y.shape.len() - 1]);
         let mut shape = x.shape.clone();
         shape[rank - 1] = n;
-        check_numel(&shape)?;
         let batch: usize = shape[..rank - 2].iter().product();
         let y_step = if y.shape.len() == 2 { 0 } else { k * n };
         let places = (0..batch).flat_map(|b| (0..m).flat_map(move |i| (0..n).map(move |j| (b, i, j))));

@@ -26,6 +26,7 @@ pub use collective::*;
 pub use composite::*;
 pub use control::*;
 pub use create::*;
+pub(crate) use def::count;
 pub use def::*;
 pub use docs::ops_markdown;
 pub use elementwise::*;

@@ -110,7 +110,7 @@ reductions! {
     ///
     /// (C2) The dimensions exist and are distinct.
     Sum("sum") NUMBERS, empty true, "[3, 8]",
-        |xs| xs.fold(0.0, |a, x| a + x), |xs| xs.fold(0, i64::wrapping_add);
+        |xs| xs.reduce(|a, x| a + x).unwrap_or(0.0), |xs| xs.fold(0, i64::wrapping_add);
     /// The mean over dimensions; NaN of nothing.
     ///
     /// (C1) The element type is a float type.

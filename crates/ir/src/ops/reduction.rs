@@ -153,6 +153,12 @@ impl Attr for Reduce {
         }
         Ok(reduce)
     }
+    fn same(&self, other: &Reduce) -> bool {
+        match (self, other) {
+            (Reduce::PremulSum(a), Reduce::PremulSum(b)) => a.same(b),
+            (a, b) => a == b,
+        }
+    }
 }
 
 #[cfg(test)]

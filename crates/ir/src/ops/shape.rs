@@ -2,7 +2,7 @@
 
 use crate::index::{Guard, Index};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Tensor, ravel, unravel};
 use crate::types::Type;
 
@@ -22,7 +22,7 @@ op! {
 impl OpDef for Reshape {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         let x = cx.tensor(0)?;
-        self.shape.iter().try_for_each(|size| cx.require_size("C2", size))?;
+        self.shape.iter().try_for_each(|size| cx.require_size("C2", "a size", size))?;
         cx.require_eq("C1", &x.numel(), &Index::product(&self.shape), |cx| {
             let (to, from) = (cx.shape_text(&self.shape), cx.shape_text(&x.shape));
             format!("expected a shape with as many elements as {from}, got {to}")
@@ -120,8 +120,8 @@ impl OpDef for Slice {
         }
         for i in 0..x.rank() {
             let (start, size, step) = (&self.start[i], &self.size[i], self.step[i]);
-            cx.require_size("C2", start)?;
-            cx.require_size("C2", size)?;
+            cx.require_size("C2", "a start", start)?;
+            cx.require_size("C2", "a size", size)?;
             if step == 0 {
                 return Err(Violation::new("C2", "expected a step of at least 1, got 0"));
             }
@@ -131,6 +131,7 @@ impl OpDef for Slice {
             } else {
                 &(start + &(&(size - &Index::constant(1)) * &Index::from(step))) + &Index::constant(1)
             };
+            inside(cx, "C3", i, start, &x.shape[i])?;
             inside(cx, "C3", i, &reach, &x.shape[i])?;
         }
         Ok(vec![x.with_shape(self.size.clone()).into()])
@@ -207,7 +208,7 @@ impl OpDef for UpdateSlice {
             return Err(Violation::new("C1", message));
         }
         for (i, start) in self.start.iter().enumerate() {
-            cx.require_size("C2", start)?;
+            cx.require_size("C2", "a start", start)?;
             inside(cx, "C3", i, &(start + &part.shape[i]), &x.shape[i])?;
         }
         Ok(vec![x.clone().into()])
@@ -262,7 +263,7 @@ impl OpDef for Concat {
             }
             let mut like = part.shape.clone();
             like[self.dim] = first.shape[self.dim].clone();
-            cx.require_same_shape("C3", &first.shape, &like)?;
+            cx.require_same_shape("C3", "operands like", &first.shape, &like)?;
         }
         let mut shape = first.shape.clone();
         shape[self.dim] = Index::sum(parts.iter().map(|part| &part.shape[self.dim]));
@@ -295,7 +296,7 @@ impl OpDef for Split {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         let x = cx.tensor(0)?;
         cx.require_dim("C1", self.dim, x.rank())?;
-        self.sizes.iter().try_for_each(|size| cx.require_size("C2", size))?;
+        self.sizes.iter().try_for_each(|size| cx.require_size("C2", "a size", size))?;
         cx.require_eq("C2", &x.shape[self.dim], &Index::sum(&self.sizes), |cx| {
             let (of, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
             format!("expected sizes that add up to {of}, got {sizes}")
@@ -337,12 +338,14 @@ op! {
     /// (C1) `low` and `high` have an entry for each dimension.
     ///
     /// (C2) No entry is negative.
+    ///
+    /// (C3) The value is one of the element type: an integer in its range for integers, 0 or 1 for bool.
     pub struct Pad("pad")(x) {
         /// Places before.
         low: Vec<Index>,
         /// Places after.
         high: Vec<Index>,
-        /// What they hold, rounded or wrapped to the element type.
+        /// What they hold; floats are rounded to the element type.
         value: f64
     }
     example "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[4] {\n    v1 = pad[low=[1], high=[1], value=9.0] v0 : f32[4]\n    return v1\n}\n; run: @f([1, 2]) == [9, 1, 2, 9]\n"
@@ -358,7 +361,12 @@ impl OpDef for Pad {
                 format!("expected {} entries in low and high, got {got:?}", x.rank()),
             ));
         }
-        self.low.iter().chain(&self.high).try_for_each(|size| cx.require_size("C2", size))?;
+        self.low.iter().chain(&self.high).try_for_each(|size| cx.require_size("C2", "a padding", size))?;
+        let (low, high) = x.dtype.int_range();
+        let fits = self.value.fract() == 0.0 && (low as f64..=high as f64).contains(&self.value);
+        if !x.dtype.is_float() && !fits {
+            return Err(Violation::new("C3", format!("expected a value of {}, got {}", x.dtype, self.value)));
+        }
         let shape = (0..x.rank()).map(|i| &(&x.shape[i] + &self.low[i]) + &self.high[i]).collect();
         Ok(vec![x.with_shape(shape).into()])
     }
@@ -371,7 +379,6 @@ impl OpDef for Pad {
         let grow = |i: usize| x.shape[i].checked_add(low[i]).and_then(|n| n.checked_add(high[i]));
         let shape: Option<Vec<usize>> = (0..low.len()).map(grow).collect();
         let shape = shape.ok_or_else(|| EvalError("a padded size does not fit in 64 bits".into()))?;
-        check_numel(&shape)?;
         let n = shape.iter().product();
         let mut out = if x.dtype.is_float() {
             Tensor::floats(x.dtype, shape, vec![self.value; n])
@@ -412,7 +419,7 @@ impl OpDef for Broadcast {
                 format!("expected at least the dimensions of {from}, got {to}"),
             ));
         };
-        self.shape.iter().try_for_each(|size| cx.require_size("C3", size))?;
+        self.shape.iter().try_for_each(|size| cx.require_size("C3", "a size", size))?;
         for (from, to) in x.shape.iter().zip(&self.shape[lead..]) {
             if from.as_const() != Some(1) {
                 cx.require_eq("C2", from, to, |cx| {

@@ -88,7 +88,11 @@ impl OpDef for ToSize {
         let constant =
             self.min.as_const().is_some() && self.max.as_ref().is_none_or(|max| max.as_const().is_some());
         if !constant || max.is_some_and(|max| max < min) {
-            return Err(Violation::new("C4", "expected constants `min` and `max` with min at most max"));
+            let got = |bound: &Index| bound.display(cx.mesh).to_string();
+            let max = self.max.as_ref().map_or("none".to_string(), got);
+            let message =
+                format!("expected constants with min at most max, got {} and {max}", got(&self.min));
+            return Err(Violation::new("C4", message));
         }
         Ok(self.symbols.iter().map(|sym| Type::Size(Index::sym(*sym), x.varies)).collect())
     }

@@ -20,8 +20,8 @@ type GroupKey = (String, Rank);
 enum Pending {
     /// A collective that not all members have started.
     Collective { slot: (GroupKey, u64) },
-    /// A batch of messages, of which some have not met their other end.
-    Messages { open: Vec<String>, received: Vec<Option<Tensor>> },
+    /// A batch of messages, of which some have not met their other end, and how it is called in a verdict.
+    Messages { start: String, open: Vec<String>, received: Vec<Option<Tensor>> },
     /// The results are there.
     Ready(Vec<Tensor>),
 }
@@ -104,17 +104,19 @@ impl<'a> Comm<'a> {
                     let missing =
                         entry.members.iter().zip(&entry.arrived).filter(|(_, arrival)| arrival.is_none());
                     let ranks: Vec<String> = missing.map(|(rank, _)| rank.0.to_string()).collect();
-                    let op = entry
-                        .arrived
-                        .iter()
-                        .flatten()
-                        .next()
-                        .map_or("", |arrival| arrival.node.op.info().name);
-                    format!("{op}, call {} on {}: not started by rank {}", slot.1, slot.0.0, ranks.join(", "))
+                    let start =
+                        entry.arrived.iter().flatten().next().map_or(String::new(), |a| start_text(a.node));
+                    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+                    format!(
+                        "{start}, call {} on {}: not started by {word} {}",
+                        slot.1,
+                        slot.0.0,
+                        ranks.join(", ")
+                    )
                 }
                 None => "a collective".to_string(),
             },
-            Pending::Messages { open, .. } => open.join(", and "),
+            Pending::Messages { start, open, .. } => format!("{start}: {}", open.join(", and ")),
             Pending::Ready(_) => "nothing".to_string(),
         }
     }
@@ -216,7 +218,11 @@ impl<'a> Comm<'a> {
         };
         let name = self.mesh.group_text(group);
         let key = (name.clone(), members[0]);
-        let pending = self.add(Pending::Messages { open: Vec::new(), received: vec![None; recvs.len()] });
+        let pending = self.add(Pending::Messages {
+            start: start_text(node),
+            open: Vec::new(),
+            received: vec![None; recvs.len()],
+        });
         let mut touched = Vec::new();
         for (i, (message, tensor)) in sends.iter().chain(recvs).zip(args).enumerate() {
             let peer = peer(cx, message, group, &members)?;
@@ -283,6 +289,11 @@ impl<'a> Comm<'a> {
         }
         Ok(())
     }
+}
+
+/// A start as verdicts name it: the op, and the user's source line.
+fn start_text(node: &Node) -> String {
+    format!("{}{}", node.op.info().name, node.loc.as_ref().map_or(String::new(), |loc| format!(" ({loc})")))
 }
 
 /// The other end of a message of this rank.

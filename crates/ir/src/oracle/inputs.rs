@@ -117,8 +117,8 @@ fn bind_rank(
             }
         }
     }
-    for (sym, facts) in &func.symbols {
-        let Some(value) = symbols.get(sym) else { continue };
+    for (sym, value) in &symbols {
+        let facts = func.declared(*sym);
         let fits = *value >= facts.min
             && facts.max.is_none_or(|max| *value <= max)
             && value % facts.multiple_of == 0;

@@ -38,8 +38,10 @@ pub enum OracleError {
     Input(String),
     /// An op failed on a rank.
     Op {
-        /// The ranks.
+        /// The rank.
         rank: Rank,
+        /// The op's name.
+        op: &'static str,
         /// The node, as the text has it.
         node: String,
         /// The user's source line, if known.
@@ -73,8 +75,8 @@ impl fmt::Display for OracleError {
                 f.write_str(&lines.join("\n"))
             }
             OracleError::Input(message) => write!(f, "error[input]: {message}"),
-            OracleError::Op { rank, node, loc, message } => {
-                write!(f, "error[run]: {rank}: {message}\n  at {node}{}", from(loc))
+            OracleError::Op { rank, op, node, loc, message } => {
+                write!(f, "error[run]: {op}: {rank}: {message}\n  at {node}{}", from(loc))
             }
             OracleError::Deadlock(stuck) => {
                 write!(f, "error[deadlock]: no rank can go on")?;

@@ -8,6 +8,7 @@ use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
 use crate::program::{Block, Func, Node};
 use crate::tensor::Tensor;
 use crate::text::node_text;
+use crate::types::Type;
 
 use super::comm::{Comm, PendingId};
 use super::inputs::{Symbols, check_guards};
@@ -75,7 +76,8 @@ impl<'a> RankState<'a> {
     /// An error at the node being run.
     pub(super) fn error(&self, message: String) -> OracleError {
         let (node, loc) = self.here();
-        OracleError::Op { rank: self.rank, node, loc, message }
+        let op = self.node.map_or("return", |node| node.op.info().name);
+        OracleError::Op { rank: self.rank, op, node, loc, message }
     }
 
     fn here(&self) -> (String, Option<String>) {
@@ -184,6 +186,16 @@ impl<'a> RankState<'a> {
     fn straight(&mut self, node: &'a Node, comm: &mut Comm<'a>) -> Result<(), OracleError> {
         let args = self.tensors(node)?;
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+        // A result may be too large even where all operands are empty.
+        for ty in node.results.iter().filter_map(|result| self.func.ty(*result)) {
+            let tensors = match ty {
+                Type::Tensor(tensor) => std::slice::from_ref(tensor),
+                Type::Pending(tensors) => tensors,
+                Type::Size(..) => &[],
+            };
+            let fits = tensors.iter().try_for_each(|tensor| cx.shape(&tensor.shape).map(drop));
+            fits.map_err(|error| self.error(error.0))?;
+        }
         if node.op.effects().starts().is_some() {
             let args = args.iter().map(|tensor| (**tensor).clone()).collect();
             let id = comm.start(&cx, node, args).map_err(|error| self.error(error.0))?;

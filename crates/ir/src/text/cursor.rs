@@ -81,11 +81,18 @@ impl<'a> Cursor<'a> {
 
     /// An error here that says what was expected.
     pub fn expected(&self, what: &str) -> ParseError {
-        let got = match self.peek() {
-            "" => "the end of the text".to_string(),
-            text => format!("`{text}`"),
-        };
+        let got =
+            if self.at_end() { "the end of the text".to_string() } else { format!("`{}`", self.peek()) };
         self.error(format!("expected {what}, got {got}"))
+    }
+
+    /// The same for what must stand on the line of the token before: where the line ends, the error is there.
+    pub fn expected_on_line(&self, what: &str) -> ParseError {
+        if self.at_end() || self.on_same_line() {
+            return self.expected(what);
+        }
+        let (line, column) = self.tokens.after(self.at);
+        ParseError { line, column, message: format!("expected {what}, got the end of the line"), note: None }
     }
 
     /// Moves past the token here if it is this one.
@@ -241,7 +248,7 @@ impl<'a> Cursor<'a> {
         let found = self.mesh.axis(name).map(|axis| Group::Axes(Axes::one(axis)));
         let found = found.or_else(|| self.mesh.list_group(name).map(Group::List));
         let Some(group) = found else {
-            let mut error = self.error(format!("unknown axis `{name}`"));
+            let mut error = self.error(format!("unknown axis or group `{name}`"));
             let known: Vec<&str> = self.mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
             let groups: Vec<&str> = self.mesh.groups().iter().map(|group| group.name.as_str()).collect();
             error.note =
@@ -319,7 +326,7 @@ impl<'a> Cursor<'a> {
         if index.is_invalid() {
             self.at = start;
             return Err(
-                self.error("size expression does not fit in 64 bits, divides by zero, or is too large")
+                self.error("size expression does not fit in 64 bits, divides by zero, looks outside its table, or is too large")
             );
         }
         Ok(index)

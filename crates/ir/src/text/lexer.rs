@@ -77,10 +77,18 @@ impl<'a> Tokens<'a> {
                 let line = before.rfind('\n').map_or(0, |newline| newline + 1);
                 (token.line, before[line..].chars().count() as u32 + 1)
             }
-            None => {
-                let last = self.text.rsplit('\n').next().unwrap_or("");
-                (self.text.matches('\n').count() as u32 + 1, last.chars().count() as u32 + 1)
+            None => self.after(at),
+        }
+    }
+
+    /// The line and the column just after the token before this one.
+    pub(super) fn after(&self, at: usize) -> (u32, u32) {
+        match at.min(self.list.len()).checked_sub(1) {
+            Some(before) => {
+                let (line, column) = self.position(before);
+                (line, column + self.text(before).chars().count() as u32)
             }
+            None => (1, 1),
         }
     }
 
@@ -113,8 +121,10 @@ pub(super) fn tokens(text: &str) -> Result<Tokens<'_>, ParseError> {
         while let Some(c) = line_text[at..].chars().next() {
             if c == ';' {
                 if tokens.list.len() > first
-                    && let Some(loc) =
-                        Loc::parse(line_text[at + 1..].trim(), tokens.locs.last().map(|(_, loc)| loc))
+                    && let Some(loc) = Loc::parse(
+                        line_text[at + 1..].split(';').next().unwrap_or("").trim(),
+                        tokens.locs.last().map(|(_, loc)| loc),
+                    )
                 {
                     tokens.locs.push((line, loc));
                 }

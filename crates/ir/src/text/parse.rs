@@ -220,18 +220,22 @@ impl FuncReader<'_, '_> {
         };
         self.cursor.next_token();
         let op = (info.read)(self.cursor)?;
+        if self.cursor.peek() == "[" {
+            let more = if info.attrs.is_empty() { "no" } else { "no more" };
+            return Err(self.cursor.error(format!("{} has {more} attributes", info.name)));
+        }
         let mut args = Vec::new();
         if self.cursor.on_same_line() && self.cursor.at_value() {
             args = self.values()?;
         }
         if !results.is_empty() {
-            self.cursor.expect(":")?;
-            for (i, result) in results.iter().enumerate() {
-                if i > 0 {
-                    self.cursor.expect(",")?;
+            for i in 0..results.len() {
+                if !self.cursor.eat(if i == 0 { ":" } else { "," }) {
+                    let mark = if i == 0 { "`:` and a type" } else { "`,` and a type for each result" };
+                    return Err(self.cursor.expected_on_line(mark));
                 }
                 let ty = self.cursor.ty()?;
-                define(&mut self.func.types, *result, ty);
+                define(&mut self.func.types, results[i], ty);
             }
         }
         let plan = self.node_plan()?;
@@ -241,7 +245,13 @@ impl FuncReader<'_, '_> {
             self.cursor.expect("{")?;
             for label in labels {
                 self.cursor.expect(label)?;
-                let params = self.params()?.into_iter().map(|(value, _)| value).collect();
+                let params = self.params()?;
+                if let Some((value, _)) = params.iter().find(|(_, place)| place.is_some()) {
+                    return Err(self
+                        .cursor
+                        .error(format!("{value}: a parameter of a block has no place of its own")));
+                }
+                let params = params.into_iter().map(|(value, _)| value).collect();
                 self.cursor.deeper()?;
                 blocks.push(self.block_body(params)?);
                 self.cursor.shallower();
@@ -253,9 +263,13 @@ impl FuncReader<'_, '_> {
 
     fn node_plan(&mut self) -> Result<Option<Box<NodePlan>>, ParseError> {
         let mut plan = NodePlan::default();
-        let mut any = false;
+        let mut given: Vec<&str> = Vec::new();
         loop {
-            match self.cursor.peek() {
+            let word = self.cursor.peek();
+            if word != "@" && given.contains(&word) {
+                return Err(self.cursor.error(format!("`{word}` is given twice")));
+            }
+            match word {
                 "@" => plan.places.push(place(self.cursor)?),
                 "reuse" => plan.reuse = self.annotated_values()?,
                 "lease" => plan.lease = self.annotated_values()?,
@@ -266,9 +280,9 @@ impl FuncReader<'_, '_> {
                     self.cursor.expect("#")?;
                     plan.queue = Some((group, self.cursor.number("a sequence number")?));
                 }
-                _ => return Ok(any.then(|| Box::new(plan))),
+                _ => return Ok((!given.is_empty()).then(|| Box::new(plan))),
             }
-            any = true;
+            given.push(word);
         }
     }
 

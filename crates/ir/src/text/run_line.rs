@@ -263,6 +263,10 @@ impl RunLine {
             for (i, (values, got)) in expected.iter().zip(results).enumerate() {
                 let want =
                     for_rank(values, rank, program.mesh.n_ranks())?.tensor(got.dtype, Some(&got.shape))?;
+                if want.shape != got.shape {
+                    let (want, got) = (&want.shape, &got.shape);
+                    return Err(format!("rank {rank}, result {i}: expected shape {want:?}, got {got:?}"));
+                }
                 if !Expect::close(&want, got, tolerance) {
                     return Err(format!(
                         "rank {rank}, result {i}: expected {}, got {}",

@@ -18,11 +18,14 @@
 //!
 //! Plans also keep, checked in `plan.rs`:
 //!
-//! - **P1** Every tensor has a place, and nothing that is not a plan has one.
-//! - **P2** A place lies inside its region, and a value of unbacked size lies in `dyn`.
-//! - **P3** `reuse` names tensors defined before, `lease` operands of its own start, `release` starts before it.
+//! - **P1** Every tensor that a parameter of the function or a node defines has a place; blocks' parameters lie
+//!   where their operands do. Nothing that is not a plan has one.
+//! - **P2** A place lies inside its region, aligned to its elements, and a value of unbacked size lies in `dyn`.
+//! - **P3** `reuse` names tensors defined before in the same block, `lease` operands of its own start, `release` starts before it.
 
 mod plan;
+
+use std::collections::BTreeSet;
 
 use crate::builder::block_type;
 use crate::diagnostic::{At, Code, Diagnostic};
@@ -30,7 +33,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Guard, Index, Sym};
 use crate::infer::{fits, infer, same_type};
 use crate::mesh::{Axes, Mesh};
-use crate::ops::{Flow, Takes, Undecided, Violation};
+use crate::ops::{Flow, Takes, Undecided, Violation, count};
 use crate::program::{Block, Func, Loc, Node, Program};
 use crate::types::Type;
 
@@ -54,6 +57,7 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
             number,
             facts: func.entry_facts(&program.mesh),
             waiting_guards: Vec::new(),
+            defined_symbols: BTreeSet::new(),
             values: ValueMap::default(),
             next_node: 0,
             next_block: 0,
@@ -62,7 +66,11 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
         checker.func();
         plan::verify_plan(&program.mesh, func, number, &mut errors);
     }
-    errors.sort_by_key(|error| error.at);
+    errors.sort_by_key(|error| match error.at {
+        At::Func(func) => (func, 0),
+        At::Node(func, node) => (func, node + 1),
+        At::Text(line, _) => (0, line as usize),
+    });
     errors
 }
 
@@ -87,8 +95,10 @@ struct Checker<'a, 'e> {
     func: &'a Func,
     number: usize,
     facts: Facts,
-    /// Guards that mention unbacked symbols which are not defined yet.
+    /// Guards that mention unbacked symbols which have no value here.
     waiting_guards: Vec<&'a Guard>,
+    /// Unbacked symbols that some block has defined.
+    defined_symbols: BTreeSet<Sym>,
     values: ValueMap<Defined>,
     next_node: usize,
     next_block: usize,
@@ -112,8 +122,14 @@ impl<'a> Checker<'a, '_> {
             self.check_type(end, None, "return", ty);
         }
         self.results(end);
-        // Unbacked symbols that no node defined.
         for guard in std::mem::take(&mut self.waiting_guards) {
+            let mut undefined = false;
+            guard.symbols(&mut |sym| {
+                undefined |= self.facts.get(sym).is_none() && !self.defined_symbols.contains(&sym);
+            });
+            if !undefined {
+                continue;
+            }
             let text = guard.display(self.mesh).to_string();
             self.error(
                 at,
@@ -177,11 +193,23 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
+    /// A block has ended: its symbols have no value any more, and guards on them wait for the next definition.
+    fn leave(&mut self, symbols: &[Sym]) {
+        for guard in &self.func.guards {
+            let mut mentions = false;
+            guard.symbols(&mut |sym| mentions |= symbols.contains(&sym));
+            if mentions && !self.waiting_guards.contains(&guard) {
+                self.waiting_guards.push(guard);
+            }
+        }
+        symbols.iter().for_each(|sym| self.facts.forget(*sym));
+    }
+
     /// What a function returns is what it declares.
     fn results(&mut self, at: At) {
         let (values, declared) = (&self.func.body.results, &self.func.results);
         if values.len() != declared.len() {
-            let message = format!("expected {} values, got {}", declared.len(), values.len());
+            let message = format!("expected {}, got {}", count(declared.len(), "value"), values.len());
             self.error(at, None, "return", Violation::new("V2", message));
             return;
         }
@@ -199,8 +227,9 @@ impl<'a> Checker<'a, '_> {
             let mut violation = Violation::new(if excess.is_empty() { "V3" } else { "V6" }, message);
             if !excess.is_empty() {
                 let axes = self.mesh.axes_text(excess);
+                let all = self.mesh.axes_text(ty.varies());
                 violation = violation.note(format!(
-                    "{value} may differ over {axes}: reduce or gather it over {axes}, or declare the result with {{{axes}}}"
+                    "{value} may differ over {axes}: reduce or gather it over {axes}, or declare the result with {{{all}}}"
                 ));
             }
             self.error(at, None, "return", violation);
@@ -299,7 +328,7 @@ impl<'a> Checker<'a, '_> {
             let inner: Vec<Condition> = conditions.iter().copied().chain([inner]).collect();
             for inside in &node.blocks {
                 let (_, symbols) = self.block(inside, at, &inner);
-                symbols.into_iter().for_each(|sym| self.facts.forget(sym));
+                self.leave(&symbols);
             }
         }
         let mut symbols = Vec::new();
@@ -354,6 +383,7 @@ impl<'a> Checker<'a, '_> {
         let mut symbols = Vec::new();
         for (sym, facts) in node.op.defines(args) {
             if self.facts.declare(sym, facts) {
+                self.defined_symbols.insert(sym);
                 symbols.push(sym);
             }
         }
@@ -361,14 +391,14 @@ impl<'a> Checker<'a, '_> {
             self.assume_guards(at);
         }
         if inferred.len() != node.results.len() {
-            let message = format!("expected {} results, got {}", inferred.len(), node.results.len());
+            let message = format!("expected {}, got {}", count(inferred.len(), "result"), node.results.len());
             self.error(at, loc, op, Violation::new("V2", message));
             return symbols;
         }
         for (value, inferred) in node.results.iter().zip(&inferred) {
             let written = self.func.ty(*value);
             if written.is_some_and(|written| same_type(written, inferred, &self.facts)) {
-                self.check_type(at, loc, op, inferred);
+                written.into_iter().for_each(|written| self.check_type(at, loc, op, written));
                 continue;
             }
             let got = written.map_or("no type".to_string(), |ty| ty.display(self.mesh).to_string());
@@ -400,10 +430,20 @@ impl<'a> Checker<'a, '_> {
         });
         let text = || ty.display(self.mesh).to_string();
         if let Some(sym) = unknown {
-            let sym = Index::sym(sym).display(self.mesh).to_string();
+            let name = Index::sym(sym).display(self.mesh).to_string();
             let violation =
-                Violation::new("V5", format!("{} mentions {sym}, which has no value here", text()));
-            self.error(at, loc, op, violation.note(format!("{sym} needs a parameter whose size is {sym} alone, or a `to_size` before it in this block")));
+                Violation::new("V5", format!("{} mentions {name}, which has no value here", text()));
+            self.error(
+                at,
+                loc,
+                op,
+                match sym {
+                    Sym::Backed(_) => violation.note(format!(
+                        "a parameter binds {name} by a size that is {name} alone, or as size<{name}>"
+                    )),
+                    _ => violation.note(format!("{name} needs a `to_size` before it in this block")),
+                },
+            );
         } else if invalid || negative && !matches!(ty, Type::Size(..)) {
             self.error(
                 at,

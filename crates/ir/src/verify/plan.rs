@@ -6,7 +6,7 @@ use crate::diagnostic::{At, Code, Diagnostic};
 use crate::entity::ValueMap;
 use crate::index::Sym;
 use crate::mesh::Mesh;
-use crate::ops::{Effects, Violation};
+use crate::ops::{Effects, Violation, count};
 use crate::plan::{NodePlan, Place, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
@@ -18,6 +18,7 @@ pub(super) fn verify_plan(mesh: &Mesh, func: &Func, number: usize, errors: &mut 
         func,
         number,
         defined: ValueMap::default(),
+        next_block: 0,
         queues: BTreeMap::new(),
         next: 0,
         errors,
@@ -64,8 +65,9 @@ struct PlanChecker<'a, 'e> {
     mesh: &'a Mesh,
     func: &'a Func,
     number: usize,
-    /// Values defined so far; true for starts.
-    defined: ValueMap<bool>,
+    /// Values defined so far: their block, and whether they are starts.
+    defined: ValueMap<(usize, bool)>,
+    next_block: usize,
     /// The next number on each queue.
     queues: BTreeMap<String, u32>,
     next: usize,
@@ -87,8 +89,10 @@ impl PlanChecker<'_, '_> {
     }
 
     fn block(&mut self, block: &Block) {
+        let id = self.next_block;
+        self.next_block += 1;
         for param in &block.params {
-            self.defined.insert(*param, false);
+            self.defined.insert(*param, (id, false));
         }
         for node in &block.nodes {
             let at = At::Node(self.number, self.next);
@@ -99,19 +103,19 @@ impl PlanChecker<'_, '_> {
                         Violation::new("P1", "has a place, queue or lease, but the function is no plan");
                     self.error(at, node.op.info().name, violation.note(NOT_A_PLAN));
                 }
-                (plan, true) => self.node(node, plan.as_deref().unwrap_or(&NodePlan::default()), at),
+                (plan, true) => self.node(node, plan.as_deref().unwrap_or(&NodePlan::default()), id, at),
                 (None, false) => {}
             }
             node.blocks.iter().for_each(|block| self.block(block));
             let starts = node.op.effects().starts().is_some();
             for result in &node.results {
-                self.defined.insert(*result, starts);
+                self.defined.insert(*result, (id, starts));
             }
         }
         self.next += 1;
     }
 
-    fn node(&mut self, node: &Node, plan: &NodePlan, at: At) {
+    fn node(&mut self, node: &Node, plan: &NodePlan, block: usize, at: At) {
         let op = node.op.info().name;
         let tensors: Vec<TensorType> = node
             .results
@@ -124,8 +128,7 @@ impl PlanChecker<'_, '_> {
             })
             .collect();
         if tensors.len() != plan.places.len() {
-            let message =
-                format!("expected a place for each of {} tensors, got {}", tensors.len(), plan.places.len());
+            let message = format!("expected {}, got {}", count(tensors.len(), "place"), plan.places.len());
             self.error(at, op, Violation::new("P1", message));
         }
         for (tensor, place) in tensors.iter().zip(&plan.places) {
@@ -133,12 +136,12 @@ impl PlanChecker<'_, '_> {
         }
         self.queue(node, plan, at);
         for value in &plan.reuse {
-            if self.defined.get(*value).is_none() || self.func.ty(*value).and_then(Type::as_tensor).is_none()
-            {
+            let here = self.defined.get(*value).is_some_and(|(of, _)| *of == block);
+            if !here || self.func.ty(*value).and_then(Type::as_tensor).is_none() {
                 self.error(
                     at,
                     op,
-                    Violation::new("P3", format!("reuse: {value} is no tensor defined before")),
+                    Violation::new("P3", format!("reuse: {value} is no tensor defined before in this block")),
                 );
             }
         }
@@ -152,11 +155,14 @@ impl PlanChecker<'_, '_> {
             }
         }
         for value in &plan.release {
-            if self.defined.get(*value) != Some(&true) {
+            if self.defined.get(*value) != Some(&(block, true)) {
                 self.error(
                     at,
                     op,
-                    Violation::new("P3", format!("release: {value} is no start before this line")),
+                    Violation::new(
+                        "P3",
+                        format!("release: {value} is no start before this line in this block"),
+                    ),
                 );
             }
         }
@@ -177,7 +183,7 @@ impl PlanChecker<'_, '_> {
                 }
                 let next = self.queues.entry(self.mesh.group_text(group)).or_default();
                 let expected = *next;
-                *next = number.saturating_add(1);
+                *next += 1;
                 if number != expected {
                     let message = format!(
                         "expected start #{expected} on queue {}, got #{number}",
@@ -212,6 +218,15 @@ impl PlanChecker<'_, '_> {
         };
         if unbacked != (place.region == Region::Dyn) {
             let message = format!("{place}: a value lies in dyn where its size is unbacked, and only there");
+            self.error(at, op, Violation::new("P2", message));
+            return;
+        }
+        if !place.offset.is_multiple_of(tensor.dtype.size() as u64) {
+            let message = format!(
+                "{place}: expected a multiple of {}, the size of {}",
+                tensor.dtype.size(),
+                tensor.dtype
+            );
             self.error(at, op, Violation::new("P2", message));
             return;
         }
