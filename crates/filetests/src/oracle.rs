@@ -2,7 +2,10 @@
 //! the program may break V9, so that a run shows what the rule protects from.
 
 use consort_ir::oracle;
-use consort_ir::text::run_lines;
+use consort_ir::program::Program;
+use consort_ir::tensor::Tensor;
+use consort_ir::text::{RunLine, run_lines};
+use consort_ir::types::Type;
 use consort_ir::verify::verify;
 
 use crate::Case;
@@ -22,9 +25,30 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
         let outcome = line.inputs(&parsed.program).and_then(|inputs| {
             oracle::run(&parsed.program, &line.func, &inputs).map_err(|error| error.to_string())
         });
-        if let Err(error) = line.check(&parsed.program, &outcome) {
+        let checked =
+            line.check(&parsed.program, &outcome).and_then(|()| placements(&parsed.program, &line, &outcome));
+        if let Err(error) = checked {
             wrong.push(format!("line {}: {error}", line.line));
         }
     }
     if wrong.is_empty() { Ok(None) } else { Err(wrong.join("\n")) }
+}
+
+/// Results are equal between ranks wherever their types say so.
+fn placements(
+    program: &Program,
+    line: &RunLine,
+    outcome: &Result<Vec<Vec<Tensor>>, String>,
+) -> Result<(), String> {
+    let (Ok(results), Some(func)) = (outcome, program.func(&line.func)) else { return Ok(()) };
+    let types = func.results.iter().flat_map(|ty| match ty {
+        Type::Pending(tensors) => tensors.iter().cloned().map(Type::Tensor).collect(),
+        other => vec![other.clone()],
+    });
+    for (i, ty) in types.enumerate() {
+        let values: Vec<&Tensor> = results.iter().map(|results| &results[i]).collect();
+        oracle::check_placement(&program.mesh, &ty, &values)
+            .map_err(|error| format!("result {i}: {error}"))?;
+    }
+    Ok(())
 }

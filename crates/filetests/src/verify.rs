@@ -1,5 +1,6 @@
 //! `test: verify`: every error stands on its line as `; error: message (RULE)`, and there are no others. A
-//! parse error stands on its line with its column: `; error: 12: message`.
+//! parse error stands on its line with its column: `; error: 12: message`. With `notes` the way out follows,
+//! after `note:`.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +12,18 @@ const MARK: &str = "; error: ";
 /// Between several errors on one line.
 const AND: &str = " && ";
 
-pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, String> {
+pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, String> {
     let mut got: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     match case.parsed {
-        Err(error) => drop(got.insert(error.line, vec![format!("{}: {}", error.column, error.message)])),
+        Err(error) => {
+            let text = format!("{}: {}{}", error.column, error.message, note(&error.note, options));
+            got.insert(error.line, vec![text]);
+        }
         Ok(parsed) => {
             for error in verify(&parsed.program) {
                 let line = parsed.lines.line(error.at).unwrap_or(0);
-                got.entry(line).or_default().push(format!("{} ({})", error.message, error.rule));
+                let text = format!("{} ({}){}", error.message, error.rule, note(&error.note, options));
+                got.entry(line).or_default().push(text);
             }
         }
     }
@@ -35,6 +40,13 @@ pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, 
     }
     wrong.extend(got.into_iter().map(|(line, errors)| format!("line {line}: got {errors:?}")));
     if wrong.is_empty() { Ok(None) } else { Err(wrong.join("\n")) }
+}
+
+fn note(note: &Option<String>, options: &[&str]) -> String {
+    match note {
+        Some(note) if options == ["notes"] => format!(" note: {note}"),
+        _ => String::new(),
+    }
 }
 
 fn blessed(text: &str, got: &BTreeMap<u32, Vec<String>>) -> String {

@@ -81,6 +81,9 @@ struct Defined {
     at: At,
     /// Whether a pending has been waited for or passed on.
     consumed: bool,
+    /// Whether something read a pending that must not: that is an error of its own (V8), and the missing wait
+    /// is the same mistake.
+    misread: bool,
 }
 
 /// A condition around a block: over which axes it may differ, and what it is.
@@ -260,7 +263,9 @@ impl<'a> Checker<'a, '_> {
         let defined = block.params.iter().chain(block.nodes.iter().flat_map(|node| &node.results));
         for value in defined {
             let pending = self.func.ty(*value).is_some_and(Type::is_pending);
-            let Some(state) = self.values.get(*value).filter(|state| pending && !state.consumed) else {
+            let Some(state) =
+                self.values.get(*value).filter(|state| pending && !state.consumed && !state.misread)
+            else {
                 continue;
             };
             let at = state.at;
@@ -280,7 +285,7 @@ impl<'a> Checker<'a, '_> {
             self.error(at, None, "", Violation::new("V1", format!("{value} is defined twice")));
             return;
         }
-        self.values.insert(value, Defined { block, at, consumed: false });
+        self.values.insert(value, Defined { block, at, consumed: false, misread: false });
     }
 
     /// A use of a value in a block; a pending is consumed by it.
@@ -294,8 +299,11 @@ impl<'a> Checker<'a, '_> {
                 Violation::new("V1", format!("{value} is defined in another block"))
                     .note(format!("blocks see only their parameters: pass {value} as an operand"))
             }
-            // What only takes tensors is refused for reading a pending at all (V8), which says more.
-            Some(defined) if pending && defined.consumed && takes_pendings => {
+            Some(defined) if pending && !takes_pendings => {
+                defined.misread = true;
+                return true;
+            }
+            Some(defined) if pending && defined.consumed => {
                 Violation::new("V7", format!("{value} is waited for or passed on twice"))
                     .note("use the value that the first wait gives")
             }
