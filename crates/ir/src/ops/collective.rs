@@ -9,14 +9,12 @@ use crate::index::Index;
 use crate::mesh::{Axes, Group, Mesh};
 use crate::op;
 use crate::ops::reduction::Reduce;
-use crate::ops::{
-    Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation, group_rank,
-};
+use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation};
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
 /// The axes of a result that is equal on all members.
-fn shared(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
+pub(super) fn shared(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
     match over {
         Group::Axes(axes) => varies.minus(axes),
         Group::List(_) if varies.is_empty() && mesh.covers(over) => varies,
@@ -29,7 +27,7 @@ pub(super) fn own(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
     varies.union(mesh.group_axes(over))
 }
 
-fn n_members(mesh: &Mesh, over: Group) -> Index {
+pub(super) fn n_members(mesh: &Mesh, over: Group) -> Index {
     Index::from(i64::from(mesh.group_size(over)))
 }
 
@@ -42,7 +40,7 @@ pub(super) fn check_equal_shapes(cx: &InferCx<'_>, rule: &'static str, over: Gro
 }
 
 /// A group whose results have another shape than its operands must leave no rank out.
-fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
+pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
     if cx.mesh.covers(over) {
         return Ok(());
     }
@@ -54,22 +52,19 @@ fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(),
     ))
 }
 
-fn check_reduce(cx: &InferCx<'_>, reduce: Reduce) -> Result<(), Violation> {
+pub(super) fn check_reduce(cx: &InferCx<'_>, reduce: Reduce) -> Result<(), Violation> {
     match cx.tensors()?.iter().find(|x| !reduce.takes(x.dtype)) {
         Some(x) => Err(Violation::new("C1", format!("`{}` is not defined for {}", reduce.name(), x.dtype))),
         None => Ok(()),
     }
 }
 
-fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: Group) -> Result<(), Violation> {
-    let n = cx.mesh.group_size(over);
-    if root < n as usize {
-        return Ok(());
-    }
-    Err(Violation::new(rule, format!("expected a root below {n}, the size of the group, got {root}")))
-}
-
-fn check_dims(cx: &InferCx<'_>, rule: &'static str, dims: &[usize], scalars: bool) -> Result<(), Violation> {
+pub(super) fn check_dims(
+    cx: &InferCx<'_>,
+    rule: &'static str,
+    dims: &[usize],
+    scalars: bool,
+) -> Result<(), Violation> {
     let xs = cx.tensors()?;
     if dims.len() != xs.len() {
         return Err(Violation::new(
@@ -86,7 +81,7 @@ fn check_dims(cx: &InferCx<'_>, rule: &'static str, dims: &[usize], scalars: boo
 }
 
 /// The shape with a dimension multiplied by the members; a 0-d tensor gets one dimension.
-fn gathered(shape: &[Index], dim: usize, n: &Index) -> Vec<Index> {
+pub(super) fn gathered(shape: &[Index], dim: usize, n: &Index) -> Vec<Index> {
     if shape.is_empty() {
         return vec![n.clone()];
     }
@@ -96,7 +91,7 @@ fn gathered(shape: &[Index], dim: usize, n: &Index) -> Vec<Index> {
 }
 
 /// The shape with a dimension divided by the members, if it is divisible.
-fn scattered(
+pub(super) fn scattered(
     cx: &mut InferCx<'_>,
     rule: &'static str,
     shape: &[Index],
@@ -112,12 +107,12 @@ fn scattered(
     Ok(out)
 }
 
-fn pending(types: Vec<TensorType>) -> Vec<Type> {
+pub(super) fn pending(types: Vec<TensorType>) -> Vec<Type> {
     vec![Type::Pending(types)]
 }
 
 /// A tensor of each member, with 0-d ones as `[1]`, joined along a dimension.
-fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
+pub(super) fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
     let rows: Vec<Tensor> = args
         .iter()
         .map(
@@ -127,15 +122,15 @@ fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
     Tensor::concat(&rows.iter().collect::<Vec<_>>(), dim)
 }
 
-fn column(args: &[Vec<Tensor>], i: usize) -> Vec<&Tensor> {
+pub(super) fn column(args: &[Vec<Tensor>], i: usize) -> Vec<&Tensor> {
     args.iter().map(|member| &member[i]).collect()
 }
 
-fn n_operands(args: &[Vec<Tensor>]) -> usize {
+pub(super) fn n_operands(args: &[Vec<Tensor>]) -> usize {
     args.first().map_or(0, Vec::len)
 }
 
-fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
+pub(super) fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
     for i in 0..n_operands(args) {
         let shapes = column(args, i);
         if let Some(other) = shapes.iter().find(|x| x.shape != shapes[0].shape) {
@@ -149,7 +144,7 @@ fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
 }
 
 /// The part of each dimension that belongs to a member: `(start, size)`.
-fn part(x: &Tensor, dim: usize, member: usize, n: usize) -> Tensor {
+pub(super) fn part(x: &Tensor, dim: usize, member: usize, n: usize) -> Tensor {
     let size = x.shape[dim] / n;
     x.narrow(dim, member * size, size)
 }
@@ -387,338 +382,6 @@ impl OpDef for AllToAllStart {
             Ok(vec![Tensor::concat(&pieces.iter().collect::<Vec<_>>(), 0)])
         };
         (0..cx.n()).map(receive).collect()
-    }
-}
-
-op! {
-    /// Gives every member the tensors of one of them.
-    ///
-    /// (C1) The root is a rank of the group.
-    ///
-    /// (C2) The shapes are equal on all members.
-    pub struct BroadcastStart("broadcast_start")(x; more..) {
-        /// The member whose tensors all get.
-        root: usize,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = broadcast_start[root=1, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [3, 4]\n"
-}
-
-impl OpDef for BroadcastStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_root(cx, "C1", self.root, self.over)?;
-        check_equal_shapes(cx, "C2", self.over)?;
-        Ok(pending(
-            cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over, cx.mesh))).collect(),
-        ))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        cx.comm(Index::constant(0), cx.result_bytes())
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        check_same_shapes(args)?;
-        Ok(vec![args[self.root].clone(); cx.n()])
-    }
-}
-
-op! {
-    /// Reduces tensors over the members for one of them; the others get zeros.
-    ///
-    /// (C1) The reduction is defined for the element types.
-    ///
-    /// (C2) The root is a rank of the group.
-    ///
-    /// (C3) The shapes are equal on all members.
-    pub struct ReduceStart("reduce_start")(x; more..) {
-        /// The reduction.
-        reduce: Reduce,
-        /// The member that gets the result.
-        root: usize,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2]{tp} {\n    v1 = reduce_start[reduce=max, root=1, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1, 20] | [10, 2]) == [0, 0] | [10, 20]\n"
-}
-
-impl OpDef for ReduceStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_reduce(cx, self.reduce)?;
-        check_root(cx, "C2", self.root, self.over)?;
-        check_equal_shapes(cx, "C3", self.over)?;
-        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(own(x.varies, self.over, cx.mesh))).collect()))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        let n = n_members(cx.mesh, self.over);
-        let others = &n - &Index::constant(1);
-        let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
-        cx.comm((&others * &cx.result_numel()).div(&n), wire)
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sums = (0..n_operands(args))
-            .map(|i| self.reduce.fold(&column(args, i)))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(at_root(sums, self.root, cx.n()))
-    }
-}
-
-/// The tensors for the root, zeros of their shapes for the others.
-fn at_root(tensors: Vec<Tensor>, root: usize, n: usize) -> Vec<Vec<Tensor>> {
-    let zeros: Vec<Tensor> = tensors.iter().map(|x| Tensor::zeros(x.dtype, x.shape.clone())).collect();
-    let mut all = vec![zeros; n];
-    all[root] = tensors;
-    all
-}
-
-op! {
-    /// Joins the members' tensors along a dimension for one of them; the others get zeros.
-    ///
-    /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
-    ///
-    /// (C2) The root is a rank of the group.
-    ///
-    /// (C3) The shapes are equal on all members.
-    ///
-    /// (C4) The group has every rank in it.
-    pub struct GatherStart("gather_start")(x; more..) {
-        /// The dimension to join along, for each operand.
-        dims: Vec<usize>,
-        /// The member that gets the result.
-        root: usize,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[1]{tp}) -> f32[2]{tp} {\n    v1 = gather_start[dims=[0], root=0, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1] | [2]) == [1, 2] | [0, 0]\n"
-}
-
-impl OpDef for GatherStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_dims(cx, "C1", &self.dims, true)?;
-        check_root(cx, "C2", self.root, self.over)?;
-        check_equal_shapes(cx, "C3", self.over)?;
-        check_covers(cx, "C4", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let gather = |(x, dim): (&&TensorType, &usize)| {
-            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(own(x.varies, self.over, cx.mesh))
-        };
-        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        check_same_shapes(args)?;
-        let all = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
-        Ok(at_root(all, self.root, cx.n()))
-    }
-}
-
-op! {
-    /// Gives each member its part, along a dimension, of one member's tensors.
-    ///
-    /// (C1) There is a dimension for each operand, and it exists.
-    ///
-    /// (C2) The dimension is divisible by the size of the group.
-    ///
-    /// (C3) The root is a rank of the group.
-    ///
-    /// (C4) The shapes are equal on all members.
-    ///
-    /// (C5) The group has every rank in it.
-    pub struct ScatterStart("scatter_start")(x; more..) {
-        /// The dimension to cut along, for each operand.
-        dims: Vec<usize>,
-        /// The member whose tensors are cut.
-        root: usize,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = scatter_start[dims=[0], root=0, over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [0, 0]) == [1] | [2]\n"
-}
-
-impl OpDef for ScatterStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_dims(cx, "C1", &self.dims, false)?;
-        check_root(cx, "C3", self.root, self.over)?;
-        check_equal_shapes(cx, "C4", self.over)?;
-        check_covers(cx, "C5", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let mut results = Vec::new();
-        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
-            let shape = scattered(cx, "C2", &x.shape, *dim, &n)?;
-            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
-        }
-        Ok(pending(results))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        cx.comm(Index::constant(0), cx.result_bytes())
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        check_same_shapes(args)?;
-        let own =
-            |m| args[self.root].iter().zip(&self.dims).map(|(x, dim)| part(x, *dim, m, cx.n())).collect();
-        Ok((0..cx.n()).map(own).collect())
-    }
-}
-
-op! {
-    /// Joins tensors of different sizes along a dimension, in group order; every member gets the result.
-    ///
-    /// (C1) The dimension exists.
-    ///
-    /// (C2) There is a size for each member, not negative, equal on all of them.
-    ///
-    /// (C3) The dimension is this member's size: `pick(rank(axis), sizes..)`.
-    ///
-    /// (C4) All other dimensions are equal on all members.
-    ///
-    /// (C5) The group has every rank in it.
-    pub struct AllGatherVStart("all_gather_v_start")(x) {
-        /// The dimension to join along.
-        dim: usize,
-        /// The size of each member's tensor there.
-        sizes: Vec<Index>,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[pick(rank(tp),2,1)]{tp}) -> f32[3] {\n    v1 = all_gather_v_start[dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[3]>\n    v2 = wait v1 : f32[3]\n    return v2\n}\n; run: @f([1, 2] | [3]) == [1, 2, 3]\n"
-}
-
-/// The uneven sizes, checked, and this member's.
-fn check_uneven(
-    cx: &mut InferCx<'_>,
-    x: &TensorType,
-    dim: usize,
-    sizes: &[Index],
-    over: Group,
-) -> Result<Index, Violation> {
-    cx.require_dim("C1", dim, x.rank())?;
-    let n = cx.mesh.group_size(over) as usize;
-    if sizes.len() != n {
-        return Err(Violation::new(
-            "C2",
-            format!("expected {n} sizes, one for each member, got {}", sizes.len()),
-        ));
-    }
-    for size in sizes {
-        cx.require_size("C2", "a size", size)?;
-        cx.require_equal_on("C2", "a size", size, over)?;
-    }
-    for (i, size) in x.shape.iter().enumerate().filter(|(i, _)| *i != dim) {
-        cx.require_equal_on("C4", &format!("dimension {i}"), size, over)?;
-    }
-    check_covers(cx, "C5", over)?;
-    Ok(Index::pick(&group_rank(cx.mesh, over), sizes))
-}
-
-impl OpDef for AllGatherVStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        let x = cx.tensor(0)?;
-        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
-        cx.require_eq("C3", &mine, &x.shape[self.dim], |cx| {
-            let (mine, got) =
-                (mine.display(cx.mesh).to_string(), x.shape[self.dim].display(cx.mesh).to_string());
-            format!("expected dimension {} to be {mine}, got {got}", self.dim)
-        })?;
-        let mut shape = x.shape.clone();
-        shape[self.dim] = Index::sum(&self.sizes);
-        Ok(pending(vec![x.with_shape(shape).with_varies(shared(x.varies, self.over, cx.mesh))]))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        cx.comm(Index::constant(0), &cx.result_bytes() - &cx.arg_bytes())
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        for (m, member) in cx.members.iter().enumerate() {
-            let (expected, got) = (member.size(&self.sizes[m])?, args[m][0].shape[self.dim]);
-            if expected != got {
-                let message =
-                    format!("{}: expected dimension {} to be {expected}, got {got}", member.rank, self.dim);
-                return Err(EvalError(message));
-            }
-        }
-        Ok(vec![vec![join(args, 0, self.dim)]; cx.n()])
-    }
-}
-
-op! {
-    /// Reduces a tensor over the members and gives each a part of its own size along a dimension.
-    ///
-    /// (C1) The dimension exists.
-    ///
-    /// (C2) There is a size for each member, not negative, equal on all of them.
-    ///
-    /// (C3) The sizes add up to the dimension, which is equal on all members.
-    ///
-    /// (C4) All other dimensions are equal on all members.
-    ///
-    /// (C5) The group has every rank in it.
-    ///
-    /// (C6) The reduction is defined for the element type.
-    pub struct ReduceScatterVStart("reduce_scatter_v_start")(x) {
-        /// The reduction.
-        reduce: Reduce,
-        /// The dimension to cut along.
-        dim: usize,
-        /// The size of each member's part.
-        sizes: Vec<Index>,
-        /// The group.
-        over: Group
-    }
-    example "mesh (tp: 2)\n\nfunc @f(v0: f32[3]{tp}) -> f32[pick(rank(tp),2,1)]{tp} {\n    v1 = reduce_scatter_v_start[reduce=sum, dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[pick(rank(tp),2,1)]{tp}>\n    v2 = wait v1 : f32[pick(rank(tp),2,1)]{tp}\n    return v2\n}\n; run: @f([1, 2, 3] | [10, 20, 30]) == [11, 22] | [33]\n"
-}
-
-impl OpDef for ReduceScatterVStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        let x = cx.tensor(0)?;
-        if !self.reduce.takes(x.dtype) {
-            return Err(Violation::new(
-                "C6",
-                format!("`{}` is not defined for {}", self.reduce.name(), x.dtype),
-            ));
-        }
-        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
-        let total = Index::sum(&self.sizes);
-        cx.require_equal_on("C3", "the dimension", &x.shape[self.dim], self.over)?;
-        cx.require_eq("C3", &x.shape[self.dim], &total, |cx| {
-            let (size, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
-            format!("expected sizes that add up to {size}, got {sizes}")
-        })?;
-        let mut shape = x.shape.clone();
-        shape[self.dim] = mine;
-        Ok(pending(vec![x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh))]))
-    }
-    fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
-        cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
-    }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sum = self.reduce.fold(&column(args, 0))?;
-        let sizes = self.sizes.iter().map(|size| cx.members[0].size(size)).collect::<Result<Vec<_>, _>>()?;
-        if sizes.iter().fold(0usize, |a, b| a.saturating_add(*b)) != sum.shape[self.dim] {
-            return Err(EvalError(format!(
-                "expected sizes that add up to {}, got {sizes:?}",
-                sum.shape[self.dim]
-            )));
-        }
-        Ok((0..cx.n()).map(|m| vec![sum.narrow(self.dim, sizes[..m].iter().sum(), sizes[m])]).collect())
     }
 }
 

@@ -8,6 +8,7 @@ mod collective;
 mod composite;
 mod control;
 mod create;
+mod cx;
 mod def;
 mod docs;
 mod elementwise;
@@ -16,8 +17,10 @@ mod lookup;
 mod matmul;
 mod reduce;
 mod reduction;
+mod rooted;
 mod shape;
 mod sizes;
+mod uneven;
 
 use std::collections::BTreeMap;
 
@@ -26,7 +29,8 @@ pub use collective::*;
 pub use composite::*;
 pub use control::*;
 pub use create::*;
-pub(crate) use def::count;
+pub(crate) use cx::count;
+pub use cx::*;
 pub use def::*;
 pub use docs::ops_markdown;
 pub use elementwise::*;
@@ -35,8 +39,10 @@ pub use lookup::*;
 pub use matmul::*;
 pub use reduce::*;
 pub use reduction::Reduce;
+pub use rooted::*;
 pub use shape::*;
 pub use sizes::*;
+pub use uneven::*;
 
 /// The built-in ops by kind, in the order in which docs list them.
 pub const BUILT_IN: &[(&str, &[OpInfo])] = &[

@@ -229,13 +229,13 @@ impl FuncReader<'_, '_> {
             args = self.values()?;
         }
         if !results.is_empty() {
-            for i in 0..results.len() {
+            for (i, result) in results.iter().enumerate() {
                 if !self.cursor.eat(if i == 0 { ":" } else { "," }) {
                     let mark = if i == 0 { "`:` and a type" } else { "`,` and a type for each result" };
                     return Err(self.cursor.expected_on_line(mark));
                 }
                 let ty = self.cursor.ty()?;
-                define(&mut self.func.types, results[i], ty);
+                define(&mut self.func.types, *result, ty);
             }
         }
         let plan = self.node_plan()?;

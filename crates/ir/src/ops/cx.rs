@@ -1,0 +1,420 @@
+//! In which the rules of an op are asked: types and sizes, costs, evaluation on one rank and on a group.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::index::{EvalError as IndexError, Facts, Guard, Index, Sym};
+use crate::mesh::{Axes, Group, Mesh, Rank};
+use crate::tensor;
+use crate::types::{TensorType, Type, shape_text};
+
+/// What an op costs one rank. One convention everywhere: `flops` counts additions, multiplications and
+/// function calls alike; `bytes` is every operand read once plus every result written once; `wire` is what
+/// this rank must receive from others under an algorithm that moves the fewest bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations.
+    pub flops: Index,
+    /// Bytes of local memory read and written.
+    pub bytes: Index,
+    /// Bytes received from other ranks.
+    pub wire: Index,
+}
+
+/// In which a cost is asked.
+#[derive(Debug)]
+pub struct CostCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The types of the operands.
+    pub args: &'a [Type],
+    /// The types of the results.
+    pub results: &'a [Type],
+}
+
+impl CostCx<'_> {
+    /// Elements of an operand.
+    pub fn arg_numel(&self, i: usize) -> Index {
+        self.args.get(i).and_then(Type::as_tensor).map_or(Index::constant(0), TensorType::numel)
+    }
+
+    /// Elements of all tensors among the results, those inside a pending too.
+    pub fn result_numel(&self) -> Index {
+        Index::sum(&tensors(self.results).map(TensorType::numel).collect::<Vec<_>>())
+    }
+
+    /// Bytes of the operands.
+    pub fn arg_bytes(&self) -> Index {
+        Index::sum(&tensors(self.args).map(TensorType::bytes).collect::<Vec<_>>())
+    }
+
+    /// Bytes of the results.
+    pub fn result_bytes(&self) -> Index {
+        Index::sum(&tensors(self.results).map(TensorType::bytes).collect::<Vec<_>>())
+    }
+
+    /// The cost of a kernel that does so many operations and touches each operand and result once.
+    pub fn kernel(&self, flops: Index) -> Cost {
+        Cost { flops, bytes: &self.arg_bytes() + &self.result_bytes(), wire: Index::constant(0) }
+    }
+
+    /// The cost of something that moves nothing.
+    pub fn free(&self) -> Cost {
+        Cost { flops: Index::constant(0), bytes: Index::constant(0), wire: Index::constant(0) }
+    }
+
+    /// The cost of communication that receives `wire` bytes and reads and writes local memory once.
+    pub fn comm(&self, flops: Index, wire: Index) -> Cost {
+        Cost { wire, ..self.kernel(flops) }
+    }
+}
+
+fn tensors(types: &[Type]) -> impl Iterator<Item = &TensorType> {
+    types.iter().flat_map(|ty| match ty {
+        Type::Tensor(tensor) => std::slice::from_ref(tensor),
+        Type::Pending(tensors) => tensors,
+        Type::Size(..) => &[],
+    })
+}
+
+/// A constraint that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Its number: `C1` of the op, or `V2` of the verifier.
+    pub rule: &'static str,
+    /// Expected before got.
+    pub message: String,
+    /// The way out.
+    pub note: Option<String>,
+}
+
+impl Violation {
+    /// A violation without a note.
+    pub fn new(rule: &'static str, message: impl Into<String>) -> Violation {
+        Violation { rule, message: message.into(), note: None }
+    }
+
+    /// The same with the way out.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Violation {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+/// What to do with a condition on sizes that cannot be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undecided {
+    /// It is an error: the function's `where` clause should have said it.
+    Refuse,
+    /// It becomes a guard of the function.
+    Assume,
+}
+
+/// How many combinations of coordinates are tried before a condition counts as undecided.
+const MAX_COMBINATIONS: i64 = 64;
+
+/// The types of a block's parameters and results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockType {
+    /// What enters.
+    pub params: Vec<Type>,
+    /// What leaves.
+    pub results: Vec<Type>,
+}
+
+/// In which types are inferred.
+#[derive(Debug)]
+pub struct InferCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The types of the operands.
+    pub args: &'a [Type],
+    /// The types of the blocks.
+    pub blocks: &'a [BlockType],
+    /// What is known of the symbols; grows when undecided conditions are assumed.
+    pub facts: &'a mut Facts,
+    /// What to do with an undecided condition.
+    pub undecided: Undecided,
+}
+
+impl<'a> InferCx<'a> {
+    /// Operand `i` as a tensor.
+    pub fn tensor(&self, i: usize) -> Result<&'a TensorType, Violation> {
+        match &self.args[i] {
+            Type::Tensor(tensor) => Ok(tensor),
+            other => {
+                Err(Violation::new("V2", format!("operand {i}: expected a tensor, got {}", self.text(other))))
+            }
+        }
+    }
+
+    /// All operands as tensors.
+    pub fn tensors(&self) -> Result<Vec<&'a TensorType>, Violation> {
+        (0..self.args.len()).map(|i| self.tensor(i)).collect()
+    }
+
+    /// A type as programs write it.
+    pub fn text(&self, ty: &Type) -> String {
+        ty.display(self.mesh).to_string()
+    }
+
+    /// A shape as programs write it.
+    pub fn shape_text(&self, shape: &[Index]) -> String {
+        shape_text(shape, self.mesh)
+    }
+
+    /// Demands a condition on sizes; `message` says what was expected and what it got.
+    pub fn require(
+        &mut self,
+        rule: &'static str,
+        guard: Guard,
+        message: impl FnOnce(&Self) -> String,
+    ) -> Result<(), Violation> {
+        let (Guard::Eq(a, b) | Guard::Le(a, b)) = &guard;
+        if a.is_invalid() || b.is_invalid() {
+            return Err(Violation::new(
+                rule,
+                "a size has no value: it does not fit in 64 bits, or divides by zero",
+            ));
+        }
+        match self.facts.holds(&guard).or_else(|| self.holds_on_every_rank(&guard)) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Violation::new(rule, message(self))),
+            None if self.undecided == Undecided::Assume => {
+                self.facts.assume(guard);
+                Ok(())
+            }
+            None => {
+                let text = guard.display(self.mesh).to_string();
+                let note = format!("`{text}` cannot be decided: add it to the function's `where` clause");
+                Err(Violation::new(rule, message(self)).note(note))
+            }
+        }
+    }
+
+    /// Whether a condition that mentions ranks holds when each coordinate is put in their place.
+    fn holds_on_every_rank(&self, guard: &Guard) -> Option<bool> {
+        let mut coordinates: Vec<(Sym, i64)> = Vec::new();
+        guard.symbols(&mut |sym| {
+            let size = match sym {
+                Sym::Rank(axis) => self.mesh.axis_size(axis),
+                Sym::GroupRank(id) => self.mesh.group_size(Group::List(id)),
+                _ => return,
+            };
+            if coordinates.iter().all(|(other, _)| *other != sym) {
+                coordinates.push((sym, i64::from(size)));
+            }
+        });
+        let combinations: i64 = coordinates.iter().map(|(_, size)| size).product();
+        if coordinates.is_empty() || combinations > MAX_COMBINATIONS {
+            return None;
+        }
+        let mut all = Some(true);
+        for number in 0..combinations {
+            let mut rest = number;
+            let mut here: Vec<(Sym, Index)> = Vec::new();
+            for (sym, size) in &coordinates {
+                here.push((*sym, Index::constant(rest % size)));
+                rest /= size;
+            }
+            let put = |sym| here.iter().find(|(other, _)| *other == sym).map(|(_, at)| at.clone());
+            match self.facts.holds(&guard.substitute(&put)) {
+                Some(false) => return Some(false),
+                None => all = None,
+                Some(true) => {}
+            }
+        }
+        all
+    }
+
+    /// Demands that two sizes are equal.
+    pub fn require_eq(
+        &mut self,
+        rule: &'static str,
+        expected: &Index,
+        got: &Index,
+        message: impl FnOnce(&Self) -> String,
+    ) -> Result<(), Violation> {
+        if expected == got {
+            return Ok(());
+        }
+        self.require(rule, Guard::Eq(expected.clone(), got.clone()), message)
+    }
+
+    /// Demands that two shapes are equal; `what` says whose shape it is.
+    pub fn require_same_shape(
+        &mut self,
+        rule: &'static str,
+        what: &str,
+        expected: &[Index],
+        got: &[Index],
+    ) -> Result<(), Violation> {
+        let message =
+            |cx: &Self| format!("expected {what} {}, got {}", cx.shape_text(expected), cx.shape_text(got));
+        if expected.len() != got.len() {
+            return Err(Violation::new(rule, message(self)));
+        }
+        for (expected, got) in expected.iter().zip(got) {
+            self.require_eq(rule, expected, got, message)?;
+        }
+        Ok(())
+    }
+
+    /// Demands that a dimension exists.
+    pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Violation> {
+        match rank {
+            _ if dim < rank => Ok(()),
+            0 => {
+                Err(Violation::new(rule, format!("expected a tensor with a dimension {dim}, got a 0-d one")))
+            }
+            _ => Err(Violation::new(rule, format!("expected a dimension below {rank}, got {dim}"))),
+        }
+    }
+
+    /// Demands distinct dimensions that exist.
+    pub fn require_dims(&self, rule: &'static str, dims: &[usize], rank: usize) -> Result<(), Violation> {
+        for (i, dim) in dims.iter().enumerate() {
+            self.require_dim(rule, *dim, rank)?;
+            if dims[..i].contains(dim) {
+                return Err(Violation::new(rule, format!("expected distinct dimensions, got {dim} twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Demands that a number is not negative; `what` says what it is: "a size".
+    pub fn require_size(&mut self, rule: &'static str, what: &str, size: &Index) -> Result<(), Violation> {
+        let zero = Index::constant(0);
+        self.require(rule, Guard::Le(zero, size.clone()), |cx| {
+            format!("expected {what} of at least 0, got {}", size.display(cx.mesh))
+        })
+    }
+
+    /// Demands that an attribute is equal on all members of a group.
+    pub fn require_equal_on(
+        &self,
+        rule: &'static str,
+        what: &str,
+        index: &Index,
+        group: Group,
+    ) -> Result<(), Violation> {
+        let differs = self.facts.varies(index).intersect(self.mesh.group_axes(group));
+        if differs.is_empty() {
+            return Ok(());
+        }
+        let (text, axes) = (index.display(self.mesh).to_string(), self.mesh.axes_text(differs));
+        Err(Violation::new(
+            rule,
+            format!("expected {what} to be equal on all members, but {text} differs over {axes}"),
+        ))
+    }
+
+    /// The axes over which these sizes differ.
+    pub fn varies_of<'i>(&self, sizes: impl IntoIterator<Item = &'i Index>) -> Axes {
+        sizes.into_iter().fold(Axes::NONE, |set, size| set.union(self.facts.varies(size)))
+    }
+
+    /// The position of this rank in its instance of a group, as a symbol.
+    pub fn group_rank(&self, group: Group) -> Index {
+        group_rank(self.mesh, group)
+    }
+}
+
+/// The position of a rank in its instance of a group, as a symbol.
+pub fn group_rank(mesh: &Mesh, group: Group) -> Index {
+    match group {
+        Group::Axes(axes) => axes.iter().fold(Index::constant(0), |at, axis| {
+            &(&at * &Index::from(i64::from(mesh.axis_size(axis)))) + &Index::sym(Sym::Rank(axis))
+        }),
+        Group::List(id) => Index::sym(Sym::GroupRank(id)),
+    }
+}
+
+/// Why a reference evaluation stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvalError(pub String);
+
+impl fmt::Display for EvalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A number and a noun, in the plural where there is not one.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// In which an op is evaluated on one rank.
+#[derive(Clone, Copy)]
+pub struct EvalCx<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The rank.
+    pub rank: Rank,
+    /// The symbols bound so far; ranks' coordinates are known without it.
+    pub symbols: &'a BTreeMap<Sym, i64>,
+}
+
+impl EvalCx<'_> {
+    /// The value of a size expression on this rank.
+    pub fn index(&self, index: &Index) -> Result<i64, EvalError> {
+        if let Some(value) = index.as_const() {
+            return Ok(value);
+        }
+        let env = |sym| match sym {
+            Sym::Rank(axis) => Some(i64::from(self.mesh.coordinate(self.rank, axis))),
+            Sym::GroupRank(id) => self.mesh.group_rank(Group::List(id), self.rank).map(i64::from),
+            sym => self.symbols.get(&sym).copied(),
+        };
+        index.eval(&env).map_err(|error| {
+            let why = match error {
+                IndexError::Unbound(_) => "a symbol has no value",
+                IndexError::Overflow => "it does not fit in 64 bits",
+                IndexError::DivisionByZero => "division by zero",
+                IndexError::OutOfTable => "it picks outside its table",
+            };
+            EvalError(format!("{}: {why}", index.display(self.mesh)))
+        })
+    }
+
+    /// The value of a size expression that must not be negative.
+    pub fn size(&self, index: &Index) -> Result<usize, EvalError> {
+        let value = self.index(index)?;
+        usize::try_from(value).map_err(|_| {
+            EvalError(format!("{} is {value}, and a size is at least 0", index.display(self.mesh)))
+        })
+    }
+
+    /// The values of a shape; an error where a tensor of it would be too large for the oracle.
+    pub fn shape(&self, shape: &[Index]) -> Result<Vec<usize>, EvalError> {
+        let sizes = shape.iter().map(|size| self.size(size)).collect::<Result<Vec<_>, _>>()?;
+        check_numel(&sizes)?;
+        Ok(sizes)
+    }
+}
+
+/// Refuses shapes that are too large for the oracle.
+pub fn check_numel(shape: &[usize]) -> Result<(), EvalError> {
+    match tensor::numel(shape) {
+        Some(_) => Ok(()),
+        None => Err(EvalError(format!(
+            "a tensor of shape {shape:?} has more than {} elements",
+            tensor::MAX_ELEMENTS
+        ))),
+    }
+}
+
+/// In which a collective is evaluated: all members of one instance of the group.
+pub struct GroupEvalCx<'a> {
+    /// One context for each member, in group order.
+    pub members: &'a [EvalCx<'a>],
+}
+
+impl GroupEvalCx<'_> {
+    /// How many members there are.
+    pub fn n(&self) -> usize {
+        self.members.len()
+    }
+}

@@ -1,0 +1,203 @@
+//! Collectives with a root: one member gives to all, or gets from all.
+
+use crate::index::Index;
+use crate::mesh::Group;
+use crate::op;
+use crate::ops::collective::{
+    check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, column, gathered, join,
+    n_members, n_operands, own, part, pending, scattered, shared,
+};
+use crate::ops::reduction::Reduce;
+use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
+use crate::tensor::Tensor;
+use crate::types::{TensorType, Type};
+
+fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: Group) -> Result<(), Violation> {
+    let n = cx.mesh.group_size(over);
+    if root < n as usize {
+        return Ok(());
+    }
+    Err(Violation::new(rule, format!("expected a root below {n}, the size of the group, got {root}")))
+}
+op! {
+    /// Gives every member the tensors of one of them.
+    ///
+    /// (C1) The root is a rank of the group.
+    ///
+    /// (C2) The shapes are equal on all members.
+    pub struct BroadcastStart("broadcast_start")(x; more..) {
+        /// The member whose tensors all get.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = broadcast_start[root=1, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [3, 4]\n"
+}
+
+impl OpDef for BroadcastStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_root(cx, "C1", self.root, self.over)?;
+        check_equal_shapes(cx, "C2", self.over)?;
+        Ok(pending(
+            cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over, cx.mesh))).collect(),
+        ))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        Ok(vec![args[self.root].clone(); cx.n()])
+    }
+}
+
+op! {
+    /// Reduces tensors over the members for one of them; the others get zeros.
+    ///
+    /// (C1) The reduction is defined for the element types.
+    ///
+    /// (C2) The root is a rank of the group.
+    ///
+    /// (C3) The shapes are equal on all members.
+    pub struct ReduceStart("reduce_start")(x; more..) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The member that gets the result.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2]{tp} {\n    v1 = reduce_start[reduce=max, root=1, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1, 20] | [10, 2]) == [0, 0] | [10, 20]\n"
+}
+
+impl OpDef for ReduceStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_reduce(cx, self.reduce)?;
+        check_root(cx, "C2", self.root, self.over)?;
+        check_equal_shapes(cx, "C3", self.over)?;
+        Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(own(x.varies, self.over, cx.mesh))).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let n = n_members(cx.mesh, self.over);
+        let others = &n - &Index::constant(1);
+        let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
+        cx.comm((&others * &cx.result_numel()).div(&n), wire)
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sums = (0..n_operands(args))
+            .map(|i| self.reduce.fold(&column(args, i)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(at_root(sums, self.root, cx.n()))
+    }
+}
+
+/// The tensors for the root, zeros of their shapes for the others.
+fn at_root(tensors: Vec<Tensor>, root: usize, n: usize) -> Vec<Vec<Tensor>> {
+    let zeros: Vec<Tensor> = tensors.iter().map(|x| Tensor::zeros(x.dtype, x.shape.clone())).collect();
+    let mut all = vec![zeros; n];
+    all[root] = tensors;
+    all
+}
+
+op! {
+    /// Joins the members' tensors along a dimension for one of them; the others get zeros.
+    ///
+    /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
+    ///
+    /// (C2) The root is a rank of the group.
+    ///
+    /// (C3) The shapes are equal on all members.
+    ///
+    /// (C4) The group has every rank in it.
+    pub struct GatherStart("gather_start")(x; more..) {
+        /// The dimension to join along, for each operand.
+        dims: Vec<usize>,
+        /// The member that gets the result.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[1]{tp}) -> f32[2]{tp} {\n    v1 = gather_start[dims=[0], root=0, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1] | [2]) == [1, 2] | [0, 0]\n"
+}
+
+impl OpDef for GatherStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_dims(cx, "C1", &self.dims, true)?;
+        check_root(cx, "C2", self.root, self.over)?;
+        check_equal_shapes(cx, "C3", self.over)?;
+        check_covers(cx, "C4", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let gather = |(x, dim): (&&TensorType, &usize)| {
+            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(own(x.varies, self.over, cx.mesh))
+        };
+        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        let all = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
+        Ok(at_root(all, self.root, cx.n()))
+    }
+}
+
+op! {
+    /// Gives each member its part, along a dimension, of one member's tensors.
+    ///
+    /// (C1) There is a dimension for each operand, and it exists.
+    ///
+    /// (C2) The dimension is divisible by the size of the group.
+    ///
+    /// (C3) The root is a rank of the group.
+    ///
+    /// (C4) The shapes are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct ScatterStart("scatter_start")(x; more..) {
+        /// The dimension to cut along, for each operand.
+        dims: Vec<usize>,
+        /// The member whose tensors are cut.
+        root: usize,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = scatter_start[dims=[0], root=0, over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [0, 0]) == [1] | [2]\n"
+}
+
+impl OpDef for ScatterStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        check_dims(cx, "C1", &self.dims, false)?;
+        check_root(cx, "C3", self.root, self.over)?;
+        check_equal_shapes(cx, "C4", self.over)?;
+        check_covers(cx, "C5", self.over)?;
+        let n = n_members(cx.mesh, self.over);
+        let mut results = Vec::new();
+        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
+            let shape = scattered(cx, "C2", &x.shape, *dim, &n)?;
+            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
+        }
+        Ok(pending(results))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        check_same_shapes(args)?;
+        let own =
+            |m| args[self.root].iter().zip(&self.dims).map(|(x, dim)| part(x, *dim, m, cx.n())).collect();
+        Ok((0..cx.n()).map(own).collect())
+    }
+}

@@ -1,0 +1,158 @@
+//! Collectives whose members have parts of different sizes.
+
+use crate::index::Index;
+use crate::mesh::Group;
+use crate::op;
+use crate::ops::collective::{check_covers, column, join, n_members, own, pending, shared};
+use crate::ops::reduction::Reduce;
+use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation, group_rank};
+use crate::tensor::Tensor;
+use crate::types::{TensorType, Type};
+op! {
+    /// Joins tensors of different sizes along a dimension, in group order; every member gets the result.
+    ///
+    /// (C1) The dimension exists.
+    ///
+    /// (C2) There is a size for each member, not negative, equal on all of them.
+    ///
+    /// (C3) The dimension is this member's size: `pick(rank(axis), sizes..)`.
+    ///
+    /// (C4) All other dimensions are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    pub struct AllGatherVStart("all_gather_v_start")(x) {
+        /// The dimension to join along.
+        dim: usize,
+        /// The size of each member's tensor there.
+        sizes: Vec<Index>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[pick(rank(tp),2,1)]{tp}) -> f32[3] {\n    v1 = all_gather_v_start[dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[3]>\n    v2 = wait v1 : f32[3]\n    return v2\n}\n; run: @f([1, 2] | [3]) == [1, 2, 3]\n"
+}
+
+/// The uneven sizes, checked, and this member's.
+fn check_uneven(
+    cx: &mut InferCx<'_>,
+    x: &TensorType,
+    dim: usize,
+    sizes: &[Index],
+    over: Group,
+) -> Result<Index, Violation> {
+    cx.require_dim("C1", dim, x.rank())?;
+    let n = cx.mesh.group_size(over) as usize;
+    if sizes.len() != n {
+        return Err(Violation::new(
+            "C2",
+            format!("expected {n} sizes, one for each member, got {}", sizes.len()),
+        ));
+    }
+    for size in sizes {
+        cx.require_size("C2", "a size", size)?;
+        cx.require_equal_on("C2", "a size", size, over)?;
+    }
+    for (i, size) in x.shape.iter().enumerate().filter(|(i, _)| *i != dim) {
+        cx.require_equal_on("C4", &format!("dimension {i}"), size, over)?;
+    }
+    check_covers(cx, "C5", over)?;
+    Ok(Index::pick(&group_rank(cx.mesh, over), sizes))
+}
+
+impl OpDef for AllGatherVStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
+        cx.require_eq("C3", &mine, &x.shape[self.dim], |cx| {
+            let (mine, got) =
+                (mine.display(cx.mesh).to_string(), x.shape[self.dim].display(cx.mesh).to_string());
+            format!("expected dimension {} to be {mine}, got {got}", self.dim)
+        })?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = Index::sum(&self.sizes);
+        Ok(pending(vec![x.with_shape(shape).with_varies(shared(x.varies, self.over, cx.mesh))]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(Index::constant(0), &cx.result_bytes() - &cx.arg_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        for (m, member) in cx.members.iter().enumerate() {
+            let (expected, got) = (member.size(&self.sizes[m])?, args[m][0].shape[self.dim]);
+            if expected != got {
+                let message =
+                    format!("{}: expected dimension {} to be {expected}, got {got}", member.rank, self.dim);
+                return Err(EvalError(message));
+            }
+        }
+        Ok(vec![vec![join(args, 0, self.dim)]; cx.n()])
+    }
+}
+
+op! {
+    /// Reduces a tensor over the members and gives each a part of its own size along a dimension.
+    ///
+    /// (C1) The dimension exists.
+    ///
+    /// (C2) There is a size for each member, not negative, equal on all of them.
+    ///
+    /// (C3) The sizes add up to the dimension, which is equal on all members.
+    ///
+    /// (C4) All other dimensions are equal on all members.
+    ///
+    /// (C5) The group has every rank in it.
+    ///
+    /// (C6) The reduction is defined for the element type.
+    pub struct ReduceScatterVStart("reduce_scatter_v_start")(x) {
+        /// The reduction.
+        reduce: Reduce,
+        /// The dimension to cut along.
+        dim: usize,
+        /// The size of each member's part.
+        sizes: Vec<Index>,
+        /// The group.
+        over: Group
+    }
+    example "mesh (tp: 2)\n\nfunc @f(v0: f32[3]{tp}) -> f32[pick(rank(tp),2,1)]{tp} {\n    v1 = reduce_scatter_v_start[reduce=sum, dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[pick(rank(tp),2,1)]{tp}>\n    v2 = wait v1 : f32[pick(rank(tp),2,1)]{tp}\n    return v2\n}\n; run: @f([1, 2, 3] | [10, 20, 30]) == [11, 22] | [33]\n"
+}
+
+impl OpDef for ReduceScatterVStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if !self.reduce.takes(x.dtype) {
+            return Err(Violation::new(
+                "C6",
+                format!("`{}` is not defined for {}", self.reduce.name(), x.dtype),
+            ));
+        }
+        let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
+        let total = Index::sum(&self.sizes);
+        cx.require_equal_on("C3", "the dimension", &x.shape[self.dim], self.over)?;
+        cx.require_eq("C3", &x.shape[self.dim], &total, |cx| {
+            let (size, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
+            format!("expected sizes that add up to {size}, got {sizes}")
+        })?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = mine;
+        Ok(pending(vec![x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh))]))
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
+        cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Collective(self.over)
+    }
+    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+        let sum = self.reduce.fold(&column(args, 0))?;
+        let sizes = self.sizes.iter().map(|size| cx.members[0].size(size)).collect::<Result<Vec<_>, _>>()?;
+        if sizes.iter().fold(0usize, |a, b| a.saturating_add(*b)) != sum.shape[self.dim] {
+            return Err(EvalError(format!(
+                "expected sizes that add up to {}, got {sizes:?}",
+                sum.shape[self.dim]
+            )));
+        }
+        Ok((0..cx.n()).map(|m| vec![sum.narrow(self.dim, sizes[..m].iter().sum(), sizes[m])]).collect())
+    }
+}
