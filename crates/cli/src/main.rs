@@ -10,6 +10,7 @@ mod npy;
 mod ops;
 mod opt;
 mod report;
+mod run;
 mod source;
 
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -32,6 +33,9 @@ enum Command {
     Ops(ops::Args),
     Opt(opt::Args),
     Exec(exec::Args),
+    Run(run::Args),
+    #[command(name = run::RANK, hide = true)]
+    Rank(run::RankArgs),
 }
 
 fn main() -> ExitCode {
@@ -65,5 +69,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Ops(args)) => ops::run(&args),
         Some(Command::Opt(args)) => opt::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
+        Some(Command::Run(args)) => run::run(args),
+        Some(Command::Rank(args)) => run::run_rank(&args),
     }
 }

@@ -2,7 +2,7 @@
 //! oracle. What each stage leaves is the section "The life of a program" of ARCHITECTURE.md.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpTable;
@@ -33,8 +33,8 @@ fn inputs() -> Vec<Vec<Tensor>> {
 fn execute(plan: &Program) -> Vec<Result<Vec<Tensor>, consort_runtime::RunError>> {
     let inputs = inputs();
     consort_comm::spawn(2, |group| {
-        let deadline = Duration::from_secs(10);
-        consort_runtime::execute(&plan.mesh, &plan.funcs[0], &group, &inputs[group.rank()], deadline)
+        let until = Instant::now() + Duration::from_secs(10);
+        consort_runtime::execute(&plan.mesh, &plan.funcs[0], &group, &inputs[group.rank()], until)
     })
 }
 
@@ -79,12 +79,12 @@ fn life(plan: &Program, result: &Tensor) {
 
 #[test]
 fn an_op_the_executor_lacks_is_an_error_on_every_rank() {
-    let source = SOURCE.replace("reduce=sum", "reduce=max");
+    let source = SOURCE.replace("all_reduce_start[reduce=sum, over=dp]", "broadcast_start[root=0, over=dp]");
     let program = parse(&source, &OpTable::built_in()).unwrap().program;
     let plan = consort_passes::plan(&program).unwrap();
     for result in execute(&plan) {
         assert!(
-            result.unwrap_err().to_string().starts_with("all_reduce_start: the executor cannot run it yet")
+            result.unwrap_err().to_string().starts_with("broadcast_start: the executor cannot run it yet")
         );
     }
 }

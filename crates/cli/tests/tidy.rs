@@ -23,7 +23,12 @@ const EDGES: [(&str, &[&str]); 8] = [
 ];
 
 /// The files in which code may do what the compiler cannot check.
-const UNSAFE_FILES: [&str; 0] = [];
+const UNSAFE_FILES: [&str; 4] = [
+    "crates/comm/src/segment.rs",
+    "crates/comm/src/heap.rs",
+    "crates/comm/src/call.rs",
+    "crates/comm/src/group.rs",
+];
 
 /// The files that are tables, and so may be long.
 const TABLES: [&str; 0] = [];
@@ -141,7 +146,9 @@ fn check_source(path: &str, text: &str) -> Vec<String> {
             if !UNSAFE_FILES.contains(&path) {
                 offend("unsafe code outside the files that tidy lists".to_string());
             }
-            if !lines[i.saturating_sub(3)..i].iter().any(|above| above.contains("SAFETY:")) {
+            // A function says in its docs what its callers must keep.
+            let argued = |above: &&str| above.contains("SAFETY:") || above.contains("/// # Safety");
+            if !lines[i.saturating_sub(3)..i].iter().any(argued) {
                 offend("unsafe code without `SAFETY:` in the three lines above".to_string());
             }
         }

@@ -1,69 +1,51 @@
 //! Groups of ranks, and the data they exchange.
 //!
-//! This crate knows nothing of programs: it moves and sums numbers for whoever asks, and does not depend on
-//! the crate that defines ops. Today ranks are threads of one process (`local.rs`). Symmetric memory,
-//! processes, the launcher and the control plane are not built yet.
-#![forbid(unsafe_code)]
+//! This crate knows nothing of programs: it moves and reduces bytes for whoever asks, and does not depend on the crate
+//! that defines ops.
+//!
+//! - `launch` starts processes as ranks; `env` tells a process which rank it is.
+//! - `control` is how ranks find one another, agree on settings and learn of a death, apart from any data.
+//! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
+//! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read where they lie: over memory
+//!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `mail.rs`).
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//! use consort_comm::{Element, Reduce, spawn};
+//!
+//! let sums = spawn(3, |group| {
+//!     let until = Instant::now() + Duration::from_secs(5);
+//!     let mut buffer = group.heap().alloc(4)?;
+//!     buffer.bytes_mut(until)?.copy_from_slice(&(group.rank() as f32 + 1.0).to_le_bytes());
+//!     let buffers = group.all_reduce(buffer, Element::F32, Reduce::Sum)?.wait(until)?;
+//!     Ok::<_, consort_comm::CommError>(buffers[0].bytes().to_vec())
+//! });
+//! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
+//! ```
 
+mod call;
+pub mod control;
+mod element;
+pub mod env;
+mod error;
+mod group;
+mod heap;
+mod job;
+mod kernels;
+pub mod launch;
 mod local;
+mod mail;
+mod row;
+mod segment;
+mod shm;
+mod world;
 
-pub use local::{Group, Pending, spawn};
-
-use std::fmt;
-
-/// Why a call on a group gave no result. Calls are numbered per group, from 0, alike on every rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CommError {
-    /// The deadline passed before every rank had made the call.
-    Deadline {
-        /// The number of the call.
-        call: u64,
-        /// The ranks that have not made it.
-        missing: Vec<usize>,
-    },
-    /// A rank brought another number of elements than those before it. Every rank gets the same error.
-    Lengths {
-        /// The number of the call.
-        call: u64,
-        /// The ranks that agreed so far.
-        ranks: Vec<usize>,
-        /// How many elements they brought.
-        length: usize,
-        /// The rank that came next, and how many it brought.
-        other: (usize, usize),
-    },
-    /// A rank panicked before every rank had made the call.
-    Panicked {
-        /// The number of the call.
-        call: u64,
-        /// The rank that panicked first.
-        rank: usize,
-    },
-}
-
-impl fmt::Display for CommError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CommError::Deadline { call, missing } => {
-                let missing = ranks_text(missing);
-                writeln!(f, "all_reduce: call {call}: the deadline passed; missing: {missing}")?;
-                f.write_str("  note: every rank of a group makes the same calls in the same order")
-            }
-            CommError::Lengths { call, ranks, length, other: (rank, other) } => {
-                let ranks = ranks_text(ranks);
-                write!(f, "all_reduce: call {call}: expected equal lengths, got {length} on {ranks}")?;
-                write!(f, " and {other} on rank {rank}\n  note: pad the data of all ranks to one length")
-            }
-            CommError::Panicked { call, rank } => {
-                write!(f, "all_reduce: call {call}: rank {rank} panicked\n  note: its own message says why")
-            }
-        }
-    }
-}
-
-impl std::error::Error for CommError {}
-
-fn ranks_text(ranks: &[usize]) -> String {
-    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, list.join(","))
-}
+pub use element::{Element, Reduce};
+pub(crate) use error::ranks_text;
+pub use error::{CommError, Side};
+pub use group::{Group, Pending};
+pub use heap::{Buffer, Heap};
+pub use job::{Job, Secret};
+pub use local::{spawn, spawn_with_heap};
+pub use mail::Message;
+pub use world::{InitError, World, init};

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
+use std::time::Instant;
 
-use consort_comm::{CommError, Group, Pending};
+use consort_comm::{CommError, Element, Group, Pending};
 use consort_ir::dtype::Dtype;
 use consort_ir::entity::Value;
+use consort_ir::index::Index;
 use consort_ir::mesh::{Mesh, Rank};
-use consort_ir::ops::{AllReduceStart, Effects, EvalCx, Flow, Reduce};
+use consort_ir::ops::{self, AllReduceStart, Effects, EvalCx, Flow};
 use consort_ir::plan::{Place, Region};
 use consort_ir::program::{Func, Node};
-use consort_ir::tensor::{Data, Tensor, numel};
+use consort_ir::tensor::{Tensor, numel};
 use consort_ir::types::{TensorType, Type};
 
 /// Why a plan did not run to its end on this rank.
@@ -39,13 +40,13 @@ impl fmt::Display for RunError {
 
 impl std::error::Error for RunError {}
 
-/// Runs a planned function on one rank of a group that is the whole mesh. No wait outlasts the deadline.
+/// Runs a planned function on one rank of a group that is the whole mesh. Nothing waits past the time given.
 pub fn execute(
     mesh: &Mesh,
     func: &Func,
     group: &Group,
     inputs: &[Tensor],
-    deadline: Duration,
+    until: Instant,
 ) -> Result<Vec<Tensor>, RunError> {
     let regions =
         func.regions.as_ref().ok_or_else(|| RunError::Plan(format!("@{} is no plan", func.name)))?;
@@ -55,7 +56,7 @@ pub fn execute(
     let memory =
         regions.iter().map(|(region, size)| Ok((*region, zeroed(*size)?))).collect::<Result<_, _>>()?;
     let mut run =
-        Run { mesh, func, group, deadline, memory, places: BTreeMap::new(), in_flight: BTreeMap::new() };
+        Run { mesh, func, group, until, memory, places: BTreeMap::new(), in_flight: BTreeMap::new() };
     for ((param, place), input) in func.body.params.iter().zip(&func.param_places).zip(inputs) {
         let place = place.ok_or_else(|| RunError::Plan(format!("{param} has no place")))?;
         run.places.insert(*param, place);
@@ -80,7 +81,7 @@ struct Run<'a> {
     mesh: &'a Mesh,
     func: &'a Func,
     group: &'a Group,
-    deadline: Duration,
+    until: Instant,
     memory: BTreeMap<Region, Vec<u8>>,
     places: BTreeMap<Value, Place>,
     in_flight: BTreeMap<Value, Pending>,
@@ -92,12 +93,15 @@ impl Run<'_> {
         ty.ok_or_else(|| RunError::Plan(format!("{value} is no tensor")))
     }
 
+    fn shape(&self, value: Value) -> Result<Vec<usize>, RunError> {
+        let size = |size: &Index| size.as_const().and_then(|size| usize::try_from(size).ok());
+        let shape = self.tensor_type(value)?.shape.iter().map(size).collect::<Option<_>>();
+        shape.ok_or_else(|| RunError::Plan(format!("{value} has a size that is not a number")))
+    }
+
     fn read(&self, value: Value) -> Result<Tensor, RunError> {
-        let ty = self.tensor_type(value)?;
-        let shape: Option<Vec<usize>> =
-            ty.shape.iter().map(|size| size.as_const().and_then(|size| usize::try_from(size).ok())).collect();
+        let (ty, shape) = (self.tensor_type(value)?, self.shape(value)?);
         let tensor = (|| {
-            let shape = shape?;
             let place = self.places.get(&value)?;
             let start = usize::try_from(place.offset).ok()?;
             let bytes = numel(&shape)? * ty.dtype.size();
@@ -126,23 +130,30 @@ impl Run<'_> {
             (Effects::Wait, _) => {
                 let pending = self.in_flight.remove(&node.args[0]);
                 let pending = pending.ok_or_else(|| RunError::Plan(format!("{op}: nothing is in flight")))?;
-                let sum = pending.wait(self.deadline).map_err(RunError::Comm)?;
-                let shape =
-                    self.tensor_type(node.results[0])?.shape.iter().filter_map(|size| size.as_const());
-                let shape = shape.map(|size| size as usize).collect();
-                vec![Tensor::floats(Dtype::F32, shape, sum.into_iter().map(f64::from).collect())]
+                let buffers = pending.wait(self.until).map_err(RunError::Comm)?;
+                let mut tensors = Vec::new();
+                for (buffer, result) in buffers.iter().zip(&node.results) {
+                    let (dtype, shape) = (self.tensor_type(*result)?.dtype, self.shape(*result)?);
+                    let tensor = Tensor::from_bytes(dtype, shape, buffer.bytes());
+                    tensors.push(tensor.ok_or_else(|| RunError::Plan(format!("{result} has another size")))?);
+                }
+                tensors
             }
             (Effects::Collective(group), _) => {
                 let whole = self.mesh.group_size(group) as usize == self.group.size();
-                let sum = node.op.as_op::<AllReduceStart>().is_some_and(|op| op.reduce == Reduce::Sum);
-                let operand = self.read(node.args[0])?;
-                let (true, true, 1, Dtype::F32, Data::Float(data)) =
-                    (whole, sum, node.args.len(), operand.dtype, &operand.data)
+                let (true, 1, Some(all_reduce)) = (whole, node.args.len(), node.op.as_op::<AllReduceStart>())
                 else {
                     return Err(RunError::NotYet(op.to_string()));
                 };
-                let data = data.iter().map(|x| *x as f32).collect();
-                self.in_flight.insert(node.results[0], self.group.all_reduce_start(data));
+                let operand = self.read(node.args[0])?;
+                let (element, reduce) = (element(operand.dtype), reduction(all_reduce.reduce));
+                let pending = (|| {
+                    let bytes = operand.to_bytes();
+                    let mut buffer = self.group.heap().alloc(bytes.len())?;
+                    buffer.bytes_mut(self.until)?.copy_from_slice(&bytes);
+                    self.group.all_reduce(buffer, element, reduce)
+                })();
+                self.in_flight.insert(node.results[0], pending.map_err(RunError::Comm)?);
                 return Ok(());
             }
             (Effects::Pure, Flow::Straight) => {
@@ -160,5 +171,34 @@ impl Run<'_> {
             self.write(*place, tensor)?;
         }
         Ok(())
+    }
+}
+
+/// The element type as the group knows it.
+fn element(dtype: Dtype) -> Element {
+    match dtype {
+        Dtype::F32 => Element::F32,
+        Dtype::F64 => Element::F64,
+        Dtype::F16 => Element::F16,
+        Dtype::Bf16 => Element::Bf16,
+        Dtype::I32 => Element::I32,
+        Dtype::I64 => Element::I64,
+        Dtype::U8 => Element::U8,
+        Dtype::Bool => Element::Bool,
+    }
+}
+
+/// The reduction as the group knows it.
+fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
+    match reduce {
+        ops::Reduce::Sum => consort_comm::Reduce::Sum,
+        ops::Reduce::Avg => consort_comm::Reduce::Avg,
+        ops::Reduce::Product => consort_comm::Reduce::Product,
+        ops::Reduce::Min => consort_comm::Reduce::Min,
+        ops::Reduce::Max => consort_comm::Reduce::Max,
+        ops::Reduce::And => consort_comm::Reduce::And,
+        ops::Reduce::Or => consort_comm::Reduce::Or,
+        ops::Reduce::Xor => consort_comm::Reduce::Xor,
+        ops::Reduce::PremulSum(factor) => consort_comm::Reduce::PremulSum(factor),
     }
 }

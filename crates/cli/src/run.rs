@@ -1,0 +1,92 @@
+//! `consort run -n N -- PROGRAM ARGS`: runs a program as the ranks of a job on this host.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{stderr, stdout};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use consort_comm::launch::{LaunchError, Options, Sink, become_rank, launch};
+
+use crate::report::{Machine, Report};
+
+const EXAMPLES: &str = "\
+Each line of the ranks' output is written with its rank: `[2] loss 0.1`. Their standard input is empty.
+When a rank fails, the others are told, have 2 seconds to end, and are ended. What failed first is said last.
+
+The exit code is 0 if all ranks end with 0, else that of the rank that failed first: its own, or 128 and the
+signal that killed it; 124 if the time was up; 1 or 2 if the job could not be started.
+
+Examples:
+  consort run -n 4 -- ./train --steps 100     four ranks on this host
+  consort run -n 2 --tee logs -- ./train      also writes logs/rank-0.out, logs/rank-0.err, ..
+  consort run -n 2 --timeout 60 -- ./train    gives up after a minute";
+
+/// Run a program as the ranks of a job on this host
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How many ranks
+    #[arg(short = 'n', value_name = "N")]
+    ranks: usize,
+    /// Also write each rank's output to DIR/rank-N.out and DIR/rank-N.err
+    #[arg(long, value_name = "DIR")]
+    tee: Option<PathBuf>,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECS")]
+    timeout: Option<f64>,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// The name of the entry that becomes a rank. It is not for users.
+pub(crate) const RANK: &str = "__rank";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RankArgs {
+    launcher: u32,
+    #[arg(last = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs the subcommand. The ranks' output does not wait for the report.
+pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
+    let timeout = match args.timeout.map(Duration::try_from_secs_f64) {
+        Some(Ok(timeout)) if !timeout.is_zero() => Some(timeout),
+        None => None,
+        _ => {
+            bail!("run: --timeout: expected a number of seconds above 0, got {}", args.timeout.unwrap_or(0.0))
+        }
+    };
+    let options = Options {
+        ranks: args.ranks,
+        program: args.program,
+        // Not the path of this program, which may have been replaced since it started.
+        entry: vec!["/proc/self/exe".into(), RANK.into()],
+        tee: args.tee,
+        timeout,
+        grace: Duration::from_secs(2),
+    };
+    let outcome = launch(&options, sink(stdout())?, sink(stderr())?).map_err(report_error)?;
+    Ok(Report { text: String::new(), notes: outcome.summary, code: outcome.code })
+}
+
+/// A stream without the lock of this process: whoever writes may be stuck in it while the job ends.
+fn sink(stream: impl AsFd) -> anyhow::Result<Sink> {
+    let copy = stream.as_fd().try_clone_to_owned();
+    Ok(Sink::terminal(File::from(
+        copy.map_err(|error| Machine(format!("run: cannot copy a stream: {error}")))?,
+    )))
+}
+
+/// Becomes a rank; it comes back only if that fails.
+pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
+    Err(report_error(become_rank(args.launcher, &args.program)))
+}
+
+fn report_error(error: LaunchError) -> anyhow::Error {
+    if error.is_machine() { Machine(error.to_string()).into() } else { error.into() }
+}

@@ -1,0 +1,162 @@
+//! Data between processes: every rank computes what must come out by a plain loop, and a rank that dies, stops, leaves
+//! or differs in the middle is named to all the others.
+
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, World};
+
+use super::job::{LONG, ranks, run};
+use super::rank::{end_by, say};
+
+const HEAP: usize = 16 << 20;
+
+fn number(rank: usize, i: usize) -> i64 {
+    (rank * 31 + i * 7) as i64 % 1000
+}
+
+fn buffer(group: &Group, numbers: &[i64], until: Instant) -> Buffer {
+    let mut buffer = group.heap().alloc(numbers.len() * 8).unwrap();
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    buffer.bytes_mut(until).unwrap().copy_from_slice(&bytes);
+    buffer
+}
+
+fn numbers(buffer: &Buffer) -> Vec<i64> {
+    buffer.bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// What a rank does in these tests: all operations of several sizes, or trouble on rank 1.
+pub(crate) fn play(world: &World, part: &str) {
+    let group = world.group(HEAP, LONG).unwrap();
+    if part == "data" {
+        all_operations(&group);
+        return say("data as expected");
+    }
+    let until = Instant::now() + if part == "data stops" { Duration::from_millis(500) } else { LONG };
+    let error = loop {
+        match step(&group, part, until) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(group.barrier().map(drop).unwrap_err(), error, "every later call says so");
+    say(&format!("error {}", error.to_string().replace('\n', "|")));
+    exit(1);
+}
+
+fn step(group: &Group, part: &str, until: Instant) -> Result<(), CommError> {
+    let (me, n) = (group.rank(), group.size());
+    for round in 0..60 {
+        let mut reduce = Reduce::Sum;
+        if me == 1 && round == 30 {
+            match part {
+                "data dies" => end_by("KILL"),
+                "data stops" => end_by("STOP"),
+                "data leaves" => exit(0),
+                _ => reduce = Reduce::Max,
+            }
+        }
+        let count = if round % 2 == 0 { 3 } else { 40_000 };
+        let mine: Vec<i64> = (0..count).map(|i| number(me, i + round)).collect();
+        let got = group.all_reduce(buffer(group, &mine, until), Element::I64, reduce)?.wait(until)?;
+        let want = |i: usize| (0..n).map(|rank| number(rank, i + round)).sum::<i64>();
+        assert!(numbers(&got[0]).iter().enumerate().all(|(i, x)| *x == want(i)));
+    }
+    Ok(())
+}
+
+fn all_operations(group: &Group) {
+    let (me, n) = (group.rank(), group.size());
+    let until = Instant::now() + LONG;
+    for count in [0, 1, 5, 700, 70_000] {
+        let mine: Vec<i64> = (0..count).map(|i| number(me, i)).collect();
+        let new = || buffer(group, &mine, until);
+        let sums: Vec<i64> = (0..count).map(|i| (0..n).map(|r| number(r, i)).sum()).collect();
+        let got = group.all_reduce(new(), Element::I64, Reduce::Sum).unwrap().wait(until).unwrap();
+        assert_eq!(numbers(&got[0]), sums);
+        let got = group.all_gather(new(), 1).unwrap().wait(until).unwrap();
+        let all: Vec<i64> = (0..n).flat_map(|r| (0..count).map(move |i| number(r, i))).collect();
+        assert_eq!(numbers(&got[1]), all);
+        let got = group.broadcast(new(), n - 1).unwrap().wait(until).unwrap();
+        assert_eq!(numbers(&got[0]), (0..count).map(|i| number(n - 1, i)).collect::<Vec<_>>());
+        let whole: Vec<i64> = (0..count * n).map(|i| number(me, i)).collect();
+        let got = group.reduce_scatter(buffer(group, &whole, until), Element::I64, Reduce::Max, 1).unwrap();
+        let part: Vec<i64> =
+            (me * count..(me + 1) * count).map(|i| (0..n).map(|r| number(r, i)).max().unwrap()).collect();
+        assert_eq!(numbers(&got.wait(until).unwrap()[1]), part);
+        let splits = vec![count * 8; n];
+        let got = group
+            .all_to_all(buffer(group, &whole, until), splits.clone(), splits)
+            .unwrap()
+            .wait(until)
+            .unwrap();
+        let want: Vec<i64> =
+            (0..n).flat_map(|r| (me * count..(me + 1) * count).map(move |i| number(r, i))).collect();
+        assert_eq!(numbers(&got[1]), want);
+        let (next, before) = ((me + 1) % n, (me + n - 1) % n);
+        let send = Message { peer: next, tag: 5, buffer: new() };
+        let recv = Message { peer: before, tag: 5, buffer: new() };
+        let got = group.exchange(vec![send], vec![recv]).unwrap().wait(until).unwrap();
+        assert_eq!(numbers(&got[1]), (0..count).map(|i| number(before, i)).collect::<Vec<_>>());
+        // Even and odd ranks apart.
+        let halves: Vec<Vec<usize>> = (0..2)
+            .map(|p| (0..n).filter(|r| r % 2 == p).collect())
+            .filter(|l: &Vec<_>| !l.is_empty())
+            .collect();
+        let half = group.subgroup(&halves, until).unwrap().unwrap();
+        let got = half.all_reduce(new(), Element::I64, Reduce::Min).unwrap().wait(until).unwrap();
+        let least = |i| (0..n).filter(|r| r % 2 == me % 2).map(|r| number(r, i)).min().unwrap();
+        assert_eq!(numbers(&got[0]), (0..count).map(least).collect::<Vec<_>>());
+    }
+    group.barrier().unwrap().wait(until).unwrap();
+}
+
+#[test]
+fn operations_between_processes_equal_plain_loops() {
+    for n in [1, 2, 3, 4, 5] {
+        let ended = run(ranks(n, "data"));
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
+        (0..n).for_each(|rank| assert_eq!(ended.after(rank, "data as "), "expected"));
+    }
+}
+
+/// The error of every rank but rank 1.
+fn errors(part: &str) -> Vec<String> {
+    let ended = run(ranks(3, part));
+    assert_ne!(ended.code, 0);
+    [0, 2].map(|rank| ended.after(rank, "error ").to_string()).to_vec()
+}
+
+#[test]
+fn a_rank_killed_in_a_collective_is_named_to_all() {
+    for error in errors("data dies") {
+        assert!(error.starts_with("rank 1 was killed by SIGKILL (signal 9)"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_in_the_middle_is_named_to_all() {
+    for error in errors("data leaves") {
+        assert!(error.starts_with("rank 1 exited with code 0 without a goodbye"), "{error}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_ends_the_others_at_their_deadline() {
+    for error in errors("data stops") {
+        // Whoever is first to give up may be the reason that the other hears.
+        let late = error.contains("the deadline passed; missing: rank 1|");
+        assert!(late || error.starts_with("rank 0 ") || error.starts_with("rank 2 "), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_differs_is_named_with_both_call_sites() {
+    for error in errors("data differs") {
+        assert!(error.starts_with("call 30 differs between ranks|"), "{error}");
+        assert!(error.contains("|  rank 1  all_reduce max i64, 24 bytes  "), "{error}");
+        assert!(error.contains("all_reduce sum i64, 24 bytes  "), "{error}");
+        assert_eq!(error.matches("run/data.rs:").count(), 2, "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! A job under test: `consort run` as a child process, its output line by line, and its end.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Longer than any test takes on a busy machine.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// A job that ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    /// The lines of the standard output that no one has taken before.
+    pub(crate) out: Vec<String>,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    /// What a rank wrote to the standard output.
+    pub(crate) fn of(&self, rank: usize) -> Vec<&str> {
+        let prefix = format!("[{rank}] ");
+        self.out.iter().filter_map(|line| line.strip_prefix(&prefix)).collect()
+    }
+
+    /// The line of a rank that begins so, without that beginning.
+    pub(crate) fn after(&self, rank: usize, beginning: &str) -> &str {
+        let mut lines = self.of(rank).into_iter();
+        let found = lines.find_map(|line| line.strip_prefix(beginning));
+        found.unwrap_or_else(|| panic!("rank {rank} says nothing of {beginning:?}: {self:?}"))
+    }
+}
+
+/// A job under way. It is ended when it is dropped.
+pub(crate) struct Job {
+    pub(crate) child: Child,
+    out: Receiver<String>,
+    err: Option<JoinHandle<String>>,
+}
+
+/// `consort run` with these arguments.
+pub(crate) fn consort(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.arg("run").args(arguments);
+    // What may be set around the tests is not meant for the ranks.
+    ["CONSORT_RANK", "CONSORT_SIZE", "CONSORT_JOB", "CONSORT_SECRET", "RANK_PROGRAM"].iter().for_each(
+        |name| {
+            command.env_remove(name);
+        },
+    );
+    command
+}
+
+/// `consort run -n N` of this test program in a part.
+pub(crate) fn ranks(n: usize, part: &str) -> Command {
+    let mut command = consort(&["-n", &n.to_string(), "--"]);
+    command.arg(own_program()).args(OWN_ARGUMENTS).env("RANK_PROGRAM", part);
+    command
+}
+
+/// `consort run -n N` of a shell script.
+pub(crate) fn shells(n: usize, script: &str) -> Command {
+    consort(&["-n", &n.to_string(), "--", "sh", "-c", script])
+}
+
+/// What makes this test program play its part and nothing else.
+pub(crate) const OWN_ARGUMENTS: [&str; 4] = ["--exact", "rank_program", "--nocapture", "--quiet"];
+
+pub(crate) fn own_program() -> PathBuf {
+    std::env::current_exe().unwrap()
+}
+
+/// Runs a job to its end.
+pub(crate) fn run(command: Command) -> Ended {
+    Job::start(command).end()
+}
+
+impl Job {
+    pub(crate) fn start(mut command: Command) -> Job {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let (sends, receives) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+                let _ = sends.send(String::from_utf8_lossy(&line).into_owned());
+            }
+        });
+        let err = thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = err.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        Job { child, out: receives, err: Some(err) }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line of the standard output that has this in it.
+    pub(crate) fn line_with(&self, what: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let left = LONG.saturating_sub(start.elapsed());
+            let line = self.out.recv_timeout(left).unwrap_or_else(|error| panic!("no {what:?}: {error}"));
+            if line.contains(what) {
+                return line;
+            }
+        }
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Ended {
+        let mut lines = Vec::new();
+        let start = Instant::now();
+        // The output ends with the job, and with whoever else holds its pipe: it must be nobody.
+        loop {
+            match self.out.recv_timeout(LONG.saturating_sub(start.elapsed())) {
+                Ok(line) => lines.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("the job does not end: {lines:?}"),
+            }
+        }
+        let err = self.err.take().unwrap().join().unwrap();
+        let code = self.child.wait().unwrap().code().unwrap_or(-1);
+        Ended { code, out: lines, err }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process that this test started.
+pub(crate) fn kill(signal: &str, pid: u32) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().unwrap();
+    assert!(status.success(), "kill -{signal} {pid}");
+}
+
+/// Whether a process runs: one that is dead and not yet waited for does not.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !"ZX".contains(state))
+}
+
+/// Waits until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LONG, "never: {what}");
+        thread::yield_now();
+    }
+}

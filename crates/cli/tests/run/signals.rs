@@ -1,0 +1,77 @@
+//! Signals to the launcher, and its sudden death.
+
+use std::io::{BufRead, BufReader};
+use std::thread;
+use std::time::Instant;
+
+use super::job::{Job, LONG, eventually, is_running, kill, shells};
+
+/// The number after `pid` in the next line of each rank.
+fn pids(job: &Job, n: usize) -> Vec<u32> {
+    let pid = |line: String| line.rsplit(' ').next().unwrap().parse().unwrap();
+    (0..n).map(|_| pid(job.line_with("pid "))).collect()
+}
+
+#[test]
+fn a_signal_is_forwarded_to_all_ranks() {
+    for (signal, code) in [("TERM", 15), ("HUP", 1), ("INT", 2)] {
+        let script = format!("trap 'echo got it; exit {code}' {signal}; echo pid $$; sleep 600 & wait");
+        let job = Job::start(shells(3, &script));
+        pids(&job, 3);
+        kill(signal, job.pid());
+        let ended = job.end();
+        assert_eq!(ended.code, code, "{}", ended.err);
+        (0..3).for_each(|rank| assert!(ended.of(rank).contains(&"got it"), "{ended:?}"));
+    }
+}
+
+#[test]
+fn a_second_interrupt_kills() {
+    let job =
+        Job::start(shells(2, "trap 'echo got it' INT; echo pid $$; while :; do sleep 600 & wait; done"));
+    pids(&job, 2);
+    kill("INT", job.pid());
+    job.line_with("got it");
+    job.line_with("got it");
+    kill("INT", job.pid());
+    let ended = job.end();
+    assert_eq!(ended.code, 137, "{}", ended.err);
+}
+
+#[test]
+fn ranks_do_not_outlive_a_launcher_that_is_killed() {
+    let mut job = Job::start(shells(3, "echo pid $$; exec sleep 600"));
+    let pids = pids(&job, 3);
+    assert!(pids.iter().all(|pid| is_running(*pid)));
+    job.child.kill().unwrap();
+    job.child.wait().unwrap();
+    eventually("all ranks are gone", || !pids.iter().any(|pid| is_running(*pid)));
+}
+
+#[test]
+fn a_rank_whose_launcher_is_already_gone_does_not_start() {
+    // The parent of this process is not process 1 here, so the entry finds another parent than it was told.
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_consort"));
+    let output = command.args(["__rank", "1", "--", "echo", "started"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+    assert!(text.starts_with("error: run: the launcher, process 1, is gone\n"), "{text}");
+}
+
+#[test]
+fn a_reader_who_is_stuck_does_not_keep_the_job() {
+    // Nobody reads this pipe, and it stays open: the ranks and what carries their output are stuck soon.
+    let (_stuck, full) = std::io::pipe().unwrap();
+    let mut command = shells(2, "echo pid $$ >&2; exec yes");
+    let mut child = command.stdout(full).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    (0..2).for_each(|_| assert!(lines.next().unwrap().unwrap().contains("pid ")));
+    kill("TERM", child.id());
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() && start.elapsed() < LONG {
+        thread::yield_now();
+    }
+    // Where it has ended, this does nothing.
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}

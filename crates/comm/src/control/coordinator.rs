@@ -1,0 +1,90 @@
+//! The coordinator's handle: starts the server in a thread, tells it what the launcher knows, ends it.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::geteuid;
+
+use super::failure::{Exit, Failure};
+use super::server::{Desk, Order, Server};
+use crate::job::Job;
+
+/// The one process of a job that all ranks are connected with, in a thread of the launcher or of rank 0.
+#[derive(Debug)]
+pub struct Coordinator {
+    desk: Arc<Desk>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Coordinator {
+    /// Starts to serve a job of so many ranks. `launched` says that whoever starts it also calls `ended` for
+    /// every rank, so that a closed connection can wait for the reason.
+    pub fn start(job: &Job, size: usize, launched: bool) -> io::Result<Coordinator> {
+        Coordinator::start_for(job, size, launched, geteuid().as_raw())
+    }
+
+    pub(super) fn start_for(job: &Job, size: usize, launched: bool, uid: u32) -> io::Result<Coordinator> {
+        let listener = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        bind(&listener, &SocketAddrUnix::new_abstract_name(job.socket().as_bytes())?)?;
+        listen(&listener, 1024)?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let desk = Arc::new(Desk::default());
+        let woken = wake.try_clone()?;
+        let mut server =
+            Server::new(listener, woken, Arc::clone(&desk), job.secret.clone(), uid, (size, launched));
+        let thread = thread::Builder::new().name("consort coordinator".into()).spawn(move || server.run())?;
+        Ok(Coordinator { desk, wake, thread: Some(thread) })
+    }
+
+    /// The process of a rank ended. Every survivor is told, unless the rank said goodbye and all is well.
+    pub fn ended(&self, rank: usize, exit: Exit) {
+        self.order(Order::End(rank, exit));
+    }
+
+    /// Gives the job up: every rank is told why.
+    pub fn abort(&self, reason: String) {
+        self.order(Order::Abort(reason));
+    }
+
+    /// The first failure of the job, if there was one.
+    pub fn failure(&self) -> Option<Failure> {
+        self.desk.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many connections were turned away: of another user, without the secret, or silent.
+    pub fn strangers(&self) -> u64 {
+        self.desk.strangers.load(Ordering::Relaxed)
+    }
+
+    /// Ends the service; ranks that are still there are told. Afterwards failure and strangers are final.
+    pub fn stop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.order(Order::Stop);
+            // It does not panic; if it did, there is nothing left to stop.
+            let _ = thread.join();
+        }
+    }
+
+    fn order(&self, order: Order) {
+        self.desk.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        // It fails only where so many wakes are waiting already that one more changes nothing.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

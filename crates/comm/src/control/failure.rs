@@ -1,0 +1,208 @@
+//! The first thing that went wrong in a job: whose fault it was, what happened, and where.
+
+use std::fmt;
+
+use crate::ranks_text;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// Whether it ended as it should.
+    pub fn is_success(self) -> bool {
+        self == Exit::Code(0)
+    }
+
+    /// The exit code by which a shell would report it.
+    pub fn code(self) -> u8 {
+        let code = match self {
+            Exit::Code(code) => code & 0xff,
+            Exit::Signal(signal) => 128 + (signal & 0x7f),
+        };
+        u8::try_from(code).unwrap_or(u8::MAX)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Exit::Code(code) => write!(f, "exited with code {code}"),
+            Exit::Signal(signal) => match signal_name(signal) {
+                Some(name) => write!(f, "was killed by {name} (signal {signal})"),
+                None => write!(f, "was killed by signal {signal}"),
+            },
+        }
+    }
+}
+
+/// The name of a signal, by the numbers of Linux on all machines that Rust programs are common on.
+pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
+    const NAMES: [&str; 31] = [
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGUSR1",
+        "SIGSEGV",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGSTKFLT",
+        "SIGCHLD",
+        "SIGCONT",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGURG",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGIO",
+        "SIGPWR",
+        "SIGSYS",
+    ];
+    NAMES.get(usize::try_from(signal.checked_sub(1)?).ok()?).copied()
+}
+
+/// The first failure of a job. Every rank is told the same one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The rank whose fault it is; none for the coordinator and the launcher.
+    pub rank: Option<usize>,
+    /// What happened.
+    pub what: What,
+    /// Where: the call in which it was met, the last call of a rank that died, the source line of an abort.
+    /// Empty where nobody knows.
+    pub at: String,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Its process ended without a goodbye.
+    Ended(Exit),
+    /// Its connection closed without a goodbye, and nobody knows how its process is.
+    Lost,
+    /// It said goodbye, and others wait for it.
+    Left,
+    /// It gave up, for this reason.
+    Aborted(String),
+    /// It did not come to a call before the deadline; these ranks did not.
+    Late(Vec<usize>),
+    /// It came to another call than the others: each call, its source line, and who made it.
+    Differs(Vec<(String, String, Vec<usize>)>),
+}
+
+impl Failure {
+    /// Whether the text begins with the call in which the failure was met.
+    pub(crate) fn names_its_call(&self) -> bool {
+        matches!(self.what, What::Late(_) | What::Differs(_))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = match (self.rank, &self.what) {
+            (Some(rank), _) => format!("rank {rank}"),
+            (None, What::Aborted(_)) => "the launcher".to_string(),
+            (None, _) => "the coordinator".to_string(),
+        };
+        let after = if self.at.is_empty() { String::new() } else { format!(", after {}", self.at) };
+        match &self.what {
+            What::Ended(exit) if exit.is_success() => {
+                write!(f, "{who} {exit} without a goodbye{after}")?;
+                f.write_str("\n  note: a rank makes all calls that the others make, and drops its World, before it ends")
+            }
+            What::Ended(exit) => {
+                write!(f, "{who} {exit}{after}\n  note: its own output says why")
+            }
+            What::Lost => {
+                write!(f, "{who} closed its connection without a goodbye{after}")?;
+                f.write_str("\n  note: its process died or closed a file that is not its own")
+            }
+            What::Left => {
+                write!(f, "{who} said goodbye and does not come to {}", self.at)?;
+                f.write_str("\n  note: a rank makes all calls that the others make before it drops its World")
+            }
+            What::Aborted(reason) => {
+                let at = if self.at.is_empty() { String::new() } else { format!(" at {}", self.at) };
+                write!(f, "{who} aborted{at}: {reason}\n  note: its own output may say more")
+            }
+            What::Late(missing) => {
+                write!(f, "{}: the deadline passed; missing: {}", self.at, ranks_text(missing))?;
+                f.write_str("\n  note: they are stopped, or busy for longer than the deadline, or do not make this call")
+            }
+            What::Differs(calls) => {
+                write!(f, "{}: expected the same call on every rank, got", self.at)?;
+                let rows: Vec<[String; 3]> = calls
+                    .iter()
+                    .map(|(call, site, ranks)| [ranks_text(ranks), call.clone(), site.clone()])
+                    .collect();
+                write_rows(f, &rows)?;
+                f.write_str(
+                    "\n  note: the ranks took different branches; make the condition the same on all of them",
+                )
+            }
+        }
+    }
+}
+
+/// Rows with aligned columns, each on a line of its own.
+pub(crate) fn write_rows<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
+    let widths: [usize; N] =
+        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
+    for row in rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        write!(f, "\n  {}", cells.collect::<Vec<_>>().join("   ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_have_the_codes_and_names_of_a_shell() {
+        for (exit, code, text) in [
+            (Exit::Code(0), 0, "exited with code 0"),
+            (Exit::Code(3), 3, "exited with code 3"),
+            (Exit::Signal(9), 137, "was killed by SIGKILL (signal 9)"),
+            (Exit::Signal(15), 143, "was killed by SIGTERM (signal 15)"),
+            (Exit::Signal(31), 159, "was killed by SIGSYS (signal 31)"),
+            (Exit::Signal(40), 168, "was killed by signal 40"),
+        ] {
+            assert_eq!((exit.code(), exit.to_string().as_str()), (code, text));
+        }
+    }
+
+    #[test]
+    fn a_differing_call_is_told_with_ranks_grouped() {
+        let calls = vec![
+            ("barrier \"a\"".to_string(), "tp.rs:41".to_string(), vec![0, 1, 3]),
+            ("parity".to_string(), "tp.rs:44".to_string(), vec![2]),
+        ];
+        let at = "call 3: barrier \"a\"".to_string();
+        let failure = Failure { rank: Some(2), what: What::Differs(calls), at };
+        let expected = "call 3: barrier \"a\": expected the same call on every rank, got
+  ranks 0,1,3   barrier \"a\"   tp.rs:41
+  rank 2        parity        tp.rs:44
+  note: the ranks took different branches; make the condition the same on all of them";
+        assert_eq!(failure.to_string(), expected);
+    }
+}

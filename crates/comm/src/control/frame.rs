@@ -1,0 +1,301 @@
+//! The messages of the control plane, as bytes.
+//!
+//! A frame is a kind (1 byte), how many file descriptors come with it (2 bytes), the length of its body
+//! (4 bytes) and the body; numbers are little-endian, a text or blob is its length (4 bytes) and its bytes.
+//! Each kind has a limit for its body and for its descriptors, which is checked as soon as the header is
+//! there: a peer cannot make us hold more than the limit of what it may send. A buffer grows with the bytes
+//! that arrive, never by a length that was claimed.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use super::bytes::{Fields, Writer};
+use super::failure::Failure;
+
+/// The bytes of the longest blob that a rank may bring to a meeting.
+pub const MAX_BLOB: usize = 64 * 1024;
+/// The bytes of the longest name of a call, and of a source line.
+pub(crate) const MAX_NAME: usize = 256;
+/// The bytes of the longest reason for an abort.
+pub(crate) const MAX_REASON: usize = 2048;
+/// Changes whenever the messages do.
+const PROTOCOL: u8 = 1;
+
+const HEADER: usize = 7;
+
+/// What a rank and the coordinator say to one another.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// From a rank, first: its claim to be that rank.
+    Hello { rank: u32, size: u32, secret: [u8; 16] },
+    /// From a rank: it came to a meeting, and waits so many milliseconds at most. Carries a descriptor or none.
+    Meet { name: String, site: String, milliseconds: u64, blob: Vec<u8> },
+    /// From a rank: it gives up, and so must all.
+    Abort { reason: String, site: String },
+    /// From a rank: it is done; its connection closes next.
+    Goodbye,
+    /// From the coordinator: the claim is accepted.
+    Welcome,
+    /// From the coordinator, to one who knows the secret: the claim is not accepted, for this reason.
+    Refused { reason: String },
+    /// From the coordinator: all came. For each rank its process, whether a descriptor of it is here, its blob.
+    Met { peers: Vec<(u32, bool, Vec<u8>)> },
+    /// From the coordinator: the job failed.
+    Failed(Failure),
+    /// From the coordinator: it ends in good order.
+    Closing,
+}
+
+/// Who reads decides what may come.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reader {
+    /// The coordinator, of one who has not shown the secret.
+    Lobby,
+    /// The coordinator, of a rank.
+    Coordinator,
+    /// A rank of a world of this size.
+    Rank(usize),
+}
+
+impl Reader {
+    /// The longest body and the most descriptors that a kind may have for this reader; none if it may not come.
+    fn limits(self, kind: u8) -> Option<(usize, usize)> {
+        Some(match (self, kind) {
+            (Reader::Lobby, 1) => (25, 0),
+            (Reader::Coordinator, 2) => (MAX_BLOB + 2 * MAX_NAME + 64, 1),
+            (Reader::Coordinator, 3) => (MAX_REASON + MAX_NAME + 64, 0),
+            (Reader::Coordinator, 4) => (0, 0),
+            (Reader::Rank(_), 5 | 9) => (0, 0),
+            (Reader::Rank(_), 6) => (MAX_REASON, 0),
+            (Reader::Rank(size), 7) => (8 + size * (MAX_BLOB + 16), size),
+            (Reader::Rank(size), 8) => (2 * MAX_REASON + size * (2 * MAX_NAME + 32), 0),
+            _ => return None,
+        })
+    }
+}
+
+/// What came is no message that may come here.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Garbage;
+
+/// Bytes and descriptors that arrived and are not yet read as messages.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub(super) bytes: VecDeque<u8>,
+    pub(super) fds: VecDeque<OwnedFd>,
+}
+
+impl Inbox {
+    /// The next message with its descriptors, if all of it is there.
+    pub(super) fn next(&mut self, reader: Reader) -> Result<Option<(Message, Vec<OwnedFd>)>, Garbage> {
+        if self.bytes.len() < HEADER {
+            // A stranger is not given time to complete a header that is already wrong.
+            return match self.bytes.front() {
+                Some(kind) if reader.limits(*kind).is_none() => Err(Garbage),
+                _ => Ok(None),
+            };
+        }
+        let head: [u8; HEADER] = std::array::from_fn(|i| self.bytes[i]);
+        let fds = usize::from(u16::from_le_bytes([head[1], head[2]]));
+        let length = u32::from_le_bytes([head[3], head[4], head[5], head[6]]) as usize;
+        let (longest, most_fds) = reader.limits(head[0]).ok_or(Garbage)?;
+        if length > longest || fds > most_fds {
+            return Err(Garbage);
+        }
+        if self.bytes.len() < HEADER + length {
+            return Ok(None);
+        }
+        let frame: Vec<u8> = self.bytes.drain(..HEADER + length).collect();
+        // Descriptors arrive with the bytes of their frame, so they are there.
+        if self.fds.len() < fds {
+            return Err(Garbage);
+        }
+        let message = decode(head[0], &frame[HEADER..]).ok_or(Garbage)?;
+        Ok(Some((message, self.fds.drain(..fds).collect())))
+    }
+}
+
+impl Message {
+    /// The frame of a message that carries so many descriptors.
+    pub(super) fn encode(&self, fds: usize) -> Vec<u8> {
+        let mut out = Writer(vec![0; HEADER]);
+        let kind = match self {
+            Message::Hello { rank, size, secret } => {
+                out.0.push(PROTOCOL);
+                out.u32(*rank as usize);
+                out.u32(*size as usize);
+                out.0.extend(secret);
+                1
+            }
+            Message::Meet { name, site, milliseconds, blob } => {
+                out.0.extend(milliseconds.to_le_bytes());
+                out.bytes(name.as_bytes());
+                out.bytes(site.as_bytes());
+                out.bytes(blob);
+                2
+            }
+            Message::Abort { reason, site } => {
+                out.bytes(reason.as_bytes());
+                out.bytes(site.as_bytes());
+                3
+            }
+            Message::Goodbye => 4,
+            Message::Welcome => 5,
+            Message::Refused { reason } => {
+                out.bytes(reason.as_bytes());
+                6
+            }
+            Message::Met { peers } => {
+                out.u32(peers.len());
+                for (pid, has_fd, blob) in peers {
+                    out.u32(*pid as usize);
+                    out.0.push(u8::from(*has_fd));
+                    out.bytes(blob);
+                }
+                7
+            }
+            Message::Failed(failure) => {
+                out.failure(failure);
+                8
+            }
+            Message::Closing => 9,
+        };
+        let mut frame = out.0;
+        let length = (frame.len() - HEADER) as u32;
+        frame[0] = kind;
+        frame[1..3].copy_from_slice(&(fds as u16).to_le_bytes());
+        frame[3..HEADER].copy_from_slice(&length.to_le_bytes());
+        frame
+    }
+}
+
+/// The message of a body; none unless every byte of it has a meaning.
+fn decode(kind: u8, body: &[u8]) -> Option<Message> {
+    let mut fields = Fields(body);
+    let message = match kind {
+        1 => {
+            if fields.u8()? != PROTOCOL {
+                return None;
+            }
+            let (rank, size) = (fields.u32()?, fields.u32()?);
+            Message::Hello { rank, size, secret: fields.take(16)?.try_into().ok()? }
+        }
+        2 => {
+            let milliseconds = fields.u64()?;
+            let (name, site) = (fields.text()?, fields.text()?);
+            Message::Meet { name, site, milliseconds, blob: fields.bytes()?.to_vec() }
+        }
+        3 => Message::Abort { reason: fields.text()?, site: fields.text()? },
+        4 => Message::Goodbye,
+        5 => Message::Welcome,
+        6 => Message::Refused { reason: fields.text()? },
+        7 => {
+            let peer =
+                |fields: &mut Fields<'_>| Some((fields.u32()?, fields.u8()? == 1, fields.bytes()?.to_vec()));
+            Message::Met { peers: fields.list(peer)? }
+        }
+        8 => Message::Failed(fields.failure()?),
+        9 => Message::Closing,
+        _ => return None,
+    };
+    fields.0.is_empty().then_some(message)
+}
+
+/// Key and value pairs as the blob of a meeting.
+pub(super) fn encode_pairs(pairs: &[(String, String)]) -> Vec<u8> {
+    let mut out = Writer(Vec::new());
+    out.u32(pairs.len());
+    for (key, value) in pairs {
+        out.bytes(key.as_bytes());
+        out.bytes(value.as_bytes());
+    }
+    out.0
+}
+
+/// The pairs of such a blob.
+pub(super) fn decode_pairs(blob: &[u8]) -> Option<Vec<(String, String)>> {
+    let mut fields = Fields(blob);
+    let pairs = fields.list(|fields| Some((fields.text()?, fields.text()?)))?;
+    fields.0.is_empty().then_some(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::failure::{Exit, What};
+
+    fn failure(rank: Option<usize>, what: What) -> Message {
+        Message::Failed(Failure { rank, what, at: "barrier \"a\"".to_string() })
+    }
+
+    fn all() -> Vec<(Message, Reader)> {
+        let secret = [9; 16];
+        let rank = Reader::Rank(3);
+        let differs = vec![("a".into(), "x.rs:1".into(), vec![0, 2]), ("b".into(), "x.rs:2".into(), vec![1])];
+        vec![
+            (Message::Hello { rank: 2, size: 3, secret }, Reader::Lobby),
+            (
+                Message::Meet { name: "n".into(), site: "s".into(), milliseconds: 1 << 40, blob: vec![1, 2] },
+                Reader::Coordinator,
+            ),
+            (Message::Abort { reason: "r".into(), site: "s".into() }, Reader::Coordinator),
+            (Message::Goodbye, Reader::Coordinator),
+            (Message::Welcome, rank),
+            (Message::Refused { reason: "r".into() }, rank),
+            (Message::Met { peers: vec![(1, false, vec![]), (2, false, vec![3; 300])] }, rank),
+            (failure(None, What::Lost), rank),
+            (failure(Some(0), What::Left), rank),
+            (failure(Some(1), What::Ended(Exit::Code(-3))), rank),
+            (failure(Some(1), What::Ended(Exit::Signal(9))), rank),
+            (failure(Some(1), What::Aborted("r".into())), rank),
+            (failure(Some(1), What::Late(vec![1, 2])), rank),
+            (failure(Some(1), What::Differs(differs)), rank),
+            (Message::Closing, rank),
+        ]
+    }
+
+    #[test]
+    fn every_message_is_read_back_and_no_cut_of_it_is_one() {
+        for (message, reader) in all() {
+            let frame = message.encode(0);
+            let mut inbox = Inbox::default();
+            for byte in &frame[..frame.len() - 1] {
+                inbox.bytes.push_back(*byte);
+                assert_eq!(inbox.next(reader).unwrap().map(|(message, _)| message), None);
+            }
+            inbox.bytes.push_back(frame[frame.len() - 1]);
+            assert_eq!(inbox.next(reader).unwrap().unwrap().0, message);
+            // A body that ends early or goes on is none, and none of them panics.
+            for length in 0..frame.len() - HEADER {
+                assert_eq!(decode(frame[0], &frame[HEADER..HEADER + length]), None, "{message:?}");
+            }
+            assert_eq!(decode(frame[0], &[&frame[HEADER..], &[0]].concat()), None, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn limits_are_checked_at_the_header() {
+        let read = |reader: Reader, head: [u8; HEADER]| {
+            let mut inbox = Inbox { bytes: head.into(), fds: VecDeque::new() };
+            inbox.next(reader).map(|_| ())
+        };
+        // A hello of 25 bytes is waited for; one of 26, one with a descriptor and any other kind is not.
+        assert_eq!(read(Reader::Lobby, [1, 0, 0, 25, 0, 0, 0]), Ok(()));
+        assert_eq!(read(Reader::Lobby, [1, 0, 0, 26, 0, 0, 0]), Err(Garbage));
+        assert_eq!(read(Reader::Lobby, [1, 1, 0, 25, 0, 0, 0]), Err(Garbage));
+        assert_eq!(read(Reader::Lobby, [2, 0, 0, 25, 0, 0, 0]), Err(Garbage));
+        assert_eq!(read(Reader::Coordinator, [2, 1, 0, 0, 0, 1, 0]), Ok(()));
+        assert_eq!(read(Reader::Coordinator, [2, 2, 0, 0, 0, 1, 0]), Err(Garbage));
+        assert_eq!(read(Reader::Coordinator, [2, 1, 0, 0, 0, 2, 0]), Err(Garbage));
+        assert_eq!(read(Reader::Rank(2), [7, 0, 0, 255, 255, 255, 255]), Err(Garbage));
+        let mut first = Inbox { bytes: [0xff].into(), fds: VecDeque::new() };
+        assert!(first.next(Reader::Lobby).is_err(), "one wrong byte is enough");
+    }
+
+    #[test]
+    fn pairs_are_read_back() {
+        let pairs = vec![("a".to_string(), "1".to_string()), ("b".to_string(), String::new())];
+        assert_eq!(decode_pairs(&encode_pairs(&pairs)), Some(pairs));
+        assert_eq!(decode_pairs(&[1, 0, 0, 0, 255, 255, 255, 255]), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! One attempt of a rank to be let in by the coordinator.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
+
+use super::client::machine;
+use super::error::ControlError;
+use super::frame::{Inbox, Message, Reader};
+use super::roster::Packet;
+use super::socket::{Progress, receive, send, wait_ready};
+use crate::job::Job;
+
+/// The connection, or how the attempt ended if another one may succeed.
+pub(super) type Attempt = Result<(OwnedFd, Inbox), String>;
+
+/// Connects and claims a rank, waiting no longer than `until`.
+pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Result<Attempt, ControlError> {
+    let failed = |error: Errno| machine("init", &error.into());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+    let address = SocketAddrUnix::new_abstract_name(job.socket().as_bytes()).map_err(failed)?;
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::CONNREFUSED) => return Ok(Err("no coordinator".to_string())),
+        Err(Errno::AGAIN) => return Ok(Err("a coordinator with a full queue".to_string())),
+        Err(error) => return Err(failed(error)),
+    }
+    // The secret is for a coordinator of the same user, not for whoever took the name before it.
+    if socket_peercred(&socket).map_err(failed)?.uid != geteuid() {
+        return Ok(Err("a coordinator of another user".to_string()));
+    }
+    let hello = Message::Hello { rank: rank as u32, size: size as u32, secret: job.secret.bytes() };
+    let packet = Packet { bytes: hello.encode(0), fds: Vec::new() };
+    let closed = || Ok(Err("a closed connection".to_string()));
+    if send(socket.as_fd(), &packet, &mut Progress::default()).is_err() {
+        return closed();
+    }
+    let mut inbox = Inbox::default();
+    loop {
+        match inbox.next(Reader::Rank(size)) {
+            Ok(Some((Message::Welcome, _))) => break,
+            Ok(Some((Message::Refused { reason }, _))) => return Err(ControlError::Refused { reason }),
+            Ok(None) => {}
+            _ => return Ok(Err("an answer that is no message".to_string())),
+        }
+        match receive(socket.as_fd(), &mut inbox, true, false) {
+            Ok(0) => return closed(),
+            Err(Errno::AGAIN) => {
+                let ready = wait_ready(socket.as_fd(), PollFlags::IN, until);
+                if !ready.map_err(|error| machine("init", &error))? {
+                    return Ok(Err("no answer".to_string()));
+                }
+            }
+            Err(_) => return closed(),
+            Ok(_) => {}
+        }
+    }
+    // From here on the listener sleeps in its reads; sends say for themselves that they do not wait.
+    rustix::io::ioctl_fionbio(&socket, false).map_err(failed)?;
+    Ok(Ok((socket, inbox)))
+}

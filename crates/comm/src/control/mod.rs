@@ -1,0 +1,33 @@
+//! The control plane of a job on one host, apart from any data path.
+//!
+//! Every rank has one connection, to the coordinator, over a Unix socket in the abstract namespace: nothing
+//! of it is in the file system, and nothing is left when its processes die. Ranks meet over it (rendezvous,
+//! parity, barrier), give up over it (abort), and part over it (goodbye). A connection that closes without a
+//! goodbye is a death, which the others are told at once.
+//!
+//! - `frame.rs`, `bytes.rs`: messages as bytes, with limits. `socket.rs`: bytes and descriptors on a socket.
+//! - `roster.rs`: who is here, who waits, what failed first; without sockets or clock.
+//! - `server.rs`: the coordinator's thread. `coordinator.rs`: its handle.
+//! - `client.rs`, `knock.rs`: a rank's side. `error.rs`, `failure.rs`: what can go wrong, in words. `parity.rs`: compare.
+
+mod bytes;
+mod client;
+mod coordinator;
+mod error;
+mod failure;
+mod frame;
+mod knock;
+mod parity;
+mod roster;
+mod server;
+pub(crate) mod socket;
+
+pub use client::{Control, Peer};
+pub use coordinator::Coordinator;
+pub use error::ControlError;
+pub use failure::{Exit, Failure, What};
+pub use frame::MAX_BLOB;
+pub use parity::Differing;
+
+#[cfg(test)]
+mod tests;

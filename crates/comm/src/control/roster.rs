@@ -1,0 +1,275 @@
+//! What the coordinator knows of the ranks, and what follows from it. No sockets and no clock: the server
+//! feeds it what happened and when, and takes out what to send.
+//!
+//! Ranks meet: a rank brings a name, a source line, a blob and perhaps a descriptor, and gets everybody's
+//! once all have come. Rendezvous, parity and barrier are such meetings. A rank comes to its next meeting
+//! only after the last one was complete, so there is never more than one, and the k-th of every rank is the
+//! same. A rank that comes under another name than the first is a mismatch, told to all at once.
+//!
+//! The first failure is the job's. It is kept, sent to every rank that is here and to every one that comes.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::failure::{Exit, Failure, What};
+use super::frame::Message;
+
+/// How long a closed connection waits for the launcher's word on how the process ended. The kernel closes a
+/// dying process's sockets just before it reports the death, so the word comes within a millisecond.
+const WORD: Duration = Duration::from_millis(50);
+
+/// A message and its descriptors, ready to be sent to several.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) bytes: Vec<u8>,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// What a rank brings to a meeting.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) name: String,
+    pub(super) site: String,
+    pub(super) until: Instant,
+    pub(super) blob: Vec<u8>,
+    pub(super) fd: Option<OwnedFd>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It has not come yet.
+    Absent,
+    Here,
+    /// It said goodbye.
+    Left,
+    /// Its connection closed without a goodbye, then.
+    Lost(Instant),
+    /// Its process ended without a goodbye.
+    Gone(Exit),
+}
+
+struct Member {
+    place: Place,
+    pid: u32,
+    /// The last call it completed.
+    last: String,
+    arrival: Option<Arrival>,
+}
+
+pub(super) struct Roster {
+    members: Vec<Member>,
+    /// How many meetings were complete.
+    meetings: u64,
+    failure: Option<Failure>,
+    /// Whether a launcher tells how processes end.
+    launched: bool,
+    /// What is to be sent, and to which rank.
+    outgoing: Vec<(usize, Arc<Packet>)>,
+}
+
+impl Roster {
+    pub(super) fn new(size: usize, launched: bool) -> Roster {
+        let absent = || Member { place: Place::Absent, pid: 0, last: String::new(), arrival: None };
+        let members = (0..size).map(|_| absent()).collect();
+        Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new() }
+    }
+
+    /// What is to be sent since the last time this was asked.
+    pub(super) fn take_outgoing(&mut self) -> Vec<(usize, Arc<Packet>)> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// A process that knows the secret claims a rank.
+    pub(super) fn join(&mut self, rank: usize, size: usize, pid: u32) -> Result<(), String> {
+        if size != self.members.len() {
+            return Err(format!("expected a world of {} ranks, got {size}", self.members.len()));
+        }
+        let Some(member) = self.members.get_mut(rank) else {
+            return Err(format!("expected a rank below {size}, got {rank}"));
+        };
+        if member.place != Place::Absent {
+            return Err(format!("rank {rank} was already claimed by process {}", member.pid));
+        }
+        (member.place, member.pid) = (Place::Here, pid);
+        self.send(rank, &Message::Welcome);
+        if let Some(failure) = self.failure.clone() {
+            self.send(rank, &Message::Failed(failure));
+        }
+        Ok(())
+    }
+
+    /// A rank comes to its next meeting. It may not come twice to one.
+    pub(super) fn arrive(&mut self, rank: usize, arrival: Arrival) -> Result<(), ()> {
+        if self.members[rank].arrival.is_some() || self.members[rank].place != Place::Here {
+            return Err(());
+        }
+        self.members[rank].arrival = Some(arrival);
+        if self.failure.is_none() {
+            self.compare_names(rank);
+            self.proceed();
+        }
+        Ok(())
+    }
+
+    /// A rank said goodbye.
+    pub(super) fn leave(&mut self, rank: usize) {
+        self.members[rank].place = Place::Left;
+        self.proceed();
+    }
+
+    /// A rank gave up.
+    pub(super) fn abort(&mut self, rank: Option<usize>, reason: String, site: String) {
+        self.fail(Failure { rank, what: What::Aborted(reason), at: site });
+    }
+
+    /// A rank's connection closed.
+    pub(super) fn lose(&mut self, rank: usize, now: Instant) {
+        if self.members[rank].place == Place::Here {
+            self.members[rank].place = Place::Lost(now);
+            if !self.launched {
+                self.fail_by(rank, What::Lost);
+            }
+        }
+    }
+
+    /// The launcher says how a rank's process ended. All that the process sent has been read before this.
+    pub(super) fn end(&mut self, rank: usize, exit: Exit) {
+        let was = self.members[rank].place;
+        if was != Place::Left {
+            self.members[rank].place = Place::Gone(exit);
+        }
+        let others_here = self.members.iter().any(|member| member.place == Place::Here);
+        let vanished = matches!(was, Place::Here | Place::Lost(_)) && others_here;
+        if vanished || !exit.is_success() {
+            self.fail_by(rank, What::Ended(exit));
+        } else {
+            // One that never came may be no concern of the others: it is if they wait for it.
+            self.proceed();
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Instant) {
+        for rank in 0..self.members.len() {
+            if matches!(self.members[rank].place, Place::Lost(since) if now >= since + WORD) {
+                self.fail_by(rank, What::Lost);
+            }
+        }
+        if self.deadline().is_some_and(|deadline| now >= deadline) {
+            let missing: Vec<usize> =
+                (0..self.members.len()).filter(|rank| self.members[*rank].arrival.is_none()).collect();
+            let at = self.meeting_text();
+            self.fail(Failure { rank: missing.first().copied(), what: What::Late(missing), at });
+        }
+    }
+
+    /// When the next tick is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let words = self.members.iter().filter_map(|member| match member.place {
+            Place::Lost(since) => Some(since + WORD),
+            _ => None,
+        });
+        words.chain(self.deadline()).min()
+    }
+
+    /// The coordinator ends: tells those who are still here.
+    pub(super) fn close(&mut self) {
+        self.broadcast(&Message::Closing);
+    }
+
+    /// The earliest deadline of those who came to the meeting.
+    fn deadline(&self) -> Option<Instant> {
+        self.members.iter().filter_map(|member| Some(member.arrival.as_ref()?.until)).min()
+    }
+
+    /// The meeting under way, for a text.
+    fn meeting_text(&self) -> String {
+        let first = self.members.iter().find_map(|member| member.arrival.as_ref());
+        first.map_or(String::new(), |arrival| arrival.name.clone())
+    }
+
+    fn compare_names(&mut self, came: usize) {
+        let mut calls: Vec<(String, String, Vec<usize>)> = Vec::new();
+        for (rank, member) in self.members.iter().enumerate() {
+            let Some(arrival) = &member.arrival else { continue };
+            match calls.iter_mut().find(|(name, site, _)| *name == arrival.name && *site == arrival.site) {
+                Some((_, _, ranks)) => ranks.push(rank),
+                None => calls.push((arrival.name.clone(), arrival.site.clone(), vec![rank])),
+            }
+        }
+        // The same call from two source lines is the same call; its lines are told only in a mismatch.
+        if calls.iter().any(|(name, _, _)| *name != calls[0].0) {
+            let at = format!("call {}", self.meetings);
+            self.fail(Failure { rank: Some(came), what: What::Differs(calls), at });
+        }
+    }
+
+    /// Completes the meeting if all came; fails if one that has not come never will.
+    fn proceed(&mut self) {
+        let came = self.members.iter().filter(|member| member.arrival.is_some()).count();
+        if self.failure.is_some() || came == 0 {
+            return;
+        }
+        if came == self.members.len() {
+            return self.complete();
+        }
+        let absent = |member: &Member| match member.place {
+            Place::Left => Some(What::Left),
+            Place::Gone(exit) => Some(What::Ended(exit)),
+            _ => None,
+        };
+        let never = self.members.iter().enumerate().find_map(|(rank, member)| Some((rank, absent(member)?)));
+        if let Some((rank, what)) = never {
+            let at = if what == What::Left { self.meeting_text() } else { self.members[rank].last.clone() };
+            self.fail(Failure { rank: Some(rank), what, at });
+        }
+    }
+
+    fn complete(&mut self) {
+        let (mut peers, mut fds) = (Vec::new(), Vec::new());
+        for member in &mut self.members {
+            let Some(arrival) = member.arrival.take() else { continue };
+            peers.push((member.pid, arrival.fd.is_some(), arrival.blob));
+            fds.extend(arrival.fd);
+            member.last = arrival.name;
+        }
+        self.meetings += 1;
+        let bytes = Message::Met { peers }.encode(fds.len());
+        let packet = Arc::new(Packet { bytes, fds });
+        self.outgoing.extend((0..self.members.len()).map(|rank| (rank, Arc::clone(&packet))));
+    }
+
+    /// A failure of a rank, after the last call it completed.
+    fn fail_by(&mut self, rank: usize, what: What) {
+        let at = self.members[rank].last.clone();
+        self.fail(Failure { rank: Some(rank), what, at });
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        if self.failure.is_none() {
+            self.broadcast(&Message::Failed(failure.clone()));
+            self.failure = Some(failure);
+        }
+    }
+
+    fn send(&mut self, rank: usize, message: &Message) {
+        self.outgoing.push((rank, Arc::new(Packet { bytes: message.encode(0), fds: Vec::new() })));
+    }
+
+    fn broadcast(&mut self, message: &Message) {
+        let here = (0..self.members.len()).filter(|rank| self.members[*rank].place == Place::Here);
+        let packet = Arc::new(Packet { bytes: message.encode(0), fds: Vec::new() });
+        self.outgoing.extend(here.map(|rank| (rank, Arc::clone(&packet))));
+    }
+}
+
+#[cfg(test)]
+mod tests;

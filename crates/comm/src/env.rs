@@ -1,0 +1,329 @@
+//! Who this process is: its rank, the size of the world and the job it belongs to, from the environment.
+//!
+//! The first launcher in this table whose rank is set decides; with none of them the process is alone, a
+//! world of one.
+//!
+//! | launcher | rank | size | rank on this host |
+//! | --- | --- | --- | --- |
+//! | `consort run` | `CONSORT_RANK` | `CONSORT_SIZE` | the rank: it has one host |
+//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK` |
+//! | PMI (MPICH, Intel MPI) | `PMI_RANK` | `PMI_SIZE` | `MPI_LOCALRANKID`, else the rank |
+//! | Slurm's `srun` | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
+//! | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
+//!
+//! `CONSORT_JOB` (the job's name) and `CONSORT_SECRET` (32 hexadecimal digits) say how to reach the job.
+//! `consort run` sets both. Under another launcher whoever starts the job sets them, the same on all ranks.
+//!
+//! A rank without its size, a size without its rank, or a value that is no number is an error and not a
+//! world of one: a job whose ranks all believe to be alone gives wrong results in silence. Slurm is the
+//! exception: an allocation sets `SLURM_NTASKS` in shells that are no rank.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::job::{Job, Secret};
+
+/// What started this process as a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// `consort run`, which also runs the job's coordinator.
+    Consort,
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// A launcher that speaks PMI: MPICH's and Intel's `mpirun`.
+    Pmi,
+    /// Slurm's `srun`.
+    Slurm,
+    /// PyTorch's `torchrun`.
+    Torchrun,
+    /// Nothing: a world of one.
+    Alone,
+}
+
+/// A process's place among the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// This rank, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub size: usize,
+    /// The rank among those on this host, from 0.
+    pub local_rank: usize,
+    /// Who said so.
+    pub by: Launcher,
+    /// How to reach the job's coordinator, where the environment says it.
+    pub job: Option<Job>,
+}
+
+/// The variables of a launcher.
+struct Family {
+    by: Launcher,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: Option<&'static str>,
+    /// Whether the size is also set for processes that are no rank.
+    size_alone: bool,
+}
+
+const FAMILIES: [Family; 5] = [
+    Family {
+        by: Launcher::Consort,
+        rank: "CONSORT_RANK",
+        size: "CONSORT_SIZE",
+        local_rank: None,
+        size_alone: false,
+    },
+    Family {
+        by: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: Some("OMPI_COMM_WORLD_LOCAL_RANK"),
+        size_alone: false,
+    },
+    Family {
+        by: Launcher::Pmi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: Some("MPI_LOCALRANKID"),
+        size_alone: false,
+    },
+    Family {
+        by: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        size: "SLURM_NTASKS",
+        local_rank: Some("SLURM_LOCALID"),
+        size_alone: true,
+    },
+    Family {
+        by: Launcher::Torchrun,
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: Some("LOCAL_RANK"),
+        size_alone: false,
+    },
+];
+
+impl Launch {
+    /// What the environment of this process says.
+    pub fn from_env() -> Result<Launch, EnvError> {
+        Launch::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// What an environment says, given how to look up a variable in it.
+    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Launch, EnvError> {
+        let job = read_job(&lookup)?;
+        for family in &FAMILIES {
+            let (rank, size) = match (lookup(family.rank), lookup(family.size)) {
+                (Some(rank), Some(size)) => (rank, size),
+                (Some(value), None) => {
+                    return Err(EnvError::HalfSet { set: family.rank, value, missing: family.size });
+                }
+                (None, Some(value)) if !family.size_alone => {
+                    return Err(EnvError::HalfSet { set: family.size, value, missing: family.rank });
+                }
+                (None, _) => continue,
+            };
+            let (rank, size) = (number(family.rank, &rank)?, number(family.size, &size)?);
+            if rank >= size {
+                return Err(EnvError::OutOfRange { variable: family.rank, rank, of: family.size, size });
+            }
+            let local_rank = match family.local_rank.and_then(|name| Some((name, lookup(name)?))) {
+                Some((name, value)) => number(name, &value)?,
+                None => rank,
+            };
+            return Ok(Launch { rank, size, local_rank, by: family.by, job });
+        }
+        Ok(Launch { rank: 0, size: 1, local_rank: 0, by: Launcher::Alone, job: None })
+    }
+}
+
+fn read_job(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Job>, EnvError> {
+    match (lookup("CONSORT_JOB"), lookup("CONSORT_SECRET")) {
+        (None, None) => Ok(None),
+        (Some(value), None) => {
+            Err(EnvError::HalfSet { set: "CONSORT_JOB", value, missing: "CONSORT_SECRET" })
+        }
+        (None, Some(_)) => Err(EnvError::HalfSet {
+            set: "CONSORT_SECRET",
+            value: "(not shown)".to_string(),
+            missing: "CONSORT_JOB",
+        }),
+        (Some(name), Some(secret)) => {
+            if !Job::is_name(&name) {
+                return Err(EnvError::JobName { value: name });
+            }
+            let length = secret.len();
+            let secret = Secret::from_hex(&secret).ok_or(EnvError::Secret { length })?;
+            Ok(Some(Job { name, secret }))
+        }
+    }
+}
+
+fn number(variable: &'static str, value: &str) -> Result<usize, EnvError> {
+    // Not `parse` alone, which would take `+1` too.
+    let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    let number = value.parse().ok().filter(|n: &usize| digits && u32::try_from(*n).is_ok());
+    number.ok_or_else(|| EnvError::NotANumber { variable, value: value.to_string() })
+}
+
+/// Why the environment does not say who this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EnvError {
+    /// One variable of a pair is set.
+    HalfSet {
+        /// The one that is.
+        set: &'static str,
+        /// Its value.
+        value: String,
+        /// The one that is not.
+        missing: &'static str,
+    },
+    /// A value is not a number.
+    NotANumber {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A rank is not below the size.
+    OutOfRange {
+        /// The variable with the rank.
+        variable: &'static str,
+        /// The rank.
+        rank: usize,
+        /// The variable with the size.
+        of: &'static str,
+        /// The size.
+        size: usize,
+    },
+    /// `CONSORT_JOB` is not a name.
+    JobName {
+        /// Its value.
+        value: String,
+    },
+    /// `CONSORT_SECRET` is not a secret. Its value is not shown.
+    Secret {
+        /// How many characters it has.
+        length: usize,
+    },
+}
+
+impl fmt::Display for EnvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EnvError::HalfSet { set, value, missing } => {
+                write!(f, "init: expected {missing} beside {set}={value}, got none")?;
+                write!(f, "\n  note: set both, or unset {set} to run as a world of one")
+            }
+            EnvError::NotANumber { variable, value } => {
+                write!(f, "init: {variable}: expected a number from 0, got {value:?}")?;
+                f.write_str("\n  note: the launcher sets it; unset it to run without one")
+            }
+            EnvError::OutOfRange { variable, rank, of, size } => {
+                write!(f, "init: {variable}: expected a rank below {of}={size}, got {rank}")?;
+                f.write_str("\n  note: ranks count from 0")
+            }
+            EnvError::JobName { value } => {
+                write!(
+                    f,
+                    "init: CONSORT_JOB: expected 1 to 64 letters, digits, `.`, `_`, `-`, got {value:?}"
+                )?;
+                f.write_str("\n  note: any name will do that no other job on this host has")
+            }
+            EnvError::Secret { length } => {
+                write!(f, "init: CONSORT_SECRET: expected 32 hexadecimal digits, got {length} characters")?;
+                f.write_str("\n  note: `openssl rand -hex 16` makes one")
+            }
+        }
+    }
+}
+
+impl Error for EnvError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "00112233445566778899aabbccddeeff";
+
+    fn read(variables: &[(&str, &str)]) -> Result<Launch, EnvError> {
+        let of = |name: &str| variables.iter().find(|(key, _)| *key == name);
+        Launch::read(|name| of(name).map(|(_, value)| value.to_string()))
+    }
+
+    fn place(variables: &[(&str, &str)]) -> (usize, usize, usize, Launcher) {
+        let launch = read(variables).unwrap();
+        (launch.rank, launch.size, launch.local_rank, launch.by)
+    }
+
+    #[test]
+    fn each_launcher_is_read() {
+        let ompi = [
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ];
+        assert_eq!(place(&[("CONSORT_RANK", "2"), ("CONSORT_SIZE", "4")]), (2, 4, 2, Launcher::Consort));
+        assert_eq!(place(&ompi), (5, 8, 1, Launcher::OpenMpi));
+        assert_eq!(place(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]), (1, 2, 1, Launcher::Pmi));
+        let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")];
+        assert_eq!(place(&slurm), (3, 4, 0, Launcher::Slurm));
+        let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+        assert_eq!(place(&torchrun), (1, 2, 1, Launcher::Torchrun));
+        assert_eq!(place(&[]), (0, 1, 0, Launcher::Alone));
+    }
+
+    #[test]
+    fn our_own_variables_come_first_and_a_slurm_shell_is_no_rank() {
+        let both = [("RANK", "1"), ("WORLD_SIZE", "2"), ("CONSORT_RANK", "0"), ("CONSORT_SIZE", "3")];
+        assert_eq!(place(&both), (0, 3, 0, Launcher::Consort));
+        assert_eq!(place(&[("SLURM_NTASKS", "4")]), (0, 1, 0, Launcher::Alone));
+    }
+
+    #[test]
+    fn a_job_needs_its_name_and_its_secret() {
+        let rank = [("CONSORT_RANK", "0"), ("CONSORT_SIZE", "1")];
+        let with = |more: &[(&'static str, &'static str)]| read(&[&rank[..], more].concat());
+        let job = with(&[("CONSORT_JOB", "j.1"), ("CONSORT_SECRET", SECRET)]).unwrap().job.unwrap();
+        assert_eq!((job.socket().as_str(), job.secret.to_hex().as_str()), ("consort-j.1", SECRET));
+        assert_eq!(with(&[]).unwrap().job, None);
+        for (more, text) in [
+            (&[("CONSORT_JOB", "j")][..], "expected CONSORT_SECRET beside CONSORT_JOB=j, got none"),
+            (
+                &[("CONSORT_SECRET", SECRET)],
+                "expected CONSORT_JOB beside CONSORT_SECRET=(not shown), got none",
+            ),
+            (&[("CONSORT_JOB", "a b"), ("CONSORT_SECRET", SECRET)], "digits, `.`, `_`, `-`, got \"a b\""),
+            (
+                &[("CONSORT_JOB", "j"), ("CONSORT_SECRET", "abc")],
+                "expected 32 hexadecimal digits, got 3 char",
+            ),
+        ] {
+            let error = with(more).unwrap_err().to_string();
+            assert!(error.contains(text) && !error.contains(SECRET), "{error}");
+        }
+    }
+
+    #[test]
+    fn half_set_and_malformed_variables_are_named() {
+        for (variables, text) in [
+            (&[("CONSORT_RANK", "1")][..], "init: expected CONSORT_SIZE beside CONSORT_RANK=1, got none"),
+            (&[("WORLD_SIZE", "2")], "init: expected RANK beside WORLD_SIZE=2, got none"),
+            (&[("SLURM_PROCID", "2")], "init: expected SLURM_NTASKS beside SLURM_PROCID=2, got none"),
+            (
+                &[("PMI_RANK", "-1"), ("PMI_SIZE", "2")],
+                "init: PMI_RANK: expected a number from 0, got \"-1\"",
+            ),
+            (
+                &[("PMI_RANK", "+1"), ("PMI_SIZE", "2")],
+                "init: PMI_RANK: expected a number from 0, got \"+1\"",
+            ),
+            (&[("RANK", "0"), ("WORLD_SIZE", "")], "init: WORLD_SIZE: expected a number from 0, got \"\""),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "init: RANK: expected a rank below WORLD_SIZE=2, got 2"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "0")], "init: RANK: expected a rank below WORLD_SIZE=0, got 0"),
+        ] {
+            let error = read(variables).unwrap_err().to_string();
+            assert!(error.starts_with(text) && error.contains("\n  note: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a job was not started.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::MAX_RANKS;
+
+/// Why a job was not started, or a process did not become a rank.
+#[derive(Debug)]
+pub enum LaunchError {
+    /// Too few or too many ranks.
+    Ranks {
+        /// How many were asked for.
+        got: usize,
+    },
+    /// No program was given.
+    NoProgram,
+    /// There is no such program where programs are.
+    NotFound {
+        /// Its name.
+        program: OsString,
+        /// Whether a file of that name is in the current folder.
+        here: bool,
+    },
+    /// The file cannot be looked at.
+    Unreadable {
+        /// The program.
+        program: OsString,
+        /// What the machine says.
+        error: io::Error,
+    },
+    /// The file is no program, or not ours to run.
+    NotExecutable {
+        /// The program.
+        program: OsString,
+    },
+    /// The kernel cannot run it.
+    Exec {
+        /// The program.
+        program: OsString,
+        /// What the machine says.
+        error: io::Error,
+    },
+    /// The launcher died before the rank could bind itself to it.
+    Orphan {
+        /// The launcher's process.
+        launcher: u32,
+    },
+    /// A file for the ranks' output cannot be written.
+    Tee {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the machine says.
+        error: io::Error,
+    },
+    /// The machine failed.
+    Machine {
+        /// What it could not do.
+        what: &'static str,
+        /// What it says.
+        error: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// Whether it is the machine's fault and not of what was given.
+    pub fn is_machine(&self) -> bool {
+        matches!(self, LaunchError::Machine { .. } | LaunchError::Orphan { .. })
+    }
+}
+
+impl fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LaunchError::Ranks { got } => {
+                write!(f, "run: expected 1 to {MAX_RANKS} ranks, got {got}")?;
+                f.write_str("\n  note: -n N says how many")
+            }
+            LaunchError::NoProgram => f.write_str(
+                "run: expected a program, got none\n  note: it comes after the options: run -n 2 -- PROGRAM",
+            ),
+            LaunchError::NotFound { program, here } => {
+                let program = program.display();
+                write!(f, "run: {program}: expected a program in PATH, got none")?;
+                match here {
+                    true => write!(f, "\n  note: for the file in this folder write ./{program}"),
+                    false => f.write_str("\n  note: is the name right, and is it built?"),
+                }
+            }
+            LaunchError::Unreadable { program, error } => {
+                write!(f, "run: {}: expected a program, got: {error}", program.display())?;
+                f.write_str("\n  note: is the path right, and is it built?")
+            }
+            LaunchError::NotExecutable { program } => {
+                let program = program.display();
+                write!(f, "run: {program}: expected a program, got a file that may not be executed")?;
+                write!(f, "\n  note: if it is one, chmod +x {program}")
+            }
+            LaunchError::Exec { program, error } => {
+                write!(f, "run: {}: cannot be executed: {error}", program.display())?;
+                f.write_str(
+                    "\n  note: is it built for this machine, or is the interpreter in its first line there?",
+                )
+            }
+            LaunchError::Orphan { launcher } => {
+                write!(f, "run: the launcher, process {launcher}, is gone")?;
+                f.write_str("\n  note: ranks end with their launcher")
+            }
+            LaunchError::Tee { path, error } => {
+                write!(
+                    f,
+                    "run: --tee: {}: {error}\n  note: name a folder that can be written",
+                    path.display()
+                )
+            }
+            LaunchError::Machine { what, error } => {
+                write!(
+                    f,
+                    "run: cannot {what}: {error}\n  note: the machine or its limits failed, not the job"
+                )
+            }
+        }
+    }
+}
+
+impl Error for LaunchError {}

@@ -1,0 +1,94 @@
+//! What is said last of a job: who failed first, how, and what it said.
+
+use std::fmt::Write;
+
+use super::{Options, Outcome, Rank, TIMED_OUT};
+use crate::control::{Exit, Failure, What};
+use crate::ranks_text;
+
+/// How the ranks of a job ended.
+pub(super) struct Ends<'a> {
+    pub(super) ranks: &'a [Rank],
+    /// The ranks in the order of their ends.
+    pub(super) order: &'a [usize],
+    pub(super) timed_out: bool,
+    /// The last lines of each rank's standard error.
+    pub(super) tails: &'a [Vec<String>],
+}
+
+impl Ends<'_> {
+    /// The job's exit code and the summary, given the first failure that the coordinator knows.
+    pub(super) fn outcome(&self, failure: Option<Failure>, strangers: u64, options: &Options) -> Outcome {
+        let first_bad = self.order.iter().copied().find(|rank| self.bad_exit(*rank).is_some());
+        let mut summary = String::new();
+        let code = if self.timed_out {
+            let limit = options.timeout.unwrap_or_default();
+            let _ = writeln!(summary, "error: run: the time of {limit:?} was up");
+            let ended = self.order.iter().filter(|rank| !self.by_itself(**rank)).copied();
+            self.write_ended(&mut summary, ended.collect());
+            TIMED_OUT
+        } else if let Some(first_bad) = first_bad {
+            // The rank that the coordinator names failed first, even if the one it took down ended sooner.
+            let named = failure.as_ref().and_then(|failure| failure.rank).unwrap_or(first_bad);
+            let counted =
+                if self.bad_exit(named).is_some() && self.by_itself(named) { named } else { first_bad };
+            self.write_failure(&mut summary, named, failure.as_ref());
+            if counted != named {
+                self.write_failure(&mut summary, counted, None);
+            }
+            let ended = self.order.iter().filter(|rank| !self.by_itself(**rank)).copied();
+            self.write_ended(&mut summary, ended.collect());
+            self.bad_exit(counted).map_or(1, Exit::code)
+        } else {
+            0
+        };
+        if strangers > 0 {
+            let _ = writeln!(summary, "note: {strangers} connections to the job's socket were turned away");
+        }
+        Outcome { code, summary }
+    }
+
+    fn bad_exit(&self, rank: usize) -> Option<Exit> {
+        self.ranks[rank].end.map(|end| end.exit).filter(|exit| !exit.is_success())
+    }
+
+    fn by_itself(&self, rank: usize) -> bool {
+        self.ranks[rank].end.is_some_and(|end| end.by_itself)
+    }
+
+    fn write_failure(&self, out: &mut String, rank: usize, failure: Option<&Failure>) {
+        let pid = self.ranks[rank].pid;
+        let exit = self.ranks[rank].end.map(|end| end.exit);
+        let what = match (failure.filter(|failure| failure.what != What::Lost), exit) {
+            (Some(failure), exit) => {
+                let text = failure.to_string();
+                let told = text.split("\n  note: ").next().unwrap_or_default();
+                let told = told.strip_prefix(&format!("rank {rank} ")).unwrap_or(told);
+                match exit {
+                    Some(exit) if self.by_itself(rank) && !matches!(failure.what, What::Ended(_)) => {
+                        format!("{told}; it {exit}")
+                    }
+                    _ => told.to_string(),
+                }
+            }
+            (None, Some(exit)) => exit.to_string(),
+            (None, None) => "has not ended".to_string(),
+        };
+        let head = if failure.is_some() { "error: run: first failure: " } else { "  then " };
+        let _ = writeln!(out, "{head}rank {rank} (process {pid}): {what}");
+        let tail = self.tails.get(rank).map(Vec::as_slice).unwrap_or_default();
+        if !tail.is_empty() {
+            let _ = writeln!(out, "  its last lines on the standard error:");
+            for line in tail {
+                let _ = writeln!(out, "    {line}");
+            }
+        }
+    }
+
+    fn write_ended(&self, out: &mut String, mut ranks: Vec<usize>) {
+        ranks.sort();
+        if !ranks.is_empty() {
+            let _ = writeln!(out, "  note: did not end in time, and was ended: {}", ranks_text(&ranks));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Memory that several ranks reach: words for their protocol, and ranges for their data.
+//!
+//! This file is the only one that turns an offset into memory. Words are atomic and may be used by anybody at any
+//! time. Ranges are plain bytes: whoever asks for one promises that the protocol keeps writers away from it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
+pub(crate) struct Segment {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the segment and stays where it is; all access is through atomic words, or
+// through ranges for which the caller vouches.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+impl Segment {
+    /// So many bytes for ranks that are threads.
+    pub(crate) fn private(len: usize) -> io::Result<Segment> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at a place that the kernel chooses replaces nothing.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, PROTECTION, flags) }?;
+        Segment::at(base.cast(), len)
+    }
+
+    /// So many bytes for ranks that are processes: memory that has no name in the file system and lives as long as
+    /// somebody has it mapped. Peers map it by the descriptor.
+    pub(crate) fn shared(len: usize) -> io::Result<(Segment, OwnedFd)> {
+        let fd = memfd_create("consort", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, len as u64)?;
+        Ok((Segment::map(&fd, len)?, fd))
+    }
+
+    /// A peer's memory, by its descriptor.
+    pub(crate) fn map(fd: impl AsFd, len: usize) -> io::Result<Segment> {
+        // Touching a page behind the end of the file would kill the process.
+        if !usize::try_from(fstat(&fd)?.st_size).is_ok_and(|size| size >= len) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the memory of a peer is smaller than it should be",
+            ));
+        }
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: as in `private`.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, PROTECTION, flags, fd, 0) }?;
+        Segment::at(base.cast(), len)
+    }
+
+    fn at(base: *mut u8, len: usize) -> io::Result<Segment> {
+        Ok(Segment { base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The word at an offset that is a multiple of 8.
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at.checked_add(8).is_some_and(|end| end <= self.len()), "word {at}");
+        // SAFETY: inside the allocation and aligned; an atomic may be shared, and zero bytes are one. Offsets of
+        // words are never inside ranges that are handed out.
+        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// The half word at an offset that is a multiple of 4, for futexes.
+    pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
+        assert!(
+            at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= self.len()),
+            "half word {at}"
+        );
+        // SAFETY: as for `word`.
+        unsafe { self.base.add(at).cast::<AtomicU32>().as_ref() }
+    }
+
+    /// A range to read.
+    ///
+    /// # Safety
+    /// Nobody writes to the range while the slice lives.
+    pub(crate) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "range {at}+{len}");
+        // SAFETY: inside the allocation; the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.base.add(at).as_ptr(), len) }
+    }
+
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the segment is shared by design; the caller vouches for the range"
+    )]
+    /// A range to write.
+    ///
+    /// # Safety
+    /// Nobody else reads from or writes to the range while the slice lives.
+    pub(crate) unsafe fn write(&self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "range {at}+{len}");
+        // SAFETY: inside the allocation; the caller keeps everybody else away.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(at).as_ptr(), len) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length, and nobody in this process can reach it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn two_mappings_are_one_memory() {
+        let (mine, fd) = Segment::shared(10_000).unwrap();
+        let theirs = Segment::map(&fd, 10_000).unwrap();
+        mine.word(8).store(7, SeqCst);
+        assert_eq!(theirs.word(8).load(SeqCst), 7);
+        // SAFETY: one thread, one slice at a time.
+        unsafe { theirs.write(4096, 3) }.copy_from_slice(b"abc");
+        // SAFETY: as above.
+        assert_eq!(unsafe { mine.read(4096, 3) }, b"abc");
+        drop(mine);
+        assert_eq!(theirs.word(8).load(SeqCst), 7);
+        assert!(Segment::map(&fd, 1 << 20).is_err(), "larger than it is");
+    }
+}

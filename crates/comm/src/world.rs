@@ -1,0 +1,147 @@
+//! `init`: a process becomes a rank of its world.
+
+use std::error::Error;
+use std::fmt;
+use std::thread;
+use std::time::Duration;
+
+use crate::control::{Control, ControlError, Coordinator};
+use crate::env::{EnvError, Launch, Launcher};
+
+/// How long a rank waits for the others when it starts, and in calls that name no deadline.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
+/// others of the panic.
+#[derive(Debug)]
+pub struct World {
+    rank: usize,
+    size: usize,
+    local_rank: usize,
+    /// How ranks reach one another besides data; none in a world of one.
+    control: Option<Control>,
+    /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
+    _coordinator: Option<Coordinator>,
+}
+
+/// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and
+/// checks that all run the same version. A process that was started alone is a world of one.
+#[track_caller]
+pub fn init() -> Result<World, InitError> {
+    let launch = Launch::from_env().map_err(InitError::Env)?;
+    World::join(&launch, DEADLINE)
+}
+
+impl World {
+    /// Joins the world that a launch describes, within a deadline.
+    #[track_caller]
+    pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
+        let Launch { rank, size, local_rank, by, ref job } = *launch;
+        let Some(job) = job else {
+            if size > 1 {
+                return Err(InitError::NoJob { rank, size });
+            }
+            return Ok(World { rank, size, local_rank, control: None, _coordinator: None });
+        };
+        let hosts = rank == 0 && by != Launcher::Consort;
+        let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
+        let coordinator = coordinator.map_err(|error| InitError::Coordinator { error: error.to_string() })?;
+        let control = Control::connect(job, rank, size, deadline).map_err(InitError::Control)?;
+        control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
+        let version = [("consort version", env!("CARGO_PKG_VERSION"))];
+        control.parity(&version, deadline).map_err(InitError::Control)?;
+        Ok(World { rank, size, local_rank, control: Some(control), _coordinator: coordinator })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// This rank among those on its host, from 0.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The connection with the other ranks besides data; none in a world of one.
+    pub fn control(&self) -> Option<&Control> {
+        self.control.as_ref()
+    }
+
+    /// Checks that a setting has the same value on every rank: an error on all of them if not.
+    #[track_caller]
+    pub fn parity(&self, key: &str, value: &str) -> Result<(), ControlError> {
+        match &self.control {
+            Some(control) => control.parity(&[(key, value)], DEADLINE),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all ranks have come to the barrier of this name.
+    #[track_caller]
+    pub fn barrier(&self, name: &str, deadline: Duration) -> Result<(), ControlError> {
+        match &self.control {
+            Some(control) => control.barrier(name, deadline),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(control) = &self.control
+            && thread::panicking()
+        {
+            // Where, its own message says.
+            control.abort_at("it panicked", String::new());
+        }
+    }
+}
+
+/// Why a process did not become a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitError {
+    /// The environment does not say which rank it is.
+    Env(EnvError),
+    /// There are other ranks, and nothing says how to reach them.
+    NoJob {
+        /// This rank.
+        rank: usize,
+        /// How many there are.
+        size: usize,
+    },
+    /// Rank 0 could not serve the others.
+    Coordinator {
+        /// What the machine says.
+        error: String,
+    },
+    /// The ranks did not come together.
+    Control(ControlError),
+}
+
+impl fmt::Display for InitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InitError::Env(error) => error.fmt(f),
+            InitError::NoJob { rank, size } => {
+                write!(
+                    f,
+                    "init: expected CONSORT_JOB and CONSORT_SECRET for rank {rank} of {size}, got neither"
+                )?;
+                f.write_str("\n  note: start with `consort run`, or export both, alike for all ranks, before mpirun or srun")
+            }
+            InitError::Coordinator { error } => {
+                write!(f, "init: rank 0 cannot serve the other ranks: {error}")?;
+                f.write_str("\n  note: CONSORT_JOB is a name that no other job on this host has")
+            }
+            InitError::Control(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for InitError {}

@@ -1,0 +1,191 @@
+//! What goes wrong ends in one error on every member, and nothing waits past its deadline.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use std::time::{Duration, Instant};
+
+use consort_comm::{Buffer, CommError, Element, Group, Message, Pending, Reduce, spawn, spawn_with_heap};
+
+const HEAP: usize = 1 << 20;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn zeros(group: &Group, len: usize) -> Buffer {
+    let mut buffer = group.heap().alloc(len).unwrap();
+    buffer.bytes_mut(soon()).unwrap().fill(0);
+    buffer
+}
+
+/// The error of a call that every member makes, as text.
+fn errors(n: usize, call: impl Fn(&Group) -> Result<Pending, CommError> + Sync) -> Vec<String> {
+    spawn_with_heap(n, HEAP, |group| {
+        let error = call(&group).and_then(|pending| pending.wait(soon())).map(drop).unwrap_err();
+        // From then on the group says so at once.
+        assert_eq!(group.barrier().and_then(|pending| pending.wait(soon())).map(drop).unwrap_err(), error);
+        error.to_string()
+    })
+}
+
+/// All members name the same two sides.
+fn check_mismatch(texts: &[String], sides: [&str; 2]) {
+    for text in texts {
+        assert!(text.starts_with("call 0 differs between ranks\n"), "{text}");
+        for side in sides {
+            assert!(text.contains(side), "expected {side} in\n{text}");
+        }
+        assert!(text.contains("failures.rs:"), "{text}");
+    }
+}
+
+#[test]
+fn another_reduction_root_type_or_size_is_named_on_every_member() {
+    let last = |group: &Group| group.rank() + 1 == group.size();
+    for n in [2, 3, 4] {
+        let texts = errors(n, |group| {
+            let reduce = if last(group) { Reduce::Max } else { Reduce::Sum };
+            group.all_reduce(zeros(group, 64), Element::F32, reduce)
+        });
+        check_mismatch(&texts, ["all_reduce sum f32, 64 bytes", "all_reduce max f32, 64 bytes"]);
+        let texts = errors(n, |group| {
+            let element = if last(group) { Element::I32 } else { Element::F32 };
+            group.all_reduce(zeros(group, 64), element, Reduce::Sum)
+        });
+        check_mismatch(&texts, ["all_reduce sum f32", "all_reduce sum i32"]);
+        let texts = errors(n, |group| group.all_gather(zeros(group, if last(group) { 8 } else { 16 }), 1));
+        check_mismatch(&texts, ["all_gather, 16 bytes", "all_gather, 8 bytes"]);
+        let texts =
+            errors(
+                n,
+                |group| if last(group) { group.barrier() } else { group.all_gather(zeros(group, 8), 1) },
+            );
+        check_mismatch(&texts, ["all_gather, 8 bytes", "barrier, 0 bytes"]);
+        let texts = errors(n, |group| {
+            let factor = if last(group) { 0.25 } else { 0.5 };
+            group.all_reduce(zeros(group, 64), Element::F32, Reduce::PremulSum(factor))
+        });
+        check_mismatch(
+            &texts,
+            ["all_reduce premul_sum f32, 64 bytes, with other sizes, routes or factors", "rank "],
+        );
+    }
+}
+
+#[test]
+fn another_root_is_found_by_whoever_waits() {
+    let texts = spawn_with_heap(3, HEAP, |group| {
+        let root = usize::from(group.rank() == 2);
+        let first =
+            group.broadcast(zeros(&group, 8), root).and_then(|pending| pending.wait(soon())).map(drop);
+        // The root of its own choice does not wait, and learns of it at the next call.
+        let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
+        first.and(second).unwrap_err().to_string()
+    });
+    check_mismatch(&texts, ["broadcast root 0", "broadcast root 1"]);
+}
+
+#[test]
+fn splits_that_do_not_fit() {
+    let texts = spawn_with_heap(2, HEAP, |group| {
+        let outs = if group.rank() == 0 { vec![4, 8] } else { vec![4, 4] };
+        let pending = group.all_to_all(zeros(&group, 8), vec![4, 4], outs).unwrap();
+        pending.wait(soon()).map(drop).map_err(|error| error.to_string())
+    });
+    let text = texts[0].as_ref().unwrap_err();
+    assert_eq!(text, "all_to_all: call 0: member 1 sends 4 bytes to member 0, which expects 8");
+}
+
+#[test]
+fn messages_of_another_length() {
+    let texts = spawn_with_heap(2, HEAP, |group| {
+        let message = |len| Message { peer: 1 - group.rank(), tag: 3, buffer: zeros(&group, len) };
+        let batch = if group.rank() == 0 {
+            group.exchange(vec![message(8)], vec![])
+        } else {
+            group.exchange(vec![], vec![message(12)])
+        };
+        batch.and_then(|pending| pending.wait(soon())).map(drop).unwrap_err().to_string()
+    });
+    assert_eq!(texts[1], "exchange: member 0 sends 8 bytes with tag 3 to member 1, which expects 12");
+    assert_eq!(texts[0], "rank 1 stopped: its own error says why");
+}
+
+#[test]
+fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
+    let results = spawn_with_heap(3, HEAP, |group| {
+        if group.rank() == 1 {
+            return None;
+        }
+        let start = Instant::now();
+        let until = start + Duration::from_millis(200);
+        let error = group
+            .all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum)
+            .unwrap()
+            .wait(until)
+            .map(drop)
+            .unwrap_err();
+        assert!(start.elapsed() >= Duration::from_millis(200));
+        Some(error.to_string())
+    });
+    for text in results.into_iter().flatten() {
+        assert!(
+            text.starts_with("all_reduce sum f64: call 0: the deadline passed; missing: rank 1\n"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_panic_ends_the_others_and_goes_on() {
+    let caught = std::panic::catch_unwind(|| {
+        spawn(3, |group| {
+            if group.rank() == 2 {
+                panic!("rank 2 has had enough");
+            }
+            let error = group.barrier().and_then(|pending| pending.wait(soon())).map(drop).unwrap_err();
+            assert_eq!(error, CommError::Panicked { rank: 2 });
+        })
+    });
+    let message = caught.unwrap_err();
+    assert_eq!(message.downcast_ref::<&str>(), Some(&"rank 2 has had enough"));
+}
+
+#[test]
+fn a_full_heap_says_who_holds_what() {
+    spawn_with_heap(1, 4096, |group| {
+        let held = group.heap().alloc(3000).unwrap();
+        let error = group.heap().alloc(3000).map(drop).unwrap_err();
+        let CommError::Exhausted { asked: 3000, leased: 0, .. } = error else { panic!("{error}") };
+        assert!(error.to_string().starts_with("heap: 3000 bytes do not fit: of "), "{error}");
+        drop(held);
+        assert!(group.heap().alloc(3000).is_ok());
+        assert!(group.heap().alloc(usize::MAX).is_err());
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_starts() {
+    spawn_with_heap(2, HEAP, |group| {
+        let text = |result: Result<Pending, CommError>| result.map(drop).unwrap_err().to_string();
+        let buffer = |len| zeros(&group, len);
+        assert_eq!(
+            text(group.all_reduce(buffer(8), Element::Bool, Reduce::Sum)),
+            "`sum` is not defined for bool"
+        );
+        assert_eq!(text(group.broadcast(buffer(8), 2)), "expected a root below 2, got 2");
+        assert!(
+            text(group.all_reduce(buffer(7), Element::F32, Reduce::Sum))
+                .starts_with("expected 7 bytes to be a multiple of 4")
+        );
+        assert!(
+            text(group.reduce_scatter(buffer(4), Element::F32, Reduce::Sum, 1)).contains("multiple of 8")
+        );
+        assert!(text(group.all_gather(buffer(4), 0)).contains("0 rows"));
+        assert!(text(group.permute(buffer(4), vec![Some(1), Some(1)])).starts_with("expected 2 entries"));
+        assert!(text(group.all_to_all(buffer(4), vec![1], vec![4])).starts_with("expected 2 splits"));
+        let peer = vec![Message { peer: 5, tag: 0, buffer: buffer(4) }];
+        assert_eq!(text(group.exchange(peer, vec![])), "expected a peer below 2, got 5");
+        // Nothing was started, so the group still works.
+        group.barrier().unwrap().wait(soon()).unwrap();
+    });
+}
