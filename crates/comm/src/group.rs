@@ -398,6 +398,12 @@ impl Inner {
         let outcome = self.try_advance();
         if let Err(error) = &outcome {
             self.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
+            if let CommError::Lengths { from, .. } | CommError::Splits { from, .. } = error {
+                // Only this member can see it, so it tells the others that it stopped.
+                let row = &self.members.rows[self.members.me];
+                row.set_failure(*from, u64::MAX);
+                row.ring();
+            }
         }
         outcome
     }
@@ -432,12 +438,7 @@ impl Inner {
             row.ring();
         }
         outcome?;
-        state.mails.advance(members).inspect_err(|error| {
-            if let CommError::Lengths { from, .. } = error {
-                row.set_failure(*from, u64::MAX);
-                row.ring();
-            }
-        })
+        state.mails.advance(members)
     }
 
     /// One call; true when it is finished.

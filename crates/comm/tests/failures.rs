@@ -86,13 +86,20 @@ fn another_root_is_found_by_whoever_waits() {
 
 #[test]
 fn splits_that_do_not_fit() {
-    let texts = spawn_with_heap(2, HEAP, |group| {
-        let outs = if group.rank() == 0 { vec![4, 8] } else { vec![4, 4] };
-        let pending = group.all_to_all(zeros(&group, 8), vec![4, 4], outs).unwrap();
-        pending.wait(soon()).map(drop).map_err(|error| error.to_string())
+    let texts = spawn_with_heap(3, HEAP, |group| {
+        // Rank 0 expects more of rank 1 than it sends.
+        let outs = if group.rank() == 0 { vec![4, 8, 4] } else { vec![4; 3] };
+        let first =
+            group.all_to_all(zeros(&group, 12), vec![4; 3], outs).and_then(|pending| pending.wait(soon()));
+        // The others may have finished their part before, and learn of it at the next call.
+        let second = group.barrier().and_then(|pending| pending.wait(soon()));
+        first.and(second).map(drop).unwrap_err().to_string()
     });
-    let text = texts[0].as_ref().unwrap_err();
-    assert_eq!(text, "all_to_all: call 0: member 1 sends 4 bytes to member 0, which expects 8");
+    assert_eq!(texts[0], "all_to_all: call 0: member 1 sends 4 bytes to member 0, which expects 8");
+    assert_eq!(
+        texts[1..],
+        ["rank 0 stopped: its own error says why", "rank 0 stopped: its own error says why"]
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Signals to the launcher, and its sudden death.
 
-use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::thread;
 use std::time::Instant;
 
@@ -62,10 +62,11 @@ fn a_rank_whose_launcher_is_already_gone_does_not_start() {
 fn a_reader_who_is_stuck_does_not_keep_the_job() {
     // Nobody reads this pipe, and it stays open: the ranks and what carries their output are stuck soon.
     let (_stuck, full) = std::io::pipe().unwrap();
-    let mut command = shells(2, "echo pid $$ >&2; exec yes");
-    let mut child = command.stdout(full).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    (0..2).for_each(|_| assert!(lines.next().unwrap().unwrap().contains("pid ")));
+    let folder = std::env::temp_dir().join(format!("consort-run-{}.stuck", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut command = shells(2, "echo > \"$FOLDER/$CONSORT_RANK\"; exec yes");
+    let mut child = command.env("FOLDER", &folder).stdout(full).stderr(Stdio::null()).spawn().unwrap();
+    eventually("both ranks run", || ["0", "1"].iter().all(|rank| folder.join(rank).exists()));
     kill("TERM", child.id());
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() && start.elapsed() < LONG {
@@ -74,4 +75,5 @@ fn a_reader_who_is_stuck_does_not_keep_the_job() {
     // Where it has ended, this does nothing.
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
+    std::fs::remove_dir_all(folder).unwrap();
 }
