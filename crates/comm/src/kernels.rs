@@ -1,5 +1,7 @@
 //! Reductions over slices of bytes: what each member does with the parts of all.
 
+use std::ops::{BitAnd, BitOr, BitXor};
+
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use half::{bf16, f16};
 
@@ -25,34 +27,10 @@ pub(crate) fn reduce(out: &mut [u8], parts: &[Part<'_>], element: Element, reduc
         Element::F64 => floats::<f64, f64>(out, parts, reduce, |x| x, |x| x, |x| x),
         Element::F16 => floats::<f16, f32>(out, parts, reduce, f16::to_f32, f16::from_f32, |x| x as f32),
         Element::Bf16 => floats::<bf16, f32>(out, parts, reduce, bf16::to_f32, bf16::from_f32, |x| x as f32),
-        Element::I32 => match reduce {
-            Reduce::Product => ints::<i32>(out, parts, i32::wrapping_mul),
-            Reduce::Min => ints::<i32>(out, parts, Ord::min),
-            Reduce::Max => ints::<i32>(out, parts, Ord::max),
-            Reduce::And => ints::<i32>(out, parts, |a, b| a & b),
-            Reduce::Or => ints::<i32>(out, parts, |a, b| a | b),
-            Reduce::Xor => ints::<i32>(out, parts, |a, b| a ^ b),
-            _ => ints::<i32>(out, parts, i32::wrapping_add),
-        },
-        Element::I64 => match reduce {
-            Reduce::Product => ints::<i64>(out, parts, i64::wrapping_mul),
-            Reduce::Min => ints::<i64>(out, parts, Ord::min),
-            Reduce::Max => ints::<i64>(out, parts, Ord::max),
-            Reduce::And => ints::<i64>(out, parts, |a, b| a & b),
-            Reduce::Or => ints::<i64>(out, parts, |a, b| a | b),
-            Reduce::Xor => ints::<i64>(out, parts, |a, b| a ^ b),
-            _ => ints::<i64>(out, parts, i64::wrapping_add),
-        },
-        // Truth values are 0 and 1, for which these are the logical ones.
-        Element::U8 | Element::Bool => match reduce {
-            Reduce::Product => ints::<u8>(out, parts, u8::wrapping_mul),
-            Reduce::Min => ints::<u8>(out, parts, Ord::min),
-            Reduce::Max => ints::<u8>(out, parts, Ord::max),
-            Reduce::And => ints::<u8>(out, parts, |a, b| a & b),
-            Reduce::Or => ints::<u8>(out, parts, |a, b| a | b),
-            Reduce::Xor => ints::<u8>(out, parts, |a, b| a ^ b),
-            _ => ints::<u8>(out, parts, u8::wrapping_add),
-        },
+        Element::I32 => ints::<i32>(out, parts, reduce),
+        Element::I64 => ints::<i64>(out, parts, reduce),
+        // Truth values are 0 and 1, for which the operations on bytes are the logical ones.
+        Element::U8 | Element::Bool => ints::<u8>(out, parts, reduce),
     }
 }
 
@@ -114,8 +92,37 @@ fn floats<T: Pod, A: Float>(
     }
 }
 
-fn ints<T: Pod + Default>(out: &mut [u8], parts: &[Part<'_>], op: impl Fn(T, T) -> T + Copy) {
-    fold::<T, T>(out, parts, |x| x, op, |x| x);
+/// What integers can do; arithmetic wraps.
+trait Int: Pod + Default + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {
+    fn plus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+}
+
+macro_rules! int {
+    ($($type:ty),*) => {$(
+        impl Int for $type {
+            fn plus(self, other: $type) -> $type {
+                self.wrapping_add(other)
+            }
+            fn times(self, other: $type) -> $type {
+                self.wrapping_mul(other)
+            }
+        }
+    )*};
+}
+
+int!(i32, i64, u8);
+
+fn ints<T: Int>(out: &mut [u8], parts: &[Part<'_>], reduce: Reduce) {
+    match reduce {
+        Reduce::Product => fold::<T, T>(out, parts, |x| x, T::times, |x| x),
+        Reduce::Min => fold::<T, T>(out, parts, |x| x, Ord::min, |x| x),
+        Reduce::Max => fold::<T, T>(out, parts, |x| x, Ord::max, |x| x),
+        Reduce::And => fold::<T, T>(out, parts, |x| x, |a, b| a & b, |x| x),
+        Reduce::Or => fold::<T, T>(out, parts, |x| x, |a, b| a | b, |x| x),
+        Reduce::Xor => fold::<T, T>(out, parts, |x| x, |a, b| a ^ b, |x| x),
+        _ => fold::<T, T>(out, parts, |x| x, T::plus, |x| x),
+    }
 }
 
 /// Block by block: the first part is loaded, the others are folded in, the result is stored.

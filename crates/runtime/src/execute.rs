@@ -175,7 +175,7 @@ impl Run<'_> {
 }
 
 /// The element type as the group knows it.
-fn element(dtype: Dtype) -> Element {
+pub fn element(dtype: Dtype) -> Element {
     match dtype {
         Dtype::F32 => Element::F32,
         Dtype::F64 => Element::F64,
@@ -189,7 +189,7 @@ fn element(dtype: Dtype) -> Element {
 }
 
 /// The reduction as the group knows it.
-fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
+pub fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
     match reduce {
         ops::Reduce::Sum => consort_comm::Reduce::Sum,
         ops::Reduce::Avg => consort_comm::Reduce::Avg,

@@ -7,4 +7,4 @@
 
 mod execute;
 
-pub use execute::{RunError, execute};
+pub use execute::{RunError, element, execute, reduction};
