@@ -1,83 +1,25 @@
-//! A group: starts operations, makes them go on, and waits for them, never past a deadline.
+//! A group: every operation that its members can start. What is then in flight goes on in `progress.rs`.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::Release;
+use std::time::Instant;
 
 use crate::CommError;
 use crate::call::{Call, Members, Op};
 use crate::element::{Element, Reduce};
-use crate::error::Side;
 use crate::heap::{Buffer, Heap};
-use crate::mail::{Mails, Message};
-use crate::row::{Row, SLOTS, Word};
+use crate::mail::Message;
+use crate::progress::{Alarm, Inner, Pending, What};
+use crate::row::Row;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 #[derive(Clone)]
 pub struct Group {
     inner: Rc<Inner>,
 }
-
-struct Inner {
-    members: Members,
-    /// The members by their number in the world.
-    ranks: Vec<usize>,
-    heap: Arc<Heap>,
-    alarm: Arc<Alarm>,
-    /// Whether waiting may spin: there is a core for each rank.
-    spins: bool,
-    state: RefCell<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// The number of the next collective.
-    next: u64,
-    active: VecDeque<Call>,
-    finished: BTreeMap<u64, Vec<Buffer>>,
-    mails: Mails,
-    next_batch: u64,
-    failed: Option<CommError>,
-}
-
-/// Says that a rank of the world has failed: one that panicked here, or one that somebody who watches reports.
-#[derive(Default)]
-pub(crate) struct Alarm {
-    panicked: AtomicU64,
-    watch: Option<Watch>,
-}
-
-/// Whoever watches over ranks that are processes: what has happened, if anything. Asked while waiting, so it must be
-/// quick where nothing has.
-pub(crate) type Watch = Box<dyn Fn() -> Option<String> + Send + Sync>;
-
-impl Alarm {
-    pub(crate) fn watched(watch: Watch) -> Alarm {
-        Alarm { watch: Some(watch), ..Alarm::default() }
-    }
-
-    pub(crate) fn raise(&self, rank: usize) {
-        // The first one counts.
-        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, Release, Acquire);
-    }
-
-    pub(crate) fn panicked(&self) -> Option<usize> {
-        self.panicked.load(Acquire).checked_sub(1).map(|rank| rank as usize)
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        let panicked = self.panicked().map(|rank| CommError::Panicked { rank });
-        panicked.or_else(|| self.watch.as_ref().and_then(|watch| watch()).map(CommError::World))
-    }
-}
-
-/// How long a waiter spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
 
 impl Group {
     pub(crate) fn new(
@@ -131,7 +73,7 @@ impl Group {
         state.active.push_back(Call::new(number, op, operand, result, Location::caller()));
         drop(state);
         self.inner.advance()?;
-        Ok(Pending { group: self.clone(), what: What::Call(number) })
+        Ok(Pending { inner: Rc::clone(&self.inner), what: What::Call(number) })
     }
 
     fn check(&self, ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
@@ -341,7 +283,7 @@ impl Group {
         state.mails.start(batch, sends, recvs, site);
         drop(state);
         self.inner.advance()?;
-        Ok(Pending { group: self.clone(), what: What::Batch(batch) })
+        Ok(Pending { inner: Rc::clone(&self.inner), what: What::Batch(batch) })
     }
 
     /// A buffer that takes a result in place must not be read by peers any more.
@@ -389,237 +331,5 @@ impl Group {
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
         let ranks = list.iter().map(|member| self.inner.ranks[*member]).collect();
         Ok(Some(Group::new(rows, me, ranks, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
-    }
-}
-
-impl Inner {
-    /// Makes everything in flight go as far as it can.
-    fn advance(&self) -> Result<(), CommError> {
-        let outcome = self.try_advance();
-        if let Err(error) = &outcome {
-            self.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-            if let CommError::Lengths { from, .. } | CommError::Splits { from, .. } = error {
-                // Only this member can see it, so it tells the others that it stopped.
-                let row = &self.members.rows[self.members.me];
-                row.set_failure(*from, u64::MAX);
-                row.ring();
-            }
-        }
-        outcome
-    }
-
-    fn try_advance(&self) -> Result<(), CommError> {
-        if let Some(error) = &self.state.borrow().failed {
-            return Err(error.clone());
-        }
-        let members = &self.members;
-        let mut active = std::mem::take(&mut self.state.borrow_mut().active);
-        let mut outcome = Ok(());
-        let mut kept = VecDeque::new();
-        for mut call in active.drain(..) {
-            match outcome.clone().and_then(|()| self.advance_call(&mut call)) {
-                Ok(true) => {
-                    let buffers = call.operand.into_iter().chain(call.result).collect();
-                    self.state.borrow_mut().finished.insert(call.number, buffers);
-                }
-                Ok(false) => kept.push_back(call),
-                Err(error) => {
-                    outcome = Err(error);
-                    kept.push_back(call);
-                }
-            }
-        }
-        let mut state = self.state.borrow_mut();
-        let done = kept.front().map_or(state.next, |call| call.number);
-        state.active = kept;
-        let row = &members.rows[members.me];
-        if row.done() != done {
-            row.set_done(done);
-            row.ring();
-        }
-        outcome?;
-        state.mails.advance(members)
-    }
-
-    /// One call; true when it is finished.
-    fn advance_call(&self, call: &mut Call) -> Result<bool, CommError> {
-        let members = &self.members;
-        if !call.published {
-            let free = |row: &Row| call.number < SLOTS || row.done() > call.number - SLOTS;
-            if !members.rows.iter().all(free) {
-                return Ok(false);
-            }
-            let site = self.heap.site(call.site)?;
-            call.publish(members, site);
-        }
-        for member in call.needs(members) {
-            let row = &members.rows[member];
-            if !row.has_published(call.number) {
-                return Ok(false);
-            }
-            if !call.agrees(row) {
-                let mine = &members.rows[members.me];
-                mine.set_failure(member, call.number);
-                mine.ring();
-                return Err(self.mismatch(members.me, member, call.number));
-            }
-        }
-        call.step(members)
-    }
-
-    /// What two members published for one call.
-    fn mismatch(&self, a: usize, b: usize, call: u64) -> CommError {
-        let mut sides = [self.side(a.min(b), call), self.side(a.max(b), call)];
-        if sides[0].what == sides[1].what {
-            sides.iter_mut().for_each(|side| side.what += ", with other sizes, routes or factors");
-        }
-        CommError::Mismatch { call, sides: Box::new(sides) }
-    }
-
-    fn side(&self, member: usize, call: u64) -> Side {
-        let row = &self.members.rows[member];
-        let (at, len) = (row.get(call, Word::Site) as usize, row.get(call, Word::SiteLength) as usize);
-        // SAFETY: the text of a call site is written once, before its place is published, and never freed.
-        let text = unsafe { row.segment.read(at, len) };
-        Side {
-            rank: self.ranks[member],
-            what: format!(
-                "{}, {} bytes",
-                Op::describe(row.get(call, Word::What)),
-                row.get(call, Word::Bytes)
-            ),
-            site: String::from_utf8_lossy(text).into_owned(),
-        }
-    }
-
-    /// What has gone wrong elsewhere.
-    fn elsewhere(&self) -> Option<CommError> {
-        if let Some(error) = self.alarm.failure() {
-            return Some(error);
-        }
-        let rows = self.members.rows.iter().enumerate();
-        let (member, (other, call)) = rows.filter_map(|(i, row)| Some((i, row.failure()?))).next()?;
-        if call == u64::MAX {
-            return Some(CommError::Elsewhere { rank: self.ranks[member] });
-        }
-        Some(self.mismatch(member, other, call))
-    }
-}
-
-impl Drop for Inner {
-    /// What is in flight still completes: peers may need this member's part of it.
-    fn drop(&mut self) {
-        let until = Instant::now() + DRAIN;
-        let busy = || {
-            let state = self.state.borrow();
-            !state.active.is_empty() || state.mails.has_unposted()
-        };
-        while busy() && self.advance().is_ok() && self.elsewhere().is_none() && Instant::now() < until {
-            std::thread::yield_now();
-        }
-    }
-}
-
-/// How long a dropped group goes on with what is in flight.
-const DRAIN: Duration = Duration::from_secs(1);
-
-enum What {
-    Call(u64),
-    Batch(u64),
-}
-
-/// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
-#[must_use = "the buffers of an operation come back by waiting for it"]
-pub struct Pending {
-    group: Group,
-    what: What,
-}
-
-impl Pending {
-    fn take(&self) -> Option<Vec<Buffer>> {
-        let mut state = self.group.inner.state.borrow_mut();
-        match self.what {
-            What::Call(number) => state.finished.remove(&number),
-            What::Batch(batch) => state.mails.take_finished(batch),
-        }
-    }
-
-    /// The buffers, if the operation is finished; never waits.
-    pub fn test(&self) -> Result<Option<Vec<Buffer>>, CommError> {
-        if let Some(buffers) = self.take() {
-            return Ok(Some(buffers));
-        }
-        self.group.inner.advance()?;
-        Ok(self.take())
-    }
-
-    /// The buffers, when the operation is finished: the operand where there is one, then the result where it is
-    /// another. Never waits past the time given.
-    pub fn wait(self, until: Instant) -> Result<Vec<Buffer>, CommError> {
-        let inner = &self.group.inner;
-        let start = Instant::now();
-        loop {
-            if let Some(buffers) = self.test()? {
-                return Ok(buffers);
-            }
-            if let Some(error) = inner.elsewhere() {
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-                return Err(error);
-            }
-            let now = Instant::now();
-            if now >= until {
-                let error = self.late();
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-                return Err(error);
-            }
-            if inner.spins && now - start < SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            match self.waits_for() {
-                Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
-                None => std::thread::yield_now(),
-            }
-        }
-    }
-
-    /// The members that have not done their part, for messages and for sleeping.
-    fn missing(&self) -> Vec<usize> {
-        let inner = &self.group.inner;
-        let state = inner.state.borrow();
-        let number = match self.what {
-            What::Call(number) => number,
-            What::Batch(batch) => return state.mails.waits_for(batch).into_iter().collect(),
-        };
-        let Some(call) = state.active.iter().find(|call| call.number == number) else { return Vec::new() };
-        let rows = &inner.members.rows;
-        if !call.published {
-            return (0..rows.len()).filter(|m| rows[*m].done() + SLOTS <= number).collect();
-        }
-        let unpublished: Vec<usize> =
-            call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
-        if unpublished.is_empty() { call.unready(&inner.members) } else { unpublished }
-    }
-
-    fn waits_for(&self) -> Option<usize> {
-        self.missing().into_iter().find(|member| *member != self.group.rank())
-    }
-
-    /// Whether something changed since the last look, so that sleeping would miss it.
-    fn could_go_on(&self, member: usize) -> bool {
-        !self.missing().contains(&member) || self.group.inner.alarm.panicked().is_some()
-    }
-
-    fn late(&self) -> CommError {
-        let ranks = self.missing().into_iter().map(|member| self.group.inner.ranks[member]).collect();
-        match self.what {
-            What::Call(number) => {
-                let state = self.group.inner.state.borrow();
-                let call = state.active.iter().find(|call| call.number == number);
-                let what = call.map_or(String::new(), |call| Op::describe(call.op.what()));
-                CommError::Deadline { what: format!("{what}: call {number}"), missing: ranks }
-            }
-            What::Batch(_) => CommError::Deadline { what: "exchange".into(), missing: ranks },
-        }
     }
 }

@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use crate::group::{Alarm, Group};
+use crate::group::Group;
 use crate::heap::Heap;
+use crate::progress::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 

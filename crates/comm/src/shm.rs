@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::CommError;
-use crate::group::{Alarm, Group};
+use crate::group::Group;
 use crate::heap::Heap;
+use crate::progress::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 use crate::world::World;
