@@ -185,13 +185,8 @@ impl Buffer {
             }
         }
         self.leases.clear();
-        Ok(self.own_bytes())
-    }
-
-    /// The bytes to write for the protocol, which knows which of them peers do not read.
-    fn own_bytes(&mut self) -> &mut [u8] {
         // SAFETY: the block belongs to this buffer, which is borrowed mutably, and no peer reads it: it is released.
-        unsafe { self.heap.segment.write(self.at, self.len) }
+        Ok(unsafe { self.heap.segment.write(self.at, self.len) })
     }
 }
 

@@ -80,31 +80,61 @@ pub(super) fn check_dims(
     Ok(())
 }
 
-/// The shape with a dimension multiplied by the members; a 0-d tensor gets one dimension.
-pub(super) fn gathered(shape: &[Index], dim: usize, n: &Index) -> Vec<Index> {
-    if shape.is_empty() {
-        return vec![n.clone()];
-    }
-    let mut shape = shape.to_vec();
-    shape[dim] = &shape[dim] * n;
-    shape
+/// The operands with a dimension multiplied by the members; a 0-d tensor gets one dimension.
+pub(super) fn gathered(
+    cx: &InferCx<'_>,
+    dims: &[usize],
+    over: Group,
+    varies: fn(Axes, Group, &Mesh) -> Axes,
+) -> Result<Vec<Type>, Violation> {
+    let n = n_members(cx.mesh, over);
+    let gather = |(x, dim): (&&TensorType, &usize)| {
+        let mut shape = x.shape.clone();
+        match shape.get_mut(*dim) {
+            Some(size) => *size = &*size * &n,
+            None => shape.push(n.clone()),
+        }
+        x.with_shape(shape).with_varies(varies(x.varies, over, cx.mesh))
+    };
+    Ok(pending(cx.tensors()?.iter().zip(dims).map(gather).collect()))
 }
 
-/// The shape with a dimension divided by the members, if it is divisible.
+/// The operands with a dimension divided by the members, if it is divisible.
 pub(super) fn scattered(
     cx: &mut InferCx<'_>,
     rule: &'static str,
-    shape: &[Index],
+    dims: &[usize],
+    over: Group,
+) -> Result<Vec<Type>, Violation> {
+    let n = n_members(cx.mesh, over);
+    let mut results = Vec::new();
+    for (x, dim) in cx.tensors()?.iter().zip(dims) {
+        let mut shape = x.shape.clone();
+        shape[*dim] = check_divisible(cx, rule, x, *dim, &n)?;
+        results.push(x.with_shape(shape).with_varies(own(x.varies, over, cx.mesh)));
+    }
+    Ok(pending(results))
+}
+
+/// A dimension divided by the members, if it is divisible.
+fn check_divisible(
+    cx: &mut InferCx<'_>,
+    rule: &'static str,
+    x: &TensorType,
     dim: usize,
     n: &Index,
-) -> Result<Vec<Index>, Violation> {
-    let mut out = shape.to_vec();
-    cx.require_eq(rule, &Index::constant(0), &shape[dim].rem(n), |cx| {
-        let (size, n) = (shape[dim].display(cx.mesh).to_string(), n.display(cx.mesh).to_string());
+) -> Result<Index, Violation> {
+    let size = &x.shape[dim];
+    cx.require_eq(rule, &Index::constant(0), &size.rem(n), |cx| {
+        let (size, n) = (size.display(cx.mesh).to_string(), n.display(cx.mesh).to_string());
         format!("expected dimension {dim} of size {size} to be divisible by {n} members")
     })?;
-    out[dim] = shape[dim].div(n);
-    Ok(out)
+    Ok(size.div(n))
+}
+
+/// Each operand reduced over the members.
+pub(super) fn fold_all(args: &[Vec<Tensor>], reduce: Reduce) -> Result<Vec<Tensor>, EvalError> {
+    (0..n_operands(args)).map(|i| reduce.fold(&column(args, i))).collect()
 }
 
 pub(super) fn pending(types: Vec<TensorType>) -> Vec<Type> {
@@ -126,7 +156,7 @@ pub(super) fn column(args: &[Vec<Tensor>], i: usize) -> Vec<&Tensor> {
     args.iter().map(|member| &member[i]).collect()
 }
 
-pub(super) fn n_operands(args: &[Vec<Tensor>]) -> usize {
+fn n_operands(args: &[Vec<Tensor>]) -> usize {
     args.first().map_or(0, Vec::len)
 }
 
@@ -182,9 +212,7 @@ impl OpDef for AllReduceStart {
         Effects::Collective(self.over)
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sums = (0..n_operands(args))
-            .map(|i| self.reduce.fold(&column(args, i)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let sums = fold_all(args, self.reduce)?;
         Ok(vec![sums; cx.n()])
     }
 }
@@ -212,11 +240,7 @@ impl OpDef for AllGatherStart {
         check_dims(cx, "C1", &self.dims, true)?;
         check_equal_shapes(cx, "C2", self.over)?;
         check_covers(cx, "C3", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let gather = |(x, dim): (&&TensorType, &usize)| {
-            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(shared(x.varies, self.over, cx.mesh))
-        };
-        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
+        gathered(cx, &self.dims, self.over, shared)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
@@ -260,13 +284,7 @@ impl OpDef for ReduceScatterStart {
         check_dims(cx, "C2", &self.dims, false)?;
         check_equal_shapes(cx, "C4", self.over)?;
         check_covers(cx, "C5", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let mut results = Vec::new();
-        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
-            let shape = scattered(cx, "C3", &x.shape, *dim, &n)?;
-            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
-        }
-        Ok(pending(results))
+        scattered(cx, "C3", &self.dims, self.over)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
@@ -276,9 +294,7 @@ impl OpDef for ReduceScatterStart {
         Effects::Collective(self.over)
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sums = (0..n_operands(args))
-            .map(|i| self.reduce.fold(&column(args, i)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let sums = fold_all(args, self.reduce)?;
         let own = |m| sums.iter().zip(&self.dims).map(|(sum, dim)| part(sum, *dim, m, cx.n())).collect();
         Ok((0..cx.n()).map(own).collect())
     }
@@ -334,7 +350,7 @@ impl OpDef for AllToAllStart {
         check_covers(cx, "C5", self.over)?;
         let mut shape = x.shape.clone();
         match splits {
-            None => drop(scattered(cx, "C2", &x.shape, 0, &Index::from(n))?),
+            None => drop(check_divisible(cx, "C2", x, 0, &Index::from(n))?),
             Some((ins, outs)) => {
                 ins.iter().chain(outs).try_for_each(|size| cx.require_size("C3", "a split", size))?;
                 cx.require_eq("C2", rows, &Index::sum(ins), |cx| {

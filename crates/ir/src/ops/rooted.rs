@@ -4,13 +4,13 @@ use crate::index::Index;
 use crate::mesh::Group;
 use crate::op;
 use crate::ops::collective::{
-    check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, column, gathered, join,
-    n_members, n_operands, own, part, pending, scattered, shared,
+    check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered, join,
+    n_members, own, part, pending, scattered, shared,
 };
 use crate::ops::reduction::Reduce;
 use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
 use crate::tensor::Tensor;
-use crate::types::{TensorType, Type};
+use crate::types::Type;
 
 fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: Group) -> Result<(), Violation> {
     let n = cx.mesh.group_size(over);
@@ -90,9 +90,7 @@ impl OpDef for ReduceStart {
         Effects::Collective(self.over)
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sums = (0..n_operands(args))
-            .map(|i| self.reduce.fold(&column(args, i)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let sums = fold_all(args, self.reduce)?;
         Ok(at_root(sums, self.root, cx.n()))
     }
 }
@@ -132,11 +130,7 @@ impl OpDef for GatherStart {
         check_root(cx, "C2", self.root, self.over)?;
         check_equal_shapes(cx, "C3", self.over)?;
         check_covers(cx, "C4", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let gather = |(x, dim): (&&TensorType, &usize)| {
-            x.with_shape(gathered(&x.shape, *dim, &n)).with_varies(own(x.varies, self.over, cx.mesh))
-        };
-        Ok(pending(cx.tensors()?.iter().zip(&self.dims).map(gather).collect()))
+        gathered(cx, &self.dims, self.over, own)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
@@ -180,13 +174,7 @@ impl OpDef for ScatterStart {
         check_root(cx, "C3", self.root, self.over)?;
         check_equal_shapes(cx, "C4", self.over)?;
         check_covers(cx, "C5", self.over)?;
-        let n = n_members(cx.mesh, self.over);
-        let mut results = Vec::new();
-        for (x, dim) in cx.tensors()?.iter().zip(&self.dims) {
-            let shape = scattered(cx, "C2", &x.shape, *dim, &n)?;
-            results.push(x.with_shape(shape).with_varies(own(x.varies, self.over, cx.mesh)));
-        }
-        Ok(pending(results))
+        scattered(cx, "C2", &self.dims, self.over)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
