@@ -27,7 +27,7 @@ const UNSAFE_FILES: [&str; 4] = [
     "crates/comm/src/segment.rs",
     "crates/comm/src/heap.rs",
     "crates/comm/src/members.rs",
-    "crates/comm/src/common.rs",
+    "crates/comm/src/common_result.rs",
 ];
 
 /// The files that are tables, and so may be long.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::CommError;
-use crate::algorithms::{common, gather, moves, one_shot, scatter, two_phase};
+use crate::algorithms::{gather, made_once, moves, one_shot, scatter, two_phase};
 use crate::buffers::Buffers;
-use crate::common::Common;
+use crate::common_result::Common;
 use crate::heap::{Buffer, Heap, Lease};
 use crate::members::Members;
 use crate::op::{Key, Op};
@@ -221,7 +221,7 @@ impl Call {
     /// Goes on; true when the operation is finished here. All needed members have published, and agree.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, CommError> {
         if self.key.is_common() {
-            return Ok(common::step(self, members));
+            return Ok(made_once::step(self, members));
         }
         let me = members.me;
         match &self.op {

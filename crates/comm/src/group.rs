@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::CommError;
 use crate::alarm::Alarm;
 use crate::buffers::Buffers;
-use crate::common::Common;
+use crate::common_result::Common;
 use crate::element::{Element, Reduce};
 use crate::heap::{Buffer, Heap};
 use crate::mail::Message;

@@ -26,7 +26,7 @@ mod alarm;
 mod algorithms;
 mod buffers;
 mod call;
-mod common;
+mod common_result;
 pub mod control;
 mod element;
 pub mod env;
@@ -49,7 +49,7 @@ mod sync;
 mod world;
 
 pub use buffers::Buffers;
-pub use common::Common;
+pub use common_result::Common;
 pub use element::{Element, Reduce};
 pub(crate) use error::ranks_text;
 pub use error::{CommError, Side};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::buffers::Buffers;
-use crate::common::Common;
+use crate::common_result::Common;
 use crate::op::describe;
 use crate::progress::{Inner, State};
 use crate::row::SLOTS;

@@ -9,7 +9,7 @@ use crate::CommError;
 use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage};
-use crate::common::Common;
+use crate::common_result::Common;
 use crate::error::Side;
 use crate::heap::Heap;
 use crate::mail::Mails;

@@ -1,7 +1,7 @@
 //! How results are made from what members have published: one file for each way.
 
-pub(crate) mod common;
 pub(crate) mod gather;
+pub(crate) mod made_once;
 pub(crate) mod moves;
 pub(crate) mod one_shot;
 pub(crate) mod scatter;

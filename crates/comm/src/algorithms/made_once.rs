@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Parts, two_phase};
 use crate::call::Call;
-use crate::common::Common;
+use crate::common_result::Common;
 use crate::kernels::{self, Part};
 use crate::members::Members;
 use crate::op::Op;
