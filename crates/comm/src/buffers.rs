@@ -1,6 +1,6 @@
 //! A short list of buffers: what an operation takes and gives back. One or two of them cost no allocation.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
 
@@ -25,6 +25,22 @@ impl Buffers {
 
     pub(crate) fn append(&mut self, other: &mut Buffers) {
         self.0.append(&mut other.0);
+    }
+
+    /// Where one begins in all of them, laid end to end.
+    pub(crate) fn start_of(&self, index: usize) -> usize {
+        self.0[..index].iter().map(Buffer::len).sum()
+    }
+
+    /// A range of all of them, laid end to end, as ranges of each: which, from where, how long.
+    pub(crate) fn spans(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
+        let mut start = 0;
+        self.0.iter().enumerate().filter_map(move |(item, buffer)| {
+            let here = start..start + buffer.len();
+            start = here.end;
+            let (from, to) = (range.start.max(here.start), range.end.min(here.end));
+            (from < to).then(|| (item, from - here.start, to - from))
+        })
     }
 
     /// Bytes of all of them.

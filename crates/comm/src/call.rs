@@ -4,15 +4,16 @@
 //! travel in the slot's staging area, so that the caller's buffer is free at once.
 
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::CommError;
-use crate::algorithms::{gather, made_once, moves, one_shot, scatter, two_phase};
+use crate::algorithms::two_phase::{self, Job};
+use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::heap::{Buffer, Heap, Lease};
-use crate::members::Members;
+use crate::members::{Members, Source};
 use crate::op::{Key, Op};
 use crate::row::{STAGE, Word};
 use crate::sync::AtomicU64;
@@ -43,7 +44,8 @@ pub(crate) struct More {
     /// result at the member that gives it.
     blocks: Buffers,
     pub(crate) common: Option<Common>,
-    pub(crate) phases: two_phase::Phases,
+    /// A large all_reduce, which another thread may help with.
+    pub(crate) job: Option<Arc<Mutex<Job>>>,
 }
 
 /// How far a call is.
@@ -77,9 +79,9 @@ impl Call {
         self.more.get_or_insert_default()
     }
 
-    /// Where an operand begins in all of them, laid end to end.
-    pub(crate) fn start_of(&self, item: usize) -> usize {
-        self.operands[..item].iter().map(Buffer::len).sum()
+    /// One of the operands of a member that has published the call and agrees with it.
+    pub(crate) fn operand<'a>(&self, members: &'a Members, member: usize, item: usize) -> Source<'a> {
+        members.operand(self.number, &self.operands, member, item)
     }
 
     /// Bytes of all operands.
@@ -131,6 +133,10 @@ impl Call {
         }
         row.publish(number);
         self.stage = Stage::Published;
+        if self.is_large_reduction() {
+            let job = Job::new(members, number, self.key, std::mem::take(&mut self.operands), &self.op);
+            self.more().job = job.map(Mutex::new).map(Arc::new);
+        }
         Ok(())
     }
 
@@ -197,10 +203,14 @@ impl Call {
         }
     }
 
+    fn is_large_reduction(&self) -> bool {
+        matches!(self.op, Op::AllReduce { .. }) && !self.key.is_common() && self.bytes() > STAGE
+    }
+
     /// Whether the result is made in parts that become ready one by one.
     fn is_in_parts(&self) -> bool {
         match self.op {
-            Op::AllReduce { .. } => self.key.is_common() || self.bytes() > STAGE,
+            Op::AllReduce { .. } => self.key.is_common() || self.is_large_reduction(),
             Op::AllGather { .. } => self.key.is_common(),
             _ => false,
         }
@@ -218,21 +228,23 @@ impl Call {
         (0..members.n()).filter(|m| members.ready(*m, self.number) < whole(*m)).collect()
     }
 
+    pub(crate) fn job(&self) -> Option<&Arc<Mutex<Job>>> {
+        self.more.as_ref().and_then(|more| more.job.as_ref())
+    }
+
     /// A word that changes before this can go on, and what it is now; none where it might go on already.
     pub(crate) fn awaits<'a>(&self, members: &'a Members) -> Option<(&'a AtomicU64, u64)> {
         if self.stage != Stage::Published {
             return None;
         }
+        if let Some(job) = self.job() {
+            // Where another thread is at it, there is nothing to look at.
+            let awaits = job.try_lock().ok().and_then(|job| job.awaits(members));
+            return awaits.map(|(_, word, seen)| (word, seen));
+        }
         let needs = self.needs(members);
         let member = needs.start + self.checked;
-        if member < needs.end {
-            let stamp = &members.rows[member].words(self.number)[Word::Stamp as usize];
-            let seen = stamp.load(Relaxed);
-            return (seen != self.number + 1).then_some((stamp, seen));
-        }
-        let behind = self.more.as_ref()?.phases.behind(self.bytes(), members)?;
-        let ready = &members.rows[behind.0].words(self.number)[Word::Ready as usize];
-        Some((ready, behind.1))
+        if member < needs.end { members.unpublished(member, self.number) } else { None }
     }
 
     /// Goes on; true when the operation is finished here. All needed members have published, and agree.
@@ -242,7 +254,6 @@ impl Call {
         }
         let me = members.me;
         match &self.op {
-            Op::AllReduce { .. } if self.is_in_parts() => return Ok(two_phase::all_reduce(self, members)),
             Op::AllReduce { element, reduce } => one_shot::all_reduce(self, members, *element, *reduce),
             Op::Reduce { element, reduce, root } if *root == me => {
                 one_shot::reduce(self, members, *element, *reduce);
@@ -269,6 +280,10 @@ impl Call {
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Common>) {
         self.abandoned = true;
         let mut buffers = std::mem::take(&mut self.operands);
+        if let Some(job) = self.job() {
+            // Finished, so nobody holds it for longer than a look.
+            buffers = job.lock().unwrap_or_else(PoisonError::into_inner).take_operands();
+        }
         if !self.results.is_empty() {
             buffers.append(&mut self.results);
         }

@@ -12,6 +12,7 @@ use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::element::{Element, Reduce};
 use crate::heap::{Buffer, Heap};
+use crate::helper::Helper;
 use crate::mail::Message;
 use crate::members::Members;
 use crate::op::{Op, Outers};
@@ -72,6 +73,26 @@ impl Group {
     /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
         self.inner.state().in_flight()
+    }
+
+    /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
+    /// beside one for each rank on this host; without one it would only take turns with them.
+    pub fn start_helper(&self) -> bool {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        cores >= 2 * self.size() && self.force_helper()
+    }
+
+    pub(crate) fn force_helper(&self) -> bool {
+        let Some(helper) = Helper::start(&self.inner.members, &self.inner.alarm) else { return false };
+        // Where there is one already, the new one ends at once.
+        let _ = self.inner.helper.set(helper);
+        true
+    }
+
+    /// How much of this member's part of a call is made.
+    #[cfg(test)]
+    pub(crate) fn ready_bytes(&self, call: u64) -> usize {
+        self.inner.members.ready(self.rank(), call)
     }
 
     /// Makes operations in flight go on; never waits.

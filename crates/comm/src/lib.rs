@@ -33,6 +33,7 @@ pub mod env;
 mod error;
 mod group;
 mod heap;
+mod helper;
 mod job;
 mod kernels;
 pub mod launch;

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::call::Call;
+use crate::buffers::Buffers;
 use crate::heap::Buffer;
 use crate::op::Key;
 use crate::row::{MailWord, Row, STAGE, Word};
+use crate::sync::AtomicU64;
 
 /// The rows of a group, and which is this member's.
 #[derive(Clone)]
@@ -42,6 +43,13 @@ impl Members {
         &self.rows[self.me]
     }
 
+    /// The stamp of a call that a member has not published yet, and what it is now.
+    pub(crate) fn unpublished(&self, member: usize, call: u64) -> Option<(&AtomicU64, u64)> {
+        let stamp = &self.rows[member].words(call)[Word::Stamp as usize];
+        let seen = stamp.load(Relaxed);
+        (seen != call + 1).then_some((stamp, seen))
+    }
+
     /// What a member has published for a call.
     pub(crate) fn key(&self, member: usize, call: u64) -> Key {
         let words = self.rows[member].words(call);
@@ -49,14 +57,14 @@ impl Members {
         Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
     }
 
-    /// An operand, one of a list perhaps, of a member that has published the call and agrees with it.
-    pub(crate) fn operand(&self, call: &Call, member: usize, item: usize) -> Source<'_> {
-        let (row, number) = (&self.rows[member], call.number);
+    /// One of the operands of a member that has published the call and agrees with it; `list` is this member's own.
+    pub(crate) fn operand(&self, number: u64, list: &Buffers, member: usize, item: usize) -> Source<'_> {
+        let row = &self.rows[member];
         let key = self.key(member, number);
         let place = || row.get(number, Word::Place) as usize;
         let at = if key.is_staged() {
-            row.stage(number, key.bytes as usize) + call.start_of(item)
-        } else if call.operands.len() > 1 {
+            row.stage(number, key.bytes as usize) + list.start_of(item)
+        } else if list.len() > 1 {
             row.segment.word(place() + item * 8).load(Relaxed) as usize
         } else {
             place()

@@ -1,6 +1,6 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{OnceCell, RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::error::Side;
 use crate::heap::Heap;
+use crate::helper::Helper;
 use crate::mail::{Mails, Message};
 use crate::members::Members;
 use crate::op::Op;
@@ -25,6 +26,8 @@ pub(crate) struct Inner {
     pub(crate) alarm: Arc<Alarm>,
     /// Whether waiting may spin: there is a core for each rank.
     pub(crate) spins: bool,
+    /// Another thread that makes large reductions go on, where one was asked for.
+    pub(crate) helper: OnceCell<Helper>,
     state: RefCell<State>,
 }
 
@@ -101,7 +104,7 @@ impl Inner {
             mails: Mails::new(members.n()),
             failed: None,
         };
-        Inner { members, heap, alarm, spins, state: RefCell::new(state) }
+        Inner { members, heap, alarm, spins, helper: OnceCell::new(), state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -165,6 +168,17 @@ impl Inner {
             }
             let site = self.site(known, call.site)?;
             call.publish(members, &self.heap, site)?;
+            if let (Some(helper), Some(job)) = (self.helper.get(), call.job()) {
+                helper.take_on(job);
+            }
+        }
+        if let Some(job) = call.job() {
+            // Where the helper is at it, it goes on without this thread.
+            let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
+            if outcome.map_err(|other| self.mismatch(members.me, other, number))? {
+                call.stage = Stage::Finished;
+            }
+            return Ok(());
         }
         let needs = call.needs(members);
         for member in needs.start + call.checked..needs.end {

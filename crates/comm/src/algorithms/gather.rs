@@ -39,7 +39,7 @@ fn join(
             match member == me {
                 true => to.copy_from_slice(&call.operands[item].bytes()[from..from + place.len()]),
                 false => {
-                    to.copy_from_slice(members.operand(call, member, item).range(from, place.len()));
+                    to.copy_from_slice(call.operand(members, member, item).range(from, place.len()));
                 }
             }
         }

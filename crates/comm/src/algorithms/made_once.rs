@@ -24,10 +24,10 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
             Op::AllReduce { element, reduce } => {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
-                for (item, from, span) in two_phase::spans(call, own.clone()) {
+                for (item, from, span) in call.operands.spans(own.clone()) {
                     let parts =
-                        parts(n, |member| Part::Peer(members.operand(call, member, item).range(from, span)));
-                    let start = call.start_of(item) + from;
+                        parts(n, |member| Part::Peer(call.operand(members, member, item).range(from, span)));
+                    let start = call.operands.start_of(item) + from;
                     kernels::reduce(members.common(giver, at, start, span), &parts, *element, *reduce);
                 }
                 members.set_ready(number, made);

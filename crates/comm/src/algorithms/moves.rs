@@ -8,7 +8,7 @@ use crate::members::Members;
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     for (item, buffer) in call.operands.iter().enumerate() {
         let len = buffer.len();
-        members.own(buffer, 0, len).copy_from_slice(members.operand(call, root, item).range(0, len));
+        members.own(buffer, 0, len).copy_from_slice(call.operand(members, root, item).range(0, len));
     }
 }
 
@@ -18,7 +18,7 @@ pub(crate) fn permute(call: &Call, members: &Members, to: &[Option<usize>]) {
     let out = members.own(result, 0, result.len());
     match to.iter().position(|to| *to == Some(members.me)) {
         Some(from) if from == members.me => out.copy_from_slice(operand.bytes()),
-        Some(from) => out.copy_from_slice(members.operand(call, from, 0).range(0, operand.len())),
+        Some(from) => out.copy_from_slice(call.operand(members, from, 0).range(0, operand.len())),
         None => out.fill(0),
     }
 }
@@ -41,7 +41,7 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
         let out = members.own(result, to, sent);
         match from == me {
             true => out.copy_from_slice(&call.operands[0].bytes()[start..start + sent]),
-            false => out.copy_from_slice(members.operand(call, from, 0).range(start, sent)),
+            false => out.copy_from_slice(call.operand(members, from, 0).range(start, sent)),
         }
     }
     Ok(())

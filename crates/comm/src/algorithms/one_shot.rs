@@ -11,7 +11,7 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
     for (item, buffer) in call.operands.iter().enumerate() {
         let len = buffer.len();
         let parts =
-            parts(members.n(), |member| Part::Peer(members.operand(call, member, item).range(0, len)));
+            parts(members.n(), |member| Part::Peer(call.operand(members, member, item).range(0, len)));
         kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
     }
 }
@@ -22,7 +22,7 @@ pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: R
         let len = buffer.len();
         let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Own,
-            false => Part::Peer(members.operand(call, member, item).range(0, len)),
+            false => Part::Peer(call.operand(members, member, item).range(0, len)),
         });
         kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
     }

@@ -42,7 +42,7 @@ fn cut(
         let from = row * whole + start;
         let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Peer(&call.operands[item].bytes()[from..from + len]),
-            false => Part::Peer(members.operand(call, member, item).range(from, len)),
+            false => Part::Peer(call.operand(members, member, item).range(from, len)),
         });
         let out = members.own(&call.results[item], row * len, len);
         kernels::reduce(out, &parts, element, reduce);
@@ -58,7 +58,7 @@ pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize)
         let (to, from) = (members.own(result, row * part, part), (row * n + me) * part);
         match root == me {
             true => to.copy_from_slice(&call.operands[0].bytes()[from..from + part]),
-            false => to.copy_from_slice(members.operand(call, root, 0).range(from, part)),
+            false => to.copy_from_slice(call.operand(members, root, 0).range(from, part)),
         }
     }
 }

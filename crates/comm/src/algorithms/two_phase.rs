@@ -9,32 +9,33 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::parts;
-use crate::call::Call;
+use crate::buffers::Buffers;
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
 use crate::members::Members;
-use crate::op::Op;
+use crate::op::{Key, Op};
+use crate::row::Word;
+use crate::sync::AtomicU64;
 
 /// Bytes that are reduced before the others are told: they are still in a cache when they are copied.
 const CHUNK: usize = 128 << 10;
 /// Parts begin on a cache line.
 const LINE: usize = 64;
 
-/// How far a member is.
-#[derive(Default)]
-pub(crate) struct Phases {
+/// A large all_reduce that is published. Whoever has it can make it go on, this member's thread or its helper.
+pub(crate) struct Job {
+    number: u64,
+    key: Key,
+    element: Element,
+    reduce: Reduce,
+    operands: Buffers,
+    /// The next member whose publication is not checked yet.
+    checked: usize,
+    /// How much of this member's part is reduced.
     reduced: usize,
     /// How much of each member's part has been copied here.
     copied: SmallVec<[usize; 8]>,
-}
-
-impl Phases {
-    /// A member whose part is not all copied yet, and how much of it is.
-    pub(crate) fn behind(&self, bytes: usize, members: &Members) -> Option<(usize, u64)> {
-        let n = members.n();
-        let behind = |m: &usize| *m != members.me && self.copied[*m] < part(bytes, n, *m).len();
-        (0..self.copied.len()).find(behind).map(|m| (m, self.copied[m] as u64))
-    }
+    finished: bool,
 }
 
 /// A member's part of so many bytes.
@@ -44,69 +45,91 @@ pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
     start(member)..start(member + 1)
 }
 
-/// Goes as far as it can; true when all parts are here.
-pub(crate) fn all_reduce(call: &mut Call, members: &Members) -> bool {
-    let (n, me, bytes) = (members.n(), members.me, call.bytes());
-    let Op::AllReduce { element, reduce } = call.op else { return true };
-    let mut phases = std::mem::take(&mut call.more().phases);
-    phases.copied.resize(n, 0);
-    let own = part(bytes, n, me);
-    loop {
-        if phases.reduced < own.len() {
-            let start = own.start + phases.reduced;
-            let chunk = start..own.end.min(start + CHUNK);
-            reduce_range(call, members, (element, reduce), chunk.clone());
-            phases.reduced += chunk.len();
-            members.set_ready(call.number, phases.reduced);
-        }
-        let mut finished = phases.reduced == own.len();
-        let mut moved = false;
-        // Each begins with its right neighbour, so that not all read from one.
-        for member in (1..n).map(|step| (me + step) % n) {
-            let theirs = part(bytes, n, member);
-            let done = phases.copied[member];
-            let ready = if done < theirs.len() { members.ready(member, call.number) } else { done };
-            if ready > done {
-                copy_range(call, members, member, theirs.start + done..theirs.start + ready);
-                phases.copied[member] = ready;
-                moved = true;
+impl Job {
+    pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Buffers, op: &Op) -> Option<Job> {
+        let Op::AllReduce { element, reduce } = *op else { return None };
+        let copied = SmallVec::from_elem(0, members.n());
+        Some(Job { number, key, element, reduce, operands, checked: 0, reduced: 0, copied, finished: false })
+    }
+
+    pub(crate) fn take_operands(&mut self) -> Buffers {
+        std::mem::take(&mut self.operands)
+    }
+
+    /// Goes as far as it can; true when all parts are here. The error is a member whose call is another.
+    pub(crate) fn step(&mut self, members: &Members) -> Result<bool, usize> {
+        let (n, me, bytes) = (members.n(), members.me, self.key.bytes as usize);
+        while !self.finished && self.checked < n {
+            if !members.rows[self.checked].has_published(self.number) {
+                return Ok(false);
             }
-            finished &= ready == theirs.len();
+            if !self.key.agrees(members.key(self.checked, self.number)) {
+                return Err(self.checked);
+            }
+            self.checked += 1;
         }
-        if finished || !moved && phases.reduced == own.len() {
-            call.more().phases = phases;
-            return finished;
+        let own = part(bytes, n, me);
+        while !self.finished {
+            if self.reduced < own.len() {
+                let start = own.start + self.reduced;
+                let chunk = start..own.end.min(start + CHUNK);
+                self.reduce_range(members, chunk.clone());
+                self.reduced += chunk.len();
+                members.set_ready(self.number, self.reduced);
+            }
+            let mut all = self.reduced == own.len();
+            let mut moved = false;
+            // Each begins with its right neighbour, so that not all read from one.
+            for member in (1..n).map(|step| (me + step) % n) {
+                let theirs = part(bytes, n, member);
+                let done = self.copied[member];
+                let ready = if done < theirs.len() { members.ready(member, self.number) } else { done };
+                if ready > done {
+                    self.copy_range(members, member, theirs.start + done..theirs.start + ready);
+                    self.copied[member] = ready;
+                    moved = true;
+                }
+                all &= ready == theirs.len();
+            }
+            self.finished = all;
+            if !moved && self.reduced == own.len() {
+                break;
+            }
+        }
+        Ok(self.finished)
+    }
+
+    /// A member with a word that changes before this can go on, and what it is now.
+    pub(crate) fn awaits<'a>(&self, members: &'a Members) -> Option<(usize, &'a AtomicU64, u64)> {
+        let (n, bytes, member) = (members.n(), self.key.bytes as usize, self.checked);
+        if member < n {
+            return members.unpublished(member, self.number).map(|(stamp, seen)| (member, stamp, seen));
+        }
+        let behind = (0..n).find(|m| *m != members.me && self.copied[*m] < part(bytes, n, *m).len())?;
+        let ready = &members.rows[behind].words(self.number)[Word::Ready as usize];
+        Some((behind, ready, self.copied[behind] as u64))
+    }
+
+    /// Reduces a range of all operands, laid end to end, into this member's own.
+    fn reduce_range(&self, members: &Members, range: Range<usize>) {
+        for (item, from, len) in self.operands.spans(range) {
+            let parts = parts(members.n(), |member| match member == members.me {
+                true => Part::Own,
+                false => {
+                    Part::Peer(members.operand(self.number, &self.operands, member, item).range(from, len))
+                }
+            });
+            let own = members.own(&self.operands[item], from, len);
+            kernels::reduce(own, &parts, self.element, self.reduce);
         }
     }
-}
 
-/// Reduces a range of all operands, laid end to end, into this member's own.
-fn reduce_range(call: &Call, members: &Members, (element, reduce): (Element, Reduce), range: Range<usize>) {
-    for (item, from, len) in spans(call, range) {
-        let parts = parts(members.n(), |member| match member == members.me {
-            true => Part::Own,
-            false => Part::Peer(members.operand(call, member, item).range(from, len)),
-        });
-        kernels::reduce(members.own(&call.operands[item], from, len), &parts, element, reduce);
+    fn copy_range(&self, members: &Members, member: usize, range: Range<usize>) {
+        for (item, from, len) in self.operands.spans(range) {
+            let source = members.operand(self.number, &self.operands, member, item).range(from, len);
+            members.own(&self.operands[item], from, len).copy_from_slice(source);
+        }
     }
-}
-
-fn copy_range(call: &Call, members: &Members, member: usize, range: Range<usize>) {
-    for (item, from, len) in spans(call, range) {
-        let source = members.operand(call, member, item).range(from, len);
-        members.own(&call.operands[item], from, len).copy_from_slice(source);
-    }
-}
-
-/// A range of all operands, laid end to end, as ranges of each: which, from where, how long.
-pub(crate) fn spans(call: &Call, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
-    let mut start = 0;
-    call.operands.iter().enumerate().filter_map(move |(item, operand)| {
-        let here = start..start + operand.len();
-        start = here.end;
-        let (from, to) = (range.start.max(here.start), range.end.min(here.end));
-        (from < to).then(|| (item, from - here.start, to - from))
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,134 @@
+//! A thread that makes large reductions go on while the rank's own thread computes.
+//!
+//! Everything else is complete once it is published, so only these need anybody: each is a job that either thread can
+//! take up, whichever comes first.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::alarm::Alarm;
+use crate::algorithms::two_phase::Job;
+use crate::members::Members;
+
+type Shared = Arc<Mutex<Job>>;
+
+/// How long it looks at a word before it sleeps: it has a core to itself.
+const SPIN: Duration = Duration::from_micros(50);
+/// The longest sleep.
+const TURN: Duration = Duration::from_millis(2);
+
+/// A rank's helper. Dropping it ends the thread.
+pub(crate) struct Helper {
+    jobs: Option<Sender<Shared>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Helper {
+    /// None where the machine has no thread to give.
+    pub(crate) fn start(members: &Members, alarm: &Arc<Alarm>) -> Option<Helper> {
+        let (jobs, inbox) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (members, alarm, stopped) = (members.clone(), Arc::clone(alarm), Arc::clone(&stop));
+        let thread = thread::Builder::new().name("consort helper".into());
+        let thread = thread.spawn(move || run(&inbox, &members, &alarm, &stopped)).ok()?;
+        Some(Helper { jobs: Some(jobs), stop, thread: Some(thread) })
+    }
+
+    /// Gives it a job. The rank's own thread may be at it as well.
+    pub(crate) fn take_on(&self, job: &Shared) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(Arc::clone(job));
+        }
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.stop.store(true, Release);
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(inbox: &Receiver<Shared>, members: &Members, alarm: &Alarm, stop: &AtomicBool) {
+    let mut jobs: Vec<Shared> = Vec::new();
+    while !stop.load(Acquire) {
+        if jobs.is_empty() {
+            match inbox.recv() {
+                Ok(job) => jobs.push(job),
+                Err(_) => return,
+            }
+        }
+        jobs.extend(inbox.try_iter());
+        let before = jobs.len();
+        // A difference is found by the rank's own thread too, which reports it.
+        jobs.retain(|job| match job.try_lock() {
+            Ok(mut job) => job.step(members) == Ok(false),
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        });
+        if jobs.len() < before {
+            // Whoever sleeps here until a job is finished sleeps on one of the rows.
+            members.rows.iter().for_each(|row| row.ring());
+        }
+        if alarm.failure().is_some() || members.rows.iter().any(|row| row.failure().is_some()) {
+            jobs.clear();
+        }
+        if let Some(job) = jobs.first() {
+            rest(job, members, stop);
+        }
+    }
+}
+
+/// Looks at what a job waits for, then sleeps until it may have come.
+fn rest(job: &Shared, members: &Members, stop: &AtomicBool) {
+    let Some((member, word, seen)) = job.try_lock().ok().and_then(|job| job.awaits(members)) else { return };
+    let start = Instant::now();
+    while start.elapsed() < SPIN {
+        if word.load(Relaxed) != seen || stop.load(Relaxed) {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    members.rows[member].sleep(start + TURN, || word.load(Relaxed) != seen || stop.load(Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Element, Reduce, spawn_with_heap};
+
+    #[test]
+    fn a_reduction_goes_on_while_its_rank_does_something_else() {
+        spawn_with_heap(3, 64 << 20, |group| {
+            assert!(group.force_helper());
+            let until = Instant::now() + Duration::from_secs(20);
+            for round in 0..20 {
+                let count = 50_000 + round * 997;
+                let bytes: Vec<u8> =
+                    (0..count).flat_map(|i| ((group.rank() + i + round) as i64).to_le_bytes()).collect();
+                let buffer = group.heap().alloc_from(&bytes).expect("there is room");
+                let pending = group.all_reduce(buffer, Element::I64, Reduce::Sum).expect("it starts");
+                // One of them waits at once; the others look only at what the helper has said of their part.
+                if group.rank() != round % 3 {
+                    while group.ready_bytes(round as u64) == 0 {
+                        assert!(Instant::now() < until, "nobody made it go on");
+                        thread::yield_now();
+                    }
+                }
+                let got = pending.wait(until).expect("it ends");
+                let want = |i: usize| (0..3).map(|rank| (rank + i + round) as i64).sum::<i64>();
+                let sums =
+                    got[0].bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
+                assert!(sums.enumerate().all(|(i, sum)| sum == want(i)), "round {round}");
+            }
+        });
+    }
+}
