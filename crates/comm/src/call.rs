@@ -213,6 +213,8 @@ pub(crate) struct Call {
     pub(crate) result: Option<Buffer>,
     pub(crate) site: &'static std::panic::Location<'static>,
     pub(crate) published: bool,
+    /// Whether it had to wait for a free slot.
+    pub(crate) held: bool,
     /// How much of each member's part has been copied here, in a large all_reduce.
     copied: Vec<usize>,
 }
@@ -228,7 +230,13 @@ impl Call {
         result: Option<Buffer>,
         site: &'static std::panic::Location<'static>,
     ) -> Call {
-        Call { number, op, operand, result, site, published: false, copied: Vec::new() }
+        Call { number, op, operand, result, site, published: false, held: false, copied: Vec::new() }
+    }
+
+    /// What the flight recorder keeps of it.
+    pub(crate) fn record(&self) -> crate::recorder::Call {
+        let bytes = self.bytes() as u64;
+        crate::recorder::Call { number: self.number, what: self.op.what(), bytes, extra: self.op.extra() }
     }
 
     fn bytes(&self) -> usize {

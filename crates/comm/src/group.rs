@@ -10,9 +10,12 @@ use std::time::Instant;
 use crate::CommError;
 use crate::call::{Call, Members, Op};
 use crate::element::{Element, Reduce};
+use crate::event::{Event, Kind};
+use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
 use crate::mail::Message;
 use crate::progress::{Alarm, Inner, Pending, What};
+use crate::recorder::{self, Recorder, read_segment};
 use crate::row::Row;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
@@ -28,11 +31,12 @@ impl Group {
         ranks: Vec<usize>,
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
+        recorder: Recorder,
     ) -> Group {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = cores >= ranks.len();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Inner { members, ranks, heap, alarm, spins, state: RefCell::default() };
+        let inner = Inner { members, ranks, heap, alarm, spins, recorder, state: RefCell::default() };
         Group { inner: Rc::new(inner) }
     }
 
@@ -70,7 +74,9 @@ impl Group {
         }
         let number = state.next;
         state.next += 1;
-        state.active.push_back(Call::new(number, op, operand, result, Location::caller()));
+        let call = Call::new(number, op, operand, result, Location::caller());
+        self.inner.recorder.call(Kind::Start, call.record(), call.site);
+        state.active.push_back(call);
         drop(state);
         self.inner.advance()?;
         Ok(Pending { inner: Rc::clone(&self.inner), what: What::Call(number) })
@@ -280,6 +286,8 @@ impl Group {
         }
         let batch = state.next_batch;
         state.next_batch += 1;
+        let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len() as u64).sum();
+        self.inner.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), Location::caller());
         state.mails.start(batch, sends, recvs, site);
         drop(state);
         self.inner.advance()?;
@@ -320,6 +328,7 @@ impl Group {
                 self.heap().segment().word(at + word).store(0, Release);
             }
         }
+        let made_by = self.inner.state.borrow().next;
         let offsets = self.all_gather(offset, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
         let place = |member: &usize| {
@@ -329,7 +338,34 @@ impl Group {
         };
         let rows = list.iter().map(place).collect();
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let ranks = list.iter().map(|member| self.inner.ranks[*member]).collect();
-        Ok(Some(Group::new(rows, me, ranks, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
+        let ranks: Vec<usize> = list.iter().map(|member| self.inner.ranks[*member]).collect();
+        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
+        Ok(Some(Group::new(
+            rows,
+            me,
+            ranks,
+            Arc::clone(self.heap()),
+            Arc::clone(&self.inner.alarm),
+            recorder,
+        )))
+    }
+
+    /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
+    pub fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
+    }
+
+    /// What the flight recorders of all members hold.
+    pub fn flight(&self) -> Flight {
+        let mut flight = Flight::new(self.inner.ranks.iter().copied());
+        for (row, rank) in self.inner.members.rows.iter().zip(&self.inner.ranks) {
+            flight.add(*rank, read_segment(&row.segment, *rank));
+        }
+        flight.sorted()
+    }
+
+    /// The last events of all members, in the order of time.
+    pub fn events(&self) -> Vec<Event> {
+        self.flight().events
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -11,8 +12,10 @@ use std::time::{Duration, Instant};
 use crate::CommError;
 use crate::call::{Call, Members, Op};
 use crate::error::Side;
+use crate::event::Kind;
 use crate::heap::{Buffer, Heap};
 use crate::mail::Mails;
+use crate::recorder::{self, Recorder};
 use crate::row::{Row, SLOTS, Word};
 
 /// One member's side of a group, and everything in flight on it.
@@ -24,6 +27,7 @@ pub(crate) struct Inner {
     pub(crate) alarm: Arc<Alarm>,
     /// Whether waiting may spin: there is a core for each rank.
     pub(crate) spins: bool,
+    pub(crate) recorder: Recorder,
     pub(crate) state: RefCell<State>,
 }
 
@@ -78,7 +82,7 @@ impl Inner {
     pub(crate) fn advance(&self) -> Result<(), CommError> {
         let outcome = self.try_advance();
         if let Err(error) = &outcome {
-            self.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
+            self.fail(error);
             if let CommError::Lengths { from, .. } | CommError::Splits { from, .. } = error {
                 // Only this member can see it, so it tells the others that it stopped.
                 let row = &self.members.rows[self.members.me];
@@ -87,6 +91,18 @@ impl Inner {
             }
         }
         outcome
+    }
+
+    /// Keeps the first error: every later call says it too.
+    fn fail(&self, error: &CommError) {
+        let mut state = self.state.borrow_mut();
+        if state.failed.is_none() {
+            let oldest = state.active.front();
+            let (number, site) =
+                (oldest.map_or(state.next, |call| call.number), oldest.map(|call| call.site));
+            self.recorder.error(number, &error.to_string(), site);
+            state.failed = Some(error.clone());
+        }
     }
 
     fn try_advance(&self) -> Result<(), CommError> {
@@ -100,6 +116,7 @@ impl Inner {
         for mut call in active.drain(..) {
             match outcome.clone().and_then(|()| self.advance_call(&mut call)) {
                 Ok(true) => {
+                    self.recorder.call(Kind::Finish, call.record(), call.site);
                     let buffers = call.operand.into_iter().chain(call.result).collect();
                     self.state.borrow_mut().finished.insert(call.number, buffers);
                 }
@@ -128,10 +145,14 @@ impl Inner {
         if !call.published {
             let free = |row: &Row| call.number < SLOTS || row.done() > call.number - SLOTS;
             if !members.rows.iter().all(free) {
+                call.held = true;
                 return Ok(false);
             }
             let site = self.heap.site(call.site)?;
             call.publish(members, site);
+            if call.held {
+                self.recorder.call(Kind::Publish, call.record(), call.site);
+            }
         }
         for member in call.needs(members) {
             let row = &members.rows[member];
@@ -221,15 +242,38 @@ pub struct Pending {
 }
 
 impl Pending {
+    #[track_caller]
     fn take(&self) -> Option<Vec<Buffer>> {
         let mut state = self.inner.state.borrow_mut();
         match self.what {
             What::Call(number) => state.finished.remove(&number),
-            What::Batch(batch) => state.mails.take_finished(batch),
+            What::Batch(batch) => {
+                let buffers = state.mails.take_finished(batch)?;
+                let bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+                self.inner.recorder.call(
+                    Kind::Finish,
+                    recorder::Call::batch(batch, bytes),
+                    Location::caller(),
+                );
+                Some(buffers)
+            }
+        }
+    }
+
+    /// What the flight recorder keeps of it while it is in flight.
+    fn record(&self) -> recorder::Call {
+        match self.what {
+            What::Call(number) => {
+                let state = self.inner.state.borrow();
+                let call = state.active.iter().find(|call| call.number == number);
+                call.map_or(recorder::Call { number, ..recorder::Call::default() }, Call::record)
+            }
+            What::Batch(batch) => recorder::Call::batch(batch, 0),
         }
     }
 
     /// The buffers, if the operation is finished; never waits.
+    #[track_caller]
     pub fn test(&self) -> Result<Option<Vec<Buffer>>, CommError> {
         if let Some(buffers) = self.take() {
             return Ok(Some(buffers));
@@ -240,26 +284,30 @@ impl Pending {
 
     /// The buffers, when the operation is finished: the operand where there is one, then the result where it is
     /// another. Never waits past the time given.
+    #[track_caller]
     pub fn wait(self, until: Instant) -> Result<Vec<Buffer>, CommError> {
         let inner = &self.inner;
-        let start = Instant::now();
+        let (start, mut recorded, site) = (Instant::now(), false, Location::caller());
         loop {
             if let Some(buffers) = self.test()? {
                 return Ok(buffers);
             }
             if let Some(error) = inner.elsewhere() {
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
+                inner.fail(&error);
                 return Err(error);
             }
             let now = Instant::now();
             if now >= until {
                 let error = self.late();
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
+                inner.fail(&error);
                 return Err(error);
             }
             if inner.spins && now - start < SPIN {
                 std::hint::spin_loop();
                 continue;
+            }
+            if !std::mem::replace(&mut recorded, true) {
+                inner.recorder.call(Kind::Wait, self.record(), site);
             }
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),

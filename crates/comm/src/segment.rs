@@ -73,6 +73,14 @@ impl Segment {
         unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
     }
 
+    /// So many words from an offset that is a multiple of 8.
+    pub(crate) fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        let end = count.checked_mul(8).and_then(|len| at.checked_add(len));
+        assert!(at.is_multiple_of(8) && end.is_some_and(|end| end <= self.len()), "words {at}+{count}");
+        // SAFETY: as for `word`.
+        unsafe { std::slice::from_raw_parts(self.base.add(at).cast::<AtomicU64>().as_ptr(), count) }
+    }
+
     /// The half word at an offset that is a multiple of 4, for futexes.
     pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
         assert!(
