@@ -63,8 +63,7 @@ impl Flight {
     /// The last so many events of each rank, a line each, by rank.
     pub fn last_events(&self, count: usize) -> String {
         let mut lines = String::new();
-        for rank in self.lost.keys() {
-            let events: Vec<&Event> = self.events.iter().filter(|event| event.rank == *rank).collect();
+        for events in self.by_rank().values() {
             for event in &events[events.len().saturating_sub(count)..] {
                 lines += &format!("{event}\n");
             }
@@ -77,11 +76,19 @@ impl Flight {
         self.events.iter().map(|event| event.json() + "\n").collect()
     }
 
-    /// What a rank did last: the operation that it is in, or else the last event.
-    fn last(&self, rank: usize) -> Option<Last<'_>> {
+    /// The events of each rank, in the order of time.
+    fn by_rank(&self) -> BTreeMap<usize, Vec<&Event>> {
+        let mut ranks: BTreeMap<usize, Vec<&Event>> =
+            self.lost.keys().map(|rank| (*rank, Vec::new())).collect();
+        self.events.iter().for_each(|event| ranks.entry(event.rank).or_default().push(event));
+        ranks
+    }
+
+    /// What a rank did last, by its events: the operation that it is in, or else the last event.
+    fn last<'a>(&self, events: &[&'a Event]) -> Option<Last<'a>> {
         let mut in_flight: BTreeMap<String, &Event> = BTreeMap::new();
         let (mut last, mut waits, mut failed) = (None, None, None);
-        for event in self.events.iter().filter(|event| event.rank == rank) {
+        for event in events.iter().copied() {
             match event.kind {
                 Kind::Error => failed = Some(event.time_ns),
                 Kind::Finish => drop(in_flight.remove(&event.place())),
@@ -112,8 +119,8 @@ impl Flight {
     /// Ranks and what they did last; ranks that did the same share a row, with the longest time.
     fn rows(&self) -> Vec<[String; 5]> {
         let mut rows: Vec<(Vec<usize>, [String; 4], Duration)> = Vec::new();
-        for rank in self.lost.keys() {
-            let (cells, time) = match self.last(*rank) {
+        for (rank, events) in self.by_rank() {
+            let (cells, time) = match self.last(&events) {
                 None => {
                     (["nothing recorded".into(), String::new(), String::new(), String::new()], Duration::ZERO)
                 }
@@ -123,10 +130,10 @@ impl Flight {
             };
             match rows.iter_mut().find(|row| row.1 == cells) {
                 Some((ranks, _, longest)) => {
-                    ranks.push(*rank);
+                    ranks.push(rank);
                     *longest = time.max(*longest);
                 }
-                None => rows.push((vec![*rank], cells, time)),
+                None => rows.push((vec![rank], cells, time)),
             }
         }
         let text = |(ranks, [place, what, site, state], time): (Vec<usize>, [String; 4], Duration)| {

@@ -8,6 +8,8 @@
 //! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
 //! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read where they lie: over memory
 //!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `mail.rs`).
+//! - What ranks do is recorded as [`Event`]s, the last ones of each rank in its heap; a [`Flight`] is what all of them
+//!   hold, and names the first divergence.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

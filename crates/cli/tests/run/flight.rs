@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use consort_comm::{Element, Group, Kind, Reduce, World};
 use serde_json::Value;
 
-use super::job::{Ended, Job, LONG, consort, eventually, kill, ranks, run, shells};
+use super::job::{
+    Ended, Job, LONG, OWN_ARGUMENTS, consort, eventually, kill, own_program, ranks, run, shells,
+};
 use super::rank::{end_by, say};
 
 /// Calls that all ranks make before something happens to rank 1.
@@ -37,6 +39,9 @@ pub(crate) fn play(world: &World, part: &str) {
     }
     let error = reduce(&group, kind, until).unwrap_err();
     say(&format!("error {}", error.to_string().replace('\n', "|")));
+    if let Some(flight) = world.flight() {
+        say(&flight.to_string());
+    }
     std::process::exit(1);
 }
 
@@ -195,6 +200,7 @@ fn a_job_without_groups_has_nothing_to_tell() {
     kill("TERM", job.pid());
     let ended = job.end();
     assert_eq!(ended.code, 3, "{}", ended.err);
+    assert!(ended.err.starts_with("no rank has recorded an operation yet\n"), "{}", ended.err);
     assert!(!ended.err.contains("last operation"), "{}", ended.err);
     assert!(ended.out.iter().all(|line| !line.contains("asked")), "{ended:?}");
 }
@@ -205,4 +211,21 @@ fn a_dump_that_cannot_be_written_is_said_before_the_failure() {
     assert_eq!(ended.code, 137);
     let said = ended.err.find("error: run: --flight: /no/such/folder/f: No such file").unwrap();
     assert!(said < ended.err.find("error: run: first failure: rank 1").unwrap(), "{}", ended.err);
+}
+
+#[test]
+fn under_another_launcher_rank_0_knows_what_all_did() {
+    let (name, secret) = (format!("flight-{}", std::process::id()), "0123456789abcdef0123456789abcdef");
+    let start = |rank: &str| {
+        let mut command = std::process::Command::new(own_program());
+        command.args(OWN_ARGUMENTS).env("RANK_PROGRAM", "flight dies").env("PMI_RANK", rank);
+        command.env("PMI_SIZE", "2").env("CONSORT_JOB", &name).env("CONSORT_SECRET", secret);
+        command.stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let (other, first) = (start("1"), start("0"));
+    let outputs = [first, other].map(|child| child.wait_with_output().unwrap());
+    let text = String::from_utf8_lossy(&outputs[0].stdout).into_owned();
+    assert!(text.contains("\nerror rank 1 closed its connection without a goodbye, after group|"), "{text}");
+    assert!(line(&text, "  rank 1 ").contains("  matmul, 640 bytes  "), "{text}");
+    assert!(line(&text, "first divergence: ").ends_with("; rank 1 has not started it"), "{text}");
 }
