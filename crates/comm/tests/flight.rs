@@ -135,7 +135,10 @@ fn calls_beyond_the_slots_are_recorded_when_they_are_published() {
             mine.map(|event| event.number).collect()
         };
         assert_eq!(numbers(Kind::Start), (0..40).collect::<Vec<_>>());
-        assert_eq!(numbers(Kind::Finish), (0..40).collect::<Vec<_>>());
+        // What the other member publishes meanwhile may let a later call finish first.
+        let mut finished = numbers(Kind::Finish);
+        finished.sort();
+        assert_eq!(finished, (0..40).collect::<Vec<_>>());
         assert!(numbers(Kind::Publish).iter().all(|number| *number >= 32));
     });
 }

@@ -49,7 +49,7 @@ pub(crate) fn play(world: &World, part: &str) {
 fn run_on(world: &World, group: &Group) {
     let until = Instant::now() + LONG;
     if group.rank() == 0 {
-        say("running");
+        say("warmed up");
         let done = PathBuf::from(std::env::var("FLIGHT_DONE").unwrap());
         eventually("the test is done", || done.exists());
     }
@@ -156,13 +156,13 @@ fn the_dump_of_a_failure_holds_all_ranks_in_the_order_of_time() {
 
 #[test]
 fn a_running_job_is_asked_and_goes_on() {
-    let (path, done) = (scratch("asked"), scratch("done"));
+    let (path, done) = (scratch("flight-asked"), scratch("flight-done"));
     let mut command = with_options(2, "flight runs", &["--flight", path.to_str().unwrap()]);
     let job = Job::start({
         command.env("FLIGHT_DONE", &done);
         command
     });
-    job.line_with("running");
+    job.line_with("warmed up");
     // The other rank may not be in its call yet: ask until it is, one answer at a time.
     eventually("rank 1 is in the call", || {
         let _ = std::fs::remove_file(&path);
