@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::CommError;
+use crate::alarm::Alarm;
 use crate::heap::Heap;
 use crate::recorder::{self, Recorder};
 use crate::row::Row;
@@ -12,20 +12,24 @@ use crate::segment::Segment;
 /// Where the row of the group of all ranks is.
 pub(crate) const ROW: usize = recorder::SIZE;
 
-/// Bytes at the beginning of a segment that are not for the heap's users, in a world of `n`.
+/// Bytes of a segment that are not for the heap's users, in a world of `n`: what lies at its beginning, and a line for
+/// the header of a block.
 pub(crate) fn reserved(n: usize) -> usize {
-    ROW + Row::size(n)
+    heap_at(n) + 64
+}
+
+fn heap_at(n: usize) -> usize {
+    (ROW + Row::size(n)).next_multiple_of(64)
 }
 
 /// The heap in a new segment, and the recorder for the group of all ranks. New memory is zero, which is an empty row,
 /// so peers may look at it before its owner has.
 pub(crate) fn prepare(
     segment: &Arc<Segment>,
+    alarm: &Arc<Alarm>,
     n: usize,
     group: &str,
-) -> Result<(Arc<Heap>, Recorder), CommError> {
-    let heap = Arc::new(Heap::new(Arc::clone(segment)));
-    let at = heap.alloc_for_ever(reserved(n))?;
-    assert_eq!(at, 0, "the first block of a heap is at its beginning");
-    Ok((heap, Recorder::new(Arc::clone(segment), group)))
+) -> (Arc<Heap>, Recorder) {
+    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), heap_at(n));
+    (Arc::new(heap), Recorder::new(Arc::clone(segment), group))
 }

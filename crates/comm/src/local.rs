@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
+use crate::alarm::Alarm;
 use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
-use crate::progress::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 
@@ -29,9 +29,10 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let segments: Vec<Arc<Segment>> = (0..n).map(segment).collect();
     let alarm = Arc::new(Alarm::default());
     let run = |rank: usize| {
-        let (heap, recorder) = prepare(&segments[rank], n, "world").expect("the heap has room for its row");
-        let rows = segments.iter().map(|segment| Row { segment: Arc::clone(segment), at: ROW }).collect();
-        let group = Group::new(rows, rank, (0..n).collect(), heap, Arc::clone(&alarm), recorder);
+        let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
+        let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
+        let rows = segments.iter().enumerate().map(row).collect();
+        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

@@ -17,15 +17,15 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::panic::Location;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::fence;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, fstat};
 use rustix::io::pread;
 
-use crate::call::Op;
 use crate::event::{EXCHANGE, Event, Kind};
+use crate::op::{Key, describe};
 use crate::segment::Segment;
+use crate::sync::fence;
 use crate::ticks::{now_ns, ticks};
 
 /// Bytes of the whole recorder.
@@ -45,7 +45,7 @@ const TICKS: usize = 24;
 const NANOSECONDS: usize = 32;
 const TEXT_BYTES: usize = 40;
 
-/// Marks an op that is given by its code and not by a text.
+/// Marks an op that is given by its code and not by a text. The bit says nothing that members must have alike.
 const CODE: u64 = 1 << 63;
 /// The code of a batch of messages.
 const EXCHANGE_CODE: u64 = 0xff;
@@ -80,18 +80,16 @@ struct Texts {
 pub struct Name(u64);
 
 /// What an operation is, in words of a record.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) number: u64,
-    pub(crate) what: u64,
-    pub(crate) bytes: u64,
-    pub(crate) extra: u64,
+    pub(crate) key: Key,
 }
 
 impl Call {
     /// A batch of messages.
-    pub(crate) fn batch(number: u64, bytes: u64) -> Call {
-        Call { number, what: EXCHANGE_CODE, bytes, extra: 0 }
+    pub(crate) fn batch(number: u64, bytes: usize) -> Call {
+        Call { number, key: Key { what: EXCHANGE_CODE, extra: 0, bytes: bytes as u64 } }
     }
 }
 
@@ -129,7 +127,8 @@ impl Recorder {
     /// Records an operation of the group.
     #[inline]
     pub(crate) fn call(&self, kind: Kind, call: Call, site: &'static Location<'static>) {
-        self.write(kind, [call.number, call.what | CODE, call.bytes, call.extra], self.site(site));
+        let Key { what, extra, bytes } = call.key;
+        self.write(kind, [call.number, what | CODE, bytes, extra], self.site(site));
     }
 
     /// Records an error of the group, met in a call.
@@ -282,7 +281,7 @@ fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Ev
     };
     let op = match op & !CODE {
         EXCHANGE_CODE if op & CODE != 0 => EXCHANGE.to_string(),
-        what if op & CODE != 0 => Op::describe(what),
+        what if op & CODE != 0 => describe(what),
         name => text(name).unwrap_or_default(),
     };
     Some(Event {

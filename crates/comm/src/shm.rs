@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::CommError;
+use crate::alarm::Alarm;
 use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
-use crate::progress::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 use crate::world::World;
@@ -54,8 +54,10 @@ impl World {
                 (segments, Alarm::watched(control.watch()))
             }
         };
-        let (heap, recorder) = prepare(&segments[me], n, &self.name_group())?;
-        let rows = segments.into_iter().map(|segment| Row { segment, at: ROW }).collect();
-        Ok(Group::new(rows, me, (0..n).collect(), heap, Arc::new(alarm), recorder))
+        let alarm = Arc::new(alarm);
+        let (heap, recorder) = prepare(&segments[me], &alarm, n, &self.name_group());
+        let row = |(rank, segment)| Row { segment, at: ROW, rank };
+        let rows = segments.into_iter().enumerate().map(row).collect();
+        Ok(Group::new(rows, me, heap, alarm, recorder))
     }
 }

@@ -105,7 +105,8 @@ fn members(group: &str, lost: &BTreeMap<usize, Option<u64>>) -> Option<Vec<usize
 
 fn is_same(a: &Event, b: &Event) -> bool {
     // These ops may have another size on each member.
-    let uneven = ["all_to_all", "all_gather_v"].contains(&a.op.as_str());
+    let given = a.op.starts_with("broadcast ") && a.op.ends_with(" common");
+    let uneven = given || ["all_to_all", "all_gather_v"].contains(&a.op.as_str());
     a.op == b.op && a.extra == b.extra && (uneven || a.bytes == b.bytes)
 }
 

@@ -11,7 +11,7 @@ fn recorder() -> (Recorder, Arc<Segment>, std::os::fd::OwnedFd) {
 
 fn call(number: u64) -> Call {
     // all_reduce, f32 (the first element type), sum (the first reduction).
-    Call { number, what: 1 << 8 | 1 << 16, bytes: 8 * number, extra: 7 }
+    Call { number, key: Key { what: 1 << 8 | 1 << 16, bytes: 8 * number, extra: 7 } }
 }
 
 #[test]
