@@ -1,8 +1,7 @@
 //! A group: every operation that its members can start. What is then in flight goes on in `progress.rs`.
 
-use std::cell::Cell;
-use std::marker::PhantomData;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
@@ -12,7 +11,7 @@ use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::element::{Element, Reduce};
-use crate::event::{Event, Kind};
+use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
 use crate::mail::Message;
@@ -20,19 +19,18 @@ use crate::members::Members;
 use crate::op::{Op, Outers};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
-use crate::recorder::{self, Recorder, read_segment};
+use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
 
-/// A rank's place among the ranks that communicate. One thread at a time uses it; its clones are the same group.
+/// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
 /// Operations take buffers and give them back when they are finished: first the operands, then the results. All of a
 /// list move as one communication. Sizes are in bytes; an operand is so many rows (`outer`), so that any dimension can
 /// be gathered or cut without a copy.
 #[derive(Clone)]
 pub struct Group {
-    inner: Arc<Inner>,
-    ranks: Arc<[usize]>,
-    one_thread: PhantomData<Cell<()>>,
+    inner: Rc<Inner>,
+    ranks: Rc<[usize]>,
 }
 
 /// One of a list that moves: what is given, where the result goes, and in how many rows.
@@ -57,8 +55,7 @@ impl Group {
         let spins = cores >= rows.len();
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Arc::new(Inner::new(members, heap, alarm, spins, recorder));
-        Group { inner, ranks, one_thread: PhantomData }
+        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins, recorder)), ranks }
     }
 
     /// This rank's place in the group.
@@ -83,12 +80,12 @@ impl Group {
 
     /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
-        self.inner.lock().in_flight()
+        self.inner.state().in_flight()
     }
 
     /// Makes operations in flight go on; never waits.
     pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance(&mut self.inner.lock())
+        self.inner.advance(&mut self.inner.state())
     }
 
     #[track_caller]
@@ -374,16 +371,7 @@ impl Group {
             })?;
         }
         recvs.iter().try_for_each(|message| check_writable(&message.buffer))?;
-        let mut state = self.inner.lock();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
-        }
-        let site = self.inner.site(&mut state, Location::caller())?;
-        let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
-        let batch = state.mails.start(sends, recvs, site);
-        state.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), Location::caller());
-        self.inner.advance(&mut state)?;
-        drop(state);
+        let batch = self.inner.start_batch(sends, recvs, Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
@@ -409,7 +397,7 @@ impl Group {
             }
         }
         let offsets = self.heap().alloc(8 * self.size())?;
-        let made_by = self.inner.lock().next();
+        let made_by = self.inner.state().next();
         let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
         let place = |member: &usize| {
@@ -419,14 +407,14 @@ impl Group {
         };
         let rows: Vec<Row> = list.iter().map(place).collect();
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
-        let recorder = self.inner.lock().recorder.for_subgroup(made_by, &ranks);
+        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
         Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm), recorder)))
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
-    pub fn recorder(&self) -> Recorder {
-        self.inner.lock().recorder.clone()
+    pub fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
     }
 
     /// What the flight recorders of all members hold.

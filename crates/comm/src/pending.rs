@@ -1,9 +1,8 @@
 //! The handle of an operation in flight: test it, wait for it.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::Location;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
@@ -13,7 +12,7 @@ use crate::common_result::Common;
 use crate::event::Kind;
 use crate::op::describe;
 use crate::progress::{Inner, State};
-use crate::recorder;
+use crate::recorder::{self, Recorder};
 use crate::row::SLOTS;
 
 /// How long a waiter spins before it sleeps.
@@ -28,16 +27,16 @@ pub(crate) enum What {
     Call(u64),
     /// A batch of messages, by its number.
     Batch(u64),
+    /// One whose outcome was given.
+    Over,
 }
 
 /// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
 #[must_use = "the buffers of an operation come back by waiting for it"]
 pub struct Pending<T = Buffers> {
-    inner: Arc<Inner>,
+    inner: Rc<Inner>,
     what: What,
     gives: PhantomData<T>,
-    /// A group belongs to one thread at a time.
-    one_thread: PhantomData<Cell<()>>,
 }
 
 /// What an operation gives.
@@ -59,65 +58,51 @@ impl Outcome for (Buffers, Common) {
 }
 
 impl<T: Outcome> Pending<T> {
-    pub(crate) fn new(inner: &Arc<Inner>, what: What) -> Pending<T> {
-        Pending { inner: Arc::clone(inner), what, gives: PhantomData, one_thread: PhantomData }
-    }
-
-    #[track_caller]
-    fn take(&self, state: &mut State) -> Option<T> {
-        let (buffers, common) = match self.what {
-            What::Call(number) => state.take(number)?,
-            What::Batch(batch) => {
-                let buffers = state.mails.take_finished(batch)?;
-                let record = recorder::Call::batch(batch, buffers.bytes());
-                state.recorder.call(Kind::Finish, record, Location::caller());
-                (buffers, None)
-            }
-        };
-        T::of(buffers, common)
+    pub(crate) fn new(inner: &Rc<Inner>, what: What) -> Pending<T> {
+        Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
     /// Records that it is waited for in sleep.
     fn record_wait(&self, site: &'static Location<'static>) {
-        let state = self.inner.lock();
         let record = match self.what {
-            What::Call(number) => state.call(number).map(Call::record),
+            What::Call(number) => self.inner.state().call(number).map(Call::record),
             What::Batch(batch) => Some(recorder::Call::batch(batch, 0)),
+            What::Over => None,
         };
-        record.into_iter().for_each(|record| state.recorder.call(Kind::Wait, record, site));
+        record.into_iter().for_each(|record| self.inner.recorder.call(Kind::Wait, record, site));
     }
 
-    /// What the operation gives, if it is finished; never waits.
+    /// What the operation gives, once, if it is finished; never waits.
     #[track_caller]
-    pub fn test(&self) -> Result<Option<T>, CommError> {
-        let mut state = self.inner.lock();
-        if let Some(outcome) = self.take(&mut state) {
+    pub fn test(&mut self) -> Result<Option<T>, CommError> {
+        let mut state = self.inner.state();
+        if let Some(outcome) = take(&mut self.what, &mut state, &self.inner.recorder) {
             return Ok(Some(outcome));
         }
         self.inner.advance(&mut state)?;
-        Ok(self.take(&mut state))
+        Ok(take(&mut self.what, &mut state, &self.inner.recorder))
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
     #[track_caller]
-    pub fn wait(self, until: Instant) -> Result<T, CommError> {
-        let inner = &*self.inner;
+    pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
         let (mut since, mut recorded) = (None, false);
         loop {
-            for _ in 0..if inner.spins { LOOKS } else { 1 } {
+            for _ in 0..if self.inner.spins { LOOKS } else { 1 } {
                 if let Some(outcome) = self.test()? {
                     return Ok(outcome);
                 }
                 std::hint::spin_loop();
             }
+            let inner = &*self.inner;
             if let Some(error) = inner.elsewhere() {
-                return Err(inner.fail(&mut inner.lock(), error));
+                return Err(inner.fail(&mut inner.state(), error));
             }
             let now = Instant::now();
             if now >= until {
                 let error = self.late();
-                return Err(inner.fail(&mut inner.lock(), error));
+                return Err(inner.fail(&mut inner.state(), error));
             }
             if inner.spins && now - *since.get_or_insert(now) < SPIN {
                 continue;
@@ -135,10 +120,11 @@ impl<T: Outcome> Pending<T> {
     /// The members that have not done their part, for messages and for sleeping.
     fn missing(&self) -> Vec<usize> {
         let inner = &self.inner;
-        let state = inner.lock();
+        let state = inner.state();
         let number = match self.what {
             What::Call(number) => number,
             What::Batch(batch) => return state.mails.waits_for(batch),
+            What::Over => return Vec::new(),
         };
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
@@ -163,22 +149,38 @@ impl<T: Outcome> Pending<T> {
         let ranks = self.missing().into_iter().map(|member| self.inner.members.rows[member].rank).collect();
         let what = match self.what {
             What::Call(number) => {
-                let state = self.inner.lock();
+                let state = self.inner.state();
                 let what = state.call(number).map_or(String::new(), |call| describe(call.key.what));
                 format!("{what}: call {number}")
             }
-            What::Batch(_) => "exchange".into(),
+            What::Batch(_) | What::Over => "exchange".into(),
         };
         CommError::Deadline { what, missing: ranks }
     }
 }
 
+/// The outcome of an operation that is finished, which is over then.
+#[track_caller]
+fn take<T: Outcome>(what: &mut What, state: &mut State, recorder: &Recorder) -> Option<T> {
+    let (buffers, common) = match *what {
+        What::Call(number) => state.take(number)?,
+        What::Batch(batch) => {
+            let buffers = state.mails.take_finished(batch)?;
+            recorder.call(Kind::Finish, recorder::Call::batch(batch, buffers.bytes()), Location::caller());
+            (buffers, None)
+        }
+        What::Over => return None,
+    };
+    *what = What::Over;
+    T::of(buffers, common)
+}
+
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        let mut state = self.inner.lock();
         match self.what {
-            What::Call(number) => state.abandon(number),
-            What::Batch(batch) => state.mails.abandon(batch),
+            What::Call(number) => self.inner.state().abandon(number),
+            What::Batch(batch) => self.inner.state().mails.abandon(batch),
+            What::Over => {}
         }
     }
 }

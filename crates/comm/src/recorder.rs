@@ -142,7 +142,7 @@ impl Recorder {
     fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) {
         let segment = &*self.ring.segment;
         let event = segment.word(COUNT).fetch_add(1, Relaxed);
-        let record = segment.words(LINE + event as usize % CAPACITY * LINE, WORDS);
+        let record = segment.words::<WORDS>(LINE + event as usize % CAPACITY * LINE);
         record[0].store(0, Relaxed);
         // The stamp is gone before anything else changes.
         fence(Release);
@@ -188,9 +188,8 @@ impl Ring {
         if text.is_empty() || text.len() > MAX_TEXT || at + room > SIZE {
             return Name(0);
         }
-        for (word, bytes) in self.segment.words(at, room / 8).iter().zip(text.as_bytes().chunks(8)) {
-            let value = bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
-            word.store(value, Relaxed);
+        for (i, bytes) in text.as_bytes().chunks(8).enumerate() {
+            self.segment.word(at + i * 8).store(word_of(bytes), Relaxed);
         }
         self.segment.word(TEXT_BYTES).store((at + room - TEXTS) as u64, Relaxed);
         let name = Name((at as u64) << 16 | text.len() as u64);
@@ -215,7 +214,7 @@ pub(crate) struct Tape {
 
 /// Reads the ring of a rank whose segment is mapped here.
 pub(crate) fn read_segment(segment: &Segment, rank: usize) -> Option<Tape> {
-    let copy = |at, count| Some(segment.words(at, count).iter().map(|word| word.load(Acquire)).collect());
+    let copy = |at, count| Some((0..count).map(|i| segment.word(at + i * 8).load(Acquire)).collect());
     if segment.len() < SIZE { None } else { read(copy, rank) }
 }
 
