@@ -11,6 +11,8 @@ use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::element::{Element, Reduce};
+use crate::event::Event;
+use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
 use crate::helper::Helper;
 use crate::mail::Message;
@@ -18,6 +20,7 @@ use crate::members::Members;
 use crate::op::{Op, Outers};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
+use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
@@ -42,12 +45,18 @@ pub struct Moved {
 }
 
 impl Group {
-    pub(crate) fn new(rows: Vec<Row>, me: usize, heap: Arc<Heap>, alarm: Arc<Alarm>) -> Group {
+    pub(crate) fn new(
+        rows: Vec<Row>,
+        me: usize,
+        heap: Arc<Heap>,
+        alarm: Arc<Alarm>,
+        recorder: Recorder,
+    ) -> Group {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = cores >= rows.len();
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins)), ranks }
+        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins, recorder)), ranks }
     }
 
     /// This rank's place in the group.
@@ -409,6 +418,7 @@ impl Group {
             }
         }
         let offsets = self.heap().alloc(8 * self.size())?;
+        let made_by = self.inner.state().next();
         let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
         let place = |member: &usize| {
@@ -416,9 +426,30 @@ impl Group {
             let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
             Row { at, ..self.inner.members.rows[*member].clone() }
         };
-        let rows = list.iter().map(place).collect();
+        let rows: Vec<Row> = list.iter().map(place).collect();
+        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
+        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
+        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm), recorder)))
+    }
+
+    /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
+    pub fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
+    }
+
+    /// What the flight recorders of all members hold.
+    pub fn flight(&self) -> Flight {
+        let mut flight = Flight::new(self.ranks.iter().copied());
+        for row in self.inner.members.rows.iter() {
+            flight.add(row.rank, read_segment(&row.segment, row.rank));
+        }
+        flight.sorted()
+    }
+
+    /// The last events of all members, in the order of time.
+    pub fn events(&self) -> Vec<Event> {
+        self.flight().events
     }
 
     fn check_root(&self, root: usize) -> Result<(), CommError> {

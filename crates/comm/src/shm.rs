@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::CommError;
 use crate::alarm::Alarm;
 use crate::group::Group;
-use crate::heap::Heap;
+use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
 use crate::world::World;
@@ -23,7 +23,7 @@ impl World {
     pub fn group(&self, heap: usize, deadline: Duration) -> Result<Group, CommError> {
         let (n, me) = (self.size(), self.rank());
         let room = heap
-            .checked_add(Row::size(n))
+            .checked_add(reserved(n))
             .ok_or_else(|| CommError::Argument("group: the heap is too large".into()))?;
         let machine =
             |error: io::Error| CommError::Machine(format!("group: a heap of {heap} bytes: {error}"));
@@ -32,7 +32,7 @@ impl World {
             Some(control) => {
                 let (mine, fd) = Segment::shared(room).map_err(machine)?;
                 let size = (room as u64).to_le_bytes();
-                let peers = control.rendezvous(&size, Some(fd.as_fd()), deadline);
+                let peers = control.share_heap(&size, fd.as_fd(), deadline);
                 let peers = peers.map_err(|error| CommError::World(error.to_string()))?;
                 let mut segments = Vec::new();
                 let mut mine = Some(mine);
@@ -55,12 +55,9 @@ impl World {
             }
         };
         let alarm = Arc::new(alarm);
-        let heap = Arc::new(Heap::new(Arc::clone(&segments[me]), Arc::clone(&alarm)));
-        // The first block of every heap, so that the world's rows are where everybody expects them. New memory is
-        // zero, which is an empty row, so peers may look at it before its owner has.
-        let at = heap.alloc_for_ever(Row::size(n))?;
-        let row = |(rank, segment)| Row { segment, at, rank };
+        let (heap, recorder) = prepare(&segments[me], &alarm, n, &self.name_group());
+        let row = |(rank, segment)| Row { segment, at: ROW, rank };
         let rows = segments.into_iter().enumerate().map(row).collect();
-        Ok(Group::new(rows, me, heap, alarm))
+        Ok(Group::new(rows, me, heap, alarm, recorder))
     }
 }
