@@ -56,6 +56,15 @@ impl Group {
         &self.inner.heap
     }
 
+    /// The members, and whether there is a core for each, for whoever measures.
+    pub(crate) fn members(&self) -> &Members {
+        &self.inner.members
+    }
+
+    pub(crate) fn spins(&self) -> bool {
+        self.inner.spins
+    }
+
     /// How many operations are in flight here.
     pub fn in_flight(&self) -> usize {
         let state = self.inner.state.borrow();
