@@ -1,9 +1,10 @@
 //! What the machine needs for moving the same bytes: the bound that a benchmark puts beside an operation.
 //!
 //! A [`Probe`] moves bytes between the members' heaps with plain loops and nothing around them but words on which the
-//! members spin: no descriptors, no checks, no sleeping. It keeps to one rule, by a word of each member that only
-//! grows, its *phase*: in a round of four steps a member writes its operand (after all have finished the round
-//! before), says that it is written, says for an all_reduce that its part is reduced, and says that it has finished.
+//! members spin: no descriptors, no checks, no sleeping. Rounds are numbered, and each word of a member holds the
+//! number of the last round in which it has *written* its operand, *reduced* its part of a sum, or *finished*. An
+//! operand is written again only after all have finished with it. Small ones travel beside their word, in the same
+//! cache line if they fit, and there are two places for them, so that nobody waits for the round before.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -39,21 +40,22 @@ pub enum Movement {
 #[derive(Clone, Copy)]
 #[repr(usize)]
 enum Word {
-    Phase,
+    Written,
+    Reduced,
+    Finished,
     Ping,
-    /// Where the operand lies; written before the phase that says so.
+    /// Where the operand lies; stored before all meet at the start of a run.
     Operand,
+    /// The first of two places for small operands: the round in which it was written, and the bytes.
+    Slots,
 }
 
 const LINE: usize = 64;
-const WORDS: usize = 3 * LINE;
+const SLOT: usize = SMALL + LINE;
+const WORDS: usize = Word::Slots as usize * LINE + 2 * SLOT;
 
-/// The steps of a round.
-const WRITTEN: u64 = 1;
-const REDUCED: u64 = 2;
-const FINISHED: u64 = 3;
-
-/// Up to so many bytes every member folds all of a sum by itself, since one more round trip costs more.
+/// Operands up to so many bytes are small. Every member folds all of a small sum by itself, since one more round trip
+/// costs more.
 const SMALL: usize = 4096;
 /// Floats that are folded at once, so that the sums of many operands stay in the first cache.
 const BLOCK: usize = 1024;
@@ -63,8 +65,8 @@ pub struct Probe {
     members: Members,
     /// Where each member's words lie.
     words: Vec<usize>,
-    /// The last phase of the rounds so far, alike on all members.
-    phase: u64,
+    /// The number of the last round, alike on all members.
+    round: u64,
     /// How many times the word of the line probe has gone to and fro.
     pings: u64,
     /// Whether a waiter keeps its core: there is one for each member.
@@ -83,7 +85,7 @@ impl Probe {
         let offsets = group.all_gather(offset, 1)?.wait(until)?;
         let place = |bytes: &[u8]| bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
         let words = offsets[1].bytes().chunks_exact(8).map(place).collect();
-        Ok(Probe { members: group.members().clone(), words, phase: 0, pings: 0, spins: group.spins() })
+        Ok(Probe { members: group.members().clone(), words, round: 0, pings: 0, spins: group.spins() })
     }
 
     fn word(&self, member: usize, word: Word) -> &AtomicU64 {
@@ -91,7 +93,10 @@ impl Probe {
     }
 
     fn wait(&self, member: usize, word: Word, value: u64, until: Instant) -> Result<(), CommError> {
-        let word = self.word(member, word);
+        self.wait_on(self.word(member, word), member, value, until)
+    }
+
+    fn wait_on(&self, word: &AtomicU64, member: usize, value: u64, until: Instant) -> Result<(), CommError> {
         for turn in 1u64.. {
             if word.load(Acquire) >= value {
                 break;
@@ -108,12 +113,12 @@ impl Probe {
         Ok(())
     }
 
-    fn wait_for_all(&self, value: u64, until: Instant) -> Result<(), CommError> {
-        (0..self.members.n()).try_for_each(|member| self.wait(member, Word::Phase, value, until))
+    fn wait_for_all(&self, word: Word, value: u64, until: Instant) -> Result<(), CommError> {
+        (0..self.members.n()).try_for_each(|member| self.wait(member, word, value, until))
     }
 
-    fn say(&self, value: u64) {
-        self.word(self.members.me, Word::Phase).store(value, Release);
+    fn say(&self, word: Word) {
+        self.word(self.members.me, word).store(self.round, Release);
     }
 
     /// Sends a word to and fro between the first two members so many times: how long that takes. The others have
@@ -137,7 +142,7 @@ impl Probe {
         Ok(start.elapsed())
     }
 
-    /// Makes so many rounds: `write` gets the operand, bytes move, `read` gets what arrived. Gives how long it took,
+    /// Makes so many rounds, and one before the clock starts: `write` gets the operand, bytes move, `read` gets what arrived. Gives how long it took,
     /// the operand and the result. All members call it alike.
     pub fn run(
         &mut self,
@@ -154,15 +159,18 @@ impl Probe {
         let place = buffers[0].at as u64;
         self.word(self.members.me, Word::Operand).store(place, Relaxed);
         // All are here, and know where the operands lie, before the clock starts.
-        self.say(self.phase + FINISHED);
-        self.phase += FINISHED;
-        let outcome = self.wait_for_all(self.phase, until).and_then(|()| {
+        self.round += 1;
+        self.say(Word::Finished);
+        let outcome = self.wait_for_all(Word::Finished, self.round, until).and_then(|()| {
+            // The first round finds lines where other work has left them.
+            self.run_round(movement, 0, &buffers, &write, &read, until)?;
+            self.wait_for_all(Word::Finished, self.round, until)?;
             let start = Instant::now();
-            for round in 0..rounds {
-                self.round(movement, round, &buffers, &write, &read, until)?;
+            for index in 0..rounds {
+                self.run_round(movement, index, &buffers, &write, &read, until)?;
             }
             let spent = start.elapsed();
-            self.wait_for_all(self.phase, until)?;
+            self.wait_for_all(Word::Finished, self.round, until)?;
             Ok(spent)
         });
         match outcome {
@@ -175,114 +183,148 @@ impl Probe {
         }
     }
 
-    fn round(
+    fn run_round(
         &mut self,
         movement: Movement,
-        round: u64,
+        index: u64,
         [operand, result]: &[Buffer; 2],
         write: &impl Fn(&mut [u8], u64),
         read: &impl Fn(&[u8]),
         until: Instant,
     ) -> Result<(), CommError> {
-        let (n, me, phase) = (self.members.n(), self.members.me, self.phase);
-        let bytes = operand.len();
-        self.wait_for_all(phase, until)?;
-        write(self.own(operand, 0, bytes), round);
-        self.say(phase + WRITTEN);
+        self.round += 1;
+        let (n, me, bytes) = (self.members.n(), self.members.me, operand.len());
+        let small = bytes <= SMALL;
+        self.wait_for_all(Word::Finished, self.round - if small { 2 } else { 1 }, until)?;
+        write(self.own(self.place(me, small), bytes), index);
+        // Who sends back does so when it has received.
+        let answers = movement == Movement::Pingpong && me == 1;
+        if !answers {
+            self.say_written(small);
+        }
+        let written = |member: usize| {
+            let place = self.slot(member);
+            let word = if small {
+                self.members.rows[member].segment.word(place)
+            } else {
+                self.word(member, Word::Written)
+            };
+            self.wait_on(word, member, self.round, until)
+        };
+        let copy = |member: usize, from: usize, to: usize, len: usize| {
+            self.own(to, len).copy_from_slice(self.operand(member, small, from, len));
+        };
         let mut arrived = result;
         match movement {
             Movement::Broadcast => {
-                let root = round as usize % n;
-                arrived = operand;
-                if root != me {
-                    self.wait(root, Word::Phase, phase + WRITTEN, until)?;
-                    self.own(operand, 0, bytes).copy_from_slice(self.operand(root, 0, bytes));
+                let root = index as usize % n;
+                written(root)?;
+                arrived = if small { result } else { operand };
+                if small || root != me {
+                    copy(root, 0, arrived.at, bytes);
                 }
             }
             Movement::Ring => {
                 let before = (me + n - 1) % n;
-                self.wait(before, Word::Phase, phase + WRITTEN, until)?;
-                self.own(result, 0, bytes).copy_from_slice(self.operand(before, 0, bytes));
+                written(before)?;
+                copy(before, 0, result.at, bytes);
             }
             Movement::Pingpong if me < 2 => {
-                let step = if me == 0 { REDUCED } else { WRITTEN };
-                self.wait(1 - me, Word::Phase, phase + step, until)?;
-                self.own(result, 0, bytes).copy_from_slice(self.operand(1 - me, 0, bytes));
-                self.say(phase + REDUCED);
+                written(1 - me)?;
+                copy(1 - me, 0, result.at, bytes);
+                if answers {
+                    self.say_written(small);
+                }
             }
             Movement::Pingpong => {}
             Movement::Gather | Movement::Exchange => {
                 let block = result.len() / n;
+                let from = if movement == Movement::Gather { 0 } else { me * block };
                 for member in (0..n).map(|i| (me + i) % n) {
-                    self.wait(member, Word::Phase, phase + WRITTEN, until)?;
-                    let from = if movement == Movement::Gather { 0 } else { me * block };
-                    self.own(result, member * block, block)
-                        .copy_from_slice(self.operand(member, from, block));
+                    written(member)?;
+                    copy(member, from, result.at + member * block, block);
                 }
             }
             Movement::Fold => {
-                self.wait_for_all(phase + WRITTEN, until)?;
-                self.fold(result, 0, me * result.len(), result.len());
+                (0..n).try_for_each(written)?;
+                self.fold(small, me * result.len(), result.at, result.len());
             }
-            Movement::FoldAndCopy if bytes <= SMALL => {
-                self.wait_for_all(phase + WRITTEN, until)?;
-                self.fold(result, 0, 0, bytes);
+            Movement::FoldAndCopy if small => {
+                (0..n).try_for_each(written)?;
+                self.fold(small, 0, result.at, bytes);
             }
             Movement::FoldAndCopy => {
                 let part = |member: usize| (bytes / 4 * member / n * 4, bytes / 4 * (member + 1) / n * 4);
-                self.wait_for_all(phase + WRITTEN, until)?;
+                (0..n).try_for_each(written)?;
                 let (from, to) = part(me);
-                self.fold(operand, from, from, to - from);
-                self.say(phase + REDUCED);
+                self.fold(small, from, operand.at + from, to - from);
+                self.say(Word::Reduced);
                 for member in (1..n).map(|i| (me + i) % n) {
-                    self.wait(member, Word::Phase, phase + REDUCED, until)?;
+                    self.wait(member, Word::Reduced, self.round, until)?;
                     let (from, to) = part(member);
-                    self.own(operand, from, to - from).copy_from_slice(self.operand(member, from, to - from));
+                    copy(member, from, operand.at + from, to - from);
                 }
                 arrived = operand;
             }
         }
-        self.say(phase + FINISHED);
-        self.phase += FINISHED;
+        self.say(Word::Finished);
         read(arrived.bytes());
         Ok(())
     }
 
-    /// Sums the same bytes of all operands into a range of one of this member's buffers, which may be its operand.
-    fn fold(&self, into: &Buffer, to: usize, from: usize, bytes: usize) {
+    fn say_written(&self, small: bool) {
+        let me = self.members.me;
+        if small {
+            self.members.rows[me].segment.word(self.slot(me)).store(self.round, Release);
+        } else {
+            self.say(Word::Written);
+        }
+    }
+
+    /// Sums the same bytes of all operands to a place of this member, which may be in its operand.
+    fn fold(&self, small: bool, from: usize, to: usize, bytes: usize) {
         let (n, me) = (self.members.n(), self.members.me);
         for start in (0..bytes).step_by(BLOCK * 4) {
             let len = (BLOCK * 4).min(bytes - start);
-            let sum: &mut [f32] = cast_slice_mut(self.own(into, to + start, len));
-            // In place, the own operand is what the sum begins with.
-            if (to, into.at) != (from, self.place(me)) {
-                sum.copy_from_slice(cast_slice(self.operand(me, from + start, len)));
+            let sum: &mut [f32] = cast_slice_mut(self.own(to + start, len));
+            // In place, the own operand is what the sum begins with. Else it comes last: a copy brings a peer's lines
+            // faster than a sum that waits for each.
+            let in_place = to == self.place(me, small) + from;
+            if !in_place {
+                sum.copy_from_slice(cast_slice(self.operand((me + 1) % n, small, from + start, len)));
             }
-            for member in (1..n).map(|i| (me + i) % n) {
-                let other: &[f32] = cast_slice(self.operand(member, from + start, len));
+            let others = if in_place { 1..n } else { 2..n + 1 };
+            for member in others.map(|i| (me + i) % n) {
+                let other: &[f32] = cast_slice(self.operand(member, small, from + start, len));
                 sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
             }
         }
     }
 
-    fn place(&self, member: usize) -> usize {
-        self.word(member, Word::Operand).load(Relaxed) as usize
+    /// Where a member has the word over its small operand of this round.
+    fn slot(&self, member: usize) -> usize {
+        self.words[member] + Word::Slots as usize * LINE + (self.round % 2) as usize * SLOT
+    }
+
+    /// Where a member has its operand of this round.
+    fn place(&self, member: usize, small: bool) -> usize {
+        if small { self.slot(member) + 8 } else { self.word(member, Word::Operand).load(Relaxed) as usize }
     }
 
     /// A range of a member's operand.
-    fn operand(&self, member: usize, from: usize, len: usize) -> &[u8] {
+    fn operand(&self, member: usize, small: bool, from: usize, len: usize) -> &[u8] {
+        let at = self.place(member, small) + from;
         // SAFETY: the owner has said that the range is written, or reduced, and writes it again only after this
         // member has said that it finished the round.
-        unsafe { self.members.rows[member].segment.read(self.place(member) + from, len) }
+        unsafe { self.members.rows[member].segment.read(at, len) }
     }
 
-    /// A range of one of this member's own buffers.
-    #[allow(clippy::mut_from_ref, reason = "the buffer is owned by the run that asks")]
-    fn own(&self, buffer: &Buffer, from: usize, len: usize) -> &mut [u8] {
-        assert!(from + len <= buffer.len(), "range {from}+{len} of {}", buffer.len());
-        // SAFETY: the buffer belongs to this run. Peers read an operand between `WRITTEN` and their `FINISHED` only:
-        // its part is reduced before they read that, and the others' parts are overwritten after they were reduced.
-        unsafe { self.members.rows[self.members.me].segment.write(buffer.at + from, len) }
+    /// A range of this member's operand or result.
+    #[allow(clippy::mut_from_ref, reason = "both belong to the run that asks")]
+    fn own(&self, at: usize, len: usize) -> &mut [u8] {
+        // SAFETY: the range is in a buffer or slot of this run. Peers read an operand from when it is written to when
+        // they have finished: a part is reduced before they read that, and copied over after its owner has read it.
+        unsafe { self.members.rows[self.members.me].segment.write(at, len) }
     }
 }
 
@@ -318,7 +360,7 @@ mod tests {
 
     #[test]
     fn bytes_arrive_where_the_operation_would_put_them() {
-        for bytes in [4, 64, 20_000] {
+        for bytes in [4, 1024, 20_000] {
             assert_eq!(moved(3, Movement::Broadcast, bytes, 1, 1), [[2.0], [2.0], [2.0]]);
             assert_eq!(moved(3, Movement::Gather, bytes, 1, 3), [[1.0, 2.0, 3.0]; 3]);
             assert_eq!(moved(3, Movement::Exchange, bytes, 3, 3), [[1.0, 2.0, 3.0]; 3]);
