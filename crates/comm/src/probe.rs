@@ -57,8 +57,8 @@ const WORDS: usize = Word::Slots as usize * LINE + 2 * SLOT;
 /// Operands up to so many bytes are small. Every member folds all of a small sum by itself, since one more round trip
 /// costs more.
 const SMALL: usize = 4096;
-/// Floats that are folded at once, so that the sums of many operands stay in the first cache.
-const BLOCK: usize = 1024;
+/// Bytes that are folded at once, so that the sums of many operands stay in the first cache.
+const BLOCK: usize = 4096;
 
 /// Plain movement between the members of a group, to be timed.
 pub struct Probe {
@@ -245,19 +245,24 @@ impl Probe {
                     copy(member, from, result.at + member * block, block);
                 }
             }
+            Movement::Fold | Movement::FoldAndCopy if small => {
+                let from = if movement == Movement::Fold { me * result.len() } else { 0 };
+                // The own one first: who looks at a line too early makes its writer wait.
+                copy(me, from, result.at, result.len());
+                for member in (1..n).map(|i| (me + i) % n) {
+                    written(member)?;
+                    self.add(member, small, from, result.at, result.len());
+                }
+            }
             Movement::Fold => {
                 (0..n).try_for_each(written)?;
-                self.fold(small, me * result.len(), result.at, result.len());
-            }
-            Movement::FoldAndCopy if small => {
-                (0..n).try_for_each(written)?;
-                self.fold(small, 0, result.at, bytes);
+                self.fold(me * result.len(), result.at, result.len());
             }
             Movement::FoldAndCopy => {
                 let part = |member: usize| (bytes / 4 * member / n * 4, bytes / 4 * (member + 1) / n * 4);
                 (0..n).try_for_each(written)?;
                 let (from, to) = part(me);
-                self.fold(small, from, operand.at + from, to - from);
+                self.fold(from, operand.at + from, to - from);
                 self.say(Word::Reduced);
                 for member in (1..n).map(|i| (me + i) % n) {
                     self.wait(member, Word::Reduced, self.round, until)?;
@@ -281,23 +286,23 @@ impl Probe {
         }
     }
 
+    /// Adds the same bytes of a member's operand to a place of this one.
+    fn add(&self, member: usize, small: bool, from: usize, to: usize, len: usize) {
+        let sum: &mut [f32] = cast_slice_mut(self.own(to, len));
+        let other: &[f32] = cast_slice(self.operand(member, small, from, len));
+        sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+    }
+
     /// Sums the same bytes of all operands to a place of this member, which may be in its operand.
-    fn fold(&self, small: bool, from: usize, to: usize, bytes: usize) {
+    fn fold(&self, from: usize, to: usize, bytes: usize) {
         let (n, me) = (self.members.n(), self.members.me);
-        for start in (0..bytes).step_by(BLOCK * 4) {
-            let len = (BLOCK * 4).min(bytes - start);
-            let sum: &mut [f32] = cast_slice_mut(self.own(to + start, len));
-            // In place, the own operand is what the sum begins with. Else it comes last: a copy brings a peer's lines
-            // faster than a sum that waits for each.
-            let in_place = to == self.place(me, small) + from;
-            if !in_place {
-                sum.copy_from_slice(cast_slice(self.operand((me + 1) % n, small, from + start, len)));
+        for start in (0..bytes).step_by(BLOCK) {
+            let (from, to, len) = (from + start, to + start, BLOCK.min(bytes - start));
+            // In place, the own operand is what the sum begins with.
+            if to != self.place(me, false) + from {
+                self.own(to, len).copy_from_slice(self.operand(me, false, from, len));
             }
-            let others = if in_place { 1..n } else { 2..n + 1 };
-            for member in others.map(|i| (me + i) % n) {
-                let other: &[f32] = cast_slice(self.operand(member, small, from + start, len));
-                sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
-            }
+            (1..n).for_each(|i| self.add((me + i) % n, false, from, to, len));
         }
     }
 
