@@ -30,9 +30,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         buffer.bytes().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
     let new = |group: &Group, values: &[f32]| -> Result<Buffer, Box<dyn Error>> {
-        let mut buffer = group.heap().alloc(values.len() * 4)?;
-        buffer.bytes_mut(until)?.copy_from_slice(&bytes(values));
-        Ok(buffer)
+        Ok(group.heap().alloc_from(&bytes(values))?)
     };
     let last = me + 1 == n;
     let trouble = std::env::args().nth(1).unwrap_or_default();
@@ -53,7 +51,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             let got = group.all_reduce(new(&group, &mine)?, Element::F32, Reduce::Sum)?.wait(until)?;
             assert!(floats(&got[0]).iter().enumerate().all(|(i, x)| *x == sum(i)), "all_reduce of {count}");
         }
-        let got = group.all_gather(new(&group, &[me as f32, round as f32])?, 1)?.wait(until)?;
+        let mine = new(&group, &[me as f32, round as f32])?;
+        let got = group.all_gather(mine, group.heap().alloc(8 * n)?, 1)?.wait(until)?;
         let want: Vec<f32> = (0..n).flat_map(|rank| [rank as f32, round as f32]).collect();
         assert_eq!(floats(&got[1]), want);
         let (next, before) = ((me + 1) % n, (me + n - 1) % n);

@@ -103,6 +103,21 @@ impl Reduce {
         Reduce::PremulSum(0.5),
     ];
 
+    /// Its place in `ALL`.
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            Reduce::Sum => 0,
+            Reduce::Avg => 1,
+            Reduce::Product => 2,
+            Reduce::Min => 3,
+            Reduce::Max => 4,
+            Reduce::And => 5,
+            Reduce::Or => 6,
+            Reduce::Xor => 7,
+            Reduce::PremulSum(_) => 8,
+        }
+    }
+
     /// Whether it is defined for an element type.
     pub fn takes(self, element: Element) -> bool {
         match self {

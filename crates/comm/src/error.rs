@@ -28,8 +28,12 @@ pub enum CommError {
         free: usize,
         /// Bytes free in one piece.
         largest: usize,
+        /// Bytes of buffers that are in use here.
+        used: usize,
         /// Bytes of dropped buffers that peers may still read.
         leased: usize,
+        /// The ranks that may.
+        readers: Vec<usize>,
     },
     /// The time was over before the members had done their part.
     Deadline {
@@ -39,11 +43,16 @@ pub enum CommError {
         missing: Vec<usize>,
     },
     /// The time was over before peers had finished reading a buffer.
-    Leased,
+    Leased {
+        /// One that has not.
+        rank: usize,
+    },
     /// Two members called different things.
     Mismatch {
         /// The call.
         call: u64,
+        /// Who found it, and whose call is another, by their places in the group.
+        members: (usize, usize),
         /// Both sides, by rank.
         sides: Box<[Side; 2]>,
     },
@@ -62,21 +71,15 @@ pub enum CommError {
     },
     /// A message has another length than its receiver expects.
     Lengths {
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// The tag.
-        tag: u64,
-        /// Bytes sent.
-        sent: usize,
-        /// Bytes expected.
-        expected: usize,
+        /// The sender's side, then the receiver's.
+        sides: Box<[Side; 2]>,
     },
-    /// Another rank found an error in a message and stopped.
+    /// Another rank found an error that only it can see, and stopped.
     Elsewhere {
         /// The rank.
         rank: usize,
+        /// Its error.
+        error: String,
     },
     /// A rank of the world died, aborted or left, in the words of whoever watches over them.
     World(String),
@@ -92,38 +95,43 @@ pub enum CommError {
 impl fmt::Display for CommError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CommError::Argument(message) | CommError::World(message) | CommError::Machine(message) => f.write_str(message),
-            CommError::Exhausted { asked, of, free, largest, leased } => write!(
-                f,
-                "heap: {asked} bytes do not fit: of {of} bytes {free} are free, {largest} in one piece, and {leased} wait for peers to finish reading\n  \
-                 note: drop buffers, or ask for a larger heap"
-            ),
+            CommError::Argument(message) | CommError::World(message) | CommError::Machine(message) => {
+                f.write_str(message)
+            }
+            CommError::Exhausted { asked, of, free, largest, used, leased, readers } => {
+                write!(
+                    f,
+                    "heap: {asked} bytes do not fit: of {of} bytes {free} are free, {largest} in one piece, {used} are in use here, and {leased} were dropped but wait for peers to finish reading"
+                )?;
+                if !readers.is_empty() {
+                    write!(f, ": {}", ranks_text(readers))?;
+                }
+                f.write_str("\n  note: drop buffers, or ask for a larger heap")
+            }
             CommError::Deadline { what, missing } => write!(
                 f,
                 "{what}: the deadline passed; missing: {}\n  note: every member makes the same calls in the same order",
                 ranks_text(missing)
             ),
-            CommError::Leased => f.write_str(
-                "buffer: the deadline passed while peers could still read it\n  note: peers finish reading when they wait for the call",
+            CommError::Leased { rank } => write!(
+                f,
+                "buffer: the deadline passed while rank {rank} could still read it\n  note: peers finish reading when they wait for the call"
             ),
-            CommError::Mismatch { call, sides } => {
+            CommError::Mismatch { call, sides, .. } => {
                 write!(f, "call {call} differs between ranks")?;
-                for side in &**sides {
-                    write!(f, "\n  rank {}  {}  {}", side.rank, side.what, side.site)?;
-                }
+                write_sides(f, sides)?;
                 write!(f, "\n  note: every member makes the same calls in the same order")
             }
             CommError::Splits { call, from, to, sent, expected } => write!(
                 f,
                 "all_to_all: call {call}: member {from} sends {sent} bytes to member {to}, which expects {expected}"
             ),
-            CommError::Lengths { from, to, tag, sent, expected } => {
-                write!(
-                    f,
-                    "exchange: member {from} sends {sent} bytes with tag {tag} to member {to}, which expects {expected}"
-                )
+            CommError::Lengths { sides } => {
+                f.write_str("exchange: a message has another length than its receiver expects")?;
+                write_sides(f, sides)
             }
-            CommError::Elsewhere { rank } => write!(f, "rank {rank} stopped: its own error says why"),
+            CommError::Elsewhere { rank, error } if error.is_empty() => write!(f, "rank {rank} stopped"),
+            CommError::Elsewhere { rank, error } => write!(f, "rank {rank} stopped: {error}"),
             CommError::Panicked { rank } => {
                 write!(f, "rank {rank} panicked\n  note: its own message says why")
             }
@@ -132,6 +140,13 @@ impl fmt::Display for CommError {
 }
 
 impl std::error::Error for CommError {}
+
+fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side; 2]) -> fmt::Result {
+    for side in sides {
+        write!(f, "\n  rank {}  {}  {}", side.rank, side.what, side.site)?;
+    }
+    Ok(())
+}
 
 /// `rank 2`, `ranks 0,1,3`.
 pub(crate) fn ranks_text(ranks: &[usize]) -> String {

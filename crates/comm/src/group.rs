@@ -1,39 +1,54 @@
 //! A group: every operation that its members can start. What is then in flight goes on in `progress.rs`.
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::panic::Location;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
 use crate::CommError;
-use crate::call::{Call, Members, Op};
+use crate::alarm::Alarm;
+use crate::buffers::Buffers;
+use crate::common_result::Common;
 use crate::element::{Element, Reduce};
 use crate::heap::{Buffer, Heap};
 use crate::mail::Message;
-use crate::progress::{Alarm, Inner, Pending, What};
-use crate::row::Row;
+use crate::members::Members;
+use crate::op::{Op, Outers};
+use crate::pending::{Outcome, Pending, What};
+use crate::progress::Inner;
+use crate::row::{Row, STAGE};
 
-/// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
+/// A rank's place among the ranks that communicate. One thread at a time uses it; its clones are the same group.
+///
+/// Operations take buffers and give them back when they are finished: first the operands, then the results. All of a
+/// list move as one communication. Sizes are in bytes; an operand is so many rows (`outer`), so that any dimension can
+/// be gathered or cut without a copy.
 #[derive(Clone)]
 pub struct Group {
-    inner: Rc<Inner>,
+    inner: Arc<Inner>,
+    ranks: Arc<[usize]>,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+/// One of a list that moves: what is given, where the result goes, and in how many rows.
+pub struct Moved {
+    /// What is given.
+    pub operand: Buffer,
+    /// Where the result goes.
+    pub result: Buffer,
+    /// How many times the layout repeats.
+    pub outer: usize,
 }
 
 impl Group {
-    pub(crate) fn new(
-        rows: Vec<Row>,
-        me: usize,
-        ranks: Vec<usize>,
-        heap: Arc<Heap>,
-        alarm: Arc<Alarm>,
-    ) -> Group {
+    pub(crate) fn new(rows: Vec<Row>, me: usize, heap: Arc<Heap>, alarm: Arc<Alarm>) -> Group {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = cores >= ranks.len();
+        let spins = cores >= rows.len();
+        let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Inner { members, ranks, heap, alarm, spins, state: RefCell::default() };
-        Group { inner: Rc::new(inner) }
+        Group { inner: Arc::new(Inner::new(members, heap, alarm, spins)), ranks, one_thread: PhantomData }
     }
 
     /// This rank's place in the group.
@@ -48,7 +63,7 @@ impl Group {
 
     /// The members by their number in the world, in group order.
     pub fn ranks(&self) -> &[usize] {
-        &self.inner.ranks
+        &self.ranks
     }
 
     /// This rank's heap, for buffers that take part with no copy.
@@ -65,206 +80,281 @@ impl Group {
         self.inner.spins
     }
 
-    /// How many operations are in flight here.
+    /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
-        let state = self.inner.state.borrow();
-        state.active.len() + state.finished.len()
+        self.inner.lock().in_flight()
+    }
+
+    /// Makes operations in flight go on; never waits.
+    pub fn poll(&self) -> Result<(), CommError> {
+        self.inner.advance(&mut self.inner.lock())
     }
 
     #[track_caller]
-    fn start(&self, op: Op, operand: Option<Buffer>, result: Option<Buffer>) -> Result<Pending, CommError> {
-        let mut state = self.inner.state.borrow_mut();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
+    fn start(
+        &self,
+        op: Op,
+        operands: impl Into<Buffers>,
+        results: impl Into<Buffers>,
+    ) -> Result<Pending, CommError> {
+        self.start_as(op, operands, results, false)
+    }
+
+    #[track_caller]
+    fn start_as<T: Outcome>(
+        &self,
+        op: Op,
+        operands: impl Into<Buffers>,
+        results: impl Into<Buffers>,
+        common: bool,
+    ) -> Result<Pending<T>, CommError> {
+        let buffers = (operands.into(), results.into());
+        let number = self.inner.start(op, buffers, common, Location::caller())?;
+        Ok(Pending::new(&self.inner, What::Call(number)))
+    }
+
+    /// Reduces the members' buffers, one or a list; every member's then hold the result.
+    #[track_caller]
+    pub fn all_reduce(
+        &self,
+        operands: impl Into<Buffers>,
+        element: Element,
+        reduce: Reduce,
+    ) -> Result<Pending, CommError> {
+        let operands = operands.into();
+        for operand in operands.iter() {
+            check_reduction(operand, element, reduce)?;
+            check_writable(operand)?;
         }
-        let number = state.next;
-        state.next += 1;
-        state.active.push_back(Call::new(number, op, operand, result, Location::caller()));
-        drop(state);
-        self.inner.advance()?;
-        Ok(Pending { inner: Rc::clone(&self.inner), what: What::Call(number) })
+        self.start(Op::AllReduce { element, reduce }, operands, None)
     }
 
-    fn check(&self, ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
-        if ok { Ok(()) } else { Err(CommError::Argument(message())) }
-    }
-
-    fn check_reduction(&self, buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
-        self.check(reduce.takes(element), || {
-            format!("`{}` is not defined for {}", reduce.name(), element.name())
-        })?;
-        self.check_rows(buffer, element.size(), 1, "the size of an element")
-    }
-
-    /// The bytes are a whole number of `unit`s in each of `outer` rows.
-    fn check_rows(&self, buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
-        let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
-        self.check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
-            format!(
-                "expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows",
-                buffer.len()
-            )
-        })
-    }
-
-    fn check_root(&self, root: usize) -> Result<(), CommError> {
-        self.check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
-    }
-
-    /// Reduces the members' buffers; every member's then holds the result.
+    /// Reduces the members' buffers into one common result.
     #[track_caller]
-    pub fn all_reduce(&self, buffer: Buffer, element: Element, reduce: Reduce) -> Result<Pending, CommError> {
-        self.check_reduction(&buffer, element, reduce)?;
-        self.check_writable(&buffer)?;
-        self.start(Op::AllReduce { element, reduce }, Some(buffer), None)
+    pub fn all_reduce_common(
+        &self,
+        operand: Buffer,
+        element: Element,
+        reduce: Reduce,
+    ) -> Result<Pending<(Buffers, Common)>, CommError> {
+        check_reduction(&operand, element, reduce)?;
+        self.start_as(Op::AllReduce { element, reduce }, operand, None, true)
     }
 
-    /// Joins the members' buffers side by side, in each of `outer` rows. Gives the operand, then the result.
+    /// Joins the members' buffers side by side, in each of `outer` rows.
     #[track_caller]
-    pub fn all_gather(&self, buffer: Buffer, outer: usize) -> Result<Pending, CommError> {
-        self.check_rows(&buffer, 1, outer, "a byte")?;
-        let result = self.heap().alloc(buffer.len() * self.size())?;
-        self.start(Op::AllGather { outer }, Some(buffer), Some(result))
+    pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
+        self.all_gather_list(vec![Moved { operand, result, outer }])
     }
 
-    /// Joins buffers of different sizes; `sizes` are those of all members in one row. Gives the operand, then the
-    /// result.
+    /// The same for each of a list.
+    #[track_caller]
+    pub fn all_gather_list(&self, list: Vec<Moved>) -> Result<Pending, CommError> {
+        for Moved { operand, result, outer } in &list {
+            check_rows(operand, 1, *outer, "a byte")?;
+            check_result(result, operand.len().checked_mul(self.size()))?;
+        }
+        let (operands, results, outers) = unzip(list);
+        self.start(Op::AllGather { outers }, operands, results)
+    }
+
+    /// Joins the members' buffers side by side, in each of `outer` rows, into one common result.
+    #[track_caller]
+    pub fn all_gather_common(
+        &self,
+        operand: Buffer,
+        outer: usize,
+    ) -> Result<Pending<(Buffers, Common)>, CommError> {
+        check_rows(&operand, 1, outer, "a byte")?;
+        self.start_as(Op::AllGather { outers: Outers::from_elem(outer, 1) }, operand, None, true)
+    }
+
+    /// Joins buffers of different sizes; `sizes` are those of all members in one row.
     #[track_caller]
     pub fn all_gather_v(
         &self,
-        buffer: Buffer,
+        operand: Buffer,
+        result: Buffer,
         sizes: Vec<usize>,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        let mine = sizes.get(self.rank()).map(|size| size * outer);
-        self.check(sizes.len() == self.size() && mine == Some(buffer.len()), || {
+        let mine = sizes.get(self.rank()).and_then(|size| size.checked_mul(outer));
+        check(outer > 0 && sizes.len() == self.size() && mine == Some(operand.len()), || {
             format!(
                 "expected a size for each of {} members, with {} bytes here, got {sizes:?} in {outer} rows",
                 self.size(),
-                buffer.len()
+                operand.len()
             )
         })?;
-        let result = self.heap().alloc(sizes.iter().sum::<usize>() * outer)?;
-        self.start(Op::AllGatherV { sizes, outer }, Some(buffer), Some(result))
+        check_result(&result, total(&sizes, outer))?;
+        self.start(Op::AllGatherV { sizes, outer }, operand, result)
     }
 
-    /// Reduces the members' buffers and gives each its part of each of `outer` rows. Gives the operand, then the
-    /// result.
+    /// Reduces the members' buffers and gives each its part of each of `outer` rows.
     #[track_caller]
     pub fn reduce_scatter(
         &self,
-        buffer: Buffer,
+        operand: Buffer,
+        result: Buffer,
         element: Element,
         reduce: Reduce,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        self.check_reduction(&buffer, element, reduce)?;
-        self.check_rows(&buffer, self.size() * element.size(), outer, "the members' elements")?;
-        let result = self.heap().alloc(buffer.len() / self.size())?;
-        self.start(Op::ReduceScatter { element, reduce, outer }, Some(buffer), Some(result))
+        self.reduce_scatter_list(vec![Moved { operand, result, outer }], element, reduce)
     }
 
-    /// Reduces the members' buffers and gives each a part of its own size of each row. Gives the operand, then the
-    /// result.
+    /// The same for each of a list.
+    #[track_caller]
+    pub fn reduce_scatter_list(
+        &self,
+        list: Vec<Moved>,
+        element: Element,
+        reduce: Reduce,
+    ) -> Result<Pending, CommError> {
+        for Moved { operand, result, outer } in &list {
+            check_reduction(operand, element, reduce)?;
+            check_rows(operand, self.size() * element.size(), *outer, "the members' elements")?;
+            check_result(result, Some(operand.len() / self.size()))?;
+        }
+        let (operands, results, outers) = unzip(list);
+        self.start(Op::ReduceScatter { element, reduce, outers }, operands, results)
+    }
+
+    /// Reduces the members' buffers and gives each a part of its own size of each row.
     #[track_caller]
     pub fn reduce_scatter_v(
         &self,
-        buffer: Buffer,
+        operand: Buffer,
+        result: Buffer,
         element: Element,
         reduce: Reduce,
         sizes: Vec<usize>,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        self.check_reduction(&buffer, element, reduce)?;
-        let whole = sizes.iter().sum::<usize>() * outer;
+        check_reduction(&operand, element, reduce)?;
         let even = sizes.len() == self.size() && sizes.iter().all(|size| size.is_multiple_of(element.size()));
-        self.check(even && whole == buffer.len(), || {
-            format!("expected a size for each of {} members that add up to {} bytes in {outer} rows, got {sizes:?}", self.size(), buffer.len())
+        check(even && outer > 0 && total(&sizes, outer) == Some(operand.len()), || {
+            format!(
+                "expected a size for each of {} members that add up to {} bytes in {outer} rows, got {sizes:?}",
+                self.size(),
+                operand.len()
+            )
         })?;
-        let result = self.heap().alloc(sizes[self.rank()] * outer)?;
-        self.start(Op::ReduceScatterV { element, reduce, sizes, outer }, Some(buffer), Some(result))
+        check_result(&result, sizes[self.rank()].checked_mul(outer))?;
+        self.start(Op::ReduceScatterV { element, reduce, sizes, outer }, operand, result)
     }
 
-    /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it. Gives the operand, then the result.
+    /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
     #[track_caller]
     pub fn all_to_all(
         &self,
-        buffer: Buffer,
+        operand: Buffer,
+        result: Buffer,
         ins: Vec<usize>,
         outs: Vec<usize>,
     ) -> Result<Pending, CommError> {
         let n = self.size();
-        self.check(ins.len() == n && outs.len() == n && ins.iter().sum::<usize>() == buffer.len(), || {
-            format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", buffer.len())
+        check(ins.len() == n && outs.len() == n && total(&ins, 1) == Some(operand.len()), || {
+            format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", operand.len())
         })?;
-        self.check(n * 8 <= crate::row::STAGE, || {
-            format!("expected at most {} members, got {n}", crate::row::STAGE / 8)
-        })?;
-        let result = self.heap().alloc(outs.iter().sum())?;
-        self.start(Op::AllToAll { ins, outs }, Some(buffer), Some(result))
+        check(n * 8 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 8))?;
+        check_result(&result, total(&outs, 1))?;
+        self.start(Op::AllToAll { ins, outs }, operand, result)
     }
 
-    /// Gives every member the root's bytes, in place.
+    /// Gives every member the root's bytes, in place, one buffer or a list.
     #[track_caller]
-    pub fn broadcast(&self, buffer: Buffer, root: usize) -> Result<Pending, CommError> {
+    pub fn broadcast(&self, operands: impl Into<Buffers>, root: usize) -> Result<Pending, CommError> {
         self.check_root(root)?;
+        let operands = operands.into();
         if self.rank() != root {
-            self.check_writable(&buffer)?;
+            operands.iter().try_for_each(check_writable)?;
         }
-        self.start(Op::Broadcast { root }, Some(buffer), None)
+        self.start(Op::Broadcast { root }, operands, None)
     }
 
-    /// Reduces the members' buffers into the root's, in place; the others keep theirs.
+    /// Gives every member the root's buffer itself, as a common result. The others bring none.
+    #[track_caller]
+    pub fn broadcast_common(
+        &self,
+        operand: Option<Buffer>,
+        root: usize,
+    ) -> Result<Pending<(Buffers, Common)>, CommError> {
+        self.check_root(root)?;
+        self.check_at_root(&operand, root, "an operand")?;
+        self.start_as(Op::Broadcast { root }, operand, None, true)
+    }
+
+    /// Reduces the members' buffers, one or a list, into the root's, in place; the others keep theirs.
     #[track_caller]
     pub fn reduce(
         &self,
-        buffer: Buffer,
+        operands: impl Into<Buffers>,
         element: Element,
         reduce: Reduce,
         root: usize,
     ) -> Result<Pending, CommError> {
         self.check_root(root)?;
-        self.check_reduction(&buffer, element, reduce)?;
-        if self.rank() == root {
-            self.check_writable(&buffer)?;
+        let operands = operands.into();
+        for operand in operands.iter() {
+            check_reduction(operand, element, reduce)?;
+            if self.rank() == root {
+                check_writable(operand)?;
+            }
         }
-        self.start(Op::Reduce { element, reduce, root }, Some(buffer), None)
+        self.start(Op::Reduce { element, reduce, root }, operands, None)
     }
 
-    /// Joins the members' buffers at the root. Gives the operand, then at the root the result.
+    /// Joins the members' buffers at the root, which alone brings a buffer for the result.
     #[track_caller]
-    pub fn gather(&self, buffer: Buffer, root: usize, outer: usize) -> Result<Pending, CommError> {
+    pub fn gather(
+        &self,
+        operand: Buffer,
+        result: Option<Buffer>,
+        root: usize,
+        outer: usize,
+    ) -> Result<Pending, CommError> {
         self.check_root(root)?;
-        self.check_rows(&buffer, 1, outer, "a byte")?;
-        let result =
-            if self.rank() == root { Some(self.heap().alloc(buffer.len() * self.size())?) } else { None };
-        self.start(Op::Gather { outer, root }, Some(buffer), result)
+        check_rows(&operand, 1, outer, "a byte")?;
+        self.check_at_root(&result, root, "a result")?;
+        result.iter().try_for_each(|result| check_result(result, operand.len().checked_mul(self.size())))?;
+        self.start(Op::Gather { outer, root }, operand, result)
     }
 
-    /// Gives each member its part of each row of the root's buffer. Gives the operand, then the result.
+    /// Gives each member its part of each row of the buffer that the root alone brings.
     #[track_caller]
-    pub fn scatter(&self, buffer: Buffer, root: usize, outer: usize) -> Result<Pending, CommError> {
+    pub fn scatter(
+        &self,
+        operand: Option<Buffer>,
+        result: Buffer,
+        root: usize,
+        outer: usize,
+    ) -> Result<Pending, CommError> {
         self.check_root(root)?;
-        self.check_rows(&buffer, self.size(), outer, "the number of members")?;
-        let result = self.heap().alloc(buffer.len() / self.size())?;
-        self.start(Op::Scatter { outer, root }, Some(buffer), Some(result))
+        check_rows(&result, 1, outer, "a byte")?;
+        self.check_at_root(&operand, root, "an operand")?;
+        let whole = result.len() * self.size();
+        operand.iter().try_for_each(|operand| check_length(operand, "operand", Some(whole)))?;
+        check_writable(&result)?;
+        self.start(Op::Scatter { outer, root }, operand, result)
     }
 
-    /// Sends along a table from each member to another or none. Gives the operand, then what was received, zeros
-    /// where nothing was.
+    /// Sends along a table from each member to another or none; who receives nothing gets zeros.
     #[track_caller]
-    pub fn permute(&self, buffer: Buffer, to: Vec<Option<usize>>) -> Result<Pending, CommError> {
+    pub fn permute(
+        &self,
+        operand: Buffer,
+        result: Buffer,
+        to: Vec<Option<usize>>,
+    ) -> Result<Pending, CommError> {
         let n = self.size();
-        let distinct = to
-            .iter()
-            .flatten()
-            .enumerate()
-            .all(|(i, a)| *a < n && !to.iter().flatten().take(i).any(|b| a == b));
-        self.check(to.len() == n && distinct, || {
+        let receivers = || to.iter().flatten();
+        let distinct = |(i, a): (usize, &usize)| *a < n && !receivers().take(i).any(|b| a == b);
+        check(to.len() == n && receivers().enumerate().all(distinct), || {
             format!("expected {n} entries, distinct members or none, got {to:?}")
         })?;
-        let result = self.heap().alloc(buffer.len())?;
-        self.start(Op::Permute { to }, Some(buffer), Some(result))
+        check_result(&result, Some(operand.len()))?;
+        self.start(Op::Permute { to }, operand, result)
     }
 
     /// Completes after all members have started it.
@@ -273,38 +363,25 @@ impl Group {
         self.start(Op::Barrier, None, None)
     }
 
-    /// A batch of sends and receives. Gives back their buffers, sends first, when all have met their other end.
+    /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have come and all
+    /// sends are taken, or copied where they are small.
     #[track_caller]
     pub fn exchange(&self, sends: Vec<Message>, recvs: Vec<Message>) -> Result<Pending, CommError> {
         for message in sends.iter().chain(&recvs) {
-            self.check(message.peer < self.size(), || {
+            check(message.peer < self.size(), || {
                 format!("expected a peer below {}, got {}", self.size(), message.peer)
             })?;
         }
-        recvs.iter().try_for_each(|message| self.check_writable(&message.buffer))?;
-        let site = self.heap().site(Location::caller())?;
-        let mut state = self.inner.state.borrow_mut();
+        recvs.iter().try_for_each(|message| check_writable(&message.buffer))?;
+        let mut state = self.inner.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let batch = state.next_batch;
-        state.next_batch += 1;
-        state.mails.start(batch, sends, recvs, site);
+        let site = self.inner.site(&mut state, Location::caller())?;
+        let batch = state.mails.start(sends, recvs, site);
+        self.inner.advance(&mut state)?;
         drop(state);
-        self.inner.advance()?;
-        Ok(Pending { inner: Rc::clone(&self.inner), what: What::Batch(batch) })
-    }
-
-    /// A buffer that takes a result in place must not be read by peers any more.
-    fn check_writable(&self, buffer: &Buffer) -> Result<(), CommError> {
-        self.check(buffer.is_released(), || {
-            "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
-        })
-    }
-
-    /// Makes operations in flight go on; never waits.
-    pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance()
+        Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
     /// The group of the list that holds this rank, where one does. All members call it with the same lists of their
@@ -314,31 +391,92 @@ impl Group {
         let mut seen = vec![false; self.size()];
         for member in lists.iter().flatten() {
             let free = seen.get(*member).is_some_and(|seen| !seen);
-            self.check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
+            check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
             seen[*member] = true;
         }
         let list = lists.iter().find(|list| list.contains(&self.rank()));
         // Never freed: a peer may look at a row after its owner has dropped the group.
         let row = list.map(|list| self.heap().alloc_for_ever(Row::size(list.len()))).transpose()?;
-        let mut offset = self.heap().alloc(8)?;
         let at = row.map_or(u64::MAX, |at| at as u64);
-        offset.bytes_mut(until)?.copy_from_slice(&at.to_le_bytes());
+        let offset = self.heap().alloc_from(&at.to_le_bytes())?;
         if let (Some(at), Some(list)) = (row, list) {
             // Its memory may have been used before; nobody knows yet where it is.
             for word in (0..Row::size(list.len())).step_by(8) {
                 self.heap().segment().word(at + word).store(0, Release);
             }
         }
-        let offsets = self.all_gather(offset, 1)?.wait(until)?;
+        let offsets = self.heap().alloc(8 * self.size())?;
+        let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
         let place = |member: &usize| {
             let bytes = &offsets[1].bytes()[member * 8..member * 8 + 8];
             let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-            Row { segment: Arc::clone(&self.inner.members.rows[*member].segment), at }
+            Row { at, ..self.inner.members.rows[*member].clone() }
         };
         let rows = list.iter().map(place).collect();
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let ranks = list.iter().map(|member| self.inner.ranks[*member]).collect();
-        Ok(Some(Group::new(rows, me, ranks, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
+        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
     }
+
+    fn check_root(&self, root: usize) -> Result<(), CommError> {
+        check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
+    }
+
+    /// The root has it and nobody else.
+    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), CommError> {
+        check(buffer.is_some() == (self.rank() == root), || {
+            let got = if buffer.is_some() { "one" } else { "none" };
+            format!("expected {what} at the root {root} and nowhere else, got {got} at {}", self.rank())
+        })
+    }
+}
+
+fn unzip(list: Vec<Moved>) -> (Buffers, Buffers, Outers) {
+    let (mut operands, mut results, mut outers) = (Buffers::default(), Buffers::default(), Outers::new());
+    for Moved { operand, result, outer } in list {
+        operands.push(operand);
+        results.push(result);
+        outers.push(outer);
+    }
+    (operands, results, outers)
+}
+
+fn total(sizes: &[usize], outer: usize) -> Option<usize> {
+    sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
+}
+
+fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
+    if ok { Ok(()) } else { Err(CommError::Argument(message())) }
+}
+
+fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
+    check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
+    check_rows(buffer, element.size(), 1, "the size of an element")
+}
+
+/// The bytes are a whole number of `unit`s in each of `outer` rows.
+fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
+    let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
+    check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
+        format!("expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows", buffer.len())
+    })
+}
+
+fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), CommError> {
+    check(bytes == Some(buffer.len()), || {
+        let expected = bytes.map_or("fewer".into(), |bytes| bytes.to_string());
+        format!("expected {expected} bytes for the {what}, got {}", buffer.len())
+    })
+}
+
+fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
+    check_length(result, "result", bytes)?;
+    check_writable(result)
+}
+
+/// A buffer that takes a result must not be read by peers any more.
+fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
+    check(buffer.is_released(), || {
+        "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
+    })
 }

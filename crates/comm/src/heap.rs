@@ -2,34 +2,40 @@
 //!
 //! A [`Buffer`] owns its block. While peers may still read it, it is *leased*: it can be read here, but it is written
 //! or reused only after release. Dropping a leased buffer is allowed; the heap keeps the block until then.
+//!
+//! A block is a line for its header and then its bytes. The header counts the members that hold the block as a
+//! [`crate::Common`] result.
 
-use std::collections::BTreeMap;
-use std::panic::Location;
-use std::sync::atomic::Ordering::Acquire;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use crate::CommError;
+use crate::alarm::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 
-/// Blocks begin on a cache line, so that no two share one.
-const ALIGN: usize = 64;
+/// Blocks begin on a cache line, so that no two share one; their headers take one.
+const LINE: usize = 64;
 
 /// The memory of one rank that its peers can reach.
 pub struct Heap {
     segment: Arc<Segment>,
+    alarm: Arc<Alarm>,
     state: Mutex<State>,
-    /// Where the texts of call sites lie, by the address of the site. They are never freed: a peer may read one
-    /// whenever it finds a difference.
-    sites: Mutex<BTreeMap<usize, (usize, usize)>>,
+    /// Where texts that peers may read lie. They are never freed: a peer may read one whenever it finds a difference.
+    texts: Mutex<BTreeMap<String, u64>>,
 }
 
 struct State {
-    /// Free ranges by where they begin.
+    /// Free ranges by where they begin, and by size.
     free: BTreeMap<usize, usize>,
+    by_size: BTreeSet<(usize, usize)>,
     /// Blocks that were dropped while peers could still read them.
-    retired: Vec<(usize, usize, Vec<Lease>)>,
+    retired: Vec<(usize, usize, Leases)>,
 }
 
 /// What keeps a block from being written: peers that may not have read it yet.
@@ -37,24 +43,47 @@ struct State {
 pub(crate) enum Lease {
     /// The members of a group, until all are done with a call.
     Call(Arc<Vec<Row>>, u64),
-    /// The receiver of a mail, until it notes that it took it: its row, where it notes it, and the mail's number.
-    Mail(Row, usize, u64),
+    /// The receiver of a mail, until it notes that it took it: its place, where it notes it, and the mail's number.
+    Mail(Arc<Vec<Row>>, usize, usize, u64),
+    /// Whoever holds the block as a common result: this member's place, and where the block lies.
+    Common(Arc<Vec<Row>>, usize, usize),
 }
 
+pub(crate) type Leases = SmallVec<[Lease; 1]>;
+
 impl Lease {
-    /// The row of a member that may still read.
+    /// The row of a member that may still read. Of a common result it is the giver's own, which rings for it.
     fn holder(&self) -> Option<&Row> {
         match self {
             Lease::Call(rows, call) => rows.iter().find(|row| row.done() <= *call),
-            Lease::Mail(row, at, number) => (row.segment.word(*at).load(Acquire) <= *number).then_some(row),
+            Lease::Mail(rows, member, at, number) => {
+                let row = &rows[*member];
+                (row.segment.word(*at).load(Acquire) <= *number).then_some(row)
+            }
+            Lease::Common(rows, member, at) => {
+                let row = &rows[*member];
+                (row.segment.word(holders(*at)).load(Acquire) > 0).then_some(row)
+            }
+        }
+    }
+
+    fn rows(&self) -> &Arc<Vec<Row>> {
+        match self {
+            Lease::Call(rows, ..) | Lease::Mail(rows, ..) | Lease::Common(rows, ..) => rows,
         }
     }
 }
 
+/// Where a block's header counts who holds it.
+pub(crate) fn holders(at: usize) -> usize {
+    at - LINE
+}
+
 impl Heap {
-    pub(crate) fn new(segment: Arc<Segment>) -> Heap {
-        let free = BTreeMap::from([(0, segment.len())]);
-        Heap { segment, state: Mutex::new(State { free, retired: Vec::new() }), sites: Mutex::default() }
+    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>) -> Heap {
+        let mut state = State { free: BTreeMap::new(), by_size: BTreeSet::new(), retired: Vec::new() };
+        state.insert(0, segment.len());
+        Heap { segment, alarm, state: Mutex::new(state), texts: Mutex::default() }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -68,61 +97,95 @@ impl Heap {
 
     /// A block of so many bytes; their contents are whatever was there before.
     pub fn alloc(self: &Arc<Heap>, len: usize) -> Result<Buffer, CommError> {
-        let room = len.max(1).checked_next_multiple_of(ALIGN);
+        let room = len.checked_next_multiple_of(LINE).and_then(|room| room.checked_add(LINE));
         let mut state = self.lock();
         state.reclaim();
-        let found = room.and_then(|room| {
-            state.free.iter().find(|(_, size)| **size >= room).map(|(at, size)| (*at, *size, room))
-        });
-        let Some((at, size, room)) = found else {
-            let free = state.free.values().sum();
-            let largest = state.free.values().max().copied().unwrap_or(0);
-            let leased = state.retired.iter().map(|(_, room, _)| room).sum();
-            return Err(CommError::Exhausted { asked: len, of: self.segment.len(), free, largest, leased });
+        let Some((start, room)) = room.and_then(|room| Some((state.take(room)?, room))) else {
+            return Err(self.exhausted(&state, len));
         };
-        state.free.remove(&at);
-        if size > room {
-            state.free.insert(at + room, size - room);
-        }
-        Ok(Buffer { heap: Arc::clone(self), at, room, len, leases: Vec::new() })
+        drop(state);
+        let at = start + LINE;
+        self.segment.word(holders(at)).store(0, Release);
+        Ok(Buffer { heap: Arc::clone(self), at, room, len, leases: Leases::new() })
     }
-}
 
-impl Heap {
+    /// A block with a copy of some bytes from elsewhere.
+    pub fn alloc_from(self: &Arc<Heap>, bytes: &[u8]) -> Result<Buffer, CommError> {
+        let mut buffer = self.alloc(bytes.len())?;
+        buffer.own_mut().copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    fn exhausted(&self, state: &State, asked: usize) -> CommError {
+        let free: usize = state.free.values().sum();
+        let retired: usize = state.retired.iter().map(|(_, room, _)| room).sum();
+        let holders = state.retired.iter().flat_map(|(_, _, leases)| leases.iter().filter_map(Lease::holder));
+        let readers: BTreeSet<usize> = holders.map(|row| row.rank).collect();
+        CommError::Exhausted {
+            asked,
+            of: self.segment.len(),
+            free,
+            largest: state.by_size.last().map_or(0, |(size, _)| *size),
+            used: self.segment.len() - free - retired,
+            leased: retired,
+            readers: readers.into_iter().collect(),
+        }
+    }
+
     /// A block that is never freed, because peers may look at it as long as the heap exists.
     pub(crate) fn alloc_for_ever(self: &Arc<Heap>, len: usize) -> Result<usize, CommError> {
         let buffer = std::mem::ManuallyDrop::new(self.alloc(len)?);
         Ok(buffer.at)
     }
 
-    /// Where the text of a call site lies, and how long it is.
-    pub(crate) fn site(
-        self: &Arc<Heap>,
-        site: &'static Location<'static>,
-    ) -> Result<(usize, usize), CommError> {
-        let key = std::ptr::from_ref(site).addr();
-        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = sites.get(&key) {
+    /// A text that peers may read: its place and length in one word.
+    pub(crate) fn text(self: &Arc<Heap>, text: &str) -> Result<u64, CommError> {
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = texts.get(text) {
             return Ok(*place);
         }
-        let text = format!("{}:{}", site.file(), site.line());
-        let at = self.alloc_for_ever(text.len())?;
+        // The end of a long path says more than its beginning.
+        let start = text.len().saturating_sub(usize::from(u16::MAX));
+        let bytes = &text.as_bytes()[start..];
+        let at = self.alloc_for_ever(bytes.len())?;
         // SAFETY: the block is new and its place is known to nobody yet.
-        unsafe { self.segment.write(at, text.len()) }.copy_from_slice(text.as_bytes());
-        sites.insert(key, (at, text.len()));
-        Ok((at, text.len()))
+        unsafe { self.segment.write(at, bytes.len()) }.copy_from_slice(bytes);
+        let place = (at as u64) << 16 | bytes.len() as u64;
+        texts.insert(text.to_string(), place);
+        Ok(place)
     }
 }
 
 impl State {
+    fn insert(&mut self, at: usize, size: usize) {
+        self.free.insert(at, size);
+        self.by_size.insert((size, at));
+    }
+
+    fn remove(&mut self, at: usize, size: usize) {
+        self.free.remove(&at);
+        self.by_size.remove(&(size, at));
+    }
+
+    /// The smallest free range with so much room; what is left of it stays free.
+    fn take(&mut self, room: usize) -> Option<usize> {
+        let (size, at) = *self.by_size.range((room, 0)..).next()?;
+        self.remove(at, size);
+        if size > room {
+            self.insert(at + room, size - room);
+        }
+        Some(at)
+    }
+
     /// Frees what has been released since.
     fn reclaim(&mut self) {
-        let retired = std::mem::take(&mut self.retired);
-        for (at, room, leases) in retired {
-            if leases.iter().all(|lease| lease.holder().is_none()) {
+        let mut i = 0;
+        while i < self.retired.len() {
+            if self.retired[i].2.iter().all(|lease| lease.holder().is_none()) {
+                let (at, room, _) = self.retired.swap_remove(i);
                 self.release(at, room);
             } else {
-                self.retired.push((at, room, leases));
+                i += 1;
             }
         }
     }
@@ -133,13 +196,14 @@ impl State {
         if let Some((before, size)) = self.free.range(..at).next_back().map(|(before, size)| (*before, *size))
             && before + size == at
         {
-            self.free.remove(&before);
+            self.remove(before, size);
             (at, room) = (before, room + size);
         }
-        if let Some(size) = self.free.remove(&(at + room)) {
+        if let Some(size) = self.free.get(&(at + room)).copied() {
+            self.remove(at + room, size);
             room += size;
         }
-        self.free.insert(at, room);
+        self.insert(at, room);
     }
 }
 
@@ -149,7 +213,7 @@ pub struct Buffer {
     pub(crate) at: usize,
     room: usize,
     len: usize,
-    pub(crate) leases: Vec<Lease>,
+    leases: Leases,
 }
 
 impl Buffer {
@@ -178,15 +242,42 @@ impl Buffer {
     pub fn bytes_mut(&mut self, until: Instant) -> Result<&mut [u8], CommError> {
         for lease in &self.leases {
             while let Some(row) = lease.holder() {
+                if let Some(error) = self.heap.alarm.failure() {
+                    return Err(error);
+                }
+                if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
+                    return Err(CommError::Elsewhere { rank: stopped.rank, error: String::new() });
+                }
                 if Instant::now() >= until {
-                    return Err(CommError::Leased);
+                    return Err(CommError::Leased { rank: row.rank });
                 }
                 row.sleep(until, || lease.holder().is_none());
             }
         }
         self.leases.clear();
-        // SAFETY: the block belongs to this buffer, which is borrowed mutably, and no peer reads it: it is released.
-        Ok(unsafe { self.heap.segment.write(self.at, self.len) })
+        Ok(self.own_mut())
+    }
+
+    /// The bytes to write, where no peer can know of them.
+    fn own_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block belongs to this buffer, which is borrowed mutably, and no peer reads it: it is new, or
+        // released.
+        unsafe { self.heap.segment.write(self.at, self.len) }
+    }
+
+    /// Notes that peers may read it. A later call of the same group is released after an earlier one.
+    pub(crate) fn lease(&mut self, lease: Lease) {
+        if let Lease::Call(rows, _) = &lease {
+            let same = |old: &Lease| matches!(old, Lease::Call(other, _) if Arc::ptr_eq(rows, other));
+            if let Some(old) = self.leases.iter_mut().find(|old| same(old)) {
+                *old = lease;
+                return;
+            }
+        }
+        if self.leases.len() >= 4 {
+            self.leases.retain(|lease| lease.holder().is_some());
+        }
+        self.leases.push(lease);
     }
 }
 
@@ -194,10 +285,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let leases = std::mem::take(&mut self.leases);
         let mut state = self.heap.lock();
+        let start = self.at - LINE;
         if leases.iter().all(|lease| lease.holder().is_none()) {
-            state.release(self.at, self.room);
+            state.release(start, self.room);
         } else {
-            state.retired.push((self.at, self.room, leases));
+            state.retired.push((start, self.room, leases));
         }
     }
 }

@@ -16,8 +16,8 @@ pub(crate) enum Part<'a> {
     Peer(&'a [u8]),
 }
 
-/// Elements that are folded at once: the accumulators of a block stay in the first cache.
-const BLOCK: usize = 1024;
+/// Elements that are folded at once.
+const BLOCK: usize = 512;
 
 /// Folds the parts, in order, into `out`. All have the length of `out`, a multiple of the element's size, and lie
 /// aligned to it; there is at least one part, and at most one is `Own`.
@@ -125,7 +125,7 @@ fn ints<T: Int>(out: &mut [u8], parts: &[Part<'_>], reduce: Reduce) {
     }
 }
 
-/// Block by block: the first part is loaded, the others are folded in, the result is stored.
+/// The first part is loaded, the others are folded in, the result is stored.
 fn fold<T: Pod, A: Copy + Default>(
     out: &mut [u8],
     parts: &[Part<'_>],
@@ -134,6 +134,30 @@ fn fold<T: Pod, A: Copy + Default>(
     store: impl Fn(A) -> T + Copy,
 ) {
     let out: &mut [T] = cast_slice_mut(out);
+    // Two are folded element by element, with nothing in between.
+    match parts {
+        [Part::Own, Part::Peer(b)] => {
+            out.iter_mut().zip(cast_slice(b)).for_each(|(out, b)| *out = store(op(load(*out), load(*b))));
+        }
+        [Part::Peer(a), Part::Own] => {
+            out.iter_mut().zip(cast_slice(a)).for_each(|(out, a)| *out = store(op(load(*a), load(*out))));
+        }
+        [Part::Peer(a), Part::Peer(b)] => {
+            let pairs = cast_slice(a).iter().zip(cast_slice(b));
+            out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = store(op(load(*a), load(*b))));
+        }
+        _ => fold_blocks(out, parts, load, op, store),
+    }
+}
+
+/// Many parts, block by block, so that every part is read once and the accumulators stay in the first cache.
+fn fold_blocks<T: Pod, A: Copy + Default>(
+    out: &mut [T],
+    parts: &[Part<'_>],
+    load: impl Fn(T) -> A + Copy,
+    op: impl Fn(A, A) -> A + Copy,
+    store: impl Fn(A) -> T + Copy,
+) {
     let mut accumulators = [A::default(); BLOCK];
     for (number, block) in out.chunks_mut(BLOCK).enumerate() {
         let start = number * BLOCK;

@@ -7,7 +7,7 @@
 //! - `control` is how ranks find one another, agree on settings and learn of a death, apart from any data.
 //! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
 //! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read where they lie: over memory
-//!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `mail.rs`).
+//!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`, `mail.rs`).
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -15,15 +15,18 @@
 //!
 //! let sums = spawn(3, |group| {
 //!     let until = Instant::now() + Duration::from_secs(5);
-//!     let mut buffer = group.heap().alloc(4)?;
-//!     buffer.bytes_mut(until)?.copy_from_slice(&(group.rank() as f32 + 1.0).to_le_bytes());
+//!     let buffer = group.heap().alloc_from(&(group.rank() as f32 + 1.0).to_le_bytes())?;
 //!     let buffers = group.all_reduce(buffer, Element::F32, Reduce::Sum)?.wait(until)?;
 //!     Ok::<_, consort_comm::CommError>(buffers[0].bytes().to_vec())
 //! });
 //! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
 //! ```
 
+mod alarm;
+mod algorithms;
+mod buffers;
 mod call;
+mod common_result;
 pub mod control;
 mod element;
 pub mod env;
@@ -35,21 +38,27 @@ mod kernels;
 pub mod launch;
 mod local;
 mod mail;
+mod members;
+mod op;
+mod pending;
 mod probe;
 mod progress;
 mod row;
 mod segment;
 mod shm;
+mod sync;
 mod world;
 
+pub use buffers::Buffers;
+pub use common_result::Common;
 pub use element::{Element, Reduce};
 pub(crate) use error::ranks_text;
 pub use error::{CommError, Side};
-pub use group::Group;
+pub use group::{Group, Moved};
 pub use heap::{Buffer, Heap};
 pub use job::{Job, Secret};
 pub use local::{spawn, spawn_with_heap};
 pub use mail::Message;
+pub use pending::{Outcome, Pending};
 pub use probe::{Movement, Probe};
-pub use progress::Pending;
 pub use world::{InitError, World, init};

@@ -1,15 +1,21 @@
 //! Sends and receives: numbered from one member to another, matched by tag in that order.
 //!
 //! A send is published like everything else, in a ring of mails for its destination, and read by the receiver where
-//! it lies. The receiver notes that it took it, which completes and releases the send.
+//! it lies. The receiver notes that it took it, which completes and releases the send. What is small travels in the
+//! mail itself, and its send is complete at once.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use smallvec::SmallVec;
+
 use crate::CommError;
-use crate::call::Members;
+use crate::buffers::Buffers;
+use crate::error::Side;
 use crate::heap::{Buffer, Lease};
-use crate::row::{MAILS, MailWord};
+use crate::members::Members;
+use crate::row::{MAILS, MailWord, STAGE};
 
 /// One end of a message: the other member, the tag, and what is sent or where it goes.
 pub struct Message {
@@ -23,185 +29,281 @@ pub struct Message {
 
 /// A batch in flight: for each message its buffer, here or on its way.
 struct Batch {
-    buffers: Vec<Option<Buffer>>,
+    buffers: SmallVec<[Option<Buffer>; 2]>,
     open: usize,
+    /// Taken by whoever waited for it, or nobody waits.
+    over: bool,
 }
 
-struct Send {
+/// One message of a batch.
+struct Letter {
     batch: u64,
     index: usize,
     tag: u64,
     buffer: Buffer,
-    site: (usize, usize),
+    site: u64,
 }
 
-struct Receive {
-    batch: u64,
-    index: usize,
-    from: usize,
-    tag: u64,
-    buffer: Buffer,
+/// What goes to one member.
+#[derive(Default)]
+struct Outbox {
+    posted: u64,
+    /// Mails below this number are known to be taken.
+    taken: u64,
+    /// Those that lie here until they are taken.
+    sent: VecDeque<(u64, Letter)>,
+    /// Those that wait for room in the ring.
+    waiting: VecDeque<Letter>,
+}
+
+/// What comes from one member.
+#[derive(Default)]
+struct Inbox {
+    /// The first mail that was not taken, and a bit for each from it on that was.
+    next: u64,
+    taken: u64,
+    receives: VecDeque<Letter>,
 }
 
 /// What this member has to do with mails.
-#[derive(Default)]
 pub(crate) struct Mails {
-    batches: BTreeMap<u64, Batch>,
-    /// For each destination: how many were posted, those not yet taken, and those not yet posted.
-    posted: BTreeMap<usize, u64>,
-    sent: BTreeMap<usize, VecDeque<(u64, Send)>>,
-    waiting: BTreeMap<usize, VecDeque<Send>>,
-    /// For each source: the first mail not taken, and those after it that were.
-    next: BTreeMap<usize, u64>,
-    taken: BTreeMap<usize, BTreeSet<u64>>,
-    receives: Vec<Receive>,
+    first: u64,
+    batches: VecDeque<Batch>,
+    outboxes: Vec<Outbox>,
+    inboxes: Vec<Inbox>,
+    /// Messages that have not met their other end.
+    open: usize,
 }
 
 impl Mails {
-    pub(crate) fn start(
-        &mut self,
-        batch: u64,
-        sends: Vec<Message>,
-        recvs: Vec<Message>,
-        site: (usize, usize),
-    ) {
-        let total = sends.len() + recvs.len();
-        self.batches.insert(batch, Batch { buffers: (0..total).map(|_| None).collect(), open: total });
-        let first_receive = sends.len();
+    pub(crate) fn new(n: usize) -> Mails {
+        Mails {
+            first: 0,
+            batches: VecDeque::new(),
+            outboxes: (0..n).map(|_| Outbox::default()).collect(),
+            inboxes: (0..n).map(|_| Inbox::default()).collect(),
+            open: 0,
+        }
+    }
+
+    /// Takes a batch on, and gives its number.
+    pub(crate) fn start(&mut self, sends: Vec<Message>, recvs: Vec<Message>, site: u64) -> u64 {
+        let batch = self.first + self.batches.len() as u64;
+        let open = sends.len() + recvs.len();
+        self.batches.push_back(Batch { buffers: (0..open).map(|_| None).collect(), open, over: false });
+        self.open += open;
+        let receives_from = sends.len();
         for (index, Message { peer, tag, buffer }) in sends.into_iter().enumerate() {
-            self.waiting.entry(peer).or_default().push_back(Send { batch, index, tag, buffer, site });
+            self.outboxes[peer].waiting.push_back(Letter { batch, index, tag, buffer, site });
         }
         for (index, Message { peer, tag, buffer }) in recvs.into_iter().enumerate() {
-            self.receives.push(Receive { batch, index: first_receive + index, from: peer, tag, buffer });
+            let index = receives_from + index;
+            self.inboxes[peer].receives.push_back(Letter { batch, index, tag, buffer, site });
         }
+        batch
     }
 
     /// The buffers of a batch whose messages have all met their other end.
-    pub(crate) fn take_finished(&mut self, batch: u64) -> Option<Vec<Buffer>> {
-        if self.batches.get(&batch).is_none_or(|batch| batch.open > 0) {
-            return None;
-        }
-        Some(self.batches.remove(&batch)?.buffers.into_iter().flatten().collect())
+    pub(crate) fn take_finished(&mut self, number: u64) -> Option<Buffers> {
+        let batch = self.batch(number).filter(|batch| batch.open == 0)?;
+        batch.over = true;
+        let buffers = batch.buffers.drain(..).flatten().collect();
+        self.forget();
+        Some(buffers)
     }
 
-    /// A member that an unfinished batch waits for.
-    pub(crate) fn waits_for(&self, batch: u64) -> Option<usize> {
-        let received =
-            self.receives.iter().filter(|receive| receive.batch == batch).map(|receive| receive.from);
-        let sent = self.sent.iter().filter(|(_, sent)| sent.iter().any(|(_, send)| send.batch == batch));
-        let waiting = self.waiting.iter().filter(|(_, sends)| sends.iter().any(|send| send.batch == batch));
-        received.chain(sent.map(|(to, _)| *to)).chain(waiting.map(|(to, _)| *to)).next()
+    /// Nobody waits for a batch any more.
+    pub(crate) fn abandon(&mut self, number: u64) {
+        if let Some(batch) = self.batch(number) {
+            batch.over = true;
+        }
+        self.forget();
+    }
+
+    fn batch(&mut self, number: u64) -> Option<&mut Batch> {
+        self.batches.get_mut(number.checked_sub(self.first)? as usize)
+    }
+
+    fn forget(&mut self) {
+        while self.batches.front().is_some_and(|batch| batch.over && batch.open == 0) {
+            self.batches.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// How many batches are not over.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.batches.iter().filter(|batch| !batch.over).count()
+    }
+
+    /// The members that an unfinished batch waits for.
+    pub(crate) fn waits_for(&self, batch: u64) -> Vec<usize> {
+        let of = |letter: &Letter| letter.batch == batch;
+        let receives = |m: &usize| self.inboxes[*m].receives.iter().any(of);
+        let sends = |m: &usize| {
+            let outbox = &self.outboxes[*m];
+            outbox.sent.iter().any(|(_, letter)| of(letter)) || outbox.waiting.iter().any(of)
+        };
+        (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
     }
 
     /// Whether sends wait for room in the ring of their destination.
     pub(crate) fn has_unposted(&self) -> bool {
-        self.waiting.values().any(|sends| !sends.is_empty())
+        self.outboxes.iter().any(|outbox| !outbox.waiting.is_empty())
     }
 
-    fn close(&mut self, batch: u64, index: usize, buffer: Buffer) {
-        if let Some(batch) = self.batches.get_mut(&batch) {
-            batch.buffers[index] = Some(buffer);
+    fn close(&mut self, letter: Letter) {
+        self.open -= 1;
+        if let Some(batch) = self.batch(letter.batch) {
+            batch.buffers[letter.index] = Some(letter.buffer);
             batch.open -= 1;
         }
     }
 
-    /// Posts what has room, takes what has come, and notes what was taken from here.
+    /// Posts what has room, takes what has come, and notes what was taken from here. True if anything was published.
     pub(crate) fn advance(&mut self, members: &Members) -> Result<(), CommError> {
-        self.post(members);
-        self.receive(members)?;
-        self.confirm(members);
+        if self.open == 0 {
+            return Ok(());
+        }
+        for member in 0..members.n() {
+            self.post(members, member);
+            self.receive(members, member)?;
+            self.confirm(members, member);
+        }
+        self.forget();
         Ok(())
     }
 
-    fn post(&mut self, members: &Members) {
-        let (row, n) = (&members.rows[members.me], members.n());
-        for (to, waiting) in &mut self.waiting {
-            let mut any = false;
-            let posted = self.posted.entry(*to).or_default();
-            while !waiting.is_empty() {
-                let number = *posted;
-                // The ring's entry is free when the mail before in it was taken.
-                let free = number < MAILS
-                    || members.rows[*to].taken(n, members.me, number).load(Acquire) == number - MAILS + 1;
-                let Some(mut send) = (if free { waiting.pop_front() } else { None }) else { break };
-                let set = |word, value: usize| row.mail(*to, number, word).store(value as u64, Relaxed);
-                set(MailWord::Bytes, send.buffer.len());
-                set(MailWord::Place, send.buffer.at);
-                set(MailWord::Site, send.site.0);
-                set(MailWord::SiteLength, send.site.1);
-                let (at, receiver) =
-                    (members.rows[*to].taken_at(n, members.me, number), members.rows[*to].clone());
-                send.buffer.leases.push(Lease::Mail(receiver, at, number));
-                row.mail(*to, number, MailWord::Tag).store(send.tag, Relaxed);
-                row.mail(*to, number, MailWord::Stamp).store(number + 1, Release);
-                self.sent.entry(*to).or_default().push_back((number, send));
-                *posted += 1;
-                any = true;
+    fn post(&mut self, members: &Members, to: usize) {
+        let row = members.mine();
+        let mut any = false;
+        while self.outboxes[to].has_room(members, to) {
+            let outbox = &mut self.outboxes[to];
+            let Some(mut letter) = outbox.waiting.pop_front() else { break };
+            let number = outbox.posted;
+            let set = |word, value: u64| row.mail(to, number, word).store(value, Relaxed);
+            let len = letter.buffer.len();
+            set(MailWord::Tag, letter.tag);
+            set(MailWord::Bytes, len as u64);
+            set(MailWord::Site, letter.site);
+            if len <= STAGE {
+                members.mail_stage(to, number, len).copy_from_slice(letter.buffer.bytes());
+            } else {
+                set(MailWord::Place, letter.buffer.at as u64);
+                let at = members.rows[to].taken_at(members.n(), members.me, number);
+                letter.buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
             }
-            if any {
-                row.ring();
+            row.mail(to, number, MailWord::Stamp).store(number + 1, Release);
+            outbox.posted += 1;
+            any = true;
+            if len <= STAGE {
+                self.close(letter);
+            } else {
+                outbox.sent.push_back((number, letter));
             }
+        }
+        if any {
+            row.ring();
         }
     }
 
-    fn receive(&mut self, members: &Members) -> Result<(), CommError> {
+    fn receive(&mut self, members: &Members, from: usize) -> Result<(), CommError> {
         let mut i = 0;
-        let mut seen: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
-        while i < self.receives.len() {
-            let Receive { from, tag, .. } = self.receives[i];
-            // An earlier receive from the same member with the same tag goes first.
-            let blocked = seen.get(&from).is_some_and(|tags| tags.contains(&tag));
-            let found = if blocked { None } else { self.find(members, from, tag) };
+        let mut any = false;
+        while let Some(letter) = self.inboxes[from].receives.get(i) {
+            // An earlier receive with the same tag goes first.
+            let tag = letter.tag;
+            let blocked = self.inboxes[from].receives.iter().take(i).any(|earlier| earlier.tag == tag);
+            let found = if blocked { None } else { self.inboxes[from].find(members, from, tag) };
             let Some(number) = found else {
-                seen.entry(from).or_default().insert(tag);
                 i += 1;
                 continue;
             };
-            let receive = self.receives.remove(i);
-            let row = &members.rows[from];
-            let get = |word| row.mail(members.me, number, word).load(Relaxed) as usize;
-            let (sent, expected) = (get(MailWord::Bytes), receive.buffer.len());
-            if sent != expected {
-                return Err(CommError::Lengths { from, to: members.me, tag, sent, expected });
+            let Some(letter) = self.inboxes[from].receives.remove(i) else { break };
+            let sent = members.rows[from].mail(members.me, number, MailWord::Bytes).load(Relaxed) as usize;
+            if sent != letter.buffer.len() {
+                let error = lengths(members, from, number, &letter);
+                self.inboxes[from].receives.insert(i, letter);
+                return Err(error);
             }
-            members.copy_mail(&receive.buffer, from, get(MailWord::Place), sent);
-            members.rows[members.me].taken(members.n(), from, number).store(number + 1, Release);
-            members.rows[members.me].ring();
-            let taken = self.taken.entry(from).or_default();
-            taken.insert(number);
-            let next = self.next.entry(from).or_default();
-            while taken.remove(next) {
-                *next += 1;
-            }
-            self.close(receive.batch, receive.index, receive.buffer);
+            members.copy_mail(from, number, &letter.buffer);
+            members.mine().taken(members.n(), from, number).store(number + 1, Release);
+            self.inboxes[from].take(number);
+            self.close(letter);
+            any = true;
+        }
+        if any {
+            members.mine().ring();
         }
         Ok(())
     }
 
-    /// The first mail of a member with a tag that was not taken yet.
+    fn confirm(&mut self, members: &Members, to: usize) {
+        let (n, me) = (members.n(), members.me);
+        let taken = |number: u64| members.rows[to].taken(n, me, number).load(Acquire) > number;
+        let mut i = 0;
+        while let Some((number, _)) = self.outboxes[to].sent.get(i) {
+            if !taken(*number) {
+                i += 1;
+            } else if let Some((_, letter)) = self.outboxes[to].sent.remove(i) {
+                self.close(letter);
+            }
+        }
+    }
+}
+
+impl Outbox {
+    /// Whether the next mail's entry is free: the mail before in it was taken. What is known of it is kept, so that
+    /// the receiver's notes, which change with every mail, are read only once a ring is full.
+    fn has_room(&mut self, members: &Members, to: usize) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        if self.posted < self.taken + MAILS {
+            return true;
+        }
+        let taken =
+            |number: u64| members.rows[to].taken(members.n(), members.me, number).load(Acquire) > number;
+        while self.taken < self.posted && taken(self.taken) {
+            self.taken += 1;
+        }
+        self.posted < self.taken + MAILS
+    }
+}
+
+impl Inbox {
+    /// The first mail with a tag that was not taken yet.
     fn find(&self, members: &Members, from: usize, tag: u64) -> Option<u64> {
-        let first = self.next.get(&from).copied().unwrap_or(0);
         let row = &members.rows[from];
+        let is_taken = |number: &u64| self.taken >> (number - self.next) & 1 == 1;
         let published =
             |number: &u64| row.mail(members.me, *number, MailWord::Stamp).load(Acquire) == number + 1;
-        let is_taken = |number: &u64| self.taken.get(&from).is_some_and(|taken| taken.contains(number));
-        (first..first + MAILS).take_while(|number| is_taken(number) || published(number)).find(|number| {
-            !is_taken(number) && row.mail(members.me, *number, MailWord::Tag).load(Relaxed) == tag
-        })
+        let tagged = |number: &u64| row.mail(members.me, *number, MailWord::Tag).load(Relaxed) == tag;
+        (self.next..self.next + MAILS)
+            .take_while(|number| is_taken(number) || published(number))
+            .find(|number| !is_taken(number) && tagged(number))
     }
 
-    fn confirm(&mut self, members: &Members) {
-        let mut closed = Vec::new();
-        for (to, sent) in &mut self.sent {
-            // The entry may hold the number of a later mail already, which was posted when this one was taken.
-            let taken =
-                |number: u64| members.rows[*to].taken(members.n(), members.me, number).load(Acquire) > number;
-            let mut kept = VecDeque::new();
-            for (number, send) in sent.drain(..) {
-                if taken(number) { closed.push(send) } else { kept.push_back((number, send)) }
-            }
-            *sent = kept;
-        }
-        closed.into_iter().for_each(|send| self.close(send.batch, send.index, send.buffer));
+    fn take(&mut self, number: u64) {
+        self.taken |= 1 << (number - self.next);
+        let ones = self.taken.trailing_ones();
+        self.taken >>= ones;
+        self.next += u64::from(ones);
+    }
+}
+
+/// The error of a receive whose message has another length, with both source lines.
+fn lengths(members: &Members, from: usize, number: u64, letter: &Letter) -> CommError {
+    let get = |word| members.rows[from].mail(members.me, number, word).load(Relaxed);
+    let side = |member: usize, what: &str, bytes: usize, site: u64| Side {
+        rank: members.rows[member].rank,
+        what: format!("{what}, {bytes} bytes, tag {}", letter.tag),
+        site: members.text(member, site),
+    };
+    CommError::Lengths {
+        sides: Box::new([
+            side(from, "send", get(MailWord::Bytes) as usize, get(MailWord::Site)),
+            side(members.me, "receive", letter.buffer.len(), letter.site),
+        ]),
     }
 }

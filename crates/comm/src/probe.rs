@@ -6,16 +6,16 @@
 //! operand is written again only after all have finished with it. Small ones travel beside their word, in the same
 //! cache line if they fit, and there are two places for them, so that nobody waits for the round before.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::CommError;
-use crate::call::Members;
 use crate::group::Group;
 use crate::heap::Buffer;
+use crate::members::Members;
+use crate::sync::AtomicU64;
 
 /// Which bytes are moved; sizes are those of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +80,8 @@ impl Probe {
         // Never freed: a peer may look at a word later than its owner.
         let at = heap.alloc_for_ever(WORDS)?;
         (0..WORDS).step_by(8).for_each(|word| heap.segment().word(at + word).store(0, Relaxed));
-        let mut offset = heap.alloc(8)?;
-        offset.bytes_mut(until)?.copy_from_slice(&(at as u64).to_le_bytes());
-        let offsets = group.all_gather(offset, 1)?.wait(until)?;
+        let (mine, all) = (heap.alloc_from(&(at as u64).to_le_bytes())?, heap.alloc(group.size() * 8)?);
+        let offsets = group.all_gather(mine, all, 1)?.wait(until)?;
         let place = |bytes: &[u8]| bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
         let words = offsets[1].bytes().chunks_exact(8).map(place).collect();
         Ok(Probe { members: group.members().clone(), words, round: 0, pings: 0, spins: group.spins() })

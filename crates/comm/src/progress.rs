@@ -1,151 +1,232 @@
-//! What is in flight on a group here: making it go on, waiting for it, and finding out that it cannot.
+//! What is in flight on a group here: making it go on, and finding out that it cannot.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CommError;
-use crate::call::{Call, Members, Op};
+use crate::alarm::Alarm;
+use crate::buffers::Buffers;
+use crate::call::{Call, Stage};
+use crate::common_result::Common;
 use crate::error::Side;
-use crate::heap::{Buffer, Heap};
+use crate::heap::Heap;
 use crate::mail::Mails;
-use crate::row::{Row, SLOTS, Word};
+use crate::members::Members;
+use crate::op::Op;
+use crate::row::{SLOTS, Word};
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
     pub(crate) members: Members,
-    /// The members by their number in the world.
-    pub(crate) ranks: Vec<usize>,
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
     /// Whether waiting may spin: there is a core for each rank.
     pub(crate) spins: bool,
-    pub(crate) state: RefCell<State>,
+    state: Mutex<State>,
 }
 
 /// What is in flight.
-#[derive(Default)]
 pub(crate) struct State {
-    /// The number of the next collective.
-    pub(crate) next: u64,
-    pub(crate) active: VecDeque<Call>,
-    pub(crate) finished: BTreeMap<u64, Vec<Buffer>>,
+    /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
+    first: u64,
+    calls: VecDeque<Call>,
+    /// The first call that is not finished.
+    done: u64,
+    /// Every member is known to be done with the calls below.
+    released: u64,
     pub(crate) mails: Mails,
-    pub(crate) next_batch: u64,
     pub(crate) failed: Option<CommError>,
+    /// The texts of call sites, by the address of the site.
+    sites: BTreeMap<usize, u64>,
+    last_site: (usize, u64),
 }
 
-/// Says that a rank of the world has failed: one that panicked here, or one that somebody who watches reports.
-#[derive(Default)]
-pub(crate) struct Alarm {
-    panicked: AtomicU64,
-    watch: Option<Watch>,
+impl State {
+    /// The number of the next call.
+    pub(crate) fn next(&self) -> u64 {
+        self.first + self.calls.len() as u64
+    }
+
+    pub(crate) fn call(&self, number: u64) -> Option<&Call> {
+        self.calls.get(number.checked_sub(self.first)? as usize)
+    }
+
+    /// How many operations nobody has waited for yet.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.calls.iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
+    }
+
+    /// The outcome of a call that is finished.
+    pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Common>)> {
+        let index = number.checked_sub(self.first)? as usize;
+        let call = self.calls.get_mut(index).filter(|call| call.stage == Stage::Finished)?;
+        let outcome = call.take_outcome();
+        self.forget();
+        Some(outcome)
+    }
+
+    /// Nobody waits for a call any more.
+    pub(crate) fn abandon(&mut self, number: u64) {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        if let Some(call) = index.and_then(|index| self.calls.get_mut(index)) {
+            call.abandoned = true;
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        while self.calls.front().is_some_and(|call| call.abandoned && call.stage == Stage::Finished) {
+            self.calls.pop_front();
+            self.first += 1;
+        }
+    }
 }
-
-/// Whoever watches over ranks that are processes: what has happened, if anything. Asked while waiting, so it must be
-/// quick where nothing has.
-pub(crate) type Watch = Box<dyn Fn() -> Option<String> + Send + Sync>;
-
-impl Alarm {
-    pub(crate) fn watched(watch: Watch) -> Alarm {
-        Alarm { watch: Some(watch), ..Alarm::default() }
-    }
-
-    pub(crate) fn raise(&self, rank: usize) {
-        // The first one counts.
-        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, Release, Acquire);
-    }
-
-    pub(crate) fn panicked(&self) -> Option<usize> {
-        self.panicked.load(Acquire).checked_sub(1).map(|rank| rank as usize)
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        let panicked = self.panicked().map(|rank| CommError::Panicked { rank });
-        panicked.or_else(|| self.watch.as_ref().and_then(|watch| watch()).map(CommError::World))
-    }
-}
-
-/// How long a waiter spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
 
 impl Inner {
+    pub(crate) fn new(members: Members, heap: Arc<Heap>, alarm: Arc<Alarm>, spins: bool) -> Inner {
+        let state = State {
+            first: 0,
+            calls: VecDeque::new(),
+            done: 0,
+            released: 0,
+            mails: Mails::new(members.n()),
+            failed: None,
+            sites: BTreeMap::new(),
+            last_site: (0, 0),
+        };
+        Inner { members, heap, alarm, spins, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in the middle of a call is reported by whoever catches it; what is left here is only dropped.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a call on, and makes it go as far as it can.
+    pub(crate) fn start(
+        &self,
+        op: Op,
+        buffers: (Buffers, Buffers),
+        common: bool,
+        site: &'static Location<'static>,
+    ) -> Result<u64, CommError> {
+        let mut state = self.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let number = state.next();
+        state.calls.push_back(Call::new(number, op, buffers, common, self.members.n(), site));
+        self.advance(&mut state)?;
+        Ok(number)
+    }
+
     /// Makes everything in flight go as far as it can.
-    pub(crate) fn advance(&self) -> Result<(), CommError> {
-        let outcome = self.try_advance();
-        if let Err(error) = &outcome {
-            self.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-            if let CommError::Lengths { from, .. } | CommError::Splits { from, .. } = error {
-                // Only this member can see it, so it tells the others that it stopped.
-                let row = &self.members.rows[self.members.me];
-                row.set_failure(*from, u64::MAX);
-                row.ring();
+    pub(crate) fn advance(&self, state: &mut State) -> Result<(), CommError> {
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let outcome = self.advance_calls(state).and_then(|()| state.mails.advance(&self.members));
+        outcome.map_err(|error| self.fail(state, error))
+    }
+
+    fn advance_calls(&self, state: &mut State) -> Result<(), CommError> {
+        let mut outcome = Ok(());
+        for index in (state.done - state.first) as usize..state.calls.len() {
+            if state.calls[index].stage != Stage::Finished {
+                outcome = self.advance_call(state, index);
+                if outcome.is_err() {
+                    break;
+                }
             }
+        }
+        let before = state.done;
+        while state.call(state.done).is_some_and(|call| call.stage == Stage::Finished) {
+            state.done += 1;
+        }
+        if state.done != before {
+            let row = self.members.mine();
+            row.set_done(state.done);
+            row.ring();
+            state.forget();
         }
         outcome
     }
 
-    fn try_advance(&self) -> Result<(), CommError> {
-        if let Some(error) = &self.state.borrow().failed {
-            return Err(error.clone());
-        }
+    /// One call, as far as it can.
+    fn advance_call(&self, state: &mut State, index: usize) -> Result<(), CommError> {
         let members = &self.members;
-        let mut active = std::mem::take(&mut self.state.borrow_mut().active);
-        let mut outcome = Ok(());
-        let mut kept = VecDeque::new();
-        for mut call in active.drain(..) {
-            match outcome.clone().and_then(|()| self.advance_call(&mut call)) {
-                Ok(true) => {
-                    let buffers = call.operand.into_iter().chain(call.result).collect();
-                    self.state.borrow_mut().finished.insert(call.number, buffers);
-                }
-                Ok(false) => kept.push_back(call),
-                Err(error) => {
-                    outcome = Err(error);
-                    kept.push_back(call);
-                }
+        let number = state.calls[index].number;
+        if state.calls[index].stage == Stage::New {
+            if !self.has_slot(state, number) {
+                return Ok(());
             }
+            let site = self.site(state, state.calls[index].site)?;
+            state.calls[index].publish(members, &self.heap, site)?;
         }
-        let mut state = self.state.borrow_mut();
-        let done = kept.front().map_or(state.next, |call| call.number);
-        state.active = kept;
-        let row = &members.rows[members.me];
-        if row.done() != done {
-            row.set_done(done);
-            row.ring();
+        let call = &mut state.calls[index];
+        let needs = call.needs(members);
+        for member in needs.start + call.checked..needs.end {
+            if !members.rows[member].has_published(number) {
+                return Ok(());
+            }
+            if member != members.me && !call.key.agrees(members.key(member, number)) {
+                return Err(self.mismatch(members.me, member, number));
+            }
+            call.checked += 1;
         }
-        outcome?;
-        state.mails.advance(members)
+        if call.step(members)? {
+            call.stage = Stage::Finished;
+        }
+        Ok(())
     }
 
-    /// One call; true when it is finished.
-    fn advance_call(&self, call: &mut Call) -> Result<bool, CommError> {
-        let members = &self.members;
-        if !call.published {
-            let free = |row: &Row| call.number < SLOTS || row.done() > call.number - SLOTS;
-            if !members.rows.iter().all(free) {
-                return Ok(false);
-            }
-            let site = self.heap.site(call.site)?;
-            call.publish(members, site);
+    /// Whether every member is done with the call that used this slot before. What is known of it is kept, so that
+    /// the others' words are read only once a ring of slots is used up.
+    fn has_slot(&self, state: &mut State, number: u64) -> bool {
+        if number >= state.released + SLOTS {
+            let done = self.members.rows.iter().map(|row| row.done()).min();
+            state.released = done.unwrap_or(0);
         }
-        for member in call.needs(members) {
-            let row = &members.rows[member];
-            if !row.has_published(call.number) {
-                return Ok(false);
+        number < state.released + SLOTS
+    }
+
+    /// The text of a call site.
+    pub(crate) fn site(&self, state: &mut State, site: &'static Location<'static>) -> Result<u64, CommError> {
+        let key = std::ptr::from_ref(site).addr();
+        if state.last_site.0 != key {
+            let place = match state.sites.get(&key) {
+                Some(place) => *place,
+                None => self.heap.text(&format!("{}:{}", site.file(), site.line()))?,
+            };
+            state.sites.insert(key, place);
+            state.last_site = (key, place);
+        }
+        Ok(state.last_site.1)
+    }
+
+    /// Keeps the first error, and tells the others of one that only this member can see.
+    pub(crate) fn fail(&self, state: &mut State, error: CommError) -> CommError {
+        if state.failed.is_none() {
+            let row = self.members.mine();
+            match &error {
+                CommError::Mismatch { call, members, .. } if members.0 == self.members.me => {
+                    row.set_failure(members.1, *call, 0);
+                }
+                CommError::Lengths { .. } | CommError::Splits { .. } => {
+                    // Without room for its words the others learn only that it stopped.
+                    let text = self.heap.text(&error.to_string()).unwrap_or(0);
+                    row.set_failure(self.members.me, u64::MAX, text);
+                }
+                _ => {}
             }
-            if !call.agrees(row) {
-                let mine = &members.rows[members.me];
-                mine.set_failure(member, call.number);
-                mine.ring();
-                return Err(self.mismatch(members.me, member, call.number));
+            if row.failure().is_some() {
+                // Whoever waits for anybody looks at once.
+                self.members.rows.iter().for_each(|row| row.ring());
             }
         }
-        call.step(members)
+        state.failed.get_or_insert(error).clone()
     }
 
     /// What two members published for one call.
@@ -154,34 +235,28 @@ impl Inner {
         if sides[0].what == sides[1].what {
             sides.iter_mut().for_each(|side| side.what += ", with other sizes, routes or factors");
         }
-        CommError::Mismatch { call, sides: Box::new(sides) }
+        CommError::Mismatch { call, members: (a, b), sides: Box::new(sides) }
     }
 
     fn side(&self, member: usize, call: u64) -> Side {
         let row = &self.members.rows[member];
-        let (at, len) = (row.get(call, Word::Site) as usize, row.get(call, Word::SiteLength) as usize);
-        // SAFETY: the text of a call site is written once, before its place is published, and never freed.
-        let text = unsafe { row.segment.read(at, len) };
         Side {
-            rank: self.ranks[member],
-            what: format!(
-                "{}, {} bytes",
-                Op::describe(row.get(call, Word::What)),
-                row.get(call, Word::Bytes)
-            ),
-            site: String::from_utf8_lossy(text).into_owned(),
+            rank: row.rank,
+            what: self.members.key(member, call).describe(),
+            site: self.members.text(member, row.get(call, Word::Site)),
         }
     }
 
     /// What has gone wrong elsewhere.
-    fn elsewhere(&self) -> Option<CommError> {
+    pub(crate) fn elsewhere(&self) -> Option<CommError> {
         if let Some(error) = self.alarm.failure() {
             return Some(error);
         }
         let rows = self.members.rows.iter().enumerate();
-        let (member, (other, call)) = rows.filter_map(|(i, row)| Some((i, row.failure()?))).next()?;
+        let (member, (other, call, text)) = rows.filter_map(|(i, row)| Some((i, row.failure()?))).next()?;
         if call == u64::MAX {
-            return Some(CommError::Elsewhere { rank: self.ranks[member] });
+            let error = self.members.text(member, text);
+            return Some(CommError::Elsewhere { rank: self.members.rows[member].rank, error });
         }
         Some(self.mismatch(member, other, call))
     }
@@ -191,11 +266,12 @@ impl Drop for Inner {
     /// What is in flight still completes: peers may need this member's part of it.
     fn drop(&mut self) {
         let until = Instant::now() + DRAIN;
-        let busy = || {
-            let state = self.state.borrow();
-            !state.active.is_empty() || state.mails.has_unposted()
-        };
-        while busy() && self.advance().is_ok() && self.elsewhere().is_none() && Instant::now() < until {
+        let mut state = self.lock();
+        let busy = |state: &State| state.done < state.next() || state.mails.has_unposted();
+        while busy(&state) && self.advance(&mut state).is_ok() && self.elsewhere().is_none() {
+            if Instant::now() >= until {
+                break;
+            }
             std::thread::yield_now();
         }
     }
@@ -203,108 +279,3 @@ impl Drop for Inner {
 
 /// How long a dropped group goes on with what is in flight.
 const DRAIN: Duration = Duration::from_secs(1);
-
-/// Which operation.
-#[derive(Clone, Copy)]
-pub(crate) enum What {
-    /// A collective, by its number.
-    Call(u64),
-    /// A batch of messages, by its number.
-    Batch(u64),
-}
-
-/// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
-#[must_use = "the buffers of an operation come back by waiting for it"]
-pub struct Pending {
-    pub(crate) inner: Rc<Inner>,
-    pub(crate) what: What,
-}
-
-impl Pending {
-    fn take(&self) -> Option<Vec<Buffer>> {
-        let mut state = self.inner.state.borrow_mut();
-        match self.what {
-            What::Call(number) => state.finished.remove(&number),
-            What::Batch(batch) => state.mails.take_finished(batch),
-        }
-    }
-
-    /// The buffers, if the operation is finished; never waits.
-    pub fn test(&self) -> Result<Option<Vec<Buffer>>, CommError> {
-        if let Some(buffers) = self.take() {
-            return Ok(Some(buffers));
-        }
-        self.inner.advance()?;
-        Ok(self.take())
-    }
-
-    /// The buffers, when the operation is finished: the operand where there is one, then the result where it is
-    /// another. Never waits past the time given.
-    pub fn wait(self, until: Instant) -> Result<Vec<Buffer>, CommError> {
-        let inner = &self.inner;
-        let start = Instant::now();
-        loop {
-            if let Some(buffers) = self.test()? {
-                return Ok(buffers);
-            }
-            if let Some(error) = inner.elsewhere() {
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-                return Err(error);
-            }
-            let now = Instant::now();
-            if now >= until {
-                let error = self.late();
-                inner.state.borrow_mut().failed.get_or_insert_with(|| error.clone());
-                return Err(error);
-            }
-            if inner.spins && now - start < SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            match self.waits_for() {
-                Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
-                None => std::thread::yield_now(),
-            }
-        }
-    }
-
-    /// The members that have not done their part, for messages and for sleeping.
-    fn missing(&self) -> Vec<usize> {
-        let inner = &self.inner;
-        let state = inner.state.borrow();
-        let number = match self.what {
-            What::Call(number) => number,
-            What::Batch(batch) => return state.mails.waits_for(batch).into_iter().collect(),
-        };
-        let Some(call) = state.active.iter().find(|call| call.number == number) else { return Vec::new() };
-        let rows = &inner.members.rows;
-        if !call.published {
-            return (0..rows.len()).filter(|m| rows[*m].done() + SLOTS <= number).collect();
-        }
-        let unpublished: Vec<usize> =
-            call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
-        if unpublished.is_empty() { call.unready(&inner.members) } else { unpublished }
-    }
-
-    fn waits_for(&self) -> Option<usize> {
-        self.missing().into_iter().find(|member| *member != self.inner.members.me)
-    }
-
-    /// Whether something changed since the last look, so that sleeping would miss it.
-    fn could_go_on(&self, member: usize) -> bool {
-        !self.missing().contains(&member) || self.inner.alarm.panicked().is_some()
-    }
-
-    fn late(&self) -> CommError {
-        let ranks = self.missing().into_iter().map(|member| self.inner.ranks[member]).collect();
-        match self.what {
-            What::Call(number) => {
-                let state = self.inner.state.borrow();
-                let call = state.active.iter().find(|call| call.number == number);
-                let what = call.map_or(String::new(), |call| Op::describe(call.op.what()));
-                CommError::Deadline { what: format!("{what}: call {number}"), missing: ranks }
-            }
-            What::Batch(_) => CommError::Deadline { what: "exchange".into(), missing: ranks },
-        }
-    }
-}

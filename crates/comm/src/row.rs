@@ -4,75 +4,82 @@
 //!
 //! - `done`: all calls below this number are finished here, reads of peers' memory included. Memory that took part
 //!   in call k is *released* when every member's `done` is above k;
-//! - `bell`, a half word that changes with every publication, and `waiters`, how many sleep on it;
-//! - `failure`: which member's call differs from this one's, and in which call;
-//! - slots, one for each call in flight: a stamp, stored last (release), over what the call is;
-//! - a staging area for each slot, for small data and for tables;
-//! - for each destination a ring of mails, and for each source which of its mails were taken.
+//! - `bell`, which changes when somebody sleeps on it and something was published, and `waiters`, how many do. These
+//!   two are the only ones that others write;
+//! - `failure`: why its owner stopped, where others cannot see it by themselves;
+//! - slots, one for each call in flight: a stamp, stored last (release), over what the call is. Operands of a few
+//!   bytes lie in the line of the stamp itself, so that a peer gets them in one transfer of a cache line;
+//! - a staging area for each slot, for small operands and for tables;
+//! - for each destination a ring of mails, each with a staging area of its own, and for each source which of its
+//!   mails were taken.
 //!
 //! The one ordering rule: whoever loads a stamp, `ready` or `done` (acquire) sees everything its owner wrote before
 //! storing it (release).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-use rustix::thread::futex;
-
 use crate::segment::Segment;
+use crate::sync::{AtomicU32, AtomicU64, fence};
 
 /// Calls that may be in flight on a group at once; more wait their turn.
-pub(crate) const SLOTS: u64 = 32;
-/// Bytes of staging for each slot.
-pub(crate) const STAGE: usize = 4096;
+pub(crate) const SLOTS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
+/// Bytes of staging for each slot, and for each mail.
+pub(crate) const STAGE: usize = if cfg!(any(loom, shuttle)) { 64 } else { 4096 };
 /// Mails that may be in flight from one member to another at once.
-pub(crate) const MAILS: u64 = 16;
+pub(crate) const MAILS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
+/// Bytes that fit into the line of a stamp.
+pub(crate) const INLINE: usize = 16;
 
-const HEADER: usize = 64;
-const SLOT: usize = 128;
-const MAIL: usize = 64;
+const LINE: usize = 64;
+/// A line each for `done`, for the bell and its waiters, and for the failure.
+const HEADER: usize = 3 * LINE;
+const SLOT: usize = 2 * LINE;
+const MAIL: usize = LINE + STAGE;
 
 /// One member's row.
 #[derive(Clone)]
 pub(crate) struct Row {
     pub(crate) segment: Arc<Segment>,
     pub(crate) at: usize,
+    /// The owner's number in the world.
+    pub(crate) rank: usize,
 }
 
-/// The words of a slot.
+/// The words of a slot. The first line ends with two words of operand.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum Word {
     /// The call's number and one, once it is published.
-    Stamp,
-    /// Op, element type, reduction and root.
-    What,
-    /// Bytes of the operand.
-    Bytes,
+    Stamp = 0,
+    /// Op, element type, reduction, root and flags.
+    What = 1,
+    /// Bytes of all operands.
+    Bytes = 2,
     /// A hash of what else must be equal: sizes, routes, factors.
-    Extra,
-    /// Where the operand lies in the owner's segment.
-    Place,
-    /// How many bytes of the owner's part are reduced.
-    Ready,
-    /// Where the text of the call site lies.
-    Site,
-    /// How long it is.
-    SiteLength,
+    Extra = 3,
+    /// Where the operand lies in the owner's segment; of a list, where the table of its places lies.
+    Place = 4,
+    /// The text of the call site.
+    Site = 5,
+    /// How many bytes of the owner's part are made.
+    Ready = 8,
+    /// Where the common result lies, in the segment of the member that gives it.
+    Common = 9,
 }
 
-/// The words of a mail.
+/// The words of a mail. The line ends with two words of what is sent.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum MailWord {
     /// The mail's number and one, once it is published.
-    Stamp,
-    Tag,
-    Bytes,
-    Place,
-    Site,
-    SiteLength,
+    Stamp = 0,
+    Tag = 1,
+    Bytes = 2,
+    Place = 3,
+    /// The text of the call site.
+    Site = 4,
 }
 
 impl Row {
@@ -94,48 +101,57 @@ impl Row {
     }
 
     fn bell(&self) -> &AtomicU32 {
-        self.segment.half_word(self.at + 8)
+        self.segment.half_word(self.at + LINE)
     }
 
     fn waiters(&self) -> &AtomicU32 {
-        self.segment.half_word(self.at + 12)
+        self.segment.half_word(self.at + LINE + 4)
     }
 
     /// Tells whoever sleeps on this row that something changed.
     pub(crate) fn ring(&self) {
-        self.bell().fetch_add(1, SeqCst);
-        if self.waiters().load(SeqCst) > 0 {
-            // A failed wake-up is a wait that looks again at its next turn.
-            let _ = futex::wake(self.bell(), futex::Flags::empty(), u32::MAX);
+        // Either this sees the waiter, or the waiter, which counts itself first, sees what was stored before.
+        fence(SeqCst);
+        if self.waiters().load(Relaxed) > 0 {
+            self.bell().fetch_add(1, SeqCst);
+            wake(self.bell());
         }
     }
 
-    /// Sleeps until the row's owner rings, unless `ready` already holds; never past the time given.
+    /// Sleeps until somebody rings, unless `ready` already holds; never past the time given.
     pub(crate) fn sleep(&self, until: Instant, ready: impl Fn() -> bool) {
         self.waiters().fetch_add(1, SeqCst);
         let seen = self.bell().load(SeqCst);
+        fence(SeqCst);
         // After the bell was read: what is published later changes it, and the sleep ends at once.
         let left = until.saturating_duration_since(Instant::now()).min(TURN);
         if !ready() && !left.is_zero() {
-            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-            let _ = futex::wait(self.bell(), futex::Flags::empty(), seen, Some(&timeout));
+            sleep_on(self.bell(), seen, left);
         }
         self.waiters().fetch_sub(1, SeqCst);
     }
 
-    /// The member whose call differs from the owner's, and the call.
-    pub(crate) fn failure(&self) -> Option<(usize, u64)> {
-        let member = self.segment.word(self.at + 16).load(Acquire).checked_sub(1)?;
-        Some((member as usize, self.segment.word(self.at + 24).load(Relaxed)))
+    /// Why the owner stopped: the member whose call differs from its own, the call, and the text of its error.
+    pub(crate) fn failure(&self) -> Option<(usize, u64, u64)> {
+        let at = self.at + 2 * LINE;
+        let member = self.segment.word(at).load(Acquire).checked_sub(1)?;
+        let [call, text] = [at + 8, at + 16].map(|at| self.segment.word(at).load(Relaxed));
+        Some((member as usize, call, text))
     }
 
-    pub(crate) fn set_failure(&self, member: usize, call: u64) {
-        self.segment.word(self.at + 24).store(call, Relaxed);
-        self.segment.word(self.at + 16).store(member as u64 + 1, Release);
+    pub(crate) fn set_failure(&self, member: usize, call: u64, text: u64) {
+        let at = self.at + 2 * LINE;
+        self.segment.word(at + 8).store(call, Relaxed);
+        self.segment.word(at + 16).store(text, Relaxed);
+        self.segment.word(at).store(member as u64 + 1, Release);
+    }
+
+    fn slot(&self, call: u64) -> usize {
+        self.at + HEADER + (call % SLOTS) as usize * SLOT
     }
 
     pub(crate) fn word(&self, call: u64, word: Word) -> &AtomicU64 {
-        self.segment.word(self.at + HEADER + (call % SLOTS) as usize * SLOT + word as usize * 8)
+        self.segment.word(self.slot(call) + word as usize * 8)
     }
 
     pub(crate) fn get(&self, call: u64, word: Word) -> u64 {
@@ -152,23 +168,35 @@ impl Row {
     }
 
     pub(crate) fn publish(&self, call: u64) {
-        self.word(call, Word::Ready).store(0, Relaxed);
         self.word(call, Word::Stamp).store(call + 1, Release);
         self.ring();
     }
 
-    /// Where the staging area of a call lies in the segment.
-    pub(crate) fn stage(&self, call: u64) -> usize {
+    /// Where so many staged bytes of a call lie in the segment.
+    pub(crate) fn stage(&self, call: u64, bytes: usize) -> usize {
+        if bytes <= INLINE { self.slot(call) + LINE - INLINE } else { self.table(call) }
+    }
+
+    /// Where the staging area of a call lies.
+    pub(crate) fn table(&self, call: u64) -> usize {
         self.at + HEADER + SLOTS as usize * SLOT + (call % SLOTS) as usize * STAGE
+    }
+
+    fn mail_at(&self, to: usize, number: u64) -> usize {
+        self.at + Row::mails_at(to) + (number % MAILS) as usize * MAIL
     }
 
     /// A word of a mail of the owner to a member.
     pub(crate) fn mail(&self, to: usize, number: u64, word: MailWord) -> &AtomicU64 {
-        let ring = self.at + Row::mails_at(to);
-        self.segment.word(ring + (number % MAILS) as usize * MAIL + word as usize * 8)
+        self.segment.word(self.mail_at(to, number) + word as usize * 8)
     }
 
-    /// Where the owner, in a group of `n`, notes that it took a mail from a member.
+    /// Where so many staged bytes of a mail lie.
+    pub(crate) fn mail_stage(&self, to: usize, number: u64, bytes: usize) -> usize {
+        self.mail_at(to, number) + if bytes <= INLINE { LINE - INLINE } else { LINE }
+    }
+
+    /// Where the owner, in a group of `n`, notes that it took a mail from a member: the mail's number and one.
     pub(crate) fn taken_at(&self, n: usize, from: usize, number: u64) -> usize {
         self.at + Row::mails_at(n) + (from * MAILS as usize + (number % MAILS) as usize) * 8
     }
@@ -180,3 +208,30 @@ impl Row {
 
 /// The longest sleep before a waiter looks again for failures elsewhere.
 const TURN: Duration = Duration::from_millis(20);
+
+#[cfg(not(any(loom, shuttle)))]
+fn wake(bell: &AtomicU32) {
+    // A failed wake-up is a wait that looks again at its next turn.
+    let _ = rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), u32::MAX);
+}
+
+#[cfg(not(any(loom, shuttle)))]
+fn sleep_on(bell: &AtomicU32, seen: u32, left: Duration) {
+    use rustix::thread::futex;
+    let timeout = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+    let _ = futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout));
+}
+
+/// In a model a sleeper looks again whenever it has its turn, as after a wake-up that was not meant for it.
+#[cfg(loom)]
+fn sleep_on(_: &AtomicU32, _: u32, _: Duration) {
+    loom::thread::yield_now();
+}
+
+#[cfg(shuttle)]
+fn sleep_on(_: &AtomicU32, _: u32, _: Duration) {
+    shuttle::thread::yield_now();
+}
+
+#[cfg(any(loom, shuttle))]
+fn wake(_: &AtomicU32) {}

@@ -6,10 +6,11 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::sync::{AtomicU32, AtomicU64};
 
 /// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
 pub(crate) struct Segment {

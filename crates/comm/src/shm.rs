@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::CommError;
+use crate::alarm::Alarm;
 use crate::group::Group;
 use crate::heap::Heap;
-use crate::progress::Alarm;
 use crate::row::Row;
 use crate::segment::Segment;
 use crate::world::World;
@@ -54,11 +54,13 @@ impl World {
                 (segments, Alarm::watched(control.watch()))
             }
         };
-        let heap = Arc::new(Heap::new(Arc::clone(&segments[me])));
+        let alarm = Arc::new(alarm);
+        let heap = Arc::new(Heap::new(Arc::clone(&segments[me]), Arc::clone(&alarm)));
         // The first block of every heap, so that the world's rows are where everybody expects them. New memory is
         // zero, which is an empty row, so peers may look at it before its owner has.
         let at = heap.alloc_for_ever(Row::size(n))?;
-        let rows = segments.into_iter().map(|segment| Row { segment, at }).collect();
-        Ok(Group::new(rows, me, (0..n).collect(), heap, Arc::new(alarm)))
+        let row = |(rank, segment)| Row { segment, at, rank };
+        let rows = segments.into_iter().enumerate().map(row).collect();
+        Ok(Group::new(rows, me, heap, alarm))
     }
 }

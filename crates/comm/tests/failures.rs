@@ -52,13 +52,10 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
             group.all_reduce(zeros(group, 64), element, Reduce::Sum)
         });
         check_mismatch(&texts, ["all_reduce sum f32", "all_reduce sum i32"]);
-        let texts = errors(n, |group| group.all_gather(zeros(group, if last(group) { 8 } else { 16 }), 1));
+        let gather = |group: &Group, len| group.all_gather(zeros(group, len), zeros(group, len * n), 1);
+        let texts = errors(n, |group| gather(group, if last(group) { 8 } else { 16 }));
         check_mismatch(&texts, ["all_gather, 16 bytes", "all_gather, 8 bytes"]);
-        let texts =
-            errors(
-                n,
-                |group| if last(group) { group.barrier() } else { group.all_gather(zeros(group, 8), 1) },
-            );
+        let texts = errors(n, |group| if last(group) { group.barrier() } else { gather(group, 8) });
         check_mismatch(&texts, ["all_gather, 8 bytes", "barrier, 0 bytes"]);
         let texts = errors(n, |group| {
             let factor = if last(group) { 0.25 } else { 0.5 };
@@ -89,17 +86,16 @@ fn splits_that_do_not_fit() {
     let texts = spawn_with_heap(3, HEAP, |group| {
         // Rank 0 expects more of rank 1 than it sends.
         let outs = if group.rank() == 0 { vec![4, 8, 4] } else { vec![4; 3] };
-        let first =
-            group.all_to_all(zeros(&group, 12), vec![4; 3], outs).and_then(|pending| pending.wait(soon()));
+        let first = group
+            .all_to_all(zeros(&group, 12), zeros(&group, outs.iter().sum()), vec![4; 3], outs)
+            .and_then(|pending| pending.wait(soon()));
         // The others may have finished their part before, and learn of it at the next call.
         let second = group.barrier().and_then(|pending| pending.wait(soon()));
         first.and(second).map(drop).unwrap_err().to_string()
     });
     assert_eq!(texts[0], "all_to_all: call 0: member 1 sends 4 bytes to member 0, which expects 8");
-    assert_eq!(
-        texts[1..],
-        ["rank 0 stopped: its own error says why", "rank 0 stopped: its own error says why"]
-    );
+    let elsewhere = format!("rank 0 stopped: {}", texts[0]);
+    assert_eq!(texts[1..], [elsewhere.clone(), elsewhere]);
 }
 
 #[test]
@@ -111,10 +107,18 @@ fn messages_of_another_length() {
         } else {
             group.exchange(vec![], vec![message(12)])
         };
-        batch.and_then(|pending| pending.wait(soon())).map(drop).unwrap_err().to_string()
+        // A small send is complete at once; its sender learns of it at the next call.
+        let first = batch.and_then(|pending| pending.wait(soon())).map(drop);
+        let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
+        first.and(second).unwrap_err().to_string()
     });
-    assert_eq!(texts[1], "exchange: member 0 sends 8 bytes with tag 3 to member 1, which expects 12");
-    assert_eq!(texts[0], "rank 1 stopped: its own error says why");
+    let lines: Vec<&str> = texts[1].lines().collect();
+    assert_eq!(lines[0], "exchange: a message has another length than its receiver expects");
+    assert!(lines[1].starts_with("  rank 0  send, 8 bytes, tag 3  ") && lines[1].contains("failures.rs:"));
+    assert!(
+        lines[2].starts_with("  rank 1  receive, 12 bytes, tag 3  ") && lines[2].contains("failures.rs:")
+    );
+    assert_eq!(texts[0], format!("rank 1 stopped: {}", texts[1]));
 }
 
 #[test]
@@ -185,11 +189,27 @@ fn wrong_arguments_are_refused_before_anything_starts() {
                 .starts_with("expected 7 bytes to be a multiple of 4")
         );
         assert!(
-            text(group.reduce_scatter(buffer(4), Element::F32, Reduce::Sum, 1)).contains("multiple of 8")
+            text(group.reduce_scatter(buffer(4), buffer(2), Element::F32, Reduce::Sum, 1))
+                .contains("multiple of 8")
         );
-        assert!(text(group.all_gather(buffer(4), 0)).contains("0 rows"));
-        assert!(text(group.permute(buffer(4), vec![Some(1), Some(1)])).starts_with("expected 2 entries"));
-        assert!(text(group.all_to_all(buffer(4), vec![1], vec![4])).starts_with("expected 2 splits"));
+        assert!(text(group.all_gather(buffer(4), buffer(8), 0)).contains("0 rows"));
+        assert!(
+            text(group.permute(buffer(4), buffer(4), vec![Some(1), Some(1)]))
+                .starts_with("expected 2 entries")
+        );
+        assert!(
+            text(group.all_to_all(buffer(4), buffer(4), vec![1], vec![4])).starts_with("expected 2 splits")
+        );
+        assert_eq!(text(group.all_gather(buffer(4), buffer(4), 1)), "expected 8 bytes for the result, got 4");
+        let root = (group.rank() == 1).then(|| buffer(8));
+        assert_eq!(
+            text(group.gather(buffer(4), root, 0, 1)),
+            format!(
+                "expected a result at the root 0 and nowhere else, got {} at {}",
+                ["none", "one"][group.rank()],
+                group.rank()
+            )
+        );
         let peer = vec![Message { peer: 5, tag: 0, buffer: buffer(4) }];
         assert_eq!(text(group.exchange(peer, vec![])), "expected a peer below 2, got 5");
         // Nothing was started, so the group still works.

@@ -56,6 +56,11 @@ fn buffer(group: &Group, bytes: &[u8]) -> Buffer {
     buffer
 }
 
+/// Room for a result, with something in it.
+fn room(group: &Group, count: usize, element: Element) -> Buffer {
+    buffer(group, &vec![0xab; count * element.size()])
+}
+
 fn input(group: &Group, count: usize, element: Element) -> Buffer {
     let values: Vec<f64> = (0..count).map(|i| value(group.rank(), i, element)).collect();
     buffer(group, &encode(&values, element))
@@ -116,12 +121,21 @@ fn gather_and_scatter_along_any_dimension() {
                         (0..n).flat_map(move |r| (0..inner).map(move |i| value(r, row * inner + i, element)))
                     })
                     .collect();
-                let got =
-                    group.all_gather(input(&group, count, element), outer).unwrap().wait(soon()).unwrap();
+                let got = group
+                    .all_gather(input(&group, count, element), room(&group, count * n, element), outer)
+                    .unwrap();
+                let got = got.wait(soon()).unwrap();
                 assert_eq!(got[1].bytes(), encode(&gathered, element), "all_gather {n} {outer} {inner}");
                 let root = n / 2;
-                let got =
-                    group.gather(input(&group, count, element), root, outer).unwrap().wait(soon()).unwrap();
+                let got = group
+                    .gather(
+                        input(&group, count, element),
+                        (me == root).then(|| room(&group, count * n, element)),
+                        root,
+                        outer,
+                    )
+                    .unwrap();
+                let got = got.wait(soon()).unwrap();
                 assert_eq!(got.len(), if me == root { 2 } else { 1 });
                 if me == root {
                     assert_eq!(got[1].bytes(), encode(&gathered, element), "gather {n} {outer} {inner}");
@@ -137,14 +151,29 @@ fn gather_and_scatter_along_any_dimension() {
                         element,
                     )
                 };
-                let got =
-                    group.reduce_scatter(input(&group, whole, element), element, Reduce::Sum, outer).unwrap();
+                let got = group
+                    .reduce_scatter(
+                        input(&group, whole, element),
+                        room(&group, count, element),
+                        element,
+                        Reduce::Sum,
+                        outer,
+                    )
+                    .unwrap();
                 let want = part(&|at| reduced(Reduce::Sum, element, n, |r| value(r, at, element)));
                 assert_eq!(got.wait(soon()).unwrap()[1].bytes(), want, "reduce_scatter {n} {outer} {inner}");
-                let got =
-                    group.scatter(input(&group, whole, element), root, outer).unwrap().wait(soon()).unwrap();
+                let got = group
+                    .scatter(
+                        (me == root).then(|| input(&group, whole, element)),
+                        room(&group, count, element),
+                        root,
+                        outer,
+                    )
+                    .unwrap()
+                    .wait(soon())
+                    .unwrap();
                 assert_eq!(
-                    got[1].bytes(),
+                    got[got.len() - 1].bytes(),
                     part(&|at| value(root, at, element)),
                     "scatter {n} {outer} {inner}"
                 );
@@ -164,7 +193,12 @@ fn uneven_parts() {
             let sizes: Vec<usize> = counts.iter().map(|c| c * 4).collect();
             for outer in [1, 2] {
                 let got = group
-                    .all_gather_v(input(&group, counts[me] * outer, element), sizes.clone(), outer)
+                    .all_gather_v(
+                        input(&group, counts[me] * outer, element),
+                        room(&group, counts.iter().sum::<usize>() * outer, element),
+                        sizes.clone(),
+                        outer,
+                    )
                     .unwrap();
                 let want: Vec<f64> = (0..outer)
                     .flat_map(|row| {
@@ -180,6 +214,7 @@ fn uneven_parts() {
                 let got = group
                     .reduce_scatter_v(
                         input(&group, whole * outer, element),
+                        room(&group, counts[me] * outer, element),
                         element,
                         Reduce::Max,
                         sizes.clone(),
@@ -196,7 +231,11 @@ fn uneven_parts() {
             let ins: Vec<usize> = (0..n).map(|m| (me + m) % 4).collect();
             let outs: Vec<usize> = (0..n).map(|m| (m + me) % 4).collect();
             let data: Vec<u8> = (0..n).flat_map(|m| vec![(me * 16 + m) as u8; (me + m) % 4]).collect();
-            let got = group.all_to_all(buffer(&group, &data), ins, outs).unwrap().wait(soon()).unwrap();
+            let got = group
+                .all_to_all(buffer(&group, &data), room(&group, outs.iter().sum(), Element::U8), ins, outs)
+                .unwrap()
+                .wait(soon())
+                .unwrap();
             let want: Vec<u8> = (0..n).flat_map(|m| vec![(m * 16 + me) as u8; (me + m) % 4]).collect();
             assert_eq!(got[1].bytes(), want);
         });
@@ -227,14 +266,22 @@ fn roots_permutations_and_barriers() {
             }
             // Around the ring, and an open shift.
             let ring = (0..n).map(|r| Some((r + 1) % n)).collect();
-            let got = group.permute(input(&group, 9, element), ring).unwrap().wait(soon()).unwrap();
+            let got = group
+                .permute(input(&group, 9, element), room(&group, 9, element), ring)
+                .unwrap()
+                .wait(soon())
+                .unwrap();
             let from = (me + n - 1) % n;
             assert_eq!(
                 got[1].bytes(),
                 encode(&(0..9).map(|i| value(from, i, element)).collect::<Vec<_>>(), element)
             );
             let shift = (0..n).map(|r| (r + 1 < n).then_some(r + 1)).collect();
-            let got = group.permute(input(&group, 9, element), shift).unwrap().wait(soon()).unwrap();
+            let got = group
+                .permute(input(&group, 9, element), room(&group, 9, element), shift)
+                .unwrap()
+                .wait(soon())
+                .unwrap();
             let want: Vec<f64> =
                 (0..9).map(|i| if me == 0 { 0.0 } else { value(me - 1, i, element) }).collect();
             assert_eq!(got[1].bytes(), encode(&want, element));
@@ -281,7 +328,7 @@ fn subgroups_are_independent() {
         // In flight together, waited for in different orders.
         let mine = |group: &Group| buffer(group, &(world.rank() as i64 + 1).to_le_bytes());
         let a = row.all_reduce(mine(&row), Element::I64, Reduce::Sum).unwrap();
-        let b = column.all_gather(mine(&column), 1).unwrap();
+        let b = column.all_gather(mine(&column), room(&column, 2, Element::I64), 1).unwrap();
         let c = one.all_reduce(mine(&one), Element::I64, Reduce::Product).unwrap();
         let number = |buffer: &Buffer, i: usize| {
             i64::from_le_bytes(buffer.bytes()[i * 8..i * 8 + 8].try_into().unwrap())
@@ -401,7 +448,11 @@ fn memory_is_constant_over_many_calls() {
         for round in 0..200 {
             let buffer = input(&group, 20_000, Element::F32);
             let mut got = group.all_reduce(buffer, Element::F32, Reduce::Sum).unwrap().wait(soon()).unwrap();
-            let gathered = group.all_gather(got.remove(0), 1).unwrap().wait(soon()).unwrap();
+            let gathered = group
+                .all_gather(got.remove(0), room(&group, 40_000, Element::F32), 1)
+                .unwrap()
+                .wait(soon())
+                .unwrap();
             assert_eq!(gathered[1].len(), 160_000, "round {round}");
             // Dropped blocks come back when the peer is done with them.
             drop(gathered);

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use consort_comm::{Buffer, Element, Group, Message, Probe, Reduce};
+use consort_comm::{Buffer, Common, Element, Group, Message, Probe, Reduce};
 
 use super::ops::Op;
 
@@ -12,11 +12,12 @@ use super::ops::Op;
 pub(crate) struct Live {
     group: Group,
     probe: Probe,
-    op: Op,
     block: usize,
     /// Both are there between loops. In place the result is only for the probe.
     operand: Option<Buffer>,
     result: Option<Buffer>,
+    /// There between an operation and the end of its iteration.
+    common: Option<Common>,
     /// The data of an operation on memory outside of the heap.
     outside: Vec<u8>,
 }
@@ -66,15 +67,7 @@ fn read(from: &[u8]) {
 impl Live {
     pub(crate) fn new(group: Group) -> anyhow::Result<Live> {
         let probe = Probe::new(&group, until())?;
-        Ok(Live {
-            group,
-            probe,
-            op: Op::AllReduce,
-            block: 0,
-            operand: None,
-            result: None,
-            outside: Vec::new(),
-        })
+        Ok(Live { group, probe, block: 0, operand: None, result: None, common: None, outside: Vec::new() })
     }
 
     pub(crate) fn probe(&mut self) -> &mut Probe {
@@ -87,8 +80,8 @@ impl Live {
         // Nobody reads the last ones any more.
         self.meet()?;
         let (n, me) = (self.group.size(), self.group.rank());
-        (self.op, self.block) = (op, block);
-        if op == Op::AllReduceOutside {
+        self.block = block;
+        if op.is_outside() {
             self.outside = vec![0; block];
         }
         let own = pattern([me as f32 + 1.0; 8]);
@@ -103,12 +96,13 @@ impl Live {
         if op == Op::Pingpong && me > 1 {
             return Ok(());
         }
-        for (i, got) in self.arrived()?.chunks_exact(block).enumerate() {
+        for (i, got) in self.arrived(op)?.chunks_exact(block).enumerate() {
             let expected = op.expected(n, me, i);
             if got.chunks_exact(4).any(|bytes| bytes != expected.to_le_bytes()) {
                 bail!("{}: expected {expected} in block {i} of the result, got another value", op.name());
             }
         }
+        self.common = None;
         Ok(())
     }
 
@@ -121,115 +115,130 @@ impl Live {
     }
 
     /// The loop with the operation.
-    pub(crate) fn run(&mut self, iterations: u64) -> anyhow::Result<()> {
-        self.iterate(self.op, iterations)
-    }
-
-    /// The loop with the plain form of the operation.
-    pub(crate) fn run_plain(&mut self, iterations: u64) -> anyhow::Result<()> {
+    pub(crate) fn run(&mut self, op: Op, iterations: u64) -> anyhow::Result<()> {
         let until = until();
         for iteration in 0..iterations {
-            write(&mut self.outside, &changing(iteration));
-            let mut operand = take(&mut self.operand)?;
-            operand.bytes_mut(until)?.copy_from_slice(&self.outside);
-            self.operand = Some(operand);
-            self.once(Op::AllReduce, iteration, until)?;
-            self.outside.copy_from_slice(self.operand.as_ref().context(MISSING)?.bytes());
-            read(&self.outside);
-        }
-        Ok(())
-    }
-
-    fn iterate(&mut self, op: Op, iterations: u64) -> anyhow::Result<()> {
-        let until = until();
-        for iteration in 0..iterations {
-            self.write(&changing(iteration), until)?;
+            self.write(op, &changing(iteration), until)?;
             self.once(op, iteration, until)?;
-            read(self.arrived()?);
+            read(self.arrived(op)?);
+            self.common = None;
         }
         Ok(())
     }
 
     /// The loop without the operation.
-    pub(crate) fn run_base(&mut self, iterations: u64) -> anyhow::Result<()> {
+    pub(crate) fn run_base(&mut self, op: Op, iterations: u64) -> anyhow::Result<()> {
         let until = until();
         for iteration in 0..iterations {
-            self.write(&changing(iteration), until)?;
-            read(self.arrived()?);
+            self.write(op, &changing(iteration), until)?;
+            read(self.arrived(op)?);
         }
         Ok(())
     }
 
     /// The loop with plain movement of the same bytes: how long it took.
-    pub(crate) fn run_bound(&mut self, iterations: u64) -> anyhow::Result<Duration> {
+    pub(crate) fn run_bound(&mut self, op: Op, iterations: u64) -> anyhow::Result<Duration> {
+        self.run_base(op, 1)?;
         let buffers = [take(&mut self.operand)?, take(&mut self.result)?];
         let write = |to: &mut [u8], iteration| write(to, &changing(iteration));
         let (spent, [operand, result]) =
-            self.probe.run(self.op.movement(), iterations, buffers, write, read, until())?;
+            self.probe.run(op.movement(), iterations, buffers, write, read, until())?;
         (self.operand, self.result) = (Some(operand), Some(result));
         Ok(spent)
     }
 
-    fn write(&mut self, pattern: &Pattern, until: Instant) -> anyhow::Result<()> {
-        if self.op == Op::AllReduceOutside {
+    fn write(&mut self, op: Op, pattern: &Pattern, until: Instant) -> anyhow::Result<()> {
+        if op.is_outside() {
             write(&mut self.outside, pattern);
         } else {
-            write(self.operand.as_mut().context(MISSING)?.bytes_mut(until)?, pattern);
+            // A root that gave its operand away takes another.
+            let operand = match self.operand.take() {
+                Some(operand) => operand,
+                None => self.group.heap().alloc(op.operand(self.group.size(), self.block))?,
+            };
+            write(self.operand.insert(operand).bytes_mut(until)?, pattern);
         }
         Ok(())
     }
 
-    /// What the operation gives.
-    fn arrived(&self) -> anyhow::Result<&[u8]> {
-        if self.op == Op::AllReduceOutside {
+    /// What the operation gives, or where it would be.
+    fn arrived(&self, op: Op) -> anyhow::Result<&[u8]> {
+        if let Some(common) = &self.common {
+            return Ok(common.bytes());
+        }
+        if op.is_outside() {
             return Ok(&self.outside);
         }
-        let buffer = if self.op.is_in_place() { &self.operand } else { &self.result };
+        let buffer = if op.is_in_place() { &self.operand } else { &self.result };
         Ok(buffer.as_ref().context(MISSING)?.bytes())
     }
 
     /// The operation.
     fn once(&mut self, op: Op, iteration: u64, until: Instant) -> anyhow::Result<()> {
+        match op {
+            Op::Pingpong => self.pingpong(until),
+            Op::AllReduceOutside | Op::AllReduceCopied => self.outside(op, until),
+            Op::AllReduceCommon | Op::AllGatherCommon | Op::BroadcastCommon => {
+                self.common(op, iteration, until)
+            }
+            _ => self.separate(op, iteration, until),
+        }
+    }
+
+    /// With a result for each rank.
+    fn separate(&mut self, op: Op, iteration: u64, until: Instant) -> anyhow::Result<()> {
         let (group, n, me) = (&self.group, self.group.size(), self.group.rank());
-        let (sum, float) = (Reduce::Sum, Element::F32);
-        if op == Op::AllReduceOutside {
-            let mut operand = group.heap().alloc(self.outside.len())?;
-            operand.bytes_mut(until)?.copy_from_slice(&self.outside);
-            let got = group.all_reduce(operand, float, sum)?.wait(until)?;
-            self.outside.copy_from_slice(got[0].bytes());
-            return Ok(());
-        }
-        if op == Op::Pingpong {
-            return self.pingpong(until);
-        }
         let operand = take(&mut self.operand)?;
         let mut result = || take(&mut self.result);
-        let mut got = match op {
-            Op::AllReduce | Op::AllReduceOutside => group.all_reduce(operand, float, sum)?,
+        let started = match op {
             Op::Broadcast => group.broadcast(operand, iteration as usize % n)?,
-            Op::AllGather => {
-                drop(result()?);
-                group.all_gather(operand, 1)?
-            }
-            Op::ReduceScatter => {
-                drop(result()?);
-                group.reduce_scatter(operand, float, sum, 1)?
-            }
-            Op::AllToAll => {
-                drop(result()?);
-                group.all_to_all(operand, vec![self.block; n], vec![self.block; n])?
-            }
-            Op::Ring | Op::Pingpong => {
+            Op::AllGather => group.all_gather(operand, result()?, 1)?,
+            Op::ReduceScatter => group.reduce_scatter(operand, result()?, Element::F32, Reduce::Sum, 1)?,
+            Op::AllToAll => group.all_to_all(operand, result()?, vec![self.block; n], vec![self.block; n])?,
+            Op::Ring => {
                 let send = Message { peer: (me + 1) % n, tag: 0, buffer: operand };
                 let recv = Message { peer: (me + n - 1) % n, tag: 0, buffer: result()? };
                 group.exchange(vec![send], vec![recv])?
             }
-        }
-        .wait(until)?
-        .into_iter();
+            _ => group.all_reduce(operand, Element::F32, Reduce::Sum)?,
+        };
+        let mut got = started.wait(until)?.into_iter();
         self.operand = got.next();
-        if let Some(result) = got.next() {
-            self.result = Some(result);
+        self.result = got.next().or(self.result.take());
+        Ok(())
+    }
+
+    /// With one result for all.
+    fn common(&mut self, op: Op, iteration: u64, until: Instant) -> anyhow::Result<()> {
+        let (group, root) = (&self.group, iteration as usize % self.group.size());
+        let started = match op {
+            Op::BroadcastCommon => {
+                let operand = if root == group.rank() { self.operand.take() } else { None };
+                group.broadcast_common(operand, root)?
+            }
+            Op::AllGatherCommon => group.all_gather_common(take(&mut self.operand)?, 1)?,
+            _ => group.all_reduce_common(take(&mut self.operand)?, Element::F32, Reduce::Sum)?,
+        };
+        let (operands, common) = started.wait(until)?;
+        self.operand = operands.into_iter().next().or(self.operand.take());
+        self.common = Some(common);
+        Ok(())
+    }
+
+    /// On memory outside of the heap.
+    fn outside(&mut self, op: Op, until: Instant) -> anyhow::Result<()> {
+        let group = &self.group;
+        let operand = if op == Op::AllReduceOutside {
+            group.heap().alloc_from(&self.outside)?
+        } else {
+            let mut operand = take(&mut self.operand)?;
+            operand.bytes_mut(until)?.copy_from_slice(&self.outside);
+            operand
+        };
+        let mut got = group.all_reduce(operand, Element::F32, Reduce::Sum)?.wait(until)?;
+        self.outside.copy_from_slice(got[0].bytes());
+        if op == Op::AllReduceCopied {
+            self.operand = Some(got.remove(0));
         }
         Ok(())
     }

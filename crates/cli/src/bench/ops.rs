@@ -12,11 +12,18 @@ pub(crate) enum Op {
     Broadcast,
     Pingpong,
     Ring,
+    /// Into one result for all.
+    AllReduceCommon,
+    AllGatherCommon,
+    BroadcastCommon,
+    /// On memory outside of the heap.
     AllReduceOutside,
+    /// The same by hand: a copy to a buffer that is there, the operation, a copy back.
+    AllReduceCopied,
 }
 
 impl Op {
-    pub(crate) const ALL: [Op; 8] = [
+    pub(crate) const ALL: [Op; 12] = [
         Op::AllReduce,
         Op::AllGather,
         Op::ReduceScatter,
@@ -24,8 +31,17 @@ impl Op {
         Op::Broadcast,
         Op::Pingpong,
         Op::Ring,
+        Op::AllReduceCommon,
+        Op::AllGatherCommon,
+        Op::BroadcastCommon,
         Op::AllReduceOutside,
+        Op::AllReduceCopied,
     ];
+
+    /// Those that are measured where none is named: not what others are measured beside.
+    pub(crate) fn usual() -> Vec<Op> {
+        Op::ALL.into_iter().filter(|op| *op != Op::AllReduceCopied).collect()
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -36,7 +52,11 @@ impl Op {
             Op::Broadcast => "broadcast",
             Op::Pingpong => "pingpong",
             Op::Ring => "ring",
+            Op::AllReduceCommon => "all_reduce_common",
+            Op::AllGatherCommon => "all_gather_common",
+            Op::BroadcastCommon => "broadcast_common",
             Op::AllReduceOutside => "all_reduce_outside",
+            Op::AllReduceCopied => "all_reduce_copied",
         }
     }
 
@@ -44,16 +64,35 @@ impl Op {
         Op::ALL.into_iter().find(|op| op.name() == name)
     }
 
+    /// The form without what is special about it, in which it is measured too: what that costs or saves.
+    pub(crate) fn plain(self) -> Option<Op> {
+        match self {
+            Op::AllReduceCommon => Some(Op::AllReduce),
+            Op::AllGatherCommon => Some(Op::AllGather),
+            Op::BroadcastCommon => Some(Op::Broadcast),
+            Op::AllReduceOutside => Some(Op::AllReduceCopied),
+            _ => None,
+        }
+    }
+
+    /// What it does, whatever the form.
+    fn kind(self) -> Op {
+        match self {
+            Op::AllReduceCopied => Op::AllReduce,
+            _ => self.plain().map_or(self, Op::kind),
+        }
+    }
+
     /// What the peer calls it. Where there are several, the best one counts.
     pub(crate) fn peer_names(self) -> &'static [&'static str] {
-        match self {
-            Op::AllReduce | Op::AllReduceOutside => &["all_reduce"],
+        match self.kind() {
             Op::AllGather => &["all_gather"],
             Op::ReduceScatter => &["reduce_scatter", "reduce_scatter_v"],
             Op::AllToAll => &["all_to_all"],
             Op::Broadcast => &["broadcast"],
             Op::Pingpong => &["pingpong"],
             Op::Ring => &["ring"],
+            _ => &["all_reduce"],
         }
     }
 
@@ -64,17 +103,17 @@ impl Op {
 
     /// The bytes of the result on `n` ranks. In place it is the operand.
     pub(crate) fn result(self, n: usize, block: usize) -> usize {
-        block * if matches!(self, Op::AllGather | Op::AllToAll) { n } else { 1 }
+        block * if matches!(self.kind(), Op::AllGather | Op::AllToAll) { n } else { 1 }
     }
 
-    /// Whether the result takes the place of the operand.
+    /// Whether the result takes the place of the operand, or is read there.
     pub(crate) fn is_in_place(self) -> bool {
-        matches!(self, Op::AllReduce | Op::Broadcast | Op::AllReduceOutside)
+        matches!(self, Op::AllReduce | Op::Broadcast | Op::BroadcastCommon)
     }
 
-    /// Whether it is also measured in a plain form, which says what the special form costs or saves.
-    pub(crate) fn has_plain(self) -> bool {
-        matches!(self, Op::AllReduceOutside)
+    /// Whether the data are outside of the heap.
+    pub(crate) fn is_outside(self) -> bool {
+        matches!(self, Op::AllReduceOutside | Op::AllReduceCopied)
     }
 
     /// How many operations an iteration counts as.
@@ -84,25 +123,25 @@ impl Op {
 
     /// The plain movement of the same bytes.
     pub(crate) fn movement(self) -> Movement {
-        match self {
-            Op::AllReduce | Op::AllReduceOutside => Movement::FoldAndCopy,
+        match self.kind() {
             Op::AllGather => Movement::Gather,
             Op::ReduceScatter => Movement::Fold,
             Op::AllToAll => Movement::Exchange,
             Op::Broadcast => Movement::Broadcast,
             Op::Pingpong => Movement::Pingpong,
             Op::Ring => Movement::Ring,
+            _ => Movement::FoldAndCopy,
         }
     }
 
-    /// What a block of the result holds on a rank if rank r brings r + 1; an iteration of an even number.
+    /// What a block of the result holds on a rank if rank r brings r + 1, in the first iteration.
     pub(crate) fn expected(self, n: usize, rank: usize, block: usize) -> f32 {
-        let whole = match self {
-            Op::AllReduce | Op::AllReduceOutside | Op::ReduceScatter => n * (n + 1) / 2,
+        let whole = match self.kind() {
             Op::AllGather | Op::AllToAll => block + 1,
             Op::Broadcast => 1,
             Op::Pingpong => 2 - rank.min(1),
             Op::Ring => (rank + n - 1) % n + 1,
+            _ => n * (n + 1) / 2,
         };
         whole as f32
     }

@@ -86,7 +86,7 @@ impl CommArgs {
         let ranks = ranks
             .map_err(|got| anyhow!("bench: --ranks: expected numbers from 2 to {MAX_RANKS}, got `{got}`"))?;
         let names = || Op::ALL.map(Op::name).join(", ");
-        let ops = self.ops.as_deref().map_or(Ok(Op::ALL.to_vec()), |ops| list(ops, Op::named));
+        let ops = self.ops.as_deref().map_or_else(|| Ok(Op::usual()), |ops| list(ops, Op::named));
         let ops = ops.map_err(|got| anyhow!("bench: --ops: expected some of {}, got `{got}`", names()))?;
         let sizes = list(&self.sizes, size).map_err(|got| {
             anyhow!(

@@ -103,7 +103,7 @@ impl Teams {
             let first = if samples.len() % 2 == 1 { self.peer_cost(op, bytes, &peers)? } else { None };
             let ours = self.cost("op", op, bytes, iterations)?;
             let bound = self.cost("bound", op, bytes, iterations)?;
-            let plain = op.has_plain().then(|| self.cost("plain", op, bytes, iterations)).transpose()?;
+            let plain = op.plain().map(|plain| self.cost("op", plain, bytes, iterations)).transpose()?;
             let peer = if samples.len() % 2 == 1 { first } else { self.peer_cost(op, bytes, &peers)? };
             samples.push(Sample { lines: [before, self.line()?], ours, bound, plain, peer });
         }

@@ -90,10 +90,6 @@ fn obey(
     };
     let bytes: usize = bytes.parse().context("bytes")?;
     let iterations: u64 = iterations.parse().context("iterations")?;
-    if kind == "prepare" {
-        live.prepare(Op::named(op).context("no such operation")?, bytes)?;
-        return Ok(Default::default());
-    }
     if kind == "line" {
         // Two ranks on one core would measure the scheduler.
         cores.pin(rank, cores.0.len())?;
@@ -102,6 +98,11 @@ fn obey(
         cores.pin(rank, n)?;
         return Ok((spent?, Duration::ZERO));
     }
+    let op = Op::named(op).with_context(|| format!("there is no operation `{op}`"))?;
+    if kind == "prepare" {
+        live.prepare(op, bytes)?;
+        return Ok(Default::default());
+    }
     let mut cpu = Duration::ZERO;
     let mut measured = Duration::ZERO;
     // The first time finds lines where other work has left them, so it does not count.
@@ -109,12 +110,11 @@ fn obey(
         live.meet()?;
         let (start, cpu_start) = (Instant::now(), cpu_time());
         let bound = match kind {
-            "op" => live.run(iterations).map(|()| None)?,
-            "plain" => live.run_plain(iterations).map(|()| None)?,
-            "base" => live.run_base(iterations).map(|()| None)?,
-            "bound" if counts => Some(live.run_bound(iterations)?),
+            "op" => live.run(op, iterations).map(|()| None)?,
+            "base" => live.run_base(op, iterations).map(|()| None)?,
+            "bound" if counts => Some(live.run_bound(op, iterations)?),
             "bound" => None,
-            _ => bail!("expected op, plain, base, bound, line or prepare, got `{kind}`"),
+            _ => bail!("expected op, base, bound, line or prepare, got `{kind}`"),
         };
         (measured, cpu) = (bound.unwrap_or_else(|| start.elapsed()), cpu_time() - cpu_start);
     }

@@ -75,19 +75,22 @@ fn all_operations(group: &Group) {
         let sums: Vec<i64> = (0..count).map(|i| (0..n).map(|r| number(r, i)).sum()).collect();
         let got = group.all_reduce(new(), Element::I64, Reduce::Sum).unwrap().wait(until).unwrap();
         assert_eq!(numbers(&got[0]), sums);
-        let got = group.all_gather(new(), 1).unwrap().wait(until).unwrap();
+        let room = |count: usize| group.heap().alloc(count * 8).unwrap();
+        let got = group.all_gather(new(), room(count * n), 1).unwrap().wait(until).unwrap();
         let all: Vec<i64> = (0..n).flat_map(|r| (0..count).map(move |i| number(r, i))).collect();
         assert_eq!(numbers(&got[1]), all);
         let got = group.broadcast(new(), n - 1).unwrap().wait(until).unwrap();
         assert_eq!(numbers(&got[0]), (0..count).map(|i| number(n - 1, i)).collect::<Vec<_>>());
         let whole: Vec<i64> = (0..count * n).map(|i| number(me, i)).collect();
-        let got = group.reduce_scatter(buffer(group, &whole, until), Element::I64, Reduce::Max, 1).unwrap();
+        let got = group
+            .reduce_scatter(buffer(group, &whole, until), room(count), Element::I64, Reduce::Max, 1)
+            .unwrap();
         let part: Vec<i64> =
             (me * count..(me + 1) * count).map(|i| (0..n).map(|r| number(r, i)).max().unwrap()).collect();
         assert_eq!(numbers(&got.wait(until).unwrap()[1]), part);
         let splits = vec![count * 8; n];
         let got = group
-            .all_to_all(buffer(group, &whole, until), splits.clone(), splits)
+            .all_to_all(buffer(group, &whole, until), room(count * n), splits.clone(), splits)
             .unwrap()
             .wait(until)
             .unwrap();

@@ -1,0 +1,47 @@
+//! Operands side by side: each result has as many rows as its operands, and in each row theirs one after another.
+
+use crate::call::Call;
+use crate::members::Members;
+
+/// Operands of one size, one or a list of them.
+pub(crate) fn all(call: &Call, members: &Members, outers: &[usize]) {
+    for (item, outer) in outers.iter().enumerate() {
+        let inner = call.operands[item].len() / outer;
+        join(call, members, item, *outer, |member| member * inner..(member + 1) * inner);
+    }
+}
+
+/// Operands of a size of their own for each member.
+pub(crate) fn uneven(call: &Call, members: &Members, sizes: &[usize], outer: usize) {
+    join(call, members, 0, outer, |member| {
+        let start: usize = sizes[..member].iter().sum();
+        start..start + sizes[member]
+    });
+}
+
+/// Copies each member's rows to their place in the rows of the result.
+fn join(
+    call: &Call,
+    members: &Members,
+    item: usize,
+    outer: usize,
+    place: impl Fn(usize) -> std::ops::Range<usize>,
+) {
+    let (n, me) = (members.n(), members.me);
+    let result = &call.results[item];
+    let whole = result.len() / outer;
+    // Each begins with itself, so that not all read from one.
+    for member in (0..n).map(|step| (me + step) % n) {
+        let place = place(member);
+        for row in 0..outer {
+            let to = members.own(result, row * whole + place.start, place.len());
+            let from = row * place.len();
+            match member == me {
+                true => to.copy_from_slice(&call.operands[item].bytes()[from..from + place.len()]),
+                false => {
+                    to.copy_from_slice(members.operand(call, member, item).range(from, place.len()));
+                }
+            }
+        }
+    }
+}

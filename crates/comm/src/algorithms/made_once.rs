@@ -1,0 +1,54 @@
+//! Results in a common buffer: each member makes its part there, and nobody copies.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{Parts, two_phase};
+use crate::call::Call;
+use crate::common_result::Common;
+use crate::kernels::{self, Part};
+use crate::members::Members;
+use crate::op::Op;
+use crate::row::Word;
+
+/// Makes this member's part once, then looks whether all are made; true when they are.
+pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
+    let (n, me, number) = (members.n(), members.me, call.number);
+    let giver = call.giver(n);
+    let at = members.rows[giver].word(number, Word::Common).load(Relaxed) as usize;
+    let len = match call.op {
+        Op::AllGather { .. } => call.bytes() * n,
+        // Only the root knows how much it gives.
+        Op::Broadcast { root } => members.key(root, number).bytes as usize,
+        _ => call.bytes(),
+    };
+    if members.ready(me, number) == 0 {
+        match &call.op {
+            Op::AllReduce { element, reduce } => {
+                let own = two_phase::part(len, n, me);
+                let made = own.len();
+                for (item, from, span) in two_phase::spans(call, own.clone()) {
+                    let parts: Parts<'_> =
+                        members.operands(call, item).map(|s| Part::Peer(s.range(from, span))).collect();
+                    let start = call.start_of(item) + from;
+                    kernels::reduce(members.common(giver, at, start, span), &parts, *element, *reduce);
+                }
+                members.set_ready(number, made);
+            }
+            Op::AllGather { outers } => {
+                let rows = outers[0];
+                let inner = call.bytes() / rows;
+                for row in 0..rows {
+                    let place = members.common(giver, at, (row * n + me) * inner, inner);
+                    place.copy_from_slice(&call.operands[0].bytes()[row * inner..(row + 1) * inner]);
+                }
+                members.set_ready(number, 1);
+            }
+            _ => {}
+        }
+    }
+    if !call.unready(members).is_empty() {
+        return false;
+    }
+    call.common = Some(Common::new(members, giver, at, len));
+    true
+}

@@ -1,0 +1,30 @@
+//! One step: every member that wants the result reduces all operands by itself.
+
+use super::Parts;
+use crate::call::Call;
+use crate::element::{Element, Reduce};
+use crate::kernels::{self, Part};
+use crate::members::Members;
+
+/// The small all_reduce. The operands are staged, so that each member's own is overwritten while others still read.
+pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
+    for (item, buffer) in call.operands.iter().enumerate() {
+        let len = buffer.len();
+        let parts: Parts<'_> =
+            members.operands(call, item).map(|source| Part::Peer(source.range(0, len))).collect();
+        kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
+    }
+}
+
+/// The root reduces all operands into its own; the others need not wait.
+pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
+    for (item, buffer) in call.operands.iter().enumerate() {
+        let len = buffer.len();
+        let part = |member| match member == members.me {
+            true => Part::Own,
+            false => Part::Peer(members.operand(call, member, item).range(0, len)),
+        };
+        let parts: Parts<'_> = (0..members.n()).map(part).collect();
+        kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
+    }
+}

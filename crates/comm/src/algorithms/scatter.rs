@@ -1,0 +1,65 @@
+//! Each member gets its part of every row, of all operands reduced or of the root's.
+
+use super::Parts;
+use crate::call::Call;
+use crate::element::{Element, Reduce};
+use crate::kernels::{self, Part};
+use crate::members::Members;
+
+/// Equal parts of operands reduced, one or a list of them.
+pub(crate) fn reduced(call: &Call, members: &Members, element: Element, reduce: Reduce, outers: &[usize]) {
+    for (item, outer) in outers.iter().enumerate() {
+        let part = call.results[item].len() / outer;
+        let range = (part * members.n(), part * members.me, part);
+        cut(call, members, (element, reduce), item, *outer, range);
+    }
+}
+
+/// Parts of a size of their own for each member.
+pub(crate) fn reduced_unevenly(
+    call: &Call,
+    members: &Members,
+    element: Element,
+    reduce: Reduce,
+    sizes: &[usize],
+    outer: usize,
+) {
+    let start = sizes[..members.me].iter().sum();
+    let range = (sizes.iter().sum(), start, sizes[members.me]);
+    cut(call, members, (element, reduce), 0, outer, range);
+}
+
+/// Reduces this member's part of every row: rows are `whole` bytes, its part begins at `start`.
+fn cut(
+    call: &Call,
+    members: &Members,
+    (element, reduce): (Element, Reduce),
+    item: usize,
+    outer: usize,
+    (whole, start, len): (usize, usize, usize),
+) {
+    for row in 0..outer {
+        let from = row * whole + start;
+        let part = |member| match member == members.me {
+            true => Part::Peer(&call.operands[item].bytes()[from..from + len]),
+            false => Part::Peer(members.operand(call, member, item).range(from, len)),
+        };
+        let parts: Parts<'_> = (0..members.n()).map(part).collect();
+        let out = members.own(&call.results[item], row * len, len);
+        kernels::reduce(out, &parts, element, reduce);
+    }
+}
+
+/// This member's part of every row of the root's operand.
+pub(crate) fn parts(call: &Call, members: &Members, outer: usize, root: usize) {
+    let (n, me) = (members.n(), members.me);
+    let result = &call.results[0];
+    let part = result.len() / outer;
+    for row in 0..outer {
+        let (to, from) = (members.own(result, row * part, part), (row * n + me) * part);
+        match root == me {
+            true => to.copy_from_slice(&call.operands[0].bytes()[from..from + part]),
+            false => to.copy_from_slice(members.operand(call, root, 0).range(from, part)),
+        }
+    }
+}

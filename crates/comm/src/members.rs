@@ -1,0 +1,149 @@
+//! The members of a group as one of them sees it, and the only ways to their data: each with the rule of the protocol
+//! that keeps writers and readers apart.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::call::Call;
+use crate::heap::Buffer;
+use crate::op::Key;
+use crate::row::{MailWord, Row, STAGE, Word};
+
+/// The rows of a group, and which is this member's.
+#[derive(Clone)]
+pub(crate) struct Members {
+    pub(crate) rows: Arc<Vec<Row>>,
+    pub(crate) me: usize,
+}
+
+/// An operand that a member has published for a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    row: &'a Row,
+    at: usize,
+}
+
+impl<'a> Source<'a> {
+    /// A range of it. In a large all_reduce its owner writes to it while others read: its own part before `ready`
+    /// covers it, the other parts after their readers are done with them, so never where this reads.
+    pub(crate) fn range(self, from: usize, len: usize) -> &'a [u8] {
+        // SAFETY: the owner neither writes this range nor reuses its operand or its stage before this member's `done`
+        // is above the call, which is stored after the last read here.
+        unsafe { self.row.segment.read(self.at + from, len) }
+    }
+}
+
+impl Members {
+    pub(crate) fn n(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(crate) fn mine(&self) -> &Row {
+        &self.rows[self.me]
+    }
+
+    /// What a member has published for a call.
+    pub(crate) fn key(&self, member: usize, call: u64) -> Key {
+        let row = &self.rows[member];
+        Key {
+            what: row.get(call, Word::What),
+            extra: row.get(call, Word::Extra),
+            bytes: row.get(call, Word::Bytes),
+        }
+    }
+
+    /// An operand, one of a list perhaps, of a member that has published the call and agrees with it.
+    pub(crate) fn operand(&self, call: &Call, member: usize, item: usize) -> Source<'_> {
+        let (row, number) = (&self.rows[member], call.number);
+        let key = self.key(member, number);
+        let place = row.get(number, Word::Place) as usize;
+        let at = if key.is_staged() {
+            row.stage(number, key.bytes as usize) + call.start_of(item)
+        } else if call.operands.len() > 1 {
+            row.segment.word(place + item * 8).load(Relaxed) as usize
+        } else {
+            place
+        };
+        Source { row, at }
+    }
+
+    /// The operands of all members, in order.
+    pub(crate) fn operands<'a>(&'a self, call: &'a Call, item: usize) -> impl Iterator<Item = Source<'a>> {
+        (0..self.n()).map(move |member| self.operand(call, member, item))
+    }
+
+    /// How many bytes a member sends to each, in an all_to_all.
+    pub(crate) fn splits(&self, member: usize, call: u64) -> impl Fn(usize) -> usize {
+        let (row, key) = (&self.rows[member], self.key(member, call));
+        let (table, n) = (row.table(call), self.n());
+        move |to| match key.is_even() {
+            true => key.bytes as usize / n,
+            false => row.segment.word(table + to * 8).load(Relaxed) as usize,
+        }
+    }
+
+    /// A range of one of this member's own buffers, which a call in flight holds.
+    #[allow(clippy::mut_from_ref, reason = "the buffer is owned by the call that asks")]
+    pub(crate) fn own(&self, buffer: &Buffer, from: usize, len: usize) -> &mut [u8] {
+        assert!(from + len <= buffer.len(), "range {from}+{len} of {}", buffer.len());
+        // SAFETY: the buffer belongs to a call in flight, so nobody else here reaches it, and peers read only what
+        // the protocol leaves alone: see `Source::range`.
+        unsafe { self.mine().segment.write(buffer.at + from, len) }
+    }
+
+    /// A range of a common result, which this member alone makes.
+    #[allow(clippy::mut_from_ref, reason = "the range is this member's part of the result")]
+    pub(crate) fn common(&self, giver: usize, at: usize, from: usize, len: usize) -> &mut [u8] {
+        // SAFETY: members make parts that do not overlap, and read them only after `ready` of their makers; the block
+        // is not reused before every member has let go of it.
+        unsafe { self.rows[giver].segment.write(at + from, len) }
+    }
+
+    /// This member's staging area for a call that is not yet published.
+    #[allow(clippy::mut_from_ref, reason = "one call at a time is published on a group")]
+    pub(crate) fn stage(&self, call: u64, bytes: usize) -> &mut [u8] {
+        let row = self.mine();
+        // SAFETY: every member's `done` is above the call that used this slot before, so nobody reads its stage.
+        unsafe { row.segment.write(row.stage(call, bytes), bytes.min(STAGE)) }
+    }
+
+    /// This member's staging area for a mail that is not yet published.
+    #[allow(clippy::mut_from_ref, reason = "one mail at a time is published")]
+    pub(crate) fn mail_stage(&self, to: usize, number: u64, bytes: usize) -> &mut [u8] {
+        let row = self.mine();
+        // SAFETY: the receiver has taken the mail that used this entry before.
+        unsafe { row.segment.write(row.mail_stage(to, number, bytes), bytes.min(STAGE)) }
+    }
+
+    /// Copies a mail of a member, which is published and has the buffer's length, into one of this member's buffers.
+    pub(crate) fn copy_mail(&self, from: usize, number: u64, buffer: &Buffer) {
+        let row = &self.rows[from];
+        let len = buffer.len();
+        let at = if len <= STAGE {
+            row.mail_stage(self.me, number, len)
+        } else {
+            row.mail(self.me, number, MailWord::Place).load(Relaxed) as usize
+        };
+        // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
+        let mail = unsafe { row.segment.read(at, len) };
+        self.own(buffer, 0, len).copy_from_slice(mail);
+    }
+
+    /// A text of a member, by its place and length.
+    pub(crate) fn text(&self, member: usize, place: u64) -> String {
+        // SAFETY: texts are written once, before their place is published, and never freed.
+        let bytes =
+            unsafe { self.rows[member].segment.read((place >> 16) as usize, (place & 0xffff) as usize) };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// Tells the others that so many bytes of this member's part are made.
+    pub(crate) fn set_ready(&self, call: u64, bytes: usize) {
+        self.mine().word(call, Word::Ready).store(bytes as u64, Release);
+        self.mine().ring();
+    }
+
+    pub(crate) fn ready(&self, member: usize, call: u64) -> usize {
+        self.rows[member].word(call, Word::Ready).load(Acquire) as usize
+    }
+}

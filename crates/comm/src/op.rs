@@ -1,0 +1,250 @@
+//! What an operation is, and the words by which members compare theirs.
+
+use crate::element::{Element, Reduce};
+use crate::row::STAGE;
+
+/// An operation. Sizes are in bytes; `outer` is how many times a layout repeats, so that a dimension other than the
+/// first is gathered or cut without a copy: an operand is `outer` rows.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Op {
+    AllReduce {
+        element: Element,
+        reduce: Reduce,
+    },
+    /// For each operand of a list its rows.
+    AllGather {
+        outers: Outers,
+    },
+    ReduceScatter {
+        element: Element,
+        reduce: Reduce,
+        outers: Outers,
+    },
+    AllToAll {
+        ins: Vec<usize>,
+        outs: Vec<usize>,
+    },
+    Broadcast {
+        root: usize,
+    },
+    Reduce {
+        element: Element,
+        reduce: Reduce,
+        root: usize,
+    },
+    Gather {
+        outer: usize,
+        root: usize,
+    },
+    Scatter {
+        outer: usize,
+        root: usize,
+    },
+    AllGatherV {
+        sizes: Vec<usize>,
+        outer: usize,
+    },
+    ReduceScatterV {
+        element: Element,
+        reduce: Reduce,
+        sizes: Vec<usize>,
+        outer: usize,
+    },
+    Permute {
+        to: Vec<Option<usize>>,
+    },
+    Barrier,
+}
+
+pub(crate) type Outers = smallvec::SmallVec<[usize; 1]>;
+
+const NAMES: [&str; 12] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_gather_v",
+    "reduce_scatter_v",
+    "permute",
+    "barrier",
+];
+
+/// The result is made once, in a common buffer.
+const COMMON: u64 = 1 << 62;
+/// The operand of an all_to_all is cut into equal parts, so that no table comes with it. Members may differ in it.
+const EVEN: u64 = 1 << 63;
+
+/// What members compare: three words, written into the slot before its stamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    pub(crate) what: u64,
+    pub(crate) extra: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Key {
+    /// Whether the operand of an all_to_all comes without a table.
+    pub(crate) fn is_even(self) -> bool {
+        self.what & EVEN != 0
+    }
+
+    pub(crate) fn is_common(self) -> bool {
+        self.what & COMMON != 0
+    }
+
+    /// Whether the operands travel in the staging area. That of an all_to_all may hold a table instead.
+    pub(crate) fn is_staged(self) -> bool {
+        let tabled = (self.what & 0xff) as usize == ALL_TO_ALL && !self.is_even();
+        self.bytes as usize <= STAGE && !tabled
+    }
+
+    /// Whether two members called the same. Operands of some operations may have different sizes.
+    pub(crate) fn agrees(self, other: Key) -> bool {
+        let code = (self.what & 0xff) as usize;
+        let same = (self.what ^ other.what) & !EVEN == 0 && self.extra == other.extra;
+        let given = code == BROADCAST && self.is_common();
+        same && (self.bytes == other.bytes || code == ALL_TO_ALL || code == ALL_GATHER_V || given)
+    }
+
+    /// In words, for messages.
+    pub(crate) fn describe(self) -> String {
+        format!("{}, {} bytes", describe(self.what), self.bytes)
+    }
+}
+
+/// A call's first word in words.
+pub(crate) fn describe(what: u64) -> String {
+    let name = NAMES.get((what & 0xff) as usize).unwrap_or(&"?");
+    let field = |shift: u32, mask: u64| (what >> shift & mask).checked_sub(1).map(|i| i as usize);
+    let reduction = field(16, 0xff).and_then(|i| Reduce::ALL.get(i)).map_or("", |reduce| reduce.name());
+    let element = field(8, 0xff).and_then(|i| Element::ALL.get(i)).map_or("", |element| element.name());
+    let root = field(24, 0xffff_ffff).map_or(String::new(), |root| format!("root {root}"));
+    let common = if what & COMMON == 0 { "" } else { "common" };
+    let parts = [name, reduction, element, &root, common];
+    parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
+}
+
+const ALL_TO_ALL: usize = 3;
+const BROADCAST: usize = 4;
+const ALL_GATHER_V: usize = 8;
+
+impl Op {
+    fn code(&self) -> usize {
+        match self {
+            Op::AllReduce { .. } => 0,
+            Op::AllGather { .. } => 1,
+            Op::ReduceScatter { .. } => 2,
+            Op::AllToAll { .. } => ALL_TO_ALL,
+            Op::Broadcast { .. } => BROADCAST,
+            Op::Reduce { .. } => 5,
+            Op::Gather { .. } => 6,
+            Op::Scatter { .. } => 7,
+            Op::AllGatherV { .. } => ALL_GATHER_V,
+            Op::ReduceScatterV { .. } => 9,
+            Op::Permute { .. } => 10,
+            Op::Barrier => 11,
+        }
+    }
+
+    fn reduction(&self) -> Option<(Element, Reduce)> {
+        match self {
+            Op::AllReduce { element, reduce }
+            | Op::ReduceScatter { element, reduce, .. }
+            | Op::Reduce { element, reduce, .. }
+            | Op::ReduceScatterV { element, reduce, .. } => Some((*element, *reduce)),
+            _ => None,
+        }
+    }
+
+    fn root(&self) -> usize {
+        match self {
+            Op::Broadcast { root }
+            | Op::Reduce { root, .. }
+            | Op::Gather { root, .. }
+            | Op::Scatter { root, .. } => *root + 1,
+            _ => 0,
+        }
+    }
+
+    /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
+    #[inline(never)]
+    pub(crate) fn key(&self, lengths: &[usize], common: bool) -> Key {
+        let (element, reduction) =
+            self.reduction().map_or((0, 0), |(element, reduce)| (element as u64 + 1, reduce.code() + 1));
+        let even = matches!(self, Op::AllToAll { ins, .. } if ins.windows(2).all(|two| two[0] == two[1]));
+        let what = self.code() as u64
+            | element << 8
+            | reduction << 16
+            | (self.root() as u64) << 24
+            | if common { COMMON } else { 0 }
+            | if even { EVEN } else { 0 };
+        let mut extra = Hash(0xcbf2_9ce4_8422_2325);
+        if lengths.len() > 1 {
+            lengths.iter().for_each(|len| extra.add(*len as u64));
+        }
+        self.hash(&mut extra);
+        Key { what, extra: extra.0, bytes: lengths.iter().sum::<usize>() as u64 }
+    }
+
+    /// What else must be equal on all members.
+    fn hash(&self, hash: &mut Hash) {
+        if let Some((_, Reduce::PremulSum(factor))) = self.reduction() {
+            hash.add(factor.to_bits());
+        }
+        match self {
+            Op::AllGather { outers } | Op::ReduceScatter { outers, .. } => {
+                outers.iter().for_each(|outer| hash.add(*outer as u64));
+            }
+            Op::Gather { outer, .. } | Op::Scatter { outer, .. } => hash.add(*outer as u64),
+            Op::AllGatherV { sizes, outer } | Op::ReduceScatterV { sizes, outer, .. } => {
+                hash.add(*outer as u64);
+                sizes.iter().for_each(|size| hash.add(*size as u64));
+            }
+            Op::Permute { to } => to.iter().for_each(|to| hash.add(to.map_or(0, |to| to as u64 + 1))),
+            _ => {}
+        }
+    }
+}
+
+/// FNV-1a over words.
+struct Hash(u64);
+
+impl Hash {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01b3);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_of_the_key_counts() {
+        let sum = Op::AllReduce { element: Element::F32, reduce: Reduce::Sum };
+        let key = sum.key(&[64], false);
+        assert_eq!(describe(key.what), "all_reduce sum f32");
+        let others = [
+            Op::AllReduce { element: Element::F32, reduce: Reduce::Max }.key(&[64], false),
+            Op::AllReduce { element: Element::I32, reduce: Reduce::Sum }.key(&[64], false),
+            Op::Reduce { element: Element::F32, reduce: Reduce::Sum, root: 0 }.key(&[64], false),
+            sum.key(&[60], false),
+            sum.key(&[32, 32], false),
+            sum.key(&[64], true),
+        ];
+        assert!(key.agrees(key));
+        for (i, other) in others.iter().enumerate() {
+            assert!(!key.agrees(*other), "{i}");
+            assert!(others[..i].iter().all(|before| !before.agrees(*other)), "{i}");
+        }
+        let all_to_all = |ins: &[usize]| {
+            Op::AllToAll { ins: ins.to_vec(), outs: vec![4; 2] }.key(&[ins.iter().sum()], false)
+        };
+        assert!(all_to_all(&[4, 4]).is_even() && !all_to_all(&[4, 8]).is_even());
+        assert!(all_to_all(&[4, 4]).agrees(all_to_all(&[4, 8])), "compared where they meet");
+    }
+}
