@@ -211,8 +211,9 @@ const TURN: Duration = Duration::from_millis(20);
 
 #[cfg(not(any(loom, shuttle)))]
 fn wake(bell: &AtomicU32) {
-    // A failed wake-up is a wait that looks again at its next turn.
-    let _ = rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), u32::MAX);
+    // All of them: the kernel reads the number as signed, and wakes one where it is negative. A failed wake-up is a
+    // wait that looks again at its next turn.
+    let _ = rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
 #[cfg(not(any(loom, shuttle)))]
