@@ -10,6 +10,7 @@ mod live;
 mod ops;
 mod options;
 mod points;
+mod process;
 mod table;
 mod team;
 mod worker;

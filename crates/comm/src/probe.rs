@@ -92,15 +92,22 @@ impl Probe {
     }
 
     fn wait(&self, member: usize, word: Word, value: u64, until: Instant) -> Result<(), CommError> {
-        self.wait_on(self.word(member, word), member, value, until)
+        self.wait_on(self.word(member, word), member, value, self.spins, until)
     }
 
-    fn wait_on(&self, word: &AtomicU64, member: usize, value: u64, until: Instant) -> Result<(), CommError> {
+    fn wait_on(
+        &self,
+        word: &AtomicU64,
+        member: usize,
+        value: u64,
+        spins: bool,
+        until: Instant,
+    ) -> Result<(), CommError> {
         for turn in 1u64.. {
             if word.load(Acquire) >= value {
                 break;
             }
-            if self.spins {
+            if spins {
                 std::hint::spin_loop()
             } else {
                 std::thread::yield_now()
@@ -121,24 +128,26 @@ impl Probe {
     }
 
     /// Sends a word to and fro between the first two members so many times: how long that takes. The others have
-    /// nothing to do. One cache line one way is half a round.
+    /// nothing to do. One cache line one way is half a round, if the two have a core each.
     pub fn line(&mut self, rounds: u64, until: Instant) -> Result<Duration, CommError> {
         let me = self.members.me;
         if me > 1 || self.members.n() < 2 {
             return Ok(Duration::ZERO);
         }
+        let other = self.word(1 - me, Word::Ping);
         let start = Instant::now();
         for round in self.pings + 1..=self.pings + rounds {
             if me == 1 {
-                self.wait(0, Word::Ping, round, until)?;
+                self.wait_on(other, 0, round, true, until)?;
             }
             self.word(me, Word::Ping).store(round, Release);
             if me == 0 {
-                self.wait(1, Word::Ping, round, until)?;
+                self.wait_on(other, 1, round, true, until)?;
             }
         }
+        let spent = start.elapsed();
         self.pings += rounds;
-        Ok(start.elapsed())
+        Ok(spent)
     }
 
     /// Makes so many rounds, and one before the clock starts: `write` gets the operand, bytes move, `read` gets what arrived. Gives how long it took,
@@ -208,7 +217,7 @@ impl Probe {
             } else {
                 self.word(member, Word::Written)
             };
-            self.wait_on(word, member, self.round, until)
+            self.wait_on(word, member, self.round, self.spins, until)
         };
         let copy = |member: usize, from: usize, to: usize, len: usize| {
             self.own(to, len).copy_from_slice(self.operand(member, small, from, len));

@@ -1,6 +1,6 @@
 //! `consort bench launch`: how long a job takes that does nothing, beside a peer's.
 
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::figures::median;
 use super::options::{RANKS, seconds};
+use super::process::Process;
 use super::table::time;
 use crate::report::{Machine, Report};
 
@@ -35,7 +36,7 @@ pub(crate) struct Args {
 }
 
 /// How long one start may take.
-const LIMIT: &str = "30";
+const LIMIT: Duration = Duration::from_secs(30);
 /// The most samples.
 const MAX_SAMPLES: usize = 500;
 
@@ -45,14 +46,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
     };
     let ranks = args.ranks.to_string();
-    let ours = ["/proc/self/exe", "run", "-n", &ranks, "--timeout", LIMIT, "--", "true"].map(String::from);
-    let peer = args.peer.as_ref().map(|peer| peer.replace(RANKS, &ranks));
-    // A peer that does not end is ended, with what it started, by those who know how.
-    let peer = peer.map(|peer| {
-        let limit = ["timeout", LIMIT].map(String::from);
-        limit.into_iter().chain(peer.split_whitespace().map(String::from)).collect::<Vec<String>>()
+    let ours = ["/proc/self/exe", "run", "-n", &ranks, "--", "true"].map(String::from);
+    let peer = args.peer.as_ref().map(|peer| {
+        peer.replace(RANKS, &ranks).split_whitespace().map(String::from).collect::<Vec<String>>()
     });
-    if peer.as_ref().is_some_and(|peer| peer.len() == 2) {
+    if peer.as_ref().is_some_and(Vec::is_empty) {
         bail!("bench: --peer: expected a command, got nothing");
     }
     let (start, mut samples) = (Instant::now(), Vec::new());
@@ -92,20 +90,17 @@ fn once_peer(command: &[String]) -> anyhow::Result<f64> {
 
 /// Runs a command to its end: how long that took, in microseconds.
 fn once(command: &[String]) -> anyhow::Result<f64> {
-    let start = Instant::now();
     let [name, arguments @ ..] = command else { bail!("expected a command") };
-    let output = Command::new(name).args(arguments).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot start `{name}`"))?;
-    let spent: Duration = start.elapsed();
-    let fine = ExitStatus::success(&output.status);
-    if !fine {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "`{}` ended with {}\n  it said: {}",
-            command.join(" "),
-            output.status,
-            said.trim().replace('\n', "\n  ")
-        );
+    let mut starter = Command::new(name);
+    starter.args(arguments);
+    let start = Instant::now();
+    let mut process = Process::start(starter)?;
+    let ended = process.wait(LIMIT);
+    let spent = start.elapsed();
+    let command = command.join(" ");
+    match process.end() {
+        Some(status) if status.success() => Ok(spent.as_secs_f64() * 1e6),
+        Some(status) if ended => bail!("`{command}` ended with {status}{}", process.said()),
+        _ => bail!("`{command}` did not end in {LIMIT:?}{}", process.said()),
     }
-    Ok(spent.as_secs_f64() * 1e6)
 }

@@ -100,8 +100,8 @@ pub(crate) fn row(figure: &Figure) -> String {
 /// What the figures say together.
 pub(crate) fn summary(figures: &[Figure]) -> String {
     let mut text = String::from(
-        "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes; x: time over it;\n\
-         cpu: time on cores, all ranks together; of: samples with the cores in that distance.\n",
+        "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
+         x: time over the one before; cpu: time on cores, all ranks together; of: samples in that mode.\n",
     );
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {

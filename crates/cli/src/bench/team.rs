@@ -7,25 +7,21 @@
 //! The socket has no name in the file system and what the team says goes to memory, so nothing can be left behind.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::event::{PollFd, PollFlags};
+
+use super::process::{Process, poll_until};
 
 /// How long ranks may take to come.
 const START: Duration = Duration::from_secs(60);
 /// How long they may take for one command. Loops are made to last some milliseconds.
 const ANSWER: Duration = Duration::from_secs(120);
-/// How long a team may take to end by itself.
-const END: Duration = Duration::from_secs(3);
 
 /// What a rank says of a loop.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,19 +39,20 @@ pub(crate) struct Team {
 
 impl Team {
     /// Starts a command whose ranks, so many, report at the socket that it gets as its last argument.
-    pub(crate) fn start(name: &'static str, command: Command, ranks: usize) -> anyhow::Result<Team> {
+    pub(crate) fn start(name: &'static str, mut command: Command, ranks: usize) -> anyhow::Result<Team> {
         let cannot = || format!("bench: {name}: cannot open a socket");
         let mut token = [0; 16];
         File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token)).with_context(cannot)?;
         let socket = format!("consort-bench-{:032x}", u128::from_le_bytes(token));
         let address = SocketAddr::from_abstract_name(&socket).with_context(cannot)?;
         let listener = UnixListener::bind_addr(&address).with_context(cannot)?;
-        let process = Process::start(name, command, &socket)?;
+        command.arg(&socket);
+        let process = Process::start(command).with_context(|| format!("bench: {name}"))?;
         let mut team = Team { name, process, ranks: Vec::new() };
         let until = Instant::now() + START;
         let mut places: Vec<Option<BufReader<UnixStream>>> = (0..ranks).map(|_| None).collect();
         while places.iter().any(Option::is_none) {
-            if !team.process.wait_for(&listener, until) {
+            if !team.process.wait_or(&listener, until) {
                 return Err(team.lost("before all its ranks had reported"));
             }
             let Ok((stream, _)) = listener.accept() else { continue };
@@ -138,9 +135,7 @@ impl Team {
             Some(status) if !status.success() => format!(" ({status})"),
             _ => String::new(),
         };
-        let said = self.process.said();
-        let said = if said.is_empty() { said } else { format!("\n  it said: {said}") };
-        anyhow!("bench: {} ended{how} {when}{said}", self.name)
+        anyhow!("bench: {} ended{how} {when}{}", self.name, self.process.said())
     }
 }
 
@@ -151,99 +146,10 @@ fn wait_for_any(streams: &[&UnixStream], until: Instant) -> Vec<usize> {
     (0..fds.len()).filter(|i| !fds[*i].revents().is_empty()).collect()
 }
 
-fn poll_until(fds: &mut [PollFd<'_>], until: Instant) {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        if poll(fds, Some(&left)) != Err(rustix::io::Errno::INTR) {
-            break;
-        }
-    }
-}
-
-/// The process that a team begins with, and what it says.
-struct Process {
-    child: Child,
-    status: Option<ExitStatus>,
-    said: File,
-}
-
-impl Process {
-    fn start(name: &str, mut command: Command, socket: &str) -> anyhow::Result<Process> {
-        let cannot = || format!("bench: {name}: cannot start `{}`", command.get_program().display());
-        let said = File::from(memfd_create("consort-bench", MemfdFlags::CLOEXEC).with_context(cannot)?);
-        let (out, err) = (said.try_clone().with_context(cannot)?, said.try_clone().with_context(cannot)?);
-        let cannot = cannot();
-        // A group of its own: it is ended as a whole, and a signal from the terminal ends it through us.
-        command.arg(socket).stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
-        Ok(Process { child: command.spawn().context(cannot)?, status: None, said })
-    }
-
-    /// Waits until somebody knocks; false if the process ends, or the time is up.
-    fn wait_for(&mut self, listener: &UnixListener, until: Instant) -> bool {
-        let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-            return false;
-        };
-        let mut fds =
-            [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-        poll_until(&mut fds, until);
-        !fds[0].revents().is_empty()
-    }
-
-    fn pid(&self) -> Option<Pid> {
-        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
-    }
-
-    /// Ends it, gently at first: how it ended, if that was by itself.
-    fn end(&mut self) -> Option<ExitStatus> {
-        if self.status.is_some() {
-            return self.status;
-        }
-        let by_itself = self.wait(END);
-        for signal in [Signal::TERM, Signal::KILL] {
-            // What it started may outlive it, in its group.
-            let _ = self.pid().map(|pid| kill_process_group(pid, signal));
-            if self.wait(END) {
-                break;
-            }
-        }
-        let status = self.child.wait().ok();
-        self.status = status;
-        status.filter(|_| by_itself)
-    }
-
-    /// Waits for its end, but does not take note of it, so that its number stays its own.
-    fn wait(&self, time: Duration) -> bool {
-        let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-            return true;
-        };
-        let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-        poll_until(&mut fds, Instant::now() + time);
-        !fds[0].revents().is_empty()
-    }
-
-    /// The last lines that it said.
-    fn said(&mut self) -> String {
-        let mut text = Vec::new();
-        let _ = self.said.seek(SeekFrom::Start(0)).and_then(|_| self.said.read_to_end(&mut text));
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ")
-    }
-}
-
-const LAST_LINES: usize = 8;
-
 impl Drop for Team {
     fn drop(&mut self) {
         // The ranks end with their connections.
         self.ranks.clear();
         self.process.end();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.end();
     }
 }
