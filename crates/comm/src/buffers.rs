@@ -49,13 +49,16 @@ impl DerefMut for Buffers {
 
 impl From<Buffer> for Buffers {
     fn from(buffer: Buffer) -> Buffers {
-        Buffers(SmallVec::from_iter([buffer]))
+        // Not collected: this is on the way of every call.
+        let mut buffers = SmallVec::new();
+        buffers.push(buffer);
+        Buffers(buffers)
     }
 }
 
 impl From<Option<Buffer>> for Buffers {
     fn from(buffer: Option<Buffer>) -> Buffers {
-        Buffers(buffer.into_iter().collect())
+        buffer.map_or_else(Buffers::default, Buffers::from)
     }
 }
 

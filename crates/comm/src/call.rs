@@ -29,14 +29,20 @@ pub(crate) struct Call {
     pub(crate) stage: Stage,
     /// The next member whose publication is not checked yet.
     pub(crate) checked: usize,
-    /// Where the operands of a list lie, for the others.
-    table: Option<Buffer>,
-    /// The block of a common result, at the member that gives it.
-    block: Option<Buffer>,
-    pub(crate) common: Option<Common>,
-    pub(crate) phases: two_phase::Phases,
+    /// What only large or unusual calls have.
+    pub(crate) more: Option<Box<More>>,
     /// Nobody waits for it any more.
     pub(crate) abandoned: bool,
+}
+
+/// What only large or unusual calls have. Calls are moved about, so the usual ones are kept small.
+#[derive(Default)]
+pub(crate) struct More {
+    /// Blocks that others read until they are done with the call: where the operands of a list lie, and the common
+    /// result at the member that gives it.
+    blocks: Buffers,
+    pub(crate) common: Option<Common>,
+    pub(crate) phases: two_phase::Phases,
 }
 
 /// How far a call is.
@@ -62,23 +68,12 @@ impl Call {
             (_, [operand]) => op.key(&[operand.len()], common),
             (_, operands) => op.key(&operands.iter().map(Buffer::len).collect::<Vec<_>>(), common),
         };
-        let phases = two_phase::Phases::default();
         let stage = Stage::New;
-        Call {
-            number,
-            op,
-            operands,
-            results,
-            site,
-            key,
-            stage,
-            checked: 0,
-            table: None,
-            block: None,
-            common: None,
-            phases,
-            abandoned: false,
-        }
+        Call { number, op, operands, results, site, key, stage, checked: 0, more: None, abandoned: false }
+    }
+
+    pub(crate) fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
     }
 
     /// Where an operand begins in all of them, laid end to end.
@@ -123,12 +118,16 @@ impl Call {
                 row.segment.word(table + i * 8).store(*size as u64, Relaxed);
             });
         }
-        row.set(number, Word::What, self.key.what);
-        row.set(number, Word::Bytes, self.key.bytes);
-        row.set(number, Word::Extra, self.key.extra);
-        row.set(number, Word::Place, place);
-        row.set(number, Word::Site, site);
-        row.set(number, Word::Ready, 0);
+        let words = row.words(number);
+        let set = |word: Word, value: u64| words[word as usize].store(value, Relaxed);
+        set(Word::What, self.key.what);
+        set(Word::Bytes, self.key.bytes);
+        set(Word::Extra, self.key.extra);
+        set(Word::Place, place);
+        set(Word::Site, site);
+        if self.is_in_parts() {
+            set(Word::Ready, 0);
+        }
         row.publish(number);
         self.stage = Stage::Published;
         Ok(())
@@ -151,15 +150,15 @@ impl Call {
         let lease = Lease::Call(Arc::clone(&members.rows), self.number);
         self.operands.iter_mut().for_each(|operand| operand.lease(lease.clone()));
         if let [operand] = &*self.operands {
-            return Ok(operand.at as u64);
+            return Ok(operand.at() as u64);
         }
         let mut table = heap.alloc(self.operands.len() * 8)?;
         for (i, operand) in self.operands.iter().enumerate() {
-            heap.segment().word(table.at + i * 8).store(operand.at as u64, Relaxed);
+            heap.segment().word(table.at() + i * 8).store(operand.at() as u64, Relaxed);
         }
         table.lease(lease);
-        let place = table.at as u64;
-        self.table = Some(table);
+        let place = table.at() as u64;
+        self.more().blocks.push(table);
         Ok(place)
     }
 
@@ -179,10 +178,10 @@ impl Call {
             Op::AllGather { .. } => heap.alloc(self.bytes() * n)?,
             _ => heap.alloc(self.bytes())?,
         };
-        members.mine().set(self.number, Word::Common, block.at as u64);
+        members.mine().words(self.number)[Word::Common as usize].store(block.at() as u64, Relaxed);
         Common::open(members, &block);
-        block.lease(Lease::Common(Arc::clone(&members.rows), members.me, block.at));
-        self.block = Some(block);
+        block.lease(Lease::Common(Arc::clone(&members.rows), members.me, block.at()));
+        self.more().blocks.push(block);
         Ok(())
     }
 
@@ -239,7 +238,7 @@ impl Call {
             Op::ReduceScatterV { element, reduce, sizes, outer } => {
                 scatter::reduced_unevenly(self, members, *element, *reduce, sizes, *outer);
             }
-            Op::Scatter { outer, root } => scatter::parts(self, members, *outer, *root),
+            Op::Scatter { outer, root } => scatter::of_root(self, members, *outer, *root),
             Op::AllToAll { outs, .. } => moves::all_to_all(self, members, outs)?,
             Op::Broadcast { root } if *root != me => moves::broadcast(self, members, *root),
             Op::Permute { to } => moves::permute(self, members, to),
@@ -252,7 +251,9 @@ impl Call {
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Common>) {
         self.abandoned = true;
         let mut buffers = std::mem::take(&mut self.operands);
-        buffers.append(&mut self.results);
-        (buffers, self.common.take())
+        if !self.results.is_empty() {
+            buffers.append(&mut self.results);
+        }
+        (buffers, self.more.take().and_then(|more| more.common))
     }
 }

@@ -17,7 +17,7 @@ pub struct Common {
 impl Common {
     /// Counts all members as holders of a block that is not published yet.
     pub(crate) fn open(members: &Members, block: &Buffer) {
-        members.mine().segment.word(holders(block.at)).store(members.n() as u64, Release);
+        members.mine().segment.word(holders(block.at())).store(members.n() as u64, Release);
     }
 
     /// This member's hold on a block in which every part is made.

@@ -1,8 +1,7 @@
 //! A group: every operation that its members can start. What is then in flight goes on in `progress.rs`.
 
-use std::cell::Cell;
-use std::marker::PhantomData;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
@@ -20,16 +19,15 @@ use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
 use crate::row::{Row, STAGE};
 
-/// A rank's place among the ranks that communicate. One thread at a time uses it; its clones are the same group.
+/// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
 /// Operations take buffers and give them back when they are finished: first the operands, then the results. All of a
 /// list move as one communication. Sizes are in bytes; an operand is so many rows (`outer`), so that any dimension can
 /// be gathered or cut without a copy.
 #[derive(Clone)]
 pub struct Group {
-    inner: Arc<Inner>,
-    ranks: Arc<[usize]>,
-    one_thread: PhantomData<Cell<()>>,
+    inner: Rc<Inner>,
+    ranks: Rc<[usize]>,
 }
 
 /// One of a list that moves: what is given, where the result goes, and in how many rows.
@@ -48,7 +46,7 @@ impl Group {
         let spins = cores >= rows.len();
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        Group { inner: Arc::new(Inner::new(members, heap, alarm, spins)), ranks, one_thread: PhantomData }
+        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins)), ranks }
     }
 
     /// This rank's place in the group.
@@ -82,12 +80,12 @@ impl Group {
 
     /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
-        self.inner.lock().in_flight()
+        self.inner.state().in_flight()
     }
 
     /// Makes operations in flight go on; never waits.
     pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance(&mut self.inner.lock())
+        self.inner.advance(&mut self.inner.state())
     }
 
     #[track_caller]
@@ -373,14 +371,7 @@ impl Group {
             })?;
         }
         recvs.iter().try_for_each(|message| check_writable(&message.buffer))?;
-        let mut state = self.inner.lock();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
-        }
-        let site = self.inner.site(&mut state, Location::caller())?;
-        let batch = state.mails.start(sends, recvs, site);
-        self.inner.advance(&mut state)?;
-        drop(state);
+        let batch = self.inner.start_batch(sends, recvs, Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 

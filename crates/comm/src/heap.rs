@@ -106,7 +106,7 @@ impl Heap {
         drop(state);
         let at = start + LINE;
         self.segment.word(holders(at)).store(0, Release);
-        Ok(Buffer { heap: Arc::clone(self), at, room, len, leases: Leases::new() })
+        Ok(Buffer(Box::new(Block { heap: Arc::clone(self), at, room, len, leases: Leases::new() })))
     }
 
     /// A block with a copy of some bytes from elsewhere.
@@ -135,7 +135,7 @@ impl Heap {
     /// A block that is never freed, because peers may look at it as long as the heap exists.
     pub(crate) fn alloc_for_ever(self: &Arc<Heap>, len: usize) -> Result<usize, CommError> {
         let buffer = std::mem::ManuallyDrop::new(self.alloc(len)?);
-        Ok(buffer.at)
+        Ok(buffer.at())
     }
 
     /// A text that peers may read: its place and length in one word.
@@ -208,9 +208,12 @@ impl State {
 }
 
 /// A block of a rank's heap.
-pub struct Buffer {
+pub struct Buffer(Box<Block>);
+
+/// What a buffer is, in one place: buffers move through every call.
+struct Block {
     heap: Arc<Heap>,
-    pub(crate) at: usize,
+    at: usize,
     room: usize,
     len: usize,
     leases: Leases,
@@ -219,30 +222,42 @@ pub struct Buffer {
 impl Buffer {
     /// How many bytes it holds.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len == 0
+    }
+
+    /// Where it begins in the segment.
+    pub(crate) fn at(&self) -> usize {
+        self.0.at
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the block belongs to this buffer; only its owner writes it, through `&mut self`.
-        unsafe { self.heap.segment.read(self.at, self.len) }
+        unsafe { self.0.heap.segment.read(self.0.at, self.0.len) }
     }
 
     /// Whether no peer can read it any more.
     pub fn is_released(&self) -> bool {
-        self.leases.iter().all(|lease| lease.holder().is_none())
+        self.0.leases.iter().all(|lease| lease.holder().is_none())
     }
 
     /// The bytes to write, as soon as no peer can read them any more.
     pub fn bytes_mut(&mut self, until: Instant) -> Result<&mut [u8], CommError> {
-        for lease in &self.leases {
+        if !self.0.leases.is_empty() {
+            self.wait_for_release(until)?;
+        }
+        Ok(self.own_mut())
+    }
+
+    fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
+        for lease in &self.0.leases {
             while let Some(row) = lease.holder() {
-                if let Some(error) = self.heap.alarm.failure() {
+                if let Some(error) = self.0.heap.alarm.failure() {
                     return Err(error);
                 }
                 if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
@@ -254,34 +269,35 @@ impl Buffer {
                 row.sleep(until, || lease.holder().is_none());
             }
         }
-        self.leases.clear();
-        Ok(self.own_mut())
+        self.0.leases.clear();
+        Ok(())
     }
 
     /// The bytes to write, where no peer can know of them.
     fn own_mut(&mut self) -> &mut [u8] {
         // SAFETY: the block belongs to this buffer, which is borrowed mutably, and no peer reads it: it is new, or
         // released.
-        unsafe { self.heap.segment.write(self.at, self.len) }
+        unsafe { self.0.heap.segment.write(self.0.at, self.0.len) }
     }
 
     /// Notes that peers may read it. A later call of the same group is released after an earlier one.
     pub(crate) fn lease(&mut self, lease: Lease) {
+        let leases = &mut self.0.leases;
         if let Lease::Call(rows, _) = &lease {
             let same = |old: &Lease| matches!(old, Lease::Call(other, _) if Arc::ptr_eq(rows, other));
-            if let Some(old) = self.leases.iter_mut().find(|old| same(old)) {
+            if let Some(old) = leases.iter_mut().find(|old| same(old)) {
                 *old = lease;
                 return;
             }
         }
-        if self.leases.len() >= 4 {
-            self.leases.retain(|lease| lease.holder().is_some());
+        if leases.len() >= 4 {
+            leases.retain(|lease| lease.holder().is_some());
         }
-        self.leases.push(lease);
+        leases.push(lease);
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Block {
     fn drop(&mut self) {
         let leases = std::mem::take(&mut self.leases);
         let mut state = self.heap.lock();

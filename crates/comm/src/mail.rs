@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use smallvec::SmallVec;
 
@@ -176,7 +176,6 @@ impl Mails {
 
     fn post(&mut self, members: &Members, to: usize) {
         let row = members.mine();
-        let mut any = false;
         while self.outboxes[to].has_room(members, to) {
             let outbox = &mut self.outboxes[to];
             let Some(mut letter) = outbox.waiting.pop_front() else { break };
@@ -189,27 +188,22 @@ impl Mails {
             if len <= STAGE {
                 members.mail_stage(to, number, len).copy_from_slice(letter.buffer.bytes());
             } else {
-                set(MailWord::Place, letter.buffer.at as u64);
+                set(MailWord::Place, letter.buffer.at() as u64);
                 let at = members.rows[to].taken_at(members.n(), members.me, number);
                 letter.buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
             }
-            row.mail(to, number, MailWord::Stamp).store(number + 1, Release);
+            row.tell(row.mail(to, number, MailWord::Stamp), number + 1);
             outbox.posted += 1;
-            any = true;
             if len <= STAGE {
                 self.close(letter);
             } else {
                 outbox.sent.push_back((number, letter));
             }
         }
-        if any {
-            row.ring();
-        }
     }
 
     fn receive(&mut self, members: &Members, from: usize) -> Result<(), CommError> {
         let mut i = 0;
-        let mut any = false;
         while let Some(letter) = self.inboxes[from].receives.get(i) {
             // An earlier receive with the same tag goes first.
             let tag = letter.tag;
@@ -227,13 +221,10 @@ impl Mails {
                 return Err(error);
             }
             members.copy_mail(from, number, &letter.buffer);
-            members.mine().taken(members.n(), from, number).store(number + 1, Release);
+            let row = members.mine();
+            row.tell(row.taken(members.n(), from, number), number + 1);
             self.inboxes[from].take(number);
             self.close(letter);
-            any = true;
-        }
-        if any {
-            members.mine().ring();
         }
         Ok(())
     }

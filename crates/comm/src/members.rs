@@ -2,7 +2,7 @@
 //! that keeps writers and readers apart.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::call::Call;
 use crate::heap::Buffer;
@@ -44,32 +44,24 @@ impl Members {
 
     /// What a member has published for a call.
     pub(crate) fn key(&self, member: usize, call: u64) -> Key {
-        let row = &self.rows[member];
-        Key {
-            what: row.get(call, Word::What),
-            extra: row.get(call, Word::Extra),
-            bytes: row.get(call, Word::Bytes),
-        }
+        let words = self.rows[member].words(call);
+        let get = |word: Word| words[word as usize].load(Relaxed);
+        Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
     }
 
     /// An operand, one of a list perhaps, of a member that has published the call and agrees with it.
     pub(crate) fn operand(&self, call: &Call, member: usize, item: usize) -> Source<'_> {
         let (row, number) = (&self.rows[member], call.number);
         let key = self.key(member, number);
-        let place = row.get(number, Word::Place) as usize;
+        let place = || row.get(number, Word::Place) as usize;
         let at = if key.is_staged() {
             row.stage(number, key.bytes as usize) + call.start_of(item)
         } else if call.operands.len() > 1 {
-            row.segment.word(place + item * 8).load(Relaxed) as usize
+            row.segment.word(place() + item * 8).load(Relaxed) as usize
         } else {
-            place
+            place()
         };
         Source { row, at }
-    }
-
-    /// The operands of all members, in order.
-    pub(crate) fn operands<'a>(&'a self, call: &'a Call, item: usize) -> impl Iterator<Item = Source<'a>> {
-        (0..self.n()).map(move |member| self.operand(call, member, item))
     }
 
     /// How many bytes a member sends to each, in an all_to_all.
@@ -88,7 +80,7 @@ impl Members {
         assert!(from + len <= buffer.len(), "range {from}+{len} of {}", buffer.len());
         // SAFETY: the buffer belongs to a call in flight, so nobody else here reaches it, and peers read only what
         // the protocol leaves alone: see `Source::range`.
-        unsafe { self.mine().segment.write(buffer.at + from, len) }
+        unsafe { self.mine().segment.write(buffer.at() + from, len) }
     }
 
     /// A range of a common result, which this member alone makes.
@@ -139,11 +131,11 @@ impl Members {
 
     /// Tells the others that so many bytes of this member's part are made.
     pub(crate) fn set_ready(&self, call: u64, bytes: usize) {
-        self.mine().word(call, Word::Ready).store(bytes as u64, Release);
-        self.mine().ring();
+        let row = self.mine();
+        row.tell(&row.words(call)[Word::Ready as usize], bytes as u64);
     }
 
     pub(crate) fn ready(&self, member: usize, call: u64) -> usize {
-        self.rows[member].word(call, Word::Ready).load(Acquire) as usize
+        self.rows[member].words(call)[Word::Ready as usize].load(Acquire) as usize
     }
 }

@@ -98,13 +98,13 @@ impl Key {
 
     /// Whether the operands travel in the staging area. That of an all_to_all may hold a table instead.
     pub(crate) fn is_staged(self) -> bool {
-        let tabled = (self.what & 0xff) as usize == ALL_TO_ALL && !self.is_even();
+        let tabled = self.what & 0xff == ALL_TO_ALL && !self.is_even();
         self.bytes as usize <= STAGE && !tabled
     }
 
     /// Whether two members called the same. Operands of some operations may have different sizes.
     pub(crate) fn agrees(self, other: Key) -> bool {
-        let code = (self.what & 0xff) as usize;
+        let code = self.what & 0xff;
         let same = (self.what ^ other.what) & !EVEN == 0 && self.extra == other.extra;
         let given = code == BROADCAST && self.is_common();
         same && (self.bytes == other.bytes || code == ALL_TO_ALL || code == ALL_GATHER_V || given)
@@ -128,85 +128,73 @@ pub(crate) fn describe(what: u64) -> String {
     parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
 }
 
-const ALL_TO_ALL: usize = 3;
-const BROADCAST: usize = 4;
-const ALL_GATHER_V: usize = 8;
+/// Places in `NAMES`.
+const ALL_TO_ALL: u64 = 3;
+const BROADCAST: u64 = 4;
+const ALL_GATHER_V: u64 = 8;
 
 impl Op {
-    fn code(&self) -> usize {
-        match self {
-            Op::AllReduce { .. } => 0,
-            Op::AllGather { .. } => 1,
-            Op::ReduceScatter { .. } => 2,
-            Op::AllToAll { .. } => ALL_TO_ALL,
-            Op::Broadcast { .. } => BROADCAST,
-            Op::Reduce { .. } => 5,
-            Op::Gather { .. } => 6,
-            Op::Scatter { .. } => 7,
-            Op::AllGatherV { .. } => ALL_GATHER_V,
-            Op::ReduceScatterV { .. } => 9,
-            Op::Permute { .. } => 10,
-            Op::Barrier => 11,
-        }
-    }
-
-    fn reduction(&self) -> Option<(Element, Reduce)> {
-        match self {
-            Op::AllReduce { element, reduce }
-            | Op::ReduceScatter { element, reduce, .. }
-            | Op::Reduce { element, reduce, .. }
-            | Op::ReduceScatterV { element, reduce, .. } => Some((*element, *reduce)),
-            _ => None,
-        }
-    }
-
-    fn root(&self) -> usize {
-        match self {
-            Op::Broadcast { root }
-            | Op::Reduce { root, .. }
-            | Op::Gather { root, .. }
-            | Op::Scatter { root, .. } => *root + 1,
-            _ => 0,
-        }
-    }
-
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
     #[inline(never)]
     pub(crate) fn key(&self, lengths: &[usize], common: bool) -> Key {
-        let (element, reduction) =
-            self.reduction().map_or((0, 0), |(element, reduce)| (element as u64 + 1, reduce.code() + 1));
-        let even = matches!(self, Op::AllToAll { ins, .. } if ins.windows(2).all(|two| two[0] == two[1]));
-        let what = self.code() as u64
-            | element << 8
-            | reduction << 16
-            | (self.root() as u64) << 24
-            | if common { COMMON } else { 0 }
-            | if even { EVEN } else { 0 };
-        let mut extra = Hash(0xcbf2_9ce4_8422_2325);
-        if lengths.len() > 1 {
-            lengths.iter().for_each(|len| extra.add(*len as u64));
-        }
-        self.hash(&mut extra);
-        Key { what, extra: extra.0, bytes: lengths.iter().sum::<usize>() as u64 }
-    }
-
-    /// What else must be equal on all members.
-    fn hash(&self, hash: &mut Hash) {
-        if let Some((_, Reduce::PremulSum(factor))) = self.reduction() {
-            hash.add(factor.to_bits());
-        }
-        match self {
-            Op::AllGather { outers } | Op::ReduceScatter { outers, .. } => {
-                outers.iter().for_each(|outer| hash.add(*outer as u64));
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        let bytes = match lengths {
+            [bytes] => *bytes,
+            _ => {
+                lengths.iter().for_each(|len| hash.add(*len));
+                lengths.iter().sum()
             }
-            Op::Gather { outer, .. } | Op::Scatter { outer, .. } => hash.add(*outer as u64),
-            Op::AllGatherV { sizes, outer } | Op::ReduceScatterV { sizes, outer, .. } => {
-                hash.add(*outer as u64);
-                sizes.iter().for_each(|size| hash.add(*size as u64));
+        };
+        let mut reduced = |element: Element, reduce: Reduce| {
+            if let Reduce::PremulSum(factor) = reduce {
+                hash.add(factor.to_bits() as usize);
             }
-            Op::Permute { to } => to.iter().for_each(|to| hash.add(to.map_or(0, |to| to as u64 + 1))),
-            _ => {}
-        }
+            (element as u64 + 1) << 8 | (reduce.code() + 1) << 16
+        };
+        let rooted = |root: usize| (root as u64 + 1) << 24;
+        let what = match self {
+            Op::AllReduce { element, reduce } => reduced(*element, *reduce),
+            Op::AllGather { outers } => {
+                hash.add_all(outers);
+                1
+            }
+            Op::ReduceScatter { element, reduce, outers } => {
+                let what = reduced(*element, *reduce);
+                hash.add_all(outers);
+                2 | what
+            }
+            Op::AllToAll { ins, .. } => {
+                let even = ins.iter().all(|size| *size == ins[0]);
+                ALL_TO_ALL | if even { EVEN } else { 0 }
+            }
+            Op::Broadcast { root } => BROADCAST | rooted(*root),
+            Op::Reduce { element, reduce, root } => 5 | reduced(*element, *reduce) | rooted(*root),
+            Op::Gather { outer, root } => {
+                hash.add(*outer);
+                6 | rooted(*root)
+            }
+            Op::Scatter { outer, root } => {
+                hash.add(*outer);
+                7 | rooted(*root)
+            }
+            Op::AllGatherV { sizes, outer } => {
+                hash.add(*outer);
+                hash.add_all(sizes);
+                ALL_GATHER_V
+            }
+            Op::ReduceScatterV { element, reduce, sizes, outer } => {
+                let what = reduced(*element, *reduce);
+                hash.add(*outer);
+                hash.add_all(sizes);
+                9 | what
+            }
+            Op::Permute { to } => {
+                to.iter().for_each(|to| hash.add(to.map_or(0, |to| to + 1)));
+                10
+            }
+            Op::Barrier => 11,
+        };
+        Key { what: what | if common { COMMON } else { 0 }, extra: hash.0, bytes: bytes as u64 }
     }
 }
 
@@ -214,8 +202,12 @@ impl Op {
 struct Hash(u64);
 
 impl Hash {
-    fn add(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01b3);
+    fn add(&mut self, word: usize) {
+        self.0 = (self.0 ^ word as u64).wrapping_mul(0x100_0000_01b3);
+    }
+
+    fn add_all(&mut self, words: &[usize]) {
+        words.iter().for_each(|word| self.add(*word));
     }
 }
 

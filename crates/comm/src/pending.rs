@@ -1,8 +1,7 @@
 //! The handle of an operation in flight: test it, wait for it.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
@@ -24,16 +23,16 @@ pub(crate) enum What {
     Call(u64),
     /// A batch of messages, by its number.
     Batch(u64),
+    /// One whose outcome was given.
+    Over,
 }
 
 /// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
 #[must_use = "the buffers of an operation come back by waiting for it"]
 pub struct Pending<T = Buffers> {
-    inner: Arc<Inner>,
+    inner: Rc<Inner>,
     what: What,
     gives: PhantomData<T>,
-    /// A group belongs to one thread at a time.
-    one_thread: PhantomData<Cell<()>>,
 }
 
 /// What an operation gives.
@@ -55,47 +54,39 @@ impl Outcome for (Buffers, Common) {
 }
 
 impl<T: Outcome> Pending<T> {
-    pub(crate) fn new(inner: &Arc<Inner>, what: What) -> Pending<T> {
-        Pending { inner: Arc::clone(inner), what, gives: PhantomData, one_thread: PhantomData }
+    pub(crate) fn new(inner: &Rc<Inner>, what: What) -> Pending<T> {
+        Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
-    fn take(&self, state: &mut State) -> Option<T> {
-        let (buffers, common) = match self.what {
-            What::Call(number) => state.take(number)?,
-            What::Batch(batch) => (state.mails.take_finished(batch)?, None),
-        };
-        T::of(buffers, common)
-    }
-
-    /// What the operation gives, if it is finished; never waits.
-    pub fn test(&self) -> Result<Option<T>, CommError> {
-        let mut state = self.inner.lock();
-        if let Some(outcome) = self.take(&mut state) {
+    /// What the operation gives, once, if it is finished; never waits.
+    pub fn test(&mut self) -> Result<Option<T>, CommError> {
+        let mut state = self.inner.state();
+        if let Some(outcome) = take(&mut self.what, &mut state) {
             return Ok(Some(outcome));
         }
         self.inner.advance(&mut state)?;
-        Ok(self.take(&mut state))
+        Ok(take(&mut self.what, &mut state))
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
-    pub fn wait(self, until: Instant) -> Result<T, CommError> {
-        let inner = &*self.inner;
+    pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
         let mut since = None;
         loop {
-            for _ in 0..if inner.spins { LOOKS } else { 1 } {
+            for _ in 0..if self.inner.spins { LOOKS } else { 1 } {
                 if let Some(outcome) = self.test()? {
                     return Ok(outcome);
                 }
                 std::hint::spin_loop();
             }
+            let inner = &*self.inner;
             if let Some(error) = inner.elsewhere() {
-                return Err(inner.fail(&mut inner.lock(), error));
+                return Err(inner.fail(&mut inner.state(), error));
             }
             let now = Instant::now();
             if now >= until {
                 let error = self.late();
-                return Err(inner.fail(&mut inner.lock(), error));
+                return Err(inner.fail(&mut inner.state(), error));
             }
             if inner.spins && now - *since.get_or_insert(now) < SPIN {
                 continue;
@@ -110,10 +101,11 @@ impl<T: Outcome> Pending<T> {
     /// The members that have not done their part, for messages and for sleeping.
     fn missing(&self) -> Vec<usize> {
         let inner = &self.inner;
-        let state = inner.lock();
+        let state = inner.state();
         let number = match self.what {
             What::Call(number) => number,
             What::Batch(batch) => return state.mails.waits_for(batch),
+            What::Over => return Vec::new(),
         };
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
@@ -138,22 +130,33 @@ impl<T: Outcome> Pending<T> {
         let ranks = self.missing().into_iter().map(|member| self.inner.members.rows[member].rank).collect();
         let what = match self.what {
             What::Call(number) => {
-                let state = self.inner.lock();
+                let state = self.inner.state();
                 let what = state.call(number).map_or(String::new(), |call| describe(call.key.what));
                 format!("{what}: call {number}")
             }
-            What::Batch(_) => "exchange".into(),
+            What::Batch(_) | What::Over => "exchange".into(),
         };
         CommError::Deadline { what, missing: ranks }
     }
 }
 
+/// The outcome of an operation that is finished, which is over then.
+fn take<T: Outcome>(what: &mut What, state: &mut State) -> Option<T> {
+    let (buffers, common) = match *what {
+        What::Call(number) => state.take(number)?,
+        What::Batch(batch) => (state.mails.take_finished(batch)?, None),
+        What::Over => return None,
+    };
+    *what = What::Over;
+    T::of(buffers, common)
+}
+
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        let mut state = self.inner.lock();
         match self.what {
-            What::Call(number) => state.abandon(number),
-            What::Batch(batch) => state.mails.abandon(batch),
+            What::Call(number) => self.inner.state().abandon(number),
+            What::Batch(batch) => self.inner.state().mails.abandon(batch),
+            What::Over => {}
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
@@ -12,7 +13,7 @@ use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::error::Side;
 use crate::heap::Heap;
-use crate::mail::Mails;
+use crate::mail::{Mails, Message};
 use crate::members::Members;
 use crate::op::Op;
 use crate::row::{SLOTS, Word};
@@ -24,7 +25,7 @@ pub(crate) struct Inner {
     pub(crate) alarm: Arc<Alarm>,
     /// Whether waiting may spin: there is a core for each rank.
     pub(crate) spins: bool,
-    state: Mutex<State>,
+    state: RefCell<State>,
 }
 
 /// What is in flight.
@@ -34,10 +35,16 @@ pub(crate) struct State {
     calls: VecDeque<Call>,
     /// The first call that is not finished.
     done: u64,
-    /// Every member is known to be done with the calls below.
-    released: u64,
+    known: Known,
     pub(crate) mails: Mails,
     pub(crate) failed: Option<CommError>,
+}
+
+/// What need not be looked up again.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Every member is known to be done with the calls below.
+    released: u64,
     /// The texts of call sites, by the address of the site.
     sites: BTreeMap<usize, u64>,
     last_site: (usize, u64),
@@ -90,18 +97,15 @@ impl Inner {
             first: 0,
             calls: VecDeque::new(),
             done: 0,
-            released: 0,
+            known: Known::default(),
             mails: Mails::new(members.n()),
             failed: None,
-            sites: BTreeMap::new(),
-            last_site: (0, 0),
         };
-        Inner { members, heap, alarm, spins, state: Mutex::new(state) }
+        Inner { members, heap, alarm, spins, state: RefCell::new(state) }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in the middle of a call is reported by whoever catches it; what is left here is only dropped.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
     }
 
     /// Takes a call on, and makes it go as far as it can.
@@ -112,7 +116,7 @@ impl Inner {
         common: bool,
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
-        let mut state = self.lock();
+        let mut state = self.state();
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
@@ -132,40 +136,36 @@ impl Inner {
     }
 
     fn advance_calls(&self, state: &mut State) -> Result<(), CommError> {
+        let before = state.done;
+        let mut in_order = true;
         let mut outcome = Ok(());
-        for index in (state.done - state.first) as usize..state.calls.len() {
-            if state.calls[index].stage != Stage::Finished {
-                outcome = self.advance_call(state, index);
-                if outcome.is_err() {
-                    break;
-                }
+        for call in state.calls.range_mut((before - state.first) as usize..) {
+            if call.stage != Stage::Finished {
+                outcome = self.advance_call(call, &mut state.known);
+            }
+            in_order &= call.stage == Stage::Finished;
+            state.done += u64::from(in_order);
+            if outcome.is_err() {
+                break;
             }
         }
-        let before = state.done;
-        while state.call(state.done).is_some_and(|call| call.stage == Stage::Finished) {
-            state.done += 1;
-        }
         if state.done != before {
-            let row = self.members.mine();
-            row.set_done(state.done);
-            row.ring();
+            self.members.mine().set_done(state.done);
             state.forget();
         }
         outcome
     }
 
     /// One call, as far as it can.
-    fn advance_call(&self, state: &mut State, index: usize) -> Result<(), CommError> {
-        let members = &self.members;
-        let number = state.calls[index].number;
-        if state.calls[index].stage == Stage::New {
-            if !self.has_slot(state, number) {
+    fn advance_call(&self, call: &mut Call, known: &mut Known) -> Result<(), CommError> {
+        let (members, number) = (&self.members, call.number);
+        if call.stage == Stage::New {
+            if !self.has_slot(known, number) {
                 return Ok(());
             }
-            let site = self.site(state, state.calls[index].site)?;
-            state.calls[index].publish(members, &self.heap, site)?;
+            let site = self.site(known, call.site)?;
+            call.publish(members, &self.heap, site)?;
         }
-        let call = &mut state.calls[index];
         let needs = call.needs(members);
         for member in needs.start + call.checked..needs.end {
             if !members.rows[member].has_published(number) {
@@ -184,26 +184,43 @@ impl Inner {
 
     /// Whether every member is done with the call that used this slot before. What is known of it is kept, so that
     /// the others' words are read only once a ring of slots is used up.
-    fn has_slot(&self, state: &mut State, number: u64) -> bool {
-        if number >= state.released + SLOTS {
+    fn has_slot(&self, known: &mut Known, number: u64) -> bool {
+        if number >= known.released + SLOTS {
             let done = self.members.rows.iter().map(|row| row.done()).min();
-            state.released = done.unwrap_or(0);
+            known.released = done.unwrap_or(0);
         }
-        number < state.released + SLOTS
+        number < known.released + SLOTS
     }
 
     /// The text of a call site.
-    pub(crate) fn site(&self, state: &mut State, site: &'static Location<'static>) -> Result<u64, CommError> {
+    fn site(&self, known: &mut Known, site: &'static Location<'static>) -> Result<u64, CommError> {
         let key = std::ptr::from_ref(site).addr();
-        if state.last_site.0 != key {
-            let place = match state.sites.get(&key) {
+        if known.last_site.0 != key {
+            let place = match known.sites.get(&key) {
                 Some(place) => *place,
                 None => self.heap.text(&format!("{}:{}", site.file(), site.line()))?,
             };
-            state.sites.insert(key, place);
-            state.last_site = (key, place);
+            known.sites.insert(key, place);
+            known.last_site = (key, place);
         }
-        Ok(state.last_site.1)
+        Ok(known.last_site.1)
+    }
+
+    /// Takes a batch of messages on, and makes it go as far as it can.
+    pub(crate) fn start_batch(
+        &self,
+        sends: Vec<Message>,
+        recvs: Vec<Message>,
+        site: &'static Location<'static>,
+    ) -> Result<u64, CommError> {
+        let mut state = self.state();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let site = self.site(&mut state.known, site)?;
+        let batch = state.mails.start(sends, recvs, site);
+        self.advance(&mut state)?;
+        Ok(batch)
     }
 
     /// Keeps the first error, and tells the others of one that only this member can see.
@@ -266,7 +283,7 @@ impl Drop for Inner {
     /// What is in flight still completes: peers may need this member's part of it.
     fn drop(&mut self) {
         let until = Instant::now() + DRAIN;
-        let mut state = self.lock();
+        let mut state = self.state();
         let busy = |state: &State| state.done < state.next() || state.mails.has_unposted();
         while busy(&state) && self.advance(&mut state).is_ok() && self.elsewhere().is_none() {
             if Instant::now() >= until {

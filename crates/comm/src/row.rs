@@ -97,7 +97,7 @@ impl Row {
     }
 
     pub(crate) fn set_done(&self, calls: u64) {
-        self.segment.word(self.at).store(calls, Release);
+        self.tell(self.segment.word(self.at), calls);
     }
 
     fn bell(&self) -> &AtomicU32 {
@@ -108,11 +108,17 @@ impl Row {
         self.segment.half_word(self.at + LINE + 4)
     }
 
-    /// Tells whoever sleeps on this row that something changed.
+    /// Stores one of the owner's words and wakes whoever sleeps on the row.
+    pub(crate) fn tell(&self, word: &AtomicU64, value: u64) {
+        // A swap, because a store and the load in `ring` must not change places: either this sees the waiter, or the
+        // waiter, which counts itself first, sees the word. A fence would do too, and costs several times as much.
+        word.swap(value, SeqCst);
+        self.ring();
+    }
+
+    /// Wakes whoever sleeps on this row.
     pub(crate) fn ring(&self) {
-        // Either this sees the waiter, or the waiter, which counts itself first, sees what was stored before.
-        fence(SeqCst);
-        if self.waiters().load(Relaxed) > 0 {
+        if self.waiters().load(SeqCst) > 0 {
             self.bell().fetch_add(1, SeqCst);
             wake(self.bell());
         }
@@ -150,26 +156,22 @@ impl Row {
         self.at + HEADER + (call % SLOTS) as usize * SLOT
     }
 
-    pub(crate) fn word(&self, call: u64, word: Word) -> &AtomicU64 {
-        self.segment.word(self.slot(call) + word as usize * 8)
+    /// The words of a call, by [`Word`].
+    pub(crate) fn words(&self, call: u64) -> &[AtomicU64; SLOT / 8] {
+        self.segment.words(self.slot(call))
     }
 
     pub(crate) fn get(&self, call: u64, word: Word) -> u64 {
-        self.word(call, word).load(Relaxed)
-    }
-
-    pub(crate) fn set(&self, call: u64, word: Word, value: u64) {
-        self.word(call, word).store(value, Relaxed);
+        self.words(call)[word as usize].load(Relaxed)
     }
 
     /// Whether the owner has published a call.
     pub(crate) fn has_published(&self, call: u64) -> bool {
-        self.word(call, Word::Stamp).load(Acquire) == call + 1
+        self.words(call)[Word::Stamp as usize].load(Acquire) == call + 1
     }
 
     pub(crate) fn publish(&self, call: u64) {
-        self.word(call, Word::Stamp).store(call + 1, Release);
-        self.ring();
+        self.tell(&self.words(call)[Word::Stamp as usize], call + 1);
     }
 
     /// Where so many staged bytes of a call lie in the segment.

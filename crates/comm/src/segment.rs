@@ -68,10 +68,15 @@ impl Segment {
 
     /// The word at an offset that is a multiple of 8.
     pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at.checked_add(8).is_some_and(|end| end <= self.len()), "word {at}");
-        // SAFETY: inside the allocation and aligned; an atomic may be shared, and zero bytes are one. Offsets of
-        // words are never inside ranges that are handed out.
-        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
+        &self.words::<1>(at)[0]
+    }
+
+    /// Words that follow one another, from an offset that is a multiple of 8.
+    pub(crate) fn words<const N: usize>(&self, at: usize) -> &[AtomicU64; N] {
+        assert!(at.is_multiple_of(8) && at <= self.len.saturating_sub(N * 8), "words {at}");
+        // SAFETY: inside the allocation, which is a page at least, and aligned; an atomic may be shared, and any bytes
+        // are one. Offsets of words are never inside ranges that are handed out.
+        unsafe { self.base.add(at).cast::<[AtomicU64; N]>().as_ref() }
     }
 
     /// The half word at an offset that is a multiple of 4, for futexes.

@@ -1,8 +1,6 @@
 //! Results in a common buffer: each member makes its part there, and nobody copies.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::{Parts, two_phase};
+use super::{parts, two_phase};
 use crate::call::Call;
 use crate::common_result::Common;
 use crate::kernels::{self, Part};
@@ -14,7 +12,7 @@ use crate::row::Word;
 pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     let (n, me, number) = (members.n(), members.me, call.number);
     let giver = call.giver(n);
-    let at = members.rows[giver].word(number, Word::Common).load(Relaxed) as usize;
+    let at = members.rows[giver].get(number, Word::Common) as usize;
     let len = match call.op {
         Op::AllGather { .. } => call.bytes() * n,
         // Only the root knows how much it gives.
@@ -27,8 +25,8 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
                 for (item, from, span) in two_phase::spans(call, own.clone()) {
-                    let parts: Parts<'_> =
-                        members.operands(call, item).map(|s| Part::Peer(s.range(from, span))).collect();
+                    let parts =
+                        parts(n, |member| Part::Peer(members.operand(call, member, item).range(from, span)));
                     let start = call.start_of(item) + from;
                     kernels::reduce(members.common(giver, at, start, span), &parts, *element, *reduce);
                 }
@@ -49,6 +47,6 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     if !call.unready(members).is_empty() {
         return false;
     }
-    call.common = Some(Common::new(members, giver, at, len));
+    call.more().common = Some(Common::new(members, giver, at, len));
     true
 }

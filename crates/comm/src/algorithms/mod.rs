@@ -7,5 +7,15 @@ pub(crate) mod one_shot;
 pub(crate) mod scatter;
 pub(crate) mod two_phase;
 
-/// What of each member goes into a reduction.
-pub(crate) type Parts<'a> = smallvec::SmallVec<[crate::kernels::Part<'a>; 8]>;
+use smallvec::SmallVec;
+
+use crate::kernels::Part;
+
+/// What of each of `n` members goes into a reduction.
+pub(crate) fn parts<'a>(n: usize, part: impl Fn(usize) -> Part<'a>) -> SmallVec<[Part<'a>; 8]> {
+    let mut parts = SmallVec::new();
+    for member in 0..n {
+        parts.push(part(member));
+    }
+    parts
+}

@@ -1,6 +1,6 @@
 //! One step: every member that wants the result reduces all operands by itself.
 
-use super::Parts;
+use super::parts;
 use crate::call::Call;
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
@@ -10,8 +10,8 @@ use crate::members::Members;
 pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
     for (item, buffer) in call.operands.iter().enumerate() {
         let len = buffer.len();
-        let parts: Parts<'_> =
-            members.operands(call, item).map(|source| Part::Peer(source.range(0, len))).collect();
+        let parts =
+            parts(members.n(), |member| Part::Peer(members.operand(call, member, item).range(0, len)));
         kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
     }
 }
@@ -20,11 +20,10 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
 pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
     for (item, buffer) in call.operands.iter().enumerate() {
         let len = buffer.len();
-        let part = |member| match member == members.me {
+        let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Own,
             false => Part::Peer(members.operand(call, member, item).range(0, len)),
-        };
-        let parts: Parts<'_> = (0..members.n()).map(part).collect();
+        });
         kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
     }
 }

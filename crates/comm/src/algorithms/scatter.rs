@@ -1,6 +1,6 @@
 //! Each member gets its part of every row, of all operands reduced or of the root's.
 
-use super::Parts;
+use super::parts;
 use crate::call::Call;
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
@@ -40,18 +40,17 @@ fn cut(
 ) {
     for row in 0..outer {
         let from = row * whole + start;
-        let part = |member| match member == members.me {
+        let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Peer(&call.operands[item].bytes()[from..from + len]),
             false => Part::Peer(members.operand(call, member, item).range(from, len)),
-        };
-        let parts: Parts<'_> = (0..members.n()).map(part).collect();
+        });
         let out = members.own(&call.results[item], row * len, len);
         kernels::reduce(out, &parts, element, reduce);
     }
 }
 
 /// This member's part of every row of the root's operand.
-pub(crate) fn parts(call: &Call, members: &Members, outer: usize, root: usize) {
+pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize) {
     let (n, me) = (members.n(), members.me);
     let result = &call.results[0];
     let part = result.len() / outer;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::Parts;
+use super::parts;
 use crate::call::Call;
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
@@ -39,7 +39,7 @@ pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
 pub(crate) fn all_reduce(call: &mut Call, members: &Members) -> bool {
     let (n, me, bytes) = (members.n(), members.me, call.bytes());
     let Op::AllReduce { element, reduce } = call.op else { return true };
-    let mut phases = std::mem::take(&mut call.phases);
+    let mut phases = std::mem::take(&mut call.more().phases);
     phases.copied.resize(n, 0);
     let own = part(bytes, n, me);
     loop {
@@ -65,7 +65,7 @@ pub(crate) fn all_reduce(call: &mut Call, members: &Members) -> bool {
             finished &= ready == theirs.len();
         }
         if finished || !moved && phases.reduced == own.len() {
-            call.phases = phases;
+            call.more().phases = phases;
             return finished;
         }
     }
@@ -74,11 +74,10 @@ pub(crate) fn all_reduce(call: &mut Call, members: &Members) -> bool {
 /// Reduces a range of all operands, laid end to end, into this member's own.
 fn reduce_range(call: &Call, members: &Members, (element, reduce): (Element, Reduce), range: Range<usize>) {
     for (item, from, len) in spans(call, range) {
-        let part = |member| match member == members.me {
+        let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Own,
             false => Part::Peer(members.operand(call, member, item).range(from, len)),
-        };
-        let parts: Parts<'_> = (0..members.n()).map(part).collect();
+        });
         kernels::reduce(members.own(&call.operands[item], from, len), &parts, element, reduce);
     }
 }
