@@ -164,7 +164,7 @@ impl Probe {
         for buffer in &mut buffers {
             buffer.bytes_mut(until)?;
         }
-        let place = buffers[0].at as u64;
+        let place = buffers[0].at() as u64;
         self.word(self.members.me, Word::Operand).store(place, Relaxed);
         // All are here, and know where the operands lie, before the clock starts.
         self.round += 1;
@@ -229,17 +229,17 @@ impl Probe {
                 written(root)?;
                 arrived = if small { result } else { operand };
                 if small || root != me {
-                    copy(root, 0, arrived.at, bytes);
+                    copy(root, 0, arrived.at(), bytes);
                 }
             }
             Movement::Ring => {
                 let before = (me + n - 1) % n;
                 written(before)?;
-                copy(before, 0, result.at, bytes);
+                copy(before, 0, result.at(), bytes);
             }
             Movement::Pingpong if me < 2 => {
                 written(1 - me)?;
-                copy(1 - me, 0, result.at, bytes);
+                copy(1 - me, 0, result.at(), bytes);
                 if answers {
                     self.say_written(small);
                 }
@@ -250,32 +250,32 @@ impl Probe {
                 let from = if movement == Movement::Gather { 0 } else { me * block };
                 for member in (0..n).map(|i| (me + i) % n) {
                     written(member)?;
-                    copy(member, from, result.at + member * block, block);
+                    copy(member, from, result.at() + member * block, block);
                 }
             }
             Movement::Fold | Movement::FoldAndCopy if small => {
                 let from = if movement == Movement::Fold { me * result.len() } else { 0 };
                 // The own one first: who looks at a line too early makes its writer wait.
-                copy(me, from, result.at, result.len());
+                copy(me, from, result.at(), result.len());
                 for member in (1..n).map(|i| (me + i) % n) {
                     written(member)?;
-                    self.add(member, small, from, result.at, result.len());
+                    self.add(member, small, from, result.at(), result.len());
                 }
             }
             Movement::Fold => {
                 (0..n).try_for_each(written)?;
-                self.fold(me * result.len(), result.at, result.len());
+                self.fold(me * result.len(), result.at(), result.len());
             }
             Movement::FoldAndCopy => {
                 let part = |member: usize| (bytes / 4 * member / n * 4, bytes / 4 * (member + 1) / n * 4);
                 (0..n).try_for_each(written)?;
                 let (from, to) = part(me);
-                self.fold(from, operand.at + from, to - from);
+                self.fold(from, operand.at() + from, to - from);
                 self.say(Word::Reduced);
                 for member in (1..n).map(|i| (me + i) % n) {
                     self.wait(member, Word::Reduced, self.round, until)?;
                     let (from, to) = part(member);
-                    copy(member, from, operand.at + from, to - from);
+                    copy(member, from, operand.at() + from, to - from);
                 }
                 arrived = operand;
             }
