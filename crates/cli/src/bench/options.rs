@@ -29,7 +29,7 @@ pub(crate) struct CommArgs {
     /// Bytes of one block; k and m are KiB and MiB
     #[arg(long, value_name = "BYTES,..", default_value = "4,1k,64k,1m,16m,64m")]
     sizes: String,
-    /// How long each figure is sampled
+    /// How long each figure is sampled; up to four times as long where samples are few
     #[arg(long, value_name = "SECS", default_value_t = 1.5)]
     seconds: f64,
     /// Ranks as processes or as threads

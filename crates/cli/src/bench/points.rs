@@ -17,6 +17,9 @@ const LOOP: Duration = Duration::from_millis(2);
 const MAX_ITERATIONS: u64 = 1 << 16;
 /// The most samples of a figure.
 const MAX_SAMPLES: usize = 500;
+/// With fewer samples in one mode or the other, the time is longer, so many times at most.
+const MIN_SAMPLES: usize = 5;
+const PATIENCE: u32 = 4;
 /// How many times a word goes to and fro in the probe of a cache line.
 const LINE_ROUNDS: u64 = 1000;
 
@@ -27,7 +30,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
     let mut open = true;
     for ranks in &options.ranks {
         let mut teams = Teams::start(options, *ranks)?;
-        open = open && output.text(&heading(options, *ranks));
+        let gap = if all.is_empty() { "" } else { "\n" };
+        open = open && output.text(&format!("{gap}{}", heading(options, *ranks)));
         for op in &options.ops {
             for bytes in &options.sizes {
                 if !open {
@@ -91,10 +95,10 @@ impl Teams {
         // Whatever is touched for the first time is touched here.
         self.cost("bound", op, bytes, iterations)?;
         let (start, mut samples) = (Instant::now(), Vec::new());
-        // Where the cores keep changing their distance, three times as long may find a moment where they do not.
+        // Large operations, and cores that keep changing their distance, get more time for some samples that count.
         let is_over = |samples: &[Sample]| {
-            let clear = samples.iter().any(|sample| sample.mode(options.near) != Mode::Mixed);
-            let limit = if clear { options.time } else { options.time * 3 };
+            let clear = samples.iter().filter(|sample| sample.mode(options.near) != Mode::Mixed).count();
+            let limit = if clear >= MIN_SAMPLES { options.time } else { options.time * PATIENCE };
             samples.len() >= MAX_SAMPLES || !samples.is_empty() && start.elapsed() >= limit
         };
         while !is_over(&samples) {
