@@ -15,6 +15,7 @@ use crate::heap::{Buffer, Heap, Lease};
 use crate::members::Members;
 use crate::op::{Key, Op};
 use crate::row::{STAGE, Word};
+use crate::sync::AtomicU64;
 
 /// An operation in flight.
 pub(crate) struct Call {
@@ -215,6 +216,23 @@ impl Call {
             _ => two_phase::part(self.bytes(), members.n(), m).len(),
         };
         (0..members.n()).filter(|m| members.ready(*m, self.number) < whole(*m)).collect()
+    }
+
+    /// A word that changes before this can go on, and what it is now; none where it might go on already.
+    pub(crate) fn awaits<'a>(&self, members: &'a Members) -> Option<(&'a AtomicU64, u64)> {
+        if self.stage != Stage::Published {
+            return None;
+        }
+        let needs = self.needs(members);
+        let member = needs.start + self.checked;
+        if member < needs.end {
+            let stamp = &members.rows[member].words(self.number)[Word::Stamp as usize];
+            let seen = stamp.load(Relaxed);
+            return (seen != self.number + 1).then_some((stamp, seen));
+        }
+        let behind = self.more.as_ref()?.phases.behind(self.bytes(), members)?;
+        let ready = &members.rows[behind.0].words(self.number)[Word::Ready as usize];
+        Some((ready, behind.1))
     }
 
     /// Goes on; true when the operation is finished here. All needed members have published, and agree.

@@ -16,6 +16,7 @@ use crate::error::Side;
 use crate::heap::{Buffer, Lease};
 use crate::members::Members;
 use crate::row::{MAILS, MailWord, STAGE};
+use crate::sync::AtomicU64;
 
 /// One end of a message: the other member, the tag, and what is sent or where it goes.
 pub struct Message {
@@ -145,6 +146,17 @@ impl Mails {
             outbox.sent.iter().any(|(_, letter)| of(letter)) || outbox.waiting.iter().any(of)
         };
         (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
+    }
+
+    /// A word that changes before a receive of an unfinished batch can go on, and what it is now.
+    pub(crate) fn awaits<'a>(&self, members: &'a Members, batch: u64) -> Option<(&'a AtomicU64, u64)> {
+        let inboxes = self.inboxes.iter().enumerate();
+        let (from, inbox) = inboxes
+            .filter(|(_, inbox)| inbox.receives.front().is_some_and(|letter| letter.batch == batch))
+            .find(|(_, inbox)| inbox.taken == 0)?;
+        let stamp = members.rows[from].mail(members.me, inbox.next, MailWord::Stamp);
+        let seen = stamp.load(Relaxed);
+        (seen != inbox.next + 1).then_some((stamp, seen))
     }
 
     /// Whether sends wait for room in the ring of their destination.

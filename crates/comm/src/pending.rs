@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
@@ -73,13 +74,13 @@ impl<T: Outcome> Pending<T> {
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
         let mut since = None;
         loop {
-            for _ in 0..if self.inner.spins { LOOKS } else { 1 } {
-                if let Some(outcome) = self.test()? {
-                    return Ok(outcome);
-                }
-                std::hint::spin_loop();
+            if let Some(outcome) = self.test()? {
+                return Ok(outcome);
             }
             let inner = &*self.inner;
+            if inner.spins && self.look() {
+                continue;
+            }
             if let Some(error) = inner.elsewhere() {
                 return Err(inner.fail(&mut inner.state(), error));
             }
@@ -96,6 +97,22 @@ impl<T: Outcome> Pending<T> {
                 None => std::thread::yield_now(),
             }
         }
+    }
+
+    /// Looks for a while at the one word that must change first; true if it did.
+    fn look(&self) -> bool {
+        let state = self.inner.state();
+        let members = &self.inner.members;
+        let awaits = match self.what {
+            What::Call(number) => state.call(number).and_then(|call| call.awaits(members)),
+            What::Batch(batch) => state.mails.awaits(members, batch),
+            What::Over => None,
+        };
+        let Some((word, seen)) = awaits else { return false };
+        (0..LOOKS).any(|_| {
+            std::hint::spin_loop();
+            word.load(Relaxed) != seen
+        })
     }
 
     /// The members that have not done their part, for messages and for sleeping.

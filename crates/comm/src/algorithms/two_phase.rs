@@ -28,6 +28,15 @@ pub(crate) struct Phases {
     copied: SmallVec<[usize; 8]>,
 }
 
+impl Phases {
+    /// A member whose part is not all copied yet, and how much of it is.
+    pub(crate) fn behind(&self, bytes: usize, members: &Members) -> Option<(usize, u64)> {
+        let n = members.n();
+        let behind = |m: &usize| *m != members.me && self.copied[*m] < part(bytes, n, *m).len();
+        (0..self.copied.len()).find(behind).map(|m| (m, self.copied[m] as u64))
+    }
+}
+
 /// A member's part of so many bytes.
 pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
     let lines = bytes.div_ceil(LINE);
