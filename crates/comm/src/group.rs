@@ -79,6 +79,15 @@ impl Group {
         &self.inner.heap
     }
 
+    /// The members, and whether there is a core for each, for whoever measures.
+    pub(crate) fn members(&self) -> &Members {
+        &self.inner.members
+    }
+
+    pub(crate) fn spins(&self) -> bool {
+        self.inner.spins
+    }
+
     /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
         self.inner.state().in_flight()
