@@ -10,6 +10,7 @@ use crate::CommError;
 use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
+use crate::cores::Cores;
 use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
@@ -51,12 +52,11 @@ impl Group {
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
         recorder: Recorder,
+        cores: Cores,
     ) -> Group {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = cores >= rows.len();
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins, recorder)), ranks }
+        Group { inner: Rc::new(Inner::new(members, heap, alarm, cores, recorder)), ranks }
     }
 
     /// This rank's place in the group.
@@ -85,7 +85,7 @@ impl Group {
     }
 
     pub(crate) fn spins(&self) -> bool {
-        self.inner.spins
+        self.inner.cores.one_each()
     }
 
     /// How many operations nobody has waited for yet.
@@ -96,8 +96,7 @@ impl Group {
     /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
     /// beside one for each rank on this host; without one it would only take turns with them.
     pub fn start_helper(&self) -> bool {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        cores >= 2 * self.size() && self.force_helper()
+        self.inner.cores.two_each() && self.force_helper()
     }
 
     pub(crate) fn force_helper(&self) -> bool {
@@ -439,7 +438,14 @@ impl Group {
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
         let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm), recorder)))
+        Ok(Some(Group::new(
+            rows,
+            me,
+            Arc::clone(self.heap()),
+            Arc::clone(&self.inner.alarm),
+            recorder,
+            self.inner.cores,
+        )))
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.

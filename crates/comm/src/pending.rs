@@ -97,7 +97,7 @@ impl<T: Outcome> Pending<T> {
                 return Ok(outcome);
             }
             let inner = &*self.inner;
-            if inner.spins && self.look() {
+            if inner.cores.one_each() && self.look() {
                 continue;
             }
             if let Some(error) = inner.elsewhere() {
@@ -108,7 +108,7 @@ impl<T: Outcome> Pending<T> {
                 let error = self.late();
                 return Err(inner.fail(&mut inner.state(), error));
             }
-            if inner.spins && now - *since.get_or_insert(now) < SPIN {
+            if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {

@@ -11,6 +11,7 @@ use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage};
 use crate::common_result::Common;
+use crate::cores::Cores;
 use crate::error::Side;
 use crate::event::Kind;
 use crate::heap::Heap;
@@ -26,8 +27,7 @@ pub(crate) struct Inner {
     pub(crate) members: Members,
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
-    /// Whether waiting may spin: there is a core for each rank.
-    pub(crate) spins: bool,
+    pub(crate) cores: Cores,
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
     pub(crate) recorder: Recorder,
@@ -93,7 +93,7 @@ impl Inner {
         members: Members,
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
-        spins: bool,
+        cores: Cores,
         recorder: Recorder,
     ) -> Inner {
         let state = State {
@@ -105,7 +105,7 @@ impl Inner {
             failed: None,
         };
         let helper = OnceCell::new();
-        Inner { members, heap, alarm, spins, helper, recorder, state: RefCell::new(state) }
+        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
