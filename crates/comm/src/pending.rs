@@ -43,18 +43,18 @@ pub struct Pending<T = Buffers> {
 /// What an operation gives.
 pub trait Outcome: Sized {
     #[doc(hidden)]
-    fn of(buffers: Buffers, common: Option<Common>) -> Option<Self>;
+    fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<Self>;
 }
 
 impl Outcome for Buffers {
-    fn of(buffers: Buffers, _: Option<Common>) -> Option<Buffers> {
+    fn of(buffers: Buffers, _: Option<Box<Common>>) -> Option<Buffers> {
         Some(buffers)
     }
 }
 
 impl Outcome for (Buffers, Common) {
-    fn of(buffers: Buffers, common: Option<Common>) -> Option<(Buffers, Common)> {
-        Some((buffers, common?))
+    fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<(Buffers, Common)> {
+        Some((buffers, *common?))
     }
 }
 
