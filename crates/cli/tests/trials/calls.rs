@@ -1,0 +1,135 @@
+//! The calls of a trial: started as planned or with a fault in them, and their results against plain loops.
+
+use std::time::Instant;
+
+use consort_comm::{Buffer, CommError, Element, Group, Message, Pending, Reduce};
+
+use super::plan::{Call, Fault, Kind};
+
+fn value(member: usize, i: usize, salt: usize) -> i32 {
+    ((member * 7919 + i * 31 + salt) % 65_521) as i32
+}
+
+fn encode(values: impl Iterator<Item = i32>) -> Vec<u8> {
+    values.flat_map(i32::to_le_bytes).collect()
+}
+
+/// Elements of a member where they differ: some have none.
+fn uneven(call: &Call, member: usize) -> usize {
+    call.count * (member % 3) / 2
+}
+
+fn sizes(call: &Call, n: usize) -> Vec<usize> {
+    (0..n).map(|member| uneven(call, member) * 4).collect()
+}
+
+/// Bytes from one member to another in an all_to_all.
+fn split(call: &Call, from: usize, to: usize) -> usize {
+    (call.count + from + 2 * to) % (call.count + 3) * 4
+}
+
+/// Starts a call, with this fault in it where one is given.
+pub(crate) fn start(
+    group: &Group,
+    planned: &Call,
+    fault: Option<Fault>,
+    until: Instant,
+) -> Result<Pending, CommError> {
+    let (me, n) = (group.rank(), group.size());
+    let mut call = *planned;
+    let mut element = Element::I32;
+    match fault {
+        // Any other; a barrier is one that every call can be confused with.
+        Some(Fault::OtherOp) => {
+            let i = Kind::ALL.iter().position(|kind| *kind == call.kind).unwrap_or(0);
+            call.kind = Kind::ALL[(i + 1 + call.salt % 11) % 12];
+        }
+        Some(Fault::OtherElement) => element = Element::U8,
+        Some(Fault::OtherBytes) => call.count += 2,
+        Some(Fault::OtherReduction) => call.reduce = Reduce::Max,
+        Some(Fault::OtherRoot) => call.root += 1 + call.salt % (n - 1),
+        _ => {}
+    }
+    let (count, reduce, root) = (call.count, call.reduce, call.root % n);
+    let filled = |count: usize| -> Result<Buffer, CommError> {
+        let mut buffer = group.heap().alloc(count * 4)?;
+        let bytes = encode((0..count).map(|i| value(me, i, call.salt)));
+        buffer.bytes_mut(until)?.copy_from_slice(&bytes);
+        Ok(buffer)
+    };
+    match call.kind {
+        Kind::AllReduce => group.all_reduce(filled(count)?, element, reduce),
+        Kind::AllGather => group.all_gather(filled(count)?, 1),
+        Kind::ReduceScatter => group.reduce_scatter(filled(count * n)?, element, reduce, 1),
+        Kind::AllToAll => {
+            let mut ins: Vec<usize> = (0..n).map(|to| split(&call, me, to)).collect();
+            if fault == Some(Fault::OtherSplits) {
+                ins[(me + 1) % n] += 4;
+            }
+            let outs = (0..n).map(|from| split(&call, from, me)).collect();
+            group.all_to_all(filled(ins.iter().sum::<usize>() / 4)?, ins, outs)
+        }
+        Kind::Broadcast => group.broadcast(filled(count)?, root),
+        Kind::Reduce => group.reduce(filled(count)?, element, reduce, root),
+        Kind::Gather => group.gather(filled(count)?, root, 1),
+        Kind::Scatter => group.scatter(filled(count * n)?, root, 1),
+        Kind::AllGatherV => group.all_gather_v(filled(uneven(&call, me))?, sizes(&call, n), 1),
+        Kind::ReduceScatterV => {
+            let sizes = sizes(&call, n);
+            let whole = sizes.iter().sum::<usize>() / 4;
+            group.reduce_scatter_v(filled(whole)?, element, reduce, sizes, 1)
+        }
+        Kind::Permute => {
+            group.permute(filled(count)?, (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect())
+        }
+        Kind::Barrier => group.barrier(),
+        Kind::Exchange => {
+            let longer = usize::from(fault == Some(Fault::OtherLength));
+            let tag = call.salt as u64 % 3;
+            let send = Message { peer: (me + 1) % n, tag, buffer: filled(count + longer)? };
+            let recv = Message { peer: (me + n - 1) % n, tag, buffer: filled(count)? };
+            group.exchange(vec![send], vec![recv])
+        }
+    }
+}
+
+/// Whether the buffers hold what a plain loop computes.
+pub(crate) fn is_right(group: &Group, call: &Call, buffers: &[Buffer]) -> bool {
+    let (me, n, count) = (group.rank(), group.size(), call.count);
+    let root = call.root % n;
+    let of = |member: usize, i: usize| value(member, i, call.salt);
+    let fold = |i: usize| {
+        (0..n)
+            .map(|member| of(member, i))
+            .reduce(|a, b| match call.reduce {
+                Reduce::Sum => a.wrapping_add(b),
+                Reduce::Min => a.min(b),
+                _ => a ^ b,
+            })
+            .unwrap_or(0)
+    };
+    let last = buffers.last().map(Buffer::bytes);
+    let is = |want: Vec<u8>| last == Some(&want[..]);
+    match call.kind {
+        Kind::Barrier => buffers.is_empty(),
+        Kind::AllReduce => is(encode((0..count).map(fold))),
+        Kind::AllGather => is(encode((0..n).flat_map(|m| (0..count).map(move |i| of(m, i))))),
+        Kind::Gather if me == root => is(encode((0..n).flat_map(|m| (0..count).map(move |i| of(m, i))))),
+        Kind::ReduceScatter => is(encode((me * count..(me + 1) * count).map(fold))),
+        Kind::AllToAll => is(encode((0..n).flat_map(|from| {
+            let start = (0..me).map(|to| split(call, from, to)).sum::<usize>() / 4;
+            (start..start + split(call, from, me) / 4).map(move |i| of(from, i))
+        }))),
+        Kind::Broadcast => is(encode((0..count).map(|i| of(root, i)))),
+        Kind::Reduce if me == root => is(encode((0..count).map(fold))),
+        Kind::Reduce | Kind::Gather => is(encode((0..count).map(|i| of(me, i)))),
+        Kind::Scatter => is(encode((me * count..(me + 1) * count).map(|i| of(root, i)))),
+        Kind::AllGatherV => is(encode((0..n).flat_map(|m| (0..uneven(call, m)).map(move |i| of(m, i))))),
+        Kind::ReduceScatterV => {
+            let start = (0..me).map(|m| uneven(call, m)).sum::<usize>();
+            is(encode((start..start + uneven(call, me)).map(fold)))
+        }
+        Kind::Permute => is(encode((0..count).map(|i| if me == 0 { 0 } else { of(me - 1, i) }))),
+        Kind::Exchange => is(encode((0..count).map(|i| of((me + n - 1) % n, i)))),
+    }
+}
