@@ -274,9 +274,10 @@ impl Player<'_> {
     fn signal(&self, signal: Signal) {
         let process = Pid::from_raw(self.groups.processes[self.plan.guilty]).unwrap();
         kill_process(process, signal).unwrap();
-        // It may come to this process a moment later, which must not be used to go on.
-        while self.rank == self.plan.guilty {
-            thread::park();
+        // It acts a moment later, which must not be used to go on.
+        let until = Instant::now() + LONG;
+        while acts(process) && Instant::now() < until {
+            thread::yield_now();
         }
     }
 
@@ -288,4 +289,12 @@ impl Player<'_> {
             thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Whether a process is neither stopped nor dead.
+fn acts(process: Pid) -> bool {
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !"TZX".contains(state))
 }
