@@ -71,7 +71,7 @@ fn every_fault_ends_in_one_error_in_time_and_leaves_nothing() {
                 Ok(found)
             });
             match outcome {
-                Ok(found) => times.lock().unwrap().add(plan.fault, &found),
+                Ok(found) => times.lock().unwrap().add(plan.fault, found),
                 Err(what) => {
                     failures.lock().unwrap().push(format!("CONSORT_SEED={seed}: {what}\n{plan}\n{ended}"))
                 }

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Pending, Reduce};
+use consort_comm::{
+    Buffer, Buffers, CommError, Common, Element, Group, Message, Moved, Outcome, Pending, Reduce,
+};
 
 use super::plan::{Call, Fault, Kind};
 
@@ -28,13 +30,32 @@ fn split(call: &Call, from: usize, to: usize) -> usize {
     (call.count + from + 2 * to) % (call.count + 3) * 4
 }
 
+/// A call that was started: waits for it, and gives the bytes of its last result.
+pub(crate) type Started = Box<dyn FnOnce(Instant) -> Result<Vec<u8>, CommError>>;
+
+trait Bytes: Outcome + 'static {
+    fn bytes(&self) -> Vec<u8>;
+}
+
+impl Bytes for Buffers {
+    fn bytes(&self) -> Vec<u8> {
+        self.last().map(|buffer| buffer.bytes().to_vec()).unwrap_or_default()
+    }
+}
+
+impl Bytes for (Buffers, Common) {
+    fn bytes(&self) -> Vec<u8> {
+        self.1.bytes().to_vec()
+    }
+}
+
+fn started<T: Bytes>(pending: Result<Pending<T>, CommError>) -> Result<Started, CommError> {
+    let pending = pending?;
+    Ok(Box::new(move |until| Ok(pending.wait(until)?.bytes())))
+}
+
 /// Starts a call, with this fault in it where one is given.
-pub(crate) fn start(
-    group: &Group,
-    planned: &Call,
-    fault: Option<Fault>,
-    until: Instant,
-) -> Result<Pending, CommError> {
+pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Result<Started, CommError> {
     let (me, n) = (group.rank(), group.size());
     let mut call = *planned;
     let mut element = Element::I32;
@@ -42,7 +63,8 @@ pub(crate) fn start(
         // Any other; a barrier is one that every call can be confused with.
         Some(Fault::OtherOp) => {
             let i = Kind::ALL.iter().position(|kind| *kind == call.kind).unwrap_or(0);
-            call.kind = Kind::ALL[(i + 1 + call.salt % 11) % 12];
+            let others = Kind::ALL.len() - 1;
+            call.kind = Kind::ALL[(i + 1 + call.salt % (others - 1)) % others];
         }
         Some(Fault::OtherElement) => element = Element::U8,
         Some(Fault::OtherBytes) => call.count += 2,
@@ -51,50 +73,64 @@ pub(crate) fn start(
         _ => {}
     }
     let (count, reduce, root) = (call.count, call.reduce, call.root % n);
-    let filled = |count: usize| -> Result<Buffer, CommError> {
-        let mut buffer = group.heap().alloc(count * 4)?;
-        let bytes = encode((0..count).map(|i| value(me, i, call.salt)));
-        buffer.bytes_mut(until)?.copy_from_slice(&bytes);
-        Ok(buffer)
-    };
+    let filled = |count: usize| group.heap().alloc_from(&encode((0..count).map(|i| value(me, i, call.salt))));
+    let room = |count: usize| group.heap().alloc(count * 4);
+    let at_root = |buffer: Result<Buffer, CommError>| if me == root { buffer.map(Some) } else { Ok(None) };
     match call.kind {
-        Kind::AllReduce => group.all_reduce(filled(count)?, element, reduce),
-        Kind::AllGather => group.all_gather(filled(count)?, 1),
-        Kind::ReduceScatter => group.reduce_scatter(filled(count * n)?, element, reduce, 1),
+        Kind::AllReduce => started(group.all_reduce(filled(count)?, element, reduce)),
+        Kind::AllReduceList => started(group.all_reduce([filled(1)?, filled(count)?], element, reduce)),
+        Kind::AllReduceCommon => started(group.all_reduce_common(filled(count)?, element, reduce)),
+        Kind::AllGather => started(group.all_gather(filled(count)?, room(count * n)?, 1)),
+        Kind::AllGatherList => {
+            let moved = |count| Ok(Moved { operand: filled(count)?, result: room(count * n)?, outer: 1 });
+            started(group.all_gather_list(vec![moved(2)?, moved(count)?]))
+        }
+        Kind::AllGatherCommon => started(group.all_gather_common(filled(count)?, 1)),
+        Kind::ReduceScatter => {
+            started(group.reduce_scatter(filled(count * n)?, room(count)?, element, reduce, 1))
+        }
         Kind::AllToAll => {
             let mut ins: Vec<usize> = (0..n).map(|to| split(&call, me, to)).collect();
             if fault == Some(Fault::OtherSplits) {
                 ins[(me + 1) % n] += 4;
             }
-            let outs = (0..n).map(|from| split(&call, from, me)).collect();
-            group.all_to_all(filled(ins.iter().sum::<usize>() / 4)?, ins, outs)
+            let outs: Vec<usize> = (0..n).map(|from| split(&call, from, me)).collect();
+            let [operand, result] = [&ins, &outs].map(|sizes| sizes.iter().sum::<usize>() / 4);
+            started(group.all_to_all(filled(operand)?, room(result)?, ins, outs))
         }
-        Kind::Broadcast => group.broadcast(filled(count)?, root),
-        Kind::Reduce => group.reduce(filled(count)?, element, reduce, root),
-        Kind::Gather => group.gather(filled(count)?, root, 1),
-        Kind::Scatter => group.scatter(filled(count * n)?, root, 1),
-        Kind::AllGatherV => group.all_gather_v(filled(uneven(&call, me))?, sizes(&call, n), 1),
+        Kind::Broadcast => started(group.broadcast(filled(count)?, root)),
+        Kind::BroadcastCommon => started(group.broadcast_common(at_root(filled(count))?, root)),
+        Kind::Reduce => started(group.reduce(filled(count)?, element, reduce, root)),
+        Kind::Gather => started(group.gather(filled(count)?, at_root(room(count * n))?, root, 1)),
+        Kind::Scatter => started(group.scatter(at_root(filled(count * n))?, room(count)?, root, 1)),
+        Kind::AllGatherV => {
+            let sizes = sizes(&call, n);
+            let whole = sizes.iter().sum::<usize>() / 4;
+            started(group.all_gather_v(filled(uneven(&call, me))?, room(whole)?, sizes, 1))
+        }
         Kind::ReduceScatterV => {
             let sizes = sizes(&call, n);
             let whole = sizes.iter().sum::<usize>() / 4;
-            group.reduce_scatter_v(filled(whole)?, element, reduce, sizes, 1)
+            let result = room(uneven(&call, me))?;
+            started(group.reduce_scatter_v(filled(whole)?, result, element, reduce, sizes, 1))
         }
         Kind::Permute => {
-            group.permute(filled(count)?, (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect())
+            let to = (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect();
+            started(group.permute(filled(count)?, room(count)?, to))
         }
-        Kind::Barrier => group.barrier(),
+        Kind::Barrier => started(group.barrier()),
         Kind::Exchange => {
             let longer = usize::from(fault == Some(Fault::OtherLength));
             let tag = call.salt as u64 % 3;
             let send = Message { peer: (me + 1) % n, tag, buffer: filled(count + longer)? };
-            let recv = Message { peer: (me + n - 1) % n, tag, buffer: filled(count)? };
-            group.exchange(vec![send], vec![recv])
+            let recv = Message { peer: (me + n - 1) % n, tag, buffer: room(count)? };
+            started(group.exchange(vec![send], vec![recv]))
         }
     }
 }
 
-/// Whether the buffers hold what a plain loop computes.
-pub(crate) fn is_right(group: &Group, call: &Call, buffers: &[Buffer]) -> bool {
+/// Whether the bytes are what a plain loop computes.
+pub(crate) fn is_right(group: &Group, call: &Call, bytes: &[u8]) -> bool {
     let (me, n, count) = (group.rank(), group.size(), call.count);
     let root = call.root % n;
     let of = |member: usize, i: usize| value(member, i, call.salt);
@@ -108,19 +144,19 @@ pub(crate) fn is_right(group: &Group, call: &Call, buffers: &[Buffer]) -> bool {
             })
             .unwrap_or(0)
     };
-    let last = buffers.last().map(Buffer::bytes);
-    let is = |want: Vec<u8>| last == Some(&want[..]);
+    let is = |want: Vec<u8>| bytes == want;
+    let gathered = || encode((0..n).flat_map(|m| (0..count).map(move |i| of(m, i))));
     match call.kind {
-        Kind::Barrier => buffers.is_empty(),
-        Kind::AllReduce => is(encode((0..count).map(fold))),
-        Kind::AllGather => is(encode((0..n).flat_map(|m| (0..count).map(move |i| of(m, i))))),
-        Kind::Gather if me == root => is(encode((0..n).flat_map(|m| (0..count).map(move |i| of(m, i))))),
+        Kind::Barrier => bytes.is_empty(),
+        Kind::AllReduce | Kind::AllReduceList | Kind::AllReduceCommon => is(encode((0..count).map(fold))),
+        Kind::AllGather | Kind::AllGatherList | Kind::AllGatherCommon => is(gathered()),
+        Kind::Gather if me == root => is(gathered()),
         Kind::ReduceScatter => is(encode((me * count..(me + 1) * count).map(fold))),
         Kind::AllToAll => is(encode((0..n).flat_map(|from| {
             let start = (0..me).map(|to| split(call, from, to)).sum::<usize>() / 4;
             (start..start + split(call, from, me) / 4).map(move |i| of(from, i))
         }))),
-        Kind::Broadcast => is(encode((0..count).map(|i| of(root, i)))),
+        Kind::Broadcast | Kind::BroadcastCommon => is(encode((0..count).map(|i| of(root, i)))),
         Kind::Reduce if me == root => is(encode((0..count).map(fold))),
         Kind::Reduce | Kind::Gather => is(encode((0..count).map(|i| of(me, i)))),
         Kind::Scatter => is(encode((me * count..(me + 1) * count).map(|i| of(root, i)))),

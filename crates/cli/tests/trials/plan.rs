@@ -85,16 +85,24 @@ impl Fault {
 
     /// The calls that can differ so.
     fn kinds(self) -> &'static [Kind] {
-        const REDUCING: [Kind; 4] =
-            [Kind::AllReduce, Kind::ReduceScatter, Kind::ReduceScatterV, Kind::Reduce];
+        const REDUCING: [Kind; 6] = [
+            Kind::AllReduce,
+            Kind::AllReduceList,
+            Kind::AllReduceCommon,
+            Kind::ReduceScatter,
+            Kind::ReduceScatterV,
+            Kind::Reduce,
+        ];
         match self {
             Fault::OtherElement | Fault::OtherReduction => &REDUCING,
-            Fault::OtherRoot => &[Kind::Broadcast, Kind::Reduce, Kind::Gather, Kind::Scatter],
+            Fault::OtherRoot => {
+                &[Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter]
+            }
             Fault::OtherSplits => &[Kind::AllToAll],
             Fault::OtherLength => &[Kind::Exchange],
             Fault::OtherOrder => &[Kind::AllReduce],
             // All but the last two: those have no size, or differ in their length.
-            Fault::OtherBytes | Fault::OtherOp => &Kind::ALL[..11],
+            Fault::OtherBytes | Fault::OtherOp => &Kind::ALL[..16],
             _ => &Kind::ALL,
         }
     }
@@ -104,10 +112,15 @@ impl Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
+    AllReduceList,
+    AllReduceCommon,
     AllGather,
+    AllGatherList,
+    AllGatherCommon,
     ReduceScatter,
     AllToAll,
     Broadcast,
+    BroadcastCommon,
     Reduce,
     Gather,
     Scatter,
@@ -119,12 +132,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 13] = [
+    pub(crate) const ALL: [Kind; 18] = [
         Kind::AllReduce,
+        Kind::AllReduceList,
+        Kind::AllReduceCommon,
         Kind::AllGather,
+        Kind::AllGatherList,
+        Kind::AllGatherCommon,
         Kind::ReduceScatter,
         Kind::AllToAll,
         Kind::Broadcast,
+        Kind::BroadcastCommon,
         Kind::Reduce,
         Kind::Gather,
         Kind::Scatter,

@@ -5,10 +5,10 @@ use std::process::{abort, exit, id};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use consort_comm::{Buffer, CommError, Group, Pending, World};
+use consort_comm::{CommError, Group, World};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::calls::{is_right, start};
+use super::calls::{Started, is_right, start};
 use super::plan::{Call, Class, Fault, Plan, Random};
 
 /// Longer than any trial takes on a busy machine: a wait that must be ended by a notice has this deadline.
@@ -77,10 +77,11 @@ fn named(error: &CommError, group: &Group) -> Vec<usize> {
     match error {
         CommError::Deadline { missing, .. } => missing.clone(),
         CommError::Mismatch { sides, .. } => sides.iter().map(|side| side.rank).collect(),
-        CommError::Splits { from, to, .. } | CommError::Lengths { from, to, .. } => {
-            vec![group.ranks()[*from], group.ranks()[*to]]
+        CommError::Lengths { sides } => sides.iter().map(|side| side.rank).collect(),
+        CommError::Splits { from, to, .. } => vec![group.ranks()[*from], group.ranks()[*to]],
+        CommError::Elsewhere { rank, .. } | CommError::Panicked { rank } | CommError::Leased { rank } => {
+            vec![*rank]
         }
-        CommError::Elsewhere { rank } | CommError::Panicked { rank } => vec![*rank],
         CommError::World(text) => {
             let number = text.split_once("rank ").map(|(_, rest)| rest.split(' ').next().unwrap_or(""));
             number.and_then(|number| number.parse().ok()).into_iter().collect()
@@ -161,77 +162,80 @@ impl Player<'_> {
     /// All steps, and at last what nobody gets through if anything went wrong. False if it left before.
     fn play_steps(&self) -> Result<bool, Failed> {
         let plan = self.plan;
-        let absence = plan.fault.class() == Class::Absence;
         for (i, calls) in plan.steps.iter().enumerate() {
             let faulty = plan.step == i;
-            if faulty && absence {
+            if faulty && plan.fault.class() == Class::Absence {
                 // All begin together, so that nobody is late but the guilty one.
                 self.barrier(LONG)?;
             }
-            let limit = if absence && i >= plan.step { SHORT } else { LONG };
             if faulty && plan.fault == Fault::OtherOrder {
-                self.one_by_one(calls, limit)?;
+                self.one_by_one(i, calls)?;
                 continue;
             }
             if faulty && !plan.in_flight && !self.fault() {
                 return Ok(false);
             }
-            let mut pendings = self.start(calls, faulty, limit)?;
+            let mut pendings = self.start(i, calls)?;
             if faulty && plan.in_flight && !self.fault() {
                 return Ok(false);
             }
             Random::new(plan.seed ^ (self.rank * 100 + i) as u64).shuffle(&mut pendings);
+            // A wait makes only its own group go on, so the groups come in one order on all ranks.
+            pendings.sort_by_key(|(call, _)| call.on_part);
             for (call, pending) in pendings {
-                self.wait(&call, pending, limit)?;
+                self.wait(i, &call, pending)?;
             }
         }
         // Two: one whom another rank ends may have come to the first before.
         for _ in 0..2 {
-            self.barrier(if absence { SHORT } else { LONG })?;
+            self.barrier(self.limit(plan.steps.len()))?;
         }
         Ok(true)
     }
 
-    fn start(&self, calls: &[Call], faulty: bool, limit: Duration) -> Result<Vec<(Call, Pending)>, Failed> {
+    /// How long a wait in a step may take. Before the fault, and where a notice must end it, as long as need be.
+    fn limit(&self, step: usize) -> Duration {
+        let absent = self.plan.fault.class() == Class::Absence && step >= self.plan.step;
+        if absent { SHORT } else { LONG }
+    }
+
+    fn start(&self, step: usize, calls: &[Call]) -> Result<Vec<(Call, Started)>, Failed> {
+        let plan = self.plan;
         let mut pendings = Vec::new();
         for (i, call) in calls.iter().enumerate() {
             let Some(group) = self.group(call) else { continue };
-            let differs = faulty && self.rank == self.plan.guilty && i == self.plan.at;
-            let fault = (differs && self.plan.fault.class() == Class::Mismatch).then_some(self.plan.fault);
+            let differs = self.rank == plan.guilty && (step, i) == (plan.step, plan.at);
+            let fault = (differs && plan.fault.class() == Class::Mismatch).then_some(plan.fault);
             if fault.is_some() {
                 say(&format!("fault {}", now()));
             }
-            let clock = Clock::new(limit);
-            let pending = start(group, call, fault, clock.until);
+            let clock = Clock::new(self.limit(step));
+            let pending = start(group, call, fault);
             pendings.push((*call, pending.map_err(|error| clock.failed(call.on_part, error))?));
         }
         Ok(pendings)
     }
 
-    fn wait(&self, call: &Call, pending: Pending, limit: Duration) -> Result<(), Failed> {
-        let clock = Clock::new(limit);
-        let buffers: Vec<Buffer> = pending
-            .wait(clock.until)
-            .map_err(|error| clock.failed(call.on_part, error))?
-            .into_iter()
-            .collect();
+    fn wait(&self, step: usize, call: &Call, pending: Started) -> Result<(), Failed> {
+        let clock = Clock::new(self.limit(step));
+        let bytes = pending(clock.until).map_err(|error| clock.failed(call.on_part, error))?;
+        // What differs may be seen by others first, and until they say so there are results.
+        let differs = self.plan.fault.class() == Class::Mismatch && step >= self.plan.step;
         let group = self.group(call).unwrap();
-        // A mismatch may not be seen by all before the results; one that was seen has stopped this rank.
-        let damaged = self.plan.fault.class() == Class::Mismatch;
-        assert!(damaged || is_right(group, call, &buffers), "{call:?}: the result is wrong");
+        assert!(differs || is_right(group, call, &bytes), "{call:?}: the result is wrong");
         Ok(())
     }
 
     /// Each call is waited for before the next, by the guilty rank in the other order.
-    fn one_by_one(&self, calls: &[Call], limit: Duration) -> Result<(), Failed> {
+    fn one_by_one(&self, step: usize, calls: &[Call]) -> Result<(), Failed> {
         let mut calls = calls.to_vec();
         if self.rank == self.plan.guilty {
             say(&format!("fault {}", now()));
             calls.reverse();
         }
         for call in &calls {
-            for (call, pending) in self.start(&[*call], false, limit)? {
-                self.wait(&call, pending, limit)?;
+            for (call, pending) in self.start(step, &[*call])? {
+                self.wait(step, &call, pending)?;
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::job::Ended;
-use super::plan::{Class, Fault, Plan};
+use super::plan::{Class, Fault, Kind, Plan};
 use super::rank::{GUILTY, code};
 
 /// How soon an error comes after what it tells, or after its deadline.
@@ -27,13 +27,23 @@ struct Error {
     text: String,
 }
 
-/// How long after its cause each error came.
-pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String> {
+/// What was found of a trial that went as it must.
+pub(crate) enum Found {
+    /// How long after its cause each error came.
+    Errors(Vec<Duration>),
+    /// Calls differ that nobody compares.
+    Unseen,
+}
+
+pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Found, String> {
     let (guilty, class) = (plan.guilty, plan.fault.class());
+    let all_done = (0..plan.ranks).all(|rank| ended.after(rank, "done").len() == 1);
+    let all_well = all_done && ended.outcome.code == 0 && ended.outcome.summary.is_empty();
     if class == Class::Nothing {
-        let all_done = (0..plan.ranks).all(|rank| ended.after(rank, "done").len() == 1);
-        let quiet = ended.outcome.code == 0 && ended.outcome.summary.is_empty();
-        return if all_done && quiet { Ok(Vec::new()) } else { Err("expected no failure".into()) };
+        return if all_well { Ok(Found::Errors(Vec::new())) } else { Err("expected no failure".into()) };
+    }
+    if all_well && class == Class::Mismatch && may_be_unseen(plan) {
+        return Ok(Found::Unseen);
     }
     let mut errors = BTreeMap::new();
     for rank in 0..plan.ranks {
@@ -69,7 +79,15 @@ pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String>
         }
         delays.push(delay);
     }
-    Ok(delays)
+    Ok(Found::Errors(delays))
+}
+
+/// Whether the calls that differ may be compared by nobody: a member compares its call with those whose data it needs,
+/// and in these it needs that of one member or of none.
+fn may_be_unseen(plan: &Plan) -> bool {
+    let rooted =
+        [Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter, Kind::Permute];
+    rooted.contains(&plan.steps[plan.step][plan.at].kind)
 }
 
 /// Whether the ranks that an error names, or those that their errors name, are the guilty one: a rank that waits for
@@ -126,26 +144,42 @@ impl Error {
     }
 }
 
-/// The delays of errors by their cause.
+/// What was found, by cause.
 #[derive(Default)]
-pub(crate) struct Times(BTreeMap<Fault, Vec<Duration>>);
+pub(crate) struct Times(BTreeMap<Fault, Row>);
+
+#[derive(Default)]
+struct Row {
+    trials: usize,
+    unseen: usize,
+    delays: Vec<Duration>,
+}
 
 impl Times {
-    pub(crate) fn add(&mut self, fault: Fault, delays: &[Duration]) {
-        self.0.entry(fault).or_default().extend(delays);
+    pub(crate) fn add(&mut self, fault: Fault, found: Found) {
+        let row = self.0.entry(fault).or_default();
+        row.trials += 1;
+        match found {
+            Found::Errors(delays) => row.delays.extend(delays),
+            Found::Unseen => row.unseen += 1,
+        }
     }
 }
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:18} {:>6} {:>10} {:>10}", "cause", "errors", "median ms", "worst ms")?;
-        for (fault, delays) in &self.0 {
+        writeln!(
+            f,
+            "{:18} {:>6} {:>6} {:>6} {:>9} {:>8}",
+            "cause", "trials", "unseen", "errors", "median ms", "worst ms"
+        )?;
+        for (fault, Row { trials, unseen, delays }) in &self.0 {
             let mut delays: Vec<f64> = delays.iter().map(|delay| delay.as_secs_f64() * 1e3).collect();
             delays.sort_by(f64::total_cmp);
-            let (median, worst) = (delays.get(delays.len() / 2), delays.last());
             let text = |ms: Option<&f64>| ms.map_or("-".to_string(), |ms| format!("{ms:.1}"));
-            let cause = format!("{fault:?}");
-            writeln!(f, "{cause:18} {:>6} {:>10} {:>10}", delays.len(), text(median), text(worst))?;
+            let (median, worst) = (text(delays.get(delays.len() / 2)), text(delays.last()));
+            let (cause, errors) = (format!("{fault:?}"), delays.len());
+            writeln!(f, "{cause:18} {trials:>6} {unseen:>6} {errors:>6} {median:>9} {worst:>8}")?;
         }
         Ok(())
     }
