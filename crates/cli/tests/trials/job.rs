@@ -79,7 +79,8 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
         entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
         tee: None,
         timeout: Some(Duration::from_secs(30)),
-        grace: Duration::from_millis(500),
+        // Longer than an error may take, so that nobody is ended before it has one.
+        grace: Duration::from_millis(1500),
     };
     let start = Instant::now();
     let (out, err) = (Text::default(), Text::default());

@@ -101,8 +101,9 @@ impl Fault {
             Fault::OtherSplits => &[Kind::AllToAll],
             Fault::OtherLength => &[Kind::Exchange],
             Fault::OtherOrder => &[Kind::AllReduce],
-            // All but the last two: those have no size, or differ in their length.
-            Fault::OtherBytes | Fault::OtherOp => &Kind::ALL[..16],
+            // All but the last three: those have no size, or one at the root only, or differ in their length.
+            Fault::OtherBytes => &Kind::ALL[..15],
+            Fault::OtherOp => &Kind::ALL[..17],
             _ => &Kind::ALL,
         }
     }
@@ -120,13 +121,13 @@ pub(crate) enum Kind {
     ReduceScatter,
     AllToAll,
     Broadcast,
-    BroadcastCommon,
     Reduce,
     Gather,
     Scatter,
     AllGatherV,
     ReduceScatterV,
     Permute,
+    BroadcastCommon,
     Barrier,
     Exchange,
 }
@@ -142,13 +143,13 @@ impl Kind {
         Kind::ReduceScatter,
         Kind::AllToAll,
         Kind::Broadcast,
-        Kind::BroadcastCommon,
         Kind::Reduce,
         Kind::Gather,
         Kind::Scatter,
         Kind::AllGatherV,
         Kind::ReduceScatterV,
         Kind::Permute,
+        Kind::BroadcastCommon,
         Kind::Barrier,
         Kind::Exchange,
     ];
