@@ -39,11 +39,11 @@ fn every_operation_equals_plain_loops() {
 
 #[test]
 fn the_order_of_a_sum_is_seen_in_its_bits() {
-    for element in [Element::F32, Element::F64, Element::F16, Element::Bf16] {
+    for element in [Element::F32, Element::F64] {
         let mut operands: Vec<Vec<u8>> = (0..3).map(|rank| operand(element, rank, 1000, 0)).collect();
         let sum = reduced(element, Reduce::Sum, &operands);
         operands.reverse();
-        assert_ne!(reduced(element, Reduce::Sum, &operands), sum, "{element:?}");
+        assert!(reduced(element, Reduce::Sum, &operands) != sum, "{element:?}");
     }
 }
 

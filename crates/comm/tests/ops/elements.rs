@@ -30,8 +30,8 @@ pub(crate) fn operand(element: Element, member: usize, count: usize, salt: usize
         match element {
             Element::F32 => bytes.extend((number(bits, 12) as f32).to_le_bytes()),
             Element::F64 => bytes.extend(number(bits, 40).to_le_bytes()),
-            Element::F16 => bytes.extend(f16::from_f64(number(bits, 4)).to_le_bytes()),
-            Element::Bf16 => bytes.extend(bf16::from_f64(number(bits, 8)).to_le_bytes()),
+            Element::F16 => bytes.extend(f16::from_f64(number(bits, 12)).to_le_bytes()),
+            Element::Bf16 => bytes.extend(bf16::from_f64(number(bits, 12)).to_le_bytes()),
             Element::I32 => bytes.extend((bits as i32).to_le_bytes()),
             Element::I64 => bytes.extend(bits.to_le_bytes()),
             Element::U8 => bytes.push(bits as u8),
