@@ -51,7 +51,7 @@ pub(crate) fn play(plan: &Plan) {
             // Every later call on the group says the same.
             let group = if failed.on_part { groups.part.as_ref().unwrap() } else { &groups.world };
             let again = group.barrier().and_then(|pending| pending.wait(Instant::now() + LONG)).map(drop);
-            assert_eq!(again.unwrap_err(), failed.error);
+            assert_eq!(again.unwrap_err(), *failed.error);
             let Failed { began, at, over, error, .. } = &failed;
             let named: Vec<String> = named(error, group).iter().map(usize::to_string).collect();
             let text = error.to_string().replace('\n', "|");
@@ -122,7 +122,7 @@ struct Failed {
     /// How long after its deadline, in microseconds; negative before.
     over: i128,
     on_part: bool,
-    error: CommError,
+    error: Box<CommError>,
 }
 
 /// What a call may take.
@@ -139,7 +139,7 @@ impl Clock {
     fn failed(&self, on_part: bool, error: CommError) -> Failed {
         let late = Instant::now().saturating_duration_since(self.until).as_micros() as i128;
         let early = self.until.saturating_duration_since(Instant::now()).as_micros() as i128;
-        Failed { began: self.began, at: now(), over: late - early, on_part, error }
+        Failed { began: self.began, at: now(), over: late - early, on_part, error: Box::new(error) }
     }
 }
 

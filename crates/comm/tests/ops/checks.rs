@@ -41,7 +41,7 @@ fn check(checks: &Checks<'_>) {
     checks.reduce_scatter();
     checks.uneven();
     checks.all_to_all();
-    checks.from_and_to_every_root();
+    checks.every_root();
     checks.permute();
     checks.exchange();
     checks.expect(checks.group.barrier(), Vec::new(), "barrier".into());
@@ -359,7 +359,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    fn from_and_to_every_root(&self) {
+    fn every_root(&self) {
         for root in 0..self.n() {
             for &element in self.elements() {
                 let large = self.large(element, 50_003).map(|count| (1, count));
