@@ -4,6 +4,7 @@
 //! Exit codes: 0 fine, 1 the program, the check or the arguments are wrong, 2 consort or the machine failed.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod exec;
 mod files;
 mod npy;
@@ -34,8 +35,11 @@ enum Command {
     Opt(opt::Args),
     Exec(exec::Args),
     Run(run::Args),
+    Bench(bench::Args),
     #[command(name = run::RANK, hide = true)]
     Rank(run::RankArgs),
+    #[command(name = bench::WORKER, hide = true)]
+    BenchRank(bench::WorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -71,5 +75,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Rank(args)) => run::run_rank(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::BenchRank(args)) => bench::run_worker(&args),
     }
 }

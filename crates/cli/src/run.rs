@@ -15,6 +15,9 @@ use crate::report::{Machine, Report};
 const EXAMPLES: &str = "\
 Each line of the ranks' output is written with its rank: `[2] loss 0.1`. Their standard input is empty.
 When a rank fails, the others are told, have 2 seconds to end, and are ended. What failed first is said last.
+Before it stands what each rank did last on its groups, read from the ranks' flight recorders, which outlive
+them, and the first call that they did not make alike. SIGUSR1 to this command says the same of a running job,
+which goes on; it is not forwarded to the ranks, as SIGINT, SIGTERM and SIGHUP are.
 
 The exit code is 0 if all ranks end with 0, else that of the rank that failed first: its own, or 128 and the
 signal that killed it; 124 if the time was up; 1 or 2 if the job could not be started.
@@ -22,7 +25,8 @@ signal that killed it; 124 if the time was up; 1 or 2 if the job could not be st
 Examples:
   consort run -n 4 -- ./train --steps 100     four ranks on this host
   consort run -n 2 --tee logs -- ./train      also writes logs/rank-0.out, logs/rank-0.err, ..
-  consort run -n 2 --timeout 60 -- ./train    gives up after a minute";
+  consort run -n 2 --timeout 60 -- ./train    gives up after a minute
+  consort run -n 2 --flight f.jsonl -- ./train   on a failure or SIGUSR1, all recorded events as JSON lines";
 
 /// Run a program as the ranks of a job on this host
 #[derive(Debug, clap::Args)]
@@ -34,6 +38,9 @@ pub(crate) struct Args {
     /// Also write each rank's output to DIR/rank-N.out and DIR/rank-N.err
     #[arg(long, value_name = "DIR")]
     tee: Option<PathBuf>,
+    /// Write the ranks' last events to FILE as lines of JSON, on a failure and on SIGUSR1
+    #[arg(long, value_name = "FILE")]
+    flight: Option<PathBuf>,
     /// Give up after so many seconds
     #[arg(long, value_name = "SECS")]
     timeout: Option<f64>,
@@ -67,6 +74,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
         // Not the path of this program, which may have been replaced since it started.
         entry: vec!["/proc/self/exe".into(), RANK.into()],
         tee: args.tee,
+        flight: args.flight,
         timeout,
         grace: Duration::from_secs(2),
     };

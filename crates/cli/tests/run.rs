@@ -9,6 +9,8 @@
 mod data;
 #[path = "run/failures.rs"]
 mod failures;
+#[path = "run/flight.rs"]
+mod flight;
 #[path = "run/job.rs"]
 mod job;
 #[path = "run/output.rs"]

@@ -3,7 +3,6 @@
 //! All operations pull: a member publishes where its operand lies, and whoever needs it reads it there. Small operands
 //! travel in the slot's staging area, so that the caller's buffer is free at once.
 
-use std::panic::Location;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,6 +14,7 @@ use crate::common_result::Common;
 use crate::heap::{Buffer, Heap, Lease};
 use crate::members::{Members, Source};
 use crate::op::{Key, Op};
+use crate::recorder::{self, Name};
 use crate::row::{STAGE, Word};
 use crate::sync::AtomicU64;
 
@@ -26,9 +26,13 @@ pub(crate) struct Call {
     pub(crate) operands: Buffers,
     /// Where the results go, if not in place.
     pub(crate) results: Buffers,
-    pub(crate) site: &'static Location<'static>,
+    pub(crate) site: Name,
+    /// Its event in the flight recorder.
+    pub(crate) event: u64,
     pub(crate) key: Key,
     pub(crate) stage: Stage,
+    /// Whether it had to wait for a free slot.
+    pub(crate) held: bool,
     /// The next member whose publication is not checked yet.
     pub(crate) checked: usize,
     /// What only large or unusual calls have.
@@ -63,7 +67,7 @@ impl Call {
         (operands, results): (Buffers, Buffers),
         common: bool,
         n: usize,
-        site: &'static Location<'static>,
+        site: Name,
     ) -> Call {
         let key = match (&op, &*operands) {
             // Members other than the root have no operand.
@@ -72,7 +76,13 @@ impl Call {
             (_, operands) => op.key(&operands.iter().map(Buffer::len).collect::<Vec<_>>(), common),
         };
         let stage = Stage::New;
-        Call { number, op, operands, results, site, key, stage, checked: 0, more: None, abandoned: false }
+        let (event, held, checked, more, abandoned) = (0, false, 0, None, false);
+        Call { number, op, operands, results, site, event, key, stage, held, checked, more, abandoned }
+    }
+
+    /// What the flight recorder keeps of it.
+    pub(crate) fn record(&self) -> recorder::Call {
+        recorder::Call { number: self.number, key: self.key }
     }
 
     pub(crate) fn more(&mut self) -> &mut More {
@@ -90,12 +100,7 @@ impl Call {
     }
 
     /// Fills the slot and stores the stamp.
-    pub(crate) fn publish(
-        &mut self,
-        members: &Members,
-        heap: &Arc<Heap>,
-        site: u64,
-    ) -> Result<(), CommError> {
+    pub(crate) fn publish(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), CommError> {
         let (row, number) = (members.mine(), self.number);
         if self.key.is_common() && self.giver(members.n()) == members.me {
             self.give(members, heap)?;
@@ -127,7 +132,7 @@ impl Call {
         set(Word::Bytes, self.key.bytes);
         set(Word::Extra, self.key.extra);
         set(Word::Place, place);
-        set(Word::Site, site);
+        set(Word::Site, self.site.word());
         if self.is_in_parts() {
             set(Word::Ready, 0);
         }

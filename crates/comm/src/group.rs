@@ -10,7 +10,10 @@ use crate::CommError;
 use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
+use crate::cores::Cores;
 use crate::element::{Element, Reduce};
+use crate::event::Event;
+use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
 use crate::helper::Helper;
 use crate::mail::Message;
@@ -18,6 +21,7 @@ use crate::members::Members;
 use crate::op::{Op, Outers};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
+use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
@@ -42,12 +46,17 @@ pub struct Moved {
 }
 
 impl Group {
-    pub(crate) fn new(rows: Vec<Row>, me: usize, heap: Arc<Heap>, alarm: Arc<Alarm>) -> Group {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = cores >= rows.len();
+    pub(crate) fn new(
+        rows: Vec<Row>,
+        me: usize,
+        heap: Arc<Heap>,
+        alarm: Arc<Alarm>,
+        recorder: Recorder,
+        cores: Cores,
+    ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins)), ranks }
+        Group { inner: Rc::new(Inner::new(members, heap, alarm, cores, recorder)), ranks }
     }
 
     /// This rank's place in the group.
@@ -70,6 +79,15 @@ impl Group {
         &self.inner.heap
     }
 
+    /// The members, and whether there is a core for each, for whoever measures.
+    pub(crate) fn members(&self) -> &Members {
+        &self.inner.members
+    }
+
+    pub(crate) fn spins(&self) -> bool {
+        self.inner.cores.one_each()
+    }
+
     /// How many operations nobody has waited for yet.
     pub fn in_flight(&self) -> usize {
         self.inner.state().in_flight()
@@ -78,8 +96,7 @@ impl Group {
     /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
     /// beside one for each rank on this host; without one it would only take turns with them.
     pub fn start_helper(&self) -> bool {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        cores >= 2 * self.size() && self.force_helper()
+        self.inner.cores.two_each() && self.force_helper()
     }
 
     pub(crate) fn force_helper(&self) -> bool {
@@ -409,6 +426,7 @@ impl Group {
             }
         }
         let offsets = self.heap().alloc(8 * self.size())?;
+        let made_by = self.inner.state().next();
         let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
         let place = |member: &usize| {
@@ -416,9 +434,37 @@ impl Group {
             let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
             Row { at, ..self.inner.members.rows[*member].clone() }
         };
-        let rows = list.iter().map(place).collect();
+        let rows: Vec<Row> = list.iter().map(place).collect();
+        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
+        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm))))
+        Ok(Some(Group::new(
+            rows,
+            me,
+            Arc::clone(self.heap()),
+            Arc::clone(&self.inner.alarm),
+            recorder,
+            self.inner.cores,
+        )))
+    }
+
+    /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
+    pub fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
+    }
+
+    /// What the flight recorders of all members hold.
+    pub fn flight(&self) -> Flight {
+        let mut flight = Flight::new(self.ranks.iter().copied());
+        for row in self.inner.members.rows.iter() {
+            flight.add(row.rank, read_segment(&row.segment, row.rank));
+        }
+        flight.sorted()
+    }
+
+    /// The last events of all members, in the order of time.
+    pub fn events(&self) -> Vec<Event> {
+        self.flight().events
     }
 
     fn check_root(&self, root: usize) -> Result<(), CommError> {

@@ -26,8 +26,6 @@ pub struct Heap {
     segment: Arc<Segment>,
     alarm: Arc<Alarm>,
     state: Mutex<State>,
-    /// Where texts that peers may read lie. They are never freed: a peer may read one whenever it finds a difference.
-    texts: Mutex<BTreeMap<String, u64>>,
 }
 
 struct State {
@@ -80,10 +78,11 @@ pub(crate) fn holders(at: usize) -> usize {
 }
 
 impl Heap {
-    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>) -> Heap {
+    /// The heap in a segment, from an offset on.
+    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, from: usize) -> Heap {
         let mut state = State { free: BTreeMap::new(), by_size: BTreeSet::new(), retired: Vec::new() };
-        state.insert(0, segment.len());
-        Heap { segment, alarm, state: Mutex::new(state), texts: Mutex::default() }
+        state.insert(from, segment.len() - from);
+        Heap { segment, alarm, state: Mutex::new(state) }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -136,23 +135,6 @@ impl Heap {
     pub(crate) fn alloc_for_ever(self: &Arc<Heap>, len: usize) -> Result<usize, CommError> {
         let buffer = std::mem::ManuallyDrop::new(self.alloc(len)?);
         Ok(buffer.at())
-    }
-
-    /// A text that peers may read: its place and length in one word.
-    pub(crate) fn text(self: &Arc<Heap>, text: &str) -> Result<u64, CommError> {
-        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = texts.get(text) {
-            return Ok(*place);
-        }
-        // The end of a long path says more than its beginning.
-        let start = text.len().saturating_sub(usize::from(u16::MAX));
-        let bytes = &text.as_bytes()[start..];
-        let at = self.alloc_for_ever(bytes.len())?;
-        // SAFETY: the block is new and its place is known to nobody yet.
-        unsafe { self.segment.write(at, bytes.len()) }.copy_from_slice(bytes);
-        let place = (at as u64) << 16 | bytes.len() as u64;
-        texts.insert(text.to_string(), place);
-        Ok(place)
     }
 }
 

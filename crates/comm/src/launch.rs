@@ -10,6 +10,7 @@
 //!   the launcher, and so that what it started can be ended with it.
 //! - When a rank fails, the coordinator tells the others. They have a grace period to end by themselves,
 //!   then SIGTERM, then as long again, then SIGKILL.
+//! - What the ranks did last is read from their flight recorders, when one fails and when SIGUSR1 asks for it.
 
 mod entry;
 mod error;
@@ -34,9 +35,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::control::socket::timespec;
 use crate::control::{Coordinator, Exit};
+use crate::flight::Flight;
 use crate::job::Job;
-use output::Output;
-use signals::Signals;
+use crate::ticks::now_ns;
+use output::{Carrier, Output};
+use signals::{ASKS, Signals};
 
 /// The most ranks that one launcher starts.
 pub const MAX_RANKS: usize = 1024;
@@ -52,6 +55,8 @@ pub struct Options {
     pub entry: Vec<OsString>,
     /// Where the output of each rank is also written, as `rank-N.out` and `rank-N.err`.
     pub tee: Option<PathBuf>,
+    /// Where all that the flight recorders hold is written, as lines of JSON, on a failure and when asked.
+    pub flight: Option<PathBuf>,
     /// When the job is given up.
     pub timeout: Option<Duration>,
     /// How long ranks may take to end by themselves, once one has failed.
@@ -91,16 +96,42 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         ranks.0.push(started.map_err(failed("start a rank"))?);
     }
     let carrier = output.start().map_err(failed("start a thread"))?;
-    let mut watch = Watch { options, ranks, coordinator, order: Vec::new(), killing: None, timed_out: false };
+    let mut watch = Watch {
+        options,
+        ranks,
+        coordinator,
+        carrier: &carrier,
+        order: Vec::new(),
+        killing: None,
+        failed_ns: None,
+        timed_out: false,
+    };
     let signalled = watch.run(&signals);
     // All ranks have ended, but whoever reads our output may be slow. One who asked us to end, or limited our
     // time, does not wait for that.
     let hurry = (signalled || watch.timed_out).then_some(options.grace);
+    let Watch { ranks, mut coordinator, order, failed_ns, timed_out, .. } = watch;
     let tails = carrier.finish(&signals, hurry);
-    let Watch { ranks, mut coordinator, order, timed_out, .. } = watch;
     coordinator.stop();
     let ends = summary::Ends { ranks: &ranks.0, order: &order, timed_out, tails: &tails };
-    Ok(ends.outcome(coordinator.failure(), coordinator.strangers(), options))
+    let mut outcome = ends.outcome(coordinator.failure(), coordinator.strangers(), options);
+    if outcome.code != 0 {
+        let mut flight = coordinator.flight();
+        flight.until_ns = failed_ns.unwrap_or(flight.until_ns);
+        outcome.summary.insert_str(0, &record_flight(&flight, options));
+    }
+    Ok(outcome)
+}
+
+/// Writes the dump, where one is wanted: what there is to say of the ranks, in whole lines.
+fn record_flight(flight: &Flight, options: &Options) -> String {
+    let mut lines = if flight.is_empty() { String::new() } else { format!("{flight}\n") };
+    if let Some(path) = &options.flight
+        && let Err(error) = std::fs::write(path, flight.json_lines())
+    {
+        lines += &format!("error: run: --flight: {}: {error}\n", path.display());
+    }
+    lines
 }
 
 /// A started rank.
@@ -201,9 +232,12 @@ struct Watch<'a> {
     options: &'a Options,
     ranks: Ranks,
     coordinator: Coordinator,
+    carrier: &'a Carrier,
     /// The ranks that have ended, in order.
     order: Vec<usize>,
     killing: Option<Killing>,
+    /// When the first failure was seen, on the clock of the flight recorders.
+    failed_ns: Option<u64>,
     timed_out: bool,
 }
 
@@ -222,6 +256,10 @@ impl Watch<'_> {
                 self.note_end(rank);
             }
             for signal in signals.received() {
+                if signal == ASKS {
+                    self.tell_flight();
+                    continue;
+                }
                 signalled = true;
                 interrupts += usize::from(signal == Signal::INT);
                 // One who asks twice does not want to wait for handlers.
@@ -265,7 +303,15 @@ impl Watch<'_> {
         }
     }
 
+    /// Says what the ranks are doing.
+    fn tell_flight(&self) {
+        let flight = self.coordinator.flight();
+        let nothing = if flight.is_empty() { "no rank has recorded an operation yet\n" } else { "" };
+        self.carrier.note(&format!("{nothing}{}", record_flight(&flight, self.options)));
+    }
+
     fn begin_killing(&mut self) {
+        self.failed_ns.get_or_insert_with(now_ns);
         let at = Instant::now() + self.options.grace;
         self.killing.get_or_insert(Killing::Grace(at));
     }

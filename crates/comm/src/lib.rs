@@ -8,6 +8,8 @@
 //! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
 //! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read where they lie: over memory
 //!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`, `mail.rs`).
+//! - What ranks do is recorded as [`Event`]s, the last ones of each rank in its heap; a [`Flight`] is what all of them
+//!   hold, and names the first divergence.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -28,25 +30,32 @@ mod buffers;
 mod call;
 mod common_result;
 pub mod control;
+mod cores;
 mod element;
 pub mod env;
 mod error;
+mod event;
+mod flight;
 mod group;
 mod heap;
 mod helper;
 mod job;
 mod kernels;
 pub mod launch;
+mod layout;
 mod local;
 mod mail;
 mod members;
 mod op;
 mod pending;
+mod probe;
 mod progress;
+mod recorder;
 mod row;
 mod segment;
 mod shm;
 mod sync;
+mod ticks;
 mod world;
 
 pub use buffers::Buffers;
@@ -54,10 +63,14 @@ pub use common_result::Common;
 pub use element::{Element, Reduce};
 pub(crate) use error::ranks_text;
 pub use error::{CommError, Side};
+pub use event::{Event, Kind};
+pub use flight::{Divergence, Flight, Party};
 pub use group::{Group, Moved};
 pub use heap::{Buffer, Heap};
 pub use job::{Job, Secret};
 pub use local::{spawn, spawn_with_heap};
 pub use mail::Message;
 pub use pending::{Outcome, Pending};
+pub use probe::{Movement, Probe};
+pub use recorder::{Name, Recorder};
 pub use world::{InitError, World, init};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::alarm::Alarm;
+use crate::cores::{self, Cores};
 use crate::group::Group;
-use crate::heap::Heap;
+use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
 
@@ -23,18 +24,17 @@ pub fn spawn<T: Send>(n: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
 
 /// The same with heaps of so many bytes.
 pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let room = heap.saturating_add(Row::size(n) + 128);
+    let room = heap.saturating_add(reserved(n));
     let segment =
         |_| Arc::new(Segment::private(room).expect("the machine has room for the heap of each rank"));
     let segments: Vec<Arc<Segment>> = (0..n).map(segment).collect();
     let alarm = Arc::new(Alarm::default());
+    let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
-        let heap = Arc::new(Heap::new(Arc::clone(&segments[rank]), Arc::clone(&alarm)));
-        // The first block of every heap, so that the world's rows are where everybody expects them.
-        let at = heap.alloc_for_ever(Row::size(n)).expect("the heap has room for its row");
-        let row = |(rank, segment)| Row { segment: Arc::clone(segment), at, rank };
+        let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
+        let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
         let rows = segments.iter().enumerate().map(row).collect();
-        let group = Group::new(rows, rank, heap, Arc::clone(&alarm));
+        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

@@ -15,6 +15,7 @@ use crate::buffers::Buffers;
 use crate::error::Side;
 use crate::heap::{Buffer, Lease};
 use crate::members::Members;
+use crate::recorder::{Name, Recorder};
 use crate::row::{MAILS, MailWord, STAGE};
 use crate::sync::AtomicU64;
 
@@ -32,6 +33,8 @@ pub struct Message {
 struct Batch {
     buffers: SmallVec<[Option<Buffer>; 2]>,
     open: usize,
+    /// Its event in the flight recorder.
+    event: u64,
     /// Taken by whoever waited for it, or nobody waits.
     over: bool,
 }
@@ -42,7 +45,7 @@ struct Letter {
     index: usize,
     tag: u64,
     buffer: Buffer,
-    site: u64,
+    site: Name,
 }
 
 /// What goes to one member.
@@ -87,11 +90,21 @@ impl Mails {
         }
     }
 
+    /// The number of the next batch.
+    pub(crate) fn next_batch(&self) -> u64 {
+        self.first + self.batches.len() as u64
+    }
+
     /// Takes a batch on, and gives its number.
-    pub(crate) fn start(&mut self, sends: Vec<Message>, recvs: Vec<Message>, site: u64) -> u64 {
-        let batch = self.first + self.batches.len() as u64;
+    pub(crate) fn start(&mut self, sends: Vec<Message>, recvs: Vec<Message>, site: Name, event: u64) -> u64 {
+        let batch = self.next_batch();
         let open = sends.len() + recvs.len();
-        self.batches.push_back(Batch { buffers: (0..open).map(|_| None).collect(), open, over: false });
+        self.batches.push_back(Batch {
+            buffers: (0..open).map(|_| None).collect(),
+            open,
+            event,
+            over: false,
+        });
         self.open += open;
         let receives_from = sends.len();
         for (index, Message { peer, tag, buffer }) in sends.into_iter().enumerate() {
@@ -105,9 +118,10 @@ impl Mails {
     }
 
     /// The buffers of a batch whose messages have all met their other end.
-    pub(crate) fn take_finished(&mut self, number: u64) -> Option<Buffers> {
+    pub(crate) fn take_finished(&mut self, number: u64, recorder: &Recorder) -> Option<Buffers> {
         let batch = self.batch(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
+        recorder.finish(batch.event);
         let buffers = batch.buffers.drain(..).flatten().collect();
         self.forget();
         Some(buffers)
@@ -196,7 +210,7 @@ impl Mails {
             let len = letter.buffer.len();
             set(MailWord::Tag, letter.tag);
             set(MailWord::Bytes, len as u64);
-            set(MailWord::Site, letter.site);
+            set(MailWord::Site, letter.site.word());
             if len <= STAGE {
                 members.mail_stage(to, number, len).copy_from_slice(letter.buffer.bytes());
             } else {
@@ -306,7 +320,7 @@ fn lengths(members: &Members, from: usize, number: u64, letter: &Letter) -> Comm
     CommError::Lengths {
         sides: Box::new([
             side(from, "send", get(MailWord::Bytes) as usize, get(MailWord::Site)),
-            side(members.me, "receive", letter.buffer.len(), letter.site),
+            side(members.me, "receive", letter.buffer.len(), letter.site.word()),
         ]),
     }
 }

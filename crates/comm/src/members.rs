@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::buffers::Buffers;
 use crate::heap::Buffer;
 use crate::op::Key;
+use crate::recorder::Name;
 use crate::row::{MailWord, Row, STAGE, Word};
 use crate::sync::AtomicU64;
 
@@ -131,9 +132,9 @@ impl Members {
 
     /// A text of a member, by its place and length.
     pub(crate) fn text(&self, member: usize, place: u64) -> String {
+        let (at, len) = Name::place(place);
         // SAFETY: texts are written once, before their place is published, and never freed.
-        let bytes =
-            unsafe { self.rows[member].segment.read((place >> 16) as usize, (place & 0xffff) as usize) };
+        let bytes = unsafe { self.rows[member].segment.read(at, len) };
         String::from_utf8_lossy(bytes).into_owned()
     }
 

@@ -1,15 +1,19 @@
 //! The handle of an operation in flight: test it, wait for it.
 
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::buffers::Buffers;
+use crate::call::Call;
 use crate::common_result::Common;
+use crate::event::Kind;
 use crate::op::describe;
 use crate::progress::{Inner, State};
+use crate::recorder::{self, Recorder};
 use crate::row::SLOTS;
 
 /// How long a waiter spins before it sleeps.
@@ -59,26 +63,41 @@ impl<T: Outcome> Pending<T> {
         Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
+    /// Records that it is waited for in sleep.
+    fn record_wait(&self, site: &'static Location<'static>) {
+        let record = match self.what {
+            What::Call(number) => self.inner.state().call(number).map(Call::record),
+            What::Batch(batch) => Some(recorder::Call::batch(batch, 0)),
+            What::Over => None,
+        };
+        if let Some(record) = record {
+            let recorder = &self.inner.recorder;
+            recorder.call(Kind::Wait, record, recorder.site(site));
+        }
+    }
+
     /// What the operation gives, once, if it is finished; never waits.
+    #[track_caller]
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
         let mut state = self.inner.state();
-        if let Some(outcome) = take(&mut self.what, &mut state) {
+        if let Some(outcome) = take(&mut self.what, &mut state, &self.inner.recorder) {
             return Ok(Some(outcome));
         }
         self.inner.advance(&mut state)?;
-        Ok(take(&mut self.what, &mut state))
+        Ok(take(&mut self.what, &mut state, &self.inner.recorder))
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
+    #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
-        let mut since = None;
+        let (mut since, mut recorded) = (None, false);
         loop {
             if let Some(outcome) = self.test()? {
                 return Ok(outcome);
             }
             let inner = &*self.inner;
-            if inner.spins && self.look() {
+            if inner.cores.one_each() && self.look() {
                 continue;
             }
             if let Some(error) = inner.elsewhere() {
@@ -89,8 +108,11 @@ impl<T: Outcome> Pending<T> {
                 let error = self.late();
                 return Err(inner.fail(&mut inner.state(), error));
             }
-            if inner.spins && now - *since.get_or_insert(now) < SPIN {
+            if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
                 continue;
+            }
+            if !std::mem::replace(&mut recorded, true) {
+                self.record_wait(Location::caller());
             }
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
@@ -158,10 +180,11 @@ impl<T: Outcome> Pending<T> {
 }
 
 /// The outcome of an operation that is finished, which is over then.
-fn take<T: Outcome>(what: &mut What, state: &mut State) -> Option<T> {
+#[track_caller]
+fn take<T: Outcome>(what: &mut What, state: &mut State, recorder: &Recorder) -> Option<T> {
     let (buffers, common) = match *what {
         What::Call(number) => state.take(number)?,
-        What::Batch(batch) => (state.mails.take_finished(batch)?, None),
+        What::Batch(batch) => (state.mails.take_finished(batch, recorder)?, None),
         What::Over => return None,
     };
     *what = What::Over;

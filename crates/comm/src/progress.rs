@@ -1,7 +1,7 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
 use std::cell::{OnceCell, RefCell, RefMut};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +11,15 @@ use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage};
 use crate::common_result::Common;
+use crate::cores::Cores;
 use crate::error::Side;
+use crate::event::Kind;
 use crate::heap::Heap;
 use crate::helper::Helper;
 use crate::mail::{Mails, Message};
 use crate::members::Members;
 use crate::op::Op;
+use crate::recorder::{self, Name, Recorder};
 use crate::row::{SLOTS, Word};
 
 /// One member's side of a group, and everything in flight on it.
@@ -24,10 +27,10 @@ pub(crate) struct Inner {
     pub(crate) members: Members,
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
-    /// Whether waiting may spin: there is a core for each rank.
-    pub(crate) spins: bool,
+    pub(crate) cores: Cores,
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
+    pub(crate) recorder: Recorder,
     state: RefCell<State>,
 }
 
@@ -38,19 +41,10 @@ pub(crate) struct State {
     calls: VecDeque<Call>,
     /// The first call that is not finished.
     done: u64,
-    known: Known,
-    pub(crate) mails: Mails,
-    pub(crate) failed: Option<CommError>,
-}
-
-/// What need not be looked up again.
-#[derive(Default)]
-pub(crate) struct Known {
     /// Every member is known to be done with the calls below.
     released: u64,
-    /// The texts of call sites, by the address of the site.
-    sites: BTreeMap<usize, u64>,
-    last_site: (usize, u64),
+    pub(crate) mails: Mails,
+    pub(crate) failed: Option<CommError>,
 }
 
 impl State {
@@ -95,16 +89,23 @@ impl State {
 }
 
 impl Inner {
-    pub(crate) fn new(members: Members, heap: Arc<Heap>, alarm: Arc<Alarm>, spins: bool) -> Inner {
+    pub(crate) fn new(
+        members: Members,
+        heap: Arc<Heap>,
+        alarm: Arc<Alarm>,
+        cores: Cores,
+        recorder: Recorder,
+    ) -> Inner {
         let state = State {
             first: 0,
             calls: VecDeque::new(),
             done: 0,
-            known: Known::default(),
+            released: 0,
             mails: Mails::new(members.n()),
             failed: None,
         };
-        Inner { members, heap, alarm, spins, helper: OnceCell::new(), state: RefCell::new(state) }
+        let helper = OnceCell::new();
+        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -124,7 +125,10 @@ impl Inner {
             return Err(error.clone());
         }
         let number = state.next();
-        state.calls.push_back(Call::new(number, op, buffers, common, self.members.n(), site));
+        let site = self.recorder.site(site);
+        let mut call = Call::new(number, op, buffers, common, self.members.n(), site);
+        call.event = self.recorder.call(Kind::Start, call.record(), site);
+        state.calls.push_back(call);
         self.advance(&mut state)?;
         Ok(number)
     }
@@ -144,7 +148,7 @@ impl Inner {
         let mut outcome = Ok(());
         for call in state.calls.range_mut((before - state.first) as usize..) {
             if call.stage != Stage::Finished {
-                outcome = self.advance_call(call, &mut state.known);
+                outcome = self.advance_call(call, &mut state.released);
             }
             in_order &= call.stage == Stage::Finished;
             state.done += u64::from(in_order);
@@ -160,14 +164,17 @@ impl Inner {
     }
 
     /// One call, as far as it can.
-    fn advance_call(&self, call: &mut Call, known: &mut Known) -> Result<(), CommError> {
+    fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), CommError> {
         let (members, number) = (&self.members, call.number);
         if call.stage == Stage::New {
-            if !self.has_slot(known, number) {
+            if !self.has_slot(released, number) {
+                call.held = true;
                 return Ok(());
             }
-            let site = self.site(known, call.site)?;
-            call.publish(members, &self.heap, site)?;
+            call.publish(members, &self.heap)?;
+            if call.held {
+                self.recorder.call(Kind::Publish, call.record(), call.site);
+            }
             if let (Some(helper), Some(job)) = (self.helper.get(), call.job()) {
                 helper.take_on(job);
             }
@@ -176,7 +183,7 @@ impl Inner {
             // Where the helper is at it, it goes on without this thread.
             let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
             if outcome.map_err(|other| self.mismatch(members.me, other, number))? {
-                call.stage = Stage::Finished;
+                self.finish(call);
             }
             return Ok(());
         }
@@ -191,33 +198,24 @@ impl Inner {
             call.checked += 1;
         }
         if call.step(members)? {
-            call.stage = Stage::Finished;
+            self.finish(call);
         }
         Ok(())
     }
 
-    /// Whether every member is done with the call that used this slot before. What is known of it is kept, so that
-    /// the others' words are read only once a ring of slots is used up.
-    fn has_slot(&self, known: &mut Known, number: u64) -> bool {
-        if number >= known.released + SLOTS {
-            let done = self.members.rows.iter().map(|row| row.done()).min();
-            known.released = done.unwrap_or(0);
-        }
-        number < known.released + SLOTS
+    fn finish(&self, call: &mut Call) {
+        call.stage = Stage::Finished;
+        self.recorder.finish(call.event);
     }
 
-    /// The text of a call site.
-    fn site(&self, known: &mut Known, site: &'static Location<'static>) -> Result<u64, CommError> {
-        let key = std::ptr::from_ref(site).addr();
-        if known.last_site.0 != key {
-            let place = match known.sites.get(&key) {
-                Some(place) => *place,
-                None => self.heap.text(&format!("{}:{}", site.file(), site.line()))?,
-            };
-            known.sites.insert(key, place);
-            known.last_site = (key, place);
+    /// Whether every member is done with the call that used this slot before. What is known of it is kept, so that
+    /// the others' words are read only once a ring of slots is used up.
+    fn has_slot(&self, released: &mut u64, number: u64) -> bool {
+        if number >= *released + SLOTS {
+            let done = self.members.rows.iter().map(|row| row.done()).min();
+            *released = done.unwrap_or(0);
         }
-        Ok(known.last_site.1)
+        number < *released + SLOTS
     }
 
     /// Takes a batch of messages on, and makes it go as far as it can.
@@ -231,8 +229,11 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let site = self.site(&mut state.known, site)?;
-        let batch = state.mails.start(sends, recvs, site);
+        let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
+        let site = self.recorder.site(site);
+        let record = recorder::Call::batch(state.mails.next_batch(), bytes);
+        let event = self.recorder.call(Kind::Start, record, site);
+        let batch = state.mails.start(sends, recvs, site, event);
         self.advance(&mut state)?;
         Ok(batch)
     }
@@ -240,6 +241,8 @@ impl Inner {
     /// Keeps the first error, and tells the others of one that only this member can see.
     pub(crate) fn fail(&self, state: &mut State, error: CommError) -> CommError {
         if state.failed.is_none() {
+            let site = state.call(state.done).map_or(Name::default(), |call| call.site);
+            self.recorder.error(state.done, &error.to_string(), site);
             let row = self.members.mine();
             match &error {
                 CommError::Mismatch { call, members, .. } if members.0 == self.members.me => {
@@ -247,7 +250,7 @@ impl Inner {
                 }
                 CommError::Lengths { .. } | CommError::Splits { .. } => {
                     // Without room for its words the others learn only that it stopped.
-                    let text = self.heap.text(&error.to_string()).unwrap_or(0);
+                    let text = self.recorder.name(&error.to_string()).word();
                     row.set_failure(self.members.me, u64::MAX, text);
                 }
                 _ => {}

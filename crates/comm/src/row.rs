@@ -211,10 +211,12 @@ impl Row {
 /// The longest sleep before a waiter looks again for failures elsewhere.
 const TURN: Duration = Duration::from_millis(20);
 
+/// Wakes all who sleep on a bell: how many.
 #[cfg(not(any(loom, shuttle)))]
-fn wake(bell: &AtomicU32) {
-    // A failed wake-up is a wait that looks again at its next turn.
-    let _ = rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), u32::MAX);
+fn wake(bell: &AtomicU32) -> usize {
+    // The kernel reads the number as signed, and wakes one where it is negative. A failed wake-up is a wait that looks
+    // again at its next turn.
+    rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), i32::MAX as u32).unwrap_or(0)
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -236,4 +238,36 @@ fn sleep_on(_: &AtomicU32, _: u32, _: Duration) {
 }
 
 #[cfg(any(loom, shuttle))]
-fn wake(_: &AtomicU32) {}
+fn wake(_: &AtomicU32) -> usize {
+    0
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_bell_wakes_all_who_sleep_on_it() {
+        let (bell, over) = (AtomicU32::new(0), AtomicU32::new(0));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while over.load(SeqCst) == 0 {
+                        sleep_on(&bell, 0, Duration::from_millis(500));
+                    }
+                });
+            }
+            // They may not all be asleep yet, or not again.
+            let until = Instant::now() + Duration::from_secs(20);
+            let mut most = 0;
+            while most < 3 && Instant::now() < until {
+                most = most.max(wake(&bell));
+                thread::yield_now();
+            }
+            over.store(1, SeqCst);
+            wake(&bell);
+            assert_eq!(most, 3);
+        });
+    }
+}

@@ -2,11 +2,13 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use crate::control::{Control, ControlError, Coordinator};
 use crate::env::{EnvError, Launch, Launcher};
+use crate::flight::Flight;
 
 /// How long a rank waits for the others when it starts, and in calls that name no deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -20,8 +22,10 @@ pub struct World {
     local_rank: usize,
     /// How ranks reach one another besides data; none in a world of one.
     control: Option<Control>,
+    /// How many groups of all ranks were made.
+    groups: AtomicUsize,
     /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
-    _coordinator: Option<Coordinator>,
+    coordinator: Option<Coordinator>,
 }
 
 /// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and
@@ -37,11 +41,12 @@ impl World {
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
         let Launch { rank, size, local_rank, by, ref job } = *launch;
+        let groups = AtomicUsize::new(0);
         let Some(job) = job else {
             if size > 1 {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, control: None, _coordinator: None });
+            return Ok(World { rank, size, local_rank, control: None, groups, coordinator: None });
         };
         let hosts = rank == 0 && by != Launcher::Consort;
         let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
@@ -50,7 +55,7 @@ impl World {
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
         control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, control: Some(control), _coordinator: coordinator })
+        Ok(World { rank, size, local_rank, control: Some(control), groups, coordinator })
     }
 
     /// This rank, from 0.
@@ -71,6 +76,21 @@ impl World {
     /// The connection with the other ranks besides data; none in a world of one.
     pub fn control(&self) -> Option<&Control> {
         self.control.as_ref()
+    }
+
+    /// What the flight recorders of all ranks hold, also of those that are dead or stuck, where this rank serves the
+    /// others: rank 0 under another launcher than `consort run`. Every rank can ask its group for the same
+    /// ([`Group::flight`](crate::Group::flight)).
+    pub fn flight(&self) -> Option<Flight> {
+        self.coordinator.as_ref().map(Coordinator::flight)
+    }
+
+    /// The name of the next group of all ranks, the same on all of them: `world`, `world#2`.
+    pub(crate) fn name_group(&self) -> String {
+        match self.groups.fetch_add(1, Ordering::Relaxed) {
+            0 => "world".to_string(),
+            before => format!("world#{}", before + 1),
+        }
     }
 
     /// Checks that a setting has the same value on every rank: an error on all of them if not.

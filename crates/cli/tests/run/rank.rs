@@ -56,6 +56,7 @@ pub(crate) fn play(part: &str) {
         }
         "flooded" => flooded(&world),
         part if part.starts_with("data") => super::data::play(&world, part),
+        part if part.starts_with("flight") => super::flight::play(&world, part),
         _ => panic!("no part {part:?}"),
     }
 }

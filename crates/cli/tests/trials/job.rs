@@ -78,6 +78,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
         program: environment.iter().chain(&arguments).map(|word| word.into()).collect(),
         entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
         tee: None,
+        flight: None,
         timeout: Some(Duration::from_secs(30)),
         // Longer than an error may take, so that nobody is ended before it has one.
         grace: Duration::from_millis(1500),

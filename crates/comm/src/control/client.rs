@@ -21,7 +21,7 @@ use super::failure::{Failure, What};
 use super::frame::{Inbox, MAX_BLOB, MAX_NAME, MAX_REASON, Message, Reader, decode_pairs, encode_pairs};
 use super::knock::knock;
 use super::parity::differing;
-use super::roster::Packet;
+use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
 use crate::job::Job;
 
@@ -129,6 +129,17 @@ impl Control {
         deadline: Duration,
     ) -> Result<Vec<Peer>, ControlError> {
         self.meet("rendezvous".to_string(), Location::caller(), blob, fd, deadline)
+    }
+
+    /// All ranks arrive with the descriptors of their heaps, which the coordinator keeps for the flight recorder.
+    #[track_caller]
+    pub(crate) fn share_heap(
+        &self,
+        blob: &[u8],
+        heap: BorrowedFd<'_>,
+        deadline: Duration,
+    ) -> Result<Vec<Peer>, ControlError> {
+        self.meet(HEAPS.to_string(), Location::caller(), blob, Some(heap), deadline)
     }
 
     /// All ranks arrive, then all continue. The name must be the same on all.

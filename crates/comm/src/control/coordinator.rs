@@ -12,13 +12,16 @@ use rustix::process::geteuid;
 
 use super::failure::{Exit, Failure};
 use super::server::{Desk, Order, Server};
+use crate::flight::Flight;
 use crate::job::Job;
+use crate::recorder::read_descriptor;
 
 /// The one process of a job that all ranks are connected with, in a thread of the launcher or of rank 0.
 #[derive(Debug)]
 pub struct Coordinator {
     desk: Arc<Desk>,
     wake: Arc<OwnedFd>,
+    size: usize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -44,7 +47,7 @@ impl Coordinator {
         let mut server =
             Server::new(listener, woken, Arc::clone(&desk), job.secret.clone(), uid, (size, launched));
         let thread = thread::Builder::new().name("consort coordinator".into()).spawn(move || server.run())?;
-        Ok(Coordinator { desk, wake, thread: Some(thread) })
+        Ok(Coordinator { desk, wake, size, thread: Some(thread) })
     }
 
     /// The process of a rank ended. Every survivor is told, unless the rank said goodbye and all is well.
@@ -60,6 +63,19 @@ impl Coordinator {
     /// The first failure of the job, if there was one.
     pub fn failure(&self) -> Option<Failure> {
         self.desk.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the flight recorders of all ranks hold, also of those that are dead, stopped or stuck. Empty before the
+    /// ranks have made a group.
+    pub fn flight(&self) -> Flight {
+        let kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut flight = Flight::new(0..self.size);
+        for heaps in kept {
+            for (rank, heap) in heaps.ranks.iter().zip(&heaps.packet.fds) {
+                flight.add(*rank, read_descriptor(heap, *rank));
+            }
+        }
+        flight.sorted()
     }
 
     /// How many connections were turned away: of another user, without the secret, or silent.

@@ -19,6 +19,9 @@ use super::frame::Message;
 /// dying process's sockets just before it reports the death, so the word comes within a millisecond.
 const WORD: Duration = Duration::from_millis(50);
 
+/// The name of the meeting to which ranks bring their heaps.
+pub(super) const HEAPS: &str = "group";
+
 /// A message and its descriptors, ready to be sent to several.
 #[derive(Debug)]
 pub(super) struct Packet {
@@ -66,18 +69,32 @@ pub(super) struct Roster {
     launched: bool,
     /// What is to be sent, and to which rank.
     outgoing: Vec<(usize, Arc<Packet>)>,
+    /// What was brought to the last meeting of heaps, until somebody takes it.
+    heaps: Option<Heaps>,
+}
+
+/// The ranks' heaps of one group: which ranks brought one, and the packet that holds them in that order.
+#[derive(Clone, Debug)]
+pub(super) struct Heaps {
+    pub(super) ranks: Vec<usize>,
+    pub(super) packet: Arc<Packet>,
 }
 
 impl Roster {
     pub(super) fn new(size: usize, launched: bool) -> Roster {
         let absent = || Member { place: Place::Absent, pid: 0, last: String::new(), arrival: None };
         let members = (0..size).map(|_| absent()).collect();
-        Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new() }
+        Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new(), heaps: None }
     }
 
     /// What is to be sent since the last time this was asked.
     pub(super) fn take_outgoing(&mut self) -> Vec<(usize, Arc<Packet>)> {
         std::mem::take(&mut self.outgoing)
+    }
+
+    /// The heaps that ranks brought since the last time this was asked.
+    pub(super) fn take_heaps(&mut self) -> Option<Heaps> {
+        self.heaps.take()
     }
 
     pub(super) fn failure(&self) -> Option<&Failure> {
@@ -234,16 +251,21 @@ impl Roster {
     }
 
     fn complete(&mut self) {
-        let (mut peers, mut fds) = (Vec::new(), Vec::new());
-        for member in &mut self.members {
+        let (mut peers, mut fds, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
+        let brings_heaps = self.meeting_text() == HEAPS;
+        for (rank, member) in self.members.iter_mut().enumerate() {
             let Some(arrival) = member.arrival.take() else { continue };
             peers.push((member.pid, arrival.fd.is_some(), arrival.blob));
+            ranks.extend(arrival.fd.is_some().then_some(rank));
             fds.extend(arrival.fd);
             member.last = arrival.name;
         }
         self.meetings += 1;
         let bytes = Message::Met { peers }.encode(fds.len());
         let packet = Arc::new(Packet { bytes, fds });
+        if brings_heaps {
+            self.heaps = Some(Heaps { ranks, packet: Arc::clone(&packet) });
+        }
         self.outgoing.extend((0..self.members.len()).map(|rank| (rank, Arc::clone(&packet))));
     }
 

@@ -19,7 +19,7 @@ use rustix::net::{SocketFlags, accept_with};
 
 use super::failure::{Exit, Failure};
 use super::frame::{Garbage, Inbox, MAX_NAME, Message, Reader};
-use super::roster::{Arrival, Packet, Roster};
+use super::roster::{Arrival, Heaps, Packet, Roster};
 use super::socket::{Progress, receive, send, timespec};
 use crate::job::Secret;
 
@@ -27,6 +27,8 @@ use crate::job::Secret;
 const HANDSHAKE: Duration = Duration::from_millis(500);
 /// How many may wait in the lobby.
 const LOBBY: usize = 64;
+/// Groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
+const GROUPS: usize = 4;
 /// A wait that is as good as none; far enough from overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -48,6 +50,8 @@ pub(super) struct Desk {
     pub(super) strangers: AtomicU64,
     pub(super) failed: AtomicBool,
     pub(super) failure: Mutex<Option<Failure>>,
+    /// The heaps of the last groups, newest last, for the flight recorder.
+    pub(super) heaps: Mutex<VecDeque<Heaps>>,
 }
 
 /// A connection that has not said who it is.
@@ -112,6 +116,8 @@ impl Server {
             if stop {
                 self.roster.close();
             }
+            // Before a rank learns that all came: what it then does can be read at once.
+            self.publish();
             self.deliver();
             self.publish();
             if stop {
@@ -273,8 +279,15 @@ impl Server {
         }
     }
 
-    /// Makes the first failure known to the handle.
-    fn publish(&self) {
+    /// Makes the first failure and the ranks' heaps known to the handle.
+    fn publish(&mut self) {
+        if let Some(heaps) = self.roster.take_heaps() {
+            let mut kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push_back(heaps);
+            if kept.len() > GROUPS {
+                kept.pop_front();
+            }
+        }
         if let Some(failure) = self.roster.failure()
             && !self.desk.failed.load(Ordering::Relaxed)
         {

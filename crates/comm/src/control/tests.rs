@@ -278,3 +278,48 @@ fn what_is_too_long_is_an_error_here_and_harms_nobody() {
         assert!(control.barrier("a", LONG).unwrap_err().to_string().contains("ééé"));
     });
 }
+
+#[test]
+fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
+    let ends = job(2, true, |control, rank, coordinator| {
+        // A pipe in place of a heap: its reader sees when the last one who has it lets go.
+        let mut readers = Vec::new();
+        for _ in 0..6 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            let peers = control.share_heap(&[], writer.as_fd(), LONG).unwrap();
+            assert!(peers.iter().all(|peer| peer.fd.is_some()));
+            readers.push(reader);
+        }
+        control.barrier("all are kept", LONG).unwrap();
+        if rank == 0 {
+            let flight = coordinator.flight();
+            assert!(flight.is_empty() && flight.lost.values().all(Option::is_none), "{flight:?}");
+        }
+        // The first two are gone already; this would wait for ever otherwise.
+        let rest = readers.split_off(2);
+        readers.into_iter().for_each(|mut reader| assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0));
+        rest
+    });
+    ends.into_iter().flatten().for_each(|mut reader| assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0));
+}
+
+#[test]
+fn the_recorder_of_a_heap_that_was_shared_is_read_without_its_owner() {
+    use crate::event::Kind;
+    use crate::recorder::{Recorder, SIZE};
+    use crate::segment::Segment;
+
+    job(2, false, |control, rank, coordinator| {
+        let (segment, fd) = Segment::shared(SIZE).unwrap();
+        let recorder = Recorder::new(segment.into(), "world");
+        recorder.record(Kind::Compile, recorder.name(&format!("program {rank}")), 0);
+        control.share_heap(&[], fd.as_fd(), LONG).unwrap();
+        drop((recorder, fd));
+        control.barrier("nobody has it mapped", LONG).unwrap();
+        let flight = coordinator.flight();
+        let mut ops: Vec<&str> = flight.events.iter().map(|event| event.op.as_str()).collect();
+        ops.sort();
+        assert_eq!(ops, ["program 0", "program 1"]);
+        control.barrier("both have looked", LONG).unwrap();
+    });
+}

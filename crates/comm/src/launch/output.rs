@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -102,19 +102,21 @@ impl Output {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let (ended, done) = (Arc::new(eventfd(0, flags)?), Arc::new(eventfd(0, flags)?));
         let (tells_ended, tells_done) = (Arc::clone(&ended), Arc::clone(&done));
+        let notes = Arc::new(Notes { text: Mutex::default(), wake: eventfd(0, flags)? });
+        let noted = Arc::clone(&notes);
         let carry = move || {
-            self.carry(&tells_ended);
+            self.carry(&tells_ended, &noted);
             let _ = rustix::io::write(&*tells_done, &1u64.to_ne_bytes());
             self.streams.into_iter().filter(|stream| stream.is_err).map(|stream| stream.tail.into()).collect()
         };
         let thread = thread::Builder::new().name("consort output".into()).spawn(carry)?;
-        Ok(Carrier { ended, done, thread })
+        Ok(Carrier { ended, done, notes, thread })
     }
 
-    fn carry(&mut self, ended: &OwnedFd) {
+    fn carry(&mut self, ended: &OwnedFd, notes: &Notes) {
         let mut bytes = vec![0; 64 * 1024];
         loop {
-            let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(ended, PollFlags::IN), PollFd::new(&notes.wake, PollFlags::IN)];
             let open: Vec<usize> =
                 (0..self.streams.len()).filter(|i| self.streams[*i].pipe.is_some()).collect();
             fds.extend(
@@ -129,10 +131,15 @@ impl Output {
             let all_ended = !fds[0].revents().is_empty();
             let ready: Vec<usize> = open
                 .iter()
-                .zip(&fds[1..])
+                .zip(&fds[2..])
                 .filter(|(_, fd)| !fd.revents().is_empty())
                 .map(|(i, _)| *i)
                 .collect();
+            let note = notes.take();
+            if !note.is_empty() {
+                // Where nobody reads any more, nobody is told.
+                let _ = self.err.to.write_all(note.as_bytes()).and_then(|()| self.err.to.flush());
+            }
             for i in if all_ended { open } else { ready } {
                 // One piece at a time, so that a talkative rank does not hold up the others.
                 while self.read(i, &mut bytes) && all_ended {}
@@ -227,22 +234,42 @@ impl Stream {
     }
 }
 
+/// What the launcher has to say while ranks run, in whole lines for the standard error.
+struct Notes {
+    text: Mutex<String>,
+    wake: OwnedFd,
+}
+
+impl Notes {
+    fn take(&self) -> String {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        std::mem::take(&mut *self.text.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// The thread that carries the output.
 pub(super) struct Carrier {
     /// Tells it that all ranks have ended.
     ended: Arc<OwnedFd>,
     /// Told by it when everything is written.
     done: Arc<OwnedFd>,
+    notes: Arc<Notes>,
     thread: JoinHandle<Vec<Vec<String>>>,
 }
 
 impl Carrier {
+    /// Writes lines of the launcher's own to the standard error, without waiting for it.
+    pub(super) fn note(&self, lines: &str) {
+        *self.notes.text.lock().unwrap_or_else(PoisonError::into_inner) += lines;
+        let _ = rustix::io::write(&self.notes.wake, &1u64.to_ne_bytes());
+    }
+
     /// Waits until all is written: the last lines of each rank's standard error. Whoever reads may have
     /// stopped; then a signal or the limit, if there is one, ends the wait.
     pub(super) fn finish(self, signals: &Signals, limit: Option<Duration>) -> Vec<Vec<String>> {
         let _ = rustix::io::write(&*self.ended, &1u64.to_ne_bytes());
         let mut fds = vec![PollFd::new(&*self.done, PollFlags::IN)];
-        fds.extend(signals.poll_fds());
+        fds.extend(signals.poll_fds_of_ends());
         while let Err(Errno::INTR) = poll(&mut fds, limit.map(timespec).as_ref()) {}
         let done = !fds[0].revents().is_empty();
         if done { self.thread.join().unwrap_or_default() } else { Vec::new() }

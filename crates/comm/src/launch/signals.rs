@@ -1,4 +1,4 @@
-//! Signals that end a job, as bytes to be read.
+//! Signals to the launcher, as bytes to be read: those that end a job, and the one that asks what it is doing.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -8,9 +8,11 @@ use rustix::process::Signal;
 use signal_hook::SigId;
 use signal_hook::low_level::{pipe, unregister};
 
-const FORWARDED: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
+const TAKEN: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, ASKS];
+/// Asks for what the flight recorders hold. It is for the launcher alone, and the job goes on.
+pub(super) const ASKS: Signal = Signal::USR1;
 
-/// The signals that the launcher takes for its ranks, until it is dropped.
+/// The signals that the launcher takes, until it is dropped.
 pub(super) struct Signals(Vec<(Signal, SigId, UnixStream)>);
 
 impl Signals {
@@ -18,7 +20,7 @@ impl Signals {
     pub(super) fn take() -> io::Result<Signals> {
         let ignored = ignored();
         let mut signals = Signals(Vec::new());
-        for signal in FORWARDED.into_iter().filter(|signal| ignored >> (signal.as_raw() - 1) & 1 == 0) {
+        for signal in TAKEN.into_iter().filter(|signal| ignored >> (signal.as_raw() - 1) & 1 == 0) {
             let (reads, writes) = UnixStream::pair()?;
             reads.set_nonblocking(true)?;
             signals.0.push((signal, pipe::register(signal.as_raw(), writes)?, reads));
@@ -29,6 +31,12 @@ impl Signals {
     /// What to poll in order to learn of one.
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.0.iter().map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
+    }
+
+    /// What to poll in order to learn of one that ends the job.
+    pub(super) fn poll_fds_of_ends(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let ends = self.0.iter().filter(|(signal, _, _)| *signal != ASKS);
+        ends.map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
     }
 
     /// The signals since the last time this was asked, as often as each came.

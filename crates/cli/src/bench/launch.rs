@@ -1,0 +1,106 @@
+//! `consort bench launch`: how long a job takes that does nothing, beside a peer's.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+use super::figures::median;
+use super::options::{RANKS, seconds};
+use super::process::Process;
+use super::table::time;
+use crate::report::{Machine, Report};
+
+const EXAMPLES: &str = "\
+Examples:
+  consort bench launch -n 2
+  consort bench launch -n 2 --peer 'mpirun -n {ranks} true'";
+
+/// Measure how long `consort run -n N -- true` takes, beside a peer
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "N", default_value_t = 2)]
+    ranks: usize,
+    /// A command that starts as many, split at spaces; {ranks} becomes their number
+    #[arg(long, value_name = "COMMAND")]
+    peer: Option<String>,
+    /// How long it is sampled
+    #[arg(long, value_name = "SECS", default_value_t = 5.0)]
+    seconds: f64,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// How long one start may take.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The most samples.
+const MAX_SAMPLES: usize = 500;
+
+/// Measures the launcher and the peer in turns.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    let Some(limit) = seconds(args.seconds) else {
+        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
+    };
+    let ranks = args.ranks.to_string();
+    let ours = ["/proc/self/exe", "run", "-n", &ranks, "--", "true"].map(String::from);
+    let peer = args.peer.as_ref().map(|peer| {
+        peer.replace(RANKS, &ranks).split_whitespace().map(String::from).collect::<Vec<String>>()
+    });
+    if peer.as_ref().is_some_and(Vec::is_empty) {
+        bail!("bench: --peer: expected a command, got nothing");
+    }
+    let (start, mut samples) = (Instant::now(), Vec::new());
+    while samples.is_empty() || start.elapsed() < limit && samples.len() < MAX_SAMPLES {
+        let first = if samples.len() % 2 == 1 { peer.as_deref().map(once_peer).transpose()? } else { None };
+        let mine = once(&ours).map_err(|error| Machine(format!("bench: consort: {error:#}")))?;
+        let second = if samples.len() % 2 == 0 { peer.as_deref().map(once_peer).transpose()? } else { None };
+        samples.push((mine, first.or(second)));
+    }
+    let us = median(samples.iter().map(|(mine, _)| *mine)).unwrap_or(f64::NAN);
+    let peer_us = median(samples.iter().filter_map(|(_, peer)| *peer));
+    let ratio = median(samples.iter().filter_map(|(mine, peer)| Some(mine / (*peer)?)));
+    if args.json {
+        let mut object =
+            json!({"bench": "launch", "ranks": args.ranks, "us": us.round(), "samples": samples.len()});
+        if let (Some(peer_us), Some(ratio)) = (peer_us, ratio) {
+            object["peer_us"] = json!(peer_us.round());
+            object["ratio"] = json!((ratio * 1e3).round() / 1e3);
+        }
+        return Ok(Report::fine(format!("{object}\n")));
+    }
+    let beside = match (peer_us, ratio) {
+        (Some(peer_us), Some(ratio)) => format!(", peer {}, {ratio:.2}x", time(peer_us)),
+        _ => String::new(),
+    };
+    Ok(Report::fine(format!(
+        "launch, {} ranks: {}{beside} (median of {})\n",
+        args.ranks,
+        time(us),
+        samples.len()
+    )))
+}
+
+fn once_peer(command: &[String]) -> anyhow::Result<f64> {
+    once(command).context("bench: peer")
+}
+
+/// Runs a command to its end: how long that took, in microseconds.
+fn once(command: &[String]) -> anyhow::Result<f64> {
+    let [name, arguments @ ..] = command else { bail!("expected a command") };
+    let mut starter = Command::new(name);
+    starter.args(arguments);
+    let start = Instant::now();
+    let mut process = Process::start(starter)?;
+    let ended = process.wait(LIMIT);
+    let spent = start.elapsed();
+    let command = command.join(" ");
+    match process.end() {
+        Some(status) if status.success() => Ok(spent.as_secs_f64() * 1e6),
+        Some(status) if ended => bail!("`{command}` ended with {status}{}", process.said()),
+        _ => bail!("`{command}` did not end in {LIMIT:?}{}", process.said()),
+    }
+}

@@ -1,0 +1,139 @@
+//! The arguments of `consort bench comm`, and what they mean.
+
+use std::time::Duration;
+
+use anyhow::{anyhow, bail};
+use clap::ValueEnum;
+
+use super::ops::Op;
+
+const EXAMPLES: &str = "\
+Data are live: every iteration writes the whole input and reads the whole result, and the same loop without the
+operation is subtracted. The bound is a plain loop that moves the same bytes; docs/bench.md says more.
+
+Examples:
+  consort bench comm --ops all_reduce --sizes 4,64k,16m
+  consort bench comm --ranks 2,4,8 --json
+  consort bench comm --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'   beside Open MPI";
+
+/// Measure operations between ranks on live data, beside the bound of the machine and a peer
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CommArgs {
+    /// How many ranks, one team after the other
+    #[arg(long, value_name = "N,..", default_value = "2")]
+    ranks: String,
+    /// Which operations; all where none is named
+    #[arg(long, value_name = "OP,..")]
+    ops: Option<String>,
+    /// Bytes of one block; k and m are KiB and MiB
+    #[arg(long, value_name = "BYTES,..", default_value = "4,1k,64k,1m,16m,64m")]
+    sizes: String,
+    /// How long each figure is sampled; up to four times as long where samples are few
+    #[arg(long, value_name = "SECS", default_value_t = 1.5)]
+    seconds: f64,
+    /// Ranks as processes or as threads
+    #[arg(long, value_enum, default_value_t = Transport::Shm)]
+    transport: Transport,
+    /// A command that starts the peer's ranks, split at spaces; {ranks} becomes their number, and the name of the
+    /// socket where they report is put after it
+    #[arg(long, value_name = "COMMAND")]
+    peer: Option<String>,
+    /// A cache line that takes less than this one way is near
+    #[arg(long, value_name = "US", default_value_t = 0.1)]
+    near: f64,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Processes that share memory
+    Shm,
+    /// Threads of one process
+    Local,
+}
+
+impl Transport {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Local => "local",
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) time: Duration,
+    pub(crate) transport: Transport,
+    pub(crate) peer: Option<String>,
+    pub(crate) near: f64,
+    pub(crate) json: bool,
+}
+
+/// The most ranks that are measured.
+const MAX_RANKS: usize = 64;
+
+impl CommArgs {
+    pub(crate) fn check(&self) -> anyhow::Result<Options> {
+        let ranks = list(&self.ranks, |text| text.parse().ok().filter(|n| (2..=MAX_RANKS).contains(n)));
+        let ranks = ranks
+            .map_err(|got| anyhow!("bench: --ranks: expected numbers from 2 to {MAX_RANKS}, got `{got}`"))?;
+        let names = || Op::ALL.map(Op::name).join(", ");
+        let ops = self.ops.as_deref().map_or_else(|| Ok(Op::usual()), |ops| list(ops, Op::named));
+        let ops = ops.map_err(|got| anyhow!("bench: --ops: expected some of {}, got `{got}`", names()))?;
+        let sizes = list(&self.sizes, size).map_err(|got| {
+            anyhow!(
+                "bench: --sizes: expected multiples of 4 such as 1024, 64k or 16m, up to 1024m, got `{got}`"
+            )
+        })?;
+        let Some(time) = seconds(self.seconds) else {
+            bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", self.seconds);
+        };
+        if !(self.near > 0.0 && self.near.is_finite()) {
+            bail!("bench: --near: expected a number of microseconds above 0, got {}", self.near);
+        }
+        if let Some(peer) = &self.peer {
+            if peer.trim().is_empty() {
+                bail!("bench: --peer: expected a command, got nothing");
+            }
+            if ranks.len() > 1 && !peer.contains(RANKS) {
+                bail!("bench: --peer: expected {RANKS} in the command, since --ranks names several numbers");
+            }
+            if self.transport == Transport::Local {
+                bail!("bench: --peer: a peer has processes\n  note: leave out --transport local");
+            }
+        }
+        let CommArgs { transport, near, json, .. } = *self;
+        Ok(Options { ranks, ops, sizes, time, transport, peer: self.peer.clone(), near, json })
+    }
+}
+
+/// What stands for the number of ranks in the command of a peer.
+pub(crate) const RANKS: &str = "{ranks}";
+
+/// How long, if it is a time that one would wait.
+pub(crate) fn seconds(seconds: f64) -> Option<Duration> {
+    (seconds > 0.0 && seconds <= 3600.0).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// The items of a list, or the one that is none.
+fn list<T>(text: &str, item: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+    text.split(',').map(|text| item(text.trim()).ok_or_else(|| text.to_string())).collect()
+}
+
+/// A number of bytes: whole floats.
+fn size(text: &str) -> Option<usize> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1 << 10),
+        None => text.strip_suffix(['m', 'M']).map_or((text, 1), |digits| (digits, 1 << 20)),
+    };
+    let bytes = digits.parse::<usize>().ok()?.checked_mul(unit)?;
+    (bytes.is_multiple_of(4) && (4..=1 << 30).contains(&bytes)).then_some(bytes)
+}

@@ -1,0 +1,107 @@
+//! A process under test: what it says is kept in memory, and it ends, with its group, when nobody needs it.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+/// How long it may take to end by itself.
+const END: Duration = Duration::from_secs(3);
+
+/// Waits until something is ready, or the time is up.
+pub(crate) fn poll_until(fds: &mut [PollFd<'_>], until: Instant) {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        if poll(fds, Some(&left)) != Err(rustix::io::Errno::INTR) {
+            break;
+        }
+    }
+}
+
+/// A process. It does not outlive this.
+pub(crate) struct Process {
+    child: Child,
+    status: Option<ExitStatus>,
+    said: File,
+}
+
+impl Process {
+    pub(crate) fn start(mut command: Command) -> anyhow::Result<Process> {
+        let said = File::from(memfd_create("consort-bench", MemfdFlags::CLOEXEC)?);
+        // A group of its own: it is ended as a whole, and a signal from the terminal ends it through us.
+        command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?).process_group(0);
+        let cannot = format!("cannot start `{}`", command.get_program().display());
+        Ok(Process { child: command.spawn().context(cannot)?, status: None, said })
+    }
+
+    /// Waits until something can be read; false if the process ends first, or the time is up.
+    pub(crate) fn wait_or(&self, listener: impl AsFd, until: Instant) -> bool {
+        let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+            return false;
+        };
+        let mut fds = [
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN),
+        ];
+        poll_until(&mut fds, until);
+        !fds[0].revents().is_empty()
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+    }
+
+    /// Ends it, gently at first: how it ended, if that was by itself.
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
+        if self.status.is_some() {
+            return self.status;
+        }
+        let by_itself = self.wait(END);
+        for signal in [Signal::TERM, Signal::KILL] {
+            // What it started may outlive it, in its group.
+            let _ = self.pid().map(|pid| kill_process_group(pid, signal));
+            if self.wait(END) {
+                break;
+            }
+        }
+        let status = self.child.wait().ok();
+        self.status = status;
+        status.filter(|_| by_itself)
+    }
+
+    /// Waits for its end, but does not take note of it, so that its number stays its own.
+    pub(crate) fn wait(&self, time: Duration) -> bool {
+        let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+            return true;
+        };
+        let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
+        poll_until(&mut fds, Instant::now() + time);
+        !fds[0].revents().is_empty()
+    }
+
+    /// The last lines that it said, to be put after an error.
+    pub(crate) fn said(&mut self) -> String {
+        let mut text = Vec::new();
+        let _ = self.said.seek(SeekFrom::Start(0)).and_then(|_| self.said.read_to_end(&mut text));
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+        if last.is_empty() { String::new() } else { format!("\n  it said: {}", last.join("\n  ")) }
+    }
+}
+
+const LAST_LINES: usize = 8;
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,177 @@
+//! Figures as lines: a table for people, objects for programs.
+
+use std::fmt::Write as _;
+use std::io::{Write, stdout};
+
+use serde_json::{Value, json};
+
+use super::figures::Figure;
+use super::options::{Options, Transport};
+
+/// Where figures go as they come.
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Output {
+        Output { json }
+    }
+
+    /// Lines for people; false when nobody reads any more.
+    pub(crate) fn text(&mut self, text: &str) -> bool {
+        self.json || write_out(text)
+    }
+
+    /// A figure, as a row or as an object.
+    pub(crate) fn figure(&mut self, row: &str, figure: &Figure, transport: Transport) -> bool {
+        if self.json { write_out(&format!("{}\n", object(figure, transport))) } else { write_out(row) }
+    }
+}
+
+/// Writes at once, since the next line may take seconds.
+pub(crate) fn write_out(text: &str) -> bool {
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
+/// Rounded to what the clock can tell.
+fn number(value: f64) -> Value {
+    json!((value * 1e4).round() / 1e4)
+}
+
+/// The fields in the order in which they are documented, which a map of JSON would not keep.
+fn object(figure: &Figure, transport: Transport) -> String {
+    let fields = [
+        ("bench", Some(json!("comm"))),
+        ("op", Some(json!(figure.op.name()))),
+        ("transport", Some(json!(transport.name()))),
+        ("ranks", Some(json!(figure.ranks))),
+        ("bytes", Some(json!(figure.bytes))),
+        ("us", Some(number(figure.us))),
+        ("bound_us", Some(number(figure.bound_us))),
+        ("gbs", Some(number(figure.gbs()))),
+        ("live", Some(json!(1))),
+        ("line_us", Some(number(figure.line_us))),
+        ("mode", Some(json!(figure.mode.name()))),
+        ("samples", Some(json!(figure.samples))),
+        ("cpu_us", Some(number(figure.cpu_us))),
+        ("cpu_ns_per_byte", Some(number(figure.cpu_ns_per_byte()))),
+        ("bound_ratio", figure.bound_ratio.map(number)),
+        ("plain_us", figure.plain_us.map(number)),
+        ("plain_ratio", figure.plain_ratio.map(number)),
+        ("peer_us", figure.peer_us.map(number)),
+        ("peer_cpu_us", figure.peer_cpu_us.map(number)),
+        ("ratio", figure.ratio.map(number)),
+    ];
+    let text = |(key, value): (&str, Option<Value>)| Some(format!("{}:{}", json!(key), value?));
+    format!("{{{}}}", fields.into_iter().filter_map(text).collect::<Vec<_>>().join(","))
+}
+
+/// What stands above the rows of a number of ranks.
+pub(crate) fn heading(options: &Options, ranks: usize) -> String {
+    let kind = if options.transport == Transport::Shm { "processes" } else { "threads" };
+    let peer = options.peer.as_ref().map_or(String::new(), |peer| format!(", peer `{peer}`"));
+    format!(
+        "{ranks} {kind}, live data, medians{peer}\n\n{:<18} {:>8} {:<5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7} {:>9} {:>4}\n",
+        "op", "block", "cores", "time", "bound", "x", "peer", "x", "GB/s", "cpu", "of"
+    )
+}
+
+/// A row of the table.
+pub(crate) fn row(figure: &Figure) -> String {
+    let none = || "-".to_string();
+    format!(
+        "{:<18} {:>8} {:<5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7} {:>9} {:>4}\n",
+        figure.op.name(),
+        size(figure.bytes),
+        figure.mode.name(),
+        time(figure.us),
+        time(figure.bound_us),
+        figure.bound_ratio.map_or_else(none, ratio),
+        figure.peer_us.map_or_else(none, time),
+        figure.ratio.map_or_else(none, ratio),
+        format!("{:.2}", figure.gbs()),
+        time(figure.cpu_us),
+        figure.samples,
+    )
+}
+
+/// What the figures say together.
+pub(crate) fn summary(figures: &[Figure]) -> String {
+    let mut text = String::from(
+        "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
+         x: time over the one before; cpu: time on cores, all ranks together; of: samples in that mode.\n",
+    );
+    let mut section = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            let _ = write!(text, "\n{title}\n{}", lines.concat());
+        }
+    };
+    let plain = figures.iter().filter_map(|figure| {
+        let (us, times) = (figure.plain_us?, figure.plain_ratio?);
+        let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
+        Some(format!("  {name:<40} {:>9}, {} of {}\n", time(figure.us), ratio(times), time(us)))
+    });
+    section("Beside the plain form: separate results, or one copy each way more", plain.collect());
+    let slower =
+        figures.iter().filter(|figure| figure.ratio.is_some_and(|ratio| ratio > 1.0)).map(|figure| {
+            let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
+            let [peer, bound] =
+                [figure.ratio, figure.bound_ratio].map(|value| value.map_or("-".into(), ratio));
+            format!("  {name:<40} {} ranks   {peer} of the peer   {bound} of the bound\n", figure.ranks)
+        });
+    section("Slower than the peer", slower.collect());
+    let two = |figure: &Figure| {
+        let same = |two: &&Figure| {
+            (two.op, two.bytes, two.mode, two.ranks) == (figure.op, figure.bytes, figure.mode, 2)
+        };
+        figures.iter().find(same).map(|two| figure.cpu_ns_per_byte() / two.cpu_ns_per_byte())
+    };
+    let more = figures.iter().filter(|figure| figure.ranks > 2).filter_map(|figure| {
+        let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
+        Some(format!("  {name:<40} {} ranks   {} of 2 ranks\n", figure.ranks, ratio(two(figure)?)))
+    });
+    section("Time on cores for each byte", more.collect());
+    text
+}
+
+/// `64 KiB`.
+pub(crate) fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", decimal(bytes as f64 / 1024.0)),
+        _ => format!("{} MiB", decimal(bytes as f64 / 1_048_576.0)),
+    }
+}
+
+/// One digit after the point, where it is not 0.
+fn decimal(value: f64) -> String {
+    let text = format!("{value:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_string)
+}
+
+/// `12.3 us`, with three digits that count.
+pub(crate) fn time(us: f64) -> String {
+    let (value, unit) = if us.abs() < 1e3 { (us, "us") } else { (us / 1e3, "ms") };
+    let digits = if value.abs() < 9.995 { 2 } else { usize::from(value.abs() < 99.95) };
+    format!("{value:.digits$} {unit}")
+}
+
+fn ratio(value: f64) -> String {
+    format!("{value:.2}x")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_read_well() {
+        assert_eq!(
+            [4, 1024, 1536, 65536, 64 << 20].map(size),
+            ["4 B", "1 KiB", "1.5 KiB", "64 KiB", "64 MiB"]
+        );
+        assert_eq!([0.254, 12.34, 999.0, 4264.0].map(time), ["0.25 us", "12.3 us", "999 us", "4.26 ms"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! Runs `consort bench` with the built binary, for a moment: what it says is complete, and nothing stays behind.
+//!
+//! No time is compared with anything: how fast a machine is, is not a matter of tests.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const OPS: [&str; 11] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "pingpong",
+    "ring",
+    "all_reduce_common",
+    "all_gather_common",
+    "broadcast_common",
+    "all_reduce_outside",
+];
+
+/// Exit code, standard output and standard error of `consort bench` with arguments that are split at `|`.
+fn bench(arguments: &str) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.arg("bench").args(arguments.split('|')).stdin(Stdio::null());
+    // What may be set around the tests is not meant for the ranks.
+    for name in ["CONSORT_RANK", "CONSORT_SIZE", "CONSORT_JOB", "CONSORT_SECRET"] {
+        command.env_remove(name);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The objects that it writes.
+#[track_caller]
+fn objects(arguments: &str) -> Vec<Value> {
+    let (code, out, err) = bench(arguments);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[track_caller]
+fn check(objects: &[Value], transport: &str, ranks: u64, ops: &[&str], sizes: &[u64]) {
+    let mut seen = BTreeSet::new();
+    for object in objects {
+        assert_eq!((&object["bench"], &object["transport"]), (&"comm".into(), &transport.into()));
+        assert_eq!((&object["ranks"], &object["live"]), (&ranks.into(), &1.into()));
+        for field in ["us", "bound_us", "gbs", "line_us", "cpu_us", "cpu_ns_per_byte"] {
+            assert!(object[field].is_number(), "{field} in {object}");
+        }
+        assert!(object["line_us"].as_f64().unwrap() > 0.0 && object["samples"].as_u64().unwrap() > 0);
+        assert!(["near", "far", "mixed"].contains(&object["mode"].as_str().unwrap()));
+        seen.insert((object["op"].as_str().unwrap(), object["bytes"].as_u64().unwrap()));
+    }
+    let all = ops.iter().flat_map(|op| sizes.iter().map(|size| (*op, *size))).collect();
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn every_op_gives_a_figure() {
+    let figures = objects("comm|--sizes|4,4096|--seconds|0.05|--json");
+    check(&figures, "shm", 2, &OPS, &[4, 4096]);
+    for figure in figures {
+        let op = figure["op"].as_str().unwrap();
+        let special = op.ends_with("_common") || op.ends_with("_outside");
+        assert_eq!(figure["plain_us"].is_number(), special, "{figure}");
+    }
+}
+
+#[test]
+fn threads_and_more_ranks_than_cores_are_measured_too() {
+    let threads = objects("comm|--transport|local|--ranks|3|--sizes|4,100k|--seconds|0.01|--json");
+    check(&threads, "local", 3, &OPS, &[4, 102_400]);
+    let many = objects("comm|--ranks|5|--ops|all_reduce,ring|--sizes|8k|--seconds|0.01|--json");
+    check(&many, "shm", 5, &["all_reduce", "ring"], &[8192]);
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let (code, out, err) = bench("comm|--ops|all_reduce,all_gather_common|--sizes|64k|--seconds|0.01");
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("2 processes, live data, medians\n\nop "), "{out}");
+    assert!(out.contains("\nall_gather_common    64 KiB "), "{out}");
+    assert!(out.lines().all(|line| line.chars().count() <= 100), "{out}");
+}
+
+#[test]
+fn wrong_arguments_are_one_error() {
+    let check = |arguments: &str, expected: &str| {
+        let (code, out, err) = bench(arguments);
+        assert_eq!((code, out.as_str(), err), (1, "", format!("error: bench: {expected}\n")));
+    };
+    check("comm|--ranks|1", "--ranks: expected numbers from 2 to 64, got `1`");
+    check(
+        "comm|--sizes|4,6",
+        "--sizes: expected multiples of 4 such as 1024, 64k or 16m, up to 1024m, got `6`",
+    );
+    check("comm|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
+    check("comm|--near|0", "--near: expected a number of microseconds above 0, got 0");
+    check("comm|--peer| ", "--peer: expected a command, got nothing");
+    check(
+        "comm|--peer|peer|--ranks|2,4",
+        "--peer: expected {ranks} in the command, since --ranks names several numbers",
+    );
+    check(
+        "comm|--peer|peer|--transport|local",
+        "--peer: a peer has processes\n  note: leave out --transport local",
+    );
+    check("launch|--seconds|nan", "--seconds: expected a number above 0 and up to 3600, got NaN");
+    let (code, _, err) = bench("comm|--ops|all_reduce,some");
+    assert!(code == 1 && err.starts_with("error: bench: --ops: expected some of all_reduce, "), "{err}");
+}
+
+#[test]
+fn a_peer_that_fails_is_one_error() {
+    let quick = "comm|--ops|ring|--sizes|4|--seconds|0.01|--peer";
+    let check = |peer: &str, expected: &str| {
+        let (code, out, err) = bench(&format!("{quick}|{peer}"));
+        assert_eq!((code, out.as_str(), err), (1, "", format!("error: bench: peer{expected}\n")));
+    };
+    check("/no/such/peer", ": cannot start `/no/such/peer`: No such file or directory (os error 2)");
+    check("false", " ended (exit status: 1) before all its ranks had reported");
+    let (code, out, err) = bench(&format!("{quick}|ls /no/such/folder"));
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(
+        err.starts_with("error: bench: peer ended (exit status: 2) before all its ranks had reported"),
+        "{err}"
+    );
+    assert!(err.contains("it said: ") && err.contains("/no/such/folder"), "{err}");
+}
+
+#[test]
+fn the_launcher_is_measured_beside_a_peer() {
+    let launches = objects("launch|--seconds|0.01|--peer|true|--json");
+    assert_eq!(launches.len(), 1);
+    assert_eq!((&launches[0]["bench"], &launches[0]["ranks"]), (&"launch".into(), &2.into()));
+    for field in ["us", "peer_us", "ratio", "samples"] {
+        assert!(launches[0][field].as_f64().unwrap() > 0.0, "{field}");
+    }
+    let (code, out, err) = bench("launch|--seconds|0.01|--peer|false");
+    assert_eq!(
+        (code, out.as_str(), err.as_str()),
+        (1, "", "error: bench: peer: `false` ended with exit status: 1\n")
+    );
+}
+
+/// The processes that have these bytes among their arguments.
+fn processes_with(mark: &str) -> Vec<String> {
+    let folders = std::fs::read_dir("/proc").unwrap().flatten();
+    let arguments = folders.filter_map(|folder| std::fs::read(folder.path().join("cmdline")).ok());
+    let texts = arguments.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    texts.filter(|text| text.contains("__bench") && text.contains(mark)).collect()
+}
+
+#[test]
+fn nothing_stays_behind() {
+    // The heap's size tells the ranks of this run from those of other tests.
+    let heap = (12_340usize * 2 * 4 + (64 << 20)).to_string();
+    let (code, ..) = bench("comm|--ops|ring|--sizes|12340|--seconds|0.01|--peer|false");
+    assert_eq!((code, processes_with(&heap)), (1, Vec::new()));
+    let (code, ..) = bench("comm|--ops|ring|--sizes|12340|--seconds|0.01");
+    assert_eq!((code, processes_with(&heap)), (0, Vec::new()));
+}

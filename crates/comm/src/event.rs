@@ -1,0 +1,188 @@
+//! One thing that a rank did, as the flight recorder keeps it. Everything that the runtime reports is such an event.
+
+use std::fmt::{self, Write};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// An operation was started; it is published at once, unless an event of `Publish` follows.
+    Start,
+    /// An operation that had to wait for its turn was published.
+    Publish,
+    /// A rank went to sleep until the others have done their part of an operation.
+    Wait,
+    /// An operation finished here.
+    Finish,
+    /// Storage that took part in an operation may be written again.
+    Release,
+    /// A kernel ran.
+    Kernel,
+    /// A program was compiled.
+    Compile,
+    /// A group failed; the op is what it says.
+    Error,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::Start,
+        Kind::Publish,
+        Kind::Wait,
+        Kind::Finish,
+        Kind::Release,
+        Kind::Kernel,
+        Kind::Compile,
+        Kind::Error,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Start => "start",
+            Kind::Publish => "publish",
+            Kind::Wait => "wait",
+            Kind::Finish => "finish",
+            Kind::Release => "release",
+            Kind::Kernel => "kernel",
+            Kind::Compile => "compile",
+            Kind::Error => "error",
+        }
+    }
+}
+
+/// One thing that a rank did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The rank, by its number in the world.
+    pub rank: usize,
+    /// When, in nanoseconds of the host's monotonic clock, which is the same for all processes.
+    pub time_ns: u64,
+    /// What happened.
+    pub kind: Kind,
+    /// The group: `world`, or for those made of it by call 5 `world.5[0,2]`, with the ranks that are in it.
+    pub group: String,
+    /// The number of the call on its group, or of the batch of messages.
+    pub number: u64,
+    /// What it was: op, reduction, element type, root; the name of a kernel; the text of an error.
+    pub op: String,
+    /// Bytes of the operand.
+    pub bytes: u64,
+    /// A hash of the sizes, routes and factors of a call, which all members have alike; 0 where there are none.
+    pub extra: u64,
+    /// The source line.
+    pub site: String,
+}
+
+/// What a batch of messages is called.
+pub(crate) const EXCHANGE: &str = "exchange";
+
+impl Event {
+    /// Whether it is of an operation of a group, and not of a kernel, a compilation or an error.
+    pub(crate) fn is_operation(&self) -> bool {
+        !matches!(self.kind, Kind::Kernel | Kind::Compile | Kind::Error)
+    }
+
+    /// `world call 5`, `world batch 2`, or the kind of what has no number.
+    pub(crate) fn place(&self) -> String {
+        match (self.is_operation(), self.op.as_str()) {
+            (true, EXCHANGE) => format!("{} batch {}", self.group, self.number),
+            (true, _) => format!("{} call {}", self.group, self.number),
+            (false, _) => format!("{} {}", self.group, self.kind.name()),
+        }
+    }
+
+    /// `all_reduce sum f32, 4000 bytes`.
+    pub(crate) fn what(&self) -> String {
+        format!("{}, {} bytes", self.op, self.bytes)
+    }
+
+    /// One line of JSON, without its end.
+    pub fn json(&self) -> String {
+        format!(
+            "{{\"rank\":{},\"time_ns\":{},\"kind\":\"{}\",\"group\":{},\"number\":{},\"op\":{},\"bytes\":{},\
+             \"extra\":\"{:x}\",\"site\":{}}}",
+            self.rank,
+            self.time_ns,
+            self.kind.name(),
+            quoted(&self.group),
+            self.number,
+            quoted(&self.op),
+            self.bytes,
+            self.extra,
+            quoted(&self.site)
+        )
+    }
+}
+
+/// One line: when, who, what happened, to which operation, where.
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, nanoseconds) = (self.time_ns / 1_000_000_000, self.time_ns % 1_000_000_000);
+        write!(
+            f,
+            "{seconds}.{nanoseconds:09}  rank {}  {:7}  {}",
+            self.rank,
+            self.kind.name(),
+            self.place()
+        )?;
+        write!(f, "  {}", if self.kind == Kind::Error { self.op.clone() } else { self.what() })?;
+        if self.site.is_empty() { Ok(()) } else { write!(f, "  {}", self.site) }
+    }
+}
+
+/// A text as JSON has it.
+fn quoted(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            // Writing to a text does not fail.
+            c if c.is_control() => drop(write!(out, "\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        Event {
+            rank: 2,
+            time_ns: 12_000_000_345,
+            kind: Kind::Start,
+            group: "world.5[0,2]".into(),
+            number: 57,
+            op: "all_reduce sum f32".into(),
+            bytes: 4000,
+            extra: 0xab,
+            site: "src/x.rs:10".into(),
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line() {
+        let expected = "12.000000345  rank 2  start    world.5[0,2] call 57  all_reduce sum f32, 4000 bytes  src/x.rs:10";
+        assert_eq!(event().to_string(), expected);
+        let batch = Event { op: EXCHANGE.into(), site: String::new(), ..event() };
+        assert_eq!(
+            batch.to_string(),
+            "12.000000345  rank 2  start    world.5[0,2] batch 57  exchange, 4000 bytes"
+        );
+        let error = Event { kind: Kind::Error, op: "rank 1 died".into(), ..event() };
+        let expected = "12.000000345  rank 2  error    world.5[0,2] error  rank 1 died  src/x.rs:10";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn json_escapes_what_it_must() {
+        let event = Event { op: "a \"b\" \\ \n é".into(), ..event() };
+        let expected = "{\"rank\":2,\"time_ns\":12000000345,\"kind\":\"start\",\"group\":\"world.5[0,2]\",\"number\":57,\
+            \"op\":\"a \\\"b\\\" \\\\ \\u000a é\",\"bytes\":4000,\"extra\":\"ab\",\"site\":\"src/x.rs:10\"}";
+        assert_eq!(event.json(), expected);
+    }
+}

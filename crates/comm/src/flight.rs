@@ -1,0 +1,174 @@
+//! What the flight recorders of all ranks hold at a moment: merged, and in a few lines.
+
+mod divergence;
+
+pub use divergence::{Divergence, Party};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use crate::control::write_rows;
+use crate::event::{Event, Kind};
+use crate::ranks_text;
+use crate::recorder::Tape;
+use crate::ticks::now_ns;
+
+/// The last events of all ranks. It prints as the last operation of each rank and the first divergence.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    /// The events, in the order of time.
+    pub events: Vec<Event>,
+    /// How many events of each rank were overwritten; none for a rank whose recorder could not be read.
+    pub lost: BTreeMap<usize, Option<u64>>,
+    /// Up to when, on the clock of the events: how long something took is counted up to here.
+    pub until_ns: u64,
+}
+
+/// Rows that a summary has at most.
+const ROWS: usize = 16;
+
+impl Flight {
+    pub(crate) fn new(ranks: impl IntoIterator<Item = usize>) -> Flight {
+        let lost = ranks.into_iter().map(|rank| (rank, None)).collect();
+        Flight { events: Vec::new(), lost, until_ns: now_ns() }
+    }
+
+    /// Adds what was found in a rank's ring.
+    pub(crate) fn add(&mut self, rank: usize, tape: Option<Tape>) {
+        if let Some(tape) = tape {
+            self.events.extend(tape.events);
+            let lost = self.lost.entry(rank).or_default();
+            *lost = Some(lost.unwrap_or(0).saturating_add(tape.lost));
+        }
+    }
+
+    /// All events in the order of time; those of one rank at one moment stay as they were.
+    pub(crate) fn sorted(mut self) -> Flight {
+        self.events.sort_by_key(|event| event.time_ns);
+        self.until_ns = now_ns();
+        self
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// The first call that members made differently, or else the first that not all of them made.
+    pub fn divergence(&self) -> Option<Divergence> {
+        divergence::first(&self.events, &self.lost)
+    }
+
+    /// The last so many events of each rank, a line each, by rank.
+    pub fn last_events(&self, count: usize) -> String {
+        let mut lines = String::new();
+        for events in self.by_rank().values() {
+            for event in &events[events.len().saturating_sub(count)..] {
+                lines += &format!("{event}\n");
+            }
+        }
+        lines
+    }
+
+    /// All events, a line of JSON each.
+    pub fn json_lines(&self) -> String {
+        self.events.iter().map(|event| event.json() + "\n").collect()
+    }
+
+    /// The events of each rank, in the order of time.
+    fn by_rank(&self) -> BTreeMap<usize, Vec<&Event>> {
+        let mut ranks: BTreeMap<usize, Vec<&Event>> =
+            self.lost.keys().map(|rank| (*rank, Vec::new())).collect();
+        self.events.iter().for_each(|event| ranks.entry(event.rank).or_default().push(event));
+        ranks
+    }
+
+    /// What a rank did last, by its events: the operation that it is in, or else the last event.
+    fn last<'a>(&self, events: &[&'a Event]) -> Option<Last<'a>> {
+        let mut in_flight: BTreeMap<String, &Event> = BTreeMap::new();
+        let (mut last, mut waits, mut failed) = (None, None, None);
+        for event in events.iter().copied() {
+            match event.kind {
+                Kind::Error => failed = Some(event.time_ns),
+                Kind::Finish => drop(in_flight.remove(&event.place())),
+                Kind::Start | Kind::Publish | Kind::Wait => {
+                    in_flight.entry(event.place()).or_insert(event);
+                }
+                Kind::Release | Kind::Kernel | Kind::Compile => {}
+            }
+            if event.kind == Kind::Wait {
+                waits = Some(event.place());
+            }
+            if event.kind != Kind::Error {
+                last = Some(event);
+            }
+        }
+        let oldest = || in_flight.values().min_by_key(|event| event.time_ns).copied();
+        let waited = waits.and_then(|place| in_flight.get(&place).copied());
+        let current = waited.or_else(oldest);
+        let (event, state, until) = match (current, failed) {
+            (Some(event), Some(failed)) => (event, "failed after", failed),
+            (Some(event), None) if waited.is_some() => (event, "waiting for", self.until_ns),
+            (Some(event), None) => (event, "in flight for", self.until_ns),
+            (None, _) => (last?, "finished before", self.until_ns),
+        };
+        Some(Last { event, state, time: Duration::from_nanos(until.saturating_sub(event.time_ns)) })
+    }
+
+    /// Ranks and what they did last; ranks that did the same share a row, with the longest time.
+    fn rows(&self) -> Vec<[String; 5]> {
+        let mut rows: Vec<(Vec<usize>, [String; 4], Duration)> = Vec::new();
+        for (rank, events) in self.by_rank() {
+            let (cells, time) = match self.last(&events) {
+                None => {
+                    (["nothing recorded".into(), String::new(), String::new(), String::new()], Duration::ZERO)
+                }
+                Some(Last { event, state, time }) => {
+                    ([event.place(), event.what(), event.site.clone(), state.to_string()], time)
+                }
+            };
+            match rows.iter_mut().find(|row| row.1 == cells) {
+                Some((ranks, _, longest)) => {
+                    ranks.push(rank);
+                    *longest = time.max(*longest);
+                }
+                None => rows.push((vec![rank], cells, time)),
+            }
+        }
+        let text = |(ranks, [place, what, site, state], time): (Vec<usize>, [String; 4], Duration)| {
+            let state = match state.as_str() {
+                "" => String::new(),
+                "finished before" => format!("finished {time:.1?} before"),
+                state => format!("{state} {time:.1?}"),
+            };
+            [ranks_text(&ranks), place, what, site, state]
+        };
+        rows.into_iter().map(text).collect()
+    }
+}
+
+/// What a rank did last, how far it is, and for how long.
+struct Last<'a> {
+    event: &'a Event,
+    state: &'static str,
+    time: Duration,
+}
+
+impl fmt::Display for Flight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.rows();
+        f.write_str("last operation of each rank:")?;
+        write_rows(f, &rows[..rows.len().min(ROWS)])?;
+        if rows.len() > ROWS {
+            write!(f, "\n  and {} more", rows.len() - ROWS)?;
+        }
+        match self.divergence() {
+            Some(divergence) => write!(f, "\nfirst divergence: {divergence}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! The first divergence: where members of a group stop doing the same, found in what they recorded.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::event::{EXCHANGE, Event, Kind};
+use crate::ranks_text;
+
+/// A call that not all members of its group made alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// The group.
+    pub group: String,
+    /// The number of the call.
+    pub number: u64,
+    /// Who made which call, by their first ranks.
+    pub parties: Vec<Party>,
+    /// The members that have not made it.
+    pub absent: Vec<usize>,
+}
+
+/// Ranks that made the same call at the same source line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// The ranks.
+    pub ranks: Vec<usize>,
+    /// The call: op, reduction, element type, root, bytes.
+    pub what: String,
+    /// The source line.
+    pub site: String,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let party = |Party { ranks, what, site }: &Party| format!("{} {what} at {site}", ranks_text(ranks));
+        let mut parts: Vec<String> = self.parties.iter().map(party).collect();
+        if !self.absent.is_empty() {
+            let have = if self.absent.len() == 1 { "has" } else { "have" };
+            parts.push(format!("{} {have} not started it", ranks_text(&self.absent)));
+        }
+        write!(f, "{} call {}: {}", self.group, self.number, parts.join("; "))
+    }
+}
+
+/// What a rank started on a group, by number.
+type Starts<'a> = BTreeMap<usize, BTreeMap<u64, &'a Event>>;
+
+/// The first divergence: of calls that differ, or else of calls that some members have not made. `lost` says of how
+/// many events of a rank nothing is known; a rank that may have made a call is not said to be absent.
+pub(super) fn first(events: &[Event], lost: &BTreeMap<usize, Option<u64>>) -> Option<Divergence> {
+    let mut groups: BTreeMap<&str, Starts<'_>> = BTreeMap::new();
+    for event in events {
+        // Members exchange messages in batches of their own number.
+        if event.kind == Kind::Start && event.op != EXCHANGE && !event.group.is_empty() {
+            let starts = groups.entry(&event.group).or_default().entry(event.rank).or_default();
+            starts.insert(event.number, event);
+        }
+    }
+    let found = groups.iter().filter_map(|(group, starts)| of_group(group, starts, lost));
+    // Calls that differ are an error; one that is absent may only be late.
+    let (_, _, divergence) = found.min_by_key(|(differs, time, _)| (!differs, *time))?;
+    Some(divergence)
+}
+
+/// The first divergence of a group, whether it is of calls that differ, and when the call was first made.
+fn of_group(
+    group: &str,
+    starts: &Starts<'_>,
+    lost: &BTreeMap<usize, Option<u64>>,
+) -> Option<(bool, u64, Divergence)> {
+    let members = members(group, lost).unwrap_or_else(|| starts.keys().copied().collect());
+    let mut numbers: Vec<u64> = starts.values().flat_map(BTreeMap::keys).copied().collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut late = None;
+    for number in numbers {
+        let made: Vec<&Event> = starts.values().filter_map(|starts| starts.get(&number).copied()).collect();
+        let Some(time) = made.iter().map(|event| event.time_ns).min() else { continue };
+        let differs = made.iter().any(|event| !is_same(event, made[0]));
+        // What a rank made is followed by what it made later: where the one is still there, so is the other.
+        let is_absent = |rank: &usize| match starts.get(rank).and_then(|starts| starts.last_key_value()) {
+            Some((last, _)) => *last < number,
+            None => lost.get(rank) == Some(&Some(0)),
+        };
+        let absent: Vec<usize> = members.iter().copied().filter(is_absent).collect();
+        let divergence =
+            || Divergence { group: group.into(), number, parties: parties(&made), absent: absent.clone() };
+        if differs {
+            return Some((true, time, divergence()));
+        }
+        if late.is_none() && !absent.is_empty() {
+            late = Some((false, time, divergence()));
+        }
+    }
+    late
+}
+
+/// The ranks in a group: those in the last brackets of its name, or all.
+fn members(group: &str, lost: &BTreeMap<usize, Option<u64>>) -> Option<Vec<usize>> {
+    match group.strip_suffix(']').and_then(|group| group.rsplit_once('[')) {
+        Some((_, list)) => list.split(',').map(|rank| rank.parse().ok()).collect(),
+        None => Some(lost.keys().copied().collect()),
+    }
+}
+
+fn is_same(a: &Event, b: &Event) -> bool {
+    // These ops may have another size on each member.
+    let given = a.op.starts_with("broadcast ") && a.op.ends_with(" common");
+    let uneven = given || ["all_to_all", "all_gather_v"].contains(&a.op.as_str());
+    a.op == b.op && a.extra == b.extra && (uneven || a.bytes == b.bytes)
+}
+
+fn parties(made: &[&Event]) -> Vec<Party> {
+    let mut parties: Vec<(u64, Party)> = Vec::new();
+    for event in made {
+        let what = event.what();
+        let same = |(extra, party): &&mut (u64, Party)| {
+            *extra == event.extra && party.what == what && party.site == event.site
+        };
+        match parties.iter_mut().find(same) {
+            Some((_, party)) => party.ranks.push(event.rank),
+            None => {
+                parties.push((event.extra, Party { ranks: vec![event.rank], what, site: event.site.clone() }))
+            }
+        }
+    }
+    let first = parties[0].1.what.clone();
+    if parties.iter().any(|(extra, _)| *extra != parties[0].0) && parties.iter().all(|(_, p)| p.what == first)
+    {
+        parties.iter_mut().for_each(|(_, party)| party.what += ", with other sizes, routes or factors");
+    }
+    parties.into_iter().map(|(_, party)| party).collect()
+}

@@ -1,0 +1,35 @@
+//! What lies at the beginning of every rank's segment: its flight recorder, then its row in the group of all ranks.
+//! Peers find both without being told where they are.
+
+use std::sync::Arc;
+
+use crate::alarm::Alarm;
+use crate::heap::Heap;
+use crate::recorder::{self, Recorder};
+use crate::row::Row;
+use crate::segment::Segment;
+
+/// Where the row of the group of all ranks is.
+pub(crate) const ROW: usize = recorder::SIZE;
+
+/// Bytes of a segment that are not for the heap's users, in a world of `n`: what lies at its beginning, and a line for
+/// the header of a block.
+pub(crate) fn reserved(n: usize) -> usize {
+    heap_at(n) + 64
+}
+
+fn heap_at(n: usize) -> usize {
+    (ROW + Row::size(n)).next_multiple_of(64)
+}
+
+/// The heap in a new segment, and the recorder for the group of all ranks. New memory is zero, which is an empty row,
+/// so peers may look at it before its owner has.
+pub(crate) fn prepare(
+    segment: &Arc<Segment>,
+    alarm: &Arc<Alarm>,
+    n: usize,
+    group: &str,
+) -> (Arc<Heap>, Recorder) {
+    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), heap_at(n));
+    (Arc::new(heap), Recorder::new(Arc::clone(segment), group))
+}

@@ -1,0 +1,358 @@
+//! The flight recorder: a ring of the last events of a rank, at the beginning of its segment.
+//!
+//! Whoever has the segment, mapped or as a descriptor, reads the ring without its owner, who may be dead. It is
+//!
+//! - a header of one line: magic, capacity, how many events were ever written, the same moment on both clocks, and how
+//!   many bytes of text are used;
+//! - records of one line each: a stamp (the event's number and one), ticks, ticks when it was over, number and kind,
+//!   group and site, op, bytes, extra. The stamp is 0 while a record is written, and is stored last;
+//! - texts, each written once and never again: a record has where they begin and how long they are, in half a word.
+//!
+//! An operation is one record: that it finished is noted in it, which costs less than another one.
+//!
+//! A reader copies the ring twice and takes the records that have a stamp and are the same both times: between the
+//! loads of the two stamps such a record did not change, so one of the copies is whole. It converts ticks by the moment
+//! in the header and one of its own, so that nobody has to know how fast they go.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::panic::Location;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FileType, fstat};
+use rustix::io::pread;
+
+use crate::event::{EXCHANGE, Event, Kind};
+use crate::op::{Key, describe};
+use crate::segment::Segment;
+use crate::sync::{AtomicU64, fence};
+use crate::ticks::{now_ns, ticks};
+
+/// Bytes of the whole recorder.
+pub(crate) const SIZE: usize = 256 << 10;
+/// Events that are kept.
+pub(crate) const CAPACITY: usize = 1024;
+
+const LINE: usize = 64;
+const WORDS: usize = LINE / 8;
+const TEXTS: usize = LINE + CAPACITY * LINE;
+/// Lengths have 14 bits of a name, places 18.
+const MAX_TEXT: usize = (1 << 14) - 1;
+const MAGIC: u64 = u64::from_le_bytes(*b"consort1");
+
+/// The word of a record that says when it was over.
+const OVER: usize = 2;
+
+// The words of the header.
+const COUNT: usize = 16;
+const TICKS: usize = 24;
+const NANOSECONDS: usize = 32;
+const TEXT_BYTES: usize = 40;
+
+/// Marks an op that is given by its code and not by a text. The bit says nothing that members must have alike.
+const CODE: u64 = 1 << 63;
+/// The code of a batch of messages.
+const EXCHANGE_CODE: u64 = 0xff;
+
+/// Call sites whose texts are at hand without a lock.
+const SITES: usize = 32;
+
+/// Records what a rank does, for one group. It is cheap: no lock, no allocation and no formatting, but for the first
+/// time that a text is used. Threads of a rank have a clone each.
+#[derive(Clone)]
+pub struct Recorder {
+    ring: Arc<Ring>,
+    group: Name,
+    group_name: Arc<str>,
+    sites: [Cell<(usize, Name)>; SITES],
+}
+
+struct Ring {
+    segment: Arc<Segment>,
+    texts: Mutex<Texts>,
+}
+
+#[derive(Default)]
+struct Texts {
+    by_text: BTreeMap<String, Name>,
+    /// By the address of the site.
+    by_site: BTreeMap<usize, Name>,
+}
+
+/// A text that a recorder knows: where it begins, and in the lower 14 bits how long it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Name(u32);
+
+impl Name {
+    /// As others find it in a slot.
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// Where a text lies in its segment, and how long it is.
+    pub(crate) fn place(word: u64) -> (usize, usize) {
+        ((word >> 14) as usize & (SIZE - 1), word as usize & MAX_TEXT)
+    }
+}
+
+/// What an operation is, in words of a record.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+}
+
+impl Call {
+    /// A batch of messages.
+    pub(crate) fn batch(number: u64, bytes: usize) -> Call {
+        Call { number, key: Key { what: EXCHANGE_CODE, extra: 0, bytes: bytes as u64 } }
+    }
+}
+
+impl Recorder {
+    /// The recorder of a new segment.
+    pub(crate) fn new(segment: Arc<Segment>, group: &str) -> Recorder {
+        for (at, value) in [(8, CAPACITY as u64), (TICKS, ticks()), (NANOSECONDS, now_ns())] {
+            segment.word(at).store(value, Relaxed);
+        }
+        segment.word(0).store(MAGIC, Release);
+        let ring = Arc::new(Ring { segment, texts: Mutex::default() });
+        Recorder { group: ring.name(group), ring, group_name: group.into(), sites: Default::default() }
+    }
+
+    /// The recorder of the same rank for a group that a call on this one made, of these ranks of the world.
+    pub(crate) fn for_subgroup(&self, made_by: u64, ranks: &[usize]) -> Recorder {
+        let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        let name = format!("{}.{made_by}[{}]", self.group_name, list.join(","));
+        Recorder { group: self.ring.name(&name), group_name: name.into(), ..self.clone() }
+    }
+
+    /// The name for a text. Ask once and keep it: this takes a lock.
+    pub fn name(&self, text: &str) -> Name {
+        self.ring.name(text)
+    }
+
+    /// Records what is no operation of a group: a kernel, a compilation.
+    #[track_caller]
+    #[inline]
+    pub fn record(&self, kind: Kind, name: Name, bytes: u64) {
+        let site = self.site(Location::caller());
+        self.write(kind, [0, name.word(), bytes, 0], site);
+    }
+
+    /// Records an operation of the group, and gives the number of the event.
+    #[inline]
+    pub(crate) fn call(&self, kind: Kind, call: Call, site: Name) -> u64 {
+        let Key { what, extra, bytes } = call.key;
+        self.write(kind, [call.number, what | CODE, bytes, extra], site)
+    }
+
+    /// Notes that an operation is over, if its event is still there.
+    #[inline]
+    pub(crate) fn finish(&self, event: u64) {
+        let record = self.ring.record(event);
+        if record[0].load(Relaxed) == event + 1 {
+            record[OVER].store(ticks(), Relaxed);
+        }
+    }
+
+    /// Records an error of the group, met in a call.
+    pub(crate) fn error(&self, number: u64, text: &str, site: Name) {
+        let line = text.lines().next().unwrap_or_default();
+        let name = self.ring.name(&line.chars().take(200).collect::<String>());
+        self.write(Kind::Error, [number, name.word(), 0, 0], site);
+    }
+
+    #[inline]
+    fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
+        let event = self.ring.segment.word(COUNT).fetch_add(1, Relaxed);
+        let record = self.ring.record(event);
+        record[0].store(0, Relaxed);
+        // The stamp is gone before anything else changes.
+        fence(Release);
+        let texts = self.group.word() << 32 | site.word();
+        let values = [ticks(), 0, number << 8 | kind as u64, texts, op, bytes, extra];
+        for (word, value) in record[1..].iter().zip(values) {
+            word.store(value, Relaxed);
+        }
+        record[0].store(event + 1, Release);
+        event
+    }
+
+    /// The text of a call site.
+    #[inline]
+    pub(crate) fn site(&self, site: &'static Location<'static>) -> Name {
+        let key = std::ptr::from_ref(site).addr();
+        let near = &self.sites[(key >> 3 ^ key >> 8) % SITES];
+        let (at, name) = near.get();
+        if at == key {
+            return name;
+        }
+        let name = self.ring.site(key, site);
+        near.set((key, name));
+        name
+    }
+}
+
+impl Ring {
+    fn record(&self, event: u64) -> &[AtomicU64; WORDS] {
+        self.segment.words(LINE + event as usize % CAPACITY * LINE)
+    }
+
+    fn site(&self, key: usize, site: &Location<'_>) -> Name {
+        let known = self.lock().by_site.get(&key).copied();
+        known.unwrap_or_else(|| {
+            let name = self.name(&format!("{}:{}", site.file(), site.line()));
+            self.lock().by_site.insert(key, name);
+            name
+        })
+    }
+
+    /// Where a text lies, which is written if it is new. Once there is no more room, new texts are empty.
+    fn name(&self, text: &str) -> Name {
+        let mut texts = self.lock();
+        if let Some(name) = texts.by_text.get(text) {
+            return *name;
+        }
+        let at = TEXTS + self.segment.word(TEXT_BYTES).load(Relaxed) as usize;
+        let room = text.len().next_multiple_of(8);
+        if text.is_empty() || text.len() > MAX_TEXT || at + room > SIZE {
+            return Name(0);
+        }
+        for (i, bytes) in text.as_bytes().chunks(8).enumerate() {
+            self.segment.word(at + i * 8).store(word_of(bytes), Relaxed);
+        }
+        self.segment.word(TEXT_BYTES).store((at + room - TEXTS) as u64, Relaxed);
+        let name = Name((at << 14 | text.len()) as u32);
+        texts.by_text.insert(text.to_string(), name);
+        name
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Texts> {
+        // Nothing panics while it holds the lock.
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a reader found in a rank's ring.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tape {
+    /// The events that are left, oldest first.
+    pub(crate) events: Vec<Event>,
+    /// How many were overwritten since.
+    pub(crate) lost: u64,
+}
+
+/// Reads the ring of a rank whose segment is mapped here.
+pub(crate) fn read_segment(segment: &Segment, rank: usize) -> Option<Tape> {
+    let copy = |at, count| Some((0..count).map(|i| segment.word(at + i * 8).load(Acquire)).collect());
+    if segment.len() < SIZE { None } else { read(copy, rank) }
+}
+
+/// Reads the ring in a descriptor that a rank gave. Nothing is mapped, so that a rank can do no harm by making it
+/// shorter; nothing that is in it is trusted.
+pub(crate) fn read_descriptor(fd: impl AsFd, rank: usize) -> Option<Tape> {
+    // Reading something else than memory may wait for ever.
+    let stat = fstat(&fd).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let copy = |at: usize, count: usize| {
+        let mut bytes = vec![0; count * 8];
+        let mut done = 0;
+        while done < bytes.len() {
+            match pread(&fd, &mut bytes[done..], (at + done) as u64) {
+                Ok(0) => return None,
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(bytes.chunks_exact(8).map(word_of).collect())
+    };
+    read(copy, rank)
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
+/// Reads a ring, given how to copy so many words at an offset. None where there is no ring.
+fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<Tape> {
+    let header = copy(0, WORDS)?;
+    if header[..2] != [MAGIC, CAPACITY as u64] {
+        return None;
+    }
+    let (first, second) = (copy(LINE, CAPACITY * WORDS)?, copy(LINE, CAPACITY * WORDS)?);
+    // After the records, so that what they refer to is there.
+    let texts: Vec<u8> =
+        copy(TEXTS, (SIZE - TEXTS) / 8)?.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let clock = Clock { then: (header[TICKS / 8], header[NANOSECONDS / 8]), now: (ticks(), now_ns()) };
+    let mut events: Vec<(u64, Event)> = Vec::new();
+    let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
+    for (place, (record, again)) in copies.enumerate() {
+        let Some(number) = record[0].checked_sub(1) else { continue };
+        if record == again && number as usize % CAPACITY == place {
+            for event in decode(record, &texts, &clock, rank).into_iter().flatten() {
+                events.push((number, event));
+            }
+        }
+    }
+    events.sort_by_key(|(number, event)| (event.time_ns, *number));
+    let lost = header[COUNT / 8].saturating_sub(CAPACITY as u64);
+    Some(Tape { events: events.into_iter().map(|(_, event)| event).collect(), lost })
+}
+
+/// The event of a record, and that it finished, if it did.
+fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
+    let &[_, ticks, over, number, names, op, bytes, extra] = record else { return None };
+    let text = |name: u64| {
+        let (at, len) = Name::place(name);
+        let bytes = texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?;
+        let shown = |c: char| if c.is_control() { '?' } else { c };
+        Some(String::from_utf8_lossy(bytes).chars().map(shown).collect::<String>())
+    };
+    let op = match op & !CODE {
+        EXCHANGE_CODE if op & CODE != 0 => EXCHANGE.to_string(),
+        what if op & CODE != 0 => describe(what),
+        name => text(name).unwrap_or_default(),
+    };
+    let event = Event {
+        rank,
+        time_ns: clock.nanoseconds(ticks),
+        kind: *Kind::ALL.get(number as usize & 0xff)?,
+        group: text(names >> 32).unwrap_or_default(),
+        number: number >> 8,
+        op,
+        bytes,
+        extra,
+        site: text(names & 0xffff_ffff).unwrap_or_default(),
+    };
+    let finish =
+        (over > 0).then(|| Event { kind: Kind::Finish, time_ns: clock.nanoseconds(over), ..event.clone() });
+    Some([event].into_iter().chain(finish).collect())
+}
+
+/// Two moments, each on both clocks.
+struct Clock {
+    then: (u64, u64),
+    now: (u64, u64),
+}
+
+impl Clock {
+    /// The moment of so many ticks, on the straight line through the two.
+    fn nanoseconds(&self, ticks: u64) -> u64 {
+        let ((ticks_then, ns_then), (ticks_now, ns_now)) = (self.then, self.now);
+        let [since, ticks, nanoseconds] = [(ticks, ticks_then), (ticks_now, ticks_then), (ns_now, ns_then)]
+            .map(|(a, b)| i128::from(a) - i128::from(b));
+        // The numbers are somebody else's: they may be anything.
+        let passed = if ticks > 0 { since.checked_mul(nanoseconds).map(|all| all / ticks) } else { Some(0) };
+        let moment = passed.and_then(|passed| passed.checked_add(i128::from(ns_then)));
+        moment.and_then(|moment| u64::try_from(moment).ok()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests;
