@@ -2,15 +2,19 @@
 //! watches over processes reports.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::CommError;
+use crate::row::Row;
 
 /// Says that a rank of the world has failed.
 #[derive(Default)]
 pub(crate) struct Alarm {
     panicked: AtomicU64,
     watch: Option<Watch>,
+    /// The rows of all groups here: whoever sleeps does so on one of them.
+    bells: Mutex<Vec<Weak<Vec<Row>>>>,
 }
 
 /// Whoever watches over ranks that are processes: what has happened, if anything. Asked while waiting, so it must be
@@ -24,7 +28,21 @@ impl Alarm {
 
     pub(crate) fn raise(&self, rank: usize) {
         // The first one counts.
-        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, Release, Acquire);
+        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, SeqCst, Acquire);
+        self.ring();
+    }
+
+    /// From now on whoever sleeps on these rows is woken by a failure.
+    pub(crate) fn add(&self, rows: &Arc<Vec<Row>>) {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.retain(|rows| rows.strong_count() > 0);
+        bells.push(Arc::downgrade(rows));
+    }
+
+    /// Wakes all who sleep, to look for what has happened.
+    pub(crate) fn ring(&self) {
+        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.iter().filter_map(Weak::upgrade).for_each(|rows| rows.iter().for_each(Row::ring));
     }
 
     pub(crate) fn panicked(&self) -> Option<usize> {

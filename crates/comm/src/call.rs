@@ -33,8 +33,10 @@ pub(crate) struct Call {
     pub(crate) stage: Stage,
     /// Whether it had to wait for a free slot.
     pub(crate) held: bool,
-    /// The next member whose publication is not checked yet.
+    /// How many members' calls were compared with this one, of those that are being compared.
     pub(crate) checked: usize,
+    /// All members called the same.
+    pub(crate) is_compared: bool,
     /// What only large or unusual calls have.
     pub(crate) more: Option<Box<More>>,
     /// Nobody waits for it any more.
@@ -77,8 +79,22 @@ impl Call {
             (_, operands) => op.key(&operands.iter().map(Buffer::len).collect::<Vec<_>>(), common),
         };
         let stage = Stage::New;
-        let (event, held, checked, more, abandoned) = (0, false, 0, None, false);
-        Call { number, op, operands, results, site, event, key, stage, held, checked, more, abandoned }
+        let (event, held, checked, is_compared, more, abandoned) = (0, false, 0, false, None, false);
+        Call {
+            number,
+            op,
+            operands,
+            results,
+            site,
+            event,
+            key,
+            stage,
+            held,
+            checked,
+            is_compared,
+            more,
+            abandoned,
+        }
     }
 
     /// What the flight recorder keeps of it.

@@ -54,6 +54,7 @@ mod recorder;
 mod row;
 mod segment;
 mod shm;
+mod siblings;
 mod sync;
 mod ticks;
 mod world;

@@ -173,6 +173,11 @@ impl Mails {
         (seen != inbox.next + 1).then_some((stamp, seen))
     }
 
+    /// Whether messages have not met their other end.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open > 0
+    }
+
     /// Whether sends wait for room in the ring of their destination.
     pub(crate) fn has_unposted(&self) -> bool {
         self.outboxes.iter().any(|outbox| !outbox.waiting.is_empty())

@@ -11,13 +11,16 @@ use crate::buffers::Buffers;
 use crate::call::Call;
 use crate::common_result::Common;
 use crate::event::Kind;
+use crate::flight::Flight;
 use crate::op::describe;
 use crate::progress::{Inner, State};
-use crate::recorder::{self, Recorder};
-use crate::row::SLOTS;
+use crate::recorder::{self, Recorder, read_segment};
+use crate::row::{Row, SLOTS};
 
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// The longest sleep while something is in flight on another group.
+const BUSY: Duration = Duration::from_micros(200);
 /// How often it looks at what it waits for before it looks at the clock and at failures.
 const LOOKS: usize = 128;
 
@@ -83,7 +86,7 @@ impl<T: Outcome> Pending<T> {
         if let Some(outcome) = take(&mut self.what, &mut state, &self.inner.recorder) {
             return Ok(Some(outcome));
         }
-        self.inner.advance(&mut state)?;
+        self.inner.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(take(&mut self.what, &mut state, &self.inner.recorder))
     }
 
@@ -100,8 +103,18 @@ impl<T: Outcome> Pending<T> {
             if inner.cores.one_each() && self.look() {
                 continue;
             }
+            let busy = inner.siblings.advance(inner);
+            let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
+            let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
             if let Some(error) = inner.elsewhere() {
                 return Err(inner.fail(&mut inner.state(), error));
+            }
+            if let Some(rank) = self.left() {
+                if let Some(outcome) = self.test()? {
+                    return Ok(outcome);
+                }
+                let error = CommError::Left { rank, what: self.what() };
+                return Err(self.inner.fail(&mut self.inner.state(), error));
             }
             let now = Instant::now();
             if now >= until {
@@ -114,8 +127,10 @@ impl<T: Outcome> Pending<T> {
             if !std::mem::replace(&mut recorded, true) {
                 self.record_wait(Location::caller());
             }
+            // What is in flight on another group rings elsewhere.
+            let turn = if busy { until.min(now + BUSY) } else { until };
             match self.waits_for() {
-                Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
+                Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
                 None => std::thread::yield_now(),
             }
         }
@@ -149,7 +164,7 @@ impl<T: Outcome> Pending<T> {
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
         if call.stage == crate::call::Stage::New {
-            return (0..rows.len()).filter(|m| rows[*m].done() + SLOTS <= number).collect();
+            return (0..rows.len()).filter(|m| rows[*m].compared() + SLOTS <= number).collect();
         }
         let unpublished: Vec<usize> =
             call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
@@ -165,17 +180,33 @@ impl<T: Outcome> Pending<T> {
         !self.missing().contains(&member) || self.inner.elsewhere().is_some()
     }
 
+    /// The rank of a member that this waits for and that has left the group.
+    fn left(&self) -> Option<usize> {
+        let rows = &self.inner.members.rows;
+        if !rows.iter().any(|row| row.has_left()) {
+            return None;
+        }
+        self.missing().into_iter().map(|member| &rows[member]).find(|row| row.has_left()).map(|row| row.rank)
+    }
+
     fn late(&self) -> CommError {
-        let ranks = self.missing().into_iter().map(|member| self.inner.members.rows[member].rank).collect();
-        let what = match self.what {
+        let rows: Vec<&Row> = self.missing().into_iter().map(|m| &self.inner.members.rows[m]).collect();
+        let missing: Vec<usize> = rows.iter().map(|row| row.rank).collect();
+        let mut flight = Flight::new(missing.iter().copied());
+        rows.iter().for_each(|row| flight.add(row.rank, read_segment(&row.segment, row.rank)));
+        CommError::Deadline { what: self.what(), missing, doing: flight.sorted().sides() }
+    }
+
+    /// The operation in words.
+    fn what(&self) -> String {
+        match self.what {
             What::Call(number) => {
                 let state = self.inner.state();
                 let what = state.call(number).map_or(String::new(), |call| describe(call.key.what));
                 format!("{what}: call {number}")
             }
             What::Batch(_) | What::Over => "exchange".into(),
-        };
-        CommError::Deadline { what, missing: ranks }
+        }
     }
 }
 

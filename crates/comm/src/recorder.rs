@@ -294,8 +294,10 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
     for (place, (record, again)) in copies.enumerate() {
         let Some(number) = record[0].checked_sub(1) else { continue };
-        if record == again && number as usize % CAPACITY == place {
-            for event in decode(record, &texts, &clock, rank).into_iter().flatten() {
+        // That it is over may be noted at any time.
+        let same = record[..OVER] == again[..OVER] && record[OVER + 1..] == again[OVER + 1..];
+        if same && number as usize % CAPACITY == place {
+            for event in decode(again, &texts, &clock, rank).into_iter().flatten() {
                 events.push((number, event));
             }
         }
