@@ -21,10 +21,15 @@ use crate::segment::Segment;
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;
 
+/// How often a wait for release looks before it sleeps: some 50 us.
+const LOOKS: usize = 2000;
+
 /// The memory of one rank that its peers can reach.
 pub struct Heap {
     segment: Arc<Segment>,
     alarm: Arc<Alarm>,
+    /// Whether waiting may spin: each rank has a core.
+    spins: bool,
     state: Mutex<State>,
 }
 
@@ -79,10 +84,10 @@ pub(crate) fn holders(at: usize) -> usize {
 
 impl Heap {
     /// The heap in a segment, from an offset on.
-    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, from: usize) -> Heap {
+    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, spins: bool, from: usize) -> Heap {
         let mut state = State { free: BTreeMap::new(), by_size: BTreeSet::new(), retired: Vec::new() };
         state.insert(from, segment.len() - from);
-        Heap { segment, alarm, state: Mutex::new(state) }
+        Heap { segment, alarm, spins, state: Mutex::new(state) }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -237,8 +242,14 @@ impl Buffer {
     }
 
     fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
+        let mut looks = if self.0.heap.spins { LOOKS } else { 0 };
         for lease in &self.0.leases {
             while let Some(row) = lease.holder() {
+                if looks > 0 {
+                    looks -= 1;
+                    std::hint::spin_loop();
+                    continue;
+                }
                 if let Some(error) = self.0.heap.alarm.failure() {
                     return Err(error);
                 }

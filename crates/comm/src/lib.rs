@@ -50,6 +50,7 @@ mod op;
 mod pending;
 mod probe;
 mod progress;
+mod queue;
 mod recorder;
 mod row;
 mod segment;

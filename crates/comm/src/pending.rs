@@ -10,11 +10,12 @@ use crate::CommError;
 use crate::buffers::Buffers;
 use crate::call::Call;
 use crate::common_result::Common;
+use crate::error::Stop;
 use crate::event::Kind;
 use crate::flight::Flight;
 use crate::op::describe;
 use crate::progress::{Inner, State};
-use crate::recorder::{self, Recorder, read_segment};
+use crate::recorder::{self, read_segment};
 use crate::row::{Row, SLOTS};
 
 /// How long a waiter spins before it sleeps.
@@ -66,6 +67,17 @@ impl<T: Outcome> Pending<T> {
         Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
+    /// Notes when it started, where that was not worth the while before.
+    fn started(&self) {
+        let state = self.inner.state();
+        let event = match self.what {
+            What::Call(number) => state.call(number).map(|call| call.event),
+            What::Batch(batch) => state.mails.event(batch),
+            What::Over => None,
+        };
+        event.into_iter().for_each(|event| self.inner.recorder.started(event));
+    }
+
     /// Records that it is waited for in sleep.
     fn record_wait(&self, site: &'static Location<'static>) {
         let record = match self.what {
@@ -80,29 +92,60 @@ impl<T: Outcome> Pending<T> {
     }
 
     /// What the operation gives, once, if it is finished; never waits.
-    #[track_caller]
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
+        self.poll().map_err(|stop| *stop)?;
+        Ok(self.take())
+    }
+
+    /// Goes on as far as it can; true if the operation is finished.
+    fn poll(&self) -> Result<bool, Stop> {
         let mut state = self.inner.state();
-        if let Some(outcome) = take(&mut self.what, &mut state, &self.inner.recorder) {
-            return Ok(Some(outcome));
+        let is_finished = |state: &State| match self.what {
+            What::Call(number) => state.is_finished(number),
+            What::Batch(batch) => state.mails.is_finished(batch),
+            What::Over => false,
+        };
+        if is_finished(&state) {
+            return Ok(true);
         }
-        self.inner.advance(&mut state, false).map_err(|stop| *stop)?;
-        Ok(take(&mut self.what, &mut state, &self.inner.recorder))
+        self.inner.advance(&mut state, false)?;
+        Ok(is_finished(&state))
+    }
+
+    /// The outcome of an operation that is finished, which is over then.
+    #[inline]
+    fn take(&mut self) -> Option<T> {
+        let mut state = self.inner.state();
+        let (buffers, common) = match self.what {
+            What::Call(number) => state.take(number)?,
+            What::Batch(batch) => (state.mails.take_finished(batch, &self.inner.recorder)?, None),
+            What::Over => return None,
+        };
+        self.what = What::Over;
+        T::of(buffers, common)
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
+        if !self.poll().map_err(|stop| *stop)? {
+            self.wait_long(until, Location::caller())?;
+        }
+        self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+    }
+
+    fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut recorded) = (None, false);
         loop {
-            if let Some(outcome) = self.test()? {
-                return Ok(outcome);
+            if self.poll().map_err(|stop| *stop)? {
+                return Ok(());
             }
             let inner = &*self.inner;
             if inner.cores.one_each() && self.look() {
                 continue;
             }
+            self.started();
             let busy = inner.siblings.advance(inner);
             let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
             let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
@@ -110,8 +153,8 @@ impl<T: Outcome> Pending<T> {
                 return Err(inner.fail(&mut inner.state(), error));
             }
             if let Some(rank) = self.left() {
-                if let Some(outcome) = self.test()? {
-                    return Ok(outcome);
+                if self.poll().map_err(|stop| *stop)? {
+                    return Ok(());
                 }
                 let error = CommError::Left { rank, what: self.what() };
                 return Err(self.inner.fail(&mut self.inner.state(), error));
@@ -125,7 +168,7 @@ impl<T: Outcome> Pending<T> {
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {
-                self.record_wait(Location::caller());
+                self.record_wait(site);
             }
             // What is in flight on another group rings elsewhere.
             let turn = if busy { until.min(now + BUSY) } else { until };
@@ -208,18 +251,6 @@ impl<T: Outcome> Pending<T> {
             What::Batch(_) | What::Over => "exchange".into(),
         }
     }
-}
-
-/// The outcome of an operation that is finished, which is over then.
-#[track_caller]
-fn take<T: Outcome>(what: &mut What, state: &mut State, recorder: &Recorder) -> Option<T> {
-    let (buffers, common) = match *what {
-        What::Call(number) => state.take(number)?,
-        What::Batch(batch) => (state.mails.take_finished(batch, recorder)?, None),
-        What::Over => return None,
-    };
-    *what = What::Over;
-    T::of(buffers, common)
 }
 
 impl<T> Drop for Pending<T> {

@@ -19,8 +19,9 @@ use crate::helper::Helper;
 use crate::mail::{Mails, Message};
 use crate::members::Members;
 use crate::op::Op;
+use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
-use crate::row::{Row, SLOTS, Word};
+use crate::row::{Row, SLOTS, STAGE, Word};
 use crate::siblings::Siblings;
 
 /// One member's side of a group, and everything in flight on it.
@@ -53,35 +54,6 @@ pub(crate) struct State {
     pub(crate) failed: Option<CommError>,
 }
 
-/// Calls in order, taken on at the end and forgotten at the beginning. What is forgotten is dropped when nothing else is
-/// left, or when there is much of it.
-#[derive(Default)]
-struct Queue {
-    calls: Vec<Call>,
-    forgotten: usize,
-}
-
-impl Queue {
-    fn all(&self) -> &[Call] {
-        &self.calls[self.forgotten..]
-    }
-
-    fn all_mut(&mut self) -> &mut [Call] {
-        &mut self.calls[self.forgotten..]
-    }
-
-    fn forget(&mut self, count: usize) {
-        self.forgotten += count;
-        if self.forgotten == self.calls.len() {
-            self.calls.clear();
-            self.forgotten = 0;
-        } else if self.forgotten > 64 {
-            self.calls.drain(..self.forgotten);
-            self.forgotten = 0;
-        }
-    }
-}
-
 impl State {
     /// The number of the next call.
     pub(crate) fn next(&self) -> u64 {
@@ -102,7 +74,13 @@ impl State {
         self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
     }
 
+    /// Whether a call is finished.
+    pub(crate) fn is_finished(&self, number: u64) -> bool {
+        self.call(number).is_some_and(|call| call.stage == Stage::Finished)
+    }
+
     /// The outcome of a call that is finished.
+    #[inline]
     pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
         let index = number.checked_sub(self.first)? as usize;
         let call = self.calls.all_mut().get_mut(index).filter(|call| call.stage == Stage::Finished)?;
@@ -171,9 +149,9 @@ impl Inner {
         }
         let number = state.next();
         let site = self.recorder.site(site);
-        let mut call = Call::new(number, op, buffers, common, self.members.n(), site);
-        call.event = self.recorder.call(Kind::Start, call.record(), site);
-        state.calls.calls.push(call);
+        let call = state.calls.take_on();
+        call.renew(number, op, buffers, common, self.members.n(), site);
+        call.event = self.recorder.start(call.record(), site, !call.key.is_staged());
         self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(number)
     }
@@ -323,7 +301,7 @@ impl Inner {
         let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
         let site = self.recorder.site(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
-        let event = self.recorder.call(Kind::Start, record, site);
+        let event = self.recorder.start(record, site, bytes > STAGE);
         let batch = state.mails.start(sends, recvs, site, event);
         self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(batch)
