@@ -123,7 +123,7 @@ impl Members {
         let at = if len <= STAGE {
             row.mail_stage(self.me, number, len)
         } else {
-            row.mail(self.me, number, MailWord::Place).load(Relaxed) as usize
+            row.mail(self.me, number)[MailWord::Place as usize].load(Relaxed) as usize
         };
         // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
         let mail = unsafe { row.segment.read(at, len) };

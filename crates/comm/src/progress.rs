@@ -16,7 +16,7 @@ use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
 use crate::helper::Helper;
-use crate::mail::{Mails, Message};
+use crate::mail::{Mails, Messages};
 use crate::members::Members;
 use crate::op::Op;
 use crate::queue::Queue;
@@ -290,8 +290,7 @@ impl Inner {
     /// Takes a batch of messages on, and makes it go as far as it can.
     pub(crate) fn start_batch(
         &self,
-        sends: Vec<Message>,
-        recvs: Vec<Message>,
+        (sends, recvs): (Messages, Messages),
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
         let mut state = self.state();
@@ -302,7 +301,7 @@ impl Inner {
         let site = self.recorder.site(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
         let event = self.recorder.start(record, site, bytes > STAGE);
-        let batch = state.mails.start(sends, recvs, site, event);
+        let batch = state.mails.start((sends, recvs), site, event);
         self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(batch)
     }
