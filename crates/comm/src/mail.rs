@@ -123,7 +123,10 @@ impl Mails {
         let batch = self.batch(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
         recorder.finish(batch.event);
-        let buffers = batch.buffers.drain(..).flatten().collect();
+        let mut buffers = Buffers::default();
+        for buffer in &mut batch.buffers {
+            buffer.take().into_iter().for_each(|buffer| buffers.push(buffer));
+        }
         self.forget();
         Some(buffers)
     }
@@ -209,9 +212,15 @@ impl Mails {
             return Ok(());
         }
         for member in 0..members.n() {
-            self.post(members, member);
-            self.receive(members, member)?;
-            self.confirm(members, member);
+            if !self.outboxes[member].waiting.is_empty() {
+                self.post(members, member);
+            }
+            if !self.inboxes[member].receives.is_empty() {
+                self.receive(members, member)?;
+            }
+            if !self.outboxes[member].sent.is_empty() {
+                self.confirm(members, member);
+            }
         }
         self.forget();
         Ok(())

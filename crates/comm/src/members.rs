@@ -73,6 +73,12 @@ impl Members {
         Source { row, at }
     }
 
+    /// An operand of a member that travels in the staging area, in a call of so many bytes, from an offset on.
+    pub(crate) fn staged(&self, member: usize, number: u64, bytes: usize, from: usize) -> Source<'_> {
+        let row = &self.rows[member];
+        Source { row, at: row.stage(number, bytes) + from }
+    }
+
     /// How many bytes a member sends to each, in an all_to_all.
     pub(crate) fn splits(&self, member: usize, call: u64) -> impl Fn(usize) -> usize {
         let (row, key) = (&self.rows[member], self.key(member, call));

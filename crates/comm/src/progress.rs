@@ -162,7 +162,8 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone().into());
         }
-        let outcome = self.advance_calls(state, thorough).and_then(|()| state.mails.advance(&self.members));
+        let calls = if state.compared == state.next() { Ok(()) } else { self.advance_calls(state, thorough) };
+        let outcome = calls.and_then(|()| state.mails.advance(&self.members));
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
@@ -206,6 +207,7 @@ impl Inner {
     }
 
     /// One call, as far as it can.
+    #[inline(always)]
     fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), Stop> {
         let (members, number) = (&self.members, call.number);
         if call.stage == Stage::New {
@@ -248,6 +250,7 @@ impl Inner {
     }
 
     /// Compares a call with those of some members, in order; true when all of them have published theirs.
+    #[inline]
     fn compare(&self, call: &mut Call, range: Range<usize>) -> Result<bool, Stop> {
         let (members, number) = (&self.members, call.number);
         for member in range.start + call.checked..range.end {
