@@ -416,19 +416,24 @@ impl Group {
     /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have come and all
     /// sends are taken, or copied where they are small.
     #[track_caller]
+    #[inline]
     pub fn exchange(
         &self,
         sends: impl IntoIterator<Item = Message>,
         recvs: impl IntoIterator<Item = Message>,
     ) -> Result<Pending, CommError> {
-        let (sends, recvs): (Messages, Messages) = (sends.into_iter().collect(), recvs.into_iter().collect());
-        for message in sends.iter().chain(&recvs) {
-            check(message.peer < self.size(), || {
-                format!("expected a peer below {}, got {}", self.size(), message.peer)
-            })?;
+        // Pushed one by one: there are few, and collecting them takes longer than sending one.
+        let (mut out, mut back) = (Messages::new(), Messages::new());
+        for message in sends {
+            self.check_peer(&message)?;
+            out.push(message);
         }
-        recvs.iter().try_for_each(|message| check_writable(&message.buffer))?;
-        let batch = self.inner.start_batch((sends, recvs), Location::caller())?;
+        for message in recvs {
+            self.check_peer(&message)?;
+            check_writable(&message.buffer)?;
+            back.push(message);
+        }
+        let batch = self.inner.start_batch((out, back), Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
@@ -487,6 +492,12 @@ impl Group {
     /// The last events of all members, in the order of time.
     pub fn events(&self) -> Vec<Event> {
         self.flight().events
+    }
+
+    fn check_peer(&self, message: &Message) -> Result<(), CommError> {
+        check(message.peer < self.size(), || {
+            format!("expected a peer below {}, got {}", self.size(), message.peer)
+        })
     }
 
     fn check_root(&self, root: usize) -> Result<(), CommError> {

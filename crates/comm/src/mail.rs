@@ -99,6 +99,7 @@ impl Mails {
     }
 
     /// Takes a batch on, sends first, and gives its number.
+    #[inline(always)]
     pub(crate) fn start(&mut self, (sends, recvs): (Messages, Messages), site: Name, event: u64) -> u64 {
         let batch = self.next_batch();
         let mut buffers = SmallVec::new();

@@ -293,6 +293,7 @@ impl Inner {
     }
 
     /// Takes a batch of messages on, and makes it go as far as it can.
+    #[inline(always)]
     pub(crate) fn start_batch(
         &self,
         (sends, recvs): (Messages, Messages),
