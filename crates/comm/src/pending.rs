@@ -20,6 +20,8 @@ use crate::row::{Row, SLOTS};
 
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// How often a waiter that may not spin lets others go first before it sleeps.
+const YIELDS: usize = 16;
 /// The longest sleep while something is in flight on another group.
 const BUSY: Duration = Duration::from_micros(200);
 /// How often it looks at what it waits for before it looks at the clock and at failures.
@@ -136,7 +138,7 @@ impl<T: Outcome> Pending<T> {
     }
 
     fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
-        let (mut since, mut recorded) = (None, false);
+        let (mut since, mut yields, mut recorded) = (None, 0, false);
         loop {
             if self.poll().map_err(|stop| *stop)? {
                 return Ok(());
@@ -165,6 +167,12 @@ impl<T: Outcome> Pending<T> {
                 return Err(inner.fail(&mut inner.state(), error));
             }
             if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
+                continue;
+            }
+            // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
+            if !inner.cores.one_each() && yields < YIELDS {
+                yields += 1;
+                std::thread::yield_now();
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {
