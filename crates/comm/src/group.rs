@@ -3,8 +3,6 @@
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
-use std::time::Instant;
 
 use crate::CommError;
 use crate::alarm::Alarm;
@@ -32,7 +30,7 @@ use crate::siblings::Siblings;
 /// be gathered or cut without a copy.
 #[derive(Clone)]
 pub struct Group {
-    inner: Rc<Inner>,
+    pub(crate) inner: Rc<Inner>,
     ranks: Rc<[usize]>,
 }
 
@@ -437,42 +435,16 @@ impl Group {
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
-    /// The group of the list that holds this rank, where one does. All members call it with the same lists of their
-    /// places in this group; lists share no member.
+    /// Sends a message: an exchange of one.
     #[track_caller]
-    pub fn subgroup(&self, lists: &[Vec<usize>], until: Instant) -> Result<Option<Group>, CommError> {
-        let mut seen = vec![false; self.size()];
-        for member in lists.iter().flatten() {
-            let free = seen.get(*member).is_some_and(|seen| !seen);
-            check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
-            seen[*member] = true;
-        }
-        let list = lists.iter().find(|list| list.contains(&self.rank()));
-        // Never freed: a peer may look at a row after its owner has dropped the group.
-        let row = list.map(|list| self.heap().alloc_for_ever(Row::size(list.len()))).transpose()?;
-        let at = row.map_or(u64::MAX, |at| at as u64);
-        let offset = self.heap().alloc_from(&at.to_le_bytes())?;
-        if let (Some(at), Some(list)) = (row, list) {
-            // Its memory may have been used before; nobody knows yet where it is.
-            for word in (0..Row::size(list.len())).step_by(8) {
-                self.heap().segment().word(at + word).store(0, Release);
-            }
-        }
-        let offsets = self.heap().alloc(8 * self.size())?;
-        let made_by = self.inner.state().next();
-        let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
-        let Some(list) = list else { return Ok(None) };
-        let place = |member: &usize| {
-            let bytes = &offsets[1].bytes()[member * 8..member * 8 + 8];
-            let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-            Row { at, ..self.inner.members.rows[*member].clone() }
-        };
-        let rows: Vec<Row> = list.iter().map(place).collect();
-        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
-        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
-        let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
-        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, &self.inner.siblings)))
+    pub fn send(&self, message: Message) -> Result<Pending, CommError> {
+        self.exchange([message], [])
+    }
+
+    /// Receives a message: an exchange of one.
+    #[track_caller]
+    pub fn recv(&self, message: Message) -> Result<Pending, CommError> {
+        self.exchange([], [message])
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
@@ -527,7 +499,7 @@ fn total(sizes: &[usize], outer: usize) -> Option<usize> {
     sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
 }
 
-fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
+pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
     if ok { Ok(()) } else { Err(CommError::Argument(message())) }
 }
 

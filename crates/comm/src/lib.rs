@@ -56,6 +56,7 @@ mod row;
 mod segment;
 mod shm;
 mod siblings;
+mod subgroup;
 mod sync;
 mod ticks;
 mod world;
