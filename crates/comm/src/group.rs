@@ -16,7 +16,7 @@ use crate::heap::{Buffer, Heap};
 use crate::helper::Helper;
 use crate::mail::{Message, Messages};
 use crate::members::Members;
-use crate::op::{Op, Outers};
+use crate::op::{Op, Outers, Splits};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
 use crate::recorder::{Recorder, read_segment};
@@ -298,15 +298,16 @@ impl Group {
         &self,
         operand: Buffer,
         result: Buffer,
-        ins: Vec<usize>,
-        outs: Vec<usize>,
+        ins: &[usize],
+        outs: &[usize],
     ) -> Result<Pending, CommError> {
         let n = self.size();
-        check(ins.len() == n && outs.len() == n && total(&ins, 1) == Some(operand.len()), || {
+        check(ins.len() == n && outs.len() == n && total(ins, 1) == Some(operand.len()), || {
             format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", operand.len())
         })?;
         check(n * 8 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 8))?;
-        check_result(&result, total(&outs, 1))?;
+        check_result(&result, total(outs, 1))?;
+        let (ins, outs) = (Splits::from_slice(ins), Splits::from_slice(outs));
         self.start(Op::AllToAll { ins, outs }, operand, result)
     }
 
