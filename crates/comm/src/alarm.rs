@@ -1,10 +1,10 @@
 //! How a rank learns that another one has failed: a rank that panicked in this process, or whatever somebody who
 //! watches over processes reports.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::CommError;
+use crate::sync::AtomicU64;
 
 /// Says that a rank of the world has failed.
 #[derive(Default)]

@@ -53,7 +53,8 @@ impl Group {
         recorder: Recorder,
     ) -> Group {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = cores >= rows.len();
+        // In a model a turn of spinning is a step like any other, and there is no end of them.
+        let spins = cores >= rows.len() && !cfg!(any(loom, shuttle));
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
         Group { inner: Rc::new(Inner::new(members, heap, alarm, spins, recorder)), ranks }

@@ -45,12 +45,15 @@ mod layout;
 mod local;
 mod mail;
 mod members;
+#[cfg(any(loom, shuttle))]
+mod models;
 mod op;
 mod pending;
 mod probe;
 mod progress;
 mod recorder;
 mod row;
+#[cfg_attr(any(loom, shuttle), path = "segment/model.rs")]
 mod segment;
 mod shm;
 mod sync;

@@ -15,6 +15,7 @@ use crate::op::describe;
 use crate::progress::{Inner, State};
 use crate::recorder::{self, Recorder};
 use crate::row::SLOTS;
+use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -116,7 +117,7 @@ impl<T: Outcome> Pending<T> {
             }
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
-                None => std::thread::yield_now(),
+                None => yield_now(),
             }
         }
     }

@@ -20,6 +20,7 @@ use crate::members::Members;
 use crate::op::Op;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{SLOTS, Word};
+use crate::sync::yield_now;
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
@@ -306,7 +307,7 @@ impl Drop for Inner {
             if Instant::now() >= until {
                 break;
             }
-            std::thread::yield_now();
+            yield_now();
         }
     }
 }
