@@ -163,7 +163,13 @@ impl<T: Outcome> Pending<T> {
 
     /// Whether something changed since the last look, so that sleeping would miss it.
     fn could_go_on(&self, member: usize) -> bool {
-        !self.missing().contains(&member) || self.inner.elsewhere().is_some()
+        let inner = &self.inner;
+        let news = match self.what {
+            // What is missing of a batch is known only by an advance.
+            What::Batch(_) => inner.state().mails.has_news(&inner.members, member),
+            _ => !self.missing().contains(&member),
+        };
+        news || inner.elsewhere().is_some()
     }
 
     fn late(&self) -> CommError {
