@@ -17,7 +17,7 @@
 //! storing it (release).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 #[cfg(any(loom, shuttle))]
@@ -152,7 +152,9 @@ impl Row {
         let at = self.at + 2 * LINE;
         self.segment.word(at + 8).store(call, Relaxed);
         self.segment.word(at + 16).store(text, Relaxed);
-        self.segment.word(at).store(member as u64 + 1, Release);
+        // As in `tell`; whoever sets it rings on all rows.
+        self.segment.word(at).swap(member as u64 + 1, SeqCst);
+        in_one_order();
     }
 
     fn slot(&self, call: u64) -> usize {
