@@ -99,7 +99,7 @@ fn a_block_is_reused_only_after_its_readers() {
 
 #[test]
 fn a_slot_is_reused_only_after_its_readers() {
-    explore("slots", 2, || {
+    explore("slots", 1, || {
         pair(HEAP, |group| {
             let mut calls = Vec::new();
             for call in 0..SLOTS as u8 + 1 {
@@ -202,6 +202,27 @@ fn no_wake_up_is_lost() {
                 row.sleep(never(), || row.done() == 2);
             }
             teller.join().expect("it does not panic");
+        });
+        explore("release against sleep", 2, || {
+            pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|bytes| bytes.fill(2)));
+        });
+        explore("sum in parts against sleep", 1, || {
+            pair(HEAP, |group| {
+                let buffer = filled(group, LARGE, 1)?;
+                group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never()).map(drop)
+            });
+        });
+        explore("mail against sleep", 2, || pair(HEAP, |group| mails(group, &[LARGE])));
+        // Rank 0 has all that it needs of the first call, and learns only from the failure of rank 1 that it was
+        // another one.
+        explore("failure against sleep", 2, || {
+            run(2, HEAP, |group, _| {
+                let outcome = filled(&group, 8 * (group.rank() + 1), 1).and_then(|buffer| {
+                    group.broadcast(buffer, 0)?.wait(never())?;
+                    group.barrier()?.wait(never())
+                });
+                assert!(matches!(outcome, Err(CommError::Mismatch { .. })));
+            });
         });
     });
 }
