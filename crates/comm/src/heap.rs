@@ -248,7 +248,8 @@ impl Buffer {
                 if Instant::now() >= until {
                     return Err(CommError::Leased { rank: row.rank });
                 }
-                row.sleep(until, || lease.holder().is_none());
+                // Once this one is done it rings no more, so another one must not be awaited on its bell.
+                row.sleep(until, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
             }
         }
         self.0.leases.clear();
