@@ -233,7 +233,7 @@ fn all_learn_that_one_called_something_else() {
             execute(&group, &list, any_order, before)
         });
         // The length of a common broadcast is the root's.
-        let given = KINDS[program[at].0] as usize == broadcast_common as usize;
+        let given = std::ptr::fn_addr_eq(KINDS[program[at].0], broadcast_common as Start);
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let found = matches!(
                 outcome,
