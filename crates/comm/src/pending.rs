@@ -154,7 +154,14 @@ impl<T: Outcome> Pending<T> {
         }
         let unpublished: Vec<usize> =
             call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
-        if unpublished.is_empty() { call.unready(&inner.members) } else { unpublished }
+        if !unpublished.is_empty() {
+            return unpublished;
+        }
+        let unready = call.unready(&inner.members);
+        // All have published, so the own part can be made at once: two members that slept on one another's bells
+        // instead would both wait in vain.
+        let helped = || call.job().is_some_and(|job| job.try_lock().is_err());
+        if unready.contains(&inner.members.me) && !helped() { Vec::new() } else { unready }
     }
 
     fn waits_for(&self) -> Option<usize> {
