@@ -19,7 +19,7 @@ use crate::mail::Message;
 use crate::members::Members;
 use crate::op::{Op, Outers};
 use crate::pending::{Outcome, Pending, What};
-use crate::progress::Inner;
+use crate::progress::{Inner, enter};
 use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
 
@@ -57,7 +57,9 @@ impl Group {
         let spins = cores >= rows.len() && !cfg!(any(loom, shuttle));
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        Group { inner: Rc::new(Inner::new(members, heap, alarm, spins, recorder)), ranks }
+        let inner = Rc::new(Inner::new(members, heap, alarm, spins, recorder));
+        enter(&inner);
+        Group { inner, ranks }
     }
 
     /// This rank's place in the group.

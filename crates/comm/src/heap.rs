@@ -15,8 +15,10 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::progress::advance_all;
 use crate::row::Row;
 use crate::segment::Segment;
+use crate::sync::yield_now;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;
@@ -238,7 +240,10 @@ impl Buffer {
 
     fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
         for lease in &self.0.leases {
-            while let Some(row) = lease.holder() {
+            while lease.holder().is_some() {
+                // What releases it may need a part of this member, or be its own call behind others.
+                advance_all();
+                let Some(row) = lease.holder() else { break };
                 if let Some(error) = self.0.heap.alarm.failure() {
                     return Err(error);
                 }
@@ -249,6 +254,11 @@ impl Buffer {
                     return Err(CommError::Leased { rank: row.rank });
                 }
                 // Once this one is done it rings no more, so another one must not be awaited on its bell.
+                if Arc::ptr_eq(&row.segment, &self.0.heap.segment) && matches!(lease, Lease::Call(..)) {
+                    // Its own calls: which bell is rung first is not known here.
+                    yield_now();
+                    continue;
+                }
                 row.sleep(until, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
             }
         }

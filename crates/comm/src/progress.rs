@@ -3,6 +3,7 @@
 use std::cell::{OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::panic::Location;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use crate::members::Members;
 use crate::op::Op;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{SLOTS, Word};
-use crate::sync::yield_now;
+use crate::sync::{thread_local, yield_now};
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
@@ -294,6 +295,30 @@ impl Inner {
             return Some(CommError::Elsewhere { rank: self.members.rows[member].rank, error });
         }
         Some(self.mismatch(member, other, call))
+    }
+}
+
+thread_local! {
+    /// The groups of this thread.
+    static GROUPS: RefCell<Vec<Weak<Inner>>> = RefCell::new(Vec::new());
+}
+
+/// Lets [`advance_all`] find a group.
+pub(crate) fn enter(group: &Rc<Inner>) {
+    GROUPS.with(|groups| {
+        let mut groups = groups.borrow_mut();
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Rc::downgrade(group));
+    });
+}
+
+/// Makes everything in flight on all groups of this thread go as far as it can. A group keeps its error for whoever
+/// waits on it.
+pub(crate) fn advance_all() {
+    let groups: Vec<Rc<Inner>> =
+        GROUPS.with(|groups| groups.borrow().iter().filter_map(Weak::upgrade).collect());
+    for group in groups {
+        let _ = group.advance(&mut group.state());
     }
 }
 

@@ -5,16 +5,19 @@
 pub(crate) use loom::{
     sync::atomic::{AtomicU32, AtomicU64, fence},
     thread::yield_now,
+    thread_local,
 };
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
     sync::atomic::{AtomicU32, AtomicU64, fence},
     thread::yield_now,
+    thread_local,
 };
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     sync::atomic::{AtomicU32, AtomicU64, fence},
     thread::yield_now,
+    thread_local,
 };
 
 /// Stands behind a change with `SeqCst` that a load with `SeqCst` of another word follows. It is nothing but in the

@@ -61,7 +61,8 @@ pub(crate) fn sleep_on(bell: &AtomicU32, seen: u32, _: Duration) {
 pub(crate) fn wake(bell: &AtomicU32) -> usize {
     if is_rung() {
         let (wakes, woken) = &*WAKES;
-        *wakes.lock().expect("no thread of a model panics and goes on").entry(address(bell)).or_default() += 1;
+        *wakes.lock().expect("no thread of a model panics and goes on").entry(address(bell)).or_default() +=
+            1;
         woken.notify_all();
     }
     0

@@ -60,7 +60,10 @@ fn operand(group: &Group, op: usize, len: usize) -> Result<Buffer, CommError> {
 }
 
 fn compare(bytes: &[u8], want: impl Fn(usize) -> u8) {
-    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == want(at)), "another result than the loops give");
+    assert!(
+        bytes.iter().enumerate().all(|(at, byte)| *byte == want(at)),
+        "another result than the loops give"
+    );
 }
 
 /// Takes the buffers back, with the last one in the place of a result, and spoils those that peers may have read.
@@ -112,7 +115,8 @@ fn ring(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, Comm
 fn exchange(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, CommError> {
     let (to, from) = ((group.rank() + by) % N, (group.rank() + N - by) % N);
     let message = |peer, buffer| vec![Message { peer, tag: op as u64 % 2, buffer }];
-    let (sends, receives) = (message(to, operand(group, op, part)?), message(from, group.heap().alloc(part)?));
+    let (sends, receives) =
+        (message(to, operand(group, op, part)?), message(from, group.heap().alloc(part)?));
     finish(group.exchange(sends, receives)?, move |at| given(from, op, at))
 }
 

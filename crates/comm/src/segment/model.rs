@@ -102,10 +102,10 @@ impl Segment {
     }
 }
 
-#[cfg(loom)]
-use by_loom::Mark;
 #[cfg(shuttle)]
 use by_clock::Mark;
+#[cfg(loom)]
+use by_loom::Mark;
 
 #[cfg(loom)]
 mod by_loom {
