@@ -6,11 +6,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::CommError;
 use crate::algorithms::two_phase::{self, Job};
 use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
 use crate::buffers::Buffers;
 use crate::common_result::Common;
+use crate::error::Stop;
 use crate::heap::{Buffer, Heap, Lease};
 use crate::members::{Members, Source};
 use crate::op::{Key, Op};
@@ -47,7 +47,7 @@ pub(crate) struct More {
     /// Blocks that others read until they are done with the call: where the operands of a list lie, and the common
     /// result at the member that gives it.
     blocks: Buffers,
-    pub(crate) common: Option<Common>,
+    pub(crate) common: Option<Box<Common>>,
     /// A large all_reduce, which another thread may help with.
     pub(crate) job: Option<Arc<Mutex<Job>>>,
 }
@@ -61,6 +61,7 @@ pub(crate) enum Stage {
 }
 
 impl Call {
+    #[inline(always)]
     pub(crate) fn new(
         number: u64,
         op: Op,
@@ -100,7 +101,7 @@ impl Call {
     }
 
     /// Fills the slot and stores the stamp.
-    pub(crate) fn publish(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), CommError> {
+    pub(crate) fn publish(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), Stop> {
         let (row, number) = (members.mine(), self.number);
         if self.key.is_common() && self.giver(members.n()) == members.me {
             self.give(members, heap)?;
@@ -158,7 +159,7 @@ impl Call {
     }
 
     /// Where the operands lie, which peers may read from now on until they are done with the call.
-    fn lease_operands(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<u64, CommError> {
+    fn lease_operands(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<u64, Stop> {
         let lease = Lease::Call(Arc::clone(&members.rows), self.number);
         self.operands.iter_mut().for_each(|operand| operand.lease(lease.clone()));
         if let [operand] = &*self.operands {
@@ -183,7 +184,7 @@ impl Call {
     }
 
     /// Makes room for the common result, which all members hold at first, and says where it is.
-    fn give(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), CommError> {
+    fn give(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), Stop> {
         let n = members.n();
         let mut block = match &self.op {
             Op::Broadcast { .. } => self.operands.remove(0),
@@ -253,7 +254,7 @@ impl Call {
     }
 
     /// Goes on; true when the operation is finished here. All needed members have published, and agree.
-    pub(crate) fn step(&mut self, members: &Members) -> Result<bool, CommError> {
+    pub(crate) fn step(&mut self, members: &Members) -> Result<bool, Stop> {
         if self.key.is_common() {
             return Ok(made_once::step(self, members));
         }
@@ -282,7 +283,7 @@ impl Call {
     }
 
     /// The operands, then the results. Nobody waits for it after that.
-    pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Common>) {
+    pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Box<Common>>) {
         self.abandoned = true;
         let mut buffers = std::mem::take(&mut self.operands);
         if let Some(job) = self.job() {

@@ -141,6 +141,15 @@ impl fmt::Display for CommError {
 
 impl std::error::Error for CommError {}
 
+/// An error on its way up. It is boxed, because what carries it is otherwise copied about where all goes well.
+pub(crate) type Stop = Box<CommError>;
+
+impl From<Stop> for CommError {
+    fn from(stop: Stop) -> CommError {
+        *stop
+    }
+}
+
 fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side; 2]) -> fmt::Result {
     for side in sides {
         write!(f, "\n  rank {}  {}  {}", side.rank, side.what, side.site)?;

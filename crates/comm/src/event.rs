@@ -56,7 +56,7 @@ impl Kind {
 pub struct Event {
     /// The rank, by its number in the world.
     pub rank: usize,
-    /// When, in nanoseconds of the host's monotonic clock, which is the same for all processes.
+    /// When, in nanoseconds since the beginning of 1970.
     pub time_ns: u64,
     /// What happened.
     pub kind: Kind,

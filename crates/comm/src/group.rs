@@ -10,7 +10,9 @@ use crate::CommError;
 use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
+use crate::cores::Cores;
 use crate::element::{Element, Reduce};
+use crate::error::Stop;
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
@@ -51,13 +53,11 @@ impl Group {
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
         recorder: Recorder,
+        cores: Cores,
     ) -> Group {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // In a model a turn of spinning is a step like any other, and there is no end of them.
-        let spins = cores >= rows.len() && !cfg!(any(loom, shuttle));
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Rc::new(Inner::new(members, heap, alarm, spins, recorder));
+        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
         enter(&inner);
         Group { inner, ranks }
     }
@@ -88,7 +88,7 @@ impl Group {
     }
 
     pub(crate) fn spins(&self) -> bool {
-        self.inner.spins
+        self.inner.cores.one_each()
     }
 
     /// How many operations nobody has waited for yet.
@@ -99,8 +99,7 @@ impl Group {
     /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
     /// beside one for each rank on this host; without one it would only take turns with them.
     pub fn start_helper(&self) -> bool {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        cores >= 2 * self.size() && self.force_helper()
+        self.inner.cores.two_each() && self.force_helper()
     }
 
     pub(crate) fn force_helper(&self) -> bool {
@@ -118,10 +117,11 @@ impl Group {
 
     /// Makes operations in flight go on; never waits.
     pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance(&mut self.inner.state())
+        Ok(self.inner.advance(&mut self.inner.state())?)
     }
 
     #[track_caller]
+    #[inline(always)]
     fn start(
         &self,
         op: Op,
@@ -132,6 +132,7 @@ impl Group {
     }
 
     #[track_caller]
+    #[inline(always)]
     fn start_as<T: Outcome>(
         &self,
         op: Op,
@@ -442,7 +443,14 @@ impl Group {
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
         let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        Ok(Some(Group::new(rows, me, Arc::clone(self.heap()), Arc::clone(&self.inner.alarm), recorder)))
+        Ok(Some(Group::new(
+            rows,
+            me,
+            Arc::clone(self.heap()),
+            Arc::clone(&self.inner.alarm),
+            recorder,
+            self.inner.cores,
+        )))
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
@@ -464,12 +472,12 @@ impl Group {
         self.flight().events
     }
 
-    fn check_root(&self, root: usize) -> Result<(), CommError> {
+    fn check_root(&self, root: usize) -> Result<(), Stop> {
         check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
     }
 
     /// The root has it and nobody else.
-    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), CommError> {
+    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), Stop> {
         check(buffer.is_some() == (self.rank() == root), || {
             let got = if buffer.is_some() { "one" } else { "none" };
             format!("expected {what} at the root {root} and nowhere else, got {got} at {}", self.rank())
@@ -491,37 +499,37 @@ fn total(sizes: &[usize], outer: usize) -> Option<usize> {
     sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
 }
 
-fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
-    if ok { Ok(()) } else { Err(CommError::Argument(message())) }
+fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), Stop> {
+    if ok { Ok(()) } else { Err(CommError::Argument(message()).into()) }
 }
 
-fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
+fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), Stop> {
     check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
     check_rows(buffer, element.size(), 1, "the size of an element")
 }
 
 /// The bytes are a whole number of `unit`s in each of `outer` rows.
-fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
+fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), Stop> {
     let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
     check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
         format!("expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows", buffer.len())
     })
 }
 
-fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), CommError> {
+fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), Stop> {
     check(bytes == Some(buffer.len()), || {
         let expected = bytes.map_or("fewer".into(), |bytes| bytes.to_string());
         format!("expected {expected} bytes for the {what}, got {}", buffer.len())
     })
 }
 
-fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
+fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), Stop> {
     check_length(result, "result", bytes)?;
     check_writable(result)
 }
 
 /// A buffer that takes a result must not be read by peers any more.
-fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
+fn check_writable(buffer: &Buffer) -> Result<(), Stop> {
     check(buffer.is_released(), || {
         "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
     })

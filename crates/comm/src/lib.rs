@@ -30,6 +30,7 @@ mod buffers;
 mod call;
 mod common_result;
 pub mod control;
+mod cores;
 mod element;
 pub mod env;
 mod error;

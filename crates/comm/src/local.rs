@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::alarm::Alarm;
+use crate::cores::{self, Cores};
 use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
@@ -28,11 +29,12 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
         |_| Arc::new(Segment::private(room).expect("the machine has room for the heap of each rank"));
     let segments: Vec<Arc<Segment>> = (0..n).map(segment).collect();
     let alarm = Arc::new(Alarm::default());
+    let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
         let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
         let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
         let rows = segments.iter().enumerate().map(row).collect();
-        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder);
+        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

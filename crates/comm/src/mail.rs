@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::buffers::Buffers;
-use crate::error::Side;
+use crate::error::{Side, Stop};
 use crate::heap::{Buffer, Lease};
 use crate::members::Members;
 use crate::recorder::{Name, Recorder};
@@ -196,7 +196,7 @@ impl Mails {
     }
 
     /// Posts what has room, takes what has come, and notes what was taken from here. True if anything was published.
-    pub(crate) fn advance(&mut self, members: &Members) -> Result<(), CommError> {
+    pub(crate) fn advance(&mut self, members: &Members) -> Result<(), Stop> {
         if self.open == 0 {
             return Ok(());
         }
@@ -237,7 +237,7 @@ impl Mails {
         }
     }
 
-    fn receive(&mut self, members: &Members, from: usize) -> Result<(), CommError> {
+    fn receive(&mut self, members: &Members, from: usize) -> Result<(), Stop> {
         let mut i = 0;
         while let Some(letter) = self.inboxes[from].receives.get(i) {
             // An earlier receive with the same tag goes first.
@@ -253,7 +253,7 @@ impl Mails {
             if sent != letter.buffer.len() {
                 let error = lengths(members, from, number, &letter);
                 self.inboxes[from].receives.insert(i, letter);
-                return Err(error);
+                return Err(error.into());
             }
             members.copy_mail(from, number, &letter.buffer);
             let row = members.mine();

@@ -135,7 +135,8 @@ const ALL_GATHER_V: u64 = 8;
 
 impl Op {
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
-    #[inline(never)]
+    /// Inlined: where the op is known, little of it is left.
+    #[inline(always)]
     pub(crate) fn key(&self, lengths: &[usize], common: bool) -> Key {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
         let bytes = match lengths {

@@ -44,18 +44,18 @@ pub struct Pending<T = Buffers> {
 /// What an operation gives.
 pub trait Outcome: Sized {
     #[doc(hidden)]
-    fn of(buffers: Buffers, common: Option<Common>) -> Option<Self>;
+    fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<Self>;
 }
 
 impl Outcome for Buffers {
-    fn of(buffers: Buffers, _: Option<Common>) -> Option<Buffers> {
+    fn of(buffers: Buffers, _: Option<Box<Common>>) -> Option<Buffers> {
         Some(buffers)
     }
 }
 
 impl Outcome for (Buffers, Common) {
-    fn of(buffers: Buffers, common: Option<Common>) -> Option<(Buffers, Common)> {
-        Some((buffers, common?))
+    fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<(Buffers, Common)> {
+        Some((buffers, *common?))
     }
 }
 
@@ -98,7 +98,7 @@ impl<T: Outcome> Pending<T> {
                 return Ok(outcome);
             }
             let inner = &*self.inner;
-            if inner.spins && self.look() {
+            if inner.cores.one_each() && self.look() {
                 continue;
             }
             if let Some(error) = inner.elsewhere() {
@@ -109,7 +109,7 @@ impl<T: Outcome> Pending<T> {
                 let error = self.late();
                 return Err(inner.fail(&mut inner.state(), error));
             }
-            if inner.spins && now - *since.get_or_insert(now) < SPIN {
+            if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {

@@ -1,7 +1,6 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
 use std::cell::{OnceCell, RefCell, RefMut};
-use std::collections::VecDeque;
 use std::panic::Location;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -12,7 +11,8 @@ use crate::alarm::Alarm;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage};
 use crate::common_result::Common;
-use crate::error::Side;
+use crate::cores::Cores;
+use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
 use crate::helper::Helper;
@@ -28,8 +28,7 @@ pub(crate) struct Inner {
     pub(crate) members: Members,
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
-    /// Whether waiting may spin: there is a core for each rank.
-    pub(crate) spins: bool,
+    pub(crate) cores: Cores,
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
     pub(crate) recorder: Recorder,
@@ -40,7 +39,7 @@ pub(crate) struct Inner {
 pub(crate) struct State {
     /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
     first: u64,
-    calls: VecDeque<Call>,
+    calls: Queue,
     /// The first call that is not finished.
     done: u64,
     /// Every member is known to be done with the calls below.
@@ -49,25 +48,54 @@ pub(crate) struct State {
     pub(crate) failed: Option<CommError>,
 }
 
+/// Calls in order, taken on at the end and forgotten at the beginning. What is forgotten is dropped when nothing else is
+/// left, or when there is much of it.
+#[derive(Default)]
+struct Queue {
+    calls: Vec<Call>,
+    forgotten: usize,
+}
+
+impl Queue {
+    fn all(&self) -> &[Call] {
+        &self.calls[self.forgotten..]
+    }
+
+    fn all_mut(&mut self) -> &mut [Call] {
+        &mut self.calls[self.forgotten..]
+    }
+
+    fn forget(&mut self, count: usize) {
+        self.forgotten += count;
+        if self.forgotten == self.calls.len() {
+            self.calls.clear();
+            self.forgotten = 0;
+        } else if self.forgotten > 64 {
+            self.calls.drain(..self.forgotten);
+            self.forgotten = 0;
+        }
+    }
+}
+
 impl State {
     /// The number of the next call.
     pub(crate) fn next(&self) -> u64 {
-        self.first + self.calls.len() as u64
+        self.first + self.calls.all().len() as u64
     }
 
     pub(crate) fn call(&self, number: u64) -> Option<&Call> {
-        self.calls.get(number.checked_sub(self.first)? as usize)
+        self.calls.all().get(number.checked_sub(self.first)? as usize)
     }
 
     /// How many operations nobody has waited for yet.
     pub(crate) fn in_flight(&self) -> usize {
-        self.calls.iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
+        self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
     }
 
     /// The outcome of a call that is finished.
-    pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Common>)> {
+    pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
         let index = number.checked_sub(self.first)? as usize;
-        let call = self.calls.get_mut(index).filter(|call| call.stage == Stage::Finished)?;
+        let call = self.calls.all_mut().get_mut(index).filter(|call| call.stage == Stage::Finished)?;
         let outcome = call.take_outcome();
         self.forget();
         Some(outcome)
@@ -76,17 +104,17 @@ impl State {
     /// Nobody waits for a call any more.
     pub(crate) fn abandon(&mut self, number: u64) {
         let index = number.checked_sub(self.first).map(|index| index as usize);
-        if let Some(call) = index.and_then(|index| self.calls.get_mut(index)) {
+        if let Some(call) = index.and_then(|index| self.calls.all_mut().get_mut(index)) {
             call.abandoned = true;
         }
         self.forget();
     }
 
     fn forget(&mut self) {
-        while self.calls.front().is_some_and(|call| call.abandoned && call.stage == Stage::Finished) {
-            self.calls.pop_front();
-            self.first += 1;
-        }
+        let over = |call: &Call| call.abandoned && call.stage == Stage::Finished;
+        let count = self.calls.all().iter().take_while(|call| over(call)).count();
+        self.calls.forget(count);
+        self.first += count as u64;
     }
 }
 
@@ -95,26 +123,27 @@ impl Inner {
         members: Members,
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
-        spins: bool,
+        cores: Cores,
         recorder: Recorder,
     ) -> Inner {
         let state = State {
             first: 0,
-            calls: VecDeque::new(),
+            calls: Queue::default(),
             done: 0,
             released: 0,
             mails: Mails::new(members.n()),
             failed: None,
         };
         let helper = OnceCell::new();
-        Inner { members, heap, alarm, spins, helper, recorder, state: RefCell::new(state) }
+        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
         self.state.borrow_mut()
     }
 
-    /// Takes a call on, and makes it go as far as it can.
+    /// Takes a call on, and makes it go as far as it can. Inlined, so that the call is made where it stays.
+    #[inline(always)]
     pub(crate) fn start(
         &self,
         op: Op,
@@ -130,25 +159,25 @@ impl Inner {
         let site = self.recorder.site(site);
         let mut call = Call::new(number, op, buffers, common, self.members.n(), site);
         call.event = self.recorder.call(Kind::Start, call.record(), site);
-        state.calls.push_back(call);
+        state.calls.calls.push(call);
         self.advance(&mut state)?;
         Ok(number)
     }
 
     /// Makes everything in flight go as far as it can.
-    pub(crate) fn advance(&self, state: &mut State) -> Result<(), CommError> {
+    pub(crate) fn advance(&self, state: &mut State) -> Result<(), Stop> {
         if let Some(error) = &state.failed {
-            return Err(error.clone());
+            return Err(error.clone().into());
         }
         let outcome = self.advance_calls(state).and_then(|()| state.mails.advance(&self.members));
-        outcome.map_err(|error| self.fail(state, error))
+        outcome.map_err(|error| self.fail(state, *error).into())
     }
 
-    fn advance_calls(&self, state: &mut State) -> Result<(), CommError> {
+    fn advance_calls(&self, state: &mut State) -> Result<(), Stop> {
         let before = state.done;
         let mut in_order = true;
         let mut outcome = Ok(());
-        for call in state.calls.range_mut((before - state.first) as usize..) {
+        for call in &mut state.calls.all_mut()[(before - state.first) as usize..] {
             if call.stage != Stage::Finished {
                 outcome = self.advance_call(call, &mut state.released);
             }
@@ -166,7 +195,7 @@ impl Inner {
     }
 
     /// One call, as far as it can.
-    fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), CommError> {
+    fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), Stop> {
         let (members, number) = (&self.members, call.number);
         if call.stage == Stage::New {
             if !self.has_slot(released, number) {
@@ -195,7 +224,7 @@ impl Inner {
                 return Ok(());
             }
             if member != members.me && !call.key.agrees(members.key(member, number)) {
-                return Err(self.mismatch(members.me, member, number));
+                return Err(self.mismatch(members.me, member, number).into());
             }
             call.checked += 1;
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::cores::{self, Cores};
 use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
@@ -27,20 +28,27 @@ impl World {
             .ok_or_else(|| CommError::Argument("group: the heap is too large".into()))?;
         let machine =
             |error: io::Error| CommError::Machine(format!("group: a heap of {heap} bytes: {error}"));
-        let (segments, alarm) = match self.control() {
-            None => (vec![Arc::new(Segment::private(room).map_err(machine)?)], Alarm::default()),
+        let mask = cores::mine();
+        let (segments, alarm, cores) = match self.control() {
+            None => {
+                let segment = Segment::private(room).map_err(machine)?;
+                (vec![Arc::new(segment)], Alarm::default(), Cores::of(n, [&mask[..]]))
+            }
             Some(control) => {
                 let (mine, fd) = Segment::shared(room).map_err(machine)?;
                 let size = (room as u64).to_le_bytes();
-                let peers = control.share_heap(&size, fd.as_fd(), deadline);
+                let peers = control.share_heap(&[&size[..], &mask].concat(), fd.as_fd(), deadline);
                 let peers = peers.map_err(|error| CommError::World(error.to_string()))?;
+                let cores = Cores::of(n, peers.iter().filter_map(|peer| peer.blob.get(size.len()..)));
                 let mut segments = Vec::new();
                 let mut mine = Some(mine);
                 for (rank, peer) in peers.into_iter().enumerate() {
                     let own = if rank == me { mine.take() } else { None };
                     let segment = match (own, peer.fd) {
                         (Some(own), _) => own,
-                        (None, Some(fd)) if peer.blob == size => Segment::map(fd, room).map_err(machine)?,
+                        (None, Some(fd)) if peer.blob.starts_with(&size) => {
+                            Segment::map(fd, room).map_err(machine)?
+                        }
                         _ => {
                             let message = format!(
                                 "group: expected heaps of one size, got another on rank {rank} than on rank {me}"
@@ -51,13 +59,13 @@ impl World {
                     };
                     segments.push(Arc::new(segment));
                 }
-                (segments, Alarm::watched(control.watch()))
+                (segments, Alarm::watched(control.watch()), cores)
             }
         };
         let alarm = Arc::new(alarm);
         let (heap, recorder) = prepare(&segments[me], &alarm, n, &self.name_group());
         let row = |(rank, segment)| Row { segment, at: ROW, rank };
         let rows = segments.into_iter().enumerate().map(row).collect();
-        Ok(Group::new(rows, me, heap, alarm, recorder))
+        Ok(Group::new(rows, me, heap, alarm, recorder, cores))
     }
 }

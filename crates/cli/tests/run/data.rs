@@ -1,10 +1,9 @@
-//! Data between processes: every rank computes what must come out by a plain loop, and a rank that dies, stops, leaves
-//! or differs in the middle is named to all the others.
+//! Data between processes: a rank that dies, stops, leaves or differs in the middle is named to all the others.
 
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, World};
+use consort_comm::{Buffer, CommError, Element, Group, Reduce, World};
 
 use super::job::{LONG, ranks, run};
 use super::rank::{end_by, say};
@@ -26,13 +25,9 @@ fn numbers(buffer: &Buffer) -> Vec<i64> {
     buffer.bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// What a rank does in these tests: all operations of several sizes, or trouble on rank 1.
+/// What a rank does in these tests, with trouble on rank 1.
 pub(crate) fn play(world: &World, part: &str) {
     let group = world.group(HEAP, LONG).unwrap();
-    if part == "data" {
-        all_operations(&group);
-        return say("data as expected");
-    }
     let until = Instant::now() + if part == "data stops" { Duration::from_millis(500) } else { LONG };
     let error = loop {
         match step(&group, part, until) {
@@ -64,64 +59,6 @@ fn step(group: &Group, part: &str, until: Instant) -> Result<(), CommError> {
         assert!(numbers(&got[0]).iter().enumerate().all(|(i, x)| *x == want(i)));
     }
     Ok(())
-}
-
-fn all_operations(group: &Group) {
-    let (me, n) = (group.rank(), group.size());
-    let until = Instant::now() + LONG;
-    for count in [0, 1, 5, 700, 70_000] {
-        let mine: Vec<i64> = (0..count).map(|i| number(me, i)).collect();
-        let new = || buffer(group, &mine, until);
-        let sums: Vec<i64> = (0..count).map(|i| (0..n).map(|r| number(r, i)).sum()).collect();
-        let got = group.all_reduce(new(), Element::I64, Reduce::Sum).unwrap().wait(until).unwrap();
-        assert_eq!(numbers(&got[0]), sums);
-        let room = |count: usize| group.heap().alloc(count * 8).unwrap();
-        let got = group.all_gather(new(), room(count * n), 1).unwrap().wait(until).unwrap();
-        let all: Vec<i64> = (0..n).flat_map(|r| (0..count).map(move |i| number(r, i))).collect();
-        assert_eq!(numbers(&got[1]), all);
-        let got = group.broadcast(new(), n - 1).unwrap().wait(until).unwrap();
-        assert_eq!(numbers(&got[0]), (0..count).map(|i| number(n - 1, i)).collect::<Vec<_>>());
-        let whole: Vec<i64> = (0..count * n).map(|i| number(me, i)).collect();
-        let got = group
-            .reduce_scatter(buffer(group, &whole, until), room(count), Element::I64, Reduce::Max, 1)
-            .unwrap();
-        let part: Vec<i64> =
-            (me * count..(me + 1) * count).map(|i| (0..n).map(|r| number(r, i)).max().unwrap()).collect();
-        assert_eq!(numbers(&got.wait(until).unwrap()[1]), part);
-        let splits = vec![count * 8; n];
-        let got = group
-            .all_to_all(buffer(group, &whole, until), room(count * n), splits.clone(), splits)
-            .unwrap()
-            .wait(until)
-            .unwrap();
-        let want: Vec<i64> =
-            (0..n).flat_map(|r| (me * count..(me + 1) * count).map(move |i| number(r, i))).collect();
-        assert_eq!(numbers(&got[1]), want);
-        let (next, before) = ((me + 1) % n, (me + n - 1) % n);
-        let send = Message { peer: next, tag: 5, buffer: new() };
-        let recv = Message { peer: before, tag: 5, buffer: new() };
-        let got = group.exchange(vec![send], vec![recv]).unwrap().wait(until).unwrap();
-        assert_eq!(numbers(&got[1]), (0..count).map(|i| number(before, i)).collect::<Vec<_>>());
-        // Even and odd ranks apart.
-        let halves: Vec<Vec<usize>> = (0..2)
-            .map(|p| (0..n).filter(|r| r % 2 == p).collect())
-            .filter(|l: &Vec<_>| !l.is_empty())
-            .collect();
-        let half = group.subgroup(&halves, until).unwrap().unwrap();
-        let got = half.all_reduce(new(), Element::I64, Reduce::Min).unwrap().wait(until).unwrap();
-        let least = |i| (0..n).filter(|r| r % 2 == me % 2).map(|r| number(r, i)).min().unwrap();
-        assert_eq!(numbers(&got[0]), (0..count).map(least).collect::<Vec<_>>());
-    }
-    group.barrier().unwrap().wait(until).unwrap();
-}
-
-#[test]
-fn operations_between_processes_equal_plain_loops() {
-    for n in [1, 2, 3, 4, 5] {
-        let ended = run(ranks(n, "data"));
-        assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
-        (0..n).for_each(|rank| assert_eq!(ended.after(rank, "data as "), "expected"));
-    }
 }
 
 /// The error of every rank but rank 1.

@@ -47,6 +47,6 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     if !call.unready(members).is_empty() {
         return false;
     }
-    call.more().common = Some(Common::new(members, giver, at, len));
+    call.more().common = Some(Box::new(Common::new(members, giver, at, len)));
     true
 }

@@ -2,6 +2,7 @@
 
 use crate::CommError;
 use crate::call::Call;
+use crate::error::Stop;
 use crate::members::Members;
 
 /// The root's operands, into this member's.
@@ -24,13 +25,13 @@ pub(crate) fn permute(call: &Call, members: &Members, to: &[Option<usize>]) {
 }
 
 /// What each member sends here, side by side.
-pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Result<(), CommError> {
+pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Result<(), Stop> {
     let (n, me, number) = (members.n(), members.me, call.number);
     let result = &call.results[0];
     for (from, expected) in outs.iter().copied().enumerate() {
         let sent = members.splits(from, number)(me);
         if sent != expected {
-            return Err(CommError::Splits { call: number, from, to: me, sent, expected });
+            return Err(CommError::Splits { call: number, from, to: me, sent, expected }.into());
         }
     }
     // Each begins with itself, so that not all read from one.

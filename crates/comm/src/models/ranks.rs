@@ -9,6 +9,7 @@ use loom::thread;
 use shuttle::thread;
 
 use crate::alarm::Alarm;
+use crate::cores::Cores;
 use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
@@ -33,7 +34,10 @@ pub(super) fn run<T: Send + 'static>(
             let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
             let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
             let rows = segments.iter().enumerate().map(row).collect();
-            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder), &alarm)
+            // One core for all, so that nobody spins: in a model a look is a step like any other, and there is no end
+            // of them.
+            let cores = Cores::of(n, [&[1][..]]);
+            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores), &alarm)
         };
         thread::Builder::new().stack_size(STACK).spawn(body).expect("a thread of the model")
     };

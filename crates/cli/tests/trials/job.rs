@@ -1,0 +1,90 @@
+//! One trial as a job under the launcher, and what its ranks said.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use consort_comm::launch::{Options, Outcome, Sink, launch};
+
+use super::plan::Plan;
+
+/// A job that ended.
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    pub(crate) took: Duration,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    /// The rest of the lines of a rank that begin so.
+    pub(crate) fn after(&self, rank: usize, beginning: &str) -> Vec<&str> {
+        let beginning = format!("[{rank}] {beginning}");
+        self.out.lines().filter_map(|line| line.strip_prefix(&beginning)).collect()
+    }
+
+    /// The rest of the lines that begin so, of all ranks.
+    pub(crate) fn all_after(&self, beginning: &str) -> Vec<&str> {
+        let rest = |line: &'_ str| line.split_once("] ").map(|(_, rest)| rest.len());
+        let lines = self.out.lines().filter_map(|line| Some(&line[line.len() - rest(line)?..]));
+        lines.filter_map(|line| line.strip_prefix(beginning)).collect()
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  code {} after {:?}: {}", self.outcome.code, self.took, self.outcome.summary)?;
+        for line in self.out.lines().chain(self.err.lines()).filter(|line| line.len() > 4) {
+            writeln!(f, "  {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the launcher writes.
+#[derive(Clone, Default)]
+struct Text(Arc<Mutex<Vec<u8>>>);
+
+impl Text {
+    fn take(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs a trial; its temporary files, if it had any, would be in this folder.
+pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
+    let own = std::env::current_exe().unwrap();
+    // Not by the environment of this process, which all trials under way share.
+    let trial = format!("CONSORT_TRIAL={}", plan.seed);
+    let temporary = format!("TMPDIR={}", folder.display());
+    // A backtrace takes longer to print than a panic may take to be known.
+    let environment = ["env", "-u", "RUST_BACKTRACE", &trial, &temporary];
+    let arguments = [own.to_str().unwrap(), "--exact", "rank_program", "--nocapture", "--quiet"];
+    let options = Options {
+        ranks: plan.ranks,
+        program: environment.iter().chain(&arguments).map(|word| word.into()).collect(),
+        entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
+        tee: None,
+        flight: None,
+        timeout: Some(Duration::from_secs(30)),
+        // Longer than an error may take, so that nobody is ended before it has one.
+        grace: Duration::from_millis(1500),
+    };
+    let start = Instant::now();
+    let (out, err) = (Text::default(), Text::default());
+    let outcome = launch(&options, Sink::new(out.clone()), Sink::new(err.clone())).unwrap();
+    Ended { outcome, took: start.elapsed(), out: out.take(), err: err.take() }
+}

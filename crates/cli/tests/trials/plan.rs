@@ -1,0 +1,291 @@
+//! What happens in a trial, all of it derived from a seed, so that every rank and the test itself know the same.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use consort_comm::Reduce;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    Nothing,
+    /// SIGKILL, by itself or by another rank while operations are in flight.
+    Killed,
+    KilledByAnother,
+    /// The process ends in some other way without a goodbye.
+    ExitsWith0,
+    ExitsWithCode,
+    Panics,
+    Aborts,
+    /// SIGSTOP, by itself or by another rank.
+    Stopped,
+    StoppedByAnother,
+    /// It comes when the others have given up.
+    Late,
+    /// It makes fewer calls than the others, says goodbye and ends well.
+    Leaves,
+    /// It makes another call than the others.
+    OtherOp,
+    OtherElement,
+    OtherBytes,
+    OtherReduction,
+    OtherRoot,
+    OtherSplits,
+    OtherLength,
+    /// It makes the calls on two groups in another order than the others, waiting for each.
+    OtherOrder,
+}
+
+/// How survivors learn of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Nothing,
+    /// The kernel tells the launcher, which tells the ranks.
+    Death,
+    /// Nobody tells: the deadline ends the wait.
+    Absence,
+    /// The calls that were published differ.
+    Mismatch,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Fault; 19] = [
+        Fault::Nothing,
+        Fault::Killed,
+        Fault::KilledByAnother,
+        Fault::ExitsWith0,
+        Fault::ExitsWithCode,
+        Fault::Panics,
+        Fault::Aborts,
+        Fault::Stopped,
+        Fault::StoppedByAnother,
+        Fault::Late,
+        Fault::Leaves,
+        Fault::OtherOp,
+        Fault::OtherElement,
+        Fault::OtherBytes,
+        Fault::OtherReduction,
+        Fault::OtherRoot,
+        Fault::OtherSplits,
+        Fault::OtherLength,
+        Fault::OtherOrder,
+    ];
+
+    pub(crate) fn class(self) -> Class {
+        match self {
+            Fault::Nothing => Class::Nothing,
+            Fault::Killed | Fault::KilledByAnother | Fault::ExitsWith0 | Fault::ExitsWithCode => Class::Death,
+            Fault::Panics | Fault::Aborts => Class::Death,
+            Fault::Stopped | Fault::StoppedByAnother | Fault::Late | Fault::Leaves => Class::Absence,
+            // Each waits for a call that the other has not made: nothing is published that differs.
+            Fault::OtherOrder => Class::Absence,
+            _ => Class::Mismatch,
+        }
+    }
+
+    /// The calls that can differ so.
+    fn kinds(self) -> &'static [Kind] {
+        const REDUCING: [Kind; 6] = [
+            Kind::AllReduce,
+            Kind::AllReduceList,
+            Kind::AllReduceCommon,
+            Kind::ReduceScatter,
+            Kind::ReduceScatterV,
+            Kind::Reduce,
+        ];
+        match self {
+            Fault::OtherElement | Fault::OtherReduction => &REDUCING,
+            Fault::OtherRoot => {
+                &[Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter]
+            }
+            Fault::OtherSplits => &[Kind::AllToAll],
+            Fault::OtherLength => &[Kind::Exchange],
+            Fault::OtherOrder => &[Kind::AllReduce],
+            // All but the last three: those have no size, or one at the root only, or differ in their length.
+            Fault::OtherBytes => &Kind::ALL[..15],
+            Fault::OtherOp => &Kind::ALL[..17],
+            _ => &Kind::ALL,
+        }
+    }
+}
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllReduce,
+    AllReduceList,
+    AllReduceCommon,
+    AllGather,
+    AllGatherList,
+    AllGatherCommon,
+    ReduceScatter,
+    AllToAll,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    AllGatherV,
+    ReduceScatterV,
+    Permute,
+    BroadcastCommon,
+    Barrier,
+    Exchange,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 18] = [
+        Kind::AllReduce,
+        Kind::AllReduceList,
+        Kind::AllReduceCommon,
+        Kind::AllGather,
+        Kind::AllGatherList,
+        Kind::AllGatherCommon,
+        Kind::ReduceScatter,
+        Kind::AllToAll,
+        Kind::Broadcast,
+        Kind::Reduce,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::AllGatherV,
+        Kind::ReduceScatterV,
+        Kind::Permute,
+        Kind::BroadcastCommon,
+        Kind::Barrier,
+        Kind::Exchange,
+    ];
+}
+
+/// One call, the same on all members but for the fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// On the group of a rank's part, or on the world.
+    pub(crate) on_part: bool,
+    pub(crate) kind: Kind,
+    /// Elements of an even share.
+    pub(crate) count: usize,
+    pub(crate) reduce: Reduce,
+    /// Modulo the size of the group.
+    pub(crate) root: usize,
+    /// Makes the data of each call different.
+    pub(crate) salt: usize,
+}
+
+/// Numbers that follow from a seed (SplitMix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    pub(crate) fn within(&mut self, range: RangeInclusive<usize>) -> usize {
+        range.start() + (self.next() % (range.end() - range.start() + 1) as u64) as usize
+    }
+
+    fn chance(&mut self, percent: usize) -> bool {
+        self.within(0..=99) < percent
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.within(0..=from.len() - 1)]
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
+        (1..list.len()).rev().for_each(|i| list.swap(i, self.within(0..=i)));
+    }
+}
+
+/// A trial.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) ranks: usize,
+    pub(crate) fault: Fault,
+    pub(crate) guilty: usize,
+    /// Who sends the signal, where it is another rank.
+    pub(crate) other: usize,
+    /// In which step, and which of its calls.
+    pub(crate) step: usize,
+    pub(crate) at: usize,
+    /// Whether the fault comes after the calls of its step were started, or before.
+    pub(crate) in_flight: bool,
+    /// How the world is cut into parts, whose members are in this order.
+    pub(crate) parts: Vec<Vec<usize>>,
+    /// The calls of each step are started, then waited for.
+    pub(crate) steps: Vec<Vec<Call>>,
+    /// Whether a survivor ends with `exit`, or drops what it has first.
+    pub(crate) exits: bool,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64) -> Plan {
+        let mut random = Random::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let fault = Fault::ALL[(seed % Fault::ALL.len() as u64) as usize];
+        let ranks = random.within(2..=5);
+        let guilty = random.within(0..=ranks - 1);
+        let other = (guilty + random.within(1..=ranks - 1)) % ranks;
+        let mut order: Vec<usize> = (0..ranks).collect();
+        random.shuffle(&mut order);
+        let cut = if fault == Fault::OtherOrder { ranks } else { random.within(1..=ranks) };
+        let parts = [&order[..cut], &order[cut..]].map(<[usize]>::to_vec);
+        let parts: Vec<Vec<usize>> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        let count = random.within(1..=8);
+        let mut steps: Vec<Vec<Call>> = (0..count)
+            .map(|_| (0..random.within(1..=4)).map(|_| Call::new(&mut random, &Kind::ALL)).collect())
+            .collect();
+        let step = random.within(0..=count - 1);
+        let at = random.within(0..=steps[step].len() - 1);
+        if matches!(fault.class(), Class::Mismatch) {
+            steps[step][at] = Call::new(&mut random, fault.kinds());
+            // A part of one has nobody to differ from.
+            steps[step][at].on_part &= fault_can_be_on_part(&parts, guilty);
+        } else if fault == Fault::OtherOrder {
+            let call = Call::new(&mut random, fault.kinds());
+            steps[step] = [false, true].map(|on_part| Call { on_part, ..call }).to_vec();
+        }
+        let (in_flight, exits) = (random.chance(50), random.chance(50));
+        Plan { seed, ranks, fault, guilty, other, step, at, in_flight, parts, steps, exits }
+    }
+}
+
+fn fault_can_be_on_part(parts: &[Vec<usize>], guilty: usize) -> bool {
+    parts.iter().any(|part| part.contains(&guilty) && part.len() > 1)
+}
+
+impl Call {
+    fn new(random: &mut Random, kinds: &[Kind]) -> Call {
+        // 4 bytes to 1 MiB, each power of two as likely as any other.
+        let most = 1usize << random.within(0..=18);
+        Call {
+            on_part: random.chance(40),
+            kind: random.pick(kinds),
+            count: random.within(most.div_ceil(2)..=most),
+            reduce: random.pick(&[Reduce::Sum, Reduce::Min, Reduce::Xor]),
+            root: random.within(0..=59),
+            salt: random.within(0..=999),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { ranks, fault, guilty, other, step, at, in_flight, parts, .. } = self;
+        writeln!(f, "  {ranks} ranks in parts {parts:?}: rank {guilty} {fault:?} (or by {other})")?;
+        writeln!(f, "  in call {at} of step {step}, in flight: {in_flight}; exits: {}", self.exits)?;
+        for (i, calls) in self.steps.iter().enumerate() {
+            for Call { on_part, kind, count, reduce, root, .. } in calls {
+                let group = if *on_part { "part" } else { "world" };
+                writeln!(f, "    step {i}: {group} {kind:?} x {count} {} root {root}", reduce.name())?;
+            }
+        }
+        Ok(())
+    }
+}

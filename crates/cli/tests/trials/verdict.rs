@@ -1,0 +1,186 @@
+//! What must come of a trial: who has an error, whom it names, when, and what the launcher says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use super::job::Ended;
+use super::plan::{Class, Fault, Kind, Plan};
+use super::rank::{GUILTY, code};
+
+/// How soon an error comes after what it tells, or after its deadline.
+const PROMISE: Duration = Duration::from_millis(100);
+
+/// How much longer it may take here. Up to twenty ranks share two cores with whatever else this machine does, and on
+/// its way a notice wakes four threads (launcher, coordinator, the rank's listener, the waiter), each of which may
+/// have to wait for the others' time slices. Still far below the deadline of the calls, so that a notice that is lost
+/// is found.
+const SLACK: Duration = Duration::from_millis(900);
+
+/// An error as a rank said it.
+struct Error {
+    rank: usize,
+    began: u64,
+    at: u64,
+    over: i64,
+    named: Vec<usize>,
+    text: String,
+}
+
+/// What was found of a trial that went as it must.
+pub(crate) enum Found {
+    /// How long after its cause each error came.
+    Errors(Vec<Duration>),
+    /// Calls differ that nobody compares.
+    Unseen,
+}
+
+pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Found, String> {
+    let (guilty, class) = (plan.guilty, plan.fault.class());
+    let all_done = (0..plan.ranks).all(|rank| ended.after(rank, "done").len() == 1);
+    let all_well = all_done && ended.outcome.code == 0 && ended.outcome.summary.is_empty();
+    if class == Class::Nothing {
+        return if all_well { Ok(Found::Errors(Vec::new())) } else { Err("expected no failure".into()) };
+    }
+    if all_well && class == Class::Mismatch && may_be_unseen(plan) {
+        return Ok(Found::Unseen);
+    }
+    let mut errors = BTreeMap::new();
+    for rank in 0..plan.ranks {
+        let said: Vec<Error> =
+            ended.after(rank, "error ").into_iter().map(|line| Error::read(rank, line)).collect();
+        // A guilty rank that is late may find all that it needs, or be ended by the launcher.
+        let must_fail = rank != guilty || class == Class::Mismatch;
+        let done = !ended.after(rank, "done").is_empty();
+        if must_fail && (done || said.len() != 1) || said.len() > 1 {
+            return Err(format!("rank {rank}: expected one error, got {} and done: {done}", said.len()));
+        }
+        errors.extend(said.into_iter().map(|error| (rank, error)));
+    }
+    for error in errors.values().filter(|error| error.rank != guilty) {
+        if !leads_to(guilty, error, &errors, class == Class::Absence) {
+            return Err(format!("rank {}: does not name rank {guilty}: {}", error.rank, error.text));
+        }
+    }
+    judge_launcher(plan, ended)?;
+    let faults = ended.all_after("fault ");
+    let [fault] = faults[..] else { return Err(format!("expected one fault, got {faults:?}")) };
+    let fault: u64 = fault.parse().unwrap();
+    let mut delays = Vec::new();
+    for error in errors.values().filter(|error| error.rank != guilty || class == Class::Mismatch) {
+        let delay = match class {
+            Class::Absence => u64::try_from(error.over).unwrap_or(0),
+            // A rank cannot have it before it waits.
+            _ => error.at.saturating_sub(error.began.max(fault)),
+        };
+        let delay = Duration::from_micros(delay);
+        if delay > PROMISE + SLACK {
+            return Err(format!("rank {}: its error came after {delay:?}", error.rank));
+        }
+        delays.push(delay);
+    }
+    Ok(Found::Errors(delays))
+}
+
+/// Whether the calls that differ may be compared by nobody: a member compares its call with those whose data it needs,
+/// and in these it needs that of one member or of none.
+fn may_be_unseen(plan: &Plan) -> bool {
+    let rooted =
+        [Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter, Kind::Permute];
+    rooted.contains(&plan.steps[plan.step][plan.at].kind)
+}
+
+/// Whether the ranks that an error names, or those that their errors name, are the guilty one: a rank that waits for
+/// one who waits for the guilty one can only name the former. The same deadline may end a wait for such a one first,
+/// and then its end is what interrupts the wait for the guilty one.
+fn leads_to(guilty: usize, error: &Error, errors: &BTreeMap<usize, Error>, may_interrupt: bool) -> bool {
+    let mut seen = BTreeSet::from([error.rank]);
+    let mut to_see = vec![error];
+    while let Some(error) = to_see.pop() {
+        let interrupted = may_interrupt && error.text.contains(" exited with code 2");
+        if error.named.contains(&guilty) || interrupted {
+            return true;
+        }
+        let named = error.named.iter().filter(|rank| seen.insert(**rank));
+        to_see.extend(named.filter_map(|rank| errors.get(rank)));
+    }
+    false
+}
+
+fn judge_launcher(plan: &Plan, ended: &Ended) -> Result<(), String> {
+    let (guilty, got) = (plan.guilty, i32::from(ended.outcome.code));
+    let expected = match plan.fault {
+        Fault::Killed | Fault::KilledByAnother => vec![128 + 9],
+        Fault::Aborts => vec![128 + 6],
+        Fault::Panics => vec![101],
+        Fault::ExitsWithCode => vec![GUILTY],
+        // The guilty one has no code, or one like the others.
+        _ => (0..plan.ranks).map(code).collect(),
+    };
+    if !expected.contains(&got) {
+        return Err(format!("expected a code of {expected:?}, got {got}"));
+    }
+    let first =
+        ended.outcome.summary.lines().find_map(|line| line.strip_prefix("error: run: first failure: "));
+    let is_guilty = first.is_some_and(|first| first.starts_with(&format!("rank {guilty} (process ")));
+    if first.is_none() || plan.fault.class() == Class::Death && !is_guilty {
+        return Err(format!("the launcher does not say that rank {guilty} failed first"));
+    }
+    Ok(())
+}
+
+impl Error {
+    fn read(rank: usize, line: &str) -> Error {
+        let words: Vec<&str> = line.splitn(5, ' ').collect();
+        let [began, at, over, named, text] = words[..] else { panic!("not an error: {line:?}") };
+        Error {
+            rank,
+            began: began.parse().unwrap(),
+            at: at.parse().unwrap(),
+            over: over.parse().unwrap(),
+            named: named.split(',').filter_map(|rank| rank.parse().ok()).collect(),
+            text: text.to_string(),
+        }
+    }
+}
+
+/// What was found, by cause.
+#[derive(Default)]
+pub(crate) struct Times(BTreeMap<Fault, Row>);
+
+#[derive(Default)]
+struct Row {
+    trials: usize,
+    unseen: usize,
+    delays: Vec<Duration>,
+}
+
+impl Times {
+    pub(crate) fn add(&mut self, fault: Fault, found: Found) {
+        let row = self.0.entry(fault).or_default();
+        row.trials += 1;
+        match found {
+            Found::Errors(delays) => row.delays.extend(delays),
+            Found::Unseen => row.unseen += 1,
+        }
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:18} {:>6} {:>6} {:>6} {:>9} {:>8}",
+            "cause", "trials", "unseen", "errors", "median ms", "worst ms"
+        )?;
+        for (fault, Row { trials, unseen, delays }) in &self.0 {
+            let mut delays: Vec<f64> = delays.iter().map(|delay| delay.as_secs_f64() * 1e3).collect();
+            delays.sort_by(f64::total_cmp);
+            let text = |ms: Option<&f64>| ms.map_or("-".to_string(), |ms| format!("{ms:.1}"));
+            let (median, worst) = (text(delays.get(delays.len() / 2)), text(delays.last()));
+            let (cause, errors) = (format!("{fault:?}"), delays.len());
+            writeln!(f, "{cause:18} {trials:>6} {unseen:>6} {errors:>6} {median:>9} {worst:>8}")?;
+        }
+        Ok(())
+    }
+}
