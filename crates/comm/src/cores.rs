@@ -22,7 +22,7 @@ pub(crate) fn mine() -> Vec<u8> {
 impl Cores {
     /// Of so many ranks, by the cores that they may use.
     pub(crate) fn of<'a>(ranks: usize, masks: impl IntoIterator<Item = &'a [u8]>) -> Cores {
-        let mut all = vec![0u8; CpuSet::MAX_CPU / 8];
+        let mut all = [0u8; CpuSet::MAX_CPU / 8];
         for mask in masks {
             all.iter_mut().zip(mask).for_each(|(all, mask)| *all |= mask);
         }
