@@ -1,16 +1,20 @@
 //! How a rank learns that another one has failed: a rank that panicked in this process, or whatever somebody who
 //! watches over processes reports.
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::CommError;
-use crate::sync::AtomicU64;
+use crate::row::Row;
+use crate::sync::{AtomicU64, in_one_order};
 
 /// Says that a rank of the world has failed.
 #[derive(Default)]
 pub(crate) struct Alarm {
     panicked: AtomicU64,
     watch: Option<Watch>,
+    /// The rows of all groups here: whoever sleeps does so on one of them.
+    bells: Mutex<Vec<Weak<Vec<Row>>>>,
 }
 
 /// Whoever watches over ranks that are processes: what has happened, if anything. Asked while waiting, so it must be
@@ -24,7 +28,24 @@ impl Alarm {
 
     pub(crate) fn raise(&self, rank: usize) {
         // The first one counts.
-        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, Release, Acquire);
+        let _ = self.panicked.compare_exchange(0, rank as u64 + 1, SeqCst, Acquire);
+        in_one_order();
+        self.ring();
+    }
+
+    /// From now on whoever sleeps on these rows is woken by a failure.
+    pub(crate) fn add(&self, rows: &Arc<Vec<Row>>) {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.retain(|rows| rows.strong_count() > 0);
+        bells.push(Arc::downgrade(rows));
+    }
+
+    /// Wakes all who sleep, to look for what has happened.
+    pub(crate) fn ring(&self) {
+        let bells = || self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not under the lock: whoever is woken may want it.
+        let rows: Vec<Arc<Vec<Row>>> = bells().iter().filter_map(Weak::upgrade).collect();
+        rows.iter().for_each(|rows| rows.iter().for_each(Row::ring));
     }
 
     pub(crate) fn panicked(&self) -> Option<usize> {

@@ -19,6 +19,7 @@ use crate::row::{STAGE, Word};
 use crate::sync::AtomicU64;
 
 /// An operation in flight.
+#[derive(Default)]
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) op: Op,
@@ -33,8 +34,10 @@ pub(crate) struct Call {
     pub(crate) stage: Stage,
     /// Whether it had to wait for a free slot.
     pub(crate) held: bool,
-    /// The next member whose publication is not checked yet.
+    /// How many members' calls were compared with this one, of those that are being compared.
     pub(crate) checked: usize,
+    /// All members called the same.
+    pub(crate) is_compared: bool,
     /// What only large or unusual calls have.
     pub(crate) more: Option<Box<More>>,
     /// Nobody waits for it any more.
@@ -53,32 +56,42 @@ pub(crate) struct More {
 }
 
 /// How far a call is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
+    #[default]
     New,
     Published,
     Finished,
 }
 
 impl Call {
+    /// Fills in a call in the place of one that is over.
     #[inline(always)]
-    pub(crate) fn new(
+    pub(crate) fn renew(
+        &mut self,
         number: u64,
         op: Op,
         (operands, results): (Buffers, Buffers),
         common: bool,
         n: usize,
         site: Name,
-    ) -> Call {
-        let key = match (&op, &*operands) {
+    ) {
+        self.key = match (&op, &*operands) {
             // Members other than the root have no operand.
             (Op::Scatter { .. }, _) => op.key(&[results.bytes() * n], common),
             (_, [operand]) => op.key(&[operand.len()], common),
             (_, operands) => op.key(&operands.iter().map(Buffer::len).collect::<Vec<_>>(), common),
         };
-        let stage = Stage::New;
-        let (event, held, checked, more, abandoned) = (0, false, 0, None, false);
-        Call { number, op, operands, results, site, event, key, stage, held, checked, more, abandoned }
+        self.number = number;
+        self.op = op;
+        self.operands = operands;
+        self.results = results;
+        self.site = site;
+        self.stage = Stage::New;
+        self.checked = 0;
+        self.held = false;
+        self.is_compared = false;
+        self.abandoned = false;
     }
 
     /// What the flight recorder keeps of it.

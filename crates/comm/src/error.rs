@@ -41,6 +41,8 @@ pub enum CommError {
         what: String,
         /// The ranks that have not.
         missing: Vec<usize>,
+        /// What these are in, or did last.
+        doing: Vec<Side>,
     },
     /// The time was over before peers had finished reading a buffer.
     Leased {
@@ -60,19 +62,25 @@ pub enum CommError {
     Splits {
         /// The call.
         call: u64,
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// Bytes sent.
-        sent: usize,
-        /// Bytes expected.
-        expected: usize,
+        /// The sender's side, then the receiver's.
+        sides: Box<[Side; 2]>,
     },
     /// A message has another length than its receiver expects.
     Lengths {
         /// The sender's side, then the receiver's.
         sides: Box<[Side; 2]>,
+    },
+    /// A member has left the group without its part of an operation.
+    Left {
+        /// The rank.
+        rank: usize,
+        /// The operation.
+        what: String,
+    },
+    /// Another group of this rank failed.
+    OtherGroup {
+        /// Its error.
+        error: Box<CommError>,
     },
     /// Another rank found an error that only it can see, and stopped.
     Elsewhere {
@@ -108,28 +116,33 @@ impl fmt::Display for CommError {
                 }
                 f.write_str("\n  note: drop buffers, or ask for a larger heap")
             }
-            CommError::Deadline { what, missing } => write!(
-                f,
-                "{what}: the deadline passed; missing: {}\n  note: every member makes the same calls in the same order",
-                ranks_text(missing)
-            ),
+            CommError::Deadline { what, missing, doing } => {
+                write!(f, "{what}: the deadline passed; missing: {}", ranks_text(missing))?;
+                write_sides(f, doing)?;
+                f.write_str("\n  note: every member makes the same calls in the same order")
+            }
             CommError::Leased { rank } => write!(
                 f,
                 "buffer: the deadline passed while rank {rank} could still read it\n  note: peers finish reading when they wait for the call"
             ),
             CommError::Mismatch { call, sides, .. } => {
                 write!(f, "call {call} differs between ranks")?;
-                write_sides(f, sides)?;
+                write_sides(f, &**sides)?;
                 write!(f, "\n  note: every member makes the same calls in the same order")
             }
-            CommError::Splits { call, from, to, sent, expected } => write!(
-                f,
-                "all_to_all: call {call}: member {from} sends {sent} bytes to member {to}, which expects {expected}"
-            ),
+            CommError::Splits { call, sides } => {
+                write!(f, "all_to_all: call {call}: a part has another size than its receiver expects")?;
+                write_sides(f, &**sides)
+            }
             CommError::Lengths { sides } => {
                 f.write_str("exchange: a message has another length than its receiver expects")?;
-                write_sides(f, sides)
+                write_sides(f, &**sides)
             }
+            CommError::OtherGroup { error } => write!(f, "another group of this rank failed: {error}"),
+            CommError::Left { rank, what } => write!(
+                f,
+                "{what}: rank {rank} has left the group without its part of it\n  note: every member makes the same calls in the same order"
+            ),
             CommError::Elsewhere { rank, error } if error.is_empty() => write!(f, "rank {rank} stopped"),
             CommError::Elsewhere { rank, error } => write!(f, "rank {rank} stopped: {error}"),
             CommError::Panicked { rank } => {
@@ -144,13 +157,7 @@ impl std::error::Error for CommError {}
 /// An error on its way up. It is boxed, because what carries it is otherwise copied about where all goes well.
 pub(crate) type Stop = Box<CommError>;
 
-impl From<Stop> for CommError {
-    fn from(stop: Stop) -> CommError {
-        *stop
-    }
-}
-
-fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side; 2]) -> fmt::Result {
+fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side]) -> fmt::Result {
     for side in sides {
         write!(f, "\n  rank {}  {}  {}", side.rank, side.what, side.site)?;
     }

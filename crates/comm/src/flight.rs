@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::control::write_rows;
+use crate::error::Side;
 use crate::event::{Event, Kind};
 use crate::ranks_text;
 use crate::recorder::Tape;
@@ -114,6 +115,18 @@ impl Flight {
             (None, _) => (last?, "finished before", self.until_ns),
         };
         Some(Last { event, state, time: Duration::from_nanos(until.saturating_sub(event.time_ns)) })
+    }
+
+    /// What each rank is in or did last, with its source line.
+    pub(crate) fn sides(&self) -> Vec<Side> {
+        let ranks = self.by_rank();
+        let last = ranks.iter().filter_map(|(rank, events)| Some((*rank, self.last(events)?)));
+        let side = |(rank, Last { event, state, .. }): (usize, Last<'_>)| {
+            let state = state.rsplit_once(' ').map_or(state, |(state, _)| state);
+            let what = format!("{state}: {}, {}", event.place(), event.what());
+            Side { rank, what, site: event.site.clone() }
+        };
+        last.map(side).collect()
     }
 
     /// Ranks and what they did last; ranks that did the same share a row, with the longest time.

@@ -12,7 +12,6 @@ use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::element::{Element, Reduce};
-use crate::error::Stop;
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
@@ -24,6 +23,7 @@ use crate::pending::{Outcome, Pending, What};
 use crate::progress::{Inner, enter};
 use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
+use crate::siblings::Siblings;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -54,10 +54,13 @@ impl Group {
         alarm: Arc<Alarm>,
         recorder: Recorder,
         cores: Cores,
+        siblings: &Siblings,
     ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
+        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder, siblings.clone()));
+        siblings.add(&inner);
+        inner.alarm.add(&inner.members.rows);
         enter(&inner);
         Group { inner, ranks }
     }
@@ -117,7 +120,7 @@ impl Group {
 
     /// Makes operations in flight go on; never waits.
     pub fn poll(&self) -> Result<(), CommError> {
-        Ok(self.inner.advance(&mut self.inner.state())?)
+        self.inner.advance(&mut self.inner.state(), true).map_err(|stop| *stop)
     }
 
     #[track_caller]
@@ -443,14 +446,8 @@ impl Group {
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
         let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        Ok(Some(Group::new(
-            rows,
-            me,
-            Arc::clone(self.heap()),
-            Arc::clone(&self.inner.alarm),
-            recorder,
-            self.inner.cores,
-        )))
+        let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
+        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, &self.inner.siblings)))
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
@@ -472,12 +469,12 @@ impl Group {
         self.flight().events
     }
 
-    fn check_root(&self, root: usize) -> Result<(), Stop> {
+    fn check_root(&self, root: usize) -> Result<(), CommError> {
         check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
     }
 
     /// The root has it and nobody else.
-    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), Stop> {
+    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), CommError> {
         check(buffer.is_some() == (self.rank() == root), || {
             let got = if buffer.is_some() { "one" } else { "none" };
             format!("expected {what} at the root {root} and nowhere else, got {got} at {}", self.rank())
@@ -499,37 +496,37 @@ fn total(sizes: &[usize], outer: usize) -> Option<usize> {
     sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
 }
 
-fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), Stop> {
-    if ok { Ok(()) } else { Err(CommError::Argument(message()).into()) }
+fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
+    if ok { Ok(()) } else { Err(CommError::Argument(message())) }
 }
 
-fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), Stop> {
+fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
     check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
     check_rows(buffer, element.size(), 1, "the size of an element")
 }
 
 /// The bytes are a whole number of `unit`s in each of `outer` rows.
-fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), Stop> {
+fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
     let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
     check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
         format!("expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows", buffer.len())
     })
 }
 
-fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), Stop> {
+fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), CommError> {
     check(bytes == Some(buffer.len()), || {
         let expected = bytes.map_or("fewer".into(), |bytes| bytes.to_string());
         format!("expected {expected} bytes for the {what}, got {}", buffer.len())
     })
 }
 
-fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), Stop> {
+fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
     check_length(result, "result", bytes)?;
     check_writable(result)
 }
 
 /// A buffer that takes a result must not be read by peers any more.
-fn check_writable(buffer: &Buffer) -> Result<(), Stop> {
+fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
     check(buffer.is_released(), || {
         "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
     })

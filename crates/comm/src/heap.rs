@@ -15,18 +15,22 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::progress::advance_all;
+use crate::progress::{BUSY, advance_all};
 use crate::row::Row;
 use crate::segment::Segment;
-use crate::sync::yield_now;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;
+
+/// How often a wait for release looks before it sleeps: some 50 us.
+const LOOKS: usize = 2000;
 
 /// The memory of one rank that its peers can reach.
 pub struct Heap {
     segment: Arc<Segment>,
     alarm: Arc<Alarm>,
+    /// Whether waiting may spin: each rank has a core.
+    spins: bool,
     state: Mutex<State>,
 }
 
@@ -81,10 +85,10 @@ pub(crate) fn holders(at: usize) -> usize {
 
 impl Heap {
     /// The heap in a segment, from an offset on.
-    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, from: usize) -> Heap {
+    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, spins: bool, from: usize) -> Heap {
         let mut state = State { free: BTreeMap::new(), by_size: BTreeSet::new(), retired: Vec::new() };
         state.insert(from, segment.len() - from);
-        Heap { segment, alarm, state: Mutex::new(state) }
+        Heap { segment, alarm, spins, state: Mutex::new(state) }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -239,10 +243,16 @@ impl Buffer {
     }
 
     fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
+        let mut looks = if self.0.heap.spins { LOOKS } else { 0 };
         for lease in &self.0.leases {
             while lease.holder().is_some() {
+                if looks > 0 {
+                    looks -= 1;
+                    std::hint::spin_loop();
+                    continue;
+                }
                 // What releases it may need a part of this member, or be its own call behind others.
-                advance_all();
+                let busy = advance_all();
                 let Some(row) = lease.holder() else { break };
                 if let Some(error) = self.0.heap.alarm.failure() {
                     return Err(error);
@@ -250,16 +260,13 @@ impl Buffer {
                 if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
                     return Err(CommError::Elsewhere { rank: stopped.rank, error: String::new() });
                 }
-                if Instant::now() >= until {
+                let now = Instant::now();
+                if now >= until {
                     return Err(CommError::Leased { rank: row.rank });
                 }
+                let turn = if busy { until.min(now + BUSY) } else { until };
                 // Once this one is done it rings no more, so another one must not be awaited on its bell.
-                if Arc::ptr_eq(&row.segment, &self.0.heap.segment) && matches!(lease, Lease::Call(..)) {
-                    // Its own calls: which bell is rung first is not known here.
-                    yield_now();
-                    continue;
-                }
-                row.sleep(until, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
+                row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
             }
         }
         self.0.leases.clear();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::alarm::Alarm;
+use crate::cores::Cores;
 use crate::heap::Heap;
 use crate::recorder::{self, Recorder};
 use crate::row::Row;
@@ -27,9 +28,10 @@ fn heap_at(n: usize) -> usize {
 pub(crate) fn prepare(
     segment: &Arc<Segment>,
     alarm: &Arc<Alarm>,
+    cores: Cores,
     n: usize,
     group: &str,
 ) -> (Arc<Heap>, Recorder) {
-    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), heap_at(n));
+    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), cores.one_each(), heap_at(n));
     (Arc::new(heap), Recorder::new(Arc::clone(segment), group))
 }

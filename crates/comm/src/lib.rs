@@ -52,11 +52,13 @@ mod op;
 mod pending;
 mod probe;
 mod progress;
+mod queue;
 mod recorder;
 mod row;
 #[cfg_attr(any(loom, shuttle), path = "segment/model.rs")]
 mod segment;
 mod shm;
+mod siblings;
 mod sync;
 mod ticks;
 mod world;

@@ -10,6 +10,7 @@ use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
+use crate::siblings::Siblings;
 
 /// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
 const HEAP: usize = 1 << 30;
@@ -31,10 +32,10 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let alarm = Arc::new(Alarm::default());
     let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
-        let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
+        let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
         let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
         let rows = segments.iter().enumerate().map(row).collect();
-        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
+        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores, &Siblings::default());
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

@@ -127,6 +127,17 @@ impl Mails {
         Some(buffers)
     }
 
+    /// Whether all messages of a batch have met their other end.
+    pub(crate) fn is_finished(&self, number: u64) -> bool {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        index.and_then(|index| self.batches.get(index)).is_some_and(|batch| batch.open == 0)
+    }
+
+    /// The event of a batch in the flight recorder.
+    pub(crate) fn event(&self, number: u64) -> Option<u64> {
+        self.batches.get(number.checked_sub(self.first)? as usize).map(|batch| batch.event)
+    }
+
     /// Nobody waits for a batch any more.
     pub(crate) fn abandon(&mut self, number: u64) {
         if let Some(batch) = self.batch(number) {
@@ -180,6 +191,11 @@ impl Mails {
         let stamp = members.rows[from].mail(members.me, inbox.next, MailWord::Stamp);
         let seen = stamp.load(Relaxed);
         (seen != inbox.next + 1).then_some((stamp, seen))
+    }
+
+    /// Whether messages have not met their other end.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open > 0
     }
 
     /// Whether sends wait for room in the ring of their destination.

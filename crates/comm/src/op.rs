@@ -5,7 +5,7 @@ use crate::row::STAGE;
 
 /// An operation. Sizes are in bytes; `outer` is how many times a layout repeats, so that a dimension other than the
 /// first is gathered or cut without a copy: an operand is `outer` rows.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Op {
     AllReduce {
         element: Element,
@@ -53,6 +53,7 @@ pub(crate) enum Op {
     Permute {
         to: Vec<Option<usize>>,
     },
+    #[default]
     Barrier,
 }
 
@@ -79,7 +80,7 @@ const COMMON: u64 = 1 << 62;
 const EVEN: u64 = 1 << 63;
 
 /// What members compare: three words, written into the slot before its stamp.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub(crate) what: u64,
     pub(crate) extra: u64,

@@ -10,11 +10,13 @@ use crate::CommError;
 use crate::buffers::Buffers;
 use crate::call::Call;
 use crate::common_result::Common;
+use crate::error::Stop;
 use crate::event::Kind;
+use crate::flight::Flight;
 use crate::op::describe;
-use crate::progress::{Inner, State};
-use crate::recorder::{self, Recorder};
-use crate::row::SLOTS;
+use crate::progress::{BUSY, Inner, State};
+use crate::recorder::{self, read_segment};
+use crate::row::{Row, SLOTS};
 use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
@@ -64,6 +66,17 @@ impl<T: Outcome> Pending<T> {
         Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
+    /// Notes when it started, where that was not worth the while before.
+    fn started(&self) {
+        let state = self.inner.state();
+        let event = match self.what {
+            What::Call(number) => state.call(number).map(|call| call.event),
+            What::Batch(batch) => state.mails.event(batch),
+            What::Over => None,
+        };
+        event.into_iter().for_each(|event| self.inner.recorder.started(event));
+    }
+
     /// Records that it is waited for in sleep.
     fn record_wait(&self, site: &'static Location<'static>) {
         let record = match self.what {
@@ -78,31 +91,74 @@ impl<T: Outcome> Pending<T> {
     }
 
     /// What the operation gives, once, if it is finished; never waits.
-    #[track_caller]
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
+        self.poll().map_err(|stop| *stop)?;
+        Ok(self.take())
+    }
+
+    /// Goes on as far as it can; true if the operation is finished.
+    fn poll(&self) -> Result<bool, Stop> {
         let mut state = self.inner.state();
-        if let Some(outcome) = take(&mut self.what, &mut state, &self.inner.recorder) {
-            return Ok(Some(outcome));
+        let is_finished = |state: &State| match self.what {
+            What::Call(number) => state.is_finished(number),
+            What::Batch(batch) => state.mails.is_finished(batch),
+            What::Over => false,
+        };
+        if is_finished(&state) {
+            return Ok(true);
         }
-        self.inner.advance(&mut state)?;
-        Ok(take(&mut self.what, &mut state, &self.inner.recorder))
+        self.inner.advance(&mut state, false)?;
+        Ok(is_finished(&state))
+    }
+
+    /// The outcome of an operation that is finished, which is over then.
+    #[inline]
+    fn take(&mut self) -> Option<T> {
+        let mut state = self.inner.state();
+        let (buffers, common) = match self.what {
+            What::Call(number) => state.take(number)?,
+            What::Batch(batch) => (state.mails.take_finished(batch, &self.inner.recorder)?, None),
+            What::Over => return None,
+        };
+        self.what = What::Over;
+        T::of(buffers, common)
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
+        if !self.poll().map_err(|stop| *stop)? {
+            self.wait_long(until, Location::caller())?;
+        }
+        self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+    }
+
+    fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut recorded) = (None, false);
         loop {
-            if let Some(outcome) = self.test()? {
-                return Ok(outcome);
+            if self.poll().map_err(|stop| *stop)? {
+                return Ok(());
             }
             let inner = &*self.inner;
             if inner.cores.one_each() && self.look() {
                 continue;
             }
+            self.started();
+            let busy = inner.siblings.advance(inner);
+            let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
+            let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
             if let Some(error) = inner.elsewhere() {
                 return Err(inner.fail(&mut inner.state(), error));
+            }
+            if let Some(rank) = self.left() {
+                if self.poll().map_err(|stop| *stop)? {
+                    return Ok(());
+                }
+                // What made it leave was said before it left.
+                let left = || CommError::Left { rank, what: self.what() };
+                let error = inner.elsewhere().unwrap_or_else(left);
+                return Err(self.inner.fail(&mut self.inner.state(), error));
             }
             let now = Instant::now();
             if now >= until {
@@ -113,10 +169,13 @@ impl<T: Outcome> Pending<T> {
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {
-                self.record_wait(Location::caller());
+                self.record_wait(site);
             }
+            // What is in flight on another group rings elsewhere, and so does what is still to be compared, for which
+            // others may wait.
+            let turn = if busy || inner.siblings.uncompared() > 0 { until.min(now + BUSY) } else { until };
             match self.waits_for() {
-                Some(member) => inner.members.rows[member].sleep(until, || self.could_go_on(member)),
+                Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
                 None => yield_now(),
             }
         }
@@ -150,7 +209,7 @@ impl<T: Outcome> Pending<T> {
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
         if call.stage == crate::call::Stage::New {
-            return (0..rows.len()).filter(|m| rows[*m].done() + SLOTS <= number).collect();
+            return (0..rows.len()).filter(|m| rows[*m].compared() + SLOTS <= number).collect();
         }
         let unpublished: Vec<usize> =
             call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
@@ -176,33 +235,37 @@ impl<T: Outcome> Pending<T> {
             What::Batch(_) => inner.state().mails.has_news(&inner.members, member),
             _ => !self.missing().contains(&member),
         };
-        news || inner.elsewhere().is_some()
+        news || inner.elsewhere().is_some() || self.left().is_some()
+    }
+
+    /// The rank of a member that this waits for and that has left the group.
+    fn left(&self) -> Option<usize> {
+        let rows = &self.inner.members.rows;
+        if !rows.iter().any(|row| row.has_left()) {
+            return None;
+        }
+        self.missing().into_iter().map(|member| &rows[member]).find(|row| row.has_left()).map(|row| row.rank)
     }
 
     fn late(&self) -> CommError {
-        let ranks = self.missing().into_iter().map(|member| self.inner.members.rows[member].rank).collect();
-        let what = match self.what {
+        let rows: Vec<&Row> = self.missing().into_iter().map(|m| &self.inner.members.rows[m]).collect();
+        let missing: Vec<usize> = rows.iter().map(|row| row.rank).collect();
+        let mut flight = Flight::new(missing.iter().copied());
+        rows.iter().for_each(|row| flight.add(row.rank, read_segment(&row.segment, row.rank)));
+        CommError::Deadline { what: self.what(), missing, doing: flight.sorted().sides() }
+    }
+
+    /// The operation in words.
+    fn what(&self) -> String {
+        match self.what {
             What::Call(number) => {
                 let state = self.inner.state();
                 let what = state.call(number).map_or(String::new(), |call| describe(call.key.what));
                 format!("{what}: call {number}")
             }
             What::Batch(_) | What::Over => "exchange".into(),
-        };
-        CommError::Deadline { what, missing: ranks }
+        }
     }
-}
-
-/// The outcome of an operation that is finished, which is over then.
-#[track_caller]
-fn take<T: Outcome>(what: &mut What, state: &mut State, recorder: &Recorder) -> Option<T> {
-    let (buffers, common) = match *what {
-        What::Call(number) => state.take(number)?,
-        What::Batch(batch) => (state.mails.take_finished(batch, recorder)?, None),
-        What::Over => return None,
-    };
-    *what = What::Over;
-    T::of(buffers, common)
 }
 
 impl<T> Drop for Pending<T> {

@@ -113,7 +113,11 @@ impl Probe {
                 std::thread::yield_now()
             }
             if turn.is_multiple_of(4096) && Instant::now() >= until {
-                return Err(CommError::Deadline { what: "probe".into(), missing: vec![member] });
+                return Err(CommError::Deadline {
+                    what: "probe".into(),
+                    missing: vec![member],
+                    doing: Vec::new(),
+                });
             }
         }
         Ok(())

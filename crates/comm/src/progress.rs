@@ -1,6 +1,7 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
 use std::cell::{OnceCell, RefCell, RefMut};
+use std::ops::Range;
 use std::panic::Location;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -19,8 +20,10 @@ use crate::helper::Helper;
 use crate::mail::{Mails, Message};
 use crate::members::Members;
 use crate::op::Op;
+use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
-use crate::row::{SLOTS, Word};
+use crate::row::{Row, SLOTS, STAGE, Word};
+use crate::siblings::Siblings;
 use crate::sync::{thread_local, yield_now};
 
 /// One member's side of a group, and everything in flight on it.
@@ -32,6 +35,7 @@ pub(crate) struct Inner {
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
     pub(crate) recorder: Recorder,
+    pub(crate) siblings: Siblings,
     state: RefCell<State>,
 }
 
@@ -42,39 +46,14 @@ pub(crate) struct State {
     calls: Queue,
     /// The first call that is not finished.
     done: u64,
-    /// Every member is known to be done with the calls below.
+    /// The first call that is not finished, or not compared with what all others called.
+    compared: u64,
+    /// How many calls were not compared when this was last looked at.
+    uncompared: usize,
+    /// Every member is known to have done and compared the calls below.
     released: u64,
     pub(crate) mails: Mails,
     pub(crate) failed: Option<CommError>,
-}
-
-/// Calls in order, taken on at the end and forgotten at the beginning. What is forgotten is dropped when nothing else is
-/// left, or when there is much of it.
-#[derive(Default)]
-struct Queue {
-    calls: Vec<Call>,
-    forgotten: usize,
-}
-
-impl Queue {
-    fn all(&self) -> &[Call] {
-        &self.calls[self.forgotten..]
-    }
-
-    fn all_mut(&mut self) -> &mut [Call] {
-        &mut self.calls[self.forgotten..]
-    }
-
-    fn forget(&mut self, count: usize) {
-        self.forgotten += count;
-        if self.forgotten == self.calls.len() {
-            self.calls.clear();
-            self.forgotten = 0;
-        } else if self.forgotten > 64 {
-            self.calls.drain(..self.forgotten);
-            self.forgotten = 0;
-        }
-    }
 }
 
 impl State {
@@ -87,12 +66,23 @@ impl State {
         self.calls.all().get(number.checked_sub(self.first)? as usize)
     }
 
+    /// Whether something is not finished.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.calls.all().iter().any(|call| call.stage != Stage::Finished) || self.mails.is_open()
+    }
+
     /// How many operations nobody has waited for yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
     }
 
+    /// Whether a call is finished.
+    pub(crate) fn is_finished(&self, number: u64) -> bool {
+        self.call(number).is_some_and(|call| call.stage == Stage::Finished)
+    }
+
     /// The outcome of a call that is finished.
+    #[inline]
     pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
         let index = number.checked_sub(self.first)? as usize;
         let call = self.calls.all_mut().get_mut(index).filter(|call| call.stage == Stage::Finished)?;
@@ -111,7 +101,8 @@ impl State {
     }
 
     fn forget(&mut self) {
-        let over = |call: &Call| call.abandoned && call.stage == Stage::Finished;
+        let compared = self.compared;
+        let over = |call: &Call| call.abandoned && call.number < compared;
         let count = self.calls.all().iter().take_while(|call| over(call)).count();
         self.calls.forget(count);
         self.first += count as u64;
@@ -125,17 +116,20 @@ impl Inner {
         alarm: Arc<Alarm>,
         cores: Cores,
         recorder: Recorder,
+        siblings: Siblings,
     ) -> Inner {
         let state = State {
             first: 0,
             calls: Queue::default(),
             done: 0,
+            compared: 0,
+            uncompared: 0,
             released: 0,
             mails: Mails::new(members.n()),
             failed: None,
         };
         let helper = OnceCell::new();
-        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
+        Inner { members, heap, alarm, cores, helper, recorder, siblings, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -157,40 +151,59 @@ impl Inner {
         }
         let number = state.next();
         let site = self.recorder.site(site);
-        let mut call = Call::new(number, op, buffers, common, self.members.n(), site);
-        call.event = self.recorder.call(Kind::Start, call.record(), site);
-        state.calls.calls.push(call);
-        self.advance(&mut state)?;
+        let call = state.calls.take_on();
+        call.renew(number, op, buffers, common, self.members.n(), site);
+        call.event = self.recorder.start(call.record(), site, !call.key.is_staged());
+        self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(number)
     }
 
-    /// Makes everything in flight go as far as it can.
-    pub(crate) fn advance(&self, state: &mut State) -> Result<(), Stop> {
+    /// Makes everything in flight go as far as it can. Where there is time to be thorough, it also compares the calls
+    /// of members that it needs nothing from.
+    pub(crate) fn advance(&self, state: &mut State, thorough: bool) -> Result<(), Stop> {
         if let Some(error) = &state.failed {
             return Err(error.clone().into());
         }
-        let outcome = self.advance_calls(state).and_then(|()| state.mails.advance(&self.members));
+        let outcome = self.advance_calls(state, thorough).and_then(|()| state.mails.advance(&self.members));
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
-    fn advance_calls(&self, state: &mut State) -> Result<(), Stop> {
-        let before = state.done;
-        let mut in_order = true;
+    fn advance_calls(&self, state: &mut State, thorough: bool) -> Result<(), Stop> {
+        let (done, compared) = (state.done, state.compared);
         let mut outcome = Ok(());
-        for call in &mut state.calls.all_mut()[(before - state.first) as usize..] {
+        let mut uncompared = 0;
+        let calls = &mut state.calls.all_mut()[(compared - state.first) as usize..];
+        for index in 0..calls.len() {
+            let call = &mut calls[index];
             if call.stage != Stage::Finished {
                 outcome = self.advance_call(call, &mut state.released);
+                // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
+                if call.is_compared && (uncompared > 0 || self.siblings.uncompared() > 0) {
+                    outcome = calls[..index].iter_mut().try_for_each(|call| self.compare_all(call));
+                    outcome = outcome.and_then(|()| self.siblings.compare(self));
+                }
+            } else if thorough || uncompared > UNCOMPARED {
+                outcome = self.compare_all(call);
             }
-            in_order &= call.stage == Stage::Finished;
-            state.done += u64::from(in_order);
+            uncompared += usize::from(!calls[index].is_compared);
             if outcome.is_err() {
                 break;
             }
         }
-        if state.done != before {
-            self.members.mine().set_done(state.done);
-            state.forget();
+        self.siblings.count(&mut state.uncompared, uncompared);
+        let upto = |start: u64, is: fn(&Call) -> bool| {
+            let rest = &calls[(start - compared) as usize..];
+            start + rest.iter().take_while(|call| is(call)).count() as u64
+        };
+        state.done = upto(done, |call| call.stage == Stage::Finished);
+        state.compared = upto(compared, |call| call.stage == Stage::Finished && call.is_compared);
+        let row = self.members.mine();
+        if state.done != done {
+            row.set_done(state.done, state.compared);
+        } else if state.compared != compared {
+            row.set_compared(state.compared);
         }
+        state.forget();
         outcome
     }
 
@@ -214,21 +227,18 @@ impl Inner {
             // Where the helper is at it, it goes on without this thread.
             let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
             if outcome.map_err(|other| self.mismatch(members.me, other, number))? {
+                call.is_compared = true;
                 self.finish(call);
             }
             return Ok(());
         }
         let needs = call.needs(members);
-        for member in needs.start + call.checked..needs.end {
-            if !members.rows[member].has_published(number) {
-                return Ok(());
-            }
-            if member != members.me && !call.key.agrees(members.key(member, number)) {
-                return Err(self.mismatch(members.me, member, number).into());
-            }
-            call.checked += 1;
+        if !self.compare(call, needs.clone())? {
+            return Ok(());
         }
         if call.step(members)? {
+            call.is_compared = needs == (0..members.n());
+            call.checked = 0;
             self.finish(call);
         }
         Ok(())
@@ -239,12 +249,42 @@ impl Inner {
         self.recorder.finish(call.event);
     }
 
-    /// Whether every member is done with the call that used this slot before. What is known of it is kept, so that
+    /// Compares a call with those of some members, in order; true when all of them have published theirs.
+    fn compare(&self, call: &mut Call, range: Range<usize>) -> Result<bool, Stop> {
+        let (members, number) = (&self.members, call.number);
+        for member in range.start + call.checked..range.end {
+            if !members.rows[member].has_published(number) {
+                return Ok(false);
+            }
+            if member != members.me && !call.key.agrees(members.key(member, number)) {
+                return Err(self.mismatch(members.me, member, number).into());
+            }
+            call.checked += 1;
+        }
+        Ok(true)
+    }
+
+    /// Compares what is finished, as far as the others have published it.
+    pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
+        let outcome = state.calls.all_mut().iter_mut().try_for_each(|call| self.compare_all(call));
+        outcome.map_err(|error| self.fail(state, *error).into())
+    }
+
+    /// Compares a call that is finished with those of all members. They keep theirs until all have.
+    fn compare_all(&self, call: &mut Call) -> Result<(), Stop> {
+        if call.stage != Stage::Finished || call.is_compared {
+            return Ok(());
+        }
+        call.is_compared = self.compare(call, 0..self.members.n())?;
+        Ok(())
+    }
+
+    /// Whether every member has done and compared the call that used this slot before. What is known of it is kept, so that
     /// the others' words are read only once a ring of slots is used up.
     fn has_slot(&self, released: &mut u64, number: u64) -> bool {
         if number >= *released + SLOTS {
-            let done = self.members.rows.iter().map(|row| row.done()).min();
-            *released = done.unwrap_or(0);
+            let compared = self.members.rows.iter().map(|row| row.compared()).min();
+            *released = compared.unwrap_or(0);
         }
         number < *released + SLOTS
     }
@@ -263,9 +303,9 @@ impl Inner {
         let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
         let site = self.recorder.site(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
-        let event = self.recorder.call(Kind::Start, record, site);
+        let event = self.recorder.start(record, site, bytes > STAGE);
         let batch = state.mails.start(sends, recvs, site, event);
-        self.advance(&mut state)?;
+        self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(batch)
     }
 
@@ -279,7 +319,7 @@ impl Inner {
                 CommError::Mismatch { call, members, .. } if members.0 == self.members.me => {
                     row.set_failure(members.1, *call, 0);
                 }
-                CommError::Lengths { .. } | CommError::Splits { .. } => {
+                CommError::Lengths { .. } | CommError::Splits { .. } | CommError::OtherGroup { .. } => {
                     // Without room for its words the others learn only that it stopped.
                     let text = self.recorder.name(&error.to_string()).word();
                     row.set_failure(self.members.me, u64::MAX, text);
@@ -341,14 +381,18 @@ pub(crate) fn enter(group: &Rc<Inner>) {
     });
 }
 
-/// Makes everything in flight on all groups of this thread go as far as it can. A group keeps its error for whoever
-/// waits on it.
-pub(crate) fn advance_all() {
+/// Makes everything in flight on all groups of this thread go as far as it can; true if something is left. A group keeps
+/// its error for whoever waits on it.
+pub(crate) fn advance_all() -> bool {
     let groups: Vec<Rc<Inner>> =
         GROUPS.with(|groups| groups.borrow().iter().filter_map(Weak::upgrade).collect());
+    let mut busy = false;
     for group in groups {
-        let _ = group.advance(&mut group.state());
+        let mut state = group.state();
+        let _ = group.advance(&mut state, true);
+        busy |= state.is_busy() || state.uncompared > 0;
     }
+    busy
 }
 
 impl Drop for Inner {
@@ -356,15 +400,29 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let until = Instant::now() + DRAIN;
         let mut state = self.state();
-        let busy = |state: &State| state.done < state.next() || state.mails.has_unposted();
-        while busy(&state) && self.advance(&mut state).is_ok() && self.elsewhere().is_none() {
-            if Instant::now() >= until {
+        let unfinished = |state: &State| state.calls.all().iter().any(|call| call.stage != Stage::Finished);
+        let busy = |state: &State| unfinished(state) || state.mails.has_unposted();
+        // Whoever panics has no time: the others learn of it when this is over.
+        while !std::thread::panicking() && busy(&state) && self.advance(&mut state, true).is_ok() {
+            if self.elsewhere().is_some() || Instant::now() >= until {
                 break;
             }
             yield_now();
         }
+        self.siblings.count(&mut state.uncompared, 0);
+        if !std::thread::panicking() {
+            self.members.mine().leave();
+            self.members.rows.iter().for_each(Row::ring);
+        }
     }
 }
+
+/// So many calls wait to be compared before somebody has time for it: the slots are read together, which costs less
+/// than one by one.
+const UNCOMPARED: usize = 8;
+
+/// The longest sleep while something else has to go on than what is waited for.
+pub(crate) const BUSY: Duration = Duration::from_micros(200);
 
 /// How long a dropped group goes on with what is in flight.
 const DRAIN: Duration = Duration::from_secs(1);

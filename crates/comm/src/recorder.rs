@@ -42,7 +42,8 @@ const TEXTS: usize = LINE + CAPACITY * LINE;
 const MAX_TEXT: usize = (1 << 14) - 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"consort1");
 
-/// The word of a record that says when it was over.
+/// The words of a record that say when it started and when it was over; 0 where that is not known.
+const STARTED: usize = 1;
 const OVER: usize = 2;
 
 // The words of the header.
@@ -149,6 +150,23 @@ impl Recorder {
         self.write(kind, [call.number, what | CODE, bytes, extra], site)
     }
 
+    /// Records that an operation of the group starts, and gives the number of the event. The clock costs a tenth of a
+    /// small operation, so a small one is timed when it waits or is over.
+    #[inline]
+    pub(crate) fn start(&self, call: Call, site: Name, timed: bool) -> u64 {
+        let Key { what, extra, bytes } = call.key;
+        let ticks = if timed { ticks() } else { 0 };
+        self.write_at(ticks, Kind::Start, [call.number, what | CODE, bytes, extra], site)
+    }
+
+    /// Notes when an operation started that was not timed then: it has not been over at once.
+    pub(crate) fn started(&self, event: u64) {
+        let record = self.ring.record(event);
+        if record[0].load(Relaxed) == event + 1 && record[STARTED].load(Relaxed) == 0 {
+            record[STARTED].store(ticks(), Relaxed);
+        }
+    }
+
     /// Notes that an operation is over, if its event is still there.
     #[inline]
     pub(crate) fn finish(&self, event: u64) {
@@ -165,15 +183,19 @@ impl Recorder {
         self.write(Kind::Error, [number, name.word(), 0, 0], site);
     }
 
+    fn write(&self, kind: Kind, words: [u64; 4], site: Name) -> u64 {
+        self.write_at(ticks(), kind, words, site)
+    }
+
     #[inline]
-    fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
+    fn write_at(&self, ticks: u64, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
         let event = self.ring.segment.word(COUNT).fetch_add(1, Relaxed);
         let record = self.ring.record(event);
         record[0].store(0, Relaxed);
         // The stamp is gone before anything else changes.
         fence(Release);
         let texts = self.group.word() << 32 | site.word();
-        let values = [ticks(), 0, number << 8 | kind as u64, texts, op, bytes, extra];
+        let values = [ticks, 0, number << 8 | kind as u64, texts, op, bytes, extra];
         for (word, value) in record[1..].iter().zip(values) {
             word.store(value, Relaxed);
         }
@@ -294,8 +316,10 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
     for (place, (record, again)) in copies.enumerate() {
         let Some(number) = record[0].checked_sub(1) else { continue };
-        if record == again && number as usize % CAPACITY == place {
-            for event in decode(record, &texts, &clock, rank).into_iter().flatten() {
+        // When it started and was over may be noted at any time.
+        let same = record[0] == again[0] && record[OVER + 1..] == again[OVER + 1..];
+        if same && number as usize % CAPACITY == place {
+            for event in decode(again, &texts, &clock, rank).into_iter().flatten() {
                 events.push((number, event));
             }
         }
@@ -307,7 +331,9 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
 
 /// The event of a record, and that it finished, if it did.
 fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
-    let &[_, ticks, over, number, names, op, bytes, extra] = record else { return None };
+    let &[_, started, over, number, names, op, bytes, extra] = record else { return None };
+    // What started a moment ago has no time yet.
+    let ticks = [started, over, clock.now.0].into_iter().find(|ticks| *ticks > 0)?;
     let text = |name: u64| {
         let (at, len) = Name::place(name);
         let bytes = texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?;

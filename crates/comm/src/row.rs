@@ -4,6 +4,8 @@
 //!
 //! - `done`: all calls below this number are finished here, reads of peers' memory included. Memory that took part
 //!   in call k is *released* when every member's `done` is above k;
+//! - `compared`: all calls below this number are finished here and were compared with what every member called. The
+//!   slot of call k is used again when every member's `compared` is above k;
 //! - `bell`, which changes when somebody sleeps on it and something was published, and `waiters`, how many do. These
 //!   two are the only ones that others write;
 //! - `failure`: why its owner stopped, where others cannot see it by themselves;
@@ -17,7 +19,7 @@
 //! storing it (release).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
 #[cfg(any(loom, shuttle))]
@@ -35,7 +37,7 @@ pub(crate) const MAILS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
 pub(crate) const INLINE: usize = 16;
 
 const LINE: usize = 64;
-/// A line each for `done`, for the bell and its waiters, and for the failure.
+/// A line each for `done` and `compared`, for the bell and its waiters, and for the failure.
 const HEADER: usize = 3 * LINE;
 const SLOT: usize = 2 * LINE;
 const MAIL: usize = LINE + STAGE;
@@ -98,8 +100,18 @@ impl Row {
         self.segment.word(self.at).load(Acquire)
     }
 
-    pub(crate) fn set_done(&self, calls: u64) {
-        self.tell(self.segment.word(self.at), calls);
+    /// Sets both words, and wakes whoever waits for either.
+    pub(crate) fn set_done(&self, done: u64, compared: u64) {
+        self.segment.word(self.at + 8).store(compared, Release);
+        self.tell(self.segment.word(self.at), done);
+    }
+
+    pub(crate) fn compared(&self) -> u64 {
+        self.segment.word(self.at + 8).load(Acquire)
+    }
+
+    pub(crate) fn set_compared(&self, calls: u64) {
+        self.tell(self.segment.word(self.at + 8), calls);
     }
 
     fn bell(&self) -> &AtomicU32 {
@@ -154,6 +166,16 @@ impl Row {
         self.segment.word(at + 16).store(text, Relaxed);
         // As in `tell`; whoever sets it rings on all rows.
         self.segment.word(at).swap(member as u64 + 1, SeqCst);
+        in_one_order();
+    }
+
+    /// Whether the owner has dropped its side of the group. What it has published stays.
+    pub(crate) fn has_left(&self) -> bool {
+        self.segment.word(self.at + 2 * LINE + 24).load(Acquire) != 0
+    }
+
+    pub(crate) fn leave(&self) {
+        self.segment.word(self.at + 2 * LINE + 24).swap(1, SeqCst);
         in_one_order();
     }
 

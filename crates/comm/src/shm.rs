@@ -63,9 +63,13 @@ impl World {
             }
         };
         let alarm = Arc::new(alarm);
-        let (heap, recorder) = prepare(&segments[me], &alarm, n, &self.name_group());
+        if let Some(control) = self.control() {
+            let alarm = Arc::downgrade(&alarm);
+            control.on_failure(move || alarm.upgrade().iter().for_each(|alarm| alarm.ring()));
+        }
+        let (heap, recorder) = prepare(&segments[me], &alarm, cores, n, &self.name_group());
         let row = |(rank, segment)| Row { segment, at: ROW, rank };
         let rows = segments.into_iter().enumerate().map(row).collect();
-        Ok(Group::new(rows, me, heap, alarm, recorder, cores))
+        Ok(Group::new(rows, me, heap, alarm, recorder, cores, self.siblings()))
     }
 }

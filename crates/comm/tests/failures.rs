@@ -93,7 +93,10 @@ fn splits_that_do_not_fit() {
         let second = group.barrier().and_then(|pending| pending.wait(soon()));
         first.and(second).map(drop).unwrap_err().to_string()
     });
-    assert_eq!(texts[0], "all_to_all: call 0: member 1 sends 4 bytes to member 0, which expects 8");
+    let lines: Vec<&str> = texts[0].lines().collect();
+    assert_eq!(lines[0], "all_to_all: call 0: a part has another size than its receiver expects");
+    assert!(lines[1].starts_with("  rank 1  sends 4 bytes  ") && lines[1].contains("failures.rs:"));
+    assert!(lines[2].starts_with("  rank 0  expects 8  ") && lines[2].contains("failures.rs:"));
     let elsewhere = format!("rank 0 stopped: {}", texts[0]);
     assert_eq!(texts[1..], [elsewhere.clone(), elsewhere]);
 }
@@ -123,8 +126,11 @@ fn messages_of_another_length() {
 
 #[test]
 fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
-    let results = spawn_with_heap(3, HEAP, |group| {
+    let results = spawn_with_heap(3, HEAP, |world| {
+        let group = world.subgroup(&[vec![0, 1, 2]], soon()).unwrap().unwrap();
         if group.rank() == 1 {
+            // It has the group, and does nothing with it.
+            std::thread::sleep(Duration::from_millis(500));
             return None;
         }
         let start = Instant::now();
@@ -143,6 +149,9 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
             text.starts_with("all_reduce sum f64: call 0: the deadline passed; missing: rank 1\n"),
             "{text}"
         );
+        // What it did last, with its line.
+        assert!(text.contains("\n  rank 1  finished: world call 0, all_gather, 8 bytes  "), "{text}");
+        assert!(text.contains("failures.rs:"), "{text}");
     }
 }
 
@@ -215,4 +224,97 @@ fn wrong_arguments_are_refused_before_anything_starts() {
         // Nothing was started, so the group still works.
         group.barrier().unwrap().wait(soon()).unwrap();
     });
+}
+
+/// Whoever needs nothing of the others compares its call with theirs all the same.
+#[test]
+fn a_difference_that_no_data_shows_is_found() {
+    let ends = |call: &(dyn Fn(&Group) -> Result<Pending, CommError> + Sync)| {
+        let texts = spawn_with_heap(3, HEAP, |group| {
+            let first = call(&group).and_then(|pending| pending.wait(soon())).map(drop);
+            let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
+            first.and(second).unwrap_err().to_string()
+        });
+        assert!(texts.iter().all(|text| text.starts_with("call 0 differs between ranks")), "{texts:?}");
+    };
+    // The first takes itself for the root.
+    let itself = |group: &Group, root| if group.rank() == root { group.rank() } else { 1 };
+    ends(&|group| group.broadcast(zeros(group, 16), itself(group, 0)));
+    ends(&|group| group.broadcast(zeros(group, 9000), itself(group, 2)));
+    // The root of all others names another.
+    ends(&|group| {
+        let root = usize::from(group.rank() == 0);
+        group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, root)
+    });
+    ends(&|group| match group.rank() {
+        1 => group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, 0),
+        _ => group.broadcast(zeros(group, 16), 0),
+    });
+    ends(&|group| {
+        let to = if group.rank() == 0 { vec![None; 3] } else { vec![Some(0), None, None] };
+        group.permute(zeros(group, 16), zeros(group, 16), to)
+    });
+}
+
+/// A wait on one group makes the others go on: two may wait for two groups in different orders.
+#[test]
+fn groups_may_be_waited_for_in_any_order() {
+    spawn_with_heap(2, 64 << 20, |world| {
+        let until = Instant::now() + Duration::from_secs(20);
+        let part = world.subgroup(&[vec![0, 1]], until).unwrap().unwrap();
+        let start =
+            |group: &Group| group.all_reduce(zeros(group, 1 << 20), Element::I32, Reduce::Sum).unwrap();
+        for round in 0..20 {
+            let a = start(&world);
+            // One of them starts the second when the other is already waiting.
+            if world.rank() == round % 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let b = start(&part);
+            let (first, second) = if world.rank() == 0 { (b, a) } else { (a, b) };
+            first.wait(until).unwrap();
+            second.wait(until).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_panic_with_calls_in_flight_is_known_at_once() {
+    let caught = std::panic::catch_unwind(|| {
+        spawn_with_heap(2, 8 << 20, |world| {
+            let part = world.subgroup(&[vec![0, 1]], soon()).unwrap().unwrap();
+            if world.rank() == 0 {
+                let _pending = world.all_reduce(zeros(&world, 1 << 20), Element::I32, Reduce::Sum).unwrap();
+                panic!("enough");
+            }
+            let start = Instant::now();
+            let error = part.barrier().and_then(|pending| pending.wait(soon())).map(drop).unwrap_err();
+            assert_eq!(error, CommError::Panicked { rank: 0 });
+            // It used to take the whole second for which a dropped group goes on.
+            assert!(start.elapsed() < Duration::from_millis(900));
+        })
+    });
+    assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"enough"));
+}
+
+#[test]
+fn a_member_that_left_is_not_waited_for() {
+    let texts = spawn_with_heap(3, HEAP, |group| {
+        if group.rank() == 1 {
+            // What it has published still counts.
+            drop(group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap());
+            return String::new();
+        }
+        let (start, until) = (Instant::now(), Instant::now() + Duration::from_secs(20));
+        group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap().wait(until).unwrap();
+        let error = group.barrier().unwrap().wait(until).map(drop).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        error.to_string()
+    });
+    for text in [&texts[0], &texts[2]] {
+        assert!(
+            text.starts_with("barrier: call 1: rank 1 has left the group without its part of it"),
+            "{text}"
+        );
+    }
 }

@@ -105,6 +105,8 @@ fn a_member_that_does_not_come_is_seen_in_its_last_operation() {
     let texts = spawn_with_heap(3, HEAP, |group| {
         reduce(&group, 4, Reduce::Sum).unwrap();
         if group.rank() == 1 {
+            // It has the group, and does nothing with it.
+            std::thread::sleep(Duration::from_millis(500));
             return None;
         }
         let pending = group.barrier().unwrap();

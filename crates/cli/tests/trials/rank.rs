@@ -53,7 +53,7 @@ pub(crate) fn play(plan: &Plan) {
             let again = group.barrier().and_then(|pending| pending.wait(Instant::now() + LONG)).map(drop);
             assert_eq!(again.unwrap_err(), *failed.error);
             let Failed { began, at, over, error, .. } = &failed;
-            let named: Vec<String> = named(error, group).iter().map(usize::to_string).collect();
+            let named: Vec<String> = named(error).iter().map(usize::to_string).collect();
             let text = error.to_string().replace('\n', "|");
             say(&format!("error {began} {at} {over} {} {text}", named.join(",")));
             if !plan.exits {
@@ -73,15 +73,20 @@ fn heaps() -> String {
 }
 
 /// The ranks of the world that an error names.
-fn named(error: &CommError, group: &Group) -> Vec<usize> {
+fn named(error: &CommError) -> Vec<usize> {
     match error {
         CommError::Deadline { missing, .. } => missing.clone(),
         CommError::Mismatch { sides, .. } => sides.iter().map(|side| side.rank).collect(),
-        CommError::Lengths { sides } => sides.iter().map(|side| side.rank).collect(),
-        CommError::Splits { from, to, .. } => vec![group.ranks()[*from], group.ranks()[*to]],
-        CommError::Elsewhere { rank, .. } | CommError::Panicked { rank } | CommError::Leased { rank } => {
+        CommError::Lengths { sides } | CommError::Splits { sides, .. } => {
+            sides.iter().map(|side| side.rank).collect()
+        }
+        CommError::Left { rank, .. }
+        | CommError::Elsewhere { rank, .. }
+        | CommError::Panicked { rank }
+        | CommError::Leased { rank } => {
             vec![*rank]
         }
+        CommError::OtherGroup { error } => named(error),
         CommError::World(text) => {
             let number = text.split_once("rank ").map(|(_, rest)| rest.split(' ').next().unwrap_or(""));
             number.and_then(|number| number.parse().ok()).into_iter().collect()
@@ -180,8 +185,6 @@ impl Player<'_> {
                 return Ok(false);
             }
             Random::new(plan.seed ^ (self.rank * 100 + i) as u64).shuffle(&mut pendings);
-            // A wait makes only its own group go on, so the groups come in one order on all ranks.
-            pendings.sort_by_key(|(call, _)| call.on_part);
             for (call, pending) in pendings {
                 self.wait(i, &call, pending)?;
             }

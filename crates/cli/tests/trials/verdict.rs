@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::job::Ended;
-use super::plan::{Class, Fault, Kind, Plan};
+use super::plan::{Class, Fault, Plan};
 use super::rank::{GUILTY, code};
 
 /// How soon an error comes after what it tells, or after its deadline.
@@ -27,23 +27,13 @@ struct Error {
     text: String,
 }
 
-/// What was found of a trial that went as it must.
-pub(crate) enum Found {
-    /// How long after its cause each error came.
-    Errors(Vec<Duration>),
-    /// Calls differ that nobody compares.
-    Unseen,
-}
-
-pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Found, String> {
+/// How long after its cause each error came, in a trial that went as it must.
+pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String> {
     let (guilty, class) = (plan.guilty, plan.fault.class());
     let all_done = (0..plan.ranks).all(|rank| ended.after(rank, "done").len() == 1);
     let all_well = all_done && ended.outcome.code == 0 && ended.outcome.summary.is_empty();
     if class == Class::Nothing {
-        return if all_well { Ok(Found::Errors(Vec::new())) } else { Err("expected no failure".into()) };
-    }
-    if all_well && class == Class::Mismatch && may_be_unseen(plan) {
-        return Ok(Found::Unseen);
+        return if all_well { Ok(Vec::new()) } else { Err("expected no failure".into()) };
     }
     let mut errors = BTreeMap::new();
     for rank in 0..plan.ranks {
@@ -79,15 +69,7 @@ pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Found, String> {
         }
         delays.push(delay);
     }
-    Ok(Found::Errors(delays))
-}
-
-/// Whether the calls that differ may be compared by nobody: a member compares its call with those whose data it needs,
-/// and in these it needs that of one member or of none.
-fn may_be_unseen(plan: &Plan) -> bool {
-    let rooted =
-        [Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter, Kind::Permute];
-    rooted.contains(&plan.steps[plan.step][plan.at].kind)
+    Ok(delays)
 }
 
 /// Whether the ranks that an error names, or those that their errors name, are the guilty one: a rank that waits for
@@ -151,35 +133,27 @@ pub(crate) struct Times(BTreeMap<Fault, Row>);
 #[derive(Default)]
 struct Row {
     trials: usize,
-    unseen: usize,
     delays: Vec<Duration>,
 }
 
 impl Times {
-    pub(crate) fn add(&mut self, fault: Fault, found: Found) {
+    pub(crate) fn add(&mut self, fault: Fault, delays: Vec<Duration>) {
         let row = self.0.entry(fault).or_default();
         row.trials += 1;
-        match found {
-            Found::Errors(delays) => row.delays.extend(delays),
-            Found::Unseen => row.unseen += 1,
-        }
+        row.delays.extend(delays);
     }
 }
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:18} {:>6} {:>6} {:>6} {:>9} {:>8}",
-            "cause", "trials", "unseen", "errors", "median ms", "worst ms"
-        )?;
-        for (fault, Row { trials, unseen, delays }) in &self.0 {
+        writeln!(f, "{:18} {:>6} {:>6} {:>9} {:>8}", "cause", "trials", "errors", "median ms", "worst ms")?;
+        for (fault, Row { trials, delays }) in &self.0 {
             let mut delays: Vec<f64> = delays.iter().map(|delay| delay.as_secs_f64() * 1e3).collect();
             delays.sort_by(f64::total_cmp);
             let text = |ms: Option<&f64>| ms.map_or("-".to_string(), |ms| format!("{ms:.1}"));
             let (median, worst) = (text(delays.get(delays.len() / 2)), text(delays.last()));
             let (cause, errors) = (format!("{fault:?}"), delays.len());
-            writeln!(f, "{cause:18} {trials:>6} {unseen:>6} {errors:>6} {median:>9} {worst:>8}")?;
+            writeln!(f, "{cause:18} {trials:>6} {errors:>6} {median:>9} {worst:>8}")?;
         }
         Ok(())
     }

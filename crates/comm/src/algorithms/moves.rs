@@ -2,8 +2,9 @@
 
 use crate::CommError;
 use crate::call::Call;
-use crate::error::Stop;
+use crate::error::{Side, Stop};
 use crate::members::Members;
+use crate::row::Word;
 
 /// The root's operands, into this member's.
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
@@ -31,7 +32,13 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
     for (from, expected) in outs.iter().copied().enumerate() {
         let sent = members.splits(from, number)(me);
         if sent != expected {
-            return Err(CommError::Splits { call: number, from, to: me, sent, expected }.into());
+            let side = |member: usize, what: String| Side {
+                rank: members.rows[member].rank,
+                what,
+                site: members.text(member, members.rows[member].get(number, Word::Site)),
+            };
+            let sides = [side(from, format!("sends {sent} bytes")), side(me, format!("expects {expected}"))];
+            return Err(CommError::Splits { call: number, sides: Box::new(sides) }.into());
         }
     }
     // Each begins with itself, so that not all read from one.

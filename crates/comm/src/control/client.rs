@@ -4,6 +4,7 @@
 //! and sets one flag, so that a data path learns of a death with one load, without a call. After a failure
 //! every call gives the same error, word for word.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::Location;
@@ -57,6 +58,17 @@ struct Shared {
     failed: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+    /// What is done when the job fails.
+    reactions: Mutex<Reactions>,
+}
+
+#[derive(Default)]
+struct Reactions(Vec<Box<dyn Fn() + Send>>);
+
+impl fmt::Debug for Reactions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reactions({})", self.0.len())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +103,9 @@ impl Control {
             pause = (2 * pause).min(Duration::from_millis(20));
         };
         let state = Mutex::new(State::default());
-        let shared = Shared { socket, size, failed: AtomicBool::new(false), state, changed: Condvar::new() };
+        let reactions = Mutex::default();
+        let failed = AtomicBool::new(false);
+        let shared = Shared { socket, size, failed, state, changed: Condvar::new(), reactions };
         let shared = Arc::new(shared);
         let listens = Arc::clone(&shared);
         let thread = thread::Builder::new().name("consort control".into());
@@ -109,6 +123,15 @@ impl Control {
     /// The first failure of the job, if there was one.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.lock().failure.clone()
+    }
+
+    /// Does something as soon as the job fails, on the thread that listens.
+    pub(crate) fn on_failure(&self, reaction: impl Fn() + Send + 'static) {
+        let mut reactions = self.shared.reactions.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.failed() {
+            reaction();
+        }
+        reactions.0.push(Box::new(reaction));
     }
 
     /// Looks for a failure of the job without this connection at hand: one load where there is none.
@@ -361,8 +384,10 @@ impl Shared {
 
     fn hear_failure(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
-        self.failed.store(true, Ordering::Release);
+        self.failed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
+        let reactions = self.reactions.lock().unwrap_or_else(PoisonError::into_inner);
+        reactions.0.iter().for_each(|reaction| reaction());
     }
 }
 

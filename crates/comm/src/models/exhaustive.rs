@@ -196,7 +196,7 @@ fn no_wake_up_is_lost() {
             let row = Row { segment, at: ROW, rank: 0 };
             let teller = {
                 let row = row.clone();
-                loom::thread::spawn(move || (1..3).for_each(|done| row.set_done(done)))
+                loom::thread::spawn(move || (1..3).for_each(|done| row.set_done(done, done)))
             };
             while row.done() < 2 {
                 row.sleep(never(), || row.done() == 2);

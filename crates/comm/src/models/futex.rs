@@ -17,6 +17,7 @@ use shuttle::{
     sync::{Condvar, Mutex},
 };
 
+use crate::progress::BUSY;
 use crate::sync::{AtomicU32, yield_now};
 
 thread_local! {
@@ -42,8 +43,9 @@ pub(crate) fn rung(model: impl FnOnce()) {
     RUNG.set(false);
 }
 
-pub(crate) fn sleep_on(bell: &AtomicU32, seen: u32, _: Duration) {
-    if !is_rung() {
+pub(crate) fn sleep_on(bell: &AtomicU32, seen: u32, left: Duration) {
+    // Whoever sleeps for so short a time has reason to look again without being woken.
+    if !is_rung() || left <= BUSY {
         return yield_now();
     }
     let (wakes, woken) = &*WAKES;

@@ -14,6 +14,7 @@ use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
+use crate::siblings::Siblings;
 
 const STACK: usize = 1 << 16;
 
@@ -31,13 +32,13 @@ pub(super) fn run<T: Send + 'static>(
     let start = |rank: usize| {
         let (segments, alarm, f) = (Arc::clone(&segments), Arc::clone(&alarm), Arc::clone(&f));
         let body = move || {
-            let (heap, recorder) = prepare(&segments[rank], &alarm, n, "world");
-            let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
-            let rows = segments.iter().enumerate().map(row).collect();
             // One core for all, so that nobody spins: in a model a look is a step like any other, and there is no end
             // of them.
             let cores = Cores::of(n, [&[1][..]]);
-            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores), &alarm)
+            let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
+            let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
+            let rows = segments.iter().enumerate().map(row).collect();
+            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores, &Siblings::default()), &alarm)
         };
         thread::Builder::new().stack_size(STACK).spawn(body).expect("a thread of the model")
     };
