@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::buffers::Buffers;
-use crate::call::Call;
+use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::error::Stop;
 use crate::event::Kind;
@@ -173,7 +173,7 @@ impl<T: Outcome> Pending<T> {
             }
             // What is in flight on another group rings elsewhere, and so does what is still to be compared, for which
             // others may wait.
-            let turn = if busy || inner.siblings.uncompared() > 0 { until.min(now + BUSY) } else { until };
+            let turn = if busy || inner.state().has_uncompared() { until.min(now + BUSY) } else { until };
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
                 None => yield_now(),
@@ -208,7 +208,11 @@ impl<T: Outcome> Pending<T> {
         };
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
-        if call.stage == crate::call::Stage::New {
+        // The others may have used the slots of a finished call again, which look unpublished then.
+        if call.stage == Stage::Finished {
+            return Vec::new();
+        }
+        if call.stage == Stage::New {
             return (0..rows.len()).filter(|m| rows[*m].compared() + SLOTS <= number).collect();
         }
         let unpublished: Vec<usize> =

@@ -71,6 +71,11 @@ impl State {
         self.calls.all().iter().any(|call| call.stage != Stage::Finished) || self.mails.is_open()
     }
 
+    /// Whether something is finished and not compared yet, so that others cannot use its slot again.
+    pub(crate) fn has_uncompared(&self) -> bool {
+        self.calls.all().iter().any(|call| call.stage == Stage::Finished && !call.is_compared)
+    }
+
     /// How many operations nobody has waited for yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
@@ -390,7 +395,7 @@ pub(crate) fn advance_all() -> bool {
     for group in groups {
         let mut state = group.state();
         let _ = group.advance(&mut state, true);
-        busy |= state.is_busy() || state.uncompared > 0;
+        busy |= state.is_busy() || state.has_uncompared();
     }
     busy
 }
