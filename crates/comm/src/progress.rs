@@ -374,7 +374,7 @@ impl Inner {
 
 thread_local! {
     /// The groups of this thread.
-    static GROUPS: RefCell<Vec<Weak<Inner>>> = const { RefCell::new(Vec::new()) };
+    static GROUPS: RefCell<Vec<Weak<Inner>>> = RefCell::default();
 }
 
 /// Lets [`advance_all`] find a group.

@@ -1,5 +1,6 @@
 //! Every order of the steps of two members, up to so many preemptions, under loom. `mod.rs` says how to run it; each
-//! model prints how many executions it explored.
+//! model prints how many executions it explored. `LOOM_MAX_PREEMPTIONS` looks further, in more time: two preemptions of
+//! the large sum are over a million executions.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -23,7 +24,7 @@ fn explore(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'sta
     let (executions, start) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let count = Arc::clone(&executions);
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    let preemptions = *builder.preemption_bound.get_or_insert(preemptions);
     builder.max_branches = 100_000;
     builder.check(move || {
         count.fetch_add(1, Relaxed);
@@ -118,7 +119,7 @@ fn a_slot_is_reused_only_after_its_readers() {
 fn a_large_sum_is_made_in_place_by_parts() {
     // Parts of one line and of two, which are two chunks.
     const BYTES: usize = 3 * 64;
-    explore("two phases", 2, || {
+    explore("two phases", 1, || {
         pair(BYTES + 64, |group| {
             let buffer = filled(group, BYTES, group.rank() as u8 + 1)?;
             let mut buffer = group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never())?.remove(0);
@@ -185,7 +186,7 @@ fn a_mail_is_left_alone_until_it_is_taken() {
     explore("mail in its line", 3, || pair(HEAP, |group| mails(group, &[INLINE])));
     explore("mail in its stage", 3, || pair(HEAP, |group| mails(group, &[STAGE])));
     explore("mail where it lies", 3, || pair(HEAP, |group| mails(group, &[LARGE])));
-    explore("more mails than the ring holds", 2, || pair(HEAP, |group| mails(group, &[STAGE; 3])));
+    explore("more mails than the ring holds", 1, || pair(HEAP, |group| mails(group, &[STAGE; 3])));
 }
 
 #[test]
@@ -213,6 +214,14 @@ fn no_wake_up_is_lost() {
             });
         });
         explore("mail against sleep", 2, || pair(HEAP, |group| mails(group, &[LARGE])));
+        explore("leaving against sleep", 2, || {
+            run(2, HEAP, |group, _| {
+                if group.rank() == 0 {
+                    let outcome = group.barrier().and_then(|pending| pending.wait(never()));
+                    assert!(matches!(outcome, Err(CommError::Left { rank: 1, .. })));
+                }
+            });
+        });
         // Rank 0 has all that it needs of the first call, and learns only from the failure of rank 1 that it was
         // another one.
         explore("failure against sleep", 2, || {
