@@ -48,5 +48,5 @@ pub(super) fn run<T: Send + 'static>(
 
 /// A time that no model reaches.
 pub(super) fn never() -> Instant {
-    Instant::now() + Duration::from_secs(3600)
+    Instant::now() + Duration::from_secs(4 * 3600)
 }
