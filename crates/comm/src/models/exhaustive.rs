@@ -101,14 +101,14 @@ fn a_block_is_reused_only_after_its_readers() {
 #[test]
 fn a_slot_is_reused_only_after_its_readers() {
     explore("slots", 1, || {
-        pair(HEAP, |group| {
+        pair(4 * (STAGE + 64), |group| {
             let mut calls = Vec::new();
             for call in 0..SLOTS as u8 + 1 {
-                let buffer = filled(group, STAGE, if group.rank() == 0 { call } else { 99 })?;
-                calls.push(group.broadcast(buffer, 0)?);
+                let buffer = filled(group, STAGE, call + group.rank() as u8)?;
+                calls.push(group.all_reduce(buffer, Element::U8, Reduce::Sum)?);
             }
             for (call, pending) in calls.into_iter().enumerate() {
-                holds(pending.wait(never())?[0].bytes(), call as u8);
+                holds(pending.wait(never())?[0].bytes(), 2 * call as u8 + 1);
             }
             Ok(())
         });
