@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
 use crate::helper::Helper;
-use crate::mail::Message;
+use crate::mail::{Message, Messages};
 use crate::members::Members;
 use crate::op::{Op, Outers};
 use crate::pending::{Outcome, Pending, What};
@@ -179,16 +179,19 @@ impl Group {
     /// Joins the members' buffers side by side, in each of `outer` rows.
     #[track_caller]
     pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
-        self.all_gather_list(vec![Moved { operand, result, outer }])
+        self.check_gathered(&operand, &result, outer)?;
+        self.start(Op::AllGather { outers: Outers::from_elem(outer, 1) }, operand, result)
+    }
+
+    fn check_gathered(&self, operand: &Buffer, result: &Buffer, outer: usize) -> Result<(), CommError> {
+        check_rows(operand, 1, outer, "a byte")?;
+        check_result(result, operand.len().checked_mul(self.size()))
     }
 
     /// The same for each of a list.
     #[track_caller]
     pub fn all_gather_list(&self, list: Vec<Moved>) -> Result<Pending, CommError> {
-        for Moved { operand, result, outer } in &list {
-            check_rows(operand, 1, *outer, "a byte")?;
-            check_result(result, operand.len().checked_mul(self.size()))?;
-        }
+        list.iter().try_for_each(|moved| self.check_gathered(&moved.operand, &moved.result, moved.outer))?;
         let (operands, results, outers) = unzip(list);
         self.start(Op::AllGather { outers }, operands, results)
     }
@@ -235,7 +238,22 @@ impl Group {
         reduce: Reduce,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        self.reduce_scatter_list(vec![Moved { operand, result, outer }], element, reduce)
+        self.check_scattered(&operand, &result, element, reduce, outer)?;
+        let outers = Outers::from_elem(outer, 1);
+        self.start(Op::ReduceScatter { element, reduce, outers }, operand, result)
+    }
+
+    fn check_scattered(
+        &self,
+        operand: &Buffer,
+        result: &Buffer,
+        element: Element,
+        reduce: Reduce,
+        outer: usize,
+    ) -> Result<(), CommError> {
+        check_reduction(operand, element, reduce)?;
+        check_rows(operand, self.size() * element.size(), outer, "the members' elements")?;
+        check_result(result, Some(operand.len() / self.size()))
     }
 
     /// The same for each of a list.
@@ -247,9 +265,7 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending, CommError> {
         for Moved { operand, result, outer } in &list {
-            check_reduction(operand, element, reduce)?;
-            check_rows(operand, self.size() * element.size(), *outer, "the members' elements")?;
-            check_result(result, Some(operand.len() / self.size()))?;
+            self.check_scattered(operand, result, element, reduce, *outer)?;
         }
         let (operands, results, outers) = unzip(list);
         self.start(Op::ReduceScatter { element, reduce, outers }, operands, results)
@@ -401,14 +417,24 @@ impl Group {
     /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have come and all
     /// sends are taken, or copied where they are small.
     #[track_caller]
-    pub fn exchange(&self, sends: Vec<Message>, recvs: Vec<Message>) -> Result<Pending, CommError> {
-        for message in sends.iter().chain(&recvs) {
-            check(message.peer < self.size(), || {
-                format!("expected a peer below {}, got {}", self.size(), message.peer)
-            })?;
+    #[inline]
+    pub fn exchange(
+        &self,
+        sends: impl IntoIterator<Item = Message>,
+        recvs: impl IntoIterator<Item = Message>,
+    ) -> Result<Pending, CommError> {
+        // Pushed one by one: there are few, and collecting them takes longer than sending one.
+        let (mut out, mut back) = (Messages::new(), Messages::new());
+        for message in sends {
+            self.check_peer(&message)?;
+            out.push(message);
         }
-        recvs.iter().try_for_each(|message| check_writable(&message.buffer))?;
-        let batch = self.inner.start_batch(sends, recvs, Location::caller())?;
+        for message in recvs {
+            self.check_peer(&message)?;
+            check_writable(&message.buffer)?;
+            back.push(message);
+        }
+        let batch = self.inner.start_batch((out, back), Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
@@ -467,6 +493,12 @@ impl Group {
     /// The last events of all members, in the order of time.
     pub fn events(&self) -> Vec<Event> {
         self.flight().events
+    }
+
+    fn check_peer(&self, message: &Message) -> Result<(), CommError> {
+        check(message.peer < self.size(), || {
+            format!("expected a peer below {}, got {}", self.size(), message.peer)
+        })
     }
 
     fn check_root(&self, root: usize) -> Result<(), CommError> {

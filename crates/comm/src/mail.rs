@@ -29,6 +29,9 @@ pub struct Message {
     pub buffer: Buffer,
 }
 
+/// Those of a batch that go one way.
+pub(crate) type Messages = SmallVec<[Message; 1]>;
+
 /// A batch in flight: for each message its buffer, here or on its way.
 struct Batch {
     buffers: SmallVec<[Option<Buffer>; 2]>,
@@ -95,25 +98,24 @@ impl Mails {
         self.first + self.batches.len() as u64
     }
 
-    /// Takes a batch on, and gives its number.
-    pub(crate) fn start(&mut self, sends: Vec<Message>, recvs: Vec<Message>, site: Name, event: u64) -> u64 {
+    /// Takes a batch on, sends first, and gives its number.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, (sends, recvs): (Messages, Messages), site: Name, event: u64) -> u64 {
         let batch = self.next_batch();
-        let open = sends.len() + recvs.len();
-        self.batches.push_back(Batch {
-            buffers: (0..open).map(|_| None).collect(),
-            open,
-            event,
-            over: false,
-        });
-        self.open += open;
-        let receives_from = sends.len();
-        for (index, Message { peer, tag, buffer }) in sends.into_iter().enumerate() {
+        let mut buffers = SmallVec::new();
+        for Message { peer, tag, buffer } in sends {
+            let index = buffers.len();
             self.outboxes[peer].waiting.push_back(Letter { batch, index, tag, buffer, site });
+            buffers.push(None);
         }
-        for (index, Message { peer, tag, buffer }) in recvs.into_iter().enumerate() {
-            let index = receives_from + index;
+        for Message { peer, tag, buffer } in recvs {
+            let index = buffers.len();
             self.inboxes[peer].receives.push_back(Letter { batch, index, tag, buffer, site });
+            buffers.push(None);
         }
+        let open = buffers.len();
+        self.open += open;
+        self.batches.push_back(Batch { buffers, open, event, over: false });
         batch
     }
 
@@ -122,7 +124,10 @@ impl Mails {
         let batch = self.batch(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
         recorder.finish(batch.event);
-        let buffers = batch.buffers.drain(..).flatten().collect();
+        let mut buffers = Buffers::default();
+        for buffer in &mut batch.buffers {
+            buffer.take().into_iter().for_each(|buffer| buffers.push(buffer));
+        }
         self.forget();
         Some(buffers)
     }
@@ -188,7 +193,7 @@ impl Mails {
         let (from, inbox) = inboxes
             .filter(|(_, inbox)| inbox.receives.front().is_some_and(|letter| letter.batch == batch))
             .find(|(_, inbox)| inbox.taken == 0)?;
-        let stamp = members.rows[from].mail(members.me, inbox.next, MailWord::Stamp);
+        let stamp = &members.rows[from].mail(members.me, inbox.next)[MailWord::Stamp as usize];
         let seen = stamp.load(Relaxed);
         (seen != inbox.next + 1).then_some((stamp, seen))
     }
@@ -217,9 +222,15 @@ impl Mails {
             return Ok(());
         }
         for member in 0..members.n() {
-            self.post(members, member);
-            self.receive(members, member)?;
-            self.confirm(members, member);
+            if !self.outboxes[member].waiting.is_empty() {
+                self.post(members, member);
+            }
+            if !self.inboxes[member].receives.is_empty() {
+                self.receive(members, member)?;
+            }
+            if !self.outboxes[member].sent.is_empty() {
+                self.confirm(members, member);
+            }
         }
         self.forget();
         Ok(())
@@ -231,7 +242,8 @@ impl Mails {
             let outbox = &mut self.outboxes[to];
             let Some(mut letter) = outbox.waiting.pop_front() else { break };
             let number = outbox.posted;
-            let set = |word, value: u64| row.mail(to, number, word).store(value, Relaxed);
+            let words = row.mail(to, number);
+            let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
             let len = letter.buffer.len();
             set(MailWord::Tag, letter.tag);
             set(MailWord::Bytes, len as u64);
@@ -243,7 +255,7 @@ impl Mails {
                 let at = members.rows[to].taken_at(members.n(), members.me, number);
                 letter.buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
             }
-            row.tell(row.mail(to, number, MailWord::Stamp), number + 1);
+            row.tell(&words[MailWord::Stamp as usize], number + 1);
             outbox.posted += 1;
             if len <= STAGE {
                 self.close(letter);
@@ -265,7 +277,8 @@ impl Mails {
                 continue;
             };
             let Some(letter) = self.inboxes[from].receives.remove(i) else { break };
-            let sent = members.rows[from].mail(members.me, number, MailWord::Bytes).load(Relaxed) as usize;
+            let words = members.rows[from].mail(members.me, number);
+            let sent = words[MailWord::Bytes as usize].load(Relaxed) as usize;
             if sent != letter.buffer.len() {
                 let error = lengths(members, from, number, &letter);
                 self.inboxes[from].receives.insert(i, letter);
@@ -322,9 +335,9 @@ impl Inbox {
     fn find(&self, members: &Members, from: usize, tag: u64) -> Option<u64> {
         let row = &members.rows[from];
         let is_taken = |number: &u64| self.taken >> (number - self.next) & 1 == 1;
-        let published =
-            |number: &u64| row.mail(members.me, *number, MailWord::Stamp).load(Acquire) == number + 1;
-        let tagged = |number: &u64| row.mail(members.me, *number, MailWord::Tag).load(Relaxed) == tag;
+        let word = |number: &u64, word: MailWord| &row.mail(members.me, *number)[word as usize];
+        let published = |number: &u64| word(number, MailWord::Stamp).load(Acquire) == number + 1;
+        let tagged = |number: &u64| word(number, MailWord::Tag).load(Relaxed) == tag;
         (self.next..self.next + MAILS)
             .take_while(|number| is_taken(number) || published(number))
             .find(|number| !is_taken(number) && tagged(number))
@@ -340,7 +353,7 @@ impl Inbox {
 
 /// The error of a receive whose message has another length, with both source lines.
 fn lengths(members: &Members, from: usize, number: u64, letter: &Letter) -> CommError {
-    let get = |word| members.rows[from].mail(members.me, number, word).load(Relaxed);
+    let get = |word: MailWord| members.rows[from].mail(members.me, number)[word as usize].load(Relaxed);
     let side = |member: usize, what: &str, bytes: usize, site: u64| Side {
         rank: members.rows[member].rank,
         what: format!("{what}, {bytes} bytes, tag {}", letter.tag),

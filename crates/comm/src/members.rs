@@ -73,6 +73,12 @@ impl Members {
         Source { row, at }
     }
 
+    /// An operand of a member that travels in the staging area, in a call of so many bytes, from an offset on.
+    pub(crate) fn staged(&self, member: usize, number: u64, bytes: usize, from: usize) -> Source<'_> {
+        let row = &self.rows[member];
+        Source { row, at: row.stage(number, bytes) + from }
+    }
+
     /// How many bytes a member sends to each, in an all_to_all.
     pub(crate) fn splits(&self, member: usize, call: u64) -> impl Fn(usize) -> usize {
         let (row, key) = (&self.rows[member], self.key(member, call));
@@ -123,7 +129,7 @@ impl Members {
         let at = if len <= STAGE {
             row.mail_stage(self.me, number, len)
         } else {
-            row.mail(self.me, number, MailWord::Place).load(Relaxed) as usize
+            row.mail(self.me, number)[MailWord::Place as usize].load(Relaxed) as usize
         };
         // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
         let mail = unsafe { row.segment.read(at, len) };

@@ -21,6 +21,8 @@ use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// How often a waiter that may not spin lets others go first before it sleeps.
+const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
 /// How often it looks at what it waits for before it looks at the clock and at failures.
 const LOOKS: usize = 128;
 
@@ -135,7 +137,7 @@ impl<T: Outcome> Pending<T> {
     }
 
     fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
-        let (mut since, mut recorded) = (None, false);
+        let (mut since, mut yields, mut recorded) = (None, 0, false);
         loop {
             if self.poll().map_err(|stop| *stop)? {
                 return Ok(());
@@ -166,6 +168,12 @@ impl<T: Outcome> Pending<T> {
                 return Err(inner.fail(&mut inner.state(), error));
             }
             if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
+                continue;
+            }
+            // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
+            if !inner.cores.one_each() && yields < YIELDS {
+                yields += 1;
+                yield_now();
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {

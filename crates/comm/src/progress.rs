@@ -17,7 +17,7 @@ use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
 use crate::helper::Helper;
-use crate::mail::{Mails, Message};
+use crate::mail::{Mails, Messages};
 use crate::members::Members;
 use crate::op::Op;
 use crate::queue::Queue;
@@ -169,31 +169,31 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone().into());
         }
-        let outcome = self.advance_calls(state, thorough).and_then(|()| state.mails.advance(&self.members));
+        let calls = if state.compared == state.next() { Ok(()) } else { self.advance_calls(state, thorough) };
+        let outcome = calls.and_then(|()| state.mails.advance(&self.members));
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
     fn advance_calls(&self, state: &mut State, thorough: bool) -> Result<(), Stop> {
         let (done, compared) = (state.done, state.compared);
-        let mut outcome = Ok(());
-        let mut uncompared = 0;
         let calls = &mut state.calls.all_mut()[(compared - state.first) as usize..];
-        for index in 0..calls.len() {
-            let call = &mut calls[index];
-            if call.stage != Stage::Finished {
+        let mut uncompared = state.uncompared;
+        let mut outcome = Ok(());
+        if uncompared > 0 && (thorough || uncompared > UNCOMPARED) {
+            outcome = self.compare_all(calls, &mut uncompared);
+        }
+        let mut has_seen_all = false;
+        for call in &mut calls[(done - compared) as usize..] {
+            if outcome.is_ok() && call.stage != Stage::Finished {
                 outcome = self.advance_call(call, &mut state.released);
-                // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
-                if call.is_compared && (uncompared > 0 || self.siblings.uncompared() > 0) {
-                    outcome = calls[..index].iter_mut().try_for_each(|call| self.compare_all(call));
-                    outcome = outcome.and_then(|()| self.siblings.compare(self));
-                }
-            } else if thorough || uncompared > UNCOMPARED {
-                outcome = self.compare_all(call);
+                has_seen_all |= call.is_compared;
+                uncompared += usize::from(call.stage == Stage::Finished && !call.is_compared);
             }
-            uncompared += usize::from(!calls[index].is_compared);
-            if outcome.is_err() {
-                break;
-            }
+        }
+        // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
+        if has_seen_all && (uncompared > 0 || self.siblings.uncompared() > state.uncompared) {
+            outcome = outcome.and_then(|()| self.compare_all(calls, &mut uncompared));
+            outcome = outcome.and_then(|()| self.siblings.compare(self));
         }
         self.siblings.count(&mut state.uncompared, uncompared);
         let upto = |start: u64, is: fn(&Call) -> bool| {
@@ -213,6 +213,7 @@ impl Inner {
     }
 
     /// One call, as far as it can.
+    #[inline(always)]
     fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), Stop> {
         let (members, number) = (&self.members, call.number);
         if call.stage == Stage::New {
@@ -255,6 +256,7 @@ impl Inner {
     }
 
     /// Compares a call with those of some members, in order; true when all of them have published theirs.
+    #[inline]
     fn compare(&self, call: &mut Call, range: Range<usize>) -> Result<bool, Stop> {
         let (members, number) = (&self.members, call.number);
         for member in range.start + call.checked..range.end {
@@ -269,19 +271,22 @@ impl Inner {
         Ok(true)
     }
 
-    /// Compares what is finished, as far as the others have published it.
-    pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
-        let outcome = state.calls.all_mut().iter_mut().try_for_each(|call| self.compare_all(call));
-        outcome.map_err(|error| self.fail(state, *error).into())
+    /// Compares what is finished with what all members called, as far as they have published it. They keep theirs until
+    /// all have.
+    fn compare_all(&self, calls: &mut [Call], uncompared: &mut usize) -> Result<(), Stop> {
+        for call in calls.iter_mut().filter(|call| call.stage == Stage::Finished && !call.is_compared) {
+            call.is_compared = self.compare(call, 0..self.members.n())?;
+            *uncompared -= usize::from(call.is_compared);
+        }
+        Ok(())
     }
 
-    /// Compares a call that is finished with those of all members. They keep theirs until all have.
-    fn compare_all(&self, call: &mut Call) -> Result<(), Stop> {
-        if call.stage != Stage::Finished || call.is_compared {
-            return Ok(());
-        }
-        call.is_compared = self.compare(call, 0..self.members.n())?;
-        Ok(())
+    /// The same where there is nothing else to do.
+    pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
+        let mut uncompared = state.uncompared;
+        let outcome = self.compare_all(state.calls.all_mut(), &mut uncompared);
+        self.siblings.count(&mut state.uncompared, uncompared);
+        outcome.map_err(|error| self.fail(state, *error).into())
     }
 
     /// Whether every member has done and compared the call that used this slot before. What is known of it is kept, so that
@@ -295,10 +300,10 @@ impl Inner {
     }
 
     /// Takes a batch of messages on, and makes it go as far as it can.
+    #[inline(always)]
     pub(crate) fn start_batch(
         &self,
-        sends: Vec<Message>,
-        recvs: Vec<Message>,
+        (sends, recvs): (Messages, Messages),
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
         let mut state = self.state();
@@ -309,7 +314,7 @@ impl Inner {
         let site = self.recorder.site(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
         let event = self.recorder.start(record, site, bytes > STAGE);
-        let batch = state.mails.start(sends, recvs, site, event);
+        let batch = state.mails.start((sends, recvs), site, event);
         self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(batch)
     }

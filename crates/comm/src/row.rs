@@ -215,9 +215,9 @@ impl Row {
         self.at + Row::mails_at(to) + (number % MAILS) as usize * MAIL
     }
 
-    /// A word of a mail of the owner to a member.
-    pub(crate) fn mail(&self, to: usize, number: u64, word: MailWord) -> &AtomicU64 {
-        self.segment.word(self.mail_at(to, number) + word as usize * 8)
+    /// The words of a mail of the owner to a member, by [`MailWord`].
+    pub(crate) fn mail(&self, to: usize, number: u64) -> &[AtomicU64; LINE / 8] {
+        self.segment.words(self.mail_at(to, number))
     }
 
     /// Where so many staged bytes of a mail lie.

@@ -197,13 +197,9 @@ fn what_is_dropped_still_completes_for_the_others() {
             let message =
                 |peer, i: u8| Message { peer, tag: u64::from(i), buffer: buffer(&group, &[i; 100]) };
             if me == 0 {
-                drop(group.exchange((0..40).map(|i| message(1, i)).collect(), vec![]).unwrap());
+                drop(group.exchange((0..40).map(|i| message(1, i)), []).unwrap());
             } else if me == 1 {
-                let got = group
-                    .exchange(vec![], (0..40).map(|i| message(0, i)).collect())
-                    .unwrap()
-                    .wait(soon())
-                    .unwrap();
+                let got = group.exchange([], (0..40).map(|i| message(0, i))).unwrap().wait(soon()).unwrap();
                 assert!(got.iter().zip(0u8..).all(|(buffer, i)| buffer.bytes() == [i; 100]));
             }
         });

@@ -198,7 +198,7 @@ impl Live {
             Op::Ring => {
                 let send = Message { peer: (me + 1) % n, tag: 0, buffer: operand };
                 let recv = Message { peer: (me + n - 1) % n, tag: 0, buffer: result()? };
-                group.exchange(vec![send], vec![recv])?
+                group.exchange([send], [recv])?
             }
             _ => group.all_reduce(operand, Element::F32, Reduce::Sum)?,
         };
@@ -250,14 +250,14 @@ impl Live {
             return Ok(());
         }
         let message = |buffer| Message { peer: 1 - me, tag: 0, buffer };
-        let send = vec![message(take(&mut self.operand)?)];
-        let recv = vec![message(take(&mut self.result)?)];
+        let send = [message(take(&mut self.operand)?)];
+        let recv = [message(take(&mut self.result)?)];
         if me == 0 {
             let mut got = self.group.exchange(send, recv)?.wait(until)?.into_iter();
             (self.operand, self.result) = (got.next(), got.next());
         } else {
-            self.result = self.group.exchange(Vec::new(), recv)?.wait(until)?.into_iter().next();
-            self.operand = self.group.exchange(send, Vec::new())?.wait(until)?.into_iter().next();
+            self.result = self.group.exchange([], recv)?.wait(until)?.into_iter().next();
+            self.operand = self.group.exchange(send, [])?.wait(until)?.into_iter().next();
         }
         Ok(())
     }

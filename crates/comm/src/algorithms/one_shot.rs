@@ -8,11 +8,13 @@ use crate::members::Members;
 
 /// The small all_reduce. The operands are staged, so that each member's own is overwritten while others still read.
 pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
-    for (item, buffer) in call.operands.iter().enumerate() {
-        let len = buffer.len();
-        let parts =
-            parts(members.n(), |member| Part::Peer(call.operand(members, member, item).range(0, len)));
+    let mut start = 0;
+    for buffer in call.operands.iter() {
+        let (len, bytes) = (buffer.len(), call.bytes());
+        let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
+        let parts = parts(members.n(), |member| Part::Peer(staged(member)));
         kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
+        start += len;
     }
 }
 

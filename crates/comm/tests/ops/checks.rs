@@ -432,8 +432,9 @@ impl<'a> Checks<'a> {
                 |from: usize, to: usize, tag: u64| operand(Element::U8, from, len, to * 2 + tag as usize);
             let message = |peer, tag, buffer| Message { peer, tag, buffer };
             let pairs = || (0..n).flat_map(|peer| [(peer, 0), (peer, 1)]);
-            let sends = pairs().map(|(to, tag)| message(to, tag, self.buffer(&data(me, to, tag)))).collect();
-            let recvs = pairs().rev().map(|(from, tag)| message(from, tag, self.room(len))).collect();
+            let sends: Vec<_> =
+                pairs().map(|(to, tag)| message(to, tag, self.buffer(&data(me, to, tag)))).collect();
+            let recvs: Vec<_> = pairs().rev().map(|(from, tag)| message(from, tag, self.room(len))).collect();
             let got = self.group.exchange(sends, recvs);
             let sent = pairs().map(|(to, tag)| data(me, to, tag));
             let received = pairs().rev().map(|(from, tag)| data(from, me, tag));
