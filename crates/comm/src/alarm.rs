@@ -1,12 +1,12 @@
 //! How a rank learns that another one has failed: a rank that panicked in this process, or whatever somebody who
 //! watches over processes reports.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::CommError;
 use crate::row::Row;
+use crate::sync::{AtomicU64, in_one_order};
 
 /// Says that a rank of the world has failed.
 #[derive(Default)]
@@ -29,6 +29,7 @@ impl Alarm {
     pub(crate) fn raise(&self, rank: usize) {
         // The first one counts.
         let _ = self.panicked.compare_exchange(0, rank as u64 + 1, SeqCst, Acquire);
+        in_one_order();
         self.ring();
     }
 
@@ -41,8 +42,10 @@ impl Alarm {
 
     /// Wakes all who sleep, to look for what has happened.
     pub(crate) fn ring(&self) {
-        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.iter().filter_map(Weak::upgrade).for_each(|rows| rows.iter().for_each(Row::ring));
+        let bells = || self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not under the lock: whoever is woken may want it.
+        let rows: Vec<Arc<Vec<Row>>> = bells().iter().filter_map(Weak::upgrade).collect();
+        rows.iter().for_each(|rows| rows.iter().for_each(Row::ring));
     }
 
     pub(crate) fn panicked(&self) -> Option<usize> {

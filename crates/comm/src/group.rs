@@ -21,7 +21,7 @@ use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
 use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
-use crate::siblings::Siblings;
+use crate::siblings;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -52,12 +52,11 @@ impl Group {
         alarm: Arc<Alarm>,
         recorder: Recorder,
         cores: Cores,
-        siblings: &Siblings,
     ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder, siblings.clone()));
-        siblings.add(&inner);
+        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
+        siblings::add(&inner);
         inner.alarm.add(&inner.members.rows);
         Group { inner, ranks }
     }

@@ -15,8 +15,10 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::progress::BUSY;
 use crate::row::Row;
 use crate::segment::Segment;
+use crate::siblings::advance_all;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;
@@ -244,22 +246,28 @@ impl Buffer {
     fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
         let mut looks = if self.0.heap.spins { LOOKS } else { 0 };
         for lease in &self.0.leases {
-            while let Some(row) = lease.holder() {
+            while lease.holder().is_some() {
                 if looks > 0 {
                     looks -= 1;
                     std::hint::spin_loop();
                     continue;
                 }
+                // What releases it may need a part of this member, or be its own call behind others.
+                let busy = advance_all();
+                let Some(row) = lease.holder() else { break };
                 if let Some(error) = self.0.heap.alarm.failure() {
                     return Err(error);
                 }
                 if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
                     return Err(CommError::Elsewhere { rank: stopped.rank, error: String::new() });
                 }
-                if Instant::now() >= until {
+                let now = Instant::now();
+                if now >= until {
                     return Err(CommError::Leased { rank: row.rank });
                 }
-                row.sleep(until, || lease.holder().is_none());
+                let turn = if busy { until.min(now + BUSY) } else { until };
+                // Once this one is done it rings no more, so another one must not be awaited on its bell.
+                row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
             }
         }
         self.0.leases.clear();

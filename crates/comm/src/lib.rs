@@ -46,6 +46,8 @@ mod layout;
 mod local;
 mod mail;
 mod members;
+#[cfg(any(loom, shuttle))]
+mod models;
 mod op;
 mod pending;
 mod probe;
@@ -53,6 +55,7 @@ mod progress;
 mod queue;
 mod recorder;
 mod row;
+#[cfg_attr(any(loom, shuttle), path = "segment/model.rs")]
 mod segment;
 mod shm;
 mod siblings;

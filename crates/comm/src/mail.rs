@@ -178,6 +178,15 @@ impl Mails {
         (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
     }
 
+    /// Whether something of a member came, or was taken by it, since the last advance.
+    pub(crate) fn has_news(&self, members: &Members, member: usize) -> bool {
+        let (inbox, outbox) = (&self.inboxes[member], &self.outboxes[member]);
+        let taken = |(number, _): &(u64, Letter)| outbox.is_taken(members, member, *number);
+        inbox.receives.iter().any(|letter| inbox.find(members, member, letter.tag).is_some())
+            || outbox.sent.iter().any(taken)
+            || !outbox.waiting.is_empty() && outbox.posted < outbox.taken_below(members, member) + MAILS
+    }
+
     /// A word that changes before a receive of an unfinished batch can go on, and what it is now.
     pub(crate) fn awaits<'a>(&self, members: &'a Members, batch: u64) -> Option<(&'a AtomicU64, u64)> {
         let inboxes = self.inboxes.iter().enumerate();
@@ -285,11 +294,9 @@ impl Mails {
     }
 
     fn confirm(&mut self, members: &Members, to: usize) {
-        let (n, me) = (members.n(), members.me);
-        let taken = |number: u64| members.rows[to].taken(n, me, number).load(Acquire) > number;
         let mut i = 0;
         while let Some((number, _)) = self.outboxes[to].sent.get(i) {
-            if !taken(*number) {
+            if !self.outboxes[to].is_taken(members, to, *number) {
                 i += 1;
             } else if let Some((_, letter)) = self.outboxes[to].sent.remove(i) {
                 self.close(letter);
@@ -308,12 +315,18 @@ impl Outbox {
         if self.posted < self.taken + MAILS {
             return true;
         }
-        let taken =
-            |number: u64| members.rows[to].taken(members.n(), members.me, number).load(Acquire) > number;
-        while self.taken < self.posted && taken(self.taken) {
-            self.taken += 1;
-        }
+        self.taken = self.taken_below(members, to);
         self.posted < self.taken + MAILS
+    }
+
+    fn is_taken(&self, members: &Members, to: usize, number: u64) -> bool {
+        members.rows[to].taken(members.n(), members.me, number).load(Acquire) > number
+    }
+
+    /// The first mail that was not taken.
+    fn taken_below(&self, members: &Members, to: usize) -> u64 {
+        let open = |number: &u64| !self.is_taken(members, to, *number);
+        (self.taken..self.posted).find(open).unwrap_or(self.posted)
     }
 }
 

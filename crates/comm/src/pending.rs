@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::buffers::Buffers;
-use crate::call::Call;
+use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::error::Stop;
 use crate::event::Kind;
 use crate::flight::Flight;
 use crate::op::describe;
-use crate::progress::{Inner, State};
+use crate::progress::{BUSY, Inner, State};
 use crate::recorder::{self, read_segment};
 use crate::row::{Row, SLOTS};
+use crate::siblings;
+use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 /// How often a waiter that may not spin lets others go first before it sleeps.
-const YIELDS: usize = 16;
-/// The longest sleep while something is in flight on another group.
-const BUSY: Duration = Duration::from_micros(200);
+const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
 /// How often it looks at what it waits for before it looks at the clock and at failures.
 const LOOKS: usize = 128;
 
@@ -148,7 +148,7 @@ impl<T: Outcome> Pending<T> {
                 continue;
             }
             self.started();
-            let busy = inner.siblings.advance(inner);
+            let busy = siblings::advance_others(inner);
             let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
             let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
             if let Some(error) = inner.elsewhere() {
@@ -158,7 +158,9 @@ impl<T: Outcome> Pending<T> {
                 if self.poll().map_err(|stop| *stop)? {
                     return Ok(());
                 }
-                let error = CommError::Left { rank, what: self.what() };
+                // What made it leave was said before it left.
+                let left = || CommError::Left { rank, what: self.what() };
+                let error = inner.elsewhere().unwrap_or_else(left);
                 return Err(self.inner.fail(&mut self.inner.state(), error));
             }
             let now = Instant::now();
@@ -172,17 +174,18 @@ impl<T: Outcome> Pending<T> {
             // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
             if !inner.cores.one_each() && yields < YIELDS {
                 yields += 1;
-                std::thread::yield_now();
+                yield_now();
                 continue;
             }
             if !std::mem::replace(&mut recorded, true) {
                 self.record_wait(site);
             }
-            // What is in flight on another group rings elsewhere.
-            let turn = if busy { until.min(now + BUSY) } else { until };
+            // What is in flight on another group rings elsewhere, and so does what is still to be compared, for which
+            // others may wait.
+            let turn = if busy || inner.state().has_uncompared() { until.min(now + BUSY) } else { until };
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
-                None => std::thread::yield_now(),
+                None => yield_now(),
             }
         }
     }
@@ -214,12 +217,23 @@ impl<T: Outcome> Pending<T> {
         };
         let Some(call) = state.call(number) else { return Vec::new() };
         let rows = &inner.members.rows;
-        if call.stage == crate::call::Stage::New {
+        // The others may have used the slots of a finished call again, which look unpublished then.
+        if call.stage == Stage::Finished {
+            return Vec::new();
+        }
+        if call.stage == Stage::New {
             return (0..rows.len()).filter(|m| rows[*m].compared() + SLOTS <= number).collect();
         }
         let unpublished: Vec<usize> =
             call.needs(&inner.members).filter(|m| !rows[*m].has_published(number)).collect();
-        if unpublished.is_empty() { call.unready(&inner.members) } else { unpublished }
+        if !unpublished.is_empty() {
+            return unpublished;
+        }
+        let unready = call.unready(&inner.members);
+        // All have published, so the own part can be made at once: two members that slept on one another's bells
+        // instead would both wait in vain.
+        let helped = || call.job().is_some_and(|job| job.try_lock().is_err());
+        if unready.contains(&inner.members.me) && !helped() { Vec::new() } else { unready }
     }
 
     fn waits_for(&self) -> Option<usize> {
@@ -228,7 +242,13 @@ impl<T: Outcome> Pending<T> {
 
     /// Whether something changed since the last look, so that sleeping would miss it.
     fn could_go_on(&self, member: usize) -> bool {
-        !self.missing().contains(&member) || self.inner.elsewhere().is_some()
+        let inner = &self.inner;
+        let news = match self.what {
+            // What is missing of a batch is known only by an advance.
+            What::Batch(_) => inner.state().mails.has_news(&inner.members, member),
+            _ => !self.missing().contains(&member),
+        };
+        news || inner.elsewhere().is_some() || self.left().is_some()
     }
 
     /// The rank of a member that this waits for and that has left the group.

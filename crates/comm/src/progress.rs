@@ -22,7 +22,8 @@ use crate::op::Op;
 use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{Row, SLOTS, STAGE, Word};
-use crate::siblings::Siblings;
+use crate::siblings;
+use crate::sync::yield_now;
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
@@ -33,7 +34,6 @@ pub(crate) struct Inner {
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
     pub(crate) recorder: Recorder,
-    pub(crate) siblings: Siblings,
     state: RefCell<State>,
 }
 
@@ -67,6 +67,11 @@ impl State {
     /// Whether something is not finished.
     pub(crate) fn is_busy(&self) -> bool {
         self.calls.all().iter().any(|call| call.stage != Stage::Finished) || self.mails.is_open()
+    }
+
+    /// Whether something is finished and not compared yet, so that others cannot use its slot again.
+    pub(crate) fn has_uncompared(&self) -> bool {
+        self.calls.all().iter().any(|call| call.stage == Stage::Finished && !call.is_compared)
     }
 
     /// How many operations nobody has waited for yet.
@@ -114,7 +119,6 @@ impl Inner {
         alarm: Arc<Alarm>,
         cores: Cores,
         recorder: Recorder,
-        siblings: Siblings,
     ) -> Inner {
         let state = State {
             first: 0,
@@ -127,7 +131,7 @@ impl Inner {
             failed: None,
         };
         let helper = OnceCell::new();
-        Inner { members, heap, alarm, cores, helper, recorder, siblings, state: RefCell::new(state) }
+        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -184,11 +188,11 @@ impl Inner {
             }
         }
         // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
-        if has_seen_all && (uncompared > 0 || self.siblings.uncompared() > state.uncompared) {
+        if has_seen_all && (uncompared > 0 || siblings::uncompared() > state.uncompared) {
             outcome = outcome.and_then(|()| self.compare_all(calls, &mut uncompared));
-            outcome = outcome.and_then(|()| self.siblings.compare(self));
+            outcome = outcome.and_then(|()| siblings::compare_others(self));
         }
-        self.siblings.count(&mut state.uncompared, uncompared);
+        siblings::count(&mut state.uncompared, uncompared);
         let upto = |start: u64, is: fn(&Call) -> bool| {
             let rest = &calls[(start - compared) as usize..];
             start + rest.iter().take_while(|call| is(call)).count() as u64
@@ -278,7 +282,7 @@ impl Inner {
     pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
         let mut uncompared = state.uncompared;
         let outcome = self.compare_all(state.calls.all_mut(), &mut uncompared);
-        self.siblings.count(&mut state.uncompared, uncompared);
+        siblings::count(&mut state.uncompared, uncompared);
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
@@ -382,9 +386,9 @@ impl Drop for Inner {
             if self.elsewhere().is_some() || Instant::now() >= until {
                 break;
             }
-            std::thread::yield_now();
+            yield_now();
         }
-        self.siblings.count(&mut state.uncompared, 0);
+        siblings::count(&mut state.uncompared, 0);
         if !std::thread::panicking() {
             self.members.mine().leave();
             self.members.rows.iter().for_each(Row::ring);
@@ -395,6 +399,11 @@ impl Drop for Inner {
 /// So many calls wait to be compared before somebody has time for it: the slots are read together, which costs less
 /// than one by one.
 const UNCOMPARED: usize = 8;
+
+/// The longest sleep while something else has to go on than what is waited for.
+/// (A model does not wait, but must not depend on how long its steps take.)
+pub(crate) const BUSY: Duration =
+    if cfg!(any(loom, shuttle)) { Duration::from_secs(3600) } else { Duration::from_micros(200) };
 
 /// How long a dropped group goes on with what is in flight.
 const DRAIN: Duration = Duration::from_secs(1);

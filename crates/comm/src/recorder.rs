@@ -31,9 +31,9 @@ use crate::sync::{AtomicU64, fence};
 use crate::ticks::{now_ns, ticks};
 
 /// Bytes of the whole recorder.
-pub(crate) const SIZE: usize = 256 << 10;
+pub(crate) const SIZE: usize = if cfg!(any(loom, shuttle)) { 512 } else { 256 << 10 };
 /// Events that are kept.
-pub(crate) const CAPACITY: usize = 1024;
+pub(crate) const CAPACITY: usize = if cfg!(any(loom, shuttle)) { 2 } else { 1024 };
 
 const LINE: usize = 64;
 const WORDS: usize = LINE / 8;

@@ -84,6 +84,6 @@ impl Group {
         let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
         let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
-        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, &self.inner.siblings)))
+        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores)))
     }
 }

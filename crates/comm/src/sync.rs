@@ -2,8 +2,30 @@
 //! the protocol itself runs in the models, not a copy of it.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+pub(crate) use loom::{
+    sync::atomic::{AtomicU32, AtomicU64, fence},
+    thread::yield_now,
+    thread_local,
+};
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, fence};
+pub(crate) use shuttle::{
+    sync::atomic::{AtomicU32, AtomicU64, fence},
+    thread::yield_now,
+    thread_local,
+};
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+pub(crate) use std::{
+    sync::atomic::{AtomicU32, AtomicU64, fence},
+    thread::yield_now,
+    thread_local,
+};
+
+/// Stands behind a change with `SeqCst` that a load with `SeqCst` of another word follows. It is nothing but in the
+/// models of the bell: loom takes `SeqCst` for acquire and release, and knows only fences to be more.
+#[inline(always)]
+pub(crate) fn in_one_order() {
+    #[cfg(loom)]
+    if crate::models::futex::is_rung() {
+        fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}

@@ -158,6 +158,26 @@ fn a_buffer_is_written_only_after_release() {
 }
 
 #[test]
+fn waiting_for_release_makes_earlier_operations_go_on() {
+    let met = std::sync::Barrier::new(2);
+    spawn_with_heap(2, HEAP, |group| {
+        if group.rank() == 1 {
+            met.wait();
+        }
+        let operand = input(&group, 50_000, Element::I64);
+        let sum = group.all_reduce(operand, Element::I64, Reduce::Sum).unwrap();
+        let given = group.broadcast(buffer(&group, &[7; 10_000]), 0).unwrap();
+        let mut given = given.wait(soon()).unwrap().remove(0);
+        if group.rank() == 0 {
+            // The other has not begun: the sum, which is before the broadcast, is finished while this waits.
+            met.wait();
+        }
+        given.bytes_mut(soon()).unwrap().fill(8);
+        sum.wait(soon()).unwrap();
+    });
+}
+
+#[test]
 fn what_is_dropped_still_completes_for_the_others() {
     for n in [2, 3] {
         spawn_with_heap(n, HEAP, |group| {

@@ -18,7 +18,7 @@ use crate::row::Word;
 use crate::sync::AtomicU64;
 
 /// Bytes that are reduced before the others are told: they are still in a cache when they are copied.
-const CHUNK: usize = 128 << 10;
+const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 128 << 10 };
 /// Parts begin on a cache line.
 const LINE: usize = 64;
 
