@@ -296,6 +296,7 @@ impl Call {
     }
 
     /// The operands, then the results. Nobody waits for it after that.
+    #[inline]
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Box<Common>>) {
         self.abandoned = true;
         let mut buffers = std::mem::take(&mut self.operands);

@@ -3,8 +3,6 @@
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
-use std::time::Instant;
 
 use crate::CommError;
 use crate::alarm::Alarm;
@@ -18,12 +16,12 @@ use crate::heap::{Buffer, Heap};
 use crate::helper::Helper;
 use crate::mail::{Message, Messages};
 use crate::members::Members;
-use crate::op::{Op, Outers};
+use crate::op::{Op, Outers, Splits};
 use crate::pending::{Outcome, Pending, What};
-use crate::progress::{Inner, enter};
+use crate::progress::Inner;
 use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
-use crate::siblings::Siblings;
+use crate::siblings;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -32,7 +30,7 @@ use crate::siblings::Siblings;
 /// be gathered or cut without a copy.
 #[derive(Clone)]
 pub struct Group {
-    inner: Rc<Inner>,
+    pub(crate) inner: Rc<Inner>,
     ranks: Rc<[usize]>,
 }
 
@@ -54,14 +52,12 @@ impl Group {
         alarm: Arc<Alarm>,
         recorder: Recorder,
         cores: Cores,
-        siblings: &Siblings,
     ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members { rows: Arc::new(rows), me };
-        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder, siblings.clone()));
-        siblings.add(&inner);
+        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
+        siblings::add(&inner);
         inner.alarm.add(&inner.members.rows);
-        enter(&inner);
         Group { inner, ranks }
     }
 
@@ -301,15 +297,16 @@ impl Group {
         &self,
         operand: Buffer,
         result: Buffer,
-        ins: Vec<usize>,
-        outs: Vec<usize>,
+        ins: &[usize],
+        outs: &[usize],
     ) -> Result<Pending, CommError> {
         let n = self.size();
-        check(ins.len() == n && outs.len() == n && total(&ins, 1) == Some(operand.len()), || {
+        check(ins.len() == n && outs.len() == n && total(ins, 1) == Some(operand.len()), || {
             format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", operand.len())
         })?;
         check(n * 8 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 8))?;
-        check_result(&result, total(&outs, 1))?;
+        check_result(&result, total(outs, 1))?;
+        let (ins, outs) = (Splits::from_slice(ins), Splits::from_slice(outs));
         self.start(Op::AllToAll { ins, outs }, operand, result)
     }
 
@@ -438,42 +435,16 @@ impl Group {
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
-    /// The group of the list that holds this rank, where one does. All members call it with the same lists of their
-    /// places in this group; lists share no member.
+    /// Sends a message: an exchange of one.
     #[track_caller]
-    pub fn subgroup(&self, lists: &[Vec<usize>], until: Instant) -> Result<Option<Group>, CommError> {
-        let mut seen = vec![false; self.size()];
-        for member in lists.iter().flatten() {
-            let free = seen.get(*member).is_some_and(|seen| !seen);
-            check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
-            seen[*member] = true;
-        }
-        let list = lists.iter().find(|list| list.contains(&self.rank()));
-        // Never freed: a peer may look at a row after its owner has dropped the group.
-        let row = list.map(|list| self.heap().alloc_for_ever(Row::size(list.len()))).transpose()?;
-        let at = row.map_or(u64::MAX, |at| at as u64);
-        let offset = self.heap().alloc_from(&at.to_le_bytes())?;
-        if let (Some(at), Some(list)) = (row, list) {
-            // Its memory may have been used before; nobody knows yet where it is.
-            for word in (0..Row::size(list.len())).step_by(8) {
-                self.heap().segment().word(at + word).store(0, Release);
-            }
-        }
-        let offsets = self.heap().alloc(8 * self.size())?;
-        let made_by = self.inner.state().next();
-        let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
-        let Some(list) = list else { return Ok(None) };
-        let place = |member: &usize| {
-            let bytes = &offsets[1].bytes()[member * 8..member * 8 + 8];
-            let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-            Row { at, ..self.inner.members.rows[*member].clone() }
-        };
-        let rows: Vec<Row> = list.iter().map(place).collect();
-        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
-        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
-        let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
-        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, &self.inner.siblings)))
+    pub fn send(&self, message: Message) -> Result<Pending, CommError> {
+        self.exchange([message], [])
+    }
+
+    /// Receives a message: an exchange of one.
+    #[track_caller]
+    pub fn recv(&self, message: Message) -> Result<Pending, CommError> {
+        self.exchange([], [message])
     }
 
     /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
@@ -528,7 +499,7 @@ fn total(sizes: &[usize], outer: usize) -> Option<usize> {
     sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
 }
 
-fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
+pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
     if ok { Ok(()) } else { Err(CommError::Argument(message())) }
 }
 

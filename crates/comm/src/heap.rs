@@ -15,9 +15,10 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::progress::{BUSY, advance_all};
+use crate::progress::BUSY;
 use crate::row::Row;
 use crate::segment::Segment;
+use crate::siblings::advance_all;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;

@@ -59,6 +59,7 @@ mod row;
 mod segment;
 mod shm;
 mod siblings;
+mod subgroup;
 mod sync;
 mod ticks;
 mod world;

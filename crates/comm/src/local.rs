@@ -10,7 +10,6 @@ use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
-use crate::siblings::Siblings;
 
 /// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
 const HEAP: usize = 1 << 30;
@@ -35,7 +34,7 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
         let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
         let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
         let rows = segments.iter().enumerate().map(row).collect();
-        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores, &Siblings::default());
+        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

@@ -21,8 +21,8 @@ pub(crate) enum Op {
         outers: Outers,
     },
     AllToAll {
-        ins: Vec<usize>,
-        outs: Vec<usize>,
+        ins: Splits,
+        outs: Splits,
     },
     Broadcast {
         root: usize,
@@ -58,6 +58,7 @@ pub(crate) enum Op {
 }
 
 pub(crate) type Outers = smallvec::SmallVec<[usize; 1]>;
+pub(crate) type Splits = smallvec::SmallVec<[usize; 2]>;
 
 const NAMES: [&str; 12] = [
     "all_reduce",
@@ -236,7 +237,8 @@ mod tests {
             assert!(others[..i].iter().all(|before| !before.agrees(*other)), "{i}");
         }
         let all_to_all = |ins: &[usize]| {
-            Op::AllToAll { ins: ins.to_vec(), outs: vec![4; 2] }.key(&[ins.iter().sum()], false)
+            Op::AllToAll { ins: Splits::from_slice(ins), outs: Splits::from_elem(4, 2) }
+                .key(&[ins.iter().sum()], false)
         };
         assert!(all_to_all(&[4, 4]).is_even() && !all_to_all(&[4, 8]).is_even());
         assert!(all_to_all(&[4, 4]).agrees(all_to_all(&[4, 8])), "compared where they meet");

@@ -17,6 +17,7 @@ use crate::op::describe;
 use crate::progress::{BUSY, Inner, State};
 use crate::recorder::{self, read_segment};
 use crate::row::{Row, SLOTS};
+use crate::siblings;
 use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
@@ -147,7 +148,7 @@ impl<T: Outcome> Pending<T> {
                 continue;
             }
             self.started();
-            let busy = inner.siblings.advance(inner);
+            let busy = siblings::advance_others(inner);
             let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
             let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
             if let Some(error) = inner.elsewhere() {

@@ -3,7 +3,6 @@
 use std::cell::{OnceCell, RefCell, RefMut};
 use std::ops::Range;
 use std::panic::Location;
-use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,8 +22,8 @@ use crate::op::Op;
 use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{Row, SLOTS, STAGE, Word};
-use crate::siblings::Siblings;
-use crate::sync::{thread_local, yield_now};
+use crate::siblings;
+use crate::sync::yield_now;
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
@@ -35,7 +34,6 @@ pub(crate) struct Inner {
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) helper: OnceCell<Helper>,
     pub(crate) recorder: Recorder,
-    pub(crate) siblings: Siblings,
     state: RefCell<State>,
 }
 
@@ -121,7 +119,6 @@ impl Inner {
         alarm: Arc<Alarm>,
         cores: Cores,
         recorder: Recorder,
-        siblings: Siblings,
     ) -> Inner {
         let state = State {
             first: 0,
@@ -134,7 +131,7 @@ impl Inner {
             failed: None,
         };
         let helper = OnceCell::new();
-        Inner { members, heap, alarm, cores, helper, recorder, siblings, state: RefCell::new(state) }
+        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -191,11 +188,11 @@ impl Inner {
             }
         }
         // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
-        if has_seen_all && (uncompared > 0 || self.siblings.uncompared() > state.uncompared) {
+        if has_seen_all && (uncompared > 0 || siblings::uncompared() > state.uncompared) {
             outcome = outcome.and_then(|()| self.compare_all(calls, &mut uncompared));
-            outcome = outcome.and_then(|()| self.siblings.compare(self));
+            outcome = outcome.and_then(|()| siblings::compare_others(self));
         }
-        self.siblings.count(&mut state.uncompared, uncompared);
+        siblings::count(&mut state.uncompared, uncompared);
         let upto = |start: u64, is: fn(&Call) -> bool| {
             let rest = &calls[(start - compared) as usize..];
             start + rest.iter().take_while(|call| is(call)).count() as u64
@@ -285,7 +282,7 @@ impl Inner {
     pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
         let mut uncompared = state.uncompared;
         let outcome = self.compare_all(state.calls.all_mut(), &mut uncompared);
-        self.siblings.count(&mut state.uncompared, uncompared);
+        siblings::count(&mut state.uncompared, uncompared);
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
@@ -377,34 +374,6 @@ impl Inner {
     }
 }
 
-thread_local! {
-    /// The groups of this thread.
-    static GROUPS: RefCell<Vec<Weak<Inner>>> = RefCell::default();
-}
-
-/// Lets [`advance_all`] find a group.
-pub(crate) fn enter(group: &Rc<Inner>) {
-    GROUPS.with(|groups| {
-        let mut groups = groups.borrow_mut();
-        groups.retain(|group| group.strong_count() > 0);
-        groups.push(Rc::downgrade(group));
-    });
-}
-
-/// Makes everything in flight on all groups of this thread go as far as it can; true if something is left. A group keeps
-/// its error for whoever waits on it.
-pub(crate) fn advance_all() -> bool {
-    let groups: Vec<Rc<Inner>> =
-        GROUPS.with(|groups| groups.borrow().iter().filter_map(Weak::upgrade).collect());
-    let mut busy = false;
-    for group in groups {
-        let mut state = group.state();
-        let _ = group.advance(&mut state, true);
-        busy |= state.is_busy() || state.has_uncompared();
-    }
-    busy
-}
-
 impl Drop for Inner {
     /// What is in flight still completes: peers may need this member's part of it.
     fn drop(&mut self) {
@@ -419,7 +388,7 @@ impl Drop for Inner {
             }
             yield_now();
         }
-        self.siblings.count(&mut state.uncompared, 0);
+        siblings::count(&mut state.uncompared, 0);
         if !std::thread::panicking() {
             self.members.mine().leave();
             self.members.rows.iter().for_each(Row::ring);

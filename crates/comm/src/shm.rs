@@ -70,6 +70,6 @@ impl World {
         let (heap, recorder) = prepare(&segments[me], &alarm, cores, n, &self.name_group());
         let row = |(rank, segment)| Row { segment, at: ROW, rank };
         let rows = segments.into_iter().enumerate().map(row).collect();
-        Ok(Group::new(rows, me, heap, alarm, recorder, cores, self.siblings()))
+        Ok(Group::new(rows, me, heap, alarm, recorder, cores))
     }
 }

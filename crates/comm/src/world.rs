@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::control::{Control, ControlError, Coordinator};
 use crate::env::{EnvError, Launch, Launcher};
 use crate::flight::Flight;
-use crate::siblings::Siblings;
 
 /// How long a rank waits for the others when it starts, and in calls that name no deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -25,7 +24,6 @@ pub struct World {
     control: Option<Control>,
     /// How many groups of all ranks were made.
     groups: AtomicUsize,
-    siblings: Siblings,
     /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
     coordinator: Option<Coordinator>,
 }
@@ -43,12 +41,12 @@ impl World {
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
         let Launch { rank, size, local_rank, by, ref job } = *launch;
-        let (groups, siblings) = (AtomicUsize::new(0), Siblings::default());
+        let groups = AtomicUsize::new(0);
         let Some(job) = job else {
             if size > 1 {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, control: None, groups, siblings, coordinator: None });
+            return Ok(World { rank, size, local_rank, control: None, groups, coordinator: None });
         };
         let hosts = rank == 0 && by != Launcher::Consort;
         let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
@@ -57,12 +55,7 @@ impl World {
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
         control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, control: Some(control), groups, siblings, coordinator })
-    }
-
-    /// The groups of this rank.
-    pub(crate) fn siblings(&self) -> &Siblings {
-        &self.siblings
+        Ok(World { rank, size, local_rank, control: Some(control), groups, coordinator })
     }
 
     /// This rank, from 0.

@@ -87,7 +87,7 @@ fn splits_that_do_not_fit() {
         // Rank 0 expects more of rank 1 than it sends.
         let outs = if group.rank() == 0 { vec![4, 8, 4] } else { vec![4; 3] };
         let first = group
-            .all_to_all(zeros(&group, 12), zeros(&group, outs.iter().sum()), vec![4; 3], outs)
+            .all_to_all(zeros(&group, 12), zeros(&group, outs.iter().sum()), &[4; 3], &outs)
             .and_then(|pending| pending.wait(soon()));
         // The others may have finished their part before, and learn of it at the next call.
         let second = group.barrier().and_then(|pending| pending.wait(soon()));
@@ -206,9 +206,7 @@ fn wrong_arguments_are_refused_before_anything_starts() {
             text(group.permute(buffer(4), buffer(4), vec![Some(1), Some(1)]))
                 .starts_with("expected 2 entries")
         );
-        assert!(
-            text(group.all_to_all(buffer(4), buffer(4), vec![1], vec![4])).starts_with("expected 2 splits")
-        );
+        assert!(text(group.all_to_all(buffer(4), buffer(4), &[1], &[4])).starts_with("expected 2 splits"));
         assert_eq!(text(group.all_gather(buffer(4), buffer(4), 1)), "expected 8 bytes for the result, got 4");
         let root = (group.rank() == 1).then(|| buffer(8));
         assert_eq!(

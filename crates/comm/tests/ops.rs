@@ -225,3 +225,31 @@ fn memory_is_constant_over_many_calls() {
         }
     });
 }
+
+#[test]
+fn groups_by_axis_and_by_split() {
+    spawn_with_heap(6, HEAP, |world| {
+        let me = world.rank();
+        // Two rows of three: members follow one another along the last axis.
+        let (row, column) = (me / 3, me % 3);
+        let along = world.axis(&[2, 3], 1, soon()).unwrap();
+        assert_eq!(along.ranks(), [3 * row, 3 * row + 1, 3 * row + 2]);
+        let across = world.axis(&[2, 3], 0, soon()).unwrap();
+        assert_eq!((across.ranks(), across.rank()), (&[column, column + 3][..], row));
+        let error = world.axis(&[2, 2], 0, soon()).map(drop).unwrap_err().to_string();
+        assert_eq!(error, "expected a mesh of 6 members and one of its axes, got [2, 2] and 0");
+        // Even and odd ranks, the highest first; rank 5 in none.
+        let colour = (me < 5).then_some(me as u64 % 2);
+        let part = world.split(colour, -(me as i64), soon()).unwrap();
+        let expected: Option<&[usize]> =
+            [Some(&[4, 2, 0][..]), Some(&[3, 1]), None][if me == 5 { 2 } else { me % 2 }];
+        assert_eq!(part.as_ref().map(Group::ranks), expected);
+        // A message along the axis: to the next in the row, in this group's places.
+        let next = (column + 1) % 3;
+        let send = along.send(Message { peer: next, tag: 1, buffer: buffer(&along, &[me as u8]) }).unwrap();
+        let before = (column + 2) % 3;
+        let recv = along.recv(Message { peer: before, tag: 1, buffer: buffer(&along, &[0]) }).unwrap();
+        assert_eq!(recv.wait(soon()).unwrap()[0].bytes(), [(3 * row + before) as u8]);
+        send.wait(soon()).unwrap();
+    });
+}

@@ -13,6 +13,8 @@ pub(crate) struct Live {
     group: Group,
     probe: Probe,
     block: usize,
+    /// A block for each rank.
+    splits: Vec<usize>,
     /// Both are there between loops. In place the result is only for the probe.
     operand: Option<Buffer>,
     result: Option<Buffer>,
@@ -67,7 +69,16 @@ fn read(from: &[u8]) {
 impl Live {
     pub(crate) fn new(group: Group) -> anyhow::Result<Live> {
         let probe = Probe::new(&group, until())?;
-        Ok(Live { group, probe, block: 0, operand: None, result: None, common: None, outside: Vec::new() })
+        Ok(Live {
+            group,
+            probe,
+            block: 0,
+            splits: Vec::new(),
+            operand: None,
+            result: None,
+            common: None,
+            outside: Vec::new(),
+        })
     }
 
     pub(crate) fn probe(&mut self) -> &mut Probe {
@@ -81,6 +92,7 @@ impl Live {
         self.meet()?;
         let (n, me) = (self.group.size(), self.group.rank());
         self.block = block;
+        self.splits = vec![block; n];
         if op.is_outside() {
             self.outside = vec![0; block];
         }
@@ -194,7 +206,7 @@ impl Live {
             Op::Broadcast => group.broadcast(operand, iteration as usize % n)?,
             Op::AllGather => group.all_gather(operand, result()?, 1)?,
             Op::ReduceScatter => group.reduce_scatter(operand, result()?, Element::F32, Reduce::Sum, 1)?,
-            Op::AllToAll => group.all_to_all(operand, result()?, vec![self.block; n], vec![self.block; n])?,
+            Op::AllToAll => group.all_to_all(operand, result()?, &self.splits, &self.splits)?,
             Op::Ring => {
                 let send = Message { peer: (me + 1) % n, tag: 0, buffer: operand };
                 let recv = Message { peer: (me + n - 1) % n, tag: 0, buffer: result()? };

@@ -96,7 +96,7 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
             }
             let outs: Vec<usize> = (0..n).map(|from| split(&call, from, me)).collect();
             let [operand, result] = [&ins, &outs].map(|sizes| sizes.iter().sum::<usize>() / 4);
-            started(group.all_to_all(filled(operand)?, room(result)?, ins, outs))
+            started(group.all_to_all(filled(operand)?, room(result)?, &ins, &outs))
         }
         Kind::Broadcast => started(group.broadcast(filled(count)?, root)),
         Kind::BroadcastCommon => started(group.broadcast_common(at_root(filled(count))?, root)),

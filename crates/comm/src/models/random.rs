@@ -106,7 +106,7 @@ fn broadcast(group: &Group, op: usize, part: usize, root: usize) -> Result<Finis
 fn all_to_all(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
     let (operand, result) = (operand(group, op, N * part)?, group.heap().alloc(N * part)?);
     let start = group.rank() * part;
-    let pending = group.all_to_all(operand, result, vec![part; N], vec![part; N])?;
+    let pending = group.all_to_all(operand, result, &[part; N], &[part; N])?;
     finish(pending, move |at| given(at / part, op, start + at % part))
 }
 

@@ -14,7 +14,6 @@ use crate::group::Group;
 use crate::layout::{ROW, prepare, reserved};
 use crate::row::Row;
 use crate::segment::Segment;
-use crate::siblings::Siblings;
 
 const STACK: usize = 1 << 16;
 
@@ -38,7 +37,7 @@ pub(super) fn run<T: Send + 'static>(
             let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
             let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
             let rows = segments.iter().enumerate().map(row).collect();
-            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores, &Siblings::default()), &alarm)
+            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores), &alarm)
         };
         thread::Builder::new().stack_size(STACK).spawn(body).expect("a thread of the model")
     };

@@ -354,7 +354,7 @@ impl<'a> Checks<'a> {
                 want.extend(&operands[from][start..start + split(from, me)]);
             }
             let (mine, room) = (self.buffer(&operands[me]), self.room(want.len()));
-            let got = self.group.all_to_all(mine, room, ins, outs);
+            let got = self.group.all_to_all(mine, room, &ins, &outs);
             self.expect(got, vec![operands[me].clone(), want], format!("all_to_all {i} on {n} ranks"));
         }
     }

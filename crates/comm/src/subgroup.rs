@@ -1,0 +1,89 @@
+//! Groups made of a group: along an axis of a mesh, by colour, by lists.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+use std::time::Instant;
+
+use crate::CommError;
+use crate::group::{Group, check};
+use crate::row::Row;
+
+impl Group {
+    /// The group along one axis of a mesh of this shape, whose last axis is the one along which members follow one
+    /// another. All members call it.
+    #[track_caller]
+    pub fn axis(&self, shape: &[usize], axis: usize, until: Instant) -> Result<Group, CommError> {
+        let members = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
+        check(members == Some(self.size()) && axis < shape.len(), || {
+            format!(
+                "expected a mesh of {} members and one of its axes, got {shape:?} and {axis}",
+                self.size()
+            )
+        })?;
+        let stride: usize = shape[axis + 1..].iter().product();
+        let first = |member: &usize| (member / stride).is_multiple_of(shape[axis]);
+        let line = |start: usize| (0..shape[axis]).map(|step| start + step * stride).collect();
+        let lists: Vec<Vec<usize>> = (0..self.size()).filter(first).map(line).collect();
+        self.subgroup(&lists, until)?
+            .ok_or_else(|| CommError::Argument("axis: this member is nowhere".into()))
+    }
+
+    /// The group of all members that give the same colour, in the order of their keys and then of their places; none
+    /// where this one gives no colour. All members call it.
+    #[track_caller]
+    pub fn split(&self, colour: Option<u64>, key: i64, until: Instant) -> Result<Option<Group>, CommError> {
+        let mine = [u64::from(colour.is_some()), colour.unwrap_or(0), key as u64];
+        let bytes: Vec<u8> = mine.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let all = self.heap().alloc(bytes.len() * self.size())?;
+        let all = self.all_gather(self.heap().alloc_from(&bytes)?, all, 1)?.wait(until)?;
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let words: Vec<u64> = all[1].bytes().chunks_exact(8).map(word).collect();
+        let mut lists: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
+        for (member, words) in words.chunks_exact(3).enumerate().filter(|(_, words)| words[0] == 1) {
+            lists.entry(words[1]).or_default().push((words[2] as i64, member));
+        }
+        lists.values_mut().for_each(|list| list.sort_unstable());
+        let lists: Vec<Vec<usize>> =
+            lists.into_values().map(|list| list.into_iter().map(|(_, member)| member).collect()).collect();
+        self.subgroup(&lists, until)
+    }
+
+    /// The group of the list that holds this rank, where one does. All members call it with the same lists of their
+    /// places in this group; lists share no member.
+    #[track_caller]
+    pub fn subgroup(&self, lists: &[Vec<usize>], until: Instant) -> Result<Option<Group>, CommError> {
+        let mut seen = vec![false; self.size()];
+        for member in lists.iter().flatten() {
+            let free = seen.get(*member).is_some_and(|seen| !seen);
+            check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
+            seen[*member] = true;
+        }
+        let list = lists.iter().find(|list| list.contains(&self.rank()));
+        // Never freed: a peer may look at a row after its owner has dropped the group.
+        let row = list.map(|list| self.heap().alloc_for_ever(Row::size(list.len()))).transpose()?;
+        let at = row.map_or(u64::MAX, |at| at as u64);
+        let offset = self.heap().alloc_from(&at.to_le_bytes())?;
+        if let (Some(at), Some(list)) = (row, list) {
+            // Its memory may have been used before; nobody knows yet where it is.
+            for word in (0..Row::size(list.len())).step_by(8) {
+                self.heap().segment().word(at + word).store(0, Release);
+            }
+        }
+        let offsets = self.heap().alloc(8 * self.size())?;
+        let made_by = self.inner.state().next();
+        let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
+        let Some(list) = list else { return Ok(None) };
+        let place = |member: &usize| {
+            let bytes = &offsets[1].bytes()[member * 8..member * 8 + 8];
+            let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
+            Row { at, ..self.inner.members.rows[*member].clone() }
+        };
+        let rows: Vec<Row> = list.iter().map(place).collect();
+        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
+        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
+        let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
+        let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
+        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores)))
+    }
+}
