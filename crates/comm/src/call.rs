@@ -44,7 +44,7 @@ pub(crate) struct Call {
     pub(crate) abandoned: bool,
 }
 
-/// What only large or unusual calls have. Calls are moved about, so the usual ones are kept small.
+/// What only large or unusual calls have.
 #[derive(Default)]
 pub(crate) struct More {
     /// Blocks that others read until they are done with the call: where the operands of a list lie, and the common
@@ -92,6 +92,15 @@ impl Call {
         self.held = false;
         self.is_compared = false;
         self.abandoned = false;
+    }
+
+    /// Lets go of what nobody took.
+    #[inline]
+    pub(crate) fn empty(&mut self) {
+        if !self.operands.is_empty() || !self.results.is_empty() {
+            (self.operands, self.results) = (Buffers::default(), Buffers::default());
+        }
+        self.more = None;
     }
 
     /// What the flight recorder keeps of it.

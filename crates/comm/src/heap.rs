@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::pending::SPIN;
 use crate::progress::BUSY;
 use crate::row::Row;
 use crate::segment::Segment;
@@ -22,9 +23,6 @@ use crate::siblings::advance_all;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 const LINE: usize = 64;
-
-/// How often a wait for release looks before it sleeps: some 50 us.
-const LOOKS: usize = 2000;
 
 /// The memory of one rank that its peers can reach.
 pub struct Heap {
@@ -244,11 +242,10 @@ impl Buffer {
     }
 
     fn wait_for_release(&mut self, until: Instant) -> Result<(), CommError> {
-        let mut looks = if self.0.heap.spins { LOOKS } else { 0 };
+        let spin_until = self.0.heap.spins.then(|| Instant::now() + SPIN);
         for lease in &self.0.leases {
             while lease.holder().is_some() {
-                if looks > 0 {
-                    looks -= 1;
+                if spin_until.is_some_and(|spin_until| Instant::now() < spin_until) {
                     std::hint::spin_loop();
                     continue;
                 }

@@ -21,7 +21,7 @@ use crate::siblings;
 use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
 /// How often a waiter that may not spin lets others go first before it sleeps.
 const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
 /// How often it looks at what it waits for before it looks at the clock and at failures.

@@ -64,14 +64,19 @@ impl State {
         self.calls.all().get(number.checked_sub(self.first)? as usize)
     }
 
+    /// Whether a call is not finished.
+    fn has_open_calls(&self) -> bool {
+        self.done < self.next()
+    }
+
     /// Whether something is not finished.
     pub(crate) fn is_busy(&self) -> bool {
-        self.calls.all().iter().any(|call| call.stage != Stage::Finished) || self.mails.is_open()
+        self.has_open_calls() || self.mails.is_open()
     }
 
     /// Whether something is finished and not compared yet, so that others cannot use its slot again.
     pub(crate) fn has_uncompared(&self) -> bool {
-        self.calls.all().iter().any(|call| call.stage == Stage::Finished && !call.is_compared)
+        self.uncompared > 0
     }
 
     /// How many operations nobody has waited for yet.
@@ -326,7 +331,10 @@ impl Inner {
                 CommError::Mismatch { call, members, .. } if members.0 == self.members.me => {
                     row.set_failure(members.1, *call, 0);
                 }
-                CommError::Lengths { .. } | CommError::Splits { .. } | CommError::OtherGroup { .. } => {
+                CommError::Lengths { .. }
+                | CommError::Splits { .. }
+                | CommError::OtherGroup { .. }
+                | CommError::Exhausted { .. } => {
                     // Without room for its words the others learn only that it stopped.
                     let text = self.recorder.name(&error.to_string()).word();
                     row.set_failure(self.members.me, u64::MAX, text);
@@ -379,8 +387,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let until = Instant::now() + DRAIN;
         let mut state = self.state();
-        let unfinished = |state: &State| state.calls.all().iter().any(|call| call.stage != Stage::Finished);
-        let busy = |state: &State| unfinished(state) || state.mails.has_unposted();
+        let busy = |state: &State| state.has_open_calls() || state.mails.has_unposted();
         // Whoever panics has no time: the others learn of it when this is over.
         while !std::thread::panicking() && busy(&state) && self.advance(&mut state, true).is_ok() {
             if self.elsewhere().is_some() || Instant::now() >= until {

@@ -39,8 +39,9 @@ impl Queue {
         }
     }
 
-    /// Forgets so many at the beginning.
+    /// Forgets so many at the beginning. What nobody took of them is freed now, not when their places are used again.
     pub(crate) fn forget(&mut self, count: usize) {
+        self.calls[self.begin..self.begin + count].iter_mut().for_each(Call::empty);
         self.begin += count;
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -61,7 +62,9 @@ mod tests {
                 next += 1;
             }
             let count = queue.all().len().min((round % 5) as usize);
+            queue.all_mut().iter_mut().for_each(|call| call.more = Some(Box::default()));
             queue.forget(count);
+            assert!(queue.calls[..queue.begin].iter().all(|call| call.more.is_none()));
             first += count as u64;
             let numbers: Vec<u64> = queue.all().iter().map(|call| call.number).collect();
             assert_eq!(numbers, (first..next).collect::<Vec<_>>(), "round {round}");

@@ -1,6 +1,7 @@
 //! What goes wrong ends in one error on every member, and nothing waits past its deadline.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, CommError, Element, Group, Message, Pending, Reduce, spawn, spawn_with_heap};
@@ -126,11 +127,12 @@ fn messages_of_another_length() {
 
 #[test]
 fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
+    let over = Barrier::new(3);
     let results = spawn_with_heap(3, HEAP, |world| {
         let group = world.subgroup(&[vec![0, 1, 2]], soon()).unwrap().unwrap();
         if group.rank() == 1 {
             // It has the group, and does nothing with it.
-            std::thread::sleep(Duration::from_millis(500));
+            over.wait();
             return None;
         }
         let start = Instant::now();
@@ -142,6 +144,7 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
             .map(drop)
             .unwrap_err();
         assert!(start.elapsed() >= Duration::from_millis(200));
+        over.wait();
         Some(error.to_string())
     });
     for text in results.into_iter().flatten() {
@@ -257,22 +260,27 @@ fn a_difference_that_no_data_shows_is_found() {
 /// A wait on one group makes the others go on: two may wait for two groups in different orders.
 #[test]
 fn groups_may_be_waited_for_in_any_order() {
+    let turn = Barrier::new(2);
     spawn_with_heap(2, 64 << 20, |world| {
-        let until = Instant::now() + Duration::from_secs(20);
-        let part = world.subgroup(&[vec![0, 1]], until).unwrap().unwrap();
+        let part = world.subgroup(&[vec![0, 1]], soon()).unwrap().unwrap();
         let start =
             |group: &Group| group.all_reduce(zeros(group, 1 << 20), Element::I32, Reduce::Sum).unwrap();
-        for round in 0..20 {
+        // Each has started one of the two before the other has, so each has a part of it still to make.
+        let (a, b) = if world.rank() == 0 {
             let a = start(&world);
-            // One of them starts the second when the other is already waiting.
-            if world.rank() == round % 2 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let b = start(&part);
-            let (first, second) = if world.rank() == 0 { (b, a) } else { (a, b) };
-            first.wait(until).unwrap();
-            second.wait(until).unwrap();
-        }
+            turn.wait();
+            turn.wait();
+            (a, start(&part))
+        } else {
+            turn.wait();
+            let both = (start(&world), start(&part));
+            turn.wait();
+            both
+        };
+        turn.wait();
+        let (first, second) = if world.rank() == 0 { (b, a) } else { (a, b) };
+        first.wait(soon()).unwrap();
+        second.wait(soon()).unwrap();
     });
 }
 
@@ -315,4 +323,20 @@ fn a_member_that_left_is_not_waited_for() {
             "{text}"
         );
     }
+}
+
+/// A member without room for its part of a call says so to the others, which need not wait for their deadlines.
+#[test]
+fn a_full_heap_ends_the_call_on_all_members() {
+    let texts = spawn_with_heap(2, HEAP, |group| {
+        // The first common result lies with rank 0, which has no room for it.
+        let operand = zeros(&group, 300 << 10);
+        let _held = (group.rank() == 0).then(|| zeros(&group, 600 << 10));
+        let start = Instant::now();
+        let ended = group.all_gather_common(operand, 1).and_then(|pending| pending.wait(soon()));
+        assert!(start.elapsed() < Duration::from_secs(10));
+        ended.map(drop).unwrap_err().to_string()
+    });
+    assert!(texts[0].starts_with("heap: 614400 bytes do not fit"), "{}", texts[0]);
+    assert_eq!(texts[1], format!("rank 0 stopped: {}", texts[0]));
 }

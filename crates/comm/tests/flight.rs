@@ -1,6 +1,7 @@
 //! The flight recorder of ranks that are threads: every member reads what all of them did.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, Element, Event, Group, Kind, Message, Reduce, spawn_with_heap};
@@ -102,16 +103,19 @@ fn a_difference_is_named_by_what_was_recorded() {
 
 #[test]
 fn a_member_that_does_not_come_is_seen_in_its_last_operation() {
+    let over = Barrier::new(3);
     let texts = spawn_with_heap(3, HEAP, |group| {
         reduce(&group, 4, Reduce::Sum).unwrap();
         if group.rank() == 1 {
             // It has the group, and does nothing with it.
-            std::thread::sleep(Duration::from_millis(500));
+            over.wait();
             return None;
         }
         let pending = group.barrier().unwrap();
         pending.wait(Instant::now() + Duration::from_millis(200)).map(drop).unwrap_err();
-        Some(group.flight().to_string())
+        let text = group.flight().to_string();
+        over.wait();
+        Some(text)
     });
     for text in texts.into_iter().flatten() {
         let divergence = text.lines().last().unwrap();

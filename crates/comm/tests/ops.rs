@@ -253,3 +253,41 @@ fn groups_by_axis_and_by_split() {
         send.wait(soon()).unwrap();
     });
 }
+
+/// The place of a call that nobody waited for is used again, and nothing of it is left there.
+#[test]
+fn a_call_after_one_that_was_dropped_is_a_call_of_its_own() {
+    spawn_with_heap(2, 8 << 20, |group| {
+        let me = group.rank();
+        for round in 0..50u8 {
+            // Large in parts, a list, a common result: each leaves something behind.
+            let large = || buffer(&group, &vec![round; 100_000]);
+            drop(group.all_reduce(large(), Element::U8, Reduce::Max).unwrap());
+            drop(group.all_reduce(vec![large(), large()], Element::U8, Reduce::Max).unwrap());
+            drop(group.all_gather_common(large(), 1).unwrap());
+            // A small one must have both members' data, and only its own.
+            let got =
+                group.all_reduce(buffer(&group, &[me as u8 + round]), Element::U8, Reduce::Sum).unwrap();
+            let got = got.wait(soon()).unwrap();
+            assert!(got.len() == 1 && got[0].bytes() == [1 + 2 * round], "round {round}");
+        }
+    });
+}
+
+#[test]
+fn buffers_of_a_dropped_call_come_back() {
+    // Room for three of them and their results.
+    spawn_with_heap(2, 1 << 20, |group| {
+        for round in 0..20 {
+            for _ in 0..3 {
+                let (mine, all) = (buffer(&group, &[1; 100_000]), buffer(&group, &[0; 200_000]));
+                drop(group.all_gather(mine, all, 1).unwrap());
+                group.barrier().unwrap().wait(soon()).unwrap();
+            }
+            assert_eq!(group.in_flight(), 0, "round {round}");
+        }
+        // Nothing but the last one's may still be held, by whoever has not come to the end.
+        group.barrier().unwrap().wait(soon()).unwrap();
+        assert!(group.heap().alloc(900_000).is_ok());
+    });
+}
