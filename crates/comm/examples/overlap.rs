@@ -1,4 +1,4 @@
-//! What a helper thread gives: a large all_reduce beside a computation, with and without it.
+//! What a progress thread gives: a large all_reduce beside a computation, with and without it.
 //!
 //! `cargo build --release -p consort-comm --example overlap`, then
 //! `consort run -n 4 -- target/release/examples/overlap`, on a machine with two cores for each rank.
@@ -30,12 +30,12 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut measure = |compute: bool, communicate: bool| round(&group, &mut buffer, compute, communicate);
     let (compute, communicate) = (measure(true, false)?, measure(false, true)?);
     let alone = measure(true, true)?;
-    let has_helper = group.start_helper();
+    let has_thread = group.start_progress_thread();
     let helped = measure(true, true)?;
     if group.rank() == 0 {
         println!("compute {compute:.2} ms, all_reduce {communicate:.2} ms");
         println!(
-            "both {alone:.2} ms, with a helper thread {helped:.2} ms (there is a core for it: {has_helper})"
+            "both {alone:.2} ms, with a progress thread {helped:.2} ms (there is a core for it: {has_thread})"
         );
     }
     Ok(())

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::arguments::{
+    check, check_length, check_reduction, check_result, check_rows, check_writable, total,
+};
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::cores::Cores;
@@ -13,12 +16,12 @@ use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::{Buffer, Heap};
-use crate::helper::Helper;
 use crate::mail::{Message, Messages};
 use crate::members::Members;
 use crate::op::{Op, Outers, Splits};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
+use crate::progress_thread::ProgressThread;
 use crate::recorder::{Recorder, read_segment};
 use crate::row::{Row, STAGE};
 use crate::siblings;
@@ -97,14 +100,16 @@ impl Group {
 
     /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
     /// beside one for each rank on this host; without one it would only take turns with them.
-    pub fn start_helper(&self) -> bool {
-        self.inner.cores.two_each() && self.force_helper()
+    pub fn start_progress_thread(&self) -> bool {
+        self.inner.cores.two_each() && self.force_progress_thread()
     }
 
-    pub(crate) fn force_helper(&self) -> bool {
-        let Some(helper) = Helper::start(&self.inner.members, &self.inner.alarm) else { return false };
+    pub(crate) fn force_progress_thread(&self) -> bool {
+        let Some(thread) = ProgressThread::start(&self.inner.members, &self.inner.alarm) else {
+            return false;
+        };
         // Where there is one already, the new one ends at once.
-        let _ = self.inner.helper.set(helper);
+        let _ = self.inner.progress_thread.set(thread);
         true
     }
 
@@ -493,44 +498,4 @@ fn unzip(list: Vec<Moved>) -> (Buffers, Buffers, Outers) {
         outers.push(outer);
     }
     (operands, results, outers)
-}
-
-fn total(sizes: &[usize], outer: usize) -> Option<usize> {
-    sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
-}
-
-pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
-    if ok { Ok(()) } else { Err(CommError::Argument(message())) }
-}
-
-fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
-    check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
-    check_rows(buffer, element.size(), 1, "the size of an element")
-}
-
-/// The bytes are a whole number of `unit`s in each of `outer` rows.
-fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
-    let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
-    check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
-        format!("expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows", buffer.len())
-    })
-}
-
-fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), CommError> {
-    check(bytes == Some(buffer.len()), || {
-        let expected = bytes.map_or("fewer".into(), |bytes| bytes.to_string());
-        format!("expected {expected} bytes for the {what}, got {}", buffer.len())
-    })
-}
-
-fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
-    check_length(result, "result", bytes)?;
-    check_writable(result)
-}
-
-/// A buffer that takes a result must not be read by peers any more.
-fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
-    check(buffer.is_released(), || {
-        "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
-    })
 }

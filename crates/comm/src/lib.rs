@@ -26,6 +26,7 @@
 
 mod alarm;
 mod algorithms;
+mod arguments;
 mod buffers;
 mod call;
 mod common_result;
@@ -38,7 +39,6 @@ mod event;
 mod flight;
 mod group;
 mod heap;
-mod helper;
 mod job;
 mod kernels;
 pub mod launch;
@@ -52,6 +52,7 @@ mod op;
 mod pending;
 mod probe;
 mod progress;
+mod progress_thread;
 mod queue;
 mod recorder;
 mod row;

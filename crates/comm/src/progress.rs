@@ -15,10 +15,10 @@ use crate::cores::Cores;
 use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
-use crate::helper::Helper;
 use crate::mail::{Mails, Messages};
 use crate::members::Members;
 use crate::op::Op;
+use crate::progress_thread::ProgressThread;
 use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{Row, SLOTS, STAGE, Word};
@@ -32,7 +32,7 @@ pub(crate) struct Inner {
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) cores: Cores,
     /// Another thread that makes large reductions go on, where one was asked for.
-    pub(crate) helper: OnceCell<Helper>,
+    pub(crate) progress_thread: OnceCell<ProgressThread>,
     pub(crate) recorder: Recorder,
     state: RefCell<State>,
 }
@@ -135,8 +135,8 @@ impl Inner {
             mails: Mails::new(members.n()),
             failed: None,
         };
-        let helper = OnceCell::new();
-        Inner { members, heap, alarm, cores, helper, recorder, state: RefCell::new(state) }
+        let progress_thread = OnceCell::new();
+        Inner { members, heap, alarm, cores, progress_thread, recorder, state: RefCell::new(state) }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -227,12 +227,12 @@ impl Inner {
             if call.held {
                 self.recorder.call(Kind::Publish, call.record(), call.site);
             }
-            if let (Some(helper), Some(job)) = (self.helper.get(), call.job()) {
-                helper.take_on(job);
+            if let (Some(thread), Some(job)) = (self.progress_thread.get(), call.job()) {
+                thread.take_on(job);
             }
         }
         if let Some(job) = call.job() {
-            // Where the helper is at it, it goes on without this thread.
+            // Where the progress thread is at it, it goes on without this thread.
             let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
             if outcome.map_err(|other| self.mismatch(members.me, other, number))? {
                 call.is_compared = true;

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
 use crate::CommError;
-use crate::group::{Group, check};
+use crate::arguments::check;
+use crate::group::Group;
 use crate::row::Row;
 
 impl Group {

@@ -22,7 +22,7 @@ const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 128 << 10 };
 /// Parts begin on a cache line.
 const LINE: usize = 64;
 
-/// A large all_reduce that is published. Whoever has it can make it go on, this member's thread or its helper.
+/// A large all_reduce that is published. Whoever has it can make it go on, this member's thread or its progress thread.
 pub(crate) struct Job {
     number: u64,
     key: Key,

@@ -21,22 +21,22 @@ const SPIN: Duration = Duration::from_micros(50);
 /// The longest sleep.
 const TURN: Duration = Duration::from_millis(2);
 
-/// A rank's helper. Dropping it ends the thread.
-pub(crate) struct Helper {
+/// A rank's progress thread. Dropping it ends the thread.
+pub(crate) struct ProgressThread {
     jobs: Option<Sender<Shared>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Helper {
+impl ProgressThread {
     /// None where the machine has no thread to give.
-    pub(crate) fn start(members: &Members, alarm: &Arc<Alarm>) -> Option<Helper> {
+    pub(crate) fn start(members: &Members, alarm: &Arc<Alarm>) -> Option<ProgressThread> {
         let (jobs, inbox) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (members, alarm, stopped) = (members.clone(), Arc::clone(alarm), Arc::clone(&stop));
-        let thread = thread::Builder::new().name("consort helper".into());
+        let thread = thread::Builder::new().name("consort progress".into());
         let thread = thread.spawn(move || run(&inbox, &members, &alarm, &stopped)).ok()?;
-        Some(Helper { jobs: Some(jobs), stop, thread: Some(thread) })
+        Some(ProgressThread { jobs: Some(jobs), stop, thread: Some(thread) })
     }
 
     /// Gives it a job. The rank's own thread may be at it as well.
@@ -47,7 +47,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for ProgressThread {
     fn drop(&mut self) {
         self.stop.store(true, Release);
         self.jobs = None;
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_reduction_goes_on_while_its_rank_does_something_else() {
         spawn_with_heap(3, 64 << 20, |group| {
-            assert!(group.force_helper());
+            assert!(group.force_progress_thread());
             let until = Instant::now() + Duration::from_secs(20);
             for round in 0..20 {
                 let count = 50_000 + round * 997;
@@ -116,7 +116,7 @@ mod tests {
                     (0..count).flat_map(|i| ((group.rank() + i + round) as i64).to_le_bytes()).collect();
                 let buffer = group.heap().alloc_from(&bytes).expect("there is room");
                 let pending = group.all_reduce(buffer, Element::I64, Reduce::Sum).expect("it starts");
-                // One of them waits at once; the others look only at what the helper has said of their part.
+                // One of them waits at once; the others look only at what their progress threads have said of their part.
                 if group.rank() != round % 3 {
                     while group.ready_bytes(round as u64) == 0 {
                         assert!(Instant::now() < until, "nobody made it go on");

@@ -1,0 +1,46 @@
+//! Whether the arguments of an operation fit together, before anything is started.
+
+use crate::CommError;
+use crate::element::{Element, Reduce};
+use crate::heap::Buffer;
+
+/// Bytes of so many rows of these sizes; none if that is no number.
+pub(crate) fn total(sizes: &[usize], outer: usize) -> Option<usize> {
+    sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
+}
+
+pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), CommError> {
+    if ok { Ok(()) } else { Err(CommError::Argument(message())) }
+}
+
+pub(crate) fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
+    check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
+    check_rows(buffer, element.size(), 1, "the size of an element")
+}
+
+/// The bytes are a whole number of `unit`s in each of `outer` rows.
+pub(crate) fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
+    let whole = unit.checked_mul(outer).filter(|whole| *whole > 0);
+    check(whole.is_some_and(|whole| buffer.len().is_multiple_of(whole)), || {
+        format!("expected {} bytes to be a multiple of {unit}, {what}, in each of {outer} rows", buffer.len())
+    })
+}
+
+pub(crate) fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) -> Result<(), CommError> {
+    check(bytes == Some(buffer.len()), || {
+        let expected = bytes.map_or("fewer".into(), |bytes| bytes.to_string());
+        format!("expected {expected} bytes for the {what}, got {}", buffer.len())
+    })
+}
+
+pub(crate) fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
+    check_length(result, "result", bytes)?;
+    check_writable(result)
+}
+
+/// A buffer that takes a result must not be read by peers any more.
+pub(crate) fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
+    check(buffer.is_released(), || {
+        "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
+    })
+}
