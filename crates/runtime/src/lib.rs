@@ -1,10 +1,12 @@
-//! Runs plans on real ranks.
+//! Computes and runs plans on real ranks.
 //!
-//! Today: the smallest executor that walks a plan's lines over its buffers ([`execute`]), with reference
-//! evaluations for compute and `all_reduce` for communication. Kernels and the real executor are not built
-//! yet.
-#![forbid(unsafe_code)]
+//! [`kernels`] are what computes on a CPU, one for each op, found by its name. [`execute`] walks a plan's lines over
+//! its buffers; today it is the smallest executor that does, with reference evaluations for compute.
+#![deny(unsafe_code)]
 
 mod execute;
+pub mod kernels;
+pub mod layout;
+pub mod threads;
 
 pub use execute::{RunError, element, execute, reduction};

@@ -1,0 +1,105 @@
+//! Loops compiled for each instruction set, one of which is chosen when the program runs.
+//!
+//! A loop is written once, as a [`Loop`] whose `run` is `#[inline(always)]`, in plain Rust that a compiler can
+//! vectorise. `mul_add` is one instruction wherever there is a wide instruction set.
+
+use std::sync::OnceLock;
+
+/// A computation to be compiled for each instruction set. Mark `run` `#[inline(always)]`, and what it calls too.
+pub trait Loop {
+    /// What it gives.
+    type Output;
+    /// Computes.
+    fn run(self) -> Self::Output;
+}
+
+/// An instruction set that loops are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// 512-bit vectors.
+    Avx512,
+    /// 256-bit vectors.
+    Avx2,
+    /// What every machine of this kind has: NEON on 64-bit ARM, SSE2 on x86-64.
+    Baseline,
+}
+
+/// The instruction set of this machine. `CONSORT_ISA` (`avx2`, `baseline`) asks for a smaller one.
+pub fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| {
+        let asked = std::env::var("CONSORT_ISA").unwrap_or_default();
+        match detect() {
+            _ if asked == "baseline" => Isa::Baseline,
+            Isa::Avx512 if asked == "avx2" => Isa::Avx2,
+            isa => isa,
+        }
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Isa {
+    use std::arch::is_x86_feature_detected as has;
+    if !(has!("avx2") && has!("fma") && has!("f16c")) {
+        return Isa::Baseline;
+    }
+    let wide = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+    if wide { Isa::Avx512 } else { Isa::Avx2 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Isa {
+    Isa::Baseline
+}
+
+/// Runs a loop as it was compiled for this machine.
+#[inline]
+pub fn vectorize<L: Loop>(work: L) -> L::Output {
+    #[cfg(target_arch = "x86_64")]
+    match isa() {
+        // SAFETY: the machine has these instructions, or `detect` had not said so.
+        Isa::Avx512 => return unsafe { avx512(work) },
+        // SAFETY: as above.
+        Isa::Avx2 => return unsafe { avx2(work) },
+        Isa::Baseline => {}
+    }
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn avx512<L: Loop>(work: L) -> L::Output {
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<L: Loop>(work: L) -> L::Output {
+    work.run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Axpy<'a>(f32, &'a [f32], &'a mut [f32]);
+
+    impl Loop for Axpy<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            for (y, x) in self.2.iter_mut().zip(self.1) {
+                *y = x.mul_add(self.0, *y);
+            }
+        }
+    }
+
+    #[test]
+    fn a_loop_gives_the_same_on_every_instruction_set() {
+        let x: Vec<f32> = (0..1000).map(|i| i as f32 * 0.37).collect();
+        let (mut here, mut plain) = (vec![1.5; 1000], vec![1.5; 1000]);
+        vectorize(Axpy(0.1, &x, &mut here));
+        Axpy(0.1, &x, &mut plain).run();
+        assert_eq!(here, plain);
+    }
+}
