@@ -134,7 +134,7 @@ impl Run<'_> {
                 let mut tensors = Vec::new();
                 for (buffer, result) in buffers.iter().zip(&node.results) {
                     let (dtype, shape) = (self.tensor_type(*result)?.dtype, self.shape(*result)?);
-                    let tensor = Tensor::from_bytes(dtype, shape, buffer.bytes());
+                    let tensor = Tensor::from_bytes(dtype, shape, &buffer.bytes().map_err(RunError::Comm)?);
                     tensors.push(tensor.ok_or_else(|| RunError::Plan(format!("{result} has another size")))?);
                 }
                 tensors

@@ -50,7 +50,7 @@ fn groups_reduce_as_the_program_defines() {
                         buffer.bytes_mut(until).unwrap().copy_from_slice(&bytes);
                         let pending = group.all_reduce(buffer, element(dtype), reduction(reduce)).unwrap();
                         let got = pending.wait(until).unwrap();
-                        let got = Tensor::from_bytes(dtype, vec![count], got[0].bytes()).unwrap();
+                        let got = Tensor::from_bytes(dtype, vec![count], &got[0].bytes().unwrap()).unwrap();
                         assert!(same(&want, &got), "{n} ranks, {dtype} {reduce:?}");
                     }
                 }

@@ -54,7 +54,7 @@ fn holds(bytes: &[u8], value: u8) {
 fn broadcast(group: &Group, len: usize, value: u8) -> Result<Buffer, CommError> {
     let buffer = filled(group, len, if group.rank() == 0 { value } else { 0 })?;
     let buffer = group.broadcast(buffer, 0)?.wait(never())?.remove(0);
-    holds(buffer.bytes(), value);
+    holds(&buffer.bytes()?, value);
     Ok(buffer)
 }
 
@@ -77,7 +77,7 @@ fn an_operand_is_written_again_only_after_its_readers() {
                 buffer.bytes_mut(never())?.fill(0);
             }
             let buffer = group.broadcast(buffer, 0)?.wait(never())?;
-            holds(buffer[0].bytes(), 2);
+            holds(&buffer[0].bytes()?, 2);
             Ok(())
         });
     });
@@ -95,7 +95,7 @@ fn a_block_is_reused_only_after_its_readers() {
                     made => break made?,
                 }
             };
-            holds(buffer.bytes(), 2);
+            holds(&buffer.bytes()?, 2);
             Ok(())
         });
     });
@@ -111,7 +111,7 @@ fn a_slot_is_reused_only_after_its_readers() {
                 calls.push(group.all_reduce(buffer, Element::U8, Reduce::Sum)?);
             }
             for (call, pending) in calls.into_iter().enumerate() {
-                holds(pending.wait(never())?[0].bytes(), 2 * call as u8 + 1);
+                holds(&pending.wait(never())?[0].bytes()?, 2 * call as u8 + 1);
             }
             Ok(())
         });
@@ -126,7 +126,7 @@ fn a_large_sum_is_made_in_place_by_parts() {
         pair(BYTES + 64, |group| {
             let buffer = filled(group, BYTES, group.rank() as u8 + 1)?;
             let mut buffer = group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never())?.remove(0);
-            holds(buffer.bytes(), 3);
+            holds(&buffer.bytes()?, 3);
             buffer.bytes_mut(never())?.fill(9);
             Ok(())
         });
@@ -139,7 +139,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
         pair(2 * (LARGE + 64), |group| {
             let operand = filled(group, LARGE, group.rank() as u8 + 1)?;
             let (operands, sum) = group.all_reduce_common(operand, Element::U8, Reduce::Sum)?.wait(never())?;
-            holds(sum.bytes(), 3);
+            holds(&sum.bytes()?, 3);
             drop((operands, sum));
             Ok(())
         });
@@ -157,7 +157,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
                     made => break made?,
                 }
             };
-            holds(buffer.bytes(), 2);
+            holds(&buffer.bytes()?, 2);
             Ok(())
         });
     });
@@ -179,7 +179,9 @@ fn mails(group: &Group, lens: &[usize]) -> Result<(), CommError> {
         sent.iter_mut().try_for_each(|buffer| buffer.bytes_mut(never()).map(|bytes| bytes.fill(77)))
     } else {
         let got = group.exchange(Vec::new(), messages)?.wait(never())?;
-        got.iter().enumerate().for_each(|(tag, buffer)| holds(buffer.bytes(), tag as u8));
+        got.iter()
+            .enumerate()
+            .for_each(|(tag, buffer)| holds(&buffer.bytes().expect("it is over"), tag as u8));
         Ok(())
     }
 }

@@ -75,7 +75,7 @@ fn compare(bytes: &[u8], want: impl Fn(usize) -> u8) {
 fn finish(pending: crate::Pending, want: impl Fn(usize) -> u8 + 'static) -> Result<Finish, CommError> {
     Ok(Box::new(move || {
         let buffers = pending.wait(never())?;
-        compare(buffers.last().expect("a result").bytes(), want);
+        compare(&buffers.last().expect("a result").bytes().expect("it is over"), want);
         spoil(buffers)
     }))
 }
