@@ -9,7 +9,7 @@ use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::ops::Reduce;
 use consort_ir::tensor::{Data, Tensor};
-use consort_runtime::{element, reduction};
+use consort_runtime::start::{element, reduction};
 
 fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
     let mut rng = Rng::new(seed);

@@ -11,8 +11,8 @@ use super::futex::rung;
 use super::ranks::{never, run};
 use crate::alarm::Alarm;
 use crate::cores::Cores;
-use crate::heap::Lease;
 use crate::layout::{ROW, prepare, reserved};
+use crate::lease::Lease;
 use crate::row::{INLINE, Row, SLOTS, STAGE};
 use crate::segment::Segment;
 use crate::sync::yield_now;
@@ -139,7 +139,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
         pair(2 * (LARGE + 64), |group| {
             let operand = filled(group, LARGE, group.rank() as u8 + 1)?;
             let (operands, sum) = group.all_reduce_common(operand, Element::U8, Reduce::Sum)?.wait(never())?;
-            holds(&sum.bytes()?, 3);
+            holds(sum.bytes(), 3);
             drop((operands, sum));
             Ok(())
         });
@@ -176,7 +176,7 @@ fn mails(group: &Group, lens: &[usize]) -> Result<(), CommError> {
     let messages: Vec<Message> = lens.iter().enumerate().map(message).collect::<Result<_, CommError>>()?;
     if group.rank() == 0 {
         let mut sent = group.exchange(messages, Vec::new())?.wait(never())?;
-        sent.iter_mut().try_for_each(|buffer| buffer.bytes_mut(never()).map(|bytes| bytes.fill(77)))
+        sent.iter_mut().try_for_each(|buffer| buffer.bytes_mut(never()).map(|mut bytes| bytes.fill(77)))
     } else {
         let got = group.exchange(Vec::new(), messages)?.wait(never())?;
         got.iter()
@@ -226,7 +226,7 @@ fn no_wake_up_is_lost() {
             readers.into_iter().for_each(|reader| reader.join().expect("it does not panic"));
         });
         explore("release against sleep", 2, || {
-            pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|bytes| bytes.fill(2)));
+            pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|mut bytes| bytes.fill(2)));
         });
         explore("sum in parts against sleep", 1, || {
             pair(HEAP, |group| {

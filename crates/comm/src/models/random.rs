@@ -81,7 +81,7 @@ fn finish(pending: crate::Pending, want: impl Fn(usize) -> u8 + 'static) -> Resu
 }
 
 fn spoil(buffers: Buffers) -> Result<(), CommError> {
-    buffers.into_iter().try_for_each(|mut buffer| buffer.bytes_mut(never()).map(|bytes| bytes.fill(0xee)))
+    buffers.into_iter().try_for_each(|mut buffer| buffer.bytes_mut(never()).map(|mut bytes| bytes.fill(0xee)))
 }
 
 fn all_reduce(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
