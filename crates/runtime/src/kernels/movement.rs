@@ -1,0 +1,172 @@
+//! Kernels of the ops that move elements: those that otherwise are views, written out, and joins, boxes, padding, flips.
+
+use consort_ir::ops::{Concat, OpDef, Pad, Permute, Slice, Split, UpdateSlice};
+use consort_ir::tensor::Tensor;
+
+use crate::kernels::copy::{copy, copy_into};
+use crate::kernels::operand::{attributes, layout, part, view};
+use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
+use crate::layout::Layout;
+
+pub(crate) static KERNELS: &[Kernel] = &[
+    Kernel { op: "reshape", family: "movement", in_place: true, run: reshape },
+    Kernel { op: "permute", family: "movement", in_place: false, run: permute },
+    Kernel { op: "slice", family: "movement", in_place: false, run: slice },
+    Kernel { op: "broadcast", family: "movement", in_place: false, run: broadcast },
+    Kernel { op: "split", family: "movement", in_place: false, run: split },
+    Kernel { op: "update_slice", family: "movement", in_place: true, run: update_slice },
+    Kernel { op: "concat", family: "movement", in_place: false, run: concat },
+    Kernel { op: "pad", family: "movement", in_place: false, run: pad },
+];
+
+fn reshape(
+    cx: &KernelCx<'_>,
+    _op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    match args[0] {
+        // The same elements in the same order: they are there.
+        Arg::Result => Ok(()),
+        Arg::View(x) => copy(cx.threads, &x, out[0].bytes),
+    }
+}
+
+fn permute(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, x) = (attributes::<Permute>(op)?, view(args, 0)?);
+    copy(cx.threads, &part(&x, &layout(&x).permuted(&op.dims)), out[0].bytes)
+}
+
+fn slice(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, x) = (attributes::<Slice>(op)?, view(args, 0)?);
+    let mut from = layout(&x);
+    for i in 0..x.shape.len() {
+        let (start, size, step) = (cx.sizes.size(&op.start[i])?, out[0].shape[i], op.step[i]);
+        if size > 0 && start.saturating_add((size - 1).saturating_mul(step)) >= x.shape[i] {
+            return Err(outside(i, start, size, x.shape[i]));
+        }
+        from = from.narrowed(i, start, size);
+        from.strides[i] = from.strides[i].saturating_mul(step);
+    }
+    copy(cx.threads, &part(&x, &from), out[0].bytes)
+}
+
+fn outside(dim: usize, start: usize, size: usize, of: usize) -> KernelError {
+    KernelError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
+}
+
+fn broadcast(
+    cx: &KernelCx<'_>,
+    _op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let x = view(args, 0)?;
+    copy(cx.threads, &part(&x, &layout(&x).broadcast(out[0].shape)), out[0].bytes)
+}
+
+fn split(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, x) = (attributes::<Split>(op)?, view(args, 0)?);
+    let mut start = 0;
+    for out in out {
+        let size = out.shape[op.dim];
+        if start + size > x.shape[op.dim] {
+            return Err(outside(op.dim, start, size, x.shape[op.dim]));
+        }
+        copy(cx.threads, &part(&x, &layout(&x).narrowed(op.dim, start, size)), out.bytes)?;
+        start += size;
+    }
+    Ok(())
+}
+
+fn update_slice(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let op = attributes::<UpdateSlice>(op)?;
+    // A part that lies where the result goes has the result's shape and replaces all of it.
+    let Arg::View(small) = args[1] else { return Ok(()) };
+    let mut to = Layout::contiguous(out[0].shape);
+    for (i, start) in op.start.iter().enumerate() {
+        let (start, size) = (cx.sizes.size(start)?, small.shape[i]);
+        if start.saturating_add(size) > out[0].shape[i] {
+            return Err(outside(i, start, size, out[0].shape[i]));
+        }
+        to = to.narrowed(i, start, size);
+    }
+    if let Arg::View(x) = args[0] {
+        copy(cx.threads, &x, out[0].bytes)?;
+    }
+    copy_into(cx.threads, &small, out[0].bytes, &to)
+}
+
+fn concat(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, whole) = (attributes::<Concat>(op)?, Layout::contiguous(out[0].shape));
+    let mut start = 0;
+    for i in 0..args.len() {
+        let x = view(args, i)?;
+        let size = x.shape[op.dim];
+        copy_into(cx.threads, &x, out[0].bytes, &whole.narrowed(op.dim, start, size))?;
+        start += size;
+    }
+    Ok(())
+}
+
+fn pad(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, x) = (attributes::<Pad>(op)?, view(args, 0)?);
+    let mut to = Layout::contiguous(out[0].shape);
+    for (i, low) in op.low.iter().enumerate() {
+        to = to.narrowed(i, cx.sizes.size(low)?, x.shape[i]);
+    }
+    if x.numel() < out[0].numel() {
+        let one = if x.dtype.is_float() {
+            Tensor::floats(x.dtype, vec![], vec![op.value])
+        } else {
+            Tensor::ints(x.dtype, vec![], vec![op.value as i64])
+        };
+        fill(&mut out[0], &one)?;
+    }
+    copy_into(cx.threads, &x, out[0].bytes, &to)
+}
+
+/// Fills a tensor with the only element of another one of its type.
+pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Tensor) -> Result<(), KernelError> {
+    let bytes = one.to_bytes();
+    match bytes[..] {
+        [x] => out.bytes.fill(x),
+        [a, b] => out.elements::<u16>()?.fill(u16::from_ne_bytes([a, b])),
+        [a, b, c, d] => out.elements::<u32>()?.fill(u32::from_ne_bytes([a, b, c, d])),
+        [a, b, c, d, e, f, g, h] => {
+            out.elements::<u64>()?.fill(u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
+        }
+        _ => return Err(KernelError(format!("an element of {} bytes", bytes.len()))),
+    }
+    Ok(())
+}
