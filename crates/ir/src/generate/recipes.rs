@@ -45,6 +45,7 @@ const RECIPES: &[Recipe] = &[
     arrays::one_hot,
     arrays::convolution,
     arrays::convolution,
+    arrays::random,
     create,
     size,
     composite,

@@ -18,6 +18,7 @@ mod lookup;
 mod matmul;
 mod norm;
 mod order;
+mod random;
 mod reduce;
 mod reduction;
 mod rooted;
@@ -43,6 +44,7 @@ pub use lookup::*;
 pub use matmul::*;
 pub use norm::*;
 pub use order::*;
+pub use random::*;
 pub use reduce::*;
 pub use reduction::Reduce;
 pub use rooted::*;
@@ -160,7 +162,7 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
     ),
     ("Order", &[Cumsum::INFO, Sort::INFO, Topk::INFO]),
     ("Lookup", &[Gather::INFO, TakeAlong::INFO, Scatter::INFO, ScatterAdd::INFO, OneHot::INFO]),
-    ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO]),
+    ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO, Uniform::INFO, Normal::INFO]),
     ("Sizes", &[SizeOf::INFO, ToSize::INFO]),
     (
         "Composites",

@@ -1,7 +1,7 @@
-//! Recipes of ops on whole arrays: order along a dimension, convolutions.
+//! Recipes of ops on whole arrays: order along a dimension, convolutions, random numbers.
 
 use crate::dtype::Dtype;
-use crate::index::Index;
+use crate::index::{Index, Sym};
 use crate::ops::*;
 
 use super::{Growing, constants, is_float, is_number};
@@ -73,4 +73,24 @@ pub(super) fn convolution(g: &mut Growing<'_>) -> Option<()> {
         return g.add(Conv1d { stride, padding, dilation, groups }, &[x, weight]).map(drop);
     }
     g.add(Conv2d { stride, padding, dilation, groups }, &[x, weight]).map(drop)
+}
+
+/// A part of a stream of random numbers; its start and its key may depend on the rank.
+pub(super) fn random(g: &mut Growing<'_>) -> Option<()> {
+    let axes: Vec<_> = g.builder.mesh().all_axes().iter().collect();
+    let mut rank = || match axes.is_empty() || g.rng.one_in(2) {
+        true => Index::constant(1),
+        false => Index::sym(Sym::Rank(g.rng.pick(&axes))),
+    };
+    let (value, start) = (rank(), rank());
+    let key = g.builder.one(IndexValue { value }, &[]).ok()?;
+    let dtype = g.rng.pick(&[Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16]);
+    let (shape, of) =
+        (vec![Index::constant(2), Index::constant(3)], vec![Index::constant(9), Index::constant(3)]);
+    let start = vec![start, Index::constant(0)];
+    match g.rng.one_in(2) {
+        true => g.add(Uniform { dtype, shape, of, start }, &[key]),
+        false => g.add(Normal { dtype, shape, of, start }, &[key]),
+    }
+    .map(drop)
 }
