@@ -9,6 +9,7 @@ pub mod kernels;
 pub mod layout;
 pub mod start;
 pub mod threads;
+pub mod tolerance;
 pub mod views;
 
 pub use execute::{RunError, execute};

@@ -36,7 +36,8 @@ pub fn view(op: &dyn OpDef, sizes: &EvalCx<'_>, x: &Layout) -> Result<Option<Lay
                 )));
             }
             layout = layout.narrowed(dim, start[dim], size[dim]);
-            layout.strides[dim] *= step[dim];
+            // A single place may have any step.
+            layout.strides[dim] = layout.strides[dim].saturating_mul(step[dim]);
         }
         return Ok(Some(smallvec![layout]));
     }

@@ -4,6 +4,8 @@
 //! have neighbours next to each other, in tiles where the sides disagree about which dimension that is, and one by one
 //! where neither has it.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
 use smallvec::SmallVec;
 
@@ -39,8 +41,9 @@ pub fn copy_into(
     layout: &Layout,
 ) -> Result<(), KernelError> {
     let all = view.shape.iter().zip(view.strides).zip(&layout.strides);
-    let dims = all.map(|((size, from), to)| Dim { size: *size, from: *from as isize, to: *to }).collect();
-    dispatch(threads, view, 0, out, layout, dims)
+    let dims: Dims =
+        all.map(|((size, from), to)| Dim { size: *size, from: *from as isize, to: *to }).collect();
+    dispatch(threads, view, 0, out, layout, &dims)
 }
 
 /// Copies a view to storage without gaps, in the opposite order along some dimensions.
@@ -64,8 +67,8 @@ pub fn copy_flipped(
             Dim { size, from: from as isize, to }
         }
     };
-    let dims = (0..view.shape.len()).map(dim).collect();
-    dispatch(threads, view, first, out, &layout, dims)
+    let dims: Dims = (0..view.shape.len()).map(dim).collect();
+    dispatch(threads, view, first, out, &layout, &dims)
 }
 
 fn dispatch(
@@ -74,38 +77,54 @@ fn dispatch(
     first: usize,
     out: &mut [u8],
     layout: &Layout,
-    dims: Dims,
+    dims: &[Dim],
 ) -> Result<(), KernelError> {
     if view.numel() == 0 {
         return Ok(());
     }
-    match view.dtype.size() {
-        1 => elements::<u8>(threads, view, first, out, layout, &dims),
-        2 => elements::<u16>(threads, view, first, out, layout, &dims),
-        4 => elements::<u32>(threads, view, first, out, layout, &dims),
-        _ => elements::<u64>(threads, view, first, out, layout, &dims),
+    let mut width = view.dtype.size();
+    let end = (layout.start + span(&layout.shape, &layout.strides)) * width;
+    let own = out.len();
+    let to = out.get_mut(layout.start * width..end);
+    let to = to.ok_or_else(|| KernelError(format!("storage: expected {end} bytes, got {own}")))?;
+    let from = &view.bytes[..span(view.shape, view.strides) * width];
+    let (mut dims, mut first) = (coalesced(dims), first);
+    if let Some(wide) = pairs(&dims, width, from, to) {
+        dims.pop();
+        dims.iter_mut().for_each(|dim| (dim.from, dim.to) = (dim.from / wide as isize, dim.to / wide));
+        (first, width) = (first / wide, width * wide);
     }
+    match width {
+        1 => elements::<u8>(threads, &dims, from, first, to),
+        2 => elements::<u16>(threads, &dims, from, first, to),
+        4 => elements::<u32>(threads, &dims, from, first, to),
+        _ => elements::<u64>(threads, &dims, from, first, to),
+    }
+}
+
+/// How many neighbours always move together and are as wide as one element of a wider type.
+fn pairs(dims: &[Dim], width: usize, from: &[u8], to: &[u8]) -> Option<usize> {
+    let (inner, outer) = dims.split_last()?;
+    let wide = inner.size;
+    let fits = matches!(wide * width, 2 | 4 | 8) && (inner.from, inner.to) == (1, 1);
+    let aligned = |bytes: &[u8]| bytes.as_ptr().addr().is_multiple_of(wide * width);
+    let whole = |dim: &Dim| dim.from % wide as isize == 0 && dim.to.is_multiple_of(wide);
+    (fits && aligned(from) && aligned(to) && outer.iter().all(whole)).then_some(wide)
 }
 
 fn elements<T: Pod + Send + Sync>(
     threads: &Threads,
-    view: &View<'_>,
-    first: usize,
-    out: &mut [u8],
-    layout: &Layout,
     dims: &Dims,
+    from: &[u8],
+    first: usize,
+    to: &mut [u8],
 ) -> Result<(), KernelError> {
     let storage = |error| KernelError(format!("storage: {error}"));
-    let from = view.elements::<T>()?;
-    let out = bytemuck::try_cast_slice_mut::<u8, T>(out).map_err(storage)?;
-    let end = layout.start + span(&layout.shape, &layout.strides);
-    let Some(to) = out.get_mut(layout.start..end) else {
-        return Err(KernelError(format!("storage: expected {end} elements, got {}", out.len())));
-    };
-    let dims = coalesced(dims);
-    let bytes = view.numel() * size_of::<T>();
+    let bytes = dims.iter().map(|dim| dim.size).product::<usize>() * size_of::<T>();
+    let from = bytemuck::try_cast_slice::<u8, T>(from).map_err(storage)?;
+    let to = bytemuck::try_cast_slice_mut::<u8, T>(to).map_err(storage)?;
     let Some(outer) = dims.first().filter(|_| threads.count() > 1 && bytes >= 2 * PART).copied() else {
-        vectorize(Copy { dims: &dims, from, first, to });
+        vectorize(Copy { dims, from, first, to });
         return Ok(());
     };
     // A row of the outermost dimension ends before the next begins, so rows can be given to threads.
@@ -155,97 +174,172 @@ impl<T: Pod> Loop for Copy<'_, T> {
             return;
         };
         let size = inner.size;
+        let parts = Parts::new(outer, first);
         match (inner.from, inner.to) {
             (1, 1) => {
-                walk(outer, first, 0, &mut |a, b| to[b..b + size].copy_from_slice(&from[a..a + size]));
+                for (a, b) in parts {
+                    to[b..b + size].copy_from_slice(&from[a..a + size]);
+                }
             }
-            (0, 1) => walk(outer, first, 0, &mut |a, b| to[b..b + size].fill(from[a])),
-            (-1, 1) => walk(outer, first, 0, &mut |a, b| {
-                let line = from[a + 1 - size..=a].iter().rev();
-                to[b..b + size].iter_mut().zip(line).for_each(|(to, from)| *to = *from);
-            }),
+            (0, 1) => {
+                for (a, b) in parts {
+                    to[b..b + size].fill(from[a]);
+                }
+            }
+            (-1, 1) => {
+                for (a, b) in parts {
+                    each(&mut to[b..b + size], from[a + 1 - size..=a].iter().rev());
+                }
+            }
             (stride, 1) if stride > 0 => {
-                let Some(i) = outer.iter().position(|dim| dim.from == 1) else {
-                    walk(outer, first, 0, &mut |a, b| {
-                        let line = from[a..].iter().step_by(stride as usize);
-                        to[b..b + size].iter_mut().zip(line).for_each(|(to, from)| *to = *from);
-                    });
+                let rows = outer.iter().position(|dim| dim.from == 1 && dim.size.min(size) >= FEW);
+                let Some(i) = rows else {
+                    for (a, b) in parts {
+                        each(&mut to[b..b + size], from[a..].iter().step_by(stride as usize));
+                    }
                     return;
                 };
                 let mut rest: Dims = outer.into();
                 let rows = rest.remove(i);
-                walk(&rest, first, 0, &mut |a, b| {
+                for (a, b) in Parts::new(&rest, first) {
                     transpose(&from[a..], &mut to[b..], rows, *inner);
-                });
-            }
-            (stride, step) => walk(outer, first, 0, &mut |a, b| {
-                let mut at = a;
-                for to in to[b..].iter_mut().step_by(step).take(size) {
-                    *to = from[at];
-                    at = at.wrapping_add_signed(stride);
                 }
-            }),
+            }
+            (stride, step) => {
+                for (a, b) in parts {
+                    let mut at = a;
+                    for to in to[b..].iter_mut().step_by(step).take(size) {
+                        *to = from[at];
+                        at = at.wrapping_add_signed(stride);
+                    }
+                }
+            }
         }
     }
 }
 
-/// Calls `f` with where each inner part begins, in the source and in the destination.
 #[inline(always)]
-fn walk(dims: &[Dim], from: usize, to: usize, f: &mut impl FnMut(usize, usize)) {
-    let (mut from, mut to) = (from, to);
-    let mut at: SmallVec<[usize; 6]> = SmallVec::from_elem(0, dims.len());
-    'parts: loop {
-        f(from, to);
+fn each<'a, T: Pod>(to: &mut [T], from: impl Iterator<Item = &'a T>) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+}
+
+/// Where each inner part begins, in the source and in the destination. It is an iterator and not a function that takes
+/// a closure, because a closure is compiled apart from the loop, without its instruction set.
+struct Parts<'a> {
+    dims: &'a [Dim],
+    at: SmallVec<[usize; 6]>,
+    next: Option<(usize, usize)>,
+}
+
+impl<'a> Parts<'a> {
+    #[inline(always)]
+    fn new(dims: &'a [Dim], first: usize) -> Parts<'a> {
+        Parts { dims, at: SmallVec::from_elem(0, dims.len()), next: Some((first, 0)) }
+    }
+}
+
+impl Iterator for Parts<'_> {
+    type Item = (usize, usize);
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let here = self.next?;
+        let (mut from, mut to) = here;
+        self.next = None;
         // The innermost dimension goes on; one that is at its end starts again and the next one out goes on.
-        for (at, dim) in at.iter_mut().zip(dims).rev() {
+        for (at, dim) in self.at.iter_mut().zip(self.dims).rev() {
             *at += 1;
             if *at < dim.size {
-                from = from.wrapping_add_signed(dim.from);
-                to += dim.to;
-                continue 'parts;
+                self.next = Some((from.wrapping_add_signed(dim.from), to + dim.to));
+                break;
             }
             from = from.wrapping_add_signed(-dim.from * (dim.size as isize - 1));
             to -= dim.to * (dim.size - 1);
             *at = 0;
         }
-        return;
+        Some(here)
     }
 }
 
-/// How many rows and columns a tile of a transpose has: a few cache lines wide on both sides.
-const TILE: usize = 32;
+/// A matrix with fewer rows or columns is copied one by one.
+const FEW: usize = 4;
+
+/// How many rows and columns a tile of a transpose has.
+const TILE: usize = 16;
+
+/// How many rows and columns are gone through before the next: so many pages a processor can find at once.
+const BLOCK: usize = 256;
 
 /// Copies a matrix whose rows lie next to each other in the source, and whose columns do in the destination.
 #[inline(always)]
 fn transpose<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim) {
+    for j in (0..columns.size).step_by(BLOCK) {
+        for i in (0..rows.size).step_by(BLOCK) {
+            block(from, to, rows, columns, i..rows.size.min(i + BLOCK), j..columns.size.min(j + BLOCK));
+        }
+    }
+}
+
+#[inline(always)]
+fn block<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim, is: Range<usize>, js: Range<usize>) {
     let stride = columns.from as usize;
     // Lines of a tile that lie a power of two apart share a place in the cache. So a tile is turned in a buffer, and
     // each line is read and written once and whole.
-    let mut tile = [[T::zeroed(); TILE]; TILE];
-    for j in (0..columns.size).step_by(TILE) {
-        let width = TILE.min(columns.size - j);
-        for i in (0..rows.size).step_by(TILE) {
-            let height = TILE.min(rows.size - i);
-            if (width, height) == (TILE, TILE) {
-                for (k, line) in tile.iter_mut().enumerate() {
-                    let at = (j + k) * stride + i;
-                    line.copy_from_slice(&from[at..at + TILE]);
-                }
-                for k in 0..TILE {
-                    let at = (i + k) * rows.to + j;
-                    let line: &mut [T] = &mut to[at..at + TILE];
-                    for (to, column) in line.iter_mut().zip(&tile) {
-                        *to = column[k];
-                    }
-                }
-                continue;
-            }
-            for k in 0..height {
-                let (a, b) = (j * stride + i + k, (i + k) * rows.to + j);
-                let line = from[a..].iter().step_by(stride);
-                to[b..b + width].iter_mut().zip(line).for_each(|(to, from)| *to = *from);
+    let (mut tile, mut other) = ([T::zeroed(); TILE * TILE], [T::zeroed(); TILE * TILE]);
+    for j in js.clone().step_by(TILE) {
+        for i in is.clone().step_by(TILE) {
+            let (height, width) = (TILE.min(is.end - i), TILE.min(js.end - j));
+            let (sources, places) =
+                (Lines { first: j * stride + i, stride }, Lines { first: i * rows.to + j, stride: rows.to });
+            // The lengths are constants wherever they can be, so that most lines are moved by two instructions.
+            if (height, width) == (TILE, TILE) {
+                turn(from, to, (TILE, TILE), sources, places, &mut tile, &mut other);
+            } else {
+                turn(from, to, (height, width), sources, places, &mut tile, &mut other);
             }
         }
+    }
+}
+
+/// Where the lines of a tile begin.
+struct Lines {
+    first: usize,
+    stride: usize,
+}
+
+#[inline(always)]
+fn turn<T: Pod>(
+    from: &[T],
+    to: &mut [T],
+    (height, width): (usize, usize),
+    sources: Lines,
+    places: Lines,
+    tile: &mut [T; TILE * TILE],
+    other: &mut [T; TILE * TILE],
+) {
+    for (k, line) in tile.chunks_exact_mut(TILE).enumerate().take(width) {
+        let at = sources.first + k * sources.stride;
+        line[..height].copy_from_slice(&from[at..at + height]);
+    }
+    // Four riffles turn the four bits of a column's number into those of a row's.
+    riffle(tile, other);
+    riffle(other, tile);
+    riffle(tile, other);
+    riffle(other, tile);
+    for (k, line) in tile.chunks_exact(TILE).enumerate().take(height) {
+        let at = places.first + k * places.stride;
+        to[at..at + width].copy_from_slice(&line[..width]);
+    }
+}
+
+/// The two halves of a list, one element of each by turns.
+#[inline(always)]
+fn riffle<T: Pod>(from: &[T; TILE * TILE], to: &mut [T; TILE * TILE]) {
+    let (low, high) = from.split_at(TILE * TILE / 2);
+    for ((pair, low), high) in to.chunks_exact_mut(2).zip(low).zip(high) {
+        pair[0] = *low;
+        pair[1] = *high;
     }
 }
 
@@ -283,6 +377,8 @@ mod tests {
             base.permuted(&[2, 1, 0]),
             base.narrowed(2, 3, 33).permuted(&[0, 2, 1]),
             base.narrowed(1, 1, 64).narrowed(2, 4, 32).permuted(&[2, 1, 0]),
+            Layout::contiguous(&[35, 100, 4]).permuted(&[1, 0, 2]),
+            Layout::contiguous(&[700, 20]).permuted(&[1, 0]),
             base.narrowed(2, 7, 1),
             base.narrowed(1, 7, 1).permuted(&[2, 1, 0]),
             base.narrowed(1, 7, 0),

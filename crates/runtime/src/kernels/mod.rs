@@ -5,10 +5,14 @@
 //! in place is also called with operands that lie where its first result goes.
 
 pub mod copy;
+mod create;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
+mod lookup;
 mod movement;
 mod operand;
+mod order;
+mod random;
 
 use std::fmt;
 
@@ -18,6 +22,7 @@ use consort_ir::ops::{EvalCx, OpDef};
 
 use crate::layout::{is_row_major, span};
 use crate::threads::Threads;
+use crate::views::VIEWS;
 
 /// The kernel of an op.
 #[derive(Clone, Copy)]
@@ -118,9 +123,20 @@ impl ViewMut<'_> {
 }
 
 /// All kernels, by the names of their ops.
-static FAMILIES: &[&[Kernel]] = &[movement::KERNELS];
+static FAMILIES: &[&[Kernel]] =
+    &[movement::KERNELS, lookup::KERNELS, create::KERNELS, order::KERNELS, random::KERNELS];
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
     FAMILIES.iter().flat_map(|family| family.iter()).find(|kernel| kernel.op == op)
+}
+
+/// What computes an op, in words: the family of its kernel, `view` where nothing need move, `-` where nothing does.
+pub fn label(op: &str) -> String {
+    match find(op) {
+        _ if VIEWS.contains(&op) => "view".to_string(),
+        Some(kernel) if kernel.in_place => format!("{}, in place", kernel.family),
+        Some(kernel) => kernel.family.to_string(),
+        None => "-".to_string(),
+    }
 }

@@ -1,97 +1,46 @@
 //! Kernels of the ops that move elements: those that otherwise are views, written out, and joins, boxes, padding, flips.
 
-use consort_ir::ops::{Concat, OpDef, Pad, Permute, Slice, Split, UpdateSlice};
+use consort_ir::ops::{Concat, Flip, OpDef, Pad, UpdateSlice};
 use consort_ir::tensor::Tensor;
 
-use crate::kernels::copy::{copy, copy_into};
+use crate::kernels::copy::{copy, copy_flipped, copy_into};
 use crate::kernels::operand::{attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 use crate::layout::Layout;
+use crate::views;
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "reshape", family: "movement", in_place: true, run: reshape },
-    Kernel { op: "permute", family: "movement", in_place: false, run: permute },
-    Kernel { op: "slice", family: "movement", in_place: false, run: slice },
-    Kernel { op: "broadcast", family: "movement", in_place: false, run: broadcast },
-    Kernel { op: "split", family: "movement", in_place: false, run: split },
+    Kernel { op: "reshape", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "permute", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "slice", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "broadcast", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "split", family: "movement", in_place: false, run: write_out },
     Kernel { op: "update_slice", family: "movement", in_place: true, run: update_slice },
     Kernel { op: "concat", family: "movement", in_place: false, run: concat },
     Kernel { op: "pad", family: "movement", in_place: false, run: pad },
+    Kernel { op: "flip", family: "movement", in_place: false, run: flip },
 ];
 
-fn reshape(
-    cx: &KernelCx<'_>,
-    _op: &dyn OpDef,
-    args: &[Arg<'_>],
-    out: &mut [ViewMut<'_>],
-) -> Result<(), KernelError> {
-    match args[0] {
-        // The same elements in the same order: they are there.
-        Arg::Result => Ok(()),
-        Arg::View(x) => copy(cx.threads, &x, out[0].bytes),
-    }
-}
-
-fn permute(
+/// Writes out an op whose results are views of its operand.
+fn write_out(
     cx: &KernelCx<'_>,
     op: &dyn OpDef,
-    args: &[Arg<'_>],
-    out: &mut [ViewMut<'_>],
-) -> Result<(), KernelError> {
-    let (op, x) = (attributes::<Permute>(op)?, view(args, 0)?);
-    copy(cx.threads, &part(&x, &layout(&x).permuted(&op.dims)), out[0].bytes)
-}
-
-fn slice(
-    cx: &KernelCx<'_>,
-    op: &dyn OpDef,
-    args: &[Arg<'_>],
-    out: &mut [ViewMut<'_>],
-) -> Result<(), KernelError> {
-    let (op, x) = (attributes::<Slice>(op)?, view(args, 0)?);
-    let mut from = layout(&x);
-    for i in 0..x.shape.len() {
-        let (start, size, step) = (cx.sizes.size(&op.start[i])?, out[0].shape[i], op.step[i]);
-        if size > 0 && start.saturating_add((size - 1).saturating_mul(step)) >= x.shape[i] {
-            return Err(outside(i, start, size, x.shape[i]));
-        }
-        from = from.narrowed(i, start, size);
-        from.strides[i] = from.strides[i].saturating_mul(step);
-    }
-    copy(cx.threads, &part(&x, &from), out[0].bytes)
-}
-
-fn outside(dim: usize, start: usize, size: usize, of: usize) -> KernelError {
-    KernelError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
-}
-
-fn broadcast(
-    cx: &KernelCx<'_>,
-    _op: &dyn OpDef,
     args: &[Arg<'_>],
     out: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    copy(cx.threads, &part(&x, &layout(&x).broadcast(out[0].shape)), out[0].bytes)
+    match views::view(op, &cx.sizes, &layout(&x))? {
+        Some(layouts) => layouts
+            .iter()
+            .zip(out)
+            .try_for_each(|(layout, out)| copy(cx.threads, &part(&x, layout), out.bytes)),
+        // A reshape keeps the row-major order, so where it is no view it is a copy all the same.
+        None => copy(cx.threads, &x, out[0].bytes),
+    }
 }
 
-fn split(
-    cx: &KernelCx<'_>,
-    op: &dyn OpDef,
-    args: &[Arg<'_>],
-    out: &mut [ViewMut<'_>],
-) -> Result<(), KernelError> {
-    let (op, x) = (attributes::<Split>(op)?, view(args, 0)?);
-    let mut start = 0;
-    for out in out {
-        let size = out.shape[op.dim];
-        if start + size > x.shape[op.dim] {
-            return Err(outside(op.dim, start, size, x.shape[op.dim]));
-        }
-        copy(cx.threads, &part(&x, &layout(&x).narrowed(op.dim, start, size)), out.bytes)?;
-        start += size;
-    }
-    Ok(())
+fn outside(dim: usize, start: usize, size: usize, of: usize) -> KernelError {
+    KernelError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
 }
 
 fn update_slice(
@@ -154,6 +103,15 @@ fn pad(
         fill(&mut out[0], &one)?;
     }
     copy_into(cx.threads, &x, out[0].bytes, &to)
+}
+
+fn flip(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    copy_flipped(cx.threads, &view(args, 0)?, &attributes::<Flip>(op)?.dims, out[0].bytes)
 }
 
 /// Fills a tensor with the only element of another one of its type.
