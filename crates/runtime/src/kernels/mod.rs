@@ -7,6 +7,14 @@
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
 
+mod blocks;
+mod cast;
+mod elementwise;
+mod formats;
+mod math;
+mod numbers;
+mod source;
+
 use std::fmt;
 
 use bytemuck::Pod;
@@ -115,7 +123,7 @@ impl ViewMut<'_> {
 }
 
 /// All kernels, by the names of their ops.
-static FAMILIES: [&[Kernel]; 0] = [];
+static FAMILIES: &[&[Kernel]] = &[elementwise::KERNELS];
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
