@@ -252,9 +252,20 @@ impl Buffer {
         if !self.is_released() {
             self.wait_for_release(until)?;
         }
+        self.try_bytes_mut()
+    }
+
+    /// The bytes to write, where nothing in flight touches them and no peer can read them any more. Never waits.
+    pub fn try_bytes_mut(&self) -> Result<BytesMut<'_>, CommError> {
+        self.try_bytes_mut_of(0..self.len())
+    }
+
+    /// The same for some of the bytes.
+    pub fn try_bytes_mut_of(&self, range: Range<usize>) -> Result<BytesMut<'_>, CommError> {
+        let range = self.absolute(range)?;
         let block = self.block();
-        block.look(self.range(), Access::Write)?;
-        Ok(BytesMut { block, range: self.range() })
+        block.look(range.clone(), Access::Write)?;
+        Ok(BytesMut { block, range })
     }
 
     fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {

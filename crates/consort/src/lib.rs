@@ -25,6 +25,7 @@ mod elementwise;
 mod error;
 mod flight;
 mod functional;
+mod memo;
 mod mesh;
 mod network;
 mod p2p;
