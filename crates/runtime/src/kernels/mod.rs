@@ -14,6 +14,14 @@ mod operand;
 mod order;
 mod random;
 
+mod blocks;
+mod cast;
+mod elementwise;
+mod formats;
+mod math;
+mod numbers;
+mod source;
+
 use std::fmt;
 
 use bytemuck::Pod;
@@ -123,8 +131,14 @@ impl ViewMut<'_> {
 }
 
 /// All kernels, by the names of their ops.
-static FAMILIES: &[&[Kernel]] =
-    &[movement::KERNELS, lookup::KERNELS, create::KERNELS, order::KERNELS, random::KERNELS];
+static FAMILIES: &[&[Kernel]] = &[
+    elementwise::KERNELS,
+    movement::KERNELS,
+    lookup::KERNELS,
+    create::KERNELS,
+    order::KERNELS,
+    random::KERNELS,
+];
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
