@@ -161,6 +161,11 @@ impl Buffer {
         self.0.len == 0
     }
 
+    /// Whether it is a part of this heap.
+    pub fn is_in(&self, heap: &Arc<Heap>) -> bool {
+        Arc::ptr_eq(&self.block().heap, heap)
+    }
+
     /// Where it begins in the segment.
     pub(crate) fn at(&self) -> usize {
         self.0.at

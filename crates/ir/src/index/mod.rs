@@ -547,6 +547,12 @@ impl From<i64> for Index {
     }
 }
 
+impl From<i32> for Index {
+    fn from(value: i32) -> Index {
+        Index::constant(i64::from(value))
+    }
+}
+
 impl From<usize> for Index {
     fn from(value: usize) -> Index {
         Index::narrow(value as i128)

@@ -1,0 +1,310 @@
+//! Runs an op at once: types by the op's own rule, then a view, or a kernel.
+//!
+//! Operands come by value: one that has no other owner, and whose storage has none, lends it to the result where the
+//! kernel can compute in place.
+
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::Instant;
+
+use consort_comm::Buffer;
+use consort_ir::dtype::Dtype;
+use consort_ir::infer::infer;
+use consort_ir::ops::{Alias, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::types::{TensorType, Type};
+use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
+use consort_runtime::layout::{Dims, Layout};
+use consort_runtime::views::view;
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::storage::Storage;
+use crate::tensor::{Tensor, alloc};
+use crate::world::World;
+
+/// Operands and results: there are few.
+pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
+
+/// Runs an op, built in or of the user's own, on tensors. What is given by value may be computed on in place.
+///
+/// ```
+/// use consort::{Tensor, ops};
+///
+/// # fn main() -> consort::Result<()> {
+/// let x = Tensor::from_slice(&[1.0f32, 4.0, 9.0], &[3])?;
+/// let roots = consort::apply(&ops::Sqrt {}, [x])?;
+/// assert_eq!(roots[0].to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn apply(op: &dyn OpDef, args: impl IntoIterator<Item = Tensor>) -> Result<Vec<Tensor>> {
+    Ok(run(op, &mut args.into_iter().collect(), Location::caller())?.into_vec())
+}
+
+/// The only result of an op.
+pub(crate) fn run_one(op: &dyn OpDef, mut args: Tensors, site: &'static Location<'static>) -> Result<Tensor> {
+    let mut results = run(op, &mut args, site)?;
+    results.pop().ok_or_else(|| Error::new(op.info().name, "it has no result", site))
+}
+
+/// Runs an op. An operand that lent its storage to a result has none afterwards; where the op fails, all have theirs.
+pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'static>) -> Result<Tensors> {
+    let name = op.info().name;
+    let world = world_of(name, args, site)?;
+    let types = types_of(op, &world, args, site)?;
+    let mesh = world.mesh();
+    let sizes = world.sizes(&mesh);
+    let mut results: SmallVec<[(TensorType, Dims); 2]> = SmallVec::new();
+    for ty in types {
+        let Type::Tensor(ty) = ty else {
+            return Err(Error::new(name, "it gives no tensor: ask the tensor or the group for it", site));
+        };
+        results.push(concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?);
+    }
+    if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
+        let shape =
+            |(ty, shape): (TensorType, Dims)| Tensor::on(&world, ty, Layout::contiguous(&shape), None);
+        return Ok(results.into_iter().map(shape).collect());
+    }
+    if let (Alias::View(at), Some(x)) = (op.alias(), args.first())
+        && at == 0
+        && let Some(layouts) = view(op, &sizes, &x.layout).map_err(|error| Error::new(name, error.0, site))?
+    {
+        let one = |((ty, _), layout)| Tensor::on(&world, ty, layout, x.storage.clone());
+        return Ok(results.into_iter().zip(layouts).map(one).collect());
+    }
+    let Some(kernel) = kernels::find(name).copied().or_else(|| world.kernel(name)) else {
+        return evaluate(op, &world, &sizes, args, results, site);
+    };
+    compute(op, &world, &sizes, kernel, args, results, site)
+}
+
+/// The world of some tensors: this thread's, which all of them must be of.
+pub(crate) fn world_of(op: &str, args: &[Tensor], site: &'static Location<'static>) -> Result<Rc<World>> {
+    let world = World::current()?;
+    let foreign = |arg: &&Tensor| arg.world != 0 && arg.world != world.id && arg.storage.is_some();
+    match args.iter().find(foreign) {
+        Some(_) => {
+            Err(Error::new(op, "expected a tensor of this world, got one of another, which is over", site))
+        }
+        None => Ok(world),
+    }
+}
+
+/// The types of an op's results, by its own rule.
+pub(crate) fn types_of(
+    op: &dyn OpDef,
+    world: &World,
+    args: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<Vec<Type>> {
+    let types: SmallVec<[Type; 3]> = args.iter().map(|arg| Type::Tensor((*arg.ty).clone())).collect();
+    let (mesh, mut facts) = (world.mesh(), world.facts());
+    infer(op, &mesh, &types, &[], &mut facts, Undecided::Refuse)
+        .map_err(|violation: Violation| Error::rule(spoken(op.info().name), violation, site))
+}
+
+/// An op's name as users call it.
+pub(crate) fn spoken(name: &'static str) -> &'static str {
+    name.strip_suffix("_start").unwrap_or(name)
+}
+
+/// A type with the sizes that it has on this rank.
+pub(crate) fn concrete(
+    ty: TensorType,
+    sizes: &EvalCx<'_>,
+) -> std::result::Result<(TensorType, Dims), String> {
+    let shape: Dims = ty
+        .shape
+        .iter()
+        .map(|size| sizes.size(size))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|e| e.0)?;
+    if ty.shape.iter().all(|size| size.as_const().is_some()) {
+        return Ok((ty, shape));
+    }
+    Ok((ty.with_shape(crate::tensor::constant_shape(&shape)), shape))
+}
+
+/// Runs a kernel, in place where an operand has no other owner.
+fn compute(
+    op: &dyn OpDef,
+    world: &World,
+    sizes: &EvalCx<'_>,
+    kernel: Kernel,
+    args: &mut Tensors,
+    results: SmallVec<[(TensorType, Dims); 2]>,
+    site: &'static Location<'static>,
+) -> Result<Tensors> {
+    let name = op.info().name;
+    for arg in args.iter() {
+        arg.wait()?;
+    }
+    let fits = |arg: &Tensor| {
+        let (ty, shape) = &results[0];
+        arg.dtype() == ty.dtype && arg.layout.shape == *shape && is_own(arg)
+    };
+    let reused = if kernel.in_place { args.iter().position(fits) } else { None };
+    let mut made: Tensors = SmallVec::new();
+    for (i, (ty, shape)) in results.into_iter().enumerate() {
+        let storage = match reused.filter(|_| i == 0).and_then(|at| args[at].storage.take()) {
+            Some(storage) => (args[reused.unwrap_or(0)].layout.clone(), storage),
+            None => (Layout::contiguous(&shape), Storage::new(alloc(world, name, ty.dtype, &shape, site)?)),
+        };
+        made.push(Tensor::on(world, ty, storage.0, Some(storage.1)));
+    }
+    let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
+    if let (Err(_), Some(at)) = (&outcome, reused) {
+        args[at].storage = made[0].storage.take();
+    }
+    outcome.map(|()| made)
+}
+
+/// Whether a tensor's storage has no other owner, lies without gaps, and can be written at once.
+fn is_own(tensor: &Tensor) -> bool {
+    let Some(storage) = &tensor.storage else { return false };
+    Rc::strong_count(storage) == 1 && tensor.layout.is_contiguous() && storage.buffer.is_released()
+}
+
+#[allow(clippy::too_many_arguments, reason = "one call, taken apart for reading")]
+fn call(
+    op: &dyn OpDef,
+    world: &World,
+    sizes: &EvalCx<'_>,
+    kernel: Kernel,
+    args: &[Tensor],
+    reused: Option<usize>,
+    made: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<()> {
+    let name = op.info().name;
+    let failed = |error| Error::comm(name, error, site);
+    let threads = world.threads();
+    let until = Instant::now() + world.timeout();
+    let mut buffers: SmallVec<[Buffer; 2]> = SmallVec::new();
+    for tensor in made {
+        let storage = tensor.data(name, site)?;
+        let part = tensor.byte_range();
+        let whole = part.start == 0 && part.end == storage.buffer.len();
+        buffers.push(if whole {
+            storage.buffer.clone()
+        } else {
+            storage.buffer.part(part).map_err(failed)?
+        });
+    }
+    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+    for buffer in &mut buffers {
+        writes.push(buffer.bytes_mut(until).map_err(failed)?);
+    }
+    let mut reads: SmallVec<[_; 3]> = SmallVec::new();
+    for (i, arg) in args.iter().enumerate() {
+        reads.push(match reused {
+            Some(at) if at == i => None,
+            _ => Some(arg.data(name, site)?.buffer.bytes().map_err(failed)?),
+        });
+    }
+    let mut views: SmallVec<[Arg<'_>; 3]> = SmallVec::new();
+    for (arg, bytes) in args.iter().zip(&reads) {
+        views.push(bytes.as_ref().map_or(Arg::Result, |bytes| view_of(arg, bytes)));
+    }
+    let mut outs: SmallVec<[ViewMut<'_>; 2]> = made
+        .iter()
+        .zip(&mut writes)
+        .map(|(tensor, bytes)| ViewMut { dtype: tensor.dtype(), shape: tensor.shape(), bytes })
+        .collect();
+    let cx = KernelCx { sizes: *sizes, threads: &threads };
+    (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
+}
+
+fn view_of<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
+    let range = tensor.byte_range();
+    Arg::View(View {
+        dtype: tensor.dtype(),
+        shape: &tensor.layout.shape,
+        strides: &tensor.layout.strides,
+        bytes: &bytes[range.start.min(bytes.len())..range.end.min(bytes.len())],
+    })
+}
+
+/// Copies a tensor's elements into a new buffer, without gaps. Waits for them.
+pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Location<'static>) -> Result<()> {
+    tensor.wait()?;
+    let world = World::current()?;
+    let storage = tensor.data("copy", site)?;
+    let bytes = storage.buffer.bytes().map_err(|error| Error::comm("copy", error, site))?;
+    let Arg::View(view) = view_of(tensor, &bytes) else { return Ok(()) };
+    crate::tensor::fill_new(&world, "copy", buffer, site, |out| {
+        copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
+    })
+}
+
+/// Runs an op of the user's own that has no kernel through its evaluation.
+fn evaluate(
+    op: &dyn OpDef,
+    world: &World,
+    sizes: &EvalCx<'_>,
+    args: &[Tensor],
+    results: SmallVec<[(TensorType, Dims); 2]>,
+    site: &'static Location<'static>,
+) -> Result<Tensors> {
+    use consort_ir::tensor::Tensor as Reference;
+    let name = op.info().name;
+    let too_large = || Error::new(name, "expected a tensor that the evaluation can hold", site);
+    let mut given = Vec::new();
+    for arg in args {
+        let reference = arg.with_bytes(name, site, |bytes| {
+            Reference::from_bytes(arg.dtype(), arg.shape().to_vec(), bytes)
+        })?;
+        given.push(reference.ok_or_else(too_large)?);
+    }
+    let made = op.eval(sizes, &given.iter().collect::<Vec<_>>());
+    let made = made.map_err(|error| Error::new(name, error.0, site))?;
+    let mut tensors = Tensors::new();
+    for ((ty, shape), reference) in results.into_iter().zip(made) {
+        let buffer = alloc(world, name, ty.dtype, &shape, site)?;
+        crate::tensor::fill_new(world, name, &buffer, site, |bytes| {
+            bytes.copy_from_slice(&reference.to_bytes());
+            Ok(())
+        })?;
+        tensors.push(Tensor::on(world, ty, Layout::contiguous(&shape), Some(Storage::new(buffer))));
+    }
+    Ok(tensors)
+}
+
+/// A 0-d tensor of a number, in an element type.
+pub(crate) fn scalar(dtype: Dtype, value: f64, site: &'static Location<'static>) -> Result<Tensor> {
+    use consort_ir::ops::{Constant, Elements};
+    let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
+    run_one(&Constant { dtype, shape: Vec::new(), value }, Tensors::new(), site)
+}
+
+/// Writes a tensor's elements where another, of the same shape and type, has its own. Waits for both.
+pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'static>) -> Result<()> {
+    to.wait()?;
+    // What lies in the same storage may lie under what is written.
+    let shared = match (&to.storage, &from.storage) {
+        (Some(to), Some(from)) => Rc::ptr_eq(to, from),
+        _ => return Ok(()),
+    };
+    let world = World::current()?;
+    let from = if shared {
+        let buffer = alloc(&world, "copy", from.dtype(), from.shape(), site)?;
+        copy_into(from, &buffer, site)?;
+        Tensor {
+            layout: Layout::contiguous(from.shape()),
+            storage: Some(Storage::new(buffer)),
+            ..from.clone()
+        }
+    } else {
+        from.wait()?;
+        from.clone()
+    };
+    let failed = |error| Error::comm("copy", error, site);
+    let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
+    let mut out = out.bytes_mut(Instant::now() + world.timeout()).map_err(failed)?;
+    let bytes = from.data("copy", site)?.buffer.bytes().map_err(failed)?;
+    let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
+    let layout = Layout { start: 0, ..to.layout.clone() };
+    copy::copy_into(&world.threads(), &view, &mut out, &layout)
+        .map_err(|error| Error::new("copy", error.0, site))
+}

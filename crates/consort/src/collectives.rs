@@ -1,0 +1,283 @@
+//! Starting operations of a group on tensors, whatever their form: functional, in place, into a tensor that is there.
+//!
+//! An operand that lies in one piece in the rank's heap takes part where it lies. One that an operation writes must
+//! have no other owner; it is copied first otherwise, and that is counted.
+
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use consort_comm::Buffer;
+use consort_ir::ops::{BroadcastStart, ExchangeStart, OpDef};
+use consort_ir::types::{TensorType, Type};
+use consort_runtime::layout::{Dims, Layout};
+use consort_runtime::start::{Operand, Results, results_of, start};
+use smallvec::SmallVec;
+
+use crate::apply::{Tensors, concrete, copy_into, spoken, types_of};
+use crate::error::{Error, Result};
+use crate::flight::Flight;
+use crate::mesh::Group;
+use crate::storage::Storage;
+use crate::tensor::{Tensor, alloc, fill_new};
+use crate::world::World;
+
+/// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
+pub(crate) struct Taken {
+    layout: Layout,
+    storage: Rc<Storage>,
+}
+
+impl Taken {
+    fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, consort_comm::CommError> {
+        let (start, len) = (self.layout.start * ty.dtype.size(), self.layout.numel() * ty.dtype.size());
+        match start == 0 && len == self.storage.buffer.len() {
+            true => Ok(self.storage.buffer.clone()),
+            false => self.storage.buffer.part(start..start + len),
+        }
+    }
+}
+
+/// What an operation gives, and the operation.
+pub(crate) struct Started {
+    pub(crate) results: Tensors,
+    pub(crate) flight: Option<Rc<Flight>>,
+}
+
+impl Group {
+    /// Starts an operation. What is written where it lies may have so many `owners`; `outs` are tensors that take the
+    /// results, where there are some already.
+    pub(crate) fn start(
+        &self,
+        op: &dyn OpDef,
+        args: &[Tensor],
+        owners: usize,
+        outs: &[Tensor],
+        site: &'static Location<'static>,
+    ) -> Result<Started> {
+        let (world, name) = (&self.world, spoken(op.info().name));
+        check_world(name, world, args.iter().chain(outs), site)?;
+        let types = types_of(op, world, args, site)?;
+        let types = types.into_iter().flat_map(|ty| match ty {
+            Type::Pending(types) => types,
+            _ => Vec::new(),
+        });
+        let mesh = world.mesh();
+        let sizes = world.sizes(&mesh);
+        let mut results: SmallVec<[(TensorType, Dims); 2]> = SmallVec::new();
+        for ty in types {
+            results.push(concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?);
+        }
+        check_outs(name, &results, outs, site)?;
+        if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
+            let shape =
+                |(ty, shape): (TensorType, Dims)| Tensor::on(world, ty, Layout::contiguous(&shape), None);
+            return Ok(Started { results: results.into_iter().map(shape).collect(), flight: None });
+        }
+        let failed = |error| Error::comm(name, error, site);
+        let Some(comm) = &self.comm else {
+            // A rank outside the group passes its tensors through.
+            return Ok(Started { results: args.iter().cloned().collect(), flight: None });
+        };
+        let how = results_of(op, comm.rank());
+        let sent = op.as_any().downcast_ref::<ExchangeStart>().map_or(args.len(), |op| op.send.len());
+        let mut taken: Vec<Taken> = Vec::new();
+        for (i, arg) in args.iter().enumerate() {
+            let written = how == Results::InPlace && (i >= sent || !op.as_any().is::<ExchangeStart>());
+            let contents = !op.as_any().is::<BroadcastStart>();
+            taken.push(match written {
+                true => self.take_to_write(name, arg, owners, contents, site)?,
+                false => self.take_to_read(name, arg, site)?,
+            });
+        }
+        let mut made: Vec<Taken> = Vec::new();
+        match how {
+            Results::New | Results::Zeros => {
+                for (i, (ty, shape)) in results.iter().enumerate() {
+                    let out = outs.get(i).and_then(|out| self.take_out(out, owners));
+                    let one = match out {
+                        Some(out) => out,
+                        None => self.make(name, ty, shape, site)?,
+                    };
+                    if how == Results::Zeros {
+                        let buffer = one.buffer(ty).map_err(failed)?;
+                        fill_new(world, name, &buffer, site, |bytes| {
+                            bytes.fill(0);
+                            Ok(())
+                        })?;
+                    }
+                    made.push(one);
+                }
+            }
+            Results::InPlace | Results::Same | Results::None => {}
+        }
+        let mut operands = Vec::new();
+        for (arg, taken) in args.iter().zip(&taken) {
+            let buffer = taken.buffer(&arg.ty).map_err(failed)?;
+            operands.push(Operand { buffer, dtype: arg.dtype(), shape: arg.shape() });
+        }
+        let mut buffers = Vec::new();
+        if how == Results::New {
+            for ((ty, _), one) in results.iter().zip(&made) {
+                buffers.push(one.buffer(ty).map_err(failed)?);
+            }
+        }
+        let pending = start(op, &sizes, comm, operands, buffers).map_err(failed)?;
+        let flight = Flight::new(pending, world, name, site);
+        let from = if made.is_empty() { taken.split_off(taken.len().min(first_result(op))) } else { made };
+        let one = |((ty, _), taken): ((TensorType, Dims), Taken)| {
+            let tensor = Tensor::on(world, ty, taken.layout, Some(taken.storage));
+            if let Some(storage) = &tensor.storage {
+                storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
+            }
+            tensor
+        };
+        let results = results.into_iter().zip(from).map(one).collect();
+        Ok(Started { results, flight: Some(flight) })
+    }
+
+    /// An operand that is only read: in one piece, in this rank's heap. Waits for it.
+    fn take_to_read(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
+        let storage = x.data(op, site)?;
+        x.wait()?;
+        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
+        match near && x.layout.is_contiguous() {
+            true => Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) }),
+            false => self.copy(op, x, site),
+        }
+    }
+
+    /// An operand that is written in place: as above, and with no other owner.
+    fn take_to_write(
+        &self,
+        op: &str,
+        x: &Tensor,
+        owners: usize,
+        contents: bool,
+        site: &'static Location<'static>,
+    ) -> Result<Taken> {
+        let storage = x.data(op, site)?;
+        x.wait()?;
+        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
+        let own = near && Rc::strong_count(storage) <= owners && x.layout.is_contiguous();
+        if own && self.is_writable(storage, x) {
+            return Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) });
+        }
+        match contents {
+            true => self.copy(op, x, site),
+            false => self.make(op, &x.ty, &x.layout.shape, site),
+        }
+    }
+
+    /// Whether peers are done with a tensor, or will be sooner than it could be copied.
+    fn is_writable(&self, storage: &Storage, x: &Tensor) -> bool {
+        let Ok(mut part) = storage.buffer.part(x.byte_range()) else { return false };
+        if part.is_released() {
+            return true;
+        }
+        // A copy moves some bytes in a nanosecond; whoever reads it now is about as fast.
+        let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
+        part.bytes_mut(Instant::now() + patience.min(self.world.timeout())).is_ok()
+    }
+
+    /// A tensor that takes a result, where it can be written at once.
+    fn take_out(&self, out: &Tensor, owners: usize) -> Option<Taken> {
+        let storage = out.storage.as_ref()?;
+        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
+        let own = near && Rc::strong_count(storage) <= owners && out.layout.is_contiguous();
+        (own && out.wait().is_ok() && self.is_writable(storage, out))
+            .then(|| Taken { layout: out.layout.clone(), storage: Rc::clone(storage) })
+    }
+
+    fn make(
+        &self,
+        op: &str,
+        ty: &TensorType,
+        shape: &Dims,
+        site: &'static Location<'static>,
+    ) -> Result<Taken> {
+        let buffer = alloc(&self.world, op, ty.dtype, shape, site)?;
+        Ok(Taken { layout: Layout::contiguous(shape), storage: Storage::new(buffer) })
+    }
+
+    fn copy(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
+        let taken = self.make(op, &x.ty, &x.layout.shape, site)?;
+        copy_into(x, &taken.storage.buffer, site)?;
+        self.world.count_copy(taken.storage.buffer.len());
+        Ok(taken)
+    }
+}
+
+/// Which operand is the first result, of an op whose results are its operands.
+fn first_result(op: &dyn OpDef) -> usize {
+    op.as_any().downcast_ref::<ExchangeStart>().map_or(0, |op| op.send.len())
+}
+
+/// Tensors that have data belong to the world of the group.
+fn check_world<'a>(
+    op: &str,
+    world: &World,
+    mut tensors: impl Iterator<Item = &'a Tensor>,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    match tensors.any(|tensor| tensor.world != 0 && tensor.world != world.id && tensor.storage.is_some()) {
+        true => Err(Error::new(op, "expected tensors of the group's world, got one of another", site)),
+        false => Ok(()),
+    }
+}
+
+fn check_outs(
+    op: &str,
+    results: &[(TensorType, Dims)],
+    outs: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<()> {
+    if outs.is_empty() {
+        return Ok(());
+    }
+    if outs.len() != results.len() {
+        let message = format!("expected {} tensors for the results, got {}", results.len(), outs.len());
+        return Err(Error::new(op, message, site));
+    }
+    for ((ty, shape), out) in results.iter().zip(outs) {
+        if out.dtype() != ty.dtype || out.shape() != &shape[..] {
+            let message = format!(
+                "expected {}{:?} for the result, got {}{:?}",
+                ty.dtype,
+                &shape[..],
+                out.dtype(),
+                out.shape()
+            );
+            return Err(Error::new(op, message, site));
+        }
+    }
+    Ok(())
+}
+
+/// An error where a tensor is not equal on all ranks of its world.
+pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Result<()> {
+    let world = World::current()?;
+    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(()) };
+    // FNV-1a: any difference in a few bytes shows.
+    let digest = |bytes: &[u8]| {
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    };
+    let mine = x.with_bytes("replicated", site, digest)?;
+    let failed = |error| Error::comm("replicated", error, site);
+    let operand = all.heap().alloc_from(&mine.to_le_bytes()).map_err(failed)?;
+    let result = all.heap().alloc(8 * all.size()).map_err(failed)?;
+    let pending = all.all_gather(operand, result, 1).map_err(failed)?;
+    let got = pending.wait(Instant::now() + world.timeout()).map_err(failed)?;
+    let bytes = got[1].bytes().map_err(failed)?;
+    let other = bytes.chunks_exact(8).position(|one| one != mine.to_le_bytes());
+    match other {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(
+            "replicated",
+            format!("expected a tensor that is equal on all ranks, but rank {rank} has another"),
+            site,
+        )),
+    }
+}

@@ -1,0 +1,148 @@
+//! Tensors made from nothing but numbers. They are equal on all ranks unless what they are made from is not.
+
+use std::panic::Location;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::ops::{self, Elements};
+use smallvec::smallvec;
+
+use crate::apply::{Tensors, run_one};
+use crate::error::Result;
+use crate::tensor::{Tensor, constant_shape};
+
+impl Tensor {
+    /// A tensor of one number.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::full(consort::Dtype::F32, &[2], 1.5)?;
+    /// assert_eq!(x.to_string(), "[1.5 1.5]");
+    /// assert!(x.varies().is_empty());
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn full(dtype: Dtype, shape: &[usize], value: f64) -> Result<Tensor> {
+        let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
+        let op = ops::Constant { dtype, shape: constant_shape(shape), value };
+        run_one(&op, Tensors::new(), Location::caller())
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// assert_eq!(consort::Tensor::zeros(consort::Dtype::I64, &[3])?.to_string(), "[0 0 0]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn zeros(dtype: Dtype, shape: &[usize]) -> Result<Tensor> {
+        Tensor::full(dtype, shape, 0.0)
+    }
+
+    /// A tensor of ones.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// assert_eq!(consort::Tensor::ones(consort::Dtype::F32, &[3])?.to_string(), "[1. 1. 1.]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn ones(dtype: Dtype, shape: &[usize]) -> Result<Tensor> {
+        Tensor::full(dtype, shape, 1.0)
+    }
+
+    /// 0, 1, 2 and so on along a dimension.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::iota(consort::Dtype::I64, &[2, 3], 1)?;
+    /// assert_eq!(x.to_string(), "[[0 1 2]\n [0 1 2]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn iota(dtype: Dtype, shape: &[usize], dim: usize) -> Result<Tensor> {
+        let op = ops::Iota { dtype, shape: constant_shape(shape), dim };
+        run_one(&op, Tensors::new(), Location::caller())
+    }
+
+    /// A size or place as a 0-d tensor of i64.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// assert_eq!(consort::Tensor::index(5usize)?.item::<i64>()?, 5);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn index(value: impl Into<Index>) -> Result<Tensor> {
+        run_one(&ops::IndexValue { value: value.into() }, Tensors::new(), Location::caller())
+    }
+
+    /// Random numbers, evenly between 0 and 1, from a key: the same key gives the same numbers, on any machine.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// use consort::{Dtype, Tensor};
+    /// let x = Tensor::uniform(Dtype::F32, &[2, 3], 7)?;
+    /// assert_eq!(x.to_vec::<f32>()?, Tensor::uniform(Dtype::F32, &[2, 3], 7)?.to_vec::<f32>()?);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn uniform(dtype: Dtype, shape: &[usize], key: i64) -> Result<Tensor> {
+        Tensor::uniform_part(dtype, shape, shape, &vec![Index::constant(0); shape.len()], key)
+    }
+
+    /// The part of a larger tensor of random numbers that begins at `start`: however many ranks share it, together they
+    /// have the same numbers.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// use consort::{Dtype, Index, Tensor};
+    /// let whole = Tensor::uniform(Dtype::F32, &[4, 3], 7)?;
+    /// let part = Tensor::uniform_part(Dtype::F32, &[2, 3], &[4, 3], &[Index::from(2usize), Index::from(0usize)], 7)?;
+    /// assert_eq!(part.to_vec::<f32>()?, whole.narrow(0, 2, 2)?.to_vec::<f32>()?);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn uniform_part(
+        dtype: Dtype,
+        shape: &[usize],
+        of: &[usize],
+        start: &[Index],
+        key: i64,
+    ) -> Result<Tensor> {
+        let site = Location::caller();
+        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
+        let (shape, of) = (constant_shape(shape), constant_shape(of));
+        run_one(&ops::Uniform { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+    }
+
+    /// Random numbers of the normal distribution, from a key.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::normal(consort::Dtype::F64, &[1000], 7)?;
+    /// assert!(x.mean(&[0], false)?.item::<f64>()?.abs() < 0.1);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn normal(dtype: Dtype, shape: &[usize], key: i64) -> Result<Tensor> {
+        Tensor::normal_part(dtype, shape, shape, &vec![Index::constant(0); shape.len()], key)
+    }
+
+    /// The part of a larger tensor of normal random numbers that begins at `start`, as
+    /// [`uniform_part`](Tensor::uniform_part).
+    #[track_caller]
+    pub fn normal_part(
+        dtype: Dtype,
+        shape: &[usize],
+        of: &[usize],
+        start: &[Index],
+        key: i64,
+    ) -> Result<Tensor> {
+        let site = Location::caller();
+        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
+        let (shape, of) = (constant_shape(shape), constant_shape(of));
+        run_one(&ops::Normal { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+    }
+}

@@ -1,0 +1,42 @@
+//! Rust types that elements of tensors can be.
+
+use consort_ir::dtype::Dtype;
+use half::{bf16, f16};
+
+/// A Rust type that elements of tensors can be.
+pub trait Element: Copy + 'static {
+    /// The element type.
+    const DTYPE: Dtype;
+    /// Appends elements as they lie in a tensor.
+    #[doc(hidden)]
+    fn write(elements: &[Self], out: &mut [u8]);
+    /// Reads elements as they lie in a tensor.
+    #[doc(hidden)]
+    fn read(bytes: &[u8]) -> Vec<Self>;
+}
+
+macro_rules! element {
+    ($($ty:ty: $dtype:ident),*) => {$(
+        impl Element for $ty {
+            const DTYPE: Dtype = Dtype::$dtype;
+            fn write(elements: &[$ty], out: &mut [u8]) {
+                out.copy_from_slice(bytemuck::cast_slice(elements));
+            }
+            fn read(bytes: &[u8]) -> Vec<$ty> {
+                bytes.chunks_exact(size_of::<$ty>()).map(bytemuck::pod_read_unaligned).collect()
+            }
+        }
+    )*};
+}
+
+element!(f32: F32, f64: F64, f16: F16, bf16: Bf16, i32: I32, i64: I64, u8: U8);
+
+impl Element for bool {
+    const DTYPE: Dtype = Dtype::Bool;
+    fn write(elements: &[bool], out: &mut [u8]) {
+        out.iter_mut().zip(elements).for_each(|(byte, element)| *byte = u8::from(*element));
+    }
+    fn read(bytes: &[u8]) -> Vec<bool> {
+        bytes.iter().map(|byte| *byte != 0).collect()
+    }
+}

@@ -1,0 +1,351 @@
+//! Elementwise ops on tensors: methods, methods in place, operators.
+//!
+//! A smaller operand is repeated as numpy does: dimensions are aligned at the end, and sizes of one repeat.
+
+use std::panic::Location;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::ops;
+use consort_ir::ops::OpDef;
+use smallvec::smallvec;
+
+use crate::apply::{Tensors, run, run_one, scalar};
+use crate::error::{Error, Result};
+use crate::tensor::{Tensor, constant_shape};
+
+/// The shape of two operands together: sizes are aligned at the end, and sizes of one repeat.
+fn joint_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let size = |shape: &[usize], i: usize| (i + shape.len()).checked_sub(rank).map_or(1, |i| shape[i]);
+    (0..rank)
+        .map(|i| match (size(a, i), size(b, i)) {
+            (x, y) if x == y => Some(x),
+            (1, y) => Some(y),
+            (x, 1) => Some(x),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Repeats a tensor to a shape, unless it has it.
+fn widen(x: Tensor, shape: &[usize], site: &'static Location<'static>) -> Result<Tensor> {
+    if x.shape() == shape {
+        return Ok(x);
+    }
+    run_one(&ops::Broadcast { shape: constant_shape(shape) }, smallvec![x], site)
+}
+
+/// Two operands in one shape. Where they have none, the op's own rule says so.
+fn widen_both(x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<(Tensor, Tensor)> {
+    if x.shape() == y.shape() {
+        return Ok((x, y));
+    }
+    match joint_shape(x.shape(), y.shape()) {
+        Some(shape) => Ok((widen(x, &shape, site)?, widen(y, &shape, site)?)),
+        None => Ok((x, y)),
+    }
+}
+
+fn binary(op: &dyn OpDef, x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<Tensor> {
+    let (x, y) = widen_both(x, y, site)?;
+    run_one(op, smallvec![x, y], site)
+}
+
+/// Puts the result of an op in the place of a tensor, which keeps its shape. Left alone where the op fails.
+fn in_place(
+    x: &mut Tensor,
+    op: &dyn OpDef,
+    more: Option<&Tensor>,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    let mut args = Tensors::new();
+    args.push(std::mem::replace(x, Tensor::of_shape(Dtype::F32, &[])));
+    let outcome = match more {
+        None => run(op, &mut args, site),
+        Some(y) => widen(y.clone(), args[0].layout.shape.clone().as_slice(), site).and_then(|y| {
+            args.push(y);
+            run(op, &mut args, site)
+        }),
+    };
+    match outcome.map(|mut results| results.pop()) {
+        Ok(Some(result)) => {
+            *x = result;
+            Ok(())
+        }
+        Ok(None) => Ok(()),
+        Err(error) => {
+            *x = args.swap_remove(0);
+            Err(error)
+        }
+    }
+}
+
+macro_rules! unary {
+    ($($(#[doc = $doc:expr])* $name:ident $in_place:ident $op:ident,
+        $input:literal => $output:literal;)*) => {
+        impl Tensor {$(
+            $(#[doc = $doc])*
+            ///
+            /// ```
+            /// # fn main() -> consort::Result<()> {
+            #[doc = concat!("let x = consort::Tensor::from_iter(", $input, ")?;")]
+            #[doc = concat!("assert_eq!(x.", stringify!($name), "()?.to_string(), \"", $output, "\");")]
+            /// # Ok(()) }
+            /// ```
+            #[track_caller]
+            pub fn $name(&self) -> Result<Tensor> {
+                run_one(&ops::$op {}, smallvec![self.clone()], Location::caller())
+            }
+
+            unary!(@in_place $name $in_place $op);
+        )*}
+    };
+    (@in_place $name:ident none $op:ident) => {};
+    (@in_place $name:ident $in_place:ident $op:ident) => {
+        #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") in place.")]
+        #[track_caller]
+        pub fn $in_place(&mut self) -> Result<()> {
+            in_place(self, &ops::$op {}, None, Location::caller())
+        }
+    };
+}
+
+macro_rules! binary {
+    ($($(#[doc = $doc:expr])* $name:ident $in_place:ident $op:ident,
+        $x:literal, $y:literal => $output:literal;)*) => {
+        impl Tensor {$(
+            $(#[doc = $doc])*
+            ///
+            /// ```
+            /// # fn main() -> consort::Result<()> {
+            #[doc = concat!("let x = consort::Tensor::from_iter(", $x, ")?;")]
+            #[doc = concat!("let y = consort::Tensor::from_iter(", $y, ")?;")]
+            #[doc = concat!("assert_eq!(x.", stringify!($name), "(&y)?.to_string(), \"", $output, "\");")]
+            /// # Ok(()) }
+            /// ```
+            #[track_caller]
+            pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
+                binary(&ops::$op {}, self.clone(), other.clone(), Location::caller())
+            }
+
+            binary!(@in_place $name $in_place $op);
+        )*}
+    };
+    (@in_place $name:ident none $op:ident) => {};
+    (@in_place $name:ident $in_place:ident $op:ident) => {
+        #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") in place; the other is repeated to this one's shape.")]
+        #[track_caller]
+        pub fn $in_place(&mut self, other: &Tensor) -> Result<()> {
+            in_place(self, &ops::$op {}, Some(other), Location::caller())
+        }
+    };
+}
+
+unary! {
+    /// The negative.
+    neg neg_ Neg, "[1.0f32, -2.0]" => "[-1.  2.]";
+    /// The absolute value.
+    abs abs_ Abs, "[1i32, -2]" => "[1 2]";
+    /// -1, 0 or 1 by the sign; NaN and zeros of either sign stay.
+    sign sign_ Sign, "[3.5f32, -2.0, 0.0]" => "[ 1. -1.  0.]";
+    /// e to the power of each.
+    exp exp_ Exp, "[0.0f32, f32::NEG_INFINITY]" => "[1. 0.]";
+    /// 2 to the power of each.
+    exp2 exp2_ Exp2, "[0.0f32, 3.0]" => "[1. 8.]";
+    /// e to the power of each, less one; exact near zero.
+    expm1 expm1_ Expm1, "[0.0f64, 1e-20]" => "[0.e+00 1.e-20]";
+    /// The natural logarithm.
+    log log_ Log, "[1.0f32, 0.0]" => "[  0. -inf]";
+    /// The logarithm to base 2.
+    log2 log2_ Log2, "[1.0f32, 8.0]" => "[0. 3.]";
+    /// The natural logarithm of one more; exact near zero.
+    log1p log1p_ Log1p, "[0.0f64, 1e-20]" => "[0.e+00 1.e-20]";
+    /// The square root.
+    sqrt sqrt_ Sqrt, "[4.0f32, 9.0]" => "[2. 3.]";
+    /// One over the square root.
+    rsqrt rsqrt_ Rsqrt, "[4.0f32, 0.25]" => "[0.5 2. ]";
+    /// One over each.
+    recip recip_ Recip, "[4.0f32, 0.5]" => "[0.25 2.  ]";
+    /// The sine.
+    sin sin_ Sin, "[0.0f32]" => "[0.]";
+    /// The cosine.
+    cos cos_ Cos, "[0.0f32]" => "[1.]";
+    /// The hyperbolic tangent.
+    tanh tanh_ Tanh, "[0.0f32, f32::INFINITY]" => "[0. 1.]";
+    /// 1 / (1 + exp(-x)).
+    sigmoid sigmoid_ Sigmoid, "[0.0f32, f32::INFINITY]" => "[0.5 1. ]";
+    /// The error function.
+    erf erf_ Erf, "[0.0f32, f32::INFINITY]" => "[0. 1.]";
+    /// x (1 + erf(x / sqrt 2)) / 2, with the exact error function.
+    gelu gelu_ Gelu, "[0.0f32, 100.0]" => "[  0. 100.]";
+    /// x * sigmoid(x).
+    silu silu_ Silu, "[0.0f32, 100.0]" => "[  0. 100.]";
+    /// The larger of x and 0.
+    relu relu_ Relu, "[1.0f32, -2.0]" => "[1. 0.]";
+    /// The largest whole number that is not larger.
+    floor floor_ Floor, "[1.5f32, -1.5]" => "[ 1. -2.]";
+    /// The smallest whole number that is not smaller.
+    ceil ceil_ Ceil, "[1.5f32, -1.5]" => "[ 2. -1.]";
+    /// The nearest whole number; of two, the even one.
+    round round_ Round, "[1.5f32, 2.5]" => "[2. 2.]";
+    /// The logical complement of truth values, the bitwise complement of integers.
+    not not_ Not, "[true, false]" => "[False  True]";
+    /// Whether each is no number.
+    is_nan none IsNan, "[1.0f32, f32::NAN]" => "[False  True]";
+    /// Whether each is neither infinite nor NaN.
+    is_finite none IsFinite, "[1.0f32, f32::INFINITY]" => "[ True False]";
+}
+
+binary! {
+    /// The sum.
+    add add_ Add, "[1.0f32, 2.0]", "[10.0f32, 20.0]" => "[11. 22.]";
+    /// The difference.
+    sub sub_ Sub, "[1.0f32, 2.0]", "[10.0f32]" => "[-9. -8.]";
+    /// The product.
+    mul mul_ Mul, "[1.0f32, 2.0]", "[10.0f32, 20.0]" => "[10. 40.]";
+    /// The quotient; of integers, rounded towards zero, and 0 where the divisor is 0.
+    div div_ Div, "[7i32, -7, 7]", "[2i32, 2, 0]" => "[ 3 -3  0]";
+    /// The remainder, with the sign of the dividend; of integers, 0 where the divisor is 0.
+    rem rem_ Rem, "[7i32, -7, 7]", "[4i32, 4, 0]" => "[ 3 -3  0]";
+    /// The power.
+    pow pow_ Pow, "[2.0f32, 3.0]", "[3.0f32, 2.0]" => "[8. 9.]";
+    /// The angle of the point (other, self), in radians.
+    atan2 atan2_ Atan2, "[0.0f32]", "[1.0f32]" => "[0.]";
+    /// The larger of two; NaN where either is.
+    maximum maximum_ Maximum, "[1.0f32, 5.0]", "[2.0f32, 3.0]" => "[2. 5.]";
+    /// The smaller of two; NaN where either is.
+    minimum minimum_ Minimum, "[1.0f32, 5.0]", "[2.0f32, 3.0]" => "[1. 3.]";
+    /// Bitwise and; of truth values, both.
+    and and_ And, "[12i32, 5]", "[10i32, 3]" => "[8 1]";
+    /// Bitwise or; of truth values, either.
+    or or_ Or, "[12i32, 5]", "[10i32, 3]" => "[14  7]";
+    /// Bitwise exclusive or; of truth values, exactly one.
+    xor xor_ Xor, "[12i32, 5]", "[10i32, 3]" => "[6 6]";
+    /// Whether both are equal; NaN equals nothing.
+    eq none Eq, "[1i64, 2]", "[1i64, 3]" => "[ True False]";
+    /// Whether both differ.
+    ne none Ne, "[1i64, 2]", "[1i64, 3]" => "[False  True]";
+    /// Whether this is smaller.
+    lt none Lt, "[1i64, 2]", "[1i64, 3]" => "[False  True]";
+    /// Whether this is not larger.
+    le none Le, "[1i64, 4]", "[1i64, 3]" => "[ True False]";
+    /// Whether this is larger.
+    gt none Gt, "[1i64, 4]", "[1i64, 3]" => "[False  True]";
+    /// Whether this is not smaller.
+    ge none Ge, "[1i64, 2]", "[1i64, 3]" => "[ True False]";
+}
+
+impl Tensor {
+    /// `yes` where this is true, `no` where it is false.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let (x, zero) = (consort::Tensor::from_iter([1.0f32, -2.0])?, consort::Tensor::from_iter([0.0f32])?);
+    /// assert_eq!(x.gt(&zero)?.select(&x, &zero)?.to_string(), "[1. 0.]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn select(&self, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
+        let site = Location::caller();
+        let shape = joint_shape(yes.shape(), no.shape()).and_then(|shape| joint_shape(&shape, self.shape()));
+        let Some(shape) = shape else {
+            return run_one(&ops::Select {}, smallvec![self.clone(), yes.clone(), no.clone()], site);
+        };
+        let args = [self, yes, no].into_iter().map(|x| widen(x.clone(), &shape, site));
+        run_one(&ops::Select {}, args.collect::<Result<_>>()?, site)
+    }
+
+    /// Converted to another element type: to integers towards zero and bounded, to truth values by whether it is not
+    /// zero.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1.9f32, -1.9])?;
+    /// assert_eq!(x.cast(consort::Dtype::I32)?.to_string(), "[ 1 -1]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn cast(&self, to: Dtype) -> Result<Tensor> {
+        if self.dtype() == to {
+            return Ok(self.clone());
+        }
+        run_one(&ops::Cast { to }, smallvec![self.clone()], Location::caller())
+    }
+
+    /// Not below `low` and not above `high`.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([-5.0f32, 0.5, 5.0])?;
+    /// assert_eq!(x.clamp(0.0, 1.0)?.to_string(), "[0.  0.5 1. ]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn clamp(&self, low: f64, high: f64) -> Result<Tensor> {
+        let site = Location::caller();
+        let low = scalar(self.dtype(), low, site)?;
+        let x = binary(&ops::Maximum {}, self.clone(), low, site)?;
+        let high = scalar(self.dtype(), high, site)?;
+        binary(&ops::Minimum {}, x, high, site)
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:ident),*) => {$(
+        operators!(@pair $trait $method $op, Tensor, Tensor);
+        operators!(@pair $trait $method $op, Tensor, &Tensor);
+        operators!(@pair $trait $method $op, &Tensor, Tensor);
+        operators!(@pair $trait $method $op, &Tensor, &Tensor);
+        operators!(@number $trait $method $op, Tensor);
+        operators!(@number $trait $method $op, &Tensor);
+    )*};
+    (@pair $trait:ident $method:ident $op:ident, $x:ty, $y:ty) => {
+        impl std::ops::$trait<$y> for $x {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: $y) -> Result<Tensor> {
+                binary(&ops::$op {}, self.into(), other.into(), Location::caller())
+            }
+        }
+    };
+    (@number $trait:ident $method:ident $op:ident, $x:ty) => {
+        impl std::ops::$trait<f64> for $x {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: f64) -> Result<Tensor> {
+                let site = Location::caller();
+                let x = Tensor::from(self);
+                if !x.dtype().is_float() && other.fract() != 0.0 {
+                    let message = format!("expected a whole number for {}, got {other}", x.dtype());
+                    return Err(Error::new(stringify!($method), message, site));
+                }
+                let other = scalar(x.dtype(), other, site)?;
+                binary(&ops::$op {}, x, other, site)
+            }
+        }
+    };
+}
+
+operators!(Add add Add, Sub sub Sub, Mul mul Mul, Div div Div, Rem rem Rem);
+
+impl std::ops::Neg for Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        run_one(&ops::Neg {}, smallvec![self], Location::caller())
+    }
+}
+
+impl std::ops::Neg for &Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        Tensor::neg(self)
+    }
+}
+
+impl From<&Tensor> for Tensor {
+    fn from(tensor: &Tensor) -> Tensor {
+        tensor.clone()
+    }
+}

@@ -1,0 +1,87 @@
+//! Errors: the op first, expected before got, the user's source line, and a note with the way out.
+
+use std::fmt;
+use std::panic::Location;
+
+use consort_comm::CommError;
+use consort_ir::ops::Violation;
+
+/// What a function of this crate gives.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an op or a collective gave no result.
+#[derive(Clone, Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
+    op: String,
+    cause: Cause,
+    site: &'static Location<'static>,
+}
+
+#[derive(Clone, Debug)]
+enum Cause {
+    /// A rule of the op does not hold: its number, what was expected, the way out.
+    Rule(Violation),
+    /// The ranks did not come through.
+    Comm(CommError),
+    /// Anything else, in words.
+    Other(String),
+}
+
+impl Error {
+    pub(crate) fn rule(op: &str, violation: Violation, site: &'static Location<'static>) -> Error {
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Rule(violation), site }))
+    }
+
+    pub(crate) fn comm(op: &str, error: CommError, site: &'static Location<'static>) -> Error {
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site }))
+    }
+
+    pub(crate) fn new(op: &str, message: impl Into<String>, site: &'static Location<'static>) -> Error {
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site }))
+    }
+
+    /// What happened between the ranks, if it was that.
+    pub fn comm_error(&self) -> Option<&CommError> {
+        if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
+    }
+
+    /// The op.
+    pub fn op(&self) -> &str {
+        &self.0.op
+    }
+
+    /// Where it was called.
+    pub fn site(&self) -> &'static Location<'static> {
+        self.0.site
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { op, cause, site } = &*self.0;
+        let (message, note) = match cause {
+            Cause::Rule(Violation { rule, message, note }) => (format!("{message} ({rule})"), note.clone()),
+            Cause::Other(message) => (message.clone(), None),
+            Cause::Comm(error) => {
+                let text = error.to_string();
+                let named = text.starts_with(&format!("{op}:"));
+                let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+                if !named {
+                    write!(f, "{op}: ")?;
+                }
+                write!(f, "{first}\n  at {}:{}", site.file(), site.line())?;
+                return if rest.is_empty() { Ok(()) } else { write!(f, "\n{rest}") };
+            }
+        };
+        write!(f, "{op}: {message}\n  at {}:{}", site.file(), site.line())?;
+        match note {
+            Some(note) => write!(f, "\n  note: {note}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

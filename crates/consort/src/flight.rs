@@ -1,0 +1,81 @@
+//! Operations in flight, as tensors hold them: waited for once, by whoever first needs what they give.
+
+use std::cell::RefCell;
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::Instant;
+
+use consort_comm::Pending;
+
+use crate::error::{Error, Result};
+use crate::world::World;
+
+/// An operation in flight, shared by the tensors that it makes.
+pub(crate) struct Flight {
+    state: RefCell<State>,
+    world: Rc<World>,
+    op: &'static str,
+    site: &'static Location<'static>,
+}
+
+enum State {
+    Flying(Pending),
+    Landed,
+    Failed(Error),
+}
+
+impl Flight {
+    pub(crate) fn new(
+        pending: Pending,
+        world: &Rc<World>,
+        op: &'static str,
+        site: &'static Location<'static>,
+    ) -> Rc<Flight> {
+        Rc::new(Flight { state: RefCell::new(State::Flying(pending)), world: Rc::clone(world), op, site })
+    }
+
+    /// Waits until it is over. An error is the same each time.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let state = self.state.replace(State::Landed);
+        let state = match state {
+            State::Flying(pending) => match pending.wait(Instant::now() + self.world.timeout()) {
+                Ok(_) => State::Landed,
+                Err(error) => State::Failed(Error::comm(self.op, error, self.site)),
+            },
+            over => over,
+        };
+        let outcome = if let State::Failed(error) = &state { Err(error.clone()) } else { Ok(()) };
+        self.state.replace(state);
+        outcome
+    }
+
+    /// Whether it is over; makes it go on, and never waits.
+    pub(crate) fn test(&self) -> Result<bool> {
+        let mut state = self.state.borrow_mut();
+        let outcome = match &mut *state {
+            State::Flying(pending) => pending.test(),
+            State::Landed => return Ok(true),
+            State::Failed(error) => return Err(error.clone()),
+        };
+        match outcome {
+            Ok(None) => Ok(false),
+            Ok(Some(_)) => {
+                *state = State::Landed;
+                Ok(true)
+            }
+            Err(error) => {
+                let error = Error::comm(self.op, error, self.site);
+                *state = State::Failed(error.clone());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if matches!(*self.state.borrow(), State::Flying(_)) {
+            self.world.note_unwaited(self.op, self.site);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Tensors and collectives of one program on many ranks.
+//!
+//! A [`Tensor`] is a value; a [`Mesh`] is all ranks, along named axes; a [`Group`] is those that communicate. Every
+//! collective takes tensors and gives tensors: in place where ownership shows that nobody can tell, on its way until
+//! it is needed.
+//!
+//! ```
+//! use consort::{Reduce, Tensor};
+//!
+//! // Two ranks, here as threads; `consort run -n 2 -- PROGRAM` and `consort::init` make them processes.
+//! let losses = consort::spawn(2, |mesh| {
+//!     let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+//!     let y = mesh.all_reduce(x.matmul(&x)?, Reduce::Sum)?; // On its way.
+//!     y.sum_all()?.item::<f32>() // Waited for here.
+//! });
+//! assert!(losses.into_iter().all(|loss| loss.is_ok_and(|loss| loss == 108.0)));
+//! ```
+#![forbid(unsafe_code)]
+
+mod apply;
+mod collectives;
+mod create;
+mod element;
+mod elementwise;
+mod error;
+mod flight;
+mod functional;
+mod mesh;
+mod network;
+mod p2p;
+mod pending;
+mod place;
+mod print;
+mod reduce;
+mod shape;
+mod storage;
+mod tensor;
+mod world;
+
+pub use apply::apply;
+pub use consort_ir::dtype::Dtype;
+pub use consort_ir::index::Index;
+pub use consort_ir::ops;
+pub use consort_ir::ops::{Missing, Reduce, Route};
+pub use element::Element;
+pub use error::{Error, Result};
+pub use mesh::{Group, Init, Mesh, init, spawn};
+pub use p2p::{Batched, Other};
+pub use pending::Pending;
+pub use place::{Place, SliceMut};
+pub use tensor::Tensor;
+pub use world::Unwaited;

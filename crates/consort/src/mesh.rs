@@ -1,0 +1,360 @@
+//! Meshes and groups: which ranks there are, and which of them communicate.
+
+use std::ops::Deref;
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::Duration;
+
+use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::{self, Axes, Rank};
+use consort_runtime::kernels::Kernel;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+use crate::world::{HEAP, TIMEOUT, Unwaited, World};
+
+/// How this process becomes a rank: axes of the mesh, size of the heap, how long to wait.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # fn main() -> consort::Result<()> {
+/// let mesh = consort::Init::new().heap(1 << 30).timeout(Duration::from_secs(5)).start()?;
+/// assert_eq!(mesh.size(), 1); // Started alone, a program is a world of one.
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Init {
+    axes: Vec<(String, usize)>,
+    heap: usize,
+    timeout: Duration,
+}
+
+impl Default for Init {
+    fn default() -> Init {
+        Init::new()
+    }
+}
+
+impl Init {
+    /// One axis, `world`, over all ranks.
+    pub fn new() -> Init {
+        Init { axes: Vec::new(), heap: HEAP, timeout: TIMEOUT }
+    }
+
+    /// Named axes with their sizes, outermost first; together they have as many ranks as there are.
+    #[must_use]
+    pub fn axes(mut self, axes: &[(&str, usize)]) -> Init {
+        self.axes = axes.iter().map(|(name, size)| (name.to_string(), *size)).collect();
+        self
+    }
+
+    /// Bytes of this rank's heap. They cost memory only as they are used.
+    #[must_use]
+    pub fn heap(mut self, bytes: usize) -> Init {
+        self.heap = bytes;
+        self
+    }
+
+    /// How long an operation may wait for the other ranks.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Init {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Connects with the other ranks that `consort run`, mpirun, srun or torchrun started. A process that was started
+    /// alone is a world of one.
+    #[track_caller]
+    pub fn start(&self) -> Result<Mesh> {
+        let site = Location::caller();
+        let failed = |error: String| Error::new("init", error.trim_start_matches("init: "), site);
+        let control = consort_comm::init().map_err(|error| failed(error.to_string()))?;
+        let mesh = self.mesh(control.size()).map_err(failed)?;
+        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+        control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.to_string()))?;
+        let all = control.group(self.heap, self.timeout).map_err(|error| failed(error.to_string()))?;
+        self.mesh_of(mesh, all, Some(control), site)
+    }
+
+    /// Runs `f` on `n` ranks, each a thread of this process, and gives what they return, in rank order.
+    ///
+    /// ```
+    /// use consort::{Init, Reduce, Tensor};
+    ///
+    /// let sums = Init::new().spawn(3, |mesh| {
+    ///     let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as f32], &[1])?;
+    ///     mesh.all_reduce(x, Reduce::Sum)?.item::<f32>()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
+    /// ```
+    #[track_caller]
+    pub fn spawn<T: Send>(&self, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
+        let site = Location::caller();
+        consort_comm::spawn_with_heap(n, self.heap, |all| {
+            let mesh = self.mesh(n).map_err(|error| Error::new("spawn", error, site))?;
+            f(self.mesh_of(mesh, all, None, site)?)
+        })
+    }
+
+    fn mesh(&self, ranks: usize) -> std::result::Result<mesh::Mesh, String> {
+        let axes: Vec<(String, u32)> = match &self.axes[..] {
+            [] if ranks == 1 => Vec::new(),
+            [] => vec![("world".to_string(), ranks as u32)],
+            axes => axes.iter().map(|(name, size)| (name.clone(), *size as u32)).collect(),
+        };
+        let mesh = mesh::Mesh::new(axes).map_err(|error| error.0)?;
+        if mesh.n_ranks() as usize == ranks {
+            return Ok(mesh);
+        }
+        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+        Err(format!("expected a mesh of {ranks} ranks, got ({})", axes.join(", ")))
+    }
+
+    fn mesh_of(
+        &self,
+        mesh: mesh::Mesh,
+        all: consort_comm::Group,
+        control: Option<consort_comm::World>,
+        site: &'static Location<'static>,
+    ) -> Result<Mesh> {
+        let world = World::join(mesh, all, control);
+        world.set_timeout(self.timeout);
+        // The groups of single axes are made at once, so that asking for one is no matter of all ranks.
+        let axes = world.mesh().all_axes();
+        for axis in axes.iter() {
+            let group = world.group(mesh::Group::Axes(Axes::one(axis)));
+            group.map_err(|error| Error::comm("init", error, site))?;
+        }
+        Mesh::new(world, site)
+    }
+}
+
+/// Connects with the other ranks, as [`Init::start`] does; all of them are one axis, `world`.
+#[track_caller]
+pub fn init() -> Result<Mesh> {
+    Init::new().start()
+}
+
+/// Runs `f` on `n` ranks that are threads, as [`Init::spawn`] does.
+#[track_caller]
+pub fn spawn<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
+    Init::new().spawn(n, f)
+}
+
+/// All ranks, along named axes. It is also the group of all of them.
+///
+/// ```
+/// use consort::{Init, Reduce, Tensor};
+///
+/// let results = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+///     let tp = mesh.axis("tp")?;
+///     assert_eq!((mesh.size(), tp.size()), (4, 2));
+///     let x = Tensor::from_slice(&[1.0f32], &[1])?;
+///     tp.all_reduce(x, Reduce::Sum)?.item::<f32>()
+/// });
+/// assert!(results.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+/// ```
+#[derive(Clone)]
+pub struct Mesh {
+    all: Group,
+}
+
+impl Deref for Mesh {
+    type Target = Group;
+    fn deref(&self) -> &Group {
+        &self.all
+    }
+}
+
+/// Ranks that communicate: an axis of a mesh, several axes, or one of some lists.
+#[derive(Clone)]
+pub struct Group {
+    pub(crate) world: Rc<World>,
+    pub(crate) over: mesh::Group,
+    /// None where there are only shapes, or where this rank is in no list.
+    pub(crate) comm: Option<consort_comm::Group>,
+}
+
+impl Mesh {
+    fn new(world: Rc<World>, site: &'static Location<'static>) -> Result<Mesh> {
+        let over = mesh::Group::Axes(world.mesh().all_axes());
+        Ok(Mesh { all: group(world, over, "mesh", site)? })
+    }
+
+    /// A mesh without ranks behind it, as `rank` of it would see it: tensors over it are shapes without data, and
+    /// nothing communicates.
+    ///
+    /// ```
+    /// use consort::{Dtype, Mesh, Reduce, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let mesh = Mesh::of_shapes(&[("tp", 8)], 0)?;
+    /// let x = Tensor::of_shape(Dtype::F32, &[1024, 4096]);
+    /// assert_eq!(mesh.reduce_scatter(&x, Reduce::Sum, 0)?.shape(), [128, 4096]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn of_shapes(axes: &[(&str, usize)], rank: usize) -> Result<Mesh> {
+        let site = Location::caller();
+        let axes = axes.iter().map(|(name, size)| (name.to_string(), *size as u32));
+        let mesh = mesh::Mesh::new(axes).map_err(|error| Error::new("mesh", error.0, site))?;
+        if rank >= mesh.n_ranks() as usize {
+            let message = format!("expected a rank below {}, got {rank}", mesh.n_ranks());
+            return Err(Error::new("mesh", message, site));
+        }
+        Mesh::new(World::of_shapes(mesh, Rank(rank as u32)), site)
+    }
+
+    /// The group along an axis.
+    #[track_caller]
+    pub fn axis(&self, name: &str) -> Result<Group> {
+        self.axes(&[name])
+    }
+
+    /// The group along several axes. All ranks ask for a new one together.
+    #[track_caller]
+    pub fn axes(&self, names: &[&str]) -> Result<Group> {
+        let site = Location::caller();
+        let axes: Axes = names.iter().map(|name| self.axis_of(name, site)).collect::<Result<_>>()?;
+        group(Rc::clone(&self.world), mesh::Group::Axes(axes), "mesh", site)
+    }
+
+    fn axis_of(&self, name: &str, site: &'static Location<'static>) -> Result<mesh::Axis> {
+        let mesh = self.world.mesh();
+        mesh.axis(name).ok_or_else(|| {
+            let names: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
+            Error::new("mesh", format!("expected one of the axes {}, got `{name}`", names.join(", ")), site)
+        })
+    }
+
+    /// The group of the list that holds this rank. The lists have one length, no rank is in two, and all ranks call
+    /// this with the same lists. A rank that is in none passes its tensors through.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let results = consort::spawn(4, |mesh| {
+    ///     let pairs = mesh.lists("pairs", &[&[0, 3], &[1, 2]])?;
+    ///     let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as f32], &[1])?;
+    ///     pairs.all_reduce(x, Reduce::Sum)?.item::<f32>()
+    /// });
+    /// assert!(results.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
+    /// ```
+    #[track_caller]
+    pub fn lists(&self, name: &str, lists: &[&[usize]]) -> Result<Group> {
+        let site = Location::caller();
+        let lists = lists.iter().map(|list| list.iter().map(|rank| Rank(*rank as u32)).collect()).collect();
+        let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
+        let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
+        group(Rc::clone(&self.world), mesh::Group::List(id), "mesh", site)
+    }
+
+    /// The group of all ranks that give the same colour, in the order of their keys; all of one size. A rank without a
+    /// colour is in none, and passes its tensors through. All ranks call it.
+    ///
+    /// ```
+    /// let sizes = consort::spawn(4, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())?;
+    ///     let halves = mesh.split("halves", Some(me as u32 % 2), 0)?;
+    ///     Ok((halves.size(), halves.number(&halves.rank())?))
+    /// });
+    /// let sizes: Vec<_> = sizes.into_iter().flatten().collect();
+    /// assert_eq!(sizes, [(2, 0), (2, 0), (2, 1), (2, 1)]);
+    /// ```
+    #[track_caller]
+    pub fn split(&self, name: &str, colour: Option<u32>, key: i64) -> Result<Group> {
+        let site = Location::caller();
+        let mine = [i64::from(colour.is_some()), i64::from(colour.unwrap_or(0)), key];
+        let all = self.all_gather(Tensor::from_slice(&mine, &[3])?, 0)?.to_vec::<i64>()?;
+        let colours: Vec<Option<u32>> =
+            all.chunks(3).map(|one| (one[0] == 1).then_some(one[1] as u32)).collect();
+        let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
+        let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
+        let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
+        group(Rc::clone(&self.world), mesh::Group::List(id), "mesh", site)
+    }
+
+    /// How long operations may wait for the other ranks, from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.world.set_timeout(timeout);
+    }
+
+    /// How many threads the kernels of this rank use: one at first, and never more than there are cores.
+    pub fn set_threads(&self, n: usize) {
+        self.world.set_threads(n);
+    }
+
+    /// Bytes that were copied so that they could take part in communication: operands with other owners, and those
+    /// that did not lie in one piece.
+    pub fn copied_bytes(&self) -> u64 {
+        self.world.copied()
+    }
+
+    /// The operations whose results were dropped before anybody waited for them. They completed all the same.
+    pub fn unwaited(&self) -> Vec<Unwaited> {
+        self.world.unwaited()
+    }
+
+    /// Checks that a setting has the same value on every rank: an error on all of them if not.
+    #[track_caller]
+    pub fn parity(&self, key: &str, value: &str) -> Result<()> {
+        let Some(control) = self.world.control() else { return Ok(()) };
+        control
+            .parity(key, value)
+            .map_err(|error| Error::new("parity", error.to_string(), Location::caller()))
+    }
+
+    /// Gives a kernel for an op of the user's own, which is run through its evaluation otherwise.
+    pub fn add_kernel(&self, kernel: Kernel) {
+        self.world.add_kernel(kernel);
+    }
+}
+
+fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<'static>) -> Result<Group> {
+    let comm = world.group(over).map_err(|error| Error::comm(op, error, site))?;
+    Ok(Group { world, over, comm })
+}
+
+impl Group {
+    /// How many ranks it has.
+    pub fn size(&self) -> usize {
+        self.world.mesh().group_size(self.over) as usize
+    }
+
+    /// This rank's place in it, as a symbol: sizes and starts that mention it differ between ranks, and are known to.
+    pub fn rank(&self) -> Index {
+        let mesh = self.world.mesh();
+        match self.over {
+            mesh::Group::Axes(axes) => axes.iter().fold(Index::constant(0), |at, axis| {
+                &(&at * &Index::from(i64::from(mesh.axis_size(axis)))) + &Index::sym(Sym::Rank(axis))
+            }),
+            mesh::Group::List(id) => Index::sym(Sym::GroupRank(id)),
+        }
+    }
+
+    /// What a size or place is on this rank.
+    #[track_caller]
+    pub fn number(&self, index: &Index) -> Result<usize> {
+        let mesh = self.world.mesh();
+        let number = self.world.sizes(&mesh).size(index);
+        number.map_err(|error| Error::new("number", error.0, Location::caller()))
+    }
+
+    /// Whether this rank is in it. All are in a group of axes.
+    pub fn has_me(&self) -> bool {
+        self.world.mesh().group_rank(self.over, self.world.rank).is_some()
+    }
+
+    /// How many of its operations nobody has waited for yet.
+    pub fn in_flight(&self) -> usize {
+        self.comm.as_ref().map_or(0, |comm| comm.in_flight())
+    }
+
+    /// Makes operations in flight go on; never waits.
+    #[track_caller]
+    pub fn poll(&self) -> Result<()> {
+        let Some(comm) = &self.comm else { return Ok(()) };
+        comm.poll().map_err(|error| Error::comm("poll", error, Location::caller()))
+    }
+}

@@ -1,0 +1,202 @@
+//! Sends and receives.
+
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
+
+use crate::apply::write_into;
+use crate::error::{Error, Result};
+use crate::mesh::Group;
+use crate::pending::Pending;
+use crate::place::{Place, SliceMut};
+use crate::tensor::Tensor;
+
+/// The other end of a message: a member of the group by its place, or where a route leads.
+pub struct Other(Peer);
+
+impl From<usize> for Other {
+    fn from(member: usize) -> Other {
+        Other(Peer::At(Index::from(member)))
+    }
+}
+
+impl From<Index> for Other {
+    fn from(member: Index) -> Other {
+        Other(Peer::At(member))
+    }
+}
+
+impl From<Route> for Other {
+    fn from(route: Route) -> Other {
+        Other(Peer::Route(route))
+    }
+}
+
+/// One message of a batch.
+pub enum Batched<'a> {
+    /// A tensor that is sent.
+    Send {
+        /// What.
+        x: Tensor,
+        /// To whom.
+        to: Other,
+        /// Messages match by sender, receiver and tag, in order.
+        tag: i64,
+    },
+    /// A tensor or slice that takes what is received.
+    Recv {
+        /// Where it goes.
+        into: SliceMut<'a>,
+        /// From whom.
+        from: Other,
+        /// Messages match by sender, receiver and tag, in order.
+        tag: i64,
+    },
+}
+
+impl<'a> Batched<'a> {
+    /// A tensor that is sent.
+    pub fn send(x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Batched<'a> {
+        Batched::Send { x: x.into(), to: to.into(), tag }
+    }
+
+    /// A tensor or slice that takes what is received.
+    pub fn recv(into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Batched<'a> {
+        Batched::Recv { into: into.into_slice(), from: from.into(), tag }
+    }
+}
+
+impl Group {
+    /// Sends a tensor to a member. The handle says when it is taken; until then the tensor can be read.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     match mesh.number(&mesh.rank())? {
+    ///         0 => {
+    ///             mesh.isend(Tensor::from_slice(&[42i64], &[1])?, 1, 7)?.wait()?;
+    ///             Ok(0)
+    ///         }
+    ///         _ => mesh.irecv(Dtype::I64, &[1], 0, 7)?.item::<i64>(),
+    ///     }
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [0, 42]);
+    /// ```
+    #[track_caller]
+    pub fn isend(&self, x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Result<Pending<()>> {
+        self.batch_at(vec![Batched::send(x, to, tag)], Location::caller())
+    }
+
+    /// Receives a tensor from a member. It is waited for when its elements are first needed.
+    #[track_caller]
+    pub fn irecv(&self, dtype: Dtype, shape: &[usize], from: impl Into<Other>, tag: i64) -> Result<Tensor> {
+        let site = Location::caller();
+        let mut x = match self.comm {
+            Some(_) => Tensor::zeros(dtype, shape)?,
+            None => Tensor::of_shape(dtype, shape),
+        };
+        let _ = self.batch_at(vec![Batched::recv(&mut x, from, tag)], site)?;
+        Ok(x)
+    }
+
+    /// Receives into a tensor or slice.
+    ///
+    /// ```
+    /// use consort::{Dtype, Route, Tensor};
+    ///
+    /// let got = consort::spawn(3, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let mut x = Tensor::from_slice(&[-1, me], &[2])?;
+    ///     let sent = mesh.isend(&x.narrow(0, 1, 1)?, Route::Ring(1), 0)?;
+    ///     mesh.recv_into(x.narrow_mut(0, 0usize, 1usize)?, Route::Ring(-1), 0)?;
+    ///     sent.wait()?;
+    ///     x.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[2, 0], [0, 1], [1, 2]]);
+    /// ```
+    #[track_caller]
+    pub fn recv_into<'a>(&self, into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Result<()> {
+        let _ = self.batch_at(vec![Batched::recv(into, from, tag)], Location::caller())?;
+        Ok(())
+    }
+
+    /// A batch of sends and receives that are in flight together. Tensors that receive are waited for when their
+    /// elements are first needed; the handle says when all of the batch is over.
+    ///
+    /// ```
+    /// use consort::{Batched, Route, Tensor};
+    ///
+    /// let got = consort::spawn(3, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let (x, mut y) = (Tensor::from_slice(&[me], &[1])?, Tensor::from_slice(&[-1i64], &[1])?);
+    ///     // An open border: the first member receives nothing, and keeps what it has.
+    ///     let batch = vec![Batched::send(&x, Route::Shift(1), 0), Batched::recv(&mut y, Route::Shift(-1), 0)];
+    ///     mesh.batch(batch)?.wait()?;
+    ///     y.item::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [-1, 0, 1]);
+    /// ```
+    #[track_caller]
+    pub fn batch(&self, messages: Vec<Batched<'_>>) -> Result<Pending<()>> {
+        self.batch_at(messages, Location::caller())
+    }
+
+    fn batch_at(&self, messages: Vec<Batched<'_>>, site: &'static Location<'static>) -> Result<Pending<()>> {
+        let (mut send, mut recv, mut args, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for message in messages {
+            match message {
+                Batched::Send { x, to, tag } => {
+                    send.push(Message { peer: to.0, tag: Index::constant(tag) });
+                    args.push(x);
+                }
+                Batched::Recv { mut into, from, tag } => {
+                    into.make_own(site)?;
+                    recv.push(Message { peer: from.0, tag: Index::constant(tag) });
+                    places.push(into);
+                }
+            }
+        }
+        args.extend(places.iter().map(SliceMut::view));
+        let n_sent = send.len();
+        let op = ExchangeStart { send, recv, over: self.over };
+        let name = "exchange";
+        if args.len() != n_sent + places.len() {
+            return Err(Error::new(name, "expected a tensor for each message", site));
+        }
+        let started = self.start(&op, &args, 2, &[], site)?;
+        for ((mut place, result), view) in places.into_iter().zip(started.results).zip(&args[n_sent..]) {
+            place.take_result(view, result, site)?;
+        }
+        Ok(Pending { gives: (), flight: started.flight })
+    }
+}
+
+impl SliceMut<'_> {
+    /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
+    pub(crate) fn take_result(
+        &mut self,
+        view: &Tensor,
+        result: Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let varies = self.tensor.ty.varies.union(result.ty.varies);
+        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+        let landed = match (&result.storage, &self.tensor.storage) {
+            (Some(result), Some(own)) => Rc::ptr_eq(result, own),
+            _ => true,
+        };
+        if landed {
+            return Ok(());
+        }
+        if self.layout == self.tensor.layout {
+            *self.tensor = result;
+            return Ok(());
+        }
+        // It could not be written where it lies, for example because it has gaps.
+        write_into(view, &result, site)
+    }
+}

@@ -1,0 +1,42 @@
+//! The explicit handle of an operation in flight.
+
+use std::rc::Rc;
+
+use crate::error::Result;
+use crate::flight::Flight;
+
+/// An operation in flight, and what it will give.
+///
+/// ```
+/// use consort::{Reduce, Tensor};
+///
+/// let sums = consort::spawn(2, |mesh| {
+///     let pending = mesh.all_reduce_async(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum)?;
+///     assert_eq!(mesh.in_flight(), 1);
+///     let sum = pending.wait()?;
+///     assert_eq!(mesh.in_flight(), 0);
+///     sum.item::<f32>()
+/// });
+/// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+/// ```
+#[must_use = "what an operation gives comes by waiting for it"]
+pub struct Pending<T> {
+    pub(crate) gives: T,
+    /// None where there are only shapes.
+    pub(crate) flight: Option<Rc<Flight>>,
+}
+
+impl<T> Pending<T> {
+    /// What the operation gives, when it is over.
+    pub fn wait(self) -> Result<T> {
+        if let Some(flight) = &self.flight {
+            flight.wait()?;
+        }
+        Ok(self.gives)
+    }
+
+    /// Whether it is over; makes it go on, and never waits.
+    pub fn test(&self) -> Result<bool> {
+        self.flight.as_ref().map_or(Ok(true), |flight| flight.test())
+    }
+}

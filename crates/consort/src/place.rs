@@ -1,0 +1,368 @@
+//! Collectives that write where something is: tensors and mutable slices of tensors.
+//!
+//! Storage with one owner is written where it lies. Storage with several is copied once, for value semantics: what one
+//! owner writes the others do not see.
+
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::ops::{self, OpDef, Reduce};
+use consort_runtime::layout::Layout;
+
+use crate::apply::{copy_into, write_into};
+use crate::error::{Error, Result};
+use crate::mesh::Group;
+use crate::pending::Pending;
+use crate::storage::Storage;
+use crate::tensor::{Tensor, alloc};
+use crate::world::World;
+
+/// A part of a tensor that is written in place.
+///
+/// ```
+/// use consort::{Dtype, Tensor};
+///
+/// # fn main() -> consort::Result<()> {
+/// let mut x = Tensor::zeros(Dtype::F32, &[3, 2])?;
+/// x.narrow_mut(0, 1usize, 1usize)?.copy_from(&Tensor::from_slice(&[1.0f32, 2.0], &[1, 2])?)?;
+/// assert_eq!(x.to_string(), "[[0. 0.]\n [1. 2.]\n [0. 0.]]");
+/// # Ok(()) }
+/// ```
+pub struct SliceMut<'a> {
+    pub(crate) tensor: &'a mut Tensor,
+    pub(crate) layout: Layout,
+    shape: Vec<Index>,
+}
+
+/// What a collective can write in place: `&mut Tensor`, or a slice of one.
+pub trait Place<'a> {
+    /// As a slice.
+    fn into_slice(self) -> SliceMut<'a>;
+}
+
+impl<'a> Place<'a> for &'a mut Tensor {
+    fn into_slice(self) -> SliceMut<'a> {
+        SliceMut { layout: self.layout.clone(), shape: self.ty.shape.clone(), tensor: self }
+    }
+}
+
+impl<'a> Place<'a> for SliceMut<'a> {
+    fn into_slice(self) -> SliceMut<'a> {
+        self
+    }
+}
+
+impl Tensor {
+    /// The part of a dimension that begins at `start` and has `size` entries, to be written in place.
+    #[track_caller]
+    pub fn narrow_mut(
+        &mut self,
+        dim: usize,
+        start: impl Into<Index>,
+        size: impl Into<Index>,
+    ) -> Result<SliceMut<'_>> {
+        let part = self.narrow(dim, start, size)?;
+        Ok(SliceMut { layout: part.layout.clone(), shape: part.ty.shape.clone(), tensor: self })
+    }
+
+    /// Takes over the elements of another tensor of the same shape and type.
+    #[track_caller]
+    pub fn copy_from(&mut self, other: &Tensor) -> Result<()> {
+        self.into_slice().copy_from(other)
+    }
+
+    /// Makes this the only owner of its storage, by a copy where it is not. Other layouts stay.
+    fn make_own(&mut self, owners: usize, site: &'static Location<'static>) -> Result<()> {
+        let Some(storage) = &self.storage else { return Ok(()) };
+        if Rc::strong_count(storage) <= owners {
+            return Ok(());
+        }
+        let world = World::current()?;
+        let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
+        copy_into(self, &buffer, site)?;
+        world.count_copy(buffer.len());
+        self.layout = Layout::contiguous(&self.layout.shape.clone());
+        self.storage = Some(Storage::new(buffer));
+        Ok(())
+    }
+}
+
+impl SliceMut<'_> {
+    /// The sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.tensor.dtype()
+    }
+
+    /// What lies there, as a view that shares the storage.
+    pub(crate) fn view(&self) -> Tensor {
+        Tensor {
+            ty: Rc::new(self.tensor.ty.with_shape(self.shape.clone())),
+            layout: self.layout.clone(),
+            storage: self.tensor.storage.clone(),
+            world: self.tensor.world,
+        }
+    }
+
+    /// A slice of a tensor that has other owners becomes one of a copy.
+    pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
+        let is_whole = self.layout == self.tensor.layout;
+        if is_whole || self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1) {
+            return Ok(());
+        }
+        // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
+        let mut rest = self.layout.start - self.tensor.layout.start;
+        let mut starts: Vec<usize> = vec![0; self.tensor.rank()];
+        let mut by_stride: Vec<usize> = (0..self.tensor.rank()).collect();
+        by_stride.sort_by_key(|dim| std::cmp::Reverse(self.tensor.layout.strides[*dim]));
+        for dim in by_stride {
+            let stride = self.tensor.layout.strides[dim];
+            if stride > 0 && self.tensor.layout.shape[dim] > 1 {
+                starts[dim] = rest / stride;
+                rest %= stride;
+            }
+        }
+        let sizes = self.layout.shape.clone();
+        self.tensor.make_own(1, site)?;
+        let mut layout = self.tensor.layout.clone();
+        for (dim, start) in starts.into_iter().enumerate() {
+            layout = layout.narrowed(dim, start, sizes[dim]);
+        }
+        self.layout = layout;
+        Ok(())
+    }
+
+    /// Takes over the elements of another tensor of the same shape and type.
+    #[track_caller]
+    pub fn copy_from(mut self, other: &Tensor) -> Result<()> {
+        let site = Location::caller();
+        if other.dtype() != self.dtype() || other.shape() != self.shape() {
+            let message = format!(
+                "expected {}{:?}, got {}{:?}",
+                self.dtype(),
+                self.shape(),
+                other.dtype(),
+                other.shape()
+            );
+            return Err(Error::new("copy_from", message, site));
+        }
+        if self.tensor.storage.is_none() || other.storage.is_none() {
+            return Ok(());
+        }
+        if self.layout == self.tensor.layout {
+            // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
+            let ty = self.tensor.ty.with_varies(other.ty.varies);
+            let own = self.tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
+            if !own {
+                *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
+                return Ok(());
+            }
+        }
+        self.make_own(site)?;
+        write_into(&self.view(), other, site)?;
+        let varies = self.tensor.ty.varies.union(other.ty.varies);
+        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Runs an operation whose result goes where its operand is.
+    fn in_place<'a>(
+        &self,
+        op: &dyn OpDef,
+        place: impl Place<'a>,
+        site: &'static Location<'static>,
+    ) -> Result<Pending<()>> {
+        let mut slice = place.into_slice();
+        slice.make_own(site)?;
+        // The whole tensor is replaced by the result; of a slice, the tensor itself is one more owner.
+        if slice.layout == slice.tensor.layout {
+            let mut started = self.start(op, std::slice::from_ref(slice.tensor), 1, &[], site)?;
+            if let Some(result) = started.results.pop() {
+                *slice.tensor = result;
+            }
+            return Ok(Pending { gives: (), flight: started.flight });
+        }
+        let view = [slice.view()];
+        let mut started = self.start(op, &view, 2, &[], site)?;
+        if let Some(result) = started.results.pop() {
+            slice.take_result(&view[0], result, site)?;
+        }
+        Ok(Pending { gives: (), flight: started.flight })
+    }
+
+    /// Runs an operation whose result goes into a tensor or slice that is there.
+    fn into_place<'a>(
+        &self,
+        op: &dyn OpDef,
+        out: impl Place<'a>,
+        x: Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let mut slice = out.into_slice();
+        let whole = slice.layout == slice.tensor.layout;
+        slice.make_own(site)?;
+        let args = [x];
+        if whole {
+            let mut started = self.start(op, &args, 1, std::slice::from_ref(slice.tensor), site)?;
+            if let Some(result) = started.results.pop() {
+                *slice.tensor = result;
+            }
+            return Ok(());
+        }
+        let view = [slice.view()];
+        let mut started = self.start(op, &args, 2, &view, site)?;
+        if let Some(result) = started.results.pop() {
+            slice.take_result(&view[0], result, site)?;
+        }
+        Ok(())
+    }
+
+    /// [`all_reduce`](Group::all_reduce) in place.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let mut x = Tensor::from_slice(&[1i64, 2, 3], &[3])?;
+    ///     mesh.all_reduce_(&mut x, Reduce::Sum)?;
+    ///     mesh.all_reduce_(x.narrow_mut(0, 0usize, 1usize)?, Reduce::Sum)?;
+    ///     x.to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 4, 6])));
+    /// ```
+    #[track_caller]
+    pub fn all_reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<()> {
+        let op = ops::AllReduceStart { reduce, over: self.over };
+        let _ = self.in_place(&op, x, Location::caller())?;
+        Ok(())
+    }
+
+    /// [`all_reduce_`](Group::all_reduce_) with an explicit handle, which does not borrow the tensor.
+    #[track_caller]
+    pub fn all_reduce_async_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<Pending<()>> {
+        let op = ops::AllReduceStart { reduce, over: self.over };
+        self.in_place(&op, x, Location::caller())
+    }
+
+    /// [`all_reduce_coalesced`](Group::all_reduce_coalesced) in place.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let mut list = vec![Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[2i64, 3], &[2])?];
+    ///     mesh.all_reduce_coalesced_(&mut list, Reduce::Sum)?;
+    ///     list[1].to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 6])));
+    /// ```
+    #[track_caller]
+    pub fn all_reduce_coalesced_(&self, list: &mut [Tensor], reduce: Reduce) -> Result<()> {
+        let op = ops::AllReduceStart { reduce, over: self.over };
+        let site = Location::caller();
+        let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
+        types.dedup();
+        if let [_] = &types[..] {
+            let started = self.start(&op, list, 1, &[], site)?;
+            list.iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
+            return Ok(());
+        }
+        // Of several types there is one communication for each run of one type.
+        let mut start = 0;
+        for dtype in types {
+            let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
+            let started = self.start(&op, &list[start..end], 1, &[], site)?;
+            list[start..end].iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// [`broadcast`](Group::broadcast) in place.
+    #[track_caller]
+    pub fn broadcast_<'a>(&self, x: impl Place<'a>, root: usize) -> Result<()> {
+        let _ = self.in_place(&ops::BroadcastStart { root, over: self.over }, x, Location::caller())?;
+        Ok(())
+    }
+
+    /// [`reduce`](Group::reduce) in place.
+    #[track_caller]
+    pub fn reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce, root: usize) -> Result<()> {
+        let _ = self.in_place(&ops::ReduceStart { reduce, root, over: self.over }, x, Location::caller())?;
+        Ok(())
+    }
+
+    /// [`permute`](Group::permute) in place.
+    #[track_caller]
+    pub fn permute_<'a>(&self, x: impl Place<'a>, route: ops::Route, missing: ops::Missing) -> Result<()> {
+        let _ =
+            self.in_place(&ops::PermuteStart { route, missing, over: self.over }, x, Location::caller())?;
+        Ok(())
+    }
+
+    /// [`all_to_all`](Group::all_to_all) with equal parts, in place.
+    #[track_caller]
+    pub fn all_to_all_<'a>(&self, x: impl Place<'a>) -> Result<()> {
+        let op = ops::AllToAllStart { in_splits: None, out_splits: None, over: self.over };
+        let _ = self.in_place(&op, x, Location::caller())?;
+        Ok(())
+    }
+
+    /// [`all_gather`](Group::all_gather) into a tensor or slice that is there.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let mut out = Tensor::zeros(Dtype::I64, &[4])?;
+    ///     mesh.all_gather_into(out.narrow_mut(0, 1usize, 2usize)?, Tensor::from_slice(&[me + 1], &[1])?, 0)?;
+    ///     out.to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [0, 1, 2, 0])));
+    /// ```
+    #[track_caller]
+    pub fn all_gather_into<'a>(&self, out: impl Place<'a>, x: impl Into<Tensor>, dim: usize) -> Result<()> {
+        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
+        self.into_place(&op, out, x.into(), Location::caller())
+    }
+
+    /// [`reduce_scatter`](Group::reduce_scatter) into a tensor or slice that is there.
+    #[track_caller]
+    pub fn reduce_scatter_into<'a>(
+        &self,
+        out: impl Place<'a>,
+        x: impl Into<Tensor>,
+        reduce: Reduce,
+        dim: usize,
+    ) -> Result<()> {
+        let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
+        self.into_place(&op, out, x.into(), Location::caller())
+    }
+
+    /// [`all_to_all`](Group::all_to_all) into a tensor or slice that is there.
+    #[track_caller]
+    pub fn all_to_all_into<'a>(
+        &self,
+        out: impl Place<'a>,
+        x: impl Into<Tensor>,
+        out_splits: Option<&[usize]>,
+        in_splits: Option<&[usize]>,
+    ) -> Result<()> {
+        let splits = |list: Option<&[usize]>| list.map(crate::tensor::constant_shape);
+        let op = ops::AllToAllStart {
+            in_splits: splits(in_splits),
+            out_splits: splits(out_splits),
+            over: self.over,
+        };
+        self.into_place(&op, out, x.into(), Location::caller())
+    }
+}

@@ -1,0 +1,197 @@
+//! Printing tensors as numpy does: nested brackets, columns aligned, large ones shortened.
+
+use std::fmt;
+use std::panic::Location;
+
+use consort_ir::dtype::Dtype;
+use half::{bf16, f16};
+
+use crate::element::Element;
+use crate::tensor::Tensor;
+
+/// More elements than this are shortened to the first and last few along each dimension.
+const WHOLE: usize = 1000;
+/// How many are shown at each end.
+const EDGE: usize = 3;
+/// The most digits behind the point.
+const PRECISION: usize = 8;
+/// The width of a line.
+const LINE: usize = 75;
+
+impl fmt::Display for Tensor {
+    /// The elements. Waits for them; what went wrong is printed in their place.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.has_data() {
+            return write!(f, "{}{:?} without data", self.dtype(), self.shape());
+        }
+        let texts = match texts(self) {
+            Ok(texts) => texts,
+            Err(error) => return write!(f, "<{error}>"),
+        };
+        let shown = Shown { shape: self.shape(), edge: if self.numel() > WHOLE { EDGE } else { usize::MAX } };
+        let width = texts.iter().map(String::len).max().unwrap_or(0);
+        shown.write(f, &mut texts.iter(), 0, width)
+    }
+}
+
+impl fmt::Debug for Tensor {
+    /// Type and elements.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?} {self}", self.dtype(), self.shape())
+    }
+}
+
+/// Which elements are shown.
+struct Shown<'a> {
+    shape: &'a [usize],
+    edge: usize,
+}
+
+impl Shown<'_> {
+    /// The places along a dimension; none where some are left out.
+    fn places(&self, dim: usize) -> Vec<Option<usize>> {
+        let size = self.shape[dim];
+        if self.edge == usize::MAX || size <= 2 * self.edge {
+            return (0..size).map(Some).collect();
+        }
+        let ends = (0..self.edge).map(Some).chain([None]);
+        ends.chain((size - self.edge..size).map(Some)).collect()
+    }
+
+    fn write<'t>(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        texts: &mut impl Iterator<Item = &'t String>,
+        dim: usize,
+        width: usize,
+    ) -> fmt::Result {
+        if dim == self.shape.len() {
+            return f.write_str(texts.next().map_or("", String::as_str));
+        }
+        let last = dim + 1 == self.shape.len();
+        f.write_str("[")?;
+        let mut column = dim + 1;
+        for (i, place) in self.places(dim).into_iter().enumerate() {
+            if i > 0 && last {
+                // A long row goes on under its first element.
+                if column + 1 + width > LINE {
+                    write!(f, "\n{:1$}", "", dim + 1)?;
+                    column = dim + 1;
+                } else {
+                    f.write_str(" ")?;
+                    column += 1;
+                }
+            } else if i > 0 {
+                let lines = self.shape.len() - dim - 1;
+                write!(f, "{}{:2$}", "\n".repeat(lines), "", dim + 1)?;
+            }
+            match place {
+                None => {
+                    f.write_str("...")?;
+                    column += 3;
+                }
+                Some(_) if last => {
+                    let text = texts.next().map_or("", String::as_str);
+                    write!(f, "{text:>width$}")?;
+                    column += width;
+                }
+                Some(_) => self.write(f, texts, dim + 1, width)?,
+            }
+        }
+        f.write_str("]")
+    }
+}
+
+/// The elements that are shown, in row-major order, in one format.
+fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
+    let site = Location::caller();
+    let shown = Shown { shape: x.shape(), edge: if x.numel() > WHOLE { EDGE } else { usize::MAX } };
+    let mut places = vec![0usize];
+    for dim in 0..x.rank() {
+        let along = shown.places(dim);
+        let next = |at: usize| along.iter().flatten().map(move |place| at * x.shape()[dim] + place);
+        places = places.into_iter().flat_map(next).collect();
+    }
+    x.with_bytes("print", site, |bytes| {
+        let size = x.dtype().size();
+        let picked: Vec<u8> =
+            places.iter().flat_map(|at| bytes[at * size..(at + 1) * size].iter().copied()).collect();
+        match x.dtype() {
+            Dtype::F32 => floats(f32::read(&picked).into_iter().map(|x| (f64::from(x), digits32(x)))),
+            Dtype::F64 => floats(f64::read(&picked).into_iter().map(|x| (x, digits64(x)))),
+            Dtype::F16 => floats(f16::read(&picked).into_iter().map(|x| (x.to_f64(), digits32(x.to_f32())))),
+            Dtype::Bf16 => {
+                floats(bf16::read(&picked).into_iter().map(|x| (x.to_f64(), digits32(x.to_f32()))))
+            }
+            Dtype::I32 => i32::read(&picked).iter().map(i32::to_string).collect(),
+            Dtype::I64 => i64::read(&picked).iter().map(i64::to_string).collect(),
+            Dtype::U8 => picked.iter().map(u8::to_string).collect(),
+            Dtype::Bool => {
+                picked.iter().map(|byte| if *byte == 0 { "False" } else { "True" }.to_string()).collect()
+            }
+        }
+    })
+}
+
+/// The digits behind the point that tell a number from its neighbours, up to `PRECISION`.
+fn digits32(x: f32) -> usize {
+    digits(&format!("{x}"), &format!("{x:.PRECISION$}"))
+}
+
+fn digits64(x: f64) -> usize {
+    digits(&format!("{x}"), &format!("{x:.PRECISION$}"))
+}
+
+fn digits(shortest: &str, bounded: &str) -> usize {
+    let behind =
+        |text: &str| text.split_once('.').map_or(0, |(_, digits)| digits.trim_end_matches('0').len());
+    behind(shortest).min(behind(bounded))
+}
+
+/// All numbers with as many digits as the one that needs most; with exponents where they lie far apart.
+fn floats(numbers: impl Iterator<Item = (f64, usize)>) -> Vec<String> {
+    let numbers: Vec<(f64, usize)> = numbers.collect();
+    let finite = || numbers.iter().map(|(x, _)| x.abs()).filter(|x| x.is_finite() && *x > 0.0);
+    let (least, most) = (finite().fold(f64::INFINITY, f64::min), finite().fold(0.0, f64::max));
+    if most >= 1e8 || least < 1e-4 || most / least > 1e8 && most > 0.0 && least.is_finite() {
+        return scientific(&numbers);
+    }
+    let digits = numbers.iter().filter(|(x, _)| x.is_finite()).map(|(_, digits)| *digits).max().unwrap_or(0);
+    let text = |(x, own): &(f64, usize)| match x.is_finite() {
+        false => special(*x),
+        true if *own == 0 => format!("{x:.0}.{:digits$}", ""),
+        true => {
+            let text = format!("{x:.own$}");
+            format!("{text}{:1$}", "", digits - own)
+        }
+    };
+    numbers.iter().map(text).collect()
+}
+
+fn scientific(numbers: &[(f64, usize)]) -> Vec<String> {
+    let parts = |x: f64| {
+        let text = format!("{x:.PRECISION$e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        (digits.trim_end_matches('0').to_string(), exponent.parse::<i32>().unwrap_or(0))
+    };
+    let behind = |x: f64| parts(x).0.split_once('.').map_or(0, |(_, digits)| digits.len());
+    let digits = numbers.iter().filter(|(x, _)| x.is_finite()).map(|(x, _)| behind(*x)).max().unwrap_or(0);
+    let text = |(x, _): &(f64, usize)| match x.is_finite() {
+        false => special(*x),
+        true => {
+            let (number, exponent) = parts(*x);
+            let (whole, own) = number.split_once('.').unwrap_or((&number, ""));
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{whole}.{own:0<digits$}e{sign}{:02}", exponent.abs())
+        }
+    };
+    numbers.iter().map(text).collect()
+}
+
+fn special(x: f64) -> String {
+    match x {
+        x if x.is_nan() => "nan".into(),
+        x if x > 0.0 => "inf".into(),
+        _ => "-inf".into(),
+    }
+}

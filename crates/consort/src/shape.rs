@@ -1,0 +1,271 @@
+//! Ops that move elements, or only say otherwise where they lie.
+
+use std::panic::Location;
+
+use consort_ir::index::Index;
+use consort_ir::ops;
+use smallvec::smallvec;
+
+use crate::apply::{Tensors, run, run_one};
+use crate::error::{Error, Result};
+use crate::tensor::{Tensor, constant_shape};
+
+impl Tensor {
+    /// The same elements in another shape. No element moves where their layout allows.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?.reshape(&[2, 3])?;
+    /// assert_eq!(x.to_string(), "[[0 1 2]\n [3 4 5]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        run_one(&ops::Reshape { shape: constant_shape(shape) }, smallvec![self.clone()], Location::caller())
+    }
+
+    /// The dimensions in another order. No element moves.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?.reshape(&[2, 3])?;
+    /// assert_eq!(x.permute(&[1, 0])?.to_string(), "[[0 3]\n [1 4]\n [2 5]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn permute(&self, dims: &[usize]) -> Result<Tensor> {
+        run_one(&ops::Permute { dims: dims.to_vec() }, smallvec![self.clone()], Location::caller())
+    }
+
+    /// Two dimensions exchanged. No element moves.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?.reshape(&[1, 2, 3])?;
+    /// assert_eq!(x.transpose(1, 2)?.shape(), [1, 3, 2]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
+        let site = Location::caller();
+        if let Some(dim) = [a, b].into_iter().find(|dim| *dim >= self.rank()) {
+            let message = format!("expected a dimension below {}, got {dim}", self.rank());
+            return Err(Error::new("transpose", message, site));
+        }
+        let mut dims: Vec<usize> = (0..self.rank()).collect();
+        dims.swap(a, b);
+        run_one(&ops::Permute { dims }, smallvec![self.clone()], site)
+    }
+
+    /// The part of a dimension that begins at `start` and has `size` entries. No element moves. Both may depend on the
+    /// rank, and the result then differs between ranks.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?;
+    /// assert_eq!(x.narrow(0, 2, 3)?.to_string(), "[2 3 4]");
+    ///
+    /// let shards = consort::spawn(3, |mesh| {
+    ///     let x = consort::Tensor::from_iter(0..6i32)?.replicated()?;
+    ///     let shard = x.narrow(0, &mesh.rank() * &consort::Index::from(2i64), 2)?;
+    ///     assert_eq!(shard.varies(), ["world"]);
+    ///     shard.to_vec::<i32>()
+    /// });
+    /// assert_eq!(shards.into_iter().flatten().collect::<Vec<_>>(), [[0, 1], [2, 3], [4, 5]]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn narrow(&self, dim: usize, start: impl Into<Index>, size: impl Into<Index>) -> Result<Tensor> {
+        let site = Location::caller();
+        if dim >= self.rank() {
+            let message = format!("expected a dimension below {}, got {dim}", self.rank());
+            return Err(Error::new("narrow", message, site));
+        }
+        let mut starts = vec![Index::constant(0); self.rank()];
+        let mut sizes = self.ty.shape.clone();
+        (starts[dim], sizes[dim]) = (start.into(), size.into());
+        let op = ops::Slice { start: starts, size: sizes, step: vec![1; self.rank()] };
+        run_one(&op, smallvec![self.clone()], site)
+    }
+
+    /// A box of it: where it begins, how many places it has, and how far apart they are, along each dimension. No
+    /// element moves.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?;
+    /// assert_eq!(x.slice(&[1], &[3], &[2])?.to_string(), "[1 3 5]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn slice(&self, start: &[usize], size: &[usize], step: &[usize]) -> Result<Tensor> {
+        let op = ops::Slice { start: constant_shape(start), size: constant_shape(size), step: step.to_vec() };
+        run_one(&op, smallvec![self.clone()], Location::caller())
+    }
+
+    /// One entry along a dimension, which the result does not have.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?.reshape(&[2, 3])?;
+    /// assert_eq!(x.at(0, 1)?.to_string(), "[3 4 5]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn at(&self, dim: usize, place: impl Into<Index>) -> Result<Tensor> {
+        self.narrow(dim, place, 1usize)?.squeeze(dim)
+    }
+
+    /// This with a part of it, which begins at these places, replaced.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2, 3, 4])?;
+    /// let y = x.update_slice(&consort::Tensor::from_iter([20, 30])?, &[1])?;
+    /// assert_eq!(y.to_string(), "[ 1 20 30  4]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn update_slice(&self, part: &Tensor, start: &[usize]) -> Result<Tensor> {
+        let op = ops::UpdateSlice { start: constant_shape(start) };
+        run_one(&op, smallvec![self.clone(), part.clone()], Location::caller())
+    }
+
+    /// Tensors side by side along a dimension.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2])?;
+    /// assert_eq!(consort::Tensor::concat(&[&x, &x], 0)?.to_string(), "[1 2 1 2]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn concat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
+        run_one(&ops::Concat { dim }, parts.iter().map(|part| (*part).clone()).collect(), Location::caller())
+    }
+
+    /// Tensors of one shape side by side along a new dimension.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2])?;
+    /// assert_eq!(consort::Tensor::stack(&[&x, &x], 0)?.to_string(), "[[1 2]\n [1 2]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn stack(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
+        let site = Location::caller();
+        let parts: Tensors = parts.iter().map(|part| part.unsqueeze(dim)).collect::<Result<_>>()?;
+        run_one(&ops::Concat { dim }, parts, site)
+    }
+
+    /// Cut along a dimension into parts of these sizes. No element moves.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let parts = consort::Tensor::from_iter([1i32, 2, 3])?.split(0, &[1, 2])?;
+    /// assert_eq!(parts[1].to_string(), "[2 3]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn split(&self, dim: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+        let op = ops::Split { dim, sizes: constant_shape(sizes) };
+        Ok(run(&op, &mut smallvec![self.clone()], Location::caller())?.into_vec())
+    }
+
+    /// Repeated to a larger shape: dimensions are aligned at the end, and sizes of one repeat. No element moves.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2])?;
+    /// assert_eq!(x.broadcast_to(&[2, 2])?.to_string(), "[[1 2]\n [1 2]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        run_one(&ops::Broadcast { shape: constant_shape(shape) }, smallvec![self.clone()], Location::caller())
+    }
+
+    /// With a dimension of size one more, before the one at `dim`.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// assert_eq!(consort::Tensor::from_iter([1i32, 2])?.unsqueeze(1)?.shape(), [2, 1]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
+        let site = Location::caller();
+        if dim > self.rank() {
+            let message = format!("expected a dimension up to {}, got {dim}", self.rank());
+            return Err(Error::new("unsqueeze", message, site));
+        }
+        let mut shape = self.ty.shape.clone();
+        shape.insert(dim, Index::constant(1));
+        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
+    }
+
+    /// Without a dimension of size one.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2])?.reshape(&[2, 1])?;
+    /// assert_eq!(x.squeeze(1)?.shape(), [2]);
+    /// assert!(x.squeeze(0).is_err());
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn squeeze(&self, dim: usize) -> Result<Tensor> {
+        let site = Location::caller();
+        if self.shape().get(dim) != Some(&1) {
+            let message = format!("expected a dimension of size 1, got {dim} of {:?}", self.shape());
+            return Err(Error::new("squeeze", message, site));
+        }
+        let mut shape = self.ty.shape.clone();
+        shape.remove(dim);
+        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
+    }
+
+    /// With entries of a value before and behind those of each dimension.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2])?;
+    /// assert_eq!(x.pad(&[1], &[2], 9.0)?.to_string(), "[9 1 2 9 9]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn pad(&self, before: &[usize], after: &[usize], value: f64) -> Result<Tensor> {
+        let op = ops::Pad { low: constant_shape(before), high: constant_shape(after), value };
+        run_one(&op, smallvec![self.clone()], Location::caller())
+    }
+
+    /// The entries along a dimension at these places. Along dimension 0 of a table this is an embedding.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let table = consort::Tensor::from_iter(0..6i32)?.reshape(&[3, 2])?;
+    /// let places = consort::Tensor::from_iter([2i64, 0])?;
+    /// assert_eq!(table.gather(&places, 0)?.to_string(), "[[4 5]\n [0 1]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn gather(&self, places: &Tensor, dim: usize) -> Result<Tensor> {
+        run_one(&ops::Gather { dim }, smallvec![self.clone(), places.clone()], Location::caller())
+    }
+
+    /// This with updates added to the entries along a dimension at these places.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([0i32, 0, 0])?;
+    /// let (places, updates) = (consort::Tensor::from_iter([2i64, 2])?, consort::Tensor::from_iter([1i32, 5])?);
+    /// assert_eq!(x.scatter_add(&places, &updates, 0)?.to_string(), "[0 0 6]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn scatter_add(&self, places: &Tensor, updates: &Tensor, dim: usize) -> Result<Tensor> {
+        let args = smallvec![self.clone(), places.clone(), updates.clone()];
+        run_one(&ops::ScatterAdd { dim }, args, Location::caller())
+    }
+}

@@ -1,0 +1,280 @@
+//! Tensors: values with an element type, a shape, and the axes over which they may differ between ranks.
+
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_comm::Buffer;
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::mesh::Axes;
+use consort_ir::types::TensorType;
+use consort_runtime::layout::{Layout, numel};
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::storage::Storage;
+use crate::world::World;
+
+/// A tensor. It behaves as a value: what is written to one is never seen through another.
+///
+/// Clones and views share storage. A write to storage with one owner happens in place; a write to shared storage
+/// copies first. Tensors belong to the thread that made them.
+///
+/// ```
+/// use consort::Tensor;
+///
+/// # fn main() -> consort::Result<()> {
+/// let mut x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let y = x.clone();
+/// x.add_(&y)?;
+/// assert_eq!(x.to_vec::<f32>()?, [2.0, 4.0, 6.0, 8.0]);
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) ty: Rc<TensorType>,
+    pub(crate) layout: Layout,
+    /// None where there is a shape and no data.
+    pub(crate) storage: Option<Rc<Storage>>,
+    /// Whose mesh the axes are of; 0 for a thread on its own.
+    pub(crate) world: u32,
+}
+
+/// A size that a tensor type holds, as a number.
+pub(crate) fn constant_shape(shape: &[usize]) -> Vec<Index> {
+    shape.iter().map(|size| Index::from(*size)).collect()
+}
+
+impl Tensor {
+    /// A tensor of a type, on new storage.
+    pub(crate) fn on(world: &World, ty: TensorType, layout: Layout, storage: Option<Rc<Storage>>) -> Tensor {
+        Tensor { ty: Rc::new(ty), layout, storage, world: world.id }
+    }
+
+    /// A new tensor whose bytes are filled in by `fill`. It may differ between ranks over every axis.
+    pub(crate) fn build(
+        op: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        site: &'static Location<'static>,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Tensor> {
+        let world = World::current()?;
+        let buffer = alloc(&world, op, dtype, shape, site)?;
+        fill_new(&world, op, &buffer, site, fill)?;
+        let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
+        Ok(Tensor::on(&world, ty, Layout::contiguous(shape), Some(Storage::new(buffer))))
+    }
+
+    /// A tensor of given elements, in row-major order.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6], &[2, 3])?;
+    /// assert_eq!(x.to_string(), "[[1 2 3]\n [4 5 6]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn from_slice<T: Element>(elements: &[T], shape: &[usize]) -> Result<Tensor> {
+        let site = Location::caller();
+        if numel(shape) != Some(elements.len()) {
+            let message = format!("expected as many elements as {shape:?} has, got {}", elements.len());
+            return Err(Error::new("from_slice", message, site));
+        }
+        Tensor::build("from_slice", T::DTYPE, shape, site, |bytes| {
+            T::write(elements, bytes);
+            Ok(())
+        })
+    }
+
+    /// A tensor of the elements of an iterator, along one dimension.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let squares = consort::Tensor::from_iter((0..4).map(|i| (i * i) as f32))?;
+    /// assert_eq!(squares.to_vec::<f32>()?, [0.0, 1.0, 4.0, 9.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    #[allow(clippy::should_implement_trait, reason = "there may be no room, so it gives a result")]
+    pub fn from_iter<T: Element>(elements: impl IntoIterator<Item = T>) -> Result<Tensor> {
+        let elements: Vec<T> = elements.into_iter().collect();
+        Tensor::from_slice(&elements, &[elements.len()])
+    }
+
+    /// A tensor without data: ops on it, and collectives, give the shapes and types that they would give with data.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let (x, w) = (Tensor::of_shape(Dtype::Bf16, &[8, 512]), Tensor::of_shape(Dtype::Bf16, &[512, 1 << 20]));
+    /// assert_eq!(x.matmul(&w)?.shape(), [8, 1 << 20]);
+    /// # Ok(()) }
+    /// ```
+    pub fn of_shape(dtype: Dtype, shape: &[usize]) -> Tensor {
+        let ty = TensorType::new(dtype, constant_shape(shape), Axes::NONE);
+        Tensor { ty: Rc::new(ty), layout: Layout::contiguous(shape), storage: None, world: 0 }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.ty.dtype
+    }
+
+    /// The sizes, outermost first. Does not wait.
+    pub fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+
+    /// One size. Does not wait.
+    #[track_caller]
+    pub fn dim(&self, dim: usize) -> Result<Index> {
+        self.ty.shape.get(dim).cloned().ok_or_else(|| {
+            let message = format!("expected a dimension below {}, got {dim}", self.ty.rank());
+            Error::new("dim", message, Location::caller())
+        })
+    }
+
+    /// How many dimensions it has.
+    pub fn rank(&self) -> usize {
+        self.layout.shape.len()
+    }
+
+    /// How many elements it has.
+    pub fn numel(&self) -> usize {
+        self.layout.numel()
+    }
+
+    /// Whether it has data.
+    pub fn has_data(&self) -> bool {
+        self.storage.is_some()
+    }
+
+    /// The names of the mesh axes over which it may differ between ranks; none where it is equal everywhere.
+    pub fn varies(&self) -> Vec<String> {
+        let Ok(world) = World::current() else { return Vec::new() };
+        let mesh = world.mesh();
+        self.ty.varies.iter().map(|axis| mesh.axis_name(axis)).collect()
+    }
+
+    /// Declares it equal on all ranks. In debug builds of a program the ranks compare it at once.
+    #[track_caller]
+    pub fn replicated(mut self) -> Result<Tensor> {
+        let site = Location::caller();
+        if cfg!(debug_assertions) && self.storage.is_some() && !self.ty.varies.is_empty() {
+            crate::collectives::check_equal(&self, site)?;
+        }
+        self.ty = Rc::new(self.ty.with_varies(Axes::NONE));
+        Ok(self)
+    }
+
+    /// Waits until its elements are here.
+    #[track_caller]
+    pub fn wait(&self) -> Result<()> {
+        match &self.storage {
+            Some(storage) => storage.wait(self.byte_range()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether its elements are here; makes operations in flight go on, and never waits.
+    pub fn is_ready(&self) -> Result<bool> {
+        self.storage.as_ref().map_or(Ok(true), |storage| storage.is_ready())
+    }
+
+    /// The bytes of storage from its first element to its last.
+    pub(crate) fn byte_range(&self) -> std::ops::Range<usize> {
+        let size = self.ty.dtype.size();
+        let start = self.layout.start * size;
+        start..start + self.layout.span() * size
+    }
+
+    pub(crate) fn data(&self, op: &str, site: &'static Location<'static>) -> Result<&Rc<Storage>> {
+        self.storage.as_ref().ok_or_else(|| Error::new(op, "expected a tensor with data, got a shape", site))
+    }
+
+    /// The elements, in row-major order. Waits for them.
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let site = Location::caller();
+        if T::DTYPE != self.dtype() {
+            let message = format!("expected the element type {}, got {}", self.dtype(), T::DTYPE);
+            return Err(Error::new("to_vec", message, site));
+        }
+        self.with_bytes("to_vec", site, |bytes| T::read(bytes))
+    }
+
+    /// The only element. Waits for it.
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        let site = Location::caller();
+        match &self.to_vec::<T>()?[..] {
+            [element] => Ok(*element),
+            elements => {
+                Err(Error::new("item", format!("expected one element, got {}", elements.len()), site))
+            }
+        }
+    }
+
+    /// Calls `f` with the elements as they lie in memory without gaps, in row-major order.
+    pub(crate) fn with_bytes<R>(
+        &self,
+        op: &str,
+        site: &'static Location<'static>,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let whole = self.contiguous_at(site)?;
+        let storage = whole.data(op, site)?;
+        storage.wait(whole.byte_range())?;
+        let bytes = storage.buffer.bytes().map_err(|error| Error::comm(op, error, site))?;
+        Ok(f(&bytes[whole.byte_range()]))
+    }
+
+    /// The same elements without gaps in row-major order: itself where they lie so already.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Tensor> {
+        self.contiguous_at(Location::caller())
+    }
+
+    pub(crate) fn contiguous_at(&self, site: &'static Location<'static>) -> Result<Tensor> {
+        if self.layout.is_contiguous() || self.storage.is_none() {
+            return Ok(self.clone());
+        }
+        let world = World::current()?;
+        let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
+        crate::apply::copy_into(self, &buffer, site)?;
+        let layout = Layout::contiguous(self.shape());
+        Ok(Tensor { layout, storage: Some(Storage::new(buffer)), ..self.clone() })
+    }
+}
+
+/// Room for a tensor in the heap.
+pub(crate) fn alloc(
+    world: &World,
+    op: &str,
+    dtype: Dtype,
+    shape: &[usize],
+    site: &'static Location<'static>,
+) -> Result<Buffer> {
+    let Some(bytes) = numel(shape).and_then(|n| n.checked_mul(dtype.size())) else {
+        return Err(Error::new(op, format!("a tensor of shape {shape:?} is too large"), site));
+    };
+    let heap = world.heap().ok_or_else(|| Error::new(op, "there are only shapes in this mesh", site))?;
+    heap.alloc(bytes).map_err(|error| Error::comm(op, error, site))
+}
+
+/// Fills a buffer that nobody else has seen.
+pub(crate) fn fill_new(
+    world: &World,
+    op: &str,
+    buffer: &Buffer,
+    site: &'static Location<'static>,
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut buffer = buffer.clone();
+    let until = std::time::Instant::now() + world.timeout();
+    let mut bytes = buffer.bytes_mut(until).map_err(|error| Error::comm(op, error, site))?;
+    fill(&mut bytes)
+}

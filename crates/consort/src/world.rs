@@ -1,0 +1,235 @@
+//! What the tensors of one thread have in common: mesh, heap, groups, threads, how long to wait.
+
+use std::cell::{Cell, OnceCell, Ref, RefCell};
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use consort_comm::{CommError, Heap};
+use consort_ir::index::{Facts, Sym};
+use consort_ir::mesh::{self, Rank};
+use consort_ir::ops::EvalCx;
+use consort_runtime::kernels::Kernel;
+use consort_runtime::threads::Threads;
+
+use crate::error::{Error, Result};
+
+/// How long an operation may wait where nothing else is said.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a rank's heap where nothing else is said. They cost memory only as they are used.
+pub(crate) const HEAP: usize = 32 << 30;
+
+/// The world of a thread: this rank, and how it reaches the others.
+pub(crate) struct World {
+    /// Tensors of different worlds do not mix; 0 is a thread on its own, whose tensors go anywhere.
+    pub(crate) id: u32,
+    pub(crate) rank: Rank,
+    mesh: RefCell<mesh::Mesh>,
+    facts: RefCell<Facts>,
+    symbols: BTreeMap<Sym, i64>,
+    /// None where there are only shapes.
+    comm: Option<Comm>,
+    threads: RefCell<Threads>,
+    timeout: Cell<Duration>,
+    copied: Cell<u64>,
+    unwaited: RefCell<Vec<Unwaited>>,
+    kernels: RefCell<Vec<Kernel>>,
+}
+
+/// How a rank reaches the others.
+struct Comm {
+    all: consort_comm::Group,
+    /// Groups made of it; none where this rank is in no list.
+    groups: RefCell<Vec<(mesh::Group, Option<consort_comm::Group>)>>,
+    /// The connection besides data, which goes last.
+    control: Option<consort_comm::World>,
+}
+
+/// An operation whose result nobody waited for before it was dropped. It completes all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwaited {
+    /// The operation.
+    pub op: &'static str,
+    /// Where it was started.
+    pub site: &'static Location<'static>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Weak<World>> = const { RefCell::new(Weak::new()) };
+    static ALONE: OnceCell<Rc<World>> = const { OnceCell::new() };
+}
+
+static WORLDS: AtomicU32 = AtomicU32::new(1);
+
+impl World {
+    /// A world of ranks that communicate, from now on this thread's own.
+    pub(crate) fn join(
+        mesh: mesh::Mesh,
+        all: consort_comm::Group,
+        control: Option<consort_comm::World>,
+    ) -> Rc<World> {
+        let rank = Rank(all.rank() as u32);
+        let comm = Comm { all, groups: RefCell::new(Vec::new()), control };
+        let world = Rc::new(World::new(WORLDS.fetch_add(1, Relaxed), mesh, rank, Some(comm)));
+        CURRENT.with(|current| *current.borrow_mut() = Rc::downgrade(&world));
+        world
+    }
+
+    /// A world of shapes without data, seen from one of its ranks.
+    pub(crate) fn of_shapes(mesh: mesh::Mesh, rank: Rank) -> Rc<World> {
+        Rc::new(World::new(WORLDS.fetch_add(1, Relaxed), mesh, rank, None))
+    }
+
+    fn new(id: u32, mesh: mesh::Mesh, rank: Rank, comm: Option<Comm>) -> World {
+        World {
+            id,
+            rank,
+            facts: RefCell::new(Facts::new(&mesh)),
+            mesh: RefCell::new(mesh),
+            symbols: BTreeMap::new(),
+            comm,
+            threads: RefCell::new(Threads::ONE),
+            timeout: Cell::new(TIMEOUT),
+            copied: Cell::new(0),
+            unwaited: RefCell::new(Vec::new()),
+            kernels: RefCell::new(Vec::new()),
+        }
+    }
+
+    /// This thread's world; a world of one where it has joined none.
+    pub(crate) fn current() -> Result<Rc<World>> {
+        match CURRENT.with(|current| current.borrow().upgrade()) {
+            Some(world) => Ok(world),
+            None => World::alone(),
+        }
+    }
+
+    fn alone() -> Result<Rc<World>> {
+        ALONE.with(|alone| {
+            if let Some(world) = alone.get() {
+                return Ok(Rc::clone(world));
+            }
+            let launch = consort_comm::env::Launch::read(|_| None);
+            let failed = |error: String| Error::new("heap", error, Location::caller());
+            let control =
+                consort_comm::World::join(&launch.map_err(|error| failed(error.to_string()))?, TIMEOUT)
+                    .map_err(|error| failed(error.to_string()))?;
+            let all = control.group(HEAP, TIMEOUT).map_err(|error| failed(error.to_string()))?;
+            let comm = Comm { all, groups: RefCell::new(Vec::new()), control: Some(control) };
+            let world = Rc::new(World::new(0, mesh::Mesh::default(), Rank(0), Some(comm)));
+            Ok(Rc::clone(alone.get_or_init(|| world)))
+        })
+    }
+
+    pub(crate) fn mesh(&self) -> Ref<'_, mesh::Mesh> {
+        self.mesh.borrow()
+    }
+
+    /// Changes the mesh: list groups are added to it.
+    pub(crate) fn change_mesh<T>(&self, change: impl FnOnce(&mut mesh::Mesh) -> T) -> T {
+        let mut mesh = self.mesh.borrow_mut();
+        let outcome = change(&mut mesh);
+        *self.facts.borrow_mut() = Facts::new(&mesh);
+        outcome
+    }
+
+    pub(crate) fn facts(&self) -> std::cell::RefMut<'_, Facts> {
+        self.facts.borrow_mut()
+    }
+
+    /// What size expressions are on this rank.
+    pub(crate) fn sizes<'a>(&'a self, mesh: &'a mesh::Mesh) -> EvalCx<'a> {
+        EvalCx { mesh, rank: self.rank, symbols: &self.symbols }
+    }
+
+    /// The heap that tensors are in; none where there are only shapes.
+    pub(crate) fn heap(&self) -> Option<&Arc<Heap>> {
+        self.comm.as_ref().map(|comm| comm.all.heap())
+    }
+
+    /// The group of all ranks; none where there are only shapes.
+    pub(crate) fn all(&self) -> Option<&consort_comm::Group> {
+        self.comm.as_ref().map(|comm| &comm.all)
+    }
+
+    pub(crate) fn control(&self) -> Option<&consort_comm::World> {
+        self.comm.as_ref()?.control.as_ref()
+    }
+
+    /// The group of this rank, if it is in one. All ranks ask for a new one together.
+    pub(crate) fn group(
+        &self,
+        over: mesh::Group,
+    ) -> std::result::Result<Option<consort_comm::Group>, CommError> {
+        let Some(comm) = &self.comm else { return Ok(None) };
+        let mesh = self.mesh.borrow();
+        if let mesh::Group::Axes(axes) = over
+            && axes == mesh.all_axes()
+        {
+            return Ok(Some(comm.all.clone()));
+        }
+        if let Some((_, group)) = comm.groups.borrow().iter().find(|(other, _)| *other == over) {
+            return Ok(group.clone());
+        }
+        let ranks = (0..mesh.n_ranks()).map(Rank);
+        let mut lists: Vec<Vec<usize>> = ranks
+            .filter_map(|rank| mesh.members(over, rank))
+            .map(|members| members.into_iter().map(|rank| rank.0 as usize).collect())
+            .collect();
+        lists.sort();
+        lists.dedup();
+        let group = comm.all.subgroup(&lists, Instant::now() + self.timeout())?;
+        comm.groups.borrow_mut().push((over, group.clone()));
+        Ok(group)
+    }
+
+    pub(crate) fn threads(&self) -> Ref<'_, Threads> {
+        self.threads.borrow()
+    }
+
+    pub(crate) fn set_threads(&self, n: usize) {
+        *self.threads.borrow_mut() = Threads::new(n);
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout.get()
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.timeout.set(timeout);
+    }
+
+    /// Bytes copied so that they could take part in communication.
+    pub(crate) fn copied(&self) -> u64 {
+        self.copied.get()
+    }
+
+    pub(crate) fn count_copy(&self, bytes: usize) {
+        self.copied.set(self.copied.get() + bytes as u64);
+    }
+
+    pub(crate) fn note_unwaited(&self, op: &'static str, site: &'static Location<'static>) {
+        let mut list = self.unwaited.borrow_mut();
+        let one = Unwaited { op, site };
+        // A loop that drops the same again and again is one entry.
+        if !list.contains(&one) {
+            list.push(one);
+        }
+    }
+
+    pub(crate) fn unwaited(&self) -> Vec<Unwaited> {
+        self.unwaited.borrow().clone()
+    }
+
+    pub(crate) fn add_kernel(&self, kernel: Kernel) {
+        self.kernels.borrow_mut().push(kernel);
+    }
+
+    /// The kernel that a user gave for an op.
+    pub(crate) fn kernel(&self, op: &str) -> Option<Kernel> {
+        self.kernels.borrow().iter().find(|kernel| kernel.op == op).copied()
+    }
+}
