@@ -132,9 +132,7 @@ mod tests {
             }
         }
         list.extend((0..200_000).map(|i| element_words(11, i)));
-        while list.len() % LANES != 0 {
-            list.push([0; 4]);
-        }
+        list.resize(list.len().next_multiple_of(LANES), [0; 4]);
         for chunk in list.chunks_exact(LANES) {
             let mut words: Words = [[0; LANES]; 4];
             for (i, element) in chunk.iter().enumerate() {
