@@ -200,7 +200,7 @@ fn call(
     for (i, arg) in args.iter().enumerate() {
         reads.push(match reused {
             Some(at) if at == i => None,
-            _ => Some(arg.data(name, site)?.buffer.bytes().map_err(failed)?),
+            _ => Some(arg.data(name, site)?.buffer.bytes_of(arg.byte_range()).map_err(failed)?),
         });
     }
     let mut views: SmallVec<[Arg<'_>; 3]> = SmallVec::new();
@@ -216,14 +216,10 @@ fn call(
     (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
 }
 
+/// A tensor as kernels see it, with its bytes from the first element to the last.
 fn view_of<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
-    let range = tensor.byte_range();
-    Arg::View(View {
-        dtype: tensor.dtype(),
-        shape: &tensor.layout.shape,
-        strides: &tensor.layout.strides,
-        bytes: &bytes[range.start.min(bytes.len())..range.end.min(bytes.len())],
-    })
+    let (shape, strides) = (&tensor.layout.shape, &tensor.layout.strides);
+    Arg::View(View { dtype: tensor.dtype(), shape, strides, bytes })
 }
 
 /// Copies a tensor's elements into a new buffer, without gaps. Waits for them.
@@ -231,7 +227,8 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     tensor.wait()?;
     let world = World::current()?;
     let storage = tensor.data("copy", site)?;
-    let bytes = storage.buffer.bytes().map_err(|error| Error::comm("copy", error, site))?;
+    let bytes = storage.buffer.bytes_of(tensor.byte_range());
+    let bytes = bytes.map_err(|error| Error::comm("copy", error, site))?;
     let Arg::View(view) = view_of(tensor, &bytes) else { return Ok(()) };
     crate::tensor::fill_new(&world, "copy", buffer, site, |out| {
         copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
@@ -302,7 +299,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     let failed = |error| Error::comm("copy", error, site);
     let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
     let mut out = out.bytes_mut(Instant::now() + world.timeout()).map_err(failed)?;
-    let bytes = from.data("copy", site)?.buffer.bytes().map_err(failed)?;
+    let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
     let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
     let layout = Layout { start: 0, ..to.layout.clone() };
     copy::copy_into(&world.threads(), &view, &mut out, &layout)

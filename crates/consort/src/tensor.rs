@@ -228,8 +228,8 @@ impl Tensor {
         let whole = self.contiguous_at(site)?;
         let storage = whole.data(op, site)?;
         storage.wait(whole.byte_range())?;
-        let bytes = storage.buffer.bytes().map_err(|error| Error::comm(op, error, site))?;
-        Ok(f(&bytes[whole.byte_range()]))
+        let bytes = storage.buffer.bytes_of(whole.byte_range());
+        Ok(f(&bytes.map_err(|error| Error::comm(op, error, site))?))
     }
 
     /// The same elements without gaps in row-major order: itself where they lie so already.
