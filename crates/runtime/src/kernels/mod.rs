@@ -6,6 +6,7 @@
 
 pub mod copy;
 mod create;
+mod gaussian;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
 mod lookup;
