@@ -4,8 +4,14 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
+mod element;
+#[allow(unsafe_code, reason = "the crate that multiplies matrices takes pointers")]
+mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
+mod matmul;
+mod scratch;
+mod skinny;
 
 use std::fmt;
 
@@ -115,7 +121,7 @@ impl ViewMut<'_> {
 }
 
 /// All kernels, by the names of their ops.
-static FAMILIES: [&[Kernel]; 0] = [];
+static FAMILIES: &[&[Kernel]] = &[matmul::KERNELS];
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
