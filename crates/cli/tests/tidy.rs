@@ -26,7 +26,7 @@ const EDGES: [(&str, &[&str]); 8] = [
 const UNSAFE_FILES: [&str; 9] = [
     "crates/comm/src/segment.rs",
     "crates/comm/src/segment/model.rs",
-    "crates/comm/src/heap.rs",
+    "crates/comm/src/buffer.rs",
     "crates/comm/src/members.rs",
     "crates/comm/src/common_result.rs",
     "crates/comm/src/ticks.rs",

@@ -41,6 +41,6 @@ fn calls(group: &Group, count: u64) -> Result<(), CommError> {
     for _ in 0..count {
         buffer = group.all_reduce(buffer, Element::F32, Reduce::Avg)?.wait(until)?.remove(0);
     }
-    assert_eq!(buffer.bytes(), 1f32.to_le_bytes());
+    assert_eq!(*buffer.bytes()?, 1f32.to_le_bytes());
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Element, Group, Message, Reduce, init};
+use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, init};
 
 fn main() -> ExitCode {
     match run() {
@@ -26,8 +26,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (me, n) = (group.rank(), group.size());
     let until = Instant::now() + Duration::from_secs(20);
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let floats = |buffer: &Buffer| -> Vec<f32> {
-        buffer.bytes().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    let floats = |buffer: &Buffer| -> Result<Vec<f32>, CommError> {
+        let bytes = buffer.bytes()?;
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let new = |group: &Group, values: &[f32]| -> Result<Buffer, Box<dyn Error>> {
         Ok(group.heap().alloc_from(&bytes(values))?)
@@ -49,17 +50,17 @@ fn run() -> Result<(), Box<dyn Error>> {
                 }
             }
             let got = group.all_reduce(new(&group, &mine)?, Element::F32, Reduce::Sum)?.wait(until)?;
-            assert!(floats(&got[0]).iter().enumerate().all(|(i, x)| *x == sum(i)), "all_reduce of {count}");
+            assert!(floats(&got[0])?.iter().enumerate().all(|(i, x)| *x == sum(i)), "all_reduce of {count}");
         }
         let mine = new(&group, &[me as f32, round as f32])?;
         let got = group.all_gather(mine, group.heap().alloc(8 * n)?, 1)?.wait(until)?;
         let want: Vec<f32> = (0..n).flat_map(|rank| [rank as f32, round as f32]).collect();
-        assert_eq!(floats(&got[1]), want);
+        assert_eq!(floats(&got[1])?, want);
         let (next, before) = ((me + 1) % n, (me + n - 1) % n);
         let send = Message { peer: next, tag: round as u64, buffer: new(&group, &[me as f32; 300])? };
         let recv = Message { peer: before, tag: round as u64, buffer: new(&group, &[-1.0; 300])? };
         let got = group.exchange(vec![send], vec![recv])?.wait(until)?;
-        assert!(floats(&got[1]).iter().all(|x| *x == before as f32));
+        assert!(floats(&got[1])?.iter().all(|x| *x == before as f32));
     }
     group.barrier()?.wait(until)?;
     println!("rank {me} of {n}: all as expected");

@@ -1,8 +1,8 @@
 //! Whether the arguments of an operation fit together, before anything is started.
 
 use crate::CommError;
+use crate::buffer::Buffer;
 use crate::element::{Element, Reduce};
-use crate::heap::Buffer;
 
 /// Bytes of so many rows of these sizes; none if that is no number.
 pub(crate) fn total(sizes: &[usize], outer: usize) -> Option<usize> {
@@ -15,6 +15,9 @@ pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), Co
 
 pub(crate) fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
     check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
+    check(buffer.at().is_multiple_of(element.size()), || {
+        format!("expected a part that begins on a multiple of {} bytes", element.size())
+    })?;
     check_rows(buffer, element.size(), 1, "the size of an element")
 }
 
@@ -34,13 +37,5 @@ pub(crate) fn check_length(buffer: &Buffer, what: &str, bytes: Option<usize>) ->
 }
 
 pub(crate) fn check_result(result: &Buffer, bytes: Option<usize>) -> Result<(), CommError> {
-    check_length(result, "result", bytes)?;
-    check_writable(result)
-}
-
-/// A buffer that takes a result must not be read by peers any more.
-pub(crate) fn check_writable(buffer: &Buffer) -> Result<(), CommError> {
-    check(buffer.is_released(), || {
-        "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into()
-    })
+    check_length(result, "result", bytes)
 }

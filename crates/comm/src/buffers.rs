@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
 
-use crate::heap::Buffer;
+use crate::buffer::{Buffer, Place};
 
 /// Buffers in order.
 #[derive(Default)]
@@ -32,21 +32,34 @@ impl Buffers {
         self.0[..index].iter().map(Buffer::len).sum()
     }
 
-    /// A range of all of them, laid end to end, as ranges of each: which, from where, how long.
-    pub(crate) fn spans(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
-        let mut start = 0;
-        self.0.iter().enumerate().filter_map(move |(item, buffer)| {
-            let here = start..start + buffer.len();
-            start = here.end;
-            let (from, to) = (range.start.max(here.start), range.end.min(here.end));
-            (from < to).then(|| (item, from - here.start, to - from))
-        })
+    /// Where they lie.
+    pub(crate) fn places(&self) -> Places {
+        self.0.iter().map(Buffer::place).collect()
     }
 
     /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().map(Buffer::len).sum()
     }
+}
+
+/// Where the buffers of a list lie.
+pub(crate) type Places = SmallVec<[Place; 2]>;
+
+/// Where one of a list begins in all of them, laid end to end.
+pub(crate) fn start_of(list: &[Place], index: usize) -> usize {
+    list[..index].iter().map(|place| place.len).sum()
+}
+
+/// A range of all of a list, laid end to end, as ranges of each: which, from where, how long.
+pub(crate) fn spans(list: &[Place], range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut start = 0;
+    list.iter().enumerate().filter_map(move |(item, place)| {
+        let here = start..start + place.len;
+        start = here.end;
+        let (from, to) = (range.start.max(here.start), range.end.min(here.end));
+        (from < to).then(|| (item, from - here.start, to - from))
+    })
 }
 
 impl Deref for Buffers {

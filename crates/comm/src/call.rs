@@ -4,15 +4,17 @@
 //! travel in the slot's staging area, so that the caller's buffer is free at once.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::algorithms::two_phase::{self, Job};
 use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
+use crate::buffer::{Access, Buffer};
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::error::Stop;
-use crate::heap::{Buffer, Heap, Lease};
-use crate::members::{Members, Source};
+use crate::heap::Heap;
+use crate::lease::Lease;
+use crate::members::{Item, Members, Source};
 use crate::op::{Key, Op};
 use crate::recorder::{self, Name};
 use crate::row::{STAGE, Word};
@@ -55,6 +57,26 @@ pub(crate) struct More {
     pub(crate) job: Option<Arc<Mutex<Job>>>,
 }
 
+/// What an operation does with each of its buffers.
+#[inline]
+pub(crate) fn accesses<'a>(
+    op: &Op,
+    me: usize,
+    common: bool,
+    operands: &'a Buffers,
+    results: &'a Buffers,
+) -> impl Iterator<Item = (&'a Buffer, Access)> + Clone {
+    let in_place = match op {
+        Op::AllReduce { .. } => !common,
+        Op::Broadcast { root } => *root != me && !common,
+        Op::Reduce { root, .. } => *root == me,
+        _ => false,
+    };
+    let access = if in_place { Access::Write } else { Access::Read };
+    let operands = operands.iter().map(move |operand| (operand, access));
+    operands.chain(results.iter().map(|result| (result, Access::Write)))
+}
+
 /// How far a call is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
@@ -94,6 +116,13 @@ impl Call {
         self.abandoned = false;
     }
 
+    /// Gives its buffers back to whoever else has handles of them.
+    #[inline]
+    pub(crate) fn unclaim(&self, me: usize) {
+        accesses(&self.op, me, self.key.is_common(), &self.operands, &self.results)
+            .for_each(|(buffer, access)| buffer.unclaim(access));
+    }
+
     /// Lets go of what nobody took.
     #[inline]
     pub(crate) fn empty(&mut self) {
@@ -114,7 +143,11 @@ impl Call {
 
     /// One of the operands of a member that has published the call and agrees with it.
     pub(crate) fn operand<'a>(&self, members: &'a Members, member: usize, item: usize) -> Source<'a> {
-        members.operand(self.number, &self.operands, member, item)
+        members.operand(
+            self.number,
+            member,
+            Item { index: item, of: self.operands.len(), start: self.operands.start_of(item) },
+        )
     }
 
     /// Bytes of all operands.
@@ -134,7 +167,7 @@ impl Call {
             let mut rest = members.stage(number, self.bytes());
             for operand in self.operands.iter() {
                 let (this, others) = rest.split_at_mut(operand.len());
-                this.copy_from_slice(operand.bytes());
+                this.copy_from_slice(members.given(operand.place(), 0, operand.len()));
                 rest = others;
             }
             0
@@ -162,7 +195,7 @@ impl Call {
         row.publish(number);
         self.stage = Stage::Published;
         if self.is_large_reduction() {
-            let job = Job::new(members, number, self.key, std::mem::take(&mut self.operands), &self.op);
+            let job = Job::new(members, number, self.key, self.operands.places(), &self.op);
             self.more().job = job.map(Mutex::new).map(Arc::new);
         }
         Ok(())
@@ -183,11 +216,11 @@ impl Call {
     /// Where the operands lie, which peers may read from now on until they are done with the call.
     fn lease_operands(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<u64, Stop> {
         let lease = Lease::Call(Arc::clone(&members.rows), self.number);
-        self.operands.iter_mut().for_each(|operand| operand.lease(lease.clone()));
+        self.operands.iter().for_each(|operand| operand.lease(lease.clone()));
         if let [operand] = &*self.operands {
             return Ok(operand.at() as u64);
         }
-        let mut table = heap.alloc(self.operands.len() * 8)?;
+        let table = heap.alloc(self.operands.len() * 8)?;
         for (i, operand) in self.operands.iter().enumerate() {
             heap.segment().word(table.at() + i * 8).store(operand.at() as u64, Relaxed);
         }
@@ -208,8 +241,12 @@ impl Call {
     /// Makes room for the common result, which all members hold at first, and says where it is.
     fn give(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), Stop> {
         let n = members.n();
-        let mut block = match &self.op {
-            Op::Broadcast { .. } => self.operands.remove(0),
+        let block = match &self.op {
+            Op::Broadcast { .. } => {
+                let operand = self.operands.remove(0);
+                operand.unclaim(Access::Read);
+                operand
+            }
             Op::AllGather { .. } => heap.alloc(self.bytes() * n)?,
             _ => heap.alloc(self.bytes())?,
         };
@@ -309,10 +346,6 @@ impl Call {
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Box<Common>>) {
         self.abandoned = true;
         let mut buffers = std::mem::take(&mut self.operands);
-        if let Some(job) = self.job() {
-            // Finished, so nobody holds it for longer than a look.
-            buffers = job.lock().unwrap_or_else(PoisonError::into_inner).take_operands();
-        }
         if !self.results.is_empty() {
             buffers.append(&mut self.results);
         }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 
-use crate::heap::{Buffer, holders};
+use crate::buffer::Buffer;
+use crate::heap::holders;
 use crate::members::Members;
 
 /// A result that all members share. Its storage is reused when all have dropped theirs.

@@ -6,16 +6,15 @@ use std::sync::Arc;
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::arguments::{
-    check, check_length, check_reduction, check_result, check_rows, check_writable, total,
-};
+use crate::arguments::{check, check_length, check_reduction, check_result, check_rows, total};
+use crate::buffer::Buffer;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
-use crate::heap::{Buffer, Heap};
+use crate::heap::Heap;
 use crate::mail::{Message, Messages};
 use crate::members::Members;
 use crate::op::{Op, Outers, Splits};
@@ -160,7 +159,6 @@ impl Group {
         let operands = operands.into();
         for operand in operands.iter() {
             check_reduction(operand, element, reduce)?;
-            check_writable(operand)?;
         }
         self.start(Op::AllReduce { element, reduce }, operands, None)
     }
@@ -319,10 +317,6 @@ impl Group {
     #[track_caller]
     pub fn broadcast(&self, operands: impl Into<Buffers>, root: usize) -> Result<Pending, CommError> {
         self.check_root(root)?;
-        let operands = operands.into();
-        if self.rank() != root {
-            operands.iter().try_for_each(check_writable)?;
-        }
         self.start(Op::Broadcast { root }, operands, None)
     }
 
@@ -335,6 +329,9 @@ impl Group {
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         self.check_root(root)?;
         self.check_at_root(&operand, root, "an operand")?;
+        check(operand.as_ref().is_none_or(Buffer::is_whole), || {
+            "expected a whole buffer, got a part of one".into()
+        })?;
         self.start_as(Op::Broadcast { root }, operand, None, true)
     }
 
@@ -351,9 +348,6 @@ impl Group {
         let operands = operands.into();
         for operand in operands.iter() {
             check_reduction(operand, element, reduce)?;
-            if self.rank() == root {
-                check_writable(operand)?;
-            }
         }
         self.start(Op::Reduce { element, reduce, root }, operands, None)
     }
@@ -388,7 +382,6 @@ impl Group {
         self.check_at_root(&operand, root, "an operand")?;
         let whole = result.len() * self.size();
         operand.iter().try_for_each(|operand| check_length(operand, "operand", Some(whole)))?;
-        check_writable(&result)?;
         self.start(Op::Scatter { outer, root }, operand, result)
     }
 
@@ -433,7 +426,6 @@ impl Group {
         }
         for message in recvs {
             self.check_peer(&message)?;
-            check_writable(&message.buffer)?;
             back.push(message);
         }
         let batch = self.inner.start_batch((out, back), Location::caller())?;

@@ -19,7 +19,7 @@
 //!     let until = Instant::now() + Duration::from_secs(5);
 //!     let buffer = group.heap().alloc_from(&(group.rank() as f32 + 1.0).to_le_bytes())?;
 //!     let buffers = group.all_reduce(buffer, Element::F32, Reduce::Sum)?.wait(until)?;
-//!     Ok::<_, consort_comm::CommError>(buffers[0].bytes().to_vec())
+//!     Ok::<_, consort_comm::CommError>(buffers[0].bytes()?.to_vec())
 //! });
 //! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
 //! ```
@@ -27,6 +27,7 @@
 mod alarm;
 mod algorithms;
 mod arguments;
+mod buffer;
 mod buffers;
 mod call;
 mod common_result;
@@ -43,6 +44,7 @@ mod job;
 mod kernels;
 pub mod launch;
 mod layout;
+mod lease;
 mod local;
 mod mail;
 mod members;
@@ -65,6 +67,7 @@ mod sync;
 mod ticks;
 mod world;
 
+pub use buffer::{Buffer, Bytes, BytesMut};
 pub use buffers::Buffers;
 pub use common_result::Common;
 pub use element::{Element, Reduce};
@@ -73,7 +76,7 @@ pub use error::{CommError, Side};
 pub use event::{Event, Kind};
 pub use flight::{Divergence, Flight, Party};
 pub use group::{Group, Moved};
-pub use heap::{Buffer, Heap};
+pub use heap::Heap;
 pub use job::{Job, Secret};
 pub use local::{spawn, spawn_with_heap};
 pub use mail::Message;

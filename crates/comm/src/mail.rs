@@ -11,9 +11,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use smallvec::SmallVec;
 
 use crate::CommError;
+use crate::buffer::{Access, Buffer};
 use crate::buffers::Buffers;
 use crate::error::{Side, Stop};
-use crate::heap::{Buffer, Lease};
+use crate::lease::Lease;
 use crate::members::Members;
 use crate::recorder::{Name, Recorder};
 use crate::row::{MAILS, MailWord, STAGE};
@@ -48,7 +49,14 @@ struct Letter {
     index: usize,
     tag: u64,
     buffer: Buffer,
+    access: Access,
     site: Name,
+}
+
+impl Letter {
+    fn unclaim(&self) {
+        self.buffer.unclaim(self.access);
+    }
 }
 
 /// What goes to one member.
@@ -105,12 +113,14 @@ impl Mails {
         let mut buffers = SmallVec::new();
         for Message { peer, tag, buffer } in sends {
             let index = buffers.len();
-            self.outboxes[peer].waiting.push_back(Letter { batch, index, tag, buffer, site });
+            let letter = Letter { batch, index, tag, buffer, access: Access::Read, site };
+            self.outboxes[peer].waiting.push_back(letter);
             buffers.push(None);
         }
         for Message { peer, tag, buffer } in recvs {
             let index = buffers.len();
-            self.inboxes[peer].receives.push_back(Letter { batch, index, tag, buffer, site });
+            let letter = Letter { batch, index, tag, buffer, access: Access::Write, site };
+            self.inboxes[peer].receives.push_back(letter);
             buffers.push(None);
         }
         let open = buffers.len();
@@ -208,7 +218,16 @@ impl Mails {
         self.outboxes.iter().any(|outbox| !outbox.waiting.is_empty())
     }
 
+    /// Gives the buffers of what has not met its other end, and never will, back to whoever has handles of them.
+    pub(crate) fn unclaim(&self) {
+        for outbox in &self.outboxes {
+            outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting).for_each(Letter::unclaim);
+        }
+        self.inboxes.iter().flat_map(|inbox| &inbox.receives).for_each(Letter::unclaim);
+    }
+
     fn close(&mut self, letter: Letter) {
+        letter.unclaim();
         self.open -= 1;
         if let Some(batch) = self.batch(letter.batch) {
             batch.buffers[letter.index] = Some(letter.buffer);
@@ -240,7 +259,7 @@ impl Mails {
         let row = members.mine();
         while self.outboxes[to].has_room(members, to) {
             let outbox = &mut self.outboxes[to];
-            let Some(mut letter) = outbox.waiting.pop_front() else { break };
+            let Some(letter) = outbox.waiting.pop_front() else { break };
             let number = outbox.posted;
             let words = row.mail(to, number);
             let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
@@ -249,7 +268,11 @@ impl Mails {
             set(MailWord::Bytes, len as u64);
             set(MailWord::Site, letter.site.word());
             if len <= STAGE {
-                members.mail_stage(to, number, len).copy_from_slice(letter.buffer.bytes());
+                members.mail_stage(to, number, len).copy_from_slice(members.given(
+                    letter.buffer.place(),
+                    0,
+                    len,
+                ));
             } else {
                 set(MailWord::Place, letter.buffer.at() as u64);
                 let at = members.rows[to].taken_at(members.n(), members.me, number);
@@ -284,7 +307,7 @@ impl Mails {
                 self.inboxes[from].receives.insert(i, letter);
                 return Err(error.into());
             }
-            members.copy_mail(from, number, &letter.buffer);
+            members.copy_mail(from, number, letter.buffer.place());
             let row = members.mine();
             row.tell(row.taken(members.n(), from, number), number + 1);
             self.inboxes[from].take(number);

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::buffers::Buffers;
-use crate::heap::Buffer;
+use crate::buffer::Place;
 use crate::op::Key;
 use crate::recorder::Name;
 use crate::row::{MailWord, Row, STAGE, Word};
@@ -16,6 +15,17 @@ use crate::sync::AtomicU64;
 pub(crate) struct Members {
     pub(crate) rows: Arc<Vec<Row>>,
     pub(crate) me: usize,
+}
+
+/// One of the operands of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Item {
+    /// Which.
+    pub(crate) index: usize,
+    /// Of how many.
+    pub(crate) of: usize,
+    /// Where it begins in all of them, laid end to end.
+    pub(crate) start: usize,
 }
 
 /// An operand that a member has published for a call.
@@ -58,15 +68,16 @@ impl Members {
         Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
     }
 
-    /// One of the operands of a member that has published the call and agrees with it; `list` is this member's own.
-    pub(crate) fn operand(&self, number: u64, list: &Buffers, member: usize, item: usize) -> Source<'_> {
+    /// One of the operands of a member that has published the call and agrees with it: which of a list of so many, and
+    /// where it begins in all of them, laid end to end.
+    pub(crate) fn operand(&self, number: u64, member: usize, item: Item) -> Source<'_> {
         let row = &self.rows[member];
         let key = self.key(member, number);
         let place = || row.get(number, Word::Place) as usize;
         let at = if key.is_staged() {
-            row.stage(number, key.bytes as usize) + list.start_of(item)
-        } else if list.len() > 1 {
-            row.segment.word(place() + item * 8).load(Relaxed) as usize
+            row.stage(number, key.bytes as usize) + item.start
+        } else if item.of > 1 {
+            row.segment.word(place() + item.index * 8).load(Relaxed) as usize
         } else {
             place()
         };
@@ -90,12 +101,19 @@ impl Members {
     }
 
     /// A range of one of this member's own buffers, which a call in flight holds.
-    #[allow(clippy::mut_from_ref, reason = "the buffer is owned by the call that asks")]
-    pub(crate) fn own(&self, buffer: &Buffer, from: usize, len: usize) -> &mut [u8] {
-        assert!(from + len <= buffer.len(), "range {from}+{len} of {}", buffer.len());
-        // SAFETY: the buffer belongs to a call in flight, so nobody else here reaches it, and peers read only what
-        // the protocol leaves alone: see `Source::range`.
-        unsafe { self.mine().segment.write(buffer.at() + from, len) }
+    #[allow(clippy::mut_from_ref, reason = "the buffer is claimed by the call that asks")]
+    pub(crate) fn own(&self, place: Place, from: usize, len: usize) -> &mut [u8] {
+        assert!(from + len <= place.len, "range {from}+{len} of {}", place.len);
+        // SAFETY: the call in flight has claimed it for writing, so nobody else here reaches it, and peers read only
+        // what the protocol leaves alone: see `Source::range`.
+        unsafe { self.mine().segment.write(place.at + from, len) }
+    }
+
+    /// The same to read.
+    pub(crate) fn given(&self, place: Place, from: usize, len: usize) -> &[u8] {
+        assert!(from + len <= place.len, "range {from}+{len} of {}", place.len);
+        // SAFETY: the call in flight has claimed it, so nobody else here writes it.
+        unsafe { self.mine().segment.read(place.at + from, len) }
     }
 
     /// A range of a common result, which this member alone makes.
@@ -123,9 +141,9 @@ impl Members {
     }
 
     /// Copies a mail of a member, which is published and has the buffer's length, into one of this member's buffers.
-    pub(crate) fn copy_mail(&self, from: usize, number: u64, buffer: &Buffer) {
+    pub(crate) fn copy_mail(&self, from: usize, number: u64, place: Place) {
         let row = &self.rows[from];
-        let len = buffer.len();
+        let len = place.len;
         let at = if len <= STAGE {
             row.mail_stage(self.me, number, len)
         } else {
@@ -133,7 +151,7 @@ impl Members {
         };
         // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
         let mail = unsafe { row.segment.read(at, len) };
-        self.own(buffer, 0, len).copy_from_slice(mail);
+        self.own(place, 0, len).copy_from_slice(mail);
     }
 
     /// A text of a member, by its place and length.

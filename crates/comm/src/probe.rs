@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::CommError;
+use crate::buffer::Buffer;
 use crate::group::Group;
-use crate::heap::Buffer;
 use crate::members::Members;
 use crate::sync::AtomicU64;
 
@@ -83,7 +83,7 @@ impl Probe {
         let (mine, all) = (heap.alloc_from(&(at as u64).to_le_bytes())?, heap.alloc(group.size() * 8)?);
         let offsets = group.all_gather(mine, all, 1)?.wait(until)?;
         let place = |bytes: &[u8]| bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-        let words = offsets[1].bytes().chunks_exact(8).map(place).collect();
+        let words = offsets[1].bytes()?.chunks_exact(8).map(place).collect();
         Ok(Probe { members: group.members().clone(), words, round: 0, pings: 0, spins: group.spins() })
     }
 
@@ -285,7 +285,7 @@ impl Probe {
             }
         }
         self.say(Word::Finished);
-        read(arrived.bytes());
+        read(&arrived.bytes()?);
         Ok(())
     }
 

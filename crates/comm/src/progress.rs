@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::alarm::Alarm;
+use crate::buffer::{Access, claim_all};
 use crate::buffers::Buffers;
-use crate::call::{Call, Stage};
+use crate::call::{Call, Stage, accesses};
 use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::error::{Side, Stop};
@@ -156,6 +157,7 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
+        claim_all(&self.heap, accesses(&op, self.members.me, common, &buffers.0, &buffers.1))?;
         let number = state.next();
         let site = self.recorder.site(site);
         let call = state.calls.take_on();
@@ -254,6 +256,7 @@ impl Inner {
 
     fn finish(&self, call: &mut Call) {
         call.stage = Stage::Finished;
+        call.unclaim(self.members.me);
         self.recorder.finish(call.event);
     }
 
@@ -312,6 +315,8 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
+        let reads = sends.iter().map(|message| (&message.buffer, Access::Read));
+        claim_all(&self.heap, reads.chain(recvs.iter().map(|message| (&message.buffer, Access::Write))))?;
         let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
         let site = self.recorder.site(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
@@ -346,7 +351,17 @@ impl Inner {
                 self.members.rows.iter().for_each(|row| row.ring());
             }
         }
+        if state.failed.is_none() {
+            self.unclaim_all(state);
+        }
         state.failed.get_or_insert(error).clone()
+    }
+
+    /// Nothing goes on any more, so what is in flight keeps nobody here from its buffers; peers' leases still do.
+    fn unclaim_all(&self, state: &State) {
+        let open = state.calls.all().iter().filter(|call| call.stage != Stage::Finished);
+        open.for_each(|call| call.unclaim(self.members.me));
+        state.mails.unclaim();
     }
 
     /// What two members published for one call.
@@ -396,6 +411,9 @@ impl Drop for Inner {
             yield_now();
         }
         siblings::count(&mut state.uncompared, 0);
+        if state.failed.is_none() {
+            self.unclaim_all(&state);
+        }
         if !std::thread::panicking() {
             self.members.mine().leave();
             self.members.rows.iter().for_each(Row::ring);

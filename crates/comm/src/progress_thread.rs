@@ -125,8 +125,8 @@ mod tests {
                 }
                 let got = pending.wait(until).expect("it ends");
                 let want = |i: usize| (0..3).map(|rank| (rank + i + round) as i64).sum::<i64>();
-                let sums =
-                    got[0].bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
+                let bytes = got[0].bytes().expect("it is over");
+                let sums = bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
                 assert!(sums.enumerate().all(|(i, sum)| sum == want(i)), "round {round}");
             }
         });

@@ -39,7 +39,7 @@ impl Group {
         let all = self.heap().alloc(bytes.len() * self.size())?;
         let all = self.all_gather(self.heap().alloc_from(&bytes)?, all, 1)?.wait(until)?;
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let words: Vec<u64> = all[1].bytes().chunks_exact(8).map(word).collect();
+        let words: Vec<u64> = all[1].bytes()?.chunks_exact(8).map(word).collect();
         let mut lists: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
         for (member, words) in words.chunks_exact(3).enumerate().filter(|(_, words)| words[0] == 1) {
             lists.entry(words[1]).or_default().push((words[2] as i64, member));
@@ -75,8 +75,9 @@ impl Group {
         let made_by = self.inner.state().next();
         let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
         let Some(list) = list else { return Ok(None) };
+        let offsets = offsets[1].bytes()?;
         let place = |member: &usize| {
-            let bytes = &offsets[1].bytes()[member * 8..member * 8 + 8];
+            let bytes = &offsets[member * 8..member * 8 + 8];
             let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
             Row { at, ..self.inner.members.rows[*member].clone() }
         };

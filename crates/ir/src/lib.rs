@@ -37,6 +37,7 @@ pub mod ops;
 pub mod oracle;
 pub mod plan;
 pub mod program;
+pub mod random;
 pub mod tensor;
 pub mod text;
 pub mod types;

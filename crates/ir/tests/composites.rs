@@ -6,7 +6,7 @@ use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::index::Index;
 use consort_ir::mesh::{Axes, Mesh};
-use consort_ir::ops::{Add, Attention, Op, OpDef, RmsNorm, Softmax};
+use consort_ir::ops::{Add, Attention, LayerNorm, LogSoftmax, Logsumexp, Op, OpDef, RmsNorm, Softmax};
 use consort_ir::oracle::run;
 use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::tensor::Tensor;
@@ -74,8 +74,13 @@ fn expansions_agree_with_evaluations() {
         let tolerance = tolerance(dtype);
         for dim in 0..3 {
             check(Softmax { dim }, &[&[2, 3, 4]], dtype, tolerance);
+            check(LogSoftmax { dim }, &[&[2, 3, 4]], dtype, tolerance);
+        }
+        for (dims, keep) in [(vec![2], false), (vec![1, 0], true), (vec![], false)] {
+            check(Logsumexp { dims, keep }, &[&[2, 3, 4]], dtype, tolerance);
         }
         check(RmsNorm { eps: 1e-5 }, &[&[2, 3, 8], &[8]], dtype, tolerance);
+        check(LayerNorm { eps: 1e-5 }, &[&[2, 3, 8], &[8], &[8]], dtype, tolerance);
         let q: &[usize] = &[2, 4, 3, 5];
         for kv in [4, 2, 1] {
             let (k, v): (&[usize], &[usize]) = (&[2, kv, 6, 5], &[2, kv, 6, 7]);

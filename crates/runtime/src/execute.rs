@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-use consort_comm::{CommError, Element, Group, Pending};
-use consort_ir::dtype::Dtype;
+use consort_comm::{CommError, Group, Pending};
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
 use consort_ir::mesh::{Mesh, Rank};
-use consort_ir::ops::{self, AllReduceStart, Effects, EvalCx, Flow};
+use consort_ir::ops::{AllReduceStart, Effects, EvalCx, Flow};
 use consort_ir::plan::{Place, Region};
 use consort_ir::program::{Func, Node};
 use consort_ir::tensor::{Tensor, numel};
 use consort_ir::types::{TensorType, Type};
+
+use crate::start::{element, reduction};
 
 /// Why a plan did not run to its end on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +135,7 @@ impl Run<'_> {
                 let mut tensors = Vec::new();
                 for (buffer, result) in buffers.iter().zip(&node.results) {
                     let (dtype, shape) = (self.tensor_type(*result)?.dtype, self.shape(*result)?);
-                    let tensor = Tensor::from_bytes(dtype, shape, buffer.bytes());
+                    let tensor = Tensor::from_bytes(dtype, shape, &buffer.bytes().map_err(RunError::Comm)?);
                     tensors.push(tensor.ok_or_else(|| RunError::Plan(format!("{result} has another size")))?);
                 }
                 tensors
@@ -171,34 +172,5 @@ impl Run<'_> {
             self.write(*place, tensor)?;
         }
         Ok(())
-    }
-}
-
-/// The element type as the group knows it.
-pub fn element(dtype: Dtype) -> Element {
-    match dtype {
-        Dtype::F32 => Element::F32,
-        Dtype::F64 => Element::F64,
-        Dtype::F16 => Element::F16,
-        Dtype::Bf16 => Element::Bf16,
-        Dtype::I32 => Element::I32,
-        Dtype::I64 => Element::I64,
-        Dtype::U8 => Element::U8,
-        Dtype::Bool => Element::Bool,
-    }
-}
-
-/// The reduction as the group knows it.
-pub fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
-    match reduce {
-        ops::Reduce::Sum => consort_comm::Reduce::Sum,
-        ops::Reduce::Avg => consort_comm::Reduce::Avg,
-        ops::Reduce::Product => consort_comm::Reduce::Product,
-        ops::Reduce::Min => consort_comm::Reduce::Min,
-        ops::Reduce::Max => consort_comm::Reduce::Max,
-        ops::Reduce::And => consort_comm::Reduce::And,
-        ops::Reduce::Or => consort_comm::Reduce::Or,
-        ops::Reduce::Xor => consort_comm::Reduce::Xor,
-        ops::Reduce::PremulSum(factor) => consort_comm::Reduce::PremulSum(factor),
     }
 }

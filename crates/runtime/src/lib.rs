@@ -7,6 +7,9 @@
 mod execute;
 pub mod kernels;
 pub mod layout;
+pub mod start;
 pub mod threads;
+pub mod tolerance;
+pub mod views;
 
-pub use execute::{RunError, element, execute, reduction};
+pub use execute::{RunError, execute};

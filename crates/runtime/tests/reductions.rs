@@ -9,7 +9,7 @@ use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::ops::Reduce;
 use consort_ir::tensor::{Data, Tensor};
-use consort_runtime::{element, reduction};
+use consort_runtime::start::{element, reduction};
 
 fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
     let mut rng = Rng::new(seed);
@@ -50,7 +50,7 @@ fn groups_reduce_as_the_program_defines() {
                         buffer.bytes_mut(until).unwrap().copy_from_slice(&bytes);
                         let pending = group.all_reduce(buffer, element(dtype), reduction(reduce)).unwrap();
                         let got = pending.wait(until).unwrap();
-                        let got = Tensor::from_bytes(dtype, vec![count], got[0].bytes()).unwrap();
+                        let got = Tensor::from_bytes(dtype, vec![count], &got[0].bytes().unwrap()).unwrap();
                         assert!(same(&want, &got), "{n} ranks, {dtype} {reduce:?}");
                     }
                 }

@@ -101,19 +101,22 @@ impl Live {
             [(&mut self.operand, op.operand(n, block)), (&mut self.result, op.result(n, block))]
         {
             let buffer = place.insert(self.group.heap().alloc(len)?);
-            write(buffer.bytes_mut(until())?, &own);
+            write(&mut buffer.bytes_mut(until())?, &own);
         }
         self.outside.chunks_exact_mut(4).for_each(|float| float.copy_from_slice(&own[..4]));
         self.once(op, 0, until())?;
         if op == Op::Pingpong && me > 1 {
             return Ok(());
         }
-        for (i, got) in self.arrived(op)?.chunks_exact(block).enumerate() {
-            let expected = op.expected(n, me, i);
-            if got.chunks_exact(4).any(|bytes| bytes != expected.to_le_bytes()) {
-                bail!("{}: expected {expected} in block {i} of the result, got another value", op.name());
+        self.arrived(op, |arrived| {
+            for (i, got) in arrived.chunks_exact(block).enumerate() {
+                let expected = op.expected(n, me, i);
+                if got.chunks_exact(4).any(|bytes| bytes != expected.to_le_bytes()) {
+                    bail!("{}: expected {expected} in block {i} of the result, got another value", op.name());
+                }
             }
-        }
+            Ok(())
+        })??;
         self.common = None;
         Ok(())
     }
@@ -132,7 +135,7 @@ impl Live {
         for iteration in 0..iterations {
             self.write(op, &changing(iteration), until)?;
             self.once(op, iteration, until)?;
-            read(self.arrived(op)?);
+            self.arrived(op, read)?;
             self.common = None;
         }
         Ok(())
@@ -143,7 +146,7 @@ impl Live {
         let until = until();
         for iteration in 0..iterations {
             self.write(op, &changing(iteration), until)?;
-            read(self.arrived(op)?);
+            self.arrived(op, read)?;
         }
         Ok(())
     }
@@ -168,21 +171,21 @@ impl Live {
                 Some(operand) => operand,
                 None => self.group.heap().alloc(op.operand(self.group.size(), self.block))?,
             };
-            write(self.operand.insert(operand).bytes_mut(until)?, pattern);
+            write(&mut self.operand.insert(operand).bytes_mut(until)?, pattern);
         }
         Ok(())
     }
 
-    /// What the operation gives, or where it would be.
-    fn arrived(&self, op: Op) -> anyhow::Result<&[u8]> {
+    /// Looks at what the operation gives, or where it would be.
+    fn arrived<R>(&self, op: Op, look: impl FnOnce(&[u8]) -> R) -> anyhow::Result<R> {
         if let Some(common) = &self.common {
-            return Ok(common.bytes());
+            return Ok(look(common.bytes()));
         }
         if op.is_outside() {
-            return Ok(&self.outside);
+            return Ok(look(&self.outside));
         }
         let buffer = if op.is_in_place() { &self.operand } else { &self.result };
-        Ok(buffer.as_ref().context(MISSING)?.bytes())
+        Ok(look(&buffer.as_ref().context(MISSING)?.bytes()?))
     }
 
     /// The operation.
@@ -248,7 +251,7 @@ impl Live {
             operand
         };
         let mut got = group.all_reduce(operand, Element::F32, Reduce::Sum)?.wait(until)?;
-        self.outside.copy_from_slice(got[0].bytes());
+        self.outside.copy_from_slice(&got[0].bytes()?);
         if op == Op::AllReduceCopied {
             self.operand = Some(got.remove(0));
         }

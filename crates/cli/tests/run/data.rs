@@ -22,7 +22,7 @@ fn buffer(group: &Group, numbers: &[i64], until: Instant) -> Buffer {
 }
 
 fn numbers(buffer: &Buffer) -> Vec<i64> {
-    buffer.bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+    buffer.bytes().unwrap().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 /// What a rank does in these tests, with trouble on rank 1.

@@ -39,7 +39,7 @@ trait Bytes: Outcome + 'static {
 
 impl Bytes for Buffers {
     fn bytes(&self) -> Vec<u8> {
-        self.last().map(|buffer| buffer.bytes().to_vec()).unwrap_or_default()
+        self.last().and_then(|buffer| Some(buffer.bytes().ok()?.to_vec())).unwrap_or_default()
     }
 }
 

@@ -34,10 +34,10 @@ fn join(
     for member in (0..n).map(|step| (me + step) % n) {
         let place = place(member);
         for row in 0..outer {
-            let to = members.own(result, row * whole + place.start, place.len());
+            let to = members.own(result.place(), row * whole + place.start, place.len());
             let from = row * place.len();
             match member == me {
-                true => to.copy_from_slice(&call.operands[item].bytes()[from..from + place.len()]),
+                true => to.copy_from_slice(members.given(call.operands[item].place(), from, place.len())),
                 false => {
                     to.copy_from_slice(call.operand(members, member, item).range(from, place.len()));
                 }

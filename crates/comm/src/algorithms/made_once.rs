@@ -1,6 +1,7 @@
 //! Results in a common buffer: each member makes its part there, and nobody copies.
 
 use super::{parts, two_phase};
+use crate::buffers::{spans, start_of};
 use crate::call::Call;
 use crate::common_result::Common;
 use crate::kernels::{self, Part};
@@ -24,10 +25,11 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
             Op::AllReduce { element, reduce } => {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
-                for (item, from, span) in call.operands.spans(own.clone()) {
+                let places = call.operands.places();
+                for (item, from, span) in spans(&places, own.clone()) {
                     let parts =
                         parts(n, |member| Part::Peer(call.operand(members, member, item).range(from, span)));
-                    let start = call.operands.start_of(item) + from;
+                    let start = start_of(&places, item) + from;
                     kernels::reduce(members.common(giver, at, start, span), &parts, *element, *reduce);
                 }
                 members.set_ready(number, made);
@@ -37,7 +39,7 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
                 let inner = call.bytes() / rows;
                 for row in 0..rows {
                     let place = members.common(giver, at, (row * n + me) * inner, inner);
-                    place.copy_from_slice(&call.operands[0].bytes()[row * inner..(row + 1) * inner]);
+                    place.copy_from_slice(members.given(call.operands[0].place(), row * inner, inner));
                 }
                 members.set_ready(number, 1);
             }

@@ -10,16 +10,18 @@ use crate::row::Word;
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     for (item, buffer) in call.operands.iter().enumerate() {
         let len = buffer.len();
-        members.own(buffer, 0, len).copy_from_slice(call.operand(members, root, item).range(0, len));
+        members.own(buffer.place(), 0, len).copy_from_slice(call.operand(members, root, item).range(0, len));
     }
 }
 
 /// What the member that sends here sends; zeros where none does.
 pub(crate) fn permute(call: &Call, members: &Members, to: &[Option<usize>]) {
     let (operand, result) = (&call.operands[0], &call.results[0]);
-    let out = members.own(result, 0, result.len());
+    let out = members.own(result.place(), 0, result.len());
     match to.iter().position(|to| *to == Some(members.me)) {
-        Some(from) if from == members.me => out.copy_from_slice(operand.bytes()),
+        Some(from) if from == members.me => {
+            out.copy_from_slice(members.given(operand.place(), 0, operand.len()))
+        }
         Some(from) => out.copy_from_slice(call.operand(members, from, 0).range(0, operand.len())),
         None => out.fill(0),
     }
@@ -46,9 +48,9 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
         let splits = members.splits(from, number);
         let (sent, start) = (splits(me), (0..me).map(splits).sum::<usize>());
         let to: usize = outs[..from].iter().sum();
-        let out = members.own(result, to, sent);
+        let out = members.own(result.place(), to, sent);
         match from == me {
-            true => out.copy_from_slice(&call.operands[0].bytes()[start..start + sent]),
+            true => out.copy_from_slice(members.given(call.operands[0].place(), start, sent)),
             false => out.copy_from_slice(call.operand(members, from, 0).range(start, sent)),
         }
     }

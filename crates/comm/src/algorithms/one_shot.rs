@@ -13,7 +13,7 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
         let (len, bytes) = (buffer.len(), call.bytes());
         let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
         let parts = parts(members.n(), |member| Part::Peer(staged(member)));
-        kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
+        kernels::reduce(members.own(buffer.place(), 0, len), &parts, element, reduce);
         start += len;
     }
 }
@@ -26,6 +26,6 @@ pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: R
             true => Part::Own,
             false => Part::Peer(call.operand(members, member, item).range(0, len)),
         });
-        kernels::reduce(members.own(buffer, 0, len), &parts, element, reduce);
+        kernels::reduce(members.own(buffer.place(), 0, len), &parts, element, reduce);
     }
 }

@@ -41,10 +41,10 @@ fn cut(
     for row in 0..outer {
         let from = row * whole + start;
         let parts = parts(members.n(), |member| match member == members.me {
-            true => Part::Peer(&call.operands[item].bytes()[from..from + len]),
+            true => Part::Peer(members.given(call.operands[item].place(), from, len)),
             false => Part::Peer(call.operand(members, member, item).range(from, len)),
         });
-        let out = members.own(&call.results[item], row * len, len);
+        let out = members.own(call.results[item].place(), row * len, len);
         kernels::reduce(out, &parts, element, reduce);
     }
 }
@@ -55,9 +55,9 @@ pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize)
     let result = &call.results[0];
     let part = result.len() / outer;
     for row in 0..outer {
-        let (to, from) = (members.own(result, row * part, part), (row * n + me) * part);
+        let (to, from) = (members.own(result.place(), row * part, part), (row * n + me) * part);
         match root == me {
-            true => to.copy_from_slice(&call.operands[0].bytes()[from..from + part]),
+            true => to.copy_from_slice(members.given(call.operands[0].place(), from, part)),
             false => to.copy_from_slice(call.operand(members, root, 0).range(from, part)),
         }
     }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::parts;
-use crate::buffers::Buffers;
+use crate::buffers::{Places, spans, start_of};
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
-use crate::members::Members;
+use crate::members::{Item, Members};
 use crate::op::{Key, Op};
 use crate::row::Word;
 use crate::sync::AtomicU64;
@@ -28,7 +28,7 @@ pub(crate) struct Job {
     key: Key,
     element: Element,
     reduce: Reduce,
-    operands: Buffers,
+    operands: Places,
     /// The next member whose publication is not checked yet.
     checked: usize,
     /// How much of this member's part is reduced.
@@ -46,14 +46,10 @@ pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
 }
 
 impl Job {
-    pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Buffers, op: &Op) -> Option<Job> {
+    pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Places, op: &Op) -> Option<Job> {
         let Op::AllReduce { element, reduce } = *op else { return None };
         let copied = SmallVec::from_elem(0, members.n());
         Some(Job { number, key, element, reduce, operands, checked: 0, reduced: 0, copied, finished: false })
-    }
-
-    pub(crate) fn take_operands(&mut self) -> Buffers {
-        std::mem::take(&mut self.operands)
     }
 
     /// Goes as far as it can; true when all parts are here. The error is a member whose call is another.
@@ -112,23 +108,25 @@ impl Job {
 
     /// Reduces a range of all operands, laid end to end, into this member's own.
     fn reduce_range(&self, members: &Members, range: Range<usize>) {
-        for (item, from, len) in self.operands.spans(range) {
+        for (item, from, len) in spans(&self.operands, range) {
             let parts = parts(members.n(), |member| match member == members.me {
                 true => Part::Own,
-                false => {
-                    Part::Peer(members.operand(self.number, &self.operands, member, item).range(from, len))
-                }
+                false => Part::Peer(members.operand(self.number, member, self.item(item)).range(from, len)),
             });
-            let own = members.own(&self.operands[item], from, len);
+            let own = members.own(self.operands[item], from, len);
             kernels::reduce(own, &parts, self.element, self.reduce);
         }
     }
 
     fn copy_range(&self, members: &Members, member: usize, range: Range<usize>) {
-        for (item, from, len) in self.operands.spans(range) {
-            let source = members.operand(self.number, &self.operands, member, item).range(from, len);
-            members.own(&self.operands[item], from, len).copy_from_slice(source);
+        for (item, from, len) in spans(&self.operands, range) {
+            let source = members.operand(self.number, member, self.item(item)).range(from, len);
+            members.own(self.operands[item], from, len).copy_from_slice(source);
         }
+    }
+
+    fn item(&self, index: usize) -> Item {
+        Item { index, of: self.operands.len(), start: start_of(&self.operands, index) }
     }
 }
 

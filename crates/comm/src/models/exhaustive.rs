@@ -11,8 +11,8 @@ use super::futex::rung;
 use super::ranks::{never, run};
 use crate::alarm::Alarm;
 use crate::cores::Cores;
-use crate::heap::Lease;
 use crate::layout::{ROW, prepare, reserved};
+use crate::lease::Lease;
 use crate::row::{INLINE, Row, SLOTS, STAGE};
 use crate::segment::Segment;
 use crate::sync::yield_now;
@@ -54,7 +54,7 @@ fn holds(bytes: &[u8], value: u8) {
 fn broadcast(group: &Group, len: usize, value: u8) -> Result<Buffer, CommError> {
     let buffer = filled(group, len, if group.rank() == 0 { value } else { 0 })?;
     let buffer = group.broadcast(buffer, 0)?.wait(never())?.remove(0);
-    holds(buffer.bytes(), value);
+    holds(&buffer.bytes()?, value);
     Ok(buffer)
 }
 
@@ -77,7 +77,7 @@ fn an_operand_is_written_again_only_after_its_readers() {
                 buffer.bytes_mut(never())?.fill(0);
             }
             let buffer = group.broadcast(buffer, 0)?.wait(never())?;
-            holds(buffer[0].bytes(), 2);
+            holds(&buffer[0].bytes()?, 2);
             Ok(())
         });
     });
@@ -95,7 +95,7 @@ fn a_block_is_reused_only_after_its_readers() {
                     made => break made?,
                 }
             };
-            holds(buffer.bytes(), 2);
+            holds(&buffer.bytes()?, 2);
             Ok(())
         });
     });
@@ -111,7 +111,7 @@ fn a_slot_is_reused_only_after_its_readers() {
                 calls.push(group.all_reduce(buffer, Element::U8, Reduce::Sum)?);
             }
             for (call, pending) in calls.into_iter().enumerate() {
-                holds(pending.wait(never())?[0].bytes(), 2 * call as u8 + 1);
+                holds(&pending.wait(never())?[0].bytes()?, 2 * call as u8 + 1);
             }
             Ok(())
         });
@@ -126,7 +126,7 @@ fn a_large_sum_is_made_in_place_by_parts() {
         pair(BYTES + 64, |group| {
             let buffer = filled(group, BYTES, group.rank() as u8 + 1)?;
             let mut buffer = group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never())?.remove(0);
-            holds(buffer.bytes(), 3);
+            holds(&buffer.bytes()?, 3);
             buffer.bytes_mut(never())?.fill(9);
             Ok(())
         });
@@ -157,7 +157,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
                     made => break made?,
                 }
             };
-            holds(buffer.bytes(), 2);
+            holds(&buffer.bytes()?, 2);
             Ok(())
         });
     });
@@ -176,10 +176,12 @@ fn mails(group: &Group, lens: &[usize]) -> Result<(), CommError> {
     let messages: Vec<Message> = lens.iter().enumerate().map(message).collect::<Result<_, CommError>>()?;
     if group.rank() == 0 {
         let mut sent = group.exchange(messages, Vec::new())?.wait(never())?;
-        sent.iter_mut().try_for_each(|buffer| buffer.bytes_mut(never()).map(|bytes| bytes.fill(77)))
+        sent.iter_mut().try_for_each(|buffer| buffer.bytes_mut(never()).map(|mut bytes| bytes.fill(77)))
     } else {
         let got = group.exchange(Vec::new(), messages)?.wait(never())?;
-        got.iter().enumerate().for_each(|(tag, buffer)| holds(buffer.bytes(), tag as u8));
+        got.iter()
+            .enumerate()
+            .for_each(|(tag, buffer)| holds(&buffer.bytes().expect("it is over"), tag as u8));
         Ok(())
     }
 }
@@ -224,7 +226,7 @@ fn no_wake_up_is_lost() {
             readers.into_iter().for_each(|reader| reader.join().expect("it does not panic"));
         });
         explore("release against sleep", 2, || {
-            pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|bytes| bytes.fill(2)));
+            pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|mut bytes| bytes.fill(2)));
         });
         explore("sum in parts against sleep", 1, || {
             pair(HEAP, |group| {

@@ -75,13 +75,13 @@ fn compare(bytes: &[u8], want: impl Fn(usize) -> u8) {
 fn finish(pending: crate::Pending, want: impl Fn(usize) -> u8 + 'static) -> Result<Finish, CommError> {
     Ok(Box::new(move || {
         let buffers = pending.wait(never())?;
-        compare(buffers.last().expect("a result").bytes(), want);
+        compare(&buffers.last().expect("a result").bytes().expect("it is over"), want);
         spoil(buffers)
     }))
 }
 
 fn spoil(buffers: Buffers) -> Result<(), CommError> {
-    buffers.into_iter().try_for_each(|mut buffer| buffer.bytes_mut(never()).map(|bytes| bytes.fill(0xee)))
+    buffers.into_iter().try_for_each(|mut buffer| buffer.bytes_mut(never()).map(|mut bytes| bytes.fill(0xee)))
 }
 
 fn all_reduce(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {

@@ -445,5 +445,6 @@ impl<'a> Checks<'a> {
 }
 
 fn is(got: &Buffers, want: &[Vec<u8>]) -> bool {
-    got.len() == want.len() && got.iter().zip(want).all(|(got, want)| got.bytes() == want)
+    got.len() == want.len()
+        && got.iter().zip(want).all(|(got, want)| *got.bytes().expect("it is over") == want[..])
 }

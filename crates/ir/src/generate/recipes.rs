@@ -10,6 +10,8 @@ use crate::types::{TensorType, Type};
 
 use super::Growing;
 
+mod arrays;
+
 /// One step; none where it did not work out.
 type Recipe = fn(&mut Growing<'_>) -> Option<()>;
 
@@ -35,7 +37,15 @@ const RECIPES: &[Recipe] = &[
     pad,
     broadcast,
     gather,
-    scatter_add,
+    scatter,
+    arrays::cumsum,
+    arrays::flip,
+    arrays::sort,
+    arrays::topk,
+    arrays::one_hot,
+    arrays::convolution,
+    arrays::convolution,
+    arrays::random,
     create,
     size,
     composite,
@@ -175,13 +185,17 @@ macro_rules! one_of {
 
 fn unary(g: &mut Growing<'_>) -> Option<()> {
     let (x, _) = g.any_where(is_number)?;
-    one_of!(g, &[x], Neg, Abs, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Erf, Gelu, Silu, Relu)
+    match g.rng.below(3) {
+        0 => one_of!(g, &[x], Neg, Abs, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Erf, Gelu, Silu, Relu),
+        1 => one_of!(g, &[x], Sign, Recip, Sin, Cos, Exp2, Expm1, Log2, Log1p),
+        _ => one_of!(g, &[x], Floor, Ceil, Round, IsNan, IsFinite),
+    }
 }
 
 fn binary(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(is_number)?;
     let y = g.like(x, &ty);
-    one_of!(g, &[x, y], Add, Sub, Mul, Div, Rem, Maximum, Minimum)
+    one_of!(g, &[x, y], Add, Sub, Mul, Div, Rem, Maximum, Minimum, Pow, Atan2)
 }
 
 fn compare(g: &mut Growing<'_>) -> Option<()> {
@@ -213,13 +227,19 @@ fn cast(g: &mut Growing<'_>) -> Option<()> {
 }
 
 fn fold(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(is_number)?;
+    let (x, ty) = g.any_where(|_| true)?;
     let (dims, keep) = (g.dims(&ty), g.rng.one_in(2));
-    match g.rng.below(5) {
+    if ty.dtype == Dtype::Bool {
+        let any = g.rng.one_in(2);
+        return if any { g.add(Any { dims, keep }, &[x]) } else { g.add(All { dims, keep }, &[x]) }.map(drop);
+    }
+    match g.rng.below(7) {
         0 => g.add(Sum { dims, keep }, &[x]),
         1 => g.add(Mean { dims, keep }, &[x]),
         2 => g.add(Max { dims, keep }, &[x]),
         3 => g.add(Min { dims, keep }, &[x]),
+        4 => g.add(Prod { dims, keep }, &[x]),
+        5 => g.add(Argmin { dims, keep }, &[x]),
         _ => g.add(Argmax { dims, keep }, &[x]),
     }
     .map(drop)
@@ -360,11 +380,14 @@ fn gather(g: &mut Growing<'_>) -> Option<()> {
     g.add(Gather { dim }, &[x, places]).map(drop)
 }
 
-fn scatter_add(g: &mut Growing<'_>) -> Option<()> {
+fn scatter(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0 && is_number(ty))?;
     let dim = g.dim(&ty)?;
     let places = places(g, ty.shape[dim].as_const()?)?;
     let updates = g.builder.one(Gather { dim }, &[x, places]).ok()?;
+    if g.rng.one_in(3) {
+        return g.add(Scatter { dim }, &[x, places, updates]).map(drop);
+    }
     g.add(ScatterAdd { dim }, &[x, places, updates]).map(drop)
 }
 
@@ -416,16 +439,27 @@ fn size(g: &mut Growing<'_>) -> Option<()> {
 
 fn composite(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| is_float(ty) && ty.rank() > 0)?;
-    match g.rng.below(3) {
+    match g.rng.below(6) {
         0 => {
             let dim = g.dim(&ty)?;
             g.add(Softmax { dim }, &[x]).map(drop)
         }
         1 => {
+            let dim = g.dim(&ty)?;
+            g.add(LogSoftmax { dim }, &[x]).map(drop)
+        }
+        4 => {
+            let (dims, keep) = (g.dims(&ty), g.rng.one_in(2));
+            g.add(Logsumexp { dims, keep }, &[x]).map(drop)
+        }
+        norm @ (2 | 3) => {
             let last = ty.shape.last()?.clone();
             let weight = Constant { dtype: ty.dtype, shape: vec![last], value: Elements::Float(0.5) };
             let weight = g.builder.one(weight, &[]).ok()?;
-            g.add(RmsNorm { eps: 1e-5 }, &[x, weight]).map(drop)
+            match norm {
+                2 => g.add(RmsNorm { eps: 1e-5 }, &[x, weight]).map(drop),
+                _ => g.add(LayerNorm { eps: 1e-5 }, &[x, weight, weight]).map(drop),
+            }
         }
         _ => {
             let mut shape = ty.shape.clone();

@@ -1,6 +1,7 @@
-//! Named composites: softmax, norm, attention. Each has an expansion into simpler ops, and an evaluation
-//! of its own that shares nothing with it; a test holds the two together on finite numbers. The name stays down to the
-//! kernel, because a kernel that knows it is a softmax is several times faster than one that does not.
+//! Named composites: softmax and its kin, attention; the norms are in `norm.rs`. Each has an expansion into
+//! simpler ops, and an evaluation of its own that shares nothing with it; a test holds the two together on
+//! finite numbers. The name stays down to the kernel, because a kernel that knows it is a softmax is several
+//! times faster than one that does not.
 
 use crate::builder::Builder;
 use crate::dtype::Dtype;
@@ -9,13 +10,17 @@ use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;
 use crate::ops::{
-    Add, Broadcast, Cast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx,
-    Iota, Le, Matmul, Max, Mean, Mul, OpDef, Permute, Reshape, Rsqrt, Select, Sub, Sum, Violation,
+    Add, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx, Iota,
+    IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, Violation, reduce,
 };
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
-fn floats<'a>(cx: &InferCx<'a>, rule: &'static str, i: usize) -> Result<&'a TensorType, Violation> {
+pub(super) fn floats<'a>(
+    cx: &InferCx<'a>,
+    rule: &'static str,
+    i: usize,
+) -> Result<&'a TensorType, Violation> {
     let x = cx.tensor(i)?;
     if x.dtype.is_float() {
         Ok(x)
@@ -24,18 +29,18 @@ fn floats<'a>(cx: &InferCx<'a>, rule: &'static str, i: usize) -> Result<&'a Tens
     }
 }
 
-fn float_data(x: &Tensor) -> Result<&[f64], EvalError> {
+pub(super) fn float_data(x: &Tensor) -> Result<&[f64], EvalError> {
     if let Data::Float(data) = &x.data { Ok(data) } else { Err(EvalError("not a float tensor".into())) }
 }
 
 /// Widens `x` to the shape of `like`.
-fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Violation> {
+pub(super) fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Violation> {
     let shape = b.tensor_ty(like)?.shape;
     b.one(Broadcast { shape }, &[x])
 }
 
 /// A float in every place of a shape like that of `like`.
-fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Violation> {
+pub(super) fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Violation> {
     let TensorType { dtype, shape, .. } = b.tensor_ty(like)?;
     b.one(Constant { dtype, shape, value: Elements::Float(value) }, &[])
 }
@@ -55,32 +60,36 @@ op! {
     example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2,2] {\n    v1 = softmax[dim=1] v0 : f32[2,2]\n    return v1\n}\n; run: @f([[0, 0], [0, -inf]]) == [[0.5, 0.5], [1, 0]]\n"
 }
 
+/// The rule of ops that weigh the elements along a dimension against each other.
+fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Violation> {
+    let x = floats(cx, "C1", 0)?;
+    cx.require_dim("C2", dim, x.rank())?;
+    cx.require("C3", Guard::Le(Index::constant(1), x.shape[dim].clone()), |cx| {
+        format!("expected at least one element along dimension {dim}, got {}", cx.shape_text(&x.shape))
+    })?;
+    Ok(vec![x.clone().into()])
+}
+
+/// The elements in the line of element `i` along a dimension.
+fn line<'a>(shape: &'a [usize], data: &'a [f64], dim: usize, i: usize) -> impl Iterator<Item = f64> + 'a {
+    let at = unravel(i, shape);
+    (0..shape[dim]).map(move |j| {
+        let mut at = at.clone();
+        at[dim] = j;
+        data[ravel(&at, shape)]
+    })
+}
+
 impl OpDef for Softmax {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        let x = floats(cx, "C1", 0)?;
-        cx.require_dim("C2", self.dim, x.rank())?;
-        cx.require("C3", Guard::Le(Index::constant(1), x.shape[self.dim].clone()), |cx| {
-            format!(
-                "expected at least one element along dimension {}, got {}",
-                self.dim,
-                cx.shape_text(&x.shape)
-            )
-        })?;
-        Ok(vec![x.clone().into()])
+        along(cx, self.dim)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(5, &cx.result_numel()))
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, data) = (args[0], float_data(args[0])?);
-        let row = |i: usize| {
-            let at = unravel(i, &x.shape);
-            (0..x.shape[self.dim]).map(move |j| {
-                let mut at = at.clone();
-                at[self.dim] = j;
-                data[ravel(&at, &x.shape)]
-            })
-        };
+        let row = |i: usize| line(&x.shape, data, self.dim, i);
         let element = |i: usize| {
             let largest = row(i).fold(f64::NEG_INFINITY, f64::max);
             (data[i] - largest).exp() / row(i).fold(0.0, |a, x| a + (x - largest).exp())
@@ -102,72 +111,105 @@ impl OpDef for Softmax {
 }
 
 op! {
-    /// x over the root of its mean square along the last dimension, times a weight for each place of it.
+    /// The logarithm of `softmax`, without the detour: x less the logarithm of the sum of exp(x) along a dimension.
     ///
-    /// (C1) Both operands have one element type, a float type.
+    /// (C1) The element type is a float type.
     ///
-    /// (C2) x has at least one dimension.
+    /// (C2) The dimension exists.
     ///
-    /// (C3) The weight has the shape of x's last dimension.
-    ///
-    /// (C4) `eps` is positive and finite.
-    pub struct RmsNorm("rms_norm")(x, weight) {
-        /// Added to the mean square, so that rows of zeros stay finite.
-        eps: f64
+    /// (C3) The dimension has at least one element.
+    pub struct LogSoftmax("log_softmax")(x) {
+        /// Along which dimension.
+        dim: usize
     }
-    example "mesh ()\n\nfunc @f(v0: f32[1,2], v1: f32[2]) -> f32[1,2] {\n    v2 = rms_norm[eps=1e-30] v0, v1 : f32[1,2]\n    return v2\n}\n; run: @f([[3, 3]], [1, 10]) == [[1, 10]]\n"
+    example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2,2] {\n    v1 = log_softmax[dim=1] v0 : f32[2,2]\n    return v1\n}\n; run: @f([[0, 0], [0, -inf]]) == [[-0.69314718, -0.69314718], [0, -inf]]\n"
 }
 
-impl OpDef for RmsNorm {
+impl OpDef for LogSoftmax {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        let (x, weight) = (floats(cx, "C1", 0)?, cx.tensor(1)?);
-        if weight.dtype != x.dtype {
-            return Err(Violation::new(
-                "C1",
-                format!("expected a weight of type {}, got {}", x.dtype, weight.dtype),
-            ));
-        }
-        let Some(last) = x.shape.last() else {
-            return Err(Violation::new("C2", "expected at least one dimension, got none"));
-        };
-        cx.require_same_shape("C3", "a weight of shape", std::slice::from_ref(last), &weight.shape)?;
-        // Written so that NaN is refused too.
-        if !self.eps.is_finite() || self.eps <= 0.0 {
-            return Err(Violation::new("C4", format!("expected a positive, finite eps, got {}", self.eps)));
-        }
-        Ok(vec![x.clone().into()])
+        along(cx, self.dim)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        cx.kernel(times(4, &cx.result_numel()))
+        cx.kernel(times(5, &cx.result_numel()))
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let (x, weight) = (float_data(args[0])?, float_data(args[1])?);
-        let n = weight.len();
+        let (x, data) = (args[0], float_data(args[0])?);
+        let row = |i: usize| line(&x.shape, data, self.dim, i);
         let element = |i: usize| {
-            let row = &x[i / n * n..i / n * n + n];
-            let mean = row.iter().fold(0.0, |a, x| a + x * x) / n as f64;
-            x[i] / (mean + self.eps).sqrt() * weight[i % n]
+            let largest = row(i).fold(f64::NEG_INFINITY, f64::max);
+            (data[i] - largest) - row(i).fold(0.0, |a, x| a + (x - largest).exp()).ln()
         };
-        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), (0..x.len()).map(element).collect())])
+        Ok(vec![Tensor::floats(x.dtype, x.shape.clone(), (0..x.numel()).map(element).collect())])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
-            let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
-            // Squares of 16-bit floats leave their range.
-            let wide = dtype.accumulator();
-            let cast =
-                |b: &mut Builder<'_>, x, to| if wide == dtype { Ok(x) } else { b.one(Cast { to }, &[x]) };
-            let (x, weight) = (cast(b, args[0], wide)?, cast(b, args[1], wide)?);
-            let squares = b.one(Mul {}, &[x, x])?;
-            let mean = b.one(Mean { dims: vec![shape.len() - 1], keep: true }, &[squares])?;
-            let eps = fill(b, mean, self.eps)?;
-            let safe = b.one(Add {}, &[mean, eps])?;
-            let scale = b.one(Rsqrt {}, &[safe])?;
-            let scale = widen(b, scale, x)?;
-            let normal = b.one(Mul {}, &[x, scale])?;
-            let weight = widen(b, weight, x)?;
-            let result = b.one(Mul {}, &[normal, weight])?;
-            Ok(vec![cast(b, result, dtype)?])
+            let largest = b.one(Max { dims: vec![self.dim], keep: true }, args)?;
+            let largest = widen(b, largest, args[0])?;
+            let shifted = b.one(Sub {}, &[args[0], largest])?;
+            let powers = b.one(Exp {}, &[shifted])?;
+            let total = b.one(Sum { dims: vec![self.dim], keep: true }, &[powers])?;
+            let total = b.one(Log {}, &[total])?;
+            let total = widen(b, total, shifted)?;
+            Ok(vec![b.one(Sub {}, &[shifted, total])?])
+        };
+        Some(build())
+    }
+}
+
+op! {
+    /// The logarithm of the sum of exp(x) over dimensions, computed from x less its maximum: what parts of a
+    /// softmax need to be put together. It is -inf where all elements are.
+    ///
+    /// (C1) The element type is a float type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    ///
+    /// (C3) There is at least one element to sum up.
+    pub struct Logsumexp("logsumexp")(x) {
+        /// The dimensions to fold; none folds nothing.
+        dims: Vec<usize>,
+        /// Whether folded dimensions stay, with size 1.
+        keep: bool
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2] {\n    v1 = logsumexp[dims=[1], keep=false] v0 : f32[2]\n    return v1\n}\n; run: @f([[1000, 1000], [-inf, 3]]) == [1000.6931471806, 3]\n"
+}
+
+impl OpDef for Logsumexp {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(vec![reduce::infer(cx, &self.dims, self.keep, reduce::FLOATS, false)?.into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(times(4, &cx.arg_numel(0)))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (x, data) = (args[0], float_data(args[0])?);
+        let (_, groups) = reduce::folded(x, &self.dims);
+        let element = |group: &Vec<usize>| {
+            let largest = group.iter().fold(f64::NEG_INFINITY, |a, i| a.max(data[*i]));
+            // Less an infinity, the infinite elements would be NaN.
+            let shift = if largest.is_finite() { largest } else { 0.0 };
+            group.iter().fold(0.0, |a, i| a + (data[*i] - shift).exp()).ln() + shift
+        };
+        let shape = reduce::reduced(&x.shape, &self.dims, self.keep, 1);
+        Ok(vec![Tensor::floats(x.dtype, shape, groups.iter().map(element).collect())])
+    }
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+        let mut build = || {
+            let largest = b.one(Max { dims: self.dims.clone(), keep: true }, args)?;
+            let finite = b.one(IsFinite {}, &[largest])?;
+            let zero = fill(b, largest, 0.0)?;
+            let shift = b.one(Select {}, &[finite, largest, zero])?;
+            let wide = widen(b, shift, args[0])?;
+            let shifted = b.one(Sub {}, &[args[0], wide])?;
+            let powers = b.one(Exp {}, &[shifted])?;
+            let total = b.one(Sum { dims: self.dims.clone(), keep: true }, &[powers])?;
+            let total = b.one(Log {}, &[total])?;
+            let result = b.one(Add {}, &[total, shift])?;
+            if self.keep {
+                return Ok(vec![result]);
+            }
+            let shape = reduce::reduced(&b.tensor_ty(result)?.shape, &self.dims, false, Index::constant(1));
+            Ok(vec![b.one(Reshape { shape }, &[result])?])
         };
         Some(build())
     }

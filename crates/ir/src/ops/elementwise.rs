@@ -187,6 +187,11 @@ const fn floats(float: fn(&[f64]) -> f64) -> Rule {
     Rule { domain: Domain::Floats, float, ..RULE }
 }
 
+/// A question about floats.
+const fn question(compare: fn(&[f64]) -> bool) -> Rule {
+    Rule { domain: Domain::Floats, to_bool: true, compare, ..RULE }
+}
+
 /// A rule over integers and truth values.
 const fn logic(int: fn(&[i64]) -> i64) -> Rule {
     Rule { domain: Domain::Logic, int, ..RULE }
@@ -220,6 +225,14 @@ elementwise! {
     /// The smaller of two; NaN where either is, and -0 is smaller than 0.
     Minimum("minimum")(x, y) numbers(|x| minimum(x[0], x[1]), |x| x[0].min(x[1])),
         "f32", "[1, nan, -0]", "[2, 1, 0]" => "[1, nan, -0]" : "f32";
+    /// x to the power of y; anything to the power of 0 is 1. Of integers, a negative power of 1 and -1 is 1
+    /// or -1, and that of any other is 0.
+    Pow("pow")(x, y) numbers(|x| x[0].powf(x[1]), |x| power(x[0], x[1])),
+        "i32", "[3, 2, -1]", "[4, -1, -3]" => "[81, 0, -1]" : "i32";
+    /// The angle at which the point with coordinates x and y is seen from the positive x axis, in -pi to pi. The
+    /// first operand is y.
+    Atan2("atan2")(y, x) floats(|x| x[0].atan2(x[1])),
+        "f32", "[0, 1, -1]", "[1, 0, -1]" => "[0, 1.5707964, -2.3561945]" : "f32";
 }
 
 elementwise! {
@@ -248,6 +261,32 @@ elementwise! {
     Silu("silu")(x) floats(|x| silu(x[0])), "f32", "[0, 1, -1]" => "[0, 0.7310586, -0.26894143]" : "f32";
     /// The larger of x and 0; NaN stays.
     Relu("relu")(x) numbers(|x| maximum(x[0], 0.0), |x| x[0].max(0)), "f32", "[1, -2, nan]" => "[1, 0, nan]" : "f32";
+    /// -1, 0 or 1, as x is below, at or above 0; NaN stays, and so does the sign of zero.
+    Sign("sign")(x) numbers(|x| sign(x[0]), |x| x[0].signum()), "f32", "[-3, -0, nan]" => "[-1, -0, nan]" : "f32";
+    /// One over x.
+    Recip("recip")(x) floats(|x| 1.0 / x[0]), "f32", "[2, -4, 0]" => "[0.5, -0.25, inf]" : "f32";
+    /// The sine.
+    Sin("sin")(x) floats(|x| x[0].sin()), "f32", "[0, 1, 2]" => "[0, 0.8414709848, 0.9092974268]" : "f32";
+    /// The cosine.
+    Cos("cos")(x) floats(|x| x[0].cos()), "f32", "[0, 1, 2]" => "[1, 0.5403023059, -0.4161468365]" : "f32";
+    /// 2 to the power of x.
+    Exp2("exp2")(x) floats(|x| x[0].exp2()), "f32", "[0, 3, -1]" => "[1, 8, 0.5]" : "f32";
+    /// exp(x) - 1, exact near 0 too.
+    Expm1("expm1")(x) floats(|x| x[0].exp_m1()), "f32", "[1e-20, 1, -inf]" => "[1e-20, 1.718281828, -1]" : "f32";
+    /// The logarithm to the base 2.
+    Log2("log2")(x) floats(|x| x[0].log2()), "f32", "[1, 8, 0.5]" => "[0, 3, -1]" : "f32";
+    /// log(1 + x), exact near 0 too.
+    Log1p("log1p")(x) floats(|x| x[0].ln_1p()), "f32", "[1e-20, 1, -1]" => "[1e-20, 0.6931471806, -inf]" : "f32";
+    /// The largest integer that is not above x.
+    Floor("floor")(x) floats(|x| x[0].floor()), "f32", "[1.5, -1.5, -0]" => "[1, -2, -0]" : "f32";
+    /// The smallest integer that is not below x.
+    Ceil("ceil")(x) floats(|x| x[0].ceil()), "f32", "[1.5, -1.5, -0.5]" => "[2, -1, -0]" : "f32";
+    /// The nearest integer; halfway between two, the even one.
+    Round("round")(x) floats(|x| x[0].round_ties_even()), "f32", "[0.5, 1.5, -2.5]" => "[0, 2, -2]" : "f32";
+    /// Whether x is NaN.
+    IsNan("is_nan")(x) question(|x| x[0].is_nan()), "f32", "[1, nan, inf]" => "[false, true, false]" : "bool";
+    /// Whether x is neither infinite nor NaN.
+    IsFinite("is_finite")(x) question(|x| x[0].is_finite()), "f32", "[1, nan, inf]" => "[true, false, false]" : "bool";
 }
 
 elementwise! {
@@ -295,6 +334,26 @@ pub(crate) fn maximum(x: f64, y: f64) -> f64 {
 /// The smaller of two, as IEEE 754 `minimum`.
 pub(crate) fn minimum(x: f64, y: f64) -> f64 {
     -maximum(-x, -y)
+}
+
+/// A power of integers; it wraps in 64 bits, and so in any narrower type.
+fn power(mut base: i64, exponent: i64) -> i64 {
+    let Ok(mut rest) = u64::try_from(exponent) else {
+        return if base.unsigned_abs() == 1 { power(base, exponent & 1) } else { 0 };
+    };
+    let mut result = 1i64;
+    while rest > 0 {
+        if rest & 1 == 1 {
+            result = result.wrapping_mul(base);
+        }
+        base = base.wrapping_mul(base);
+        rest >>= 1;
+    }
+    result
+}
+
+fn sign(x: f64) -> f64 {
+    if x == 0.0 || x.is_nan() { x } else { x.signum() }
 }
 
 fn sigmoid(x: f64) -> f64 {

@@ -1,8 +1,10 @@
-//! Reading and adding at places that a tensor names: gather (embedding is one) and scatter-add.
+//! Reading, writing and adding at places that a tensor names: gather (embedding is one), take_along, scatter,
+//! scatter-add, one_hot.
 
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
@@ -68,6 +70,62 @@ impl OpDef for Gather {
     }
 }
 
+/// For each of the updates, the element of x that it goes to.
+fn targets(x: &Tensor, named: &Tensor, updates: &Tensor, dim: usize) -> Result<Vec<usize>, EvalError> {
+    let (list, depth) = (places(named, x.shape[dim])?, named.shape.len());
+    let target = |i: usize| {
+        let at = unravel(i, &updates.shape);
+        let place = list[ravel(&at[dim..dim + depth], &named.shape)];
+        ravel(&[&at[..dim], &[place], &at[dim + depth..]].concat(), &x.shape)
+    };
+    Ok((0..updates.numel()).map(target).collect())
+}
+
+op! {
+    /// x with its entries along a dimension at these places replaced by the updates; of several for one
+    /// place, the last stays. A place outside x is an error.
+    ///
+    /// (C1) The places are of type i32 or i64.
+    ///
+    /// (C2) The dimension exists.
+    ///
+    /// (C3) The updates have x's element type.
+    ///
+    /// (C4) The updates have the shape that `gather` of x at these places has.
+    pub struct Scatter("scatter")(x, places, updates) {
+        /// The dimension that the places index.
+        dim: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[3], v1: i64[3], v2: f32[3]) -> f32[3] {\n    v3 = scatter[dim=0] v0, v1, v2 : f32[3]\n    return v3\n}\n; run: @f([0, 0, 100], [1, 2, 1], [1, 2, 3]) == [0, 3, 2]\n"
+}
+
+impl OpDef for Scatter {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (x, places, updates) = (cx.tensor(0)?, cx.tensor(1)?, cx.tensor(2)?);
+        check(cx, x, places, self.dim)?;
+        if updates.dtype != x.dtype {
+            let message = format!("expected updates of type {}, got {}", x.dtype, updates.dtype);
+            return Err(Violation::new("C3", message));
+        }
+        let expected = spread(&x.shape, self.dim, &places.shape);
+        cx.require_same_shape("C4", "updates of shape", &expected, &updates.shape)?;
+        Ok(vec![x.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(Index::constant(0))
+    }
+    fn alias(&self) -> Alias {
+        Alias::Reuse
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let mut out = args[0].clone();
+        for (i, to) in targets(args[0], args[1], args[2], self.dim)?.into_iter().enumerate() {
+            out.set(to, args[2], i);
+        }
+        Ok(vec![out])
+    }
+}
+
 op! {
     /// x with the updates added along a dimension at these places, in the order of the updates. This is
     /// how gradients flow back through `gather`. A place outside x is an error.
@@ -113,13 +171,8 @@ impl OpDef for ScatterAdd {
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, updates) = (args[0], args[2]);
-        let named = places(args[1], x.shape[self.dim])?;
-        let depth = args[1].shape.len();
         let mut out = x.clone();
-        for i in 0..updates.numel() {
-            let at = unravel(i, &updates.shape);
-            let place = named[ravel(&at[self.dim..self.dim + depth], &args[1].shape)];
-            let to = ravel(&[&at[..self.dim], &[place], &at[self.dim + depth..]].concat(), &x.shape);
+        for (i, to) in targets(x, args[1], updates, self.dim)?.into_iter().enumerate() {
             match (&mut out.data, &updates.data) {
                 (Data::Float(out), Data::Float(updates)) => out[to] = x.dtype.round(out[to] + updates[i]),
                 (Data::Int(out), Data::Int(updates)) => {
@@ -129,5 +182,93 @@ impl OpDef for ScatterAdd {
             }
         }
         Ok(vec![out])
+    }
+}
+
+op! {
+    /// The elements of x along a dimension at these places, line by line: along the second of two dimensions,
+    /// place (i, j) names an element of row i, which becomes element (i, j) of the result. This puts a tensor
+    /// into the order that `sort` or `topk` found in another, and reads the entries that labels name. A place
+    /// outside x is an error.
+    ///
+    /// (C1) The places are of type i32 or i64.
+    ///
+    /// (C2) The dimension exists.
+    ///
+    /// (C3) The places have as many dimensions as x and agree with it in every other one.
+    pub struct TakeAlong("take_along")(x, places) {
+        /// The dimension that the places index.
+        dim: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,3], v1: i64[2,1]) -> f32[2,1] {\n    v2 = take_along[dim=1] v0, v1 : f32[2,1]\n    return v2\n}\n; run: @f([[1, 2, 3], [4, 5, 6]], [[2], [0]]) == [[3], [4]]\n"
+}
+
+impl OpDef for TakeAlong {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (x, places) = (cx.tensor(0)?, cx.tensor(1)?);
+        check(cx, x, places, self.dim)?;
+        let mut expected = x.shape.clone();
+        if let Some(own) = places.shape.get(self.dim) {
+            expected[self.dim] = own.clone();
+        }
+        cx.require_same_shape("C3", "places of shape", &expected, &places.shape)?;
+        Ok(vec![x.with_shape(places.shape.clone()).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        // Only the elements named are read, not the whole of x.
+        let read = cx.args.get(1).and_then(Type::as_tensor).map_or(Index::constant(0), TensorType::bytes);
+        let bytes = &(&cx.result_bytes() + &cx.result_bytes()) + &read;
+        Cost { bytes, ..cx.free() }
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (x, named) = (args[0], places(args[1], args[0].shape[self.dim])?);
+        Ok(vec![x.pick(args[1].shape.clone(), |i| {
+            let mut at = unravel(i, &args[1].shape);
+            at[self.dim] = named[i];
+            ravel(&at, &x.shape)
+        })])
+    }
+}
+
+op! {
+    /// A new last dimension, with 1 at the place that each element names and 0 elsewhere. An element that
+    /// names no place gives zeros only.
+    ///
+    /// (C1) The element type is an integer type.
+    ///
+    /// (C2) The number of classes is not negative.
+    pub struct OneHot("one_hot")(x) {
+        /// The size of the new dimension.
+        classes: Index,
+        /// The element type of the result; bool has true and false.
+        dtype: Dtype
+    }
+    example "mesh ()\n\nfunc @f(v0: i64[3]) -> f32[3,2] {\n    v1 = one_hot[classes=2, dtype=f32] v0 : f32[3,2]\n    return v1\n}\n; run: @f([1, 0, 2]) == [[0, 1], [1, 0], [0, 0]]\n"
+}
+
+impl OpDef for OneHot {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        if !x.dtype.is_int() {
+            return Err(Violation::new("C1", format!("expected an integer type, got {}", x.dtype)));
+        }
+        cx.require_size("C2", "a number of classes", &self.classes)?;
+        let shape = [&x.shape[..], std::slice::from_ref(&self.classes)].concat();
+        Ok(vec![x.with_shape(shape).with_dtype(self.dtype).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(Index::constant(0))
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let Data::Int(list) = &args[0].data else { return Err(EvalError("places are not integers".into())) };
+        let classes = cx.size(&self.classes)?;
+        let shape = [&args[0].shape[..], &[classes]].concat();
+        check_numel(&shape)?;
+        let hot = || list.iter().flat_map(|at| (0..classes).map(move |class| *at == class as i64));
+        Ok(vec![if self.dtype.is_float() {
+            Tensor::floats(self.dtype, shape, hot().map(|hot| f64::from(u8::from(hot))).collect())
+        } else {
+            Tensor::ints(self.dtype, shape, hot().map(i64::from).collect())
+        }])
     }
 }

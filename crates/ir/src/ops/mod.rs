@@ -7,6 +7,7 @@ mod attr;
 mod collective;
 mod composite;
 mod control;
+mod conv;
 mod create;
 mod cx;
 mod def;
@@ -15,6 +16,9 @@ mod elementwise;
 mod exchange;
 mod lookup;
 mod matmul;
+mod norm;
+mod order;
+mod random;
 mod reduce;
 mod reduction;
 mod rooted;
@@ -28,6 +32,7 @@ pub use attr::{Attr, AttrSpec, ListAttr, OptionAttr, end_attrs, read_attr, write
 pub use collective::*;
 pub use composite::*;
 pub use control::*;
+pub use conv::*;
 pub use create::*;
 pub(crate) use cx::count;
 pub use cx::*;
@@ -37,6 +42,9 @@ pub use elementwise::*;
 pub use exchange::*;
 pub use lookup::*;
 pub use matmul::*;
+pub use norm::*;
+pub use order::*;
+pub use random::*;
 pub use reduce::*;
 pub use reduction::Reduce;
 pub use rooted::*;
@@ -75,6 +83,8 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Rem::INFO,
             Maximum::INFO,
             Minimum::INFO,
+            Pow::INFO,
+            Atan2::INFO,
             Neg::INFO,
             Abs::INFO,
             Exp::INFO,
@@ -87,6 +97,17 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Gelu::INFO,
             Silu::INFO,
             Relu::INFO,
+            Sign::INFO,
+            Recip::INFO,
+            Sin::INFO,
+            Cos::INFO,
+            Exp2::INFO,
+            Expm1::INFO,
+            Log2::INFO,
+            Log1p::INFO,
+            Floor::INFO,
+            Ceil::INFO,
+            Round::INFO,
         ],
     ),
     (
@@ -98,6 +119,8 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Le::INFO,
             Gt::INFO,
             Ge::INFO,
+            IsNan::INFO,
+            IsFinite::INFO,
             And::INFO,
             Or::INFO,
             Xor::INFO,
@@ -106,7 +129,23 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Cast::INFO,
         ],
     ),
-    ("Reductions and products", &[Sum::INFO, Mean::INFO, Max::INFO, Min::INFO, Argmax::INFO, Matmul::INFO]),
+    (
+        "Reductions and products",
+        &[
+            Sum::INFO,
+            Prod::INFO,
+            Mean::INFO,
+            Max::INFO,
+            Min::INFO,
+            Any::INFO,
+            All::INFO,
+            Argmax::INFO,
+            Argmin::INFO,
+            Matmul::INFO,
+            Conv1d::INFO,
+            Conv2d::INFO,
+        ],
+    ),
     (
         "Shape",
         &[
@@ -118,12 +157,17 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Split::INFO,
             Pad::INFO,
             Broadcast::INFO,
+            Flip::INFO,
         ],
     ),
-    ("Lookup", &[Gather::INFO, ScatterAdd::INFO]),
-    ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO]),
+    ("Order", &[Cumsum::INFO, Sort::INFO, Topk::INFO]),
+    ("Lookup", &[Gather::INFO, TakeAlong::INFO, Scatter::INFO, ScatterAdd::INFO, OneHot::INFO]),
+    ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO, Uniform::INFO, Normal::INFO]),
     ("Sizes", &[SizeOf::INFO, ToSize::INFO]),
-    ("Composites", &[Softmax::INFO, RmsNorm::INFO, Attention::INFO]),
+    (
+        "Composites",
+        &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],
+    ),
     ("Control", &[Cond::INFO, Scan::INFO]),
 ];
 

@@ -1,4 +1,4 @@
-//! Ops that fold dimensions of a tensor away: sums, means, extremes.
+//! Ops that fold dimensions of a tensor away: sums, products, means, extremes, truth values.
 
 use crate::dtype::Dtype;
 use crate::index::{Guard, Index};
@@ -9,13 +9,13 @@ use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
 /// The shape without the reduced dimensions, or with them as 1.
-fn reduced<T: Clone>(shape: &[T], dims: &[usize], keep: bool, one: T) -> Vec<T> {
+pub(super) fn reduced<T: Clone>(shape: &[T], dims: &[usize], keep: bool, one: T) -> Vec<T> {
     let all = shape.iter().enumerate();
     let kept = all.filter(|(i, _)| keep || !dims.contains(i));
     kept.map(|(i, size)| if dims.contains(&i) { one.clone() } else { size.clone() }).collect()
 }
 
-fn infer(
+pub(super) fn infer(
     cx: &mut InferCx<'_>,
     dims: &[usize],
     keep: bool,
@@ -37,7 +37,7 @@ fn infer(
 }
 
 /// For each element of the result, the numbers of the elements that are folded into it, in order.
-fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
+pub(super) fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
     let kept_shape = reduced(&x.shape, dims, true, 1);
     let mut groups = vec![Vec::new(); kept_shape.iter().product()];
     for i in 0..x.numel() {
@@ -72,11 +72,12 @@ fn fold(
 }
 
 const NUMBERS: (fn(Dtype) -> bool, &str) = (|dtype| dtype != Dtype::Bool, "a float or integer type");
-const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float type");
+pub(super) const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float type");
+const TRUTH: (fn(Dtype) -> bool, &str) = (|dtype| dtype == Dtype::Bool, "bool");
 
 macro_rules! reductions {
     ($($(#[doc = $doc:expr])* $name:ident($text:literal) $takes:expr, empty $empty:literal,
-        $example:literal, $float:expr, $int:expr;)*) => {$(
+        $dtype:literal, $input:literal => $output:literal, $float:expr, $int:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
             pub struct $name($text)(x) {
@@ -85,8 +86,8 @@ macro_rules! reductions {
                 /// Whether folded dimensions stay, with size 1.
                 keep: bool,
             }
-            example concat!("mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2] {\n    v1 = ", $text,
-                "[dims=[1], keep=false] v0 : f32[2]\n    return v1\n}\n; run: @f([[1, 2], [3, 5]]) == ", $example, "\n")
+            example concat!("mesh ()\n\nfunc @f(v0: ", $dtype, "[2,2]) -> ", $dtype, "[2] {\n    v1 = ", $text,
+                "[dims=[1], keep=false] v0 : ", $dtype, "[2]\n    return v1\n}\n; run: @f(", $input, ") == ", $output, "\n")
         }
 
         impl OpDef for $name {
@@ -109,14 +110,14 @@ reductions! {
     /// (C1) The element type is a float or integer type.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Sum("sum") NUMBERS, empty true, "[3, 8]",
+    Sum("sum") NUMBERS, empty true, "f32", "[[1, 2], [3, 5]]" => "[3, 8]",
         |xs| xs.reduce(|a, x| a + x).unwrap_or(0.0), |xs| xs.fold(0, i64::wrapping_add);
     /// The mean over dimensions; NaN of nothing.
     ///
     /// (C1) The element type is a float type.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Mean("mean") FLOATS, empty true, "[1.5, 4]",
+    Mean("mean") FLOATS, empty true, "f32", "[[1, 2], [3, 5]]" => "[1.5, 4]",
         |xs| { let (sum, n) = xs.fold((0.0, 0.0), |(a, n), x| (a + x, n + 1.0)); sum / n }, |_| 0;
     /// The largest element over dimensions; NaN where one is NaN.
     ///
@@ -125,7 +126,7 @@ reductions! {
     /// (C2) The dimensions exist and are distinct.
     ///
     /// (C3) There is at least one element to choose from.
-    Max("max") NUMBERS, empty false, "[2, 5]",
+    Max("max") NUMBERS, empty false, "f32", "[[1, 2], [3, 5]]" => "[2, 5]",
         |xs| xs.fold(f64::NEG_INFINITY, maximum), |xs| xs.max().unwrap_or(0);
     /// The smallest element over dimensions; NaN where one is NaN.
     ///
@@ -134,8 +135,29 @@ reductions! {
     /// (C2) The dimensions exist and are distinct.
     ///
     /// (C3) There is at least one element to choose from.
-    Min("min") NUMBERS, empty false, "[1, 3]",
+    Min("min") NUMBERS, empty false, "f32", "[[1, 2], [3, 5]]" => "[1, 3]",
         |xs| xs.fold(f64::INFINITY, minimum), |xs| xs.min().unwrap_or(0);
+    /// The product over dimensions; 1 of nothing. Integers wrap.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    Prod("prod") NUMBERS, empty true, "f32", "[[1, 2], [3, 5]]" => "[2, 15]",
+        |xs| xs.fold(1.0, |a, x| a * x), |xs| xs.fold(1, i64::wrapping_mul);
+    /// Whether any element over dimensions is true; false of nothing.
+    ///
+    /// (C1) The element type is bool.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    Any("any") TRUTH, empty true, "bool", "[[false, true], [false, false]]" => "[true, false]",
+        |_| 0.0, |xs| xs.fold(0, |a, x| a | x);
+    /// Whether all elements over dimensions are true; true of nothing.
+    ///
+    /// (C1) The element type is bool.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    All("all") TRUTH, empty true, "bool", "[[false, true], [true, true]]" => "[false, true]",
+        |_| 0.0, |xs| xs.fold(1, |a, x| a & x);
 }
 
 op! {
@@ -164,18 +186,58 @@ impl OpDef for Argmax {
         cx.kernel(cx.arg_numel(0))
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        // Row-major numbers follow the order of the dimensions in the tensor, whatever order `dims` has.
-        let (_, groups) = folded(args[0], &self.dims);
-        let larger = |a: usize, b: usize| match &args[0].data {
-            Data::Float(data) => data[b] > data[a] || data[b].is_nan() && !data[a].is_nan(),
-            Data::Int(data) => data[b] > data[a],
-        };
-        let best = |group: &Vec<usize>| {
-            let best =
-                (1..group.len()).fold(0, |best, i| if larger(group[best], group[i]) { i } else { best });
-            best as i64
-        };
-        let shape = reduced(&args[0].shape, &self.dims, self.keep, 1);
-        Ok(vec![Tensor::ints(Dtype::I64, shape, groups.iter().map(best).collect())])
+        Ok(vec![place(args[0], &self.dims, self.keep, |a, b| b > a, |a, b| b > a)])
     }
+}
+
+op! {
+    /// The place of the smallest element over dimensions, as a row-major number within them; the first of
+    /// equals, and a NaN is smaller than everything.
+    ///
+    /// (C1) The element type is a float or integer type.
+    ///
+    /// (C2) The dimensions exist and are distinct.
+    ///
+    /// (C3) There is at least one element to choose from.
+    pub struct Argmin("argmin")(x) {
+        /// The dimensions to fold, of which the result is a place.
+        dims: Vec<usize>,
+        /// Whether folded dimensions stay, with size 1.
+        keep: bool,
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[2,3]) -> i64[2] {\n    v1 = argmin[dims=[1], keep=false] v0 : i64[2]\n    return v1\n}\n; run: @f([[5, 1, 1], [3, 2, 1]]) == [1, 2]\n"
+}
+
+impl OpDef for Argmin {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(vec![infer(cx, &self.dims, self.keep, NUMBERS, false)?.with_dtype(Dtype::I64).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.arg_numel(0))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        Ok(vec![place(args[0], &self.dims, self.keep, |a, b| b < a, |a, b| b < a)])
+    }
+}
+
+/// The place of the best element over dimensions: the first NaN, else the first that none after it is better than.
+fn place(
+    x: &Tensor,
+    dims: &[usize],
+    keep: bool,
+    float: impl Fn(f64, f64) -> bool,
+    int: impl Fn(i64, i64) -> bool,
+) -> Tensor {
+    // Row-major numbers follow the order of the dimensions in the tensor, whatever order `dims` has.
+    let (_, groups) = folded(x, dims);
+    let better = |a: usize, b: usize| match &x.data {
+        Data::Float(data) => float(data[a], data[b]) || data[b].is_nan() && !data[a].is_nan(),
+        Data::Int(data) => int(data[a], data[b]),
+    };
+    let best = |group: &Vec<usize>| {
+        let best = (1..group.len()).fold(0, |best, i| if better(group[best], group[i]) { i } else { best });
+        best as i64
+    };
+    let shape = reduced(&x.shape, dims, keep, 1);
+    Tensor::ints(Dtype::I64, shape, groups.iter().map(best).collect())
 }

@@ -90,9 +90,15 @@ impl<'a, T: Element> MatMut<'a, T> {
         (MatMut { rows, ..self }, MatMut { at: below, rows: self.rows - rows, ..self })
     }
 
+    /// The first columns, and the others.
+    pub(crate) fn split_cols(self, cols: usize) -> (MatMut<'a, T>, MatMut<'a, T>) {
+        let (left, right) = self.t().split_rows(cols);
+        (left.t(), right.t())
+    }
+
     /// Some of its columns.
     pub(crate) fn cols(self, cols: Range<usize>) -> MatMut<'a, T> {
-        self.t().split_rows(cols.start).1.split_rows(cols.len()).0.t()
+        self.split_cols(cols.start).1.split_cols(cols.len()).0
     }
 
     /// Writes a part of a row, each element rounded.

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Gemm, Mat, MatMut, gemm};
 use crate::kernels::scratch::with_scratch;
-use crate::kernels::skinny::{MAX_VECTORS, gather, skinny};
+use crate::kernels::skinny::{MAX_VECTORS, gather, skinny, skinny_rows, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "matmul", family: "matmul", in_place: false, run }];
@@ -41,9 +41,9 @@ fn run(
         Dtype::F64 => products::<f64>(cx, x, y, out, multiply_wide),
         Dtype::F16 => products::<f16>(cx, x, y, out, multiply_narrow),
         Dtype::Bf16 => products::<bf16>(cx, x, y, out, multiply_narrow),
-        Dtype::I32 => products::<i32>(cx, x, y, out, multiply_rows),
-        Dtype::I64 => products::<i64>(cx, x, y, out, multiply_rows),
-        Dtype::U8 => products::<u8>(cx, x, y, out, multiply_rows),
+        Dtype::I32 => products::<i32>(cx, x, y, out, skinny_rows),
+        Dtype::I64 => products::<i64>(cx, x, y, out, skinny_rows),
+        Dtype::U8 => products::<u8>(cx, x, y, out, skinny_rows),
         Dtype::Bool => Err(KernelError("expected a float or integer type, got bool".into())),
     }
 }
@@ -204,17 +204,6 @@ fn multiply_wide<E: Gemm>(mut out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>) 
     });
 }
 
-/// Four rows at a time.
-fn multiply_rows<E: Element>(out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>) {
-    let (mut rest, mut row) = (out, 0);
-    while rest.rows > 0 {
-        let count = MAX_VECTORS.min(rest.rows);
-        let (rows, below) = rest.split_rows(count);
-        skinny(rows, x.part(row..row + count, 0..x.cols), y);
-        (rest, row) = (below, row + count);
-    }
-}
-
 /// Blocks are widened, multiplied and added up in `f32`, and rounded once.
 fn multiply_narrow<E>(mut out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>)
 where
@@ -249,10 +238,4 @@ where
 /// The parts of a range of so many.
 fn blocks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
-}
-
-/// A matrix, widened, in row-major order.
-fn widen<'a, E: Element>(from: Mat<'_, E>, to: &'a mut [E::Wide]) -> Mat<'a, E::Wide> {
-    gather(from, to);
-    Mat::new(to, [from.rows, from.cols], [from.cols, 1])
 }

@@ -4,14 +4,28 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
+mod blocks;
+mod cast;
+pub mod copy;
+mod create;
 mod element;
+mod elementwise;
+mod formats;
 #[allow(unsafe_code, reason = "the crate that multiplies matrices takes pointers")]
 mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
+mod lookup;
+mod math;
 mod matmul;
+mod movement;
+mod numbers;
+mod operand;
+mod order;
+mod random;
 mod scratch;
 mod skinny;
+mod source;
 
 use std::fmt;
 
@@ -21,6 +35,7 @@ use consort_ir::ops::{EvalCx, OpDef};
 
 use crate::layout::{is_row_major, span};
 use crate::threads::Threads;
+use crate::views::VIEWS;
 
 /// The kernel of an op.
 #[derive(Clone, Copy)]
@@ -121,9 +136,27 @@ impl ViewMut<'_> {
 }
 
 /// All kernels, by the names of their ops.
-static FAMILIES: &[&[Kernel]] = &[matmul::KERNELS];
+static FAMILIES: &[&[Kernel]] = &[
+    elementwise::KERNELS,
+    movement::KERNELS,
+    lookup::KERNELS,
+    create::KERNELS,
+    order::KERNELS,
+    random::KERNELS,
+    matmul::KERNELS,
+];
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
     FAMILIES.iter().flat_map(|family| family.iter()).find(|kernel| kernel.op == op)
+}
+
+/// What computes an op, in words: the family of its kernel, `view` where nothing need move, `-` where nothing does.
+pub fn label(op: &str) -> String {
+    match find(op) {
+        _ if VIEWS.contains(&op) => "view".to_string(),
+        Some(kernel) if kernel.in_place => format!("{}, in place", kernel.family),
+        Some(kernel) => kernel.family.to_string(),
+        None => "-".to_string(),
+    }
 }

@@ -58,6 +58,29 @@ where
     }
 }
 
+/// The same for any number of vectors, four at a time.
+pub(crate) fn skinny_rows<O, V, E, W>(out: MatMut<'_, O>, vectors: Mat<'_, V>, matrix: Mat<'_, E>)
+where
+    O: Element<Wide = W>,
+    V: Element<Wide = W>,
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    let (mut rest, mut row) = (out, 0);
+    while rest.rows > 0 {
+        let count = MAX_VECTORS.min(rest.rows);
+        let (rows, below) = rest.split_rows(count);
+        skinny(rows, vectors.part(row..row + count, 0..vectors.cols), matrix);
+        (rest, row) = (below, row + count);
+    }
+}
+
+/// A matrix, widened, in row-major order.
+pub(crate) fn widen<'a, E: Element>(from: Mat<'_, E>, to: &'a mut [E::Wide]) -> Mat<'a, E::Wide> {
+    gather(from, to);
+    Mat::new(to, [from.rows, from.cols], [from.cols, 1])
+}
+
 /// Copies a matrix to rows without gaps, widened.
 pub(crate) fn gather<E: Element>(from: Mat<'_, E>, to: &mut [E::Wide]) {
     vectorize(Gather { from, to });
@@ -245,7 +268,7 @@ struct Columns<'a, E, W, const COUNT: usize> {
 /// Columns whose sums are open at a time, and how much of each is taken in turn. The sums lie in memory in between,
 /// and not in variables: a compiler makes vectors of what it stores.
 const OPEN: usize = 8;
-const STEPS: usize = 8;
+const STEPS: usize = 4;
 
 impl<E, W, const COUNT: usize> Loop for Columns<'_, E, W, COUNT>
 where

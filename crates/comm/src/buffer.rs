@@ -1,0 +1,423 @@
+//! Buffers: handles of blocks of a rank's heap, and of parts of them.
+//!
+//! Handles of one block may be many, and they may overlap. The block itself knows what is being done with its bytes:
+//! who here looks at them, which operations in flight read or write which part, and which part peers may still read
+//! (*leases*). From that it grants or refuses:
+//!
+//! - reading, unless an operation in flight writes there;
+//! - writing, once nothing in flight touches the part and all peers are done with it, and nobody here looks;
+//! - an operation, like reading or writing by what it does with the part. A handle that is the only one is moved into
+//!   its operation, so that nobody else can ask and nothing need be noted.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut, Range};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use crate::CommError;
+use crate::heap::{Heap, LINE};
+use crate::lease::{Lease, Leases};
+use crate::pending::SPIN;
+use crate::progress::BUSY;
+use crate::siblings::advance_all;
+
+/// A block of a rank's heap, or a part of one. Clones are handles of the same bytes.
+#[derive(Clone)]
+pub struct Buffer(Rc<Handle>);
+
+struct Handle {
+    /// Where it begins in the segment.
+    at: usize,
+    len: usize,
+    home: Home,
+}
+
+/// The block itself, or the handle that has it.
+enum Home {
+    Block(Block),
+    Part(Buffer),
+}
+
+struct Block {
+    heap: Arc<Heap>,
+    start: usize,
+    room: usize,
+    uses: RefCell<SmallVec<[Use; 3]>>,
+}
+
+/// What is being done with a part.
+struct Use {
+    range: Range<usize>,
+    how: How,
+}
+
+enum How {
+    /// Somebody here looks at it, or writes it.
+    Here(Access),
+    /// An operation in flight reads it, or writes it.
+    InFlight(Access),
+    /// Peers may still read it.
+    Leased(Lease),
+}
+
+/// Where a buffer lies in its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+}
+
+/// What an operation does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// Takes all of a list for an operation, or none.
+#[inline]
+pub(crate) fn claim_all<'a>(
+    heap: &Arc<Heap>,
+    list: impl Iterator<Item = (&'a Buffer, Access)> + Clone,
+) -> Result<(), CommError> {
+    for (i, (buffer, access)) in list.clone().enumerate() {
+        if let Err(error) = buffer.claim(heap, access) {
+            list.take(i).for_each(|(buffer, access)| buffer.unclaim(access));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+impl Use {
+    fn overlaps(&self, range: &Range<usize>) -> bool {
+        self.range.start < range.end && range.start < self.range.end
+    }
+
+    /// Whether something that reads or writes may not begin.
+    fn is_in_the_way_of(&self, access: Access) -> bool {
+        match &self.how {
+            How::Here(how) | How::InFlight(how) => *how == Access::Write || access == Access::Write,
+            How::Leased(lease) => access == Access::Write && lease.holder().is_some(),
+        }
+    }
+
+    /// Whether it is a lease that nobody holds any more.
+    fn is_over(&self) -> bool {
+        matches!(self.how, How::Leased(_)) && !self.is_held()
+    }
+
+    /// Whether an operation in flight or a peer may still touch it.
+    fn is_held(&self) -> bool {
+        match &self.how {
+            How::Here(_) => false,
+            How::InFlight(_) => true,
+            How::Leased(lease) => lease.holder().is_some(),
+        }
+    }
+}
+
+impl Buffer {
+    /// The buffer of a whole block.
+    pub(crate) fn new(heap: Arc<Heap>, start: usize, room: usize, len: usize) -> Buffer {
+        let block = Block { heap, start, room, uses: RefCell::new(SmallVec::new()) };
+        Buffer(Rc::new(Handle { at: start + LINE, len, home: Home::Block(block) }))
+    }
+
+    /// A part of it.
+    pub fn part(&self, range: Range<usize>) -> Result<Buffer, CommError> {
+        if range.start > range.end || range.end > self.len() {
+            let message = format!("expected a part of {} bytes, got {range:?}", self.len());
+            return Err(CommError::Argument(message));
+        }
+        let home = match &self.0.home {
+            Home::Block(_) => self.clone(),
+            Home::Part(whole) => whole.clone(),
+        };
+        let at = self.0.at + range.start;
+        Ok(Buffer(Rc::new(Handle { at, len: range.len(), home: Home::Part(home) })))
+    }
+
+    fn block(&self) -> &Block {
+        let mut handle = self;
+        loop {
+            match &handle.0.home {
+                Home::Block(block) => return block,
+                Home::Part(whole) => handle = whole,
+            }
+        }
+    }
+
+    /// How many bytes it holds.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Where it begins in the segment.
+    pub(crate) fn at(&self) -> usize {
+        self.0.at
+    }
+
+    /// Where it lies.
+    pub(crate) fn place(&self) -> Place {
+        Place { at: self.0.at, len: self.0.len }
+    }
+
+    /// Whether it is a whole block, which has a header.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(self.0.home, Home::Block(_))
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.0.at..self.0.at + self.0.len
+    }
+
+    /// Whether there is no other handle of any of its block.
+    fn is_only(&self) -> bool {
+        Rc::strong_count(&self.0) == 1
+            && match &self.0.home {
+                Home::Block(_) => true,
+                Home::Part(whole) => Rc::strong_count(&whole.0) == 1,
+            }
+    }
+
+    /// The bytes. An error while an operation in flight writes them.
+    pub fn bytes(&self) -> Result<Bytes<'_>, CommError> {
+        self.look(Access::Read)?;
+        Ok(Bytes { buffer: self })
+    }
+
+    /// Notes that somebody here looks at it, or writes it.
+    fn look(&self, access: Access) -> Result<(), CommError> {
+        let mut uses = self.block().uses.borrow_mut();
+        let range = self.range();
+        if uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
+            return Err(self.busy());
+        }
+        uses.push(Use { range, how: How::Here(access) });
+        Ok(())
+    }
+
+    /// The end of that.
+    fn look_away(&self, access: Access) {
+        let mut uses = self.block().uses.borrow_mut();
+        let mine =
+            |one: &Use| matches!(one.how, How::Here(how) if how == access) && one.range == self.range();
+        if let Some(at) = uses.iter().rposition(mine) {
+            uses.swap_remove(at);
+        }
+    }
+
+    fn busy(&self) -> CommError {
+        CommError::Argument(
+            "expected a buffer that is not in use: wait for the operation that takes it first".into(),
+        )
+    }
+
+    /// Whether no peer can read it any more, and nothing in flight touches it.
+    pub fn is_released(&self) -> bool {
+        let uses = self.block().uses.borrow();
+        uses.is_empty() || !uses.iter().any(|one| one.overlaps(&self.range()) && one.is_held())
+    }
+
+    /// The bytes to write, as soon as nothing in flight touches them and no peer can read them any more. Never waits
+    /// past the time given.
+    pub fn bytes_mut(&mut self, until: Instant) -> Result<BytesMut<'_>, CommError> {
+        if !self.is_released() {
+            self.wait_for_release(until)?;
+        }
+        self.look(Access::Write)?;
+        Ok(BytesMut { buffer: self })
+    }
+
+    fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
+        let block = self.block();
+        let spin_until = block.heap.spins().then(|| Instant::now() + SPIN);
+        while !self.is_released() {
+            if spin_until.is_some_and(|spin_until| Instant::now() < spin_until) {
+                std::hint::spin_loop();
+                continue;
+            }
+            // What releases it may need a part of this member, or be its own call behind others.
+            let busy = advance_all();
+            let lease = self.held_lease();
+            if self.is_released() {
+                break;
+            }
+            if let Some(error) = block.heap.alarm().failure() {
+                return Err(error);
+            }
+            let now = Instant::now();
+            let Some(lease) = lease else {
+                // An operation of this rank, which may wait for anybody.
+                if now >= until {
+                    return Err(self.busy());
+                }
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            };
+            if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
+                return Err(CommError::Elsewhere { rank: stopped.rank, error: String::new() });
+            }
+            let Some(row) = lease.holder() else { continue };
+            if now >= until {
+                return Err(CommError::Leased { rank: row.rank });
+            }
+            let turn = if busy { until.min(now + BUSY) } else { until };
+            // Once this one is done it rings no more, so another one must not be awaited on its bell.
+            row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
+        }
+        block.uses.borrow_mut().retain(|one| !one.is_over());
+        Ok(())
+    }
+
+    /// A lease on it that is still held.
+    fn held_lease(&self) -> Option<Lease> {
+        let uses = self.block().uses.borrow();
+        let here = uses.iter().filter(|one| one.overlaps(&self.range()) && one.is_held());
+        here.filter_map(|one| if let How::Leased(lease) = &one.how { Some(lease.clone()) } else { None })
+            .next()
+    }
+
+    /// The bytes to write of a block that is new.
+    pub(crate) fn fill(&mut self, from: &[u8]) {
+        let block = self.block();
+        // SAFETY: this is called with the only handle of a block that nobody has seen yet.
+        unsafe { block.heap.segment().write(self.0.at, self.0.len) }.copy_from_slice(from);
+    }
+
+    /// Notes that peers may read it. A later call of the same group is released after an earlier one.
+    pub(crate) fn lease(&self, lease: Lease) {
+        let mut uses = self.block().uses.borrow_mut();
+        let range = self.range();
+        let old = uses
+            .iter_mut()
+            .find(|one| one.range == range && matches!(&one.how, How::Leased(old) if old.is_before(&lease)));
+        if let Some(old) = old {
+            old.how = How::Leased(lease);
+            return;
+        }
+        if uses.len() >= 4 {
+            uses.retain(|one| !one.is_over());
+        }
+        uses.push(Use { range, how: How::Leased(lease) });
+    }
+
+    /// Takes it for an operation, or says why it cannot have it.
+    #[inline]
+    fn claim(&self, heap: &Arc<Heap>, access: Access) -> Result<(), CommError> {
+        let block = self.block();
+        if !Arc::ptr_eq(&block.heap, heap) {
+            return Err(CommError::Argument(
+                "expected a buffer of this group's heap, got one of another".into(),
+            ));
+        }
+        if self.is_only() && block.uses.borrow().is_empty() {
+            return Ok(());
+        }
+        self.claim_shared(access)
+    }
+
+    fn claim_shared(&self, access: Access) -> Result<(), CommError> {
+        let mut uses = self.block().uses.borrow_mut();
+        let range = self.range();
+        match uses.iter().find(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
+            Some(Use { how: How::Leased(_), .. }) => {
+                return Err(CommError::Argument(
+                    "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into(),
+                ));
+            }
+            Some(_) => return Err(self.busy()),
+            None => {}
+        }
+        if !self.is_only() {
+            uses.push(Use { range, how: How::InFlight(access) });
+        }
+        Ok(())
+    }
+
+    /// Gives it back after an operation.
+    #[inline]
+    pub(crate) fn unclaim(&self, access: Access) {
+        let mut uses = self.block().uses.borrow_mut();
+        if uses.is_empty() {
+            return;
+        }
+        let range = self.range();
+        let mine = |one: &Use| one.range == range && matches!(one.how, How::InFlight(how) if how == access);
+        if let Some(at) = uses.iter().position(mine) {
+            uses.swap_remove(at);
+        }
+    }
+}
+
+/// The bytes of a buffer, to read.
+pub struct Bytes<'a> {
+    buffer: &'a Buffer,
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block knows of this look, so nobody here gets any of them to write, and no operation that writes
+        // them starts; none was in flight when it began.
+        unsafe { self.buffer.block().heap.segment().read(self.buffer.0.at, self.buffer.0.len) }
+    }
+}
+
+impl Drop for Bytes<'_> {
+    fn drop(&mut self) {
+        self.buffer.look_away(Access::Read);
+    }
+}
+
+/// The bytes of a buffer, to write.
+pub struct BytesMut<'a> {
+    buffer: &'a Buffer,
+}
+
+impl Deref for BytesMut<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as below.
+        unsafe { self.buffer.block().heap.segment().read(self.buffer.0.at, self.buffer.0.len) }
+    }
+}
+
+impl DerefMut for BytesMut<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block knows of this, so nobody else here gets any of them, and no operation on them starts; none
+        // was in flight when it began, and no peer reads them any more.
+        unsafe { self.buffer.block().heap.segment().write(self.buffer.0.at, self.buffer.0.len) }
+    }
+}
+
+impl Drop for BytesMut<'_> {
+    fn drop(&mut self) {
+        self.buffer.look_away(Access::Write);
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let uses = std::mem::take(&mut *self.uses.borrow_mut());
+        let leases: Leases = uses
+            .into_iter()
+            .filter_map(|one| if let How::Leased(lease) = one.how { Some(lease) } else { None })
+            .filter(|lease| lease.holder().is_some())
+            .collect();
+        self.heap.give_back(self.start, self.room, leases);
+    }
+}

@@ -1,0 +1,153 @@
+//! Several handles of one block: who may read, who may write, and when.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, spawn};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn filled(group: &Group, len: usize, byte: u8) -> Buffer {
+    group.heap().alloc_from(&vec![byte; len]).unwrap()
+}
+
+fn message(peer: usize, buffer: Buffer) -> Message {
+    Message { peer, tag: 0, buffer }
+}
+
+#[test]
+fn an_operand_is_read_while_it_is_gathered_and_written_only_after() {
+    for len in [8, 100_000] {
+        spawn(3, |group| {
+            let me = group.rank() as u8;
+            let mut operand = filled(&group, len, me);
+            let result = group.heap().alloc(3 * len).unwrap();
+            let pending = group.all_gather(operand.clone(), result, 1).unwrap();
+            assert!(operand.bytes().unwrap().iter().all(|byte| *byte == me));
+            // This waits until all have read it, though nobody here has waited for the operation.
+            operand.bytes_mut(soon()).unwrap().fill(77);
+            let got = pending.wait(soon()).unwrap();
+            let want: Vec<u8> = (0..3u8).flat_map(|rank| vec![rank; len]).collect();
+            assert!(*got[1].bytes().unwrap() == want);
+            assert!(operand.bytes().unwrap().iter().all(|byte| *byte == 77));
+        });
+    }
+}
+
+#[test]
+fn rows_of_one_block_are_sent_and_received_in_place_at_once() {
+    const ROW: usize = 5000;
+    spawn(4, |group| {
+        let (n, me) = (group.size(), group.rank());
+        let (next, before) = ((me + 1) % n, (me + n - 1) % n);
+        let mut whole = group.heap().alloc(6 * ROW).unwrap();
+        for round in 0..50u8 {
+            let own = round.wrapping_mul(10) + me as u8;
+            whole.bytes_mut(soon()).unwrap().fill(own);
+            let row = |i: usize| whole.part(i * ROW..(i + 1) * ROW).unwrap();
+            let sends = [message(before, row(1)), message(next, row(4))];
+            let recvs = [message(before, row(0)), message(next, row(5))];
+            let pending = group.exchange(sends, recvs).unwrap();
+            // The middle can be read and written meanwhile, the rows on their way to others can be read.
+            let mut middle = whole.part(2 * ROW..4 * ROW).unwrap();
+            middle.bytes_mut(soon()).unwrap().fill(own + 1);
+            assert!(row(1).bytes().unwrap().iter().all(|byte| *byte == own));
+            pending.wait(soon()).unwrap();
+            let from = |rank: usize| round.wrapping_mul(10) + rank as u8;
+            let want = [from(before), own, own + 1, own + 1, own, from(next)];
+            let got = whole.bytes().unwrap();
+            assert!((0..6).all(|i| got[i * ROW..(i + 1) * ROW].iter().all(|byte| *byte == want[i])));
+        }
+    });
+}
+
+#[test]
+fn a_part_is_reduced_in_place_and_the_rest_left_alone() {
+    for floats in [2, 20_000] {
+        spawn(3, |group| {
+            let ones: Vec<u8> = (0..3 * floats).flat_map(|_| 1f32.to_le_bytes()).collect();
+            let whole = group.heap().alloc_from(&ones).unwrap();
+            let part = whole.part(4 * floats..8 * floats).unwrap();
+            let pending = group.all_reduce(part, Element::F32, Reduce::Sum).unwrap();
+            pending.wait(soon()).unwrap();
+            let bytes = whole.bytes().unwrap();
+            let got: Vec<f32> =
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            let want = |i: usize| if i / floats == 1 { 3.0 } else { 1.0 };
+            assert!(got.iter().enumerate().all(|(i, x)| *x == want(i)));
+        });
+    }
+}
+
+#[test]
+fn what_would_be_read_and_written_at_once_is_refused() {
+    let both = Barrier::new(2);
+    spawn(2, |group| {
+        let other = 1 - group.rank();
+        let is_refused = |outcome: Result<(), CommError>| matches!(outcome, Err(CommError::Argument(_)));
+        let mut whole = filled(&group, 40_000, 1);
+        // A result over its own operand.
+        let (a, b) = (whole.part(0..16_000).unwrap(), whole.part(8_000..40_000).unwrap());
+        assert!(is_refused(group.all_gather(a, b, 1).map(drop)));
+        // One that is looked at.
+        let look = whole.bytes().unwrap();
+        assert!(is_refused(group.all_reduce(whole.clone(), Element::U8, Reduce::Max).map(drop)));
+        drop(look);
+        // What is received there is read or taken by nobody else meanwhile, the rest is.
+        let half = whole.part(0..20_000).unwrap();
+        let recv = group.recv(message(other, half.clone())).unwrap();
+        assert!(is_refused(whole.bytes().map(drop)));
+        assert!(is_refused(group.send(message(other, whole.part(19_999..20_001).unwrap())).map(drop)));
+        assert!(whole.part(20_000..40_000).unwrap().bytes().is_ok());
+        let soon_over = Instant::now() + Duration::from_millis(5);
+        assert!(is_refused(whole.bytes_mut(soon_over).map(drop)));
+        both.wait();
+        let send = group.send(message(other, filled(&group, 20_000, 9))).unwrap();
+        recv.wait(soon()).unwrap();
+        send.wait(soon()).unwrap();
+        assert!(half.bytes().unwrap().iter().all(|byte| *byte == 9));
+        whole.bytes_mut(soon()).unwrap().fill(3);
+        // Outside of the block, and where no element begins.
+        assert!(is_refused(whole.part(0..40_001).map(drop)));
+        assert!(is_refused(group.all_reduce(whole.part(2..6).unwrap(), Element::F32, Reduce::Sum).map(drop)));
+        // A part has no header that could count who holds it.
+        let part = (group.rank() == 0).then(|| whole.part(64..128).unwrap());
+        let outcome = group.broadcast_common(part, 0);
+        assert_eq!(outcome.is_err(), group.rank() == 0);
+    });
+}
+
+#[test]
+fn a_buffer_of_another_heap_is_refused() {
+    // Two worlds of one rank, both on this thread.
+    let world = || consort_comm::init().unwrap().group(1 << 20, Duration::from_secs(5)).unwrap();
+    let (one, other) = (world(), world());
+    let outcome = one.all_reduce(filled(&other, 8, 1), Element::U8, Reduce::Max);
+    assert!(matches!(outcome.map(drop), Err(CommError::Argument(text)) if text.contains("another")));
+}
+
+#[test]
+fn a_block_lives_as_long_as_any_handle_of_it() {
+    spawn(1, |group| {
+        let part = filled(&group, 1 << 20, 5).part(100..200).unwrap();
+        let others: Vec<Buffer> = (0..16).map(|_| filled(&group, 1 << 20, 6)).collect();
+        assert!(part.bytes().unwrap().iter().all(|byte| *byte == 5));
+        drop(others);
+    });
+}
+
+#[test]
+fn a_failed_group_gives_its_buffers_back() {
+    spawn(2, |group| {
+        let mut whole = filled(&group, 30_000, 1);
+        let kept = whole.clone();
+        if group.rank() == 0 {
+            let pending = group.recv(message(1, kept)).unwrap();
+            assert!(pending.wait(Instant::now() + Duration::from_millis(20)).is_err());
+            whole.bytes_mut(soon()).unwrap().fill(2);
+        }
+    });
+}

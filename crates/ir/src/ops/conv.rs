@@ -1,0 +1,217 @@
+//! Convolutions over one and two dimensions, as networks and stencils use them: the kernel is not flipped.
+
+use crate::index::{Guard, Index};
+use crate::op;
+use crate::ops::elementwise::times;
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
+use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::types::{TensorType, Type};
+
+/// How the kernel moves, with an entry for each dimension it moves along.
+struct Moves<'a> {
+    stride: &'a [usize],
+    padding: &'a [usize],
+    dilation: &'a [usize],
+    groups: usize,
+}
+
+fn infer(moves: &Moves<'_>, cx: &mut InferCx<'_>, dims: usize) -> Result<Vec<Type>, Violation> {
+    let (x, weight) = (cx.tensor(0)?, cx.tensor(1)?);
+    if !x.dtype.is_float() || weight.dtype != x.dtype {
+        let message = format!("expected operands of one float type, got {} and {}", x.dtype, weight.dtype);
+        return Err(Violation::new("C1", message));
+    }
+    if [x.rank(), weight.rank()] != [dims + 2; 2] {
+        let (x, weight) = (cx.shape_text(&x.shape), cx.shape_text(&weight.shape));
+        let message = format!("expected {} dimensions each, got {x} and {weight}", dims + 2);
+        return Err(Violation::new("C2", message));
+    }
+    let lengths = [moves.stride.len(), moves.padding.len(), moves.dilation.len()];
+    if lengths != [dims; 3] {
+        let message = format!("expected {dims} entries in stride, padding and dilation, got {lengths:?}");
+        return Err(Violation::new("C3", message));
+    }
+    if moves.stride.iter().chain(moves.dilation).chain([&moves.groups]).any(|n| *n == 0) {
+        return Err(Violation::new("C3", "expected stride, dilation and groups of at least 1, got 0"));
+    }
+    let groups = Index::from(moves.groups);
+    cx.require_eq("C4", &x.shape[1], &(&groups * &weight.shape[1]), |cx| {
+        let (own, channels) = (weight.shape[1].display(cx.mesh), x.shape[1].display(cx.mesh));
+        format!("expected {} groups of {own} channels in x, got {channels}", moves.groups)
+    })?;
+    cx.require_eq("C4", &Index::constant(0), &weight.shape[0].rem(&groups), |cx| {
+        let channels = weight.shape[0].display(cx.mesh);
+        format!("expected a multiple of {} channels of the result, got {channels}", moves.groups)
+    })?;
+    let one = Index::constant(1);
+    let mut shape = vec![x.shape[0].clone(), weight.shape[0].clone()];
+    for i in 0..dims {
+        let (size, kernel) = (&x.shape[i + 2], &weight.shape[i + 2]);
+        cx.require("C5", Guard::Le(one.clone(), kernel.clone()), |cx| {
+            format!("expected a kernel of at least 1, got {}", kernel.display(cx.mesh))
+        })?;
+        let padded = size + &(&Index::constant(2) * &Index::from(moves.padding[i]));
+        let reach = &(&Index::from(moves.dilation[i]) * &(kernel - &one)) + &one;
+        cx.require("C5", Guard::Le(reach.clone(), padded.clone()), |cx| {
+            let (reach, padded) = (reach.display(cx.mesh), padded.display(cx.mesh));
+            format!("expected a kernel that reaches over at most {padded} places, got {reach}")
+        })?;
+        shape.push(&(&padded - &reach).div(&Index::from(moves.stride[i])) + &one);
+    }
+    Ok(vec![x.with_shape(shape).into()])
+}
+
+fn cost(cx: &CostCx<'_>) -> Cost {
+    let per_element = match cx.args.get(1) {
+        Some(Type::Tensor(TensorType { shape, .. })) => Index::product(shape.iter().skip(1)),
+        _ => Index::constant(0),
+    };
+    cx.kernel(times(2, &(&per_element * &cx.result_numel())))
+}
+
+fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, EvalError> {
+    let (Data::Float(xs), Data::Float(weights)) = (&x.data, &weight.data) else {
+        return Err(EvalError("not float tensors".into()));
+    };
+    let mut shape = vec![x.shape[0], weight.shape[0]];
+    for (i, (size, kernel)) in x.shape.iter().zip(&weight.shape).skip(2).enumerate() {
+        // In 128 bits, because paddings and dilations may be any numbers.
+        let padded = *size as i128 + 2 * moves.padding[i] as i128;
+        let room = padded - moves.dilation[i] as i128 * (*kernel as i128 - 1) - 1;
+        let places = if room < 0 { -1 } else { room / moves.stride[i] as i128 + 1 };
+        shape.push(usize::try_from(places).map_err(|_| {
+            EvalError(format!("expected a kernel that fits in {padded} places, got {kernel} of them"))
+        })?);
+    }
+    check_numel(&shape)?;
+    let (window, own) = (&weight.shape[1..], weight.shape[1]);
+    if own.checked_mul(moves.groups) != Some(x.shape[1]) || !weight.shape[0].is_multiple_of(moves.groups) {
+        let (x, weight) = (&x.shape, &weight.shape);
+        return Err(EvalError(format!(
+            "expected {} groups of channels, got {x:?} and {weight:?}",
+            moves.groups
+        )));
+    }
+    let per_group = weight.shape[0] / moves.groups;
+    let per_channel: usize = window.iter().product();
+    let element = |i: usize| {
+        let at = unravel(i, &shape);
+        let (batch, channel) = (at[0], at[1]);
+        let mut sum = 0.0;
+        'window: for j in 0..per_channel {
+            let k = unravel(j, window);
+            let mut from = vec![batch, channel / per_group * own + k[0]];
+            for (d, size) in x.shape[2..].iter().enumerate() {
+                let place = at[d + 2] as i128 * moves.stride[d] as i128
+                    + k[d + 1] as i128 * moves.dilation[d] as i128
+                    - moves.padding[d] as i128;
+                match usize::try_from(place) {
+                    Ok(place) if place < *size => from.push(place),
+                    // Nothing is added for places outside x, so that an infinite weight makes no NaN there.
+                    _ => continue 'window,
+                }
+            }
+            sum += xs[ravel(&from, &x.shape)] * weights[channel * per_channel + j];
+        }
+        sum
+    };
+    let n: usize = shape.iter().product();
+    Ok(vec![Tensor::floats(x.dtype, shape.clone(), (0..n).map(element).collect())])
+}
+
+op! {
+    /// The products of a kernel with x, summed up at each place that it moves to. x is `[batch, in, length]`,
+    /// the weight `[out, in / groups, k]`, and the result `[batch, out, places]` with
+    /// (length + 2 padding - dilation (k - 1) - 1) / stride + 1 places. Channels of the result in one of
+    /// `groups` equal parts see the channels of x in the same part. Places outside x add nothing, and sums are
+    /// rounded once.
+    ///
+    /// (C1) Both operands have one element type, a float type.
+    ///
+    /// (C2) Both operands have three dimensions.
+    ///
+    /// (C3) Stride, dilation and groups are at least 1.
+    ///
+    /// (C4) x has `groups` times the channels of the weight, and the result's are a multiple of `groups`.
+    ///
+    /// (C5) The kernel has an element, and fits in x with its padding.
+    pub struct Conv1d("conv1d")(x, weight) {
+        /// From one place of the kernel to the next.
+        stride: usize,
+        /// Places before and after x.
+        padding: usize,
+        /// From one element of the kernel to the next.
+        dilation: usize,
+        /// Into how many parts the channels are divided.
+        groups: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[1,1,4], v1: f32[1,1,3]) -> f32[1,1,4] {\n    v2 = conv1d[stride=1, padding=1, dilation=1, groups=1] v0, v1 : f32[1,1,4]\n    return v2\n}\n; run: @f([[[1, 2, 3, 4]]], [[[1, 10, 100]]]) == [[[210, 321, 432, 43]]]\n"
+}
+
+impl Conv1d {
+    fn moves(&self) -> Moves<'_> {
+        let one = std::slice::from_ref;
+        Moves {
+            stride: one(&self.stride),
+            padding: one(&self.padding),
+            dilation: one(&self.dilation),
+            groups: self.groups,
+        }
+    }
+}
+
+impl OpDef for Conv1d {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        infer(&self.moves(), cx, 1)
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cost(cx)
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        eval(&self.moves(), args[0], args[1])
+    }
+}
+
+op! {
+    /// `conv1d` in two dimensions: x is `[batch, in, height, width]`, the weight `[out, in / groups, kh, kw]`,
+    /// and the result `[batch, out, places, places]`, counted for height and width as `conv1d` counts them.
+    ///
+    /// (C1) Both operands have one element type, a float type.
+    ///
+    /// (C2) Both operands have four dimensions.
+    ///
+    /// (C3) Stride, padding and dilation have two entries, and stride, dilation and groups are at least 1.
+    ///
+    /// (C4) x has `groups` times the channels of the weight, and the result's are a multiple of `groups`.
+    ///
+    /// (C5) The kernel has an element, and fits in x with its padding.
+    pub struct Conv2d("conv2d")(x, weight) {
+        /// From one place of the kernel to the next, down and across.
+        stride: Vec<usize>,
+        /// Places before and after x, in height and width.
+        padding: Vec<usize>,
+        /// From one element of the kernel to the next, down and across.
+        dilation: Vec<usize>,
+        /// Into how many parts the channels are divided.
+        groups: usize
+    }
+    example "mesh ()\n\nfunc @f(v0: f32[1,1,2,3], v1: f32[1,1,2,2]) -> f32[1,1,1,2] {\n    v2 = conv2d[stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1] v0, v1 : f32[1,1,1,2]\n    return v2\n}\n; run: @f([[[[1, 2, 3], [4, 5, 6]]]], [[[[1, 10], [100, 1000]]]]) == [[[[5421, 6532]]]]\n"
+}
+
+impl Conv2d {
+    fn moves(&self) -> Moves<'_> {
+        Moves { stride: &self.stride, padding: &self.padding, dilation: &self.dilation, groups: self.groups }
+    }
+}
+
+impl OpDef for Conv2d {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        infer(&self.moves(), cx, 2)
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cost(cx)
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        eval(&self.moves(), args[0], args[1])
+    }
+}

@@ -1,0 +1,130 @@
+//! Kernels of the ops that move elements: those that otherwise are views, written out, and joins, boxes, padding, flips.
+
+use consort_ir::ops::{Concat, Flip, OpDef, Pad, UpdateSlice};
+use consort_ir::tensor::Tensor;
+
+use crate::kernels::copy::{copy, copy_flipped, copy_into};
+use crate::kernels::operand::{attributes, layout, part, view};
+use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
+use crate::layout::Layout;
+use crate::views;
+
+pub(crate) static KERNELS: &[Kernel] = &[
+    Kernel { op: "reshape", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "permute", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "slice", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "broadcast", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "split", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "update_slice", family: "movement", in_place: true, run: update_slice },
+    Kernel { op: "concat", family: "movement", in_place: false, run: concat },
+    Kernel { op: "pad", family: "movement", in_place: false, run: pad },
+    Kernel { op: "flip", family: "movement", in_place: false, run: flip },
+];
+
+/// Writes out an op whose results are views of its operand.
+fn write_out(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let x = view(args, 0)?;
+    match views::view(op, &cx.sizes, &layout(&x))? {
+        Some(layouts) => layouts
+            .iter()
+            .zip(out)
+            .try_for_each(|(layout, out)| copy(cx.threads, &part(&x, layout), out.bytes)),
+        // A reshape keeps the row-major order, so where it is no view it is a copy all the same.
+        None => copy(cx.threads, &x, out[0].bytes),
+    }
+}
+
+fn outside(dim: usize, start: usize, size: usize, of: usize) -> KernelError {
+    KernelError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
+}
+
+fn update_slice(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let op = attributes::<UpdateSlice>(op)?;
+    // A part that lies where the result goes has the result's shape and replaces all of it.
+    let Arg::View(small) = args[1] else { return Ok(()) };
+    let mut to = Layout::contiguous(out[0].shape);
+    for (i, start) in op.start.iter().enumerate() {
+        let (start, size) = (cx.sizes.size(start)?, small.shape[i]);
+        if start.saturating_add(size) > out[0].shape[i] {
+            return Err(outside(i, start, size, out[0].shape[i]));
+        }
+        to = to.narrowed(i, start, size);
+    }
+    if let Arg::View(x) = args[0] {
+        copy(cx.threads, &x, out[0].bytes)?;
+    }
+    copy_into(cx.threads, &small, out[0].bytes, &to)
+}
+
+fn concat(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, whole) = (attributes::<Concat>(op)?, Layout::contiguous(out[0].shape));
+    let mut start = 0;
+    for i in 0..args.len() {
+        let x = view(args, i)?;
+        let size = x.shape[op.dim];
+        copy_into(cx.threads, &x, out[0].bytes, &whole.narrowed(op.dim, start, size))?;
+        start += size;
+    }
+    Ok(())
+}
+
+fn pad(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let (op, x) = (attributes::<Pad>(op)?, view(args, 0)?);
+    let mut to = Layout::contiguous(out[0].shape);
+    for (i, low) in op.low.iter().enumerate() {
+        to = to.narrowed(i, cx.sizes.size(low)?, x.shape[i]);
+    }
+    if x.numel() < out[0].numel() {
+        let one = if x.dtype.is_float() {
+            Tensor::floats(x.dtype, vec![], vec![op.value])
+        } else {
+            Tensor::ints(x.dtype, vec![], vec![op.value as i64])
+        };
+        fill(&mut out[0], &one)?;
+    }
+    copy_into(cx.threads, &x, out[0].bytes, &to)
+}
+
+fn flip(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    copy_flipped(cx.threads, &view(args, 0)?, &attributes::<Flip>(op)?.dims, out[0].bytes)
+}
+
+/// Fills a tensor with the only element of another one of its type.
+pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Tensor) -> Result<(), KernelError> {
+    let bytes = one.to_bytes();
+    match bytes[..] {
+        [x] => out.bytes.fill(x),
+        [a, b] => out.elements::<u16>()?.fill(u16::from_ne_bytes([a, b])),
+        [a, b, c, d] => out.elements::<u32>()?.fill(u32::from_ne_bytes([a, b, c, d])),
+        [a, b, c, d, e, f, g, h] => {
+            out.elements::<u64>()?.fill(u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
+        }
+        _ => return Err(KernelError(format!("an element of {} bytes", bytes.len()))),
+    }
+    Ok(())
+}

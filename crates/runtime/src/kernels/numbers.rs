@@ -1,0 +1,100 @@
+//! What kernels compute with: the number types, and the few things that ops need alike of all of them.
+
+use bytemuck::Pod;
+
+/// A type that kernels compute in.
+pub(crate) trait Number: Pod + PartialOrd + Send + Sync {
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// What added to any number gives that number: of floats -0, because 0 would lose a -0.
+    const NOTHING: Self;
+    /// No number is smaller.
+    const LOWEST: Self;
+    /// No number is larger.
+    const HIGHEST: Self;
+    /// The sum; integers wrap.
+    fn plus(self, other: Self) -> Self;
+    /// The product; integers wrap.
+    fn times(self, other: Self) -> Self;
+    /// The larger; NaN where either is, and 0 is larger than -0.
+    fn larger_of(self, other: Self) -> Self;
+    /// The smaller; NaN where either is, and -0 is smaller than 0.
+    fn smaller_of(self, other: Self) -> Self;
+    /// Whether it is NaN.
+    fn is_not_a_number(self) -> bool;
+}
+
+macro_rules! floats {
+    ($($ty:ident)*) => {$(
+        impl Number for $ty {
+            const ZERO: $ty = 0.0;
+            const ONE: $ty = 1.0;
+            const NOTHING: $ty = -0.0;
+            const LOWEST: $ty = $ty::NEG_INFINITY;
+            const HIGHEST: $ty = $ty::INFINITY;
+            #[inline(always)]
+            fn plus(self, other: $ty) -> $ty {
+                self + other
+            }
+            #[inline(always)]
+            fn times(self, other: $ty) -> $ty {
+                self * other
+            }
+            #[inline(always)]
+            fn larger_of(self, other: $ty) -> $ty {
+                let larger = if self > other { self } else { other };
+                // Equal numbers have equal bits, but for the zeros: only two negative ones give a negative one.
+                let equal = $ty::from_bits(self.to_bits() & other.to_bits());
+                let larger = if self == other { equal } else { larger };
+                if self.is_nan() { self } else { larger }
+            }
+            #[inline(always)]
+            fn smaller_of(self, other: $ty) -> $ty {
+                let smaller = if self < other { self } else { other };
+                let equal = $ty::from_bits(self.to_bits() | other.to_bits());
+                let smaller = if self == other { equal } else { smaller };
+                if self.is_nan() { self } else { smaller }
+            }
+            #[inline(always)]
+            fn is_not_a_number(self) -> bool {
+                self.is_nan()
+            }
+        }
+    )*};
+}
+floats!(f32 f64);
+
+macro_rules! ints {
+    ($($ty:ident)*) => {$(
+        impl Number for $ty {
+            const ZERO: $ty = 0;
+            const ONE: $ty = 1;
+            const NOTHING: $ty = 0;
+            const LOWEST: $ty = $ty::MIN;
+            const HIGHEST: $ty = $ty::MAX;
+            #[inline(always)]
+            fn plus(self, other: $ty) -> $ty {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn times(self, other: $ty) -> $ty {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn larger_of(self, other: $ty) -> $ty {
+                self.max(other)
+            }
+            #[inline(always)]
+            fn smaller_of(self, other: $ty) -> $ty {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn is_not_a_number(self) -> bool {
+                false
+            }
+        }
+    )*};
+}
+ints!(i32 i64 u8);

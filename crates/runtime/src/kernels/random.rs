@@ -1,0 +1,205 @@
+//! Kernels of uniform and normal: the words of many elements at once, with the bits that `consort_ir::random` defines.
+
+use bytemuck::Pod;
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::ops::{Normal, OpDef, Uniform};
+use consort_ir::random::{element_number, normal as normal_of};
+use consort_ir::tensor::unravel;
+use half::{bf16, f16};
+
+use crate::kernels::isa::{Loop, vectorize};
+use crate::kernels::operand::{attributes, view};
+use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
+
+pub(crate) static KERNELS: &[Kernel] = &[
+    Kernel { op: "uniform", family: "random", in_place: false, run: uniform },
+    Kernel { op: "normal", family: "random", in_place: false, run: normal },
+];
+
+/// How many elements are made at once.
+const LANES: usize = 16;
+
+/// What a thread takes, in elements.
+const PART: usize = 1 << 16;
+
+type Words = [[u32; LANES]; 4];
+
+/// The words of elements with consecutive numbers. The reference is `consort_ir::random::element_words`.
+#[inline(always)]
+fn words(key: u64, number: u64) -> Words {
+    let (mut c0, mut c1) = ([0u32; LANES], [0u32; LANES]);
+    for i in 0..LANES {
+        let number = number.wrapping_add(i as u64);
+        (c0[i], c1[i]) = (number as u32, (number >> 32) as u32);
+    }
+    let (mut c2, mut c3) = ([0u32; LANES], [0u32; LANES]);
+    let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
+    for _ in 0..10 {
+        for i in 0..LANES {
+            let (a, b) = (u64::from(c0[i]) * 0xd251_1f53, u64::from(c2[i]) * 0xcd9e_8d57);
+            c0[i] = (b >> 32) as u32 ^ c1[i] ^ k0;
+            c1[i] = b as u32;
+            c2[i] = (a >> 32) as u32 ^ c3[i] ^ k1;
+            c3[i] = a as u32;
+        }
+        (k0, k1) = (k0.wrapping_add(0x9e37_79b9), k1.wrapping_add(0xbb67_ae85));
+    }
+    [c0, c1, c2, c3]
+}
+
+/// What the words of an element become.
+trait Element: Sync {
+    type Bits: Pod + Send + Sync;
+    fn of(words: [u32; 4]) -> Self::Bits;
+}
+
+struct Uniform32;
+struct Uniform64;
+struct Uniform16;
+struct UniformB16;
+struct Normal32;
+struct Normal64;
+struct Normal16;
+struct NormalB16;
+
+#[inline(always)]
+fn single(word: u32) -> f32 {
+    // The bits fit an i32, and a vector of those becomes floats in one instruction.
+    (word >> 8) as i32 as f32 * (1.0 / (1u32 << 24) as f32)
+}
+
+macro_rules! elements {
+    ($($name:ident: $bits:ty, $words:ident => $element:expr;)*) => {$(
+        impl Element for $name {
+            type Bits = $bits;
+            #[inline(always)]
+            fn of($words: [u32; 4]) -> $bits {
+                $element
+            }
+        }
+    )*};
+}
+
+elements! {
+    Uniform32: f32, words => single(words[0]);
+    Uniform64: f64, words => {
+        let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
+        bits as i64 as f64 * (1.0 / (1u64 << 53) as f64)
+    };
+    Uniform16: u16, words => f16::from_f32(f32::from_bits(single(words[0]).to_bits() >> 13 << 13)).to_bits();
+    UniformB16: u16, words => (single(words[0]).to_bits() >> 16) as u16;
+    Normal32: f32, words => normal_of(words) as f32;
+    Normal64: f64, words => normal_of(words);
+    // Rounding to f32 first could give another nearest value.
+    Normal16: u16, words => f16::from_f64(Dtype::F16.round(normal_of(words))).to_bits();
+    NormalB16: u16, words => bf16::from_f64(Dtype::Bf16.round(normal_of(words))).to_bits();
+}
+
+/// A line of elements with consecutive numbers.
+struct Line<'a, E: Element> {
+    key: u64,
+    number: u64,
+    out: &'a mut [E::Bits],
+}
+
+impl<E: Element> Loop for Line<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let mut number = self.number;
+        let mut blocks = self.out.chunks_exact_mut(LANES);
+        for out in &mut blocks {
+            let [w0, w1, w2, w3] = words(self.key, number);
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = E::of([w0[i], w1[i], w2[i], w3[i]]);
+            }
+            number = number.wrapping_add(LANES as u64);
+        }
+        let rest = blocks.into_remainder();
+        if !rest.is_empty() {
+            let [w0, w1, w2, w3] = words(self.key, number);
+            for (i, x) in rest.iter_mut().enumerate() {
+                *x = E::of([w0[i], w1[i], w2[i], w3[i]]);
+            }
+        }
+    }
+}
+
+fn uniform(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let op = attributes::<Uniform>(op)?;
+    let (of, start) = (&op.of, &op.start);
+    match op.dtype {
+        Dtype::F32 => make::<Uniform32>(cx, of, start, args, out),
+        Dtype::F16 => make::<Uniform16>(cx, of, start, args, out),
+        Dtype::Bf16 => make::<UniformB16>(cx, of, start, args, out),
+        _ => make::<Uniform64>(cx, of, start, args, out),
+    }
+}
+
+fn normal(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let op = attributes::<Normal>(op)?;
+    let (of, start) = (&op.of, &op.start);
+    match op.dtype {
+        Dtype::F32 => make::<Normal32>(cx, of, start, args, out),
+        Dtype::F16 => make::<Normal16>(cx, of, start, args, out),
+        Dtype::Bf16 => make::<NormalB16>(cx, of, start, args, out),
+        _ => make::<Normal64>(cx, of, start, args, out),
+    }
+}
+
+fn make<E: Element>(
+    cx: &KernelCx<'_>,
+    of: &[Index],
+    start: &[Index],
+    args: &[Arg<'_>],
+    out: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let key = view(args, 0)?.elements::<i64>()?[0] as u64;
+    let sizes = |list: &[Index]| -> Result<Vec<u64>, KernelError> {
+        list.iter().map(|size| Ok(cx.sizes.size(size)? as u64)).collect()
+    };
+    let (of, start, shape) = (sizes(of)?, sizes(start)?, out[0].shape);
+    for (i, size) in shape.iter().enumerate() {
+        if start[i].saturating_add(*size as u64) > of[i] {
+            let (start, of) = (start[i], of[i]);
+            return Err(KernelError(format!(
+                "dimension {i}: {size} places from {start} do not lie inside {of}"
+            )));
+        }
+    }
+    // Dimensions at the end that are there as a whole count on from line to line: they are one line.
+    let mut inner = shape.len().saturating_sub(1);
+    while inner > 0 && shape[inner] as u64 == of[inner] {
+        inner -= 1;
+    }
+    let length: usize = shape[inner..].iter().product();
+    let outer = &shape[..inner];
+    let elements = out[0].elements::<E::Bits>()?;
+    if elements.is_empty() {
+        return Ok(());
+    }
+    let number = |line: usize| {
+        let mut at: Vec<u64> = unravel(line, outer).iter().map(|at| *at as u64).collect();
+        at.resize(shape.len(), 0);
+        element_number(&start, &at, &of)
+    };
+    let mut parts = Vec::new();
+    for (i, line) in elements.chunks_mut(length).enumerate() {
+        let first = number(i);
+        let numbered = line.chunks_mut(PART).enumerate();
+        parts.extend(numbered.map(|(k, part)| (first.wrapping_add((k * PART) as u64), part)));
+    }
+    cx.threads.for_each(parts, |(number, out)| vectorize(Line::<E> { key, number, out }));
+    Ok(())
+}

@@ -1,0 +1,263 @@
+//! Starts a program's communication on a real group: which call of `comm` an op is, and which buffers it takes.
+
+use consort_comm::{Buffer, CommError, Element, Group, Message, Moved, Pending};
+use consort_ir::dtype::Dtype;
+use consort_ir::ops::{
+    self, AllGatherStart, AllGatherVStart, AllReduceStart, AllToAllStart, BarrierStart, BroadcastStart,
+    EvalCx, ExchangeStart, GatherStart, OpDef, Peer, PermuteStart, ReduceScatterStart, ReduceScatterVStart,
+    ReduceStart, ScatterStart,
+};
+
+/// An operand of a start: without gaps, in row-major order.
+pub struct Operand<'a> {
+    /// Its bytes.
+    pub buffer: Buffer,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its sizes.
+    pub shape: &'a [usize],
+}
+
+/// What a member's results are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Results {
+    /// The operands' own buffers, written in place.
+    InPlace,
+    /// The operands, which are only read.
+    Same,
+    /// Other buffers.
+    New,
+    /// Other buffers that nothing is written to: this member gets zeros.
+    Zeros,
+    /// There are none.
+    None,
+}
+
+/// What the results of a start are made of at this member of the group.
+pub fn results_of(op: &dyn OpDef, me: usize) -> Results {
+    let op = op.as_any();
+    let at_root = |root: usize, then: Results, other: Results| if root == me { then } else { other };
+    if op.is::<AllReduceStart>() {
+        Results::InPlace
+    } else if let Some(BroadcastStart { root, .. }) = op.downcast_ref() {
+        at_root(*root, Results::Same, Results::InPlace)
+    } else if let Some(ReduceStart { root, .. }) = op.downcast_ref() {
+        at_root(*root, Results::InPlace, Results::Zeros)
+    } else if let Some(GatherStart { root, .. }) = op.downcast_ref() {
+        at_root(*root, Results::New, Results::Zeros)
+    } else if op.is::<BarrierStart>() {
+        Results::None
+    } else if op.is::<ExchangeStart>() {
+        Results::InPlace
+    } else {
+        Results::New
+    }
+}
+
+/// Starts an op that communicates. `results` are buffers of their own where `results_of` says so. Operands of an
+/// exchange are the sends, then the receives, which are written in place.
+#[track_caller]
+pub fn start(
+    op: &dyn OpDef,
+    sizes: &EvalCx<'_>,
+    group: &Group,
+    operands: Vec<Operand<'_>>,
+    results: Vec<Buffer>,
+) -> Result<Pending, CommError> {
+    let (n, op) = (group.size(), op.as_any());
+    let several = operands.len() != 1;
+    if let Some(AllReduceStart { reduce, .. }) = op.downcast_ref() {
+        let dtypes: Vec<Dtype> = operands.iter().map(|operand| operand.dtype).collect();
+        let Some(first) = dtypes.first() else { return group.barrier() };
+        if dtypes.iter().any(|dtype| dtype != first) {
+            return Err(CommError::Argument(format!(
+                "expected tensors of one element type in one communication, got {first} and others"
+            )));
+        }
+        let element = element(*first);
+        return match several {
+            false => group.all_reduce(one(operands)?, element, reduction(*reduce)),
+            true => group.all_reduce(buffers(operands), element, reduction(*reduce)),
+        };
+    }
+    if let Some(AllGatherStart { dims, .. }) = op.downcast_ref() {
+        let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
+            outer: outer(operand.shape, *dim),
+            operand: operand.buffer,
+            result,
+        };
+        let mut list: Vec<Moved> = operands.into_iter().zip(results).zip(dims).map(moved).collect();
+        return match (list.len(), list.pop()) {
+            (1, Some(Moved { operand, result, outer })) => group.all_gather(operand, result, outer),
+            (_, last) => {
+                list.extend(last);
+                group.all_gather_list(list)
+            }
+        };
+    }
+    if let Some(ReduceScatterStart { reduce, dims, .. }) = op.downcast_ref() {
+        let reduce = reduction(*reduce);
+        let dtype = operands.first().map_or(Dtype::F32, |operand| operand.dtype);
+        if operands.iter().any(|operand| operand.dtype != dtype) {
+            return Err(CommError::Argument(format!(
+                "expected tensors of one element type in one communication, got {dtype} and others"
+            )));
+        }
+        let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
+            outer: outer(operand.shape, *dim),
+            operand: operand.buffer,
+            result,
+        };
+        let mut list: Vec<Moved> = operands.into_iter().zip(results).zip(dims).map(moved).collect();
+        return match (list.len(), list.pop()) {
+            (1, Some(Moved { operand, result, outer })) => {
+                group.reduce_scatter(operand, result, element(dtype), reduce, outer)
+            }
+            (_, last) => {
+                list.extend(last);
+                group.reduce_scatter_list(list, element(dtype), reduce)
+            }
+        };
+    }
+    let mut results = results.into_iter();
+    if let Some(AllToAllStart { in_splits, out_splits, .. }) = op.downcast_ref() {
+        let operand = first(operands)?;
+        let row = row_bytes(&operand, 0);
+        let given = |list: &Option<Vec<_>>| match list {
+            None => Ok(vec![operand.buffer.len() / n; n]),
+            Some(list) => bytes_of(sizes, list, row),
+        };
+        let (ins, outs) = (given(in_splits)?, given(out_splits)?);
+        return group.all_to_all(operand.buffer, expected(results.next())?, &ins, &outs);
+    }
+    if let Some(AllGatherVStart { dim, sizes: list, .. }) = op.downcast_ref() {
+        let operand = first(operands)?;
+        let list = bytes_of(sizes, list, row_bytes(&operand, *dim))?;
+        let outer = outer(operand.shape, *dim);
+        return group.all_gather_v(operand.buffer, expected(results.next())?, list, outer);
+    }
+    if let Some(ReduceScatterVStart { reduce, dim, sizes: list, .. }) = op.downcast_ref() {
+        let operand = first(operands)?;
+        let list = bytes_of(sizes, list, row_bytes(&operand, *dim))?;
+        let (outer, element) = (outer(operand.shape, *dim), element(operand.dtype));
+        let result = expected(results.next())?;
+        return group.reduce_scatter_v(operand.buffer, result, element, reduction(*reduce), list, outer);
+    }
+    if let Some(BroadcastStart { root, .. }) = op.downcast_ref() {
+        return match several {
+            false => group.broadcast(one(operands)?, *root),
+            true => group.broadcast(buffers(operands), *root),
+        };
+    }
+    if let Some(ReduceStart { reduce, root, .. }) = op.downcast_ref() {
+        let dtype = operands.first().map_or(Dtype::F32, |operand| operand.dtype);
+        return group.reduce(buffers(operands), element(dtype), reduction(*reduce), *root);
+    }
+    if let Some(GatherStart { dims, root, .. }) = op.downcast_ref() {
+        let operand = first(operands)?;
+        let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
+        return group.gather(operand.buffer, results.next(), *root, outer);
+    }
+    if let Some(ScatterStart { dims, root, .. }) = op.downcast_ref() {
+        let operand = first(operands)?;
+        let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
+        let given = (*root == group.rank()).then_some(operand.buffer);
+        return group.scatter(given, expected(results.next())?, *root, outer);
+    }
+    if let Some(PermuteStart { route, .. }) = op.downcast_ref() {
+        let to = (0..n).map(|from| route.to(from as u32, n as u32).map(|to| to as usize)).collect();
+        return group.permute(first(operands)?.buffer, expected(results.next())?, to);
+    }
+    if op.is::<BarrierStart>() {
+        return group.barrier();
+    }
+    if let Some(ExchangeStart { send, recv, .. }) = op.downcast_ref() {
+        let (mut sends, mut recvs) = (Vec::new(), Vec::new());
+        for (i, (message, operand)) in send.iter().chain(recv).zip(operands).enumerate() {
+            let peer = match &message.peer {
+                Peer::Route(route) => route.to(group.rank() as u32, n as u32).map(|peer| peer as usize),
+                Peer::At(index) => match sizes.index(index).map_err(argument)? {
+                    -1 => None,
+                    peer => Some(usize::try_from(peer).unwrap_or(usize::MAX)),
+                },
+            };
+            let Some(peer) = peer else { continue };
+            let tag = sizes.index(&message.tag).map_err(argument)? as u64;
+            let list = if i < send.len() { &mut sends } else { &mut recvs };
+            list.push(Message { peer, tag, buffer: operand.buffer });
+        }
+        return group.exchange(sends, recvs);
+    }
+    Err(CommError::Argument("it starts nothing".into()))
+}
+
+fn argument(error: ops::EvalError) -> CommError {
+    CommError::Argument(error.0)
+}
+
+fn expected(buffer: Option<Buffer>) -> Result<Buffer, CommError> {
+    buffer.ok_or_else(|| CommError::Argument("expected a buffer for the result".into()))
+}
+
+fn first(operands: Vec<Operand<'_>>) -> Result<Operand<'_>, CommError> {
+    let several = operands.len() > 1;
+    match operands.into_iter().next() {
+        Some(operand) if !several => Ok(operand),
+        _ => Err(CommError::Argument("expected one operand".into())),
+    }
+}
+
+fn one(operands: Vec<Operand<'_>>) -> Result<Buffer, CommError> {
+    first(operands).map(|operand| operand.buffer)
+}
+
+fn buffers(operands: Vec<Operand<'_>>) -> Vec<Buffer> {
+    operands.into_iter().map(|operand| operand.buffer).collect()
+}
+
+/// How often the layout along a dimension repeats.
+fn outer(shape: &[usize], dim: usize) -> usize {
+    shape[..dim.min(shape.len())].iter().product()
+}
+
+/// Bytes of one place along a dimension.
+fn row_bytes(operand: &Operand<'_>, dim: usize) -> usize {
+    operand.shape.iter().skip(dim + 1).product::<usize>() * operand.dtype.size()
+}
+
+fn bytes_of(
+    sizes: &EvalCx<'_>,
+    list: &[consort_ir::index::Index],
+    row: usize,
+) -> Result<Vec<usize>, CommError> {
+    list.iter().map(|size| Ok(sizes.size(size).map_err(argument)? * row)).collect()
+}
+
+/// The element type as the group knows it.
+pub fn element(dtype: Dtype) -> Element {
+    match dtype {
+        Dtype::F32 => Element::F32,
+        Dtype::F64 => Element::F64,
+        Dtype::F16 => Element::F16,
+        Dtype::Bf16 => Element::Bf16,
+        Dtype::I32 => Element::I32,
+        Dtype::I64 => Element::I64,
+        Dtype::U8 => Element::U8,
+        Dtype::Bool => Element::Bool,
+    }
+}
+
+/// The reduction as the group knows it.
+pub fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
+    match reduce {
+        ops::Reduce::Sum => consort_comm::Reduce::Sum,
+        ops::Reduce::Avg => consort_comm::Reduce::Avg,
+        ops::Reduce::Product => consort_comm::Reduce::Product,
+        ops::Reduce::Min => consort_comm::Reduce::Min,
+        ops::Reduce::Max => consort_comm::Reduce::Max,
+        ops::Reduce::And => consort_comm::Reduce::And,
+        ops::Reduce::Or => consort_comm::Reduce::Or,
+        ops::Reduce::Xor => consort_comm::Reduce::Xor,
+        ops::Reduce::PremulSum(factor) => consort_comm::Reduce::PremulSum(factor),
+    }
+}

@@ -1,0 +1,223 @@
+//! How far a kernel's result may lie from the reference evaluation: one table for all tests.
+//!
+//! The reference computes in f64 and rounds once. A kernel that also rounds once, or does not compute at all, gives the
+//! same bits. One that approximates a function is held to a number of units in the last place, and one that adds many
+//! elements to the size of what it adds, because the order of additions is free.
+
+use consort_ir::dtype::Dtype;
+use consort_ir::ops::{EvalCx, OpDef};
+use consort_ir::tensor::{Data, Tensor};
+
+/// How far a result may lie from the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tolerance {
+    /// Not at all: the same bits, but for those of a NaN.
+    Bits,
+    /// So many units in the last place of the reference.
+    Ulps(f64),
+    /// One unit in the last place, and so many of the accumulator's roundings of a size.
+    Near {
+        /// How many roundings.
+        roundings: f64,
+        /// Of what.
+        of: Size,
+    },
+}
+
+/// What the roundings of a sum are relative to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// The same op on absolute values: what a sum would be if nothing cancelled.
+    Absolutes,
+    /// The element itself, and 1.
+    ElementAndOne,
+    /// The largest finite element of the result.
+    LargestResult,
+    /// The largest finite element of the last operand, of which every result is an average.
+    LargestOfLast,
+}
+
+/// The tolerance of an op whose results are of this type.
+pub fn of(op: &str, dtype: Dtype) -> Tolerance {
+    if !dtype.is_float() {
+        return Tolerance::Bits;
+    }
+    match op {
+        // Approximations in the arithmetic of the type, of at most 2 units against the exact value; f16 and bf16 are
+        // computed in f32, so that only a value close to the middle of two can fall to the other side. The reference
+        // of f64 is itself off by up to 1.
+        "exp" | "exp2" | "expm1" | "log" | "log2" | "log1p" | "sin" | "cos" | "tanh" | "sigmoid" | "erf"
+        | "gelu" | "silu" | "rsqrt" | "pow" | "atan2" => match dtype {
+            Dtype::F32 => Tolerance::Ulps(2.5),
+            Dtype::F64 => Tolerance::Ulps(4.0),
+            _ => Tolerance::Ulps(1.0),
+        },
+        // A sum of n elements in blocks is off by less than a rounding for each block and each of its additions in a
+        // row; 16 are more than kernels need for thousands of elements.
+        "sum" | "mean" | "cumsum" | "matmul" | "conv1d" | "conv2d" | "prod" | "rms_norm" => {
+            Tolerance::Near { roundings: 16.0, of: Size::Absolutes }
+        }
+        // exp(-t) is off by t roundings, so by less than half a rounding of 1, and the sum has them all.
+        "softmax" | "log_softmax" | "logsumexp" => {
+            Tolerance::Near { roundings: 16.0, of: Size::ElementAndOne }
+        }
+        // The mean cancels: what is left of an element has the roundings of the largest.
+        "layer_norm" => Tolerance::Near { roundings: 32.0, of: Size::LargestResult },
+        // An error of a score makes as large a part of a weight, and weights are of the values.
+        "attention" => Tolerance::Near { roundings: 64.0, of: Size::LargestOfLast },
+        // + - * / and square roots round once, and all else moves, counts or compares.
+        _ => Tolerance::Bits,
+    }
+}
+
+/// The distance between neighbouring values of a float type around `x`.
+pub fn ulp(dtype: Dtype, x: f64) -> f64 {
+    let (digits, smallest) = match dtype {
+        Dtype::F32 => (23, -126),
+        Dtype::F16 => (10, -14),
+        Dtype::Bf16 => (7, -126),
+        _ => (52, -1022),
+    };
+    // The exponent as it is stored, so that it is exact at powers of two.
+    let exponent = (x.abs().to_bits() >> 52) as i32 - 1023;
+    2f64.powi(exponent.max(smallest) - digits)
+}
+
+/// One rounding of the type in which kernels accumulate.
+fn rounding(dtype: Dtype) -> f64 {
+    ulp(dtype.accumulator(), 1.0) / 2.0
+}
+
+/// Compares what a kernel gave with what the op's own evaluation gives; the error says what is furthest off.
+pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Tensor], got: &[Tensor]) -> Result<(), String> {
+    let name = op.info().name;
+    let expected = op.eval(cx, args).map_err(|error| format!("{name}: {error}"))?;
+    if expected.len() != got.len() {
+        return Err(format!("{name}: expected {} results, got {}", expected.len(), got.len()));
+    }
+    for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
+        if (expected.dtype, &expected.shape) != (got.dtype, &got.shape) {
+            let type_of = |t: &Tensor| format!("{}{:?}", t.dtype, t.shape);
+            return Err(format!("{name}: result {i}: expected {}, got {}", type_of(expected), type_of(got)));
+        }
+        let tolerance = of(name, expected.dtype);
+        let allowed = allowed(tolerance, op, cx, args, i, expected)?;
+        let wrong = first_wrong(expected, got, &allowed);
+        if let Some((at, expected, got)) = wrong {
+            let allowed = allowed.get(at).copied().unwrap_or(0.0);
+            return Err(format!(
+                "{name}: result {i}, element {at}: expected {expected}, got {got} ({tolerance:?}: {allowed:e})"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How far each element may be off; empty where none may.
+fn allowed(
+    tolerance: Tolerance,
+    op: &dyn OpDef,
+    cx: &EvalCx<'_>,
+    args: &[&Tensor],
+    result: usize,
+    expected: &Tensor,
+) -> Result<Vec<f64>, String> {
+    let (dtype, floats) = (expected.dtype, floats(expected));
+    let unit = |x: &f64| if x.is_finite() { ulp(dtype, *x) } else { 0.0 };
+    let (roundings, of) = match tolerance {
+        Tolerance::Bits => return Ok(Vec::new()),
+        Tolerance::Ulps(n) => return Ok(floats.iter().map(|x| n * unit(x)).collect()),
+        Tolerance::Near { roundings, of } => (roundings * rounding(dtype), of),
+    };
+    let sizes: Vec<f64> = match of {
+        Size::Absolutes => {
+            let absolutes: Vec<Tensor> = args.iter().map(|arg| absolute(arg)).collect();
+            let results = op.eval(cx, &absolutes.iter().collect::<Vec<_>>());
+            let results = results.map_err(|error| error.to_string())?;
+            results.get(result).map(|result| self::floats(result).to_vec()).unwrap_or_default()
+        }
+        Size::ElementAndOne => floats.iter().map(|x| x.abs() + 1.0).collect(),
+        Size::LargestResult => vec![largest(expected); floats.len()],
+        Size::LargestOfLast => vec![args.last().map_or(0.0, |last| largest(last)); floats.len()],
+    };
+    let sizes = sizes.iter().map(|size| if size.is_finite() { *size } else { 0.0 });
+    Ok(floats.iter().zip(sizes).map(|(x, size)| unit(x) + roundings * size).collect())
+}
+
+fn floats(tensor: &Tensor) -> &[f64] {
+    if let Data::Float(data) = &tensor.data { data } else { &[] }
+}
+
+fn absolute(tensor: &Tensor) -> Tensor {
+    match &tensor.data {
+        Data::Float(data) => {
+            Tensor::floats(tensor.dtype, tensor.shape.clone(), data.iter().map(|x| x.abs()).collect())
+        }
+        Data::Int(_) => tensor.clone(),
+    }
+}
+
+fn largest(tensor: &Tensor) -> f64 {
+    floats(tensor).iter().filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
+}
+
+/// The first element that is too far off, with both values.
+fn first_wrong(expected: &Tensor, got: &Tensor, allowed: &[f64]) -> Option<(usize, String, String)> {
+    match (&expected.data, &got.data) {
+        (Data::Float(expected), Data::Float(got)) => {
+            let near = |i: usize, a: f64, b: f64| match allowed.get(i) {
+                _ if a.is_nan() || b.is_nan() => a.is_nan() && b.is_nan(),
+                Some(allowed) if a.is_finite() && b.is_finite() => (a - b).abs() <= *allowed,
+                Some(_) => a == b,
+                None => a.to_bits() == b.to_bits(),
+            };
+            let wrong = expected.iter().zip(got).enumerate().find(|(i, (a, b))| !near(*i, **a, **b));
+            wrong.map(|(i, (a, b))| (i, format!("{a:?}"), format!("{b:?}")))
+        }
+        (Data::Int(expected), Data::Int(got)) => {
+            let wrong = expected.iter().zip(got).enumerate().find(|(_, (a, b))| a != b);
+            wrong.map(|(i, (a, b))| (i, a.to_string(), b.to_string()))
+        }
+        _ => Some((0, "one kind of elements".into(), "another".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use consort_ir::mesh::{Mesh, Rank};
+    use consort_ir::ops::{Add, Exp, Sum};
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn units_in_the_last_place() {
+        assert_eq!(ulp(Dtype::F32, 1.0), f64::from(f32::EPSILON));
+        assert_eq!(ulp(Dtype::F32, 0.999), f64::from(f32::EPSILON) / 2.0);
+        assert_eq!(ulp(Dtype::F64, 4.0), 4.0 * f64::EPSILON);
+        assert_eq!(ulp(Dtype::Bf16, 1.5), 2f64.powi(-7));
+        assert_eq!(ulp(Dtype::F16, 0.0), 2f64.powi(-24));
+        assert_eq!(ulp(Dtype::F64, 0.0), 2f64.powi(-1074));
+    }
+
+    #[test]
+    fn what_is_off_is_seen_and_what_is_near_is_not() {
+        let mesh = Mesh::new(Vec::<(String, u32)>::new()).unwrap();
+        let cx = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &BTreeMap::new() };
+        let f32s = |data: &[f64]| Tensor::floats(Dtype::F32, vec![data.len()], data.to_vec());
+        let x = f32s(&[1.0, f64::NAN, -0.0]);
+        let e = std::f64::consts::E;
+        let unit = ulp(Dtype::F32, e);
+        assert!(check(&Exp {}, &cx, &[&x], &[f32s(&[e + 2.0 * unit, f64::NAN, 1.0])]).is_ok());
+        let error = check(&Exp {}, &cx, &[&x], &[f32s(&[e + 4.0 * unit, f64::NAN, 1.0])]).unwrap_err();
+        assert!(error.starts_with("exp: result 0, element 0: expected 2.718281"), "{error}");
+        let y = f32s(&[0.0; 3]);
+        assert!(check(&Add {}, &cx, &[&x, &x], &[f32s(&[2.0, f64::NAN, 0.0])]).is_err());
+        assert!(check(&Add {}, &cx, &[&x, &x], &[f32s(&[2.0, f64::NAN, -0.0])]).is_ok());
+        assert!(check(&Add {}, &cx, &[&x, &y], &[f32s(&[1.0, f64::NAN])]).is_err());
+        // What cancels is measured by what was added.
+        let cancels = f32s(&[1e6, -1e6, 1.0]);
+        let total = |x: f64| Tensor::floats(Dtype::F32, vec![], vec![x]);
+        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(1.5)]).is_ok());
+        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(5.0)]).is_err());
+    }
+}
