@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
+use consort_ir::index::Index;
 use consort_ir::mesh::{Mesh, Rank};
-use consort_ir::ops::{EvalCx, Matmul, OpDef};
+use consort_ir::ops::{Attention, Conv1d, Conv2d, EvalCx, Matmul, OpDef};
 use consort_ir::tensor::{Data, Tensor, unravel};
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::layout::{row_major, span};
@@ -66,10 +67,16 @@ impl Placed {
             count = span(shape, &strides);
         }
         let values = Self::values(dtype, start + count, rng);
+        Placed { strides, start, ..Placed::holding(&values, shape) }
+    }
+
+    /// These elements, from the first on.
+    fn holding(values: &Tensor, shape: &[usize]) -> Placed {
         let mut bytes = values.to_bytes();
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let storage = bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect();
-        Placed { dtype, shape: shape.to_vec(), strides, storage, start }
+        let strides = row_major(shape).to_vec();
+        Placed { dtype: values.dtype, shape: shape.to_vec(), strides, storage, start: 0 }
     }
 
     fn values(dtype: Dtype, count: usize, rng: &mut Rng) -> Tensor {
@@ -167,7 +174,7 @@ fn products_of_matrices_larger_than_a_block() {
     let two = Threads::new(2);
     for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I32, Dtype::U8] {
         for (m, k, n) in
-            [(300, 270, 260), (1, 1500, 4500), (4500, 1100, 1), (3, 5000, 70), (70, 5000, 2), (2, 3, 9000)]
+            [(300, 270, 260), (1, 1500, 4200), (1200, 1100, 1), (3, 5000, 30), (30, 5000, 2), (2, 3, 9000)]
         {
             for lie in [Lie::Contiguous, Lie::Anyhow] {
                 check_matmul(dtype, &[m, k], &[k, n], lie, &Threads::ONE, &mut rng);
@@ -190,4 +197,171 @@ fn a_product_is_the_same_on_any_number_of_threads() {
             assert!(one.same(&two), "{dtype} {m} {k} {n}");
         }
     }
+}
+
+/// Operands of attention: batch entries, heads of q and of k, queries, keys, width of keys and of values.
+fn attention(dtype: Dtype, sizes: [usize; 7], lie: Lie, rng: &mut Rng) -> [Placed; 3] {
+    let [batch, heads, own, queries, keys, depth, width] = sizes;
+    let shapes = [[batch, heads, queries, depth], [batch, own, keys, depth], [batch, own, keys, width]];
+    shapes.map(|shape| Placed::random(dtype, &shape, lie, rng))
+}
+
+fn check_attention(args: &[Placed], causal: Option<i64>, scale: f64, threads: &Threads) {
+    let op = Attention { scale, causal: causal.map(Index::constant) };
+    let (expected, got) = both(&op, args, threads);
+    let (dtype, depth) = (args[0].dtype, args[0].shape[3]);
+    // A score is off by the rounding of a sum; a power by as much of itself, and by 2 ulp; results are averages of
+    // values up to 1.
+    let score = scale.abs() * depth as f64 * sum_tolerance(dtype.accumulator(), depth);
+    let tolerance = 2.0 * score + sum_tolerance(dtype, args[1].shape[2]);
+    let what = format!("{dtype} {:?} {:?} {causal:?}", args[0].shape, args[1].shape);
+    check(&expected, &got, tolerance, &what);
+}
+
+#[test]
+fn attention_of_all_types_layouts_and_offsets() {
+    let mut rng = Rng::new(10);
+    for round in 0..400 {
+        let dtype = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16][round % 4];
+        let lie = if round / 4 % 3 == 0 { Lie::Contiguous } else { Lie::Anyhow };
+        let (own, group) = (1 + rng.below(2), 1 + rng.below(4));
+        let (queries, keys) = (rng.pick(&[0, 1, 2, 3, 5, 9, 33, 40]), rng.pick(&[1, 2, 15, 17, 40]));
+        let (depth, width) = (rng.pick(&[0, 1, 3, 8, 17]), rng.pick(&[0, 1, 5, 16, 19]));
+        let causal =
+            rng.pick(&[None, Some(0), Some(-3), Some(7), Some(-100), Some(i64::MAX), Some(i64::MIN)]);
+        let sizes = [rng.below(3), own * group, own, queries, keys, depth, width];
+        let args = attention(dtype, sizes, lie, &mut rng);
+        check_attention(&args, causal, 0.5, &Threads::ONE);
+    }
+}
+
+#[test]
+fn attention_over_several_blocks() {
+    let mut rng = Rng::new(11);
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16] {
+        for (queries, keys, causal) in [
+            (1, 1300, None),
+            (3, 1200, Some(1197)),
+            (150, 600, None),
+            (150, 600, Some(450)),
+            (600, 600, Some(0)),
+            (40, 520, Some(-30)),
+        ] {
+            for lie in [Lie::Contiguous, Lie::Anyhow] {
+                let args = attention(dtype, [1, 2, 1, queries, keys, 12, 9], lie, &mut rng);
+                check_attention(&args, causal, 3.0, &Threads::ONE);
+                check_attention(&args, causal, 3.0, &Threads::new(2));
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_that_are_not_finite_are_as_defined() {
+    let nan = f64::NAN;
+    let inf = f64::INFINITY;
+    // Each row: keys for a query of 1, in three places far apart, and what comes of values of 1.
+    for (keys, expected) in [
+        ([0.0, -inf, 0.0], 1.0),
+        ([-inf, -inf, 0.0], 1.0),
+        ([-inf, 0.0, -inf], 1.0),
+        ([-inf, -inf, -inf], nan),
+        ([0.0, inf, 0.0], nan),
+        ([nan, 0.0, 0.0], nan),
+        ([0.0, 0.0, nan], nan),
+    ] {
+        for queries in [1usize, 20] {
+            let place = |shape: [usize; 4], value: &dyn Fn(usize) -> f64| {
+                let count = shape.iter().product();
+                let tensor = Tensor::floats(Dtype::F32, vec![count], (0..count).map(value).collect());
+                Placed::holding(&tensor, &shape)
+            };
+            let args = [
+                place([1, 1, queries, 1], &|_| 1.0),
+                place([1, 1, 1500, 1], &|i| keys[i / 500]),
+                place([1, 1, 1500, 1], &|_| 1.0),
+            ];
+            let (reference, got) = both(&Attention { scale: 1.0, causal: None }, &args, &Threads::ONE);
+            check(&reference, &got, 1e-5, "against the definition");
+            check(
+                &Tensor::floats(Dtype::F32, got.shape.clone(), vec![expected; queries]),
+                &got,
+                1e-5,
+                "value",
+            );
+        }
+    }
+}
+
+/// How many places a kernel has along a dimension; none where it does not fit.
+fn places(size: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
+    Some((size + 2 * padding).checked_sub(dilation * (kernel - 1) + 1)? / stride + 1)
+}
+
+#[test]
+fn convolutions_of_all_types_layouts_and_moves() {
+    let mut rng = Rng::new(12);
+    let mut done = 0;
+    for round in 0..1500 {
+        let dtype = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16][round % 4];
+        let lie = if round / 4 % 3 == 0 { Lie::Contiguous } else { Lie::Anyhow };
+        let (groups, own, per_group) = (1 + rng.below(3), rng.below(4), rng.pick(&[0, 1, 2, 4, 7]));
+        let mut pick = |choices: &[usize]| [rng.pick(choices), rng.pick(choices)];
+        let (size, kernel) = (pick(&[0, 1, 2, 5, 9, 20]), pick(&[1, 2, 3, 4]));
+        let (stride, padding, dilation) = (pick(&[1, 1, 2, 3]), pick(&[0, 1, 2, 5]), pick(&[1, 1, 2, 3]));
+        if (0..2).any(|i| places(size[i], kernel[i], stride[i], padding[i], dilation[i]).is_none()) {
+            continue;
+        }
+        done += 1;
+        let (channels, batch) = (groups * per_group, rng.below(3));
+        let threads = if rng.one_in(4) { Threads::new(2) } else { Threads::ONE };
+        let terms = own * kernel[0] * kernel[1];
+        let (x, weight, op): (Vec<usize>, Vec<usize>, Box<dyn OpDef>) = if rng.one_in(2) {
+            let op = Conv1d { stride: stride[1], padding: padding[1], dilation: dilation[1], groups };
+            (vec![batch, groups * own, size[1]], vec![channels, own, kernel[1]], Box::new(op))
+        } else {
+            let lists = [stride, padding, dilation].map(|list| list.to_vec());
+            let [stride, padding, dilation] = lists;
+            let op = Conv2d { stride, padding, dilation, groups };
+            (
+                vec![batch, groups * own, size[0], size[1]],
+                vec![channels, own, kernel[0], kernel[1]],
+                Box::new(op),
+            )
+        };
+        let args = [Placed::random(dtype, &x, lie, &mut rng), Placed::random(dtype, &weight, lie, &mut rng)];
+        let (expected, got) = both(&*op, &args, &threads);
+        check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?} {op:?}"));
+    }
+    assert!(done > 800, "{done} of them fit");
+}
+
+#[test]
+fn convolutions_over_several_blocks() {
+    let mut rng = Rng::new(13);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for (x, weight, groups) in [
+            ([1, 24, 30, 33], [6, 24, 3, 3], 1),
+            ([2, 4, 40, 45], [8, 2, 5, 5], 2),
+            ([1, 3, 9, 2100], [3, 1, 3, 3], 3),
+        ] {
+            let op = Conv2d { stride: vec![1, 1], padding: vec![1, 1], dilation: vec![1, 1], groups };
+            let args = [x, weight].map(|shape| Placed::random(dtype, &shape, Lie::Contiguous, &mut rng));
+            for threads in [Threads::ONE, Threads::new(2)] {
+                let (expected, got) = both(&op, &args, &threads);
+                let terms = weight[1..].iter().product();
+                check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_infinite_weight_outside_x_adds_nothing() {
+    let x = Placed::holding(&Tensor::floats(Dtype::F32, vec![3], vec![1.0, 2.0, 3.0]), &[1, 1, 3]);
+    let values = [f64::INFINITY, 1.0, 0.0].repeat(5);
+    let weight = Placed::holding(&Tensor::floats(Dtype::F32, vec![15], values), &[5, 1, 3]);
+    let op = Conv1d { stride: 1, padding: 1, dilation: 1, groups: 1 };
+    let (expected, got) = both(&op, &[x, weight], &Threads::ONE);
+    assert!(expected.same(&got));
 }

@@ -4,8 +4,10 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
+mod attention;
 mod blocks;
 mod cast;
+mod convolution;
 pub mod copy;
 mod create;
 mod element;
@@ -144,6 +146,8 @@ static FAMILIES: &[&[Kernel]] = &[
     order::KERNELS,
     random::KERNELS,
     matmul::KERNELS,
+    attention::KERNELS,
+    convolution::KERNELS,
 ];
 
 /// The kernel of an op.
