@@ -51,7 +51,11 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    pub(crate) fn new(layout: Layout) -> Rc<Placed> {
+    pub(crate) fn new(mut layout: Layout) -> Rc<Placed> {
+        // An empty tensor has no first element, so it begins where every storage has a place.
+        if layout.span() == 0 {
+            layout.start = 0;
+        }
         Rc::new(Placed { span: layout.span(), contiguous: layout.is_contiguous(), layout })
     }
 

@@ -10,10 +10,10 @@ mod cast;
 mod convolution;
 pub mod copy;
 mod create;
-mod gaussian;
 mod element;
 mod elementwise;
 mod formats;
+mod gaussian;
 #[allow(unsafe_code, reason = "the crate that multiplies matrices takes pointers")]
 mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
