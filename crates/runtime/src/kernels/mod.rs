@@ -4,22 +4,27 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
-pub mod copy;
-mod create;
-#[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
-pub mod isa;
-mod lookup;
-mod movement;
-mod operand;
-mod order;
-mod random;
-
 mod blocks;
 mod cast;
+pub mod copy;
+mod create;
+mod cumsum;
 mod elementwise;
 mod formats;
+#[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
+pub mod isa;
+mod lines;
+mod lookup;
 mod math;
+mod movement;
+mod normalize;
 mod numbers;
+mod operand;
+mod order;
+mod places;
+mod random;
+mod reduce;
+mod softmax;
 mod source;
 
 use std::fmt;
@@ -133,6 +138,11 @@ impl ViewMut<'_> {
 /// All kernels, by the names of their ops.
 static FAMILIES: &[&[Kernel]] = &[
     elementwise::KERNELS,
+    reduce::KERNELS,
+    places::KERNELS,
+    softmax::KERNELS,
+    normalize::KERNELS,
+    cumsum::KERNELS,
     movement::KERNELS,
     lookup::KERNELS,
     create::KERNELS,
