@@ -20,6 +20,8 @@ fn near(name: &str, dtype: Dtype) -> Near {
         ("softmax", Dtype::F64) => Near::Relative(1e-14),
         ("log_softmax", Dtype::F32) => Near::Within(1e-6),
         ("log_softmax", Dtype::F64) => Near::Within(1e-14),
+        ("log_softmax", Dtype::F16) => Near::Within(1e-3),
+        ("log_softmax", Dtype::Bf16) => Near::Within(8e-3),
         ("cumsum", Dtype::F64) => Near::Same,
         (_, Dtype::F64) => Near::Relative(1e-14),
         (_, Dtype::F32) => Near::Ulps(8.0),

@@ -142,6 +142,8 @@ pub(crate) fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[us
     let (mut rest, mut offset) = (at, 0);
     let mut coordinates = SmallVec::from_elem(0, steps.len());
     for (coordinate, (size, stride)) in coordinates.iter_mut().zip(steps).rev() {
+        // Of nothing there is no place to be asked for.
+        let size = (*size).max(1);
         *coordinate = rest % size;
         offset += *coordinate * stride;
         rest /= size;
