@@ -164,7 +164,9 @@ fn allowed(
         Size::AbsolutesByTerms => {
             let terms = of_others(op, cx, args, result, |_| 1.0)?;
             let absolutes = of_others(op, cx, args, result, f64::abs)?;
-            terms.iter().zip(absolutes).map(|(terms, size)| (terms + 1.0) * size).collect()
+            // The smallest numbers have no relative precision: each term may lose one of them.
+            let smallest = ulp(dtype.accumulator(), 0.0) / rounding(dtype);
+            terms.iter().zip(absolutes).map(|(terms, size)| (terms + 1.0) * (size + smallest)).collect()
         }
         Size::ElementAndOne => floats.iter().map(|x| x.abs() + 1.0).collect(),
         Size::LargestResult => vec![largest(expected); floats.len()],
