@@ -52,8 +52,8 @@ impl Ending for Difference {
     }
 }
 
-/// Elements that go through an instruction together.
-const LANES: usize = 16;
+/// Partial sums of a row, and elements that are computed together.
+const LANES: usize = 32;
 
 /// Elements whose powers are summed up before they are added to the sum of others.
 const RUN: usize = 1024;
@@ -71,10 +71,14 @@ impl<C: Real, E: Ending> Loop for Row<'_, C, E> {
     #[inline(always)]
     fn run(self) {
         let row = self.0;
-        let mut lanes = [C::LOWEST; 4 * LANES];
-        for chunk in row.chunks(4 * LANES) {
-            lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = larger(*x, *lane));
+        let mut lanes = [C::LOWEST; 2 * LANES];
+        let (chunks, rest) = row.as_chunks::<{ 2 * LANES }>();
+        for chunk in chunks {
+            for i in 0..2 * LANES {
+                lanes[i] = larger(chunk[i], lanes[i]);
+            }
         }
+        lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane = larger(*x, *lane));
         let largest = lanes.into_iter().fold(C::LOWEST, |a, x| larger(x, a));
         let mut sum = C::ZERO;
         for run in row.chunks_mut(RUN) {
@@ -108,11 +112,16 @@ impl<C: Real, E: Ending> Loop for Row<'_, C, E> {
 /// Replaces elements by what the ending needs, and adds their powers to sums.
 #[inline(always)]
 fn powers<C: Real, E: Ending>(chunk: &mut [C; LANES], sums: &mut [C; LANES], largest: C) {
+    // In arrays of their own, so that it is plain that none lies where another does.
+    let mut x = *chunk;
+    let mut power = [C::ZERO; LANES];
     for i in 0..LANES {
-        let x = chunk[i].minus(largest);
-        let power = x.power_of_e();
-        chunk[i] = if E::POWERS { power } else { x };
-        sums[i] = sums[i].plus(power);
+        x[i] = x[i].minus(largest);
+        power[i] = x[i].power_of_e();
+    }
+    *chunk = if E::POWERS { power } else { x };
+    for i in 0..LANES {
+        sums[i] = sums[i].plus(power[i]);
     }
 }
 
