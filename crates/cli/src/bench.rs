@@ -2,8 +2,10 @@
 //!
 //! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
-//! them. `launch.rs` times the start of a job.
+//! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of.
 
+mod eager;
+mod eager_cases;
 mod figures;
 mod launch;
 mod live;
@@ -17,9 +19,10 @@ mod worker;
 
 use crate::report::Report;
 
+pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
 
-/// Measure operations between ranks, or the launcher
+/// Measure operations between ranks, tensors, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -29,6 +32,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Comm(options::CommArgs),
+    Eager(eager::Args),
     Launch(launch::Args),
 }
 
@@ -36,6 +40,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     match &args.what {
         What::Comm(args) => points::run(&args.check()?),
+        What::Eager(args) => eager::run(args),
         What::Launch(args) => launch::run(args),
     }
 }

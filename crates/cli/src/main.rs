@@ -40,6 +40,8 @@ enum Command {
     Rank(run::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
     BenchRank(bench::WorkerArgs),
+    #[command(name = bench::EAGER, hide = true)]
+    EagerRank(bench::EagerArgs),
 }
 
 fn main() -> ExitCode {
@@ -77,5 +79,6 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Rank(args)) => run::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
+        Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
     }
 }

@@ -341,6 +341,11 @@ impl Group {
         number.map_err(|error| Error::new("number", error.0, Location::caller()))
     }
 
+    /// The group beneath, with operations on buffers; none where there are only shapes, or where this rank is in none.
+    pub fn raw(&self) -> Option<&consort_comm::Group> {
+        self.comm.as_ref()
+    }
+
     /// Whether this rank is in it. All are in a group of axes.
     pub fn has_me(&self) -> bool {
         self.world.mesh().group_rank(self.over, self.world.rank).is_some()

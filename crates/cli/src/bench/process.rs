@@ -87,11 +87,16 @@ impl Process {
         !fds[0].revents().is_empty()
     }
 
-    /// The last lines that it said, to be put after an error.
-    pub(crate) fn said(&mut self) -> String {
+    /// All that it said.
+    pub(crate) fn output(&mut self) -> String {
         let mut text = Vec::new();
         let _ = self.said.seek(SeekFrom::Start(0)).and_then(|_| self.said.read_to_end(&mut text));
-        let text = String::from_utf8_lossy(&text);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// The last lines that it said, to be put after an error.
+    pub(crate) fn said(&mut self) -> String {
+        let text = self.output();
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
         if last.is_empty() { String::new() } else { format!("\n  it said: {}", last.join("\n  ")) }

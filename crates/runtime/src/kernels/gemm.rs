@@ -130,6 +130,15 @@ pub(crate) trait Gemm: Wide {}
 impl Gemm for f32 {}
 impl Gemm for f64 {}
 
+/// The product of two square matrices by the `gemm` crate and nothing else, for whoever measures beside it.
+///
+/// # Panics
+/// If the matrices have another size.
+pub fn gemm_alone(n: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
+    let matrix = |data| Mat::new(data, [n, n], [n, 1]);
+    gemm(MatMut::new(out, [n, n], n), false, matrix(a), matrix(b), 1.0);
+}
+
 /// `out = scale * a * b`, or that added to what is there.
 pub(crate) fn gemm<T: Gemm>(out: MatMut<'_, T>, add: bool, a: Mat<'_, T>, b: Mat<'_, T>, scale: T) {
     assert!(out.rows == a.rows && out.cols == b.cols && a.cols == b.rows, "sizes that fit");

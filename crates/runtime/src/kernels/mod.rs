@@ -36,6 +36,8 @@ mod skinny;
 mod softmax;
 mod source;
 
+pub use gemm::gemm_alone;
+
 use std::fmt;
 use std::sync::OnceLock;
 
