@@ -137,6 +137,15 @@ impl<T: Outcome> Pending<T> {
         self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
     }
 
+    /// The same within some time from now. The clock is read only where it must wait.
+    #[track_caller]
+    pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
+        if !self.poll().map_err(|stop| *stop)? {
+            self.wait_long(Instant::now() + time, Location::caller())?;
+        }
+        self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+    }
+
     fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut yields, mut recorded) = (None, 0, false);
         loop {

@@ -49,7 +49,7 @@ pub(crate) fn run_one(op: &dyn OpDef, mut args: Tensors, site: &'static Location
 
 /// What an op's rule says of some operands: the results, and which kernel makes them.
 pub(crate) struct Prepared {
-    results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
+    pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
     kernel: Option<Kernel>,
 }
 
@@ -57,18 +57,10 @@ pub(crate) struct Prepared {
 pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'static>) -> Result<Tensors> {
     let info = op.info();
     let world = world_of(info.name, args, site)?;
-    // What an op without attributes gives depends on the types of its operands only.
-    let known = if info.attrs.is_empty() { world.memo().find(info, args) } else { None };
-    let prepared = match known {
-        Some(prepared) => prepared,
-        None => {
-            let prepared = Rc::new(prepare(op, &world, args, site)?);
-            if info.attrs.is_empty() {
-                world.memo().keep(info, args, &prepared);
-            }
-            prepared
-        }
-    };
+    if op.effects().starts().is_some() {
+        return Err(Error::new(spoken(info.name), "expected a group: it has a method for this", site));
+    }
+    let prepared = prepared(op, &world, args, site)?;
     let one = |(ty, layout): &(Rc<TensorType>, Rc<Placed>), storage| Tensor {
         ty: Rc::clone(ty),
         layout: Rc::clone(layout),
@@ -96,6 +88,21 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     }
 }
 
+/// What the op's rule says of these operands, asked once for each kind of them.
+pub(crate) fn prepared(
+    op: &dyn OpDef,
+    world: &World,
+    args: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<Rc<Prepared>> {
+    if let Some(prepared) = world.memo().find(op, args) {
+        return Ok(prepared);
+    }
+    let prepared = Rc::new(prepare(op, world, args, site)?);
+    world.memo().keep(op, args, &prepared);
+    Ok(prepared)
+}
+
 fn prepare(
     op: &dyn OpDef,
     world: &World,
@@ -108,11 +115,18 @@ fn prepare(
     let sizes = world.sizes(&mesh);
     let mut results = SmallVec::new();
     for ty in types {
-        let Type::Tensor(ty) = ty else {
-            return Err(Error::new(name, "it gives no tensor: ask the tensor or the group for it", site));
+        let types = match ty {
+            Type::Tensor(ty) => vec![ty],
+            Type::Pending(types) => types,
+            Type::Size(..) => {
+                return Err(Error::new(name, "it gives no tensor: ask the tensor or the group for it", site));
+            }
         };
-        let (ty, shape) = concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?;
-        results.push((Rc::new(ty), Placed::new(Layout::contiguous(&shape))));
+        for ty in types {
+            let (ty, shape) =
+                concrete(ty, &sizes).map_err(|message| Error::new(spoken(name), message, site))?;
+            results.push((Rc::new(ty), Placed::new(Layout::contiguous(&shape))));
+        }
     }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
     Ok(Prepared { results, kernel })
@@ -131,7 +145,7 @@ pub(crate) fn world_of(op: &str, args: &[Tensor], site: &'static Location<'stati
 }
 
 /// The types of an op's results, by its own rule.
-pub(crate) fn types_of(
+fn types_of(
     op: &dyn OpDef,
     world: &World,
     args: &[Tensor],
@@ -149,10 +163,7 @@ pub(crate) fn spoken(name: &'static str) -> &'static str {
 }
 
 /// A type with the sizes that it has on this rank.
-pub(crate) fn concrete(
-    ty: TensorType,
-    sizes: &EvalCx<'_>,
-) -> std::result::Result<(TensorType, Dims), String> {
+fn concrete(ty: TensorType, sizes: &EvalCx<'_>) -> std::result::Result<(TensorType, Dims), String> {
     let shape: Dims = ty
         .shape
         .iter()

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use consort_comm::Buffer;
 use consort_ir::ops::{BroadcastStart, ExchangeStart, OpDef};
-use consort_ir::types::{TensorType, Type};
-use consort_runtime::layout::{Dims, Layout};
-use consort_runtime::start::{Operand, Results, results_of, start};
+use consort_ir::types::TensorType;
+use consort_runtime::layout::Layout;
+use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
 use smallvec::SmallVec;
 
-use crate::apply::{Tensors, concrete, copy_into, spoken, types_of};
+use crate::apply::{Tensors, copy_into, prepared, spoken};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::mesh::Group;
@@ -57,23 +57,20 @@ impl Group {
     ) -> Result<Started> {
         let (world, name) = (&self.world, spoken(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
-        let types = types_of(op, world, args, site)?;
-        let types = types.into_iter().flat_map(|ty| match ty {
-            Type::Pending(types) => types,
-            _ => Vec::new(),
-        });
+        let prepared = prepared(op, world, args, site)?;
+        let results = &prepared.results;
+        check_outs(name, results, outs, site)?;
+        if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
+            let shape = |(ty, layout): &(Rc<TensorType>, Rc<Placed>)| Tensor {
+                ty: Rc::clone(ty),
+                layout: Rc::clone(layout),
+                storage: None,
+                world: world.id,
+            };
+            return Ok(Started { results: results.iter().map(shape).collect(), flight: None });
+        }
         let mesh = world.mesh();
         let sizes = world.sizes(&mesh);
-        let mut results: SmallVec<[(TensorType, Dims); 2]> = SmallVec::new();
-        for ty in types {
-            results.push(concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?);
-        }
-        check_outs(name, &results, outs, site)?;
-        if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
-            let shape =
-                |(ty, shape): (TensorType, Dims)| Tensor::on(world, ty, Layout::contiguous(&shape), None);
-            return Ok(Started { results: results.into_iter().map(shape).collect(), flight: None });
-        }
         let failed = |error| Error::comm(name, error, site);
         let Some(comm) = &self.comm else {
             // A rank outside the group passes its tensors through.
@@ -81,7 +78,7 @@ impl Group {
         };
         let how = results_of(op, comm.rank());
         let sent = op.as_any().downcast_ref::<ExchangeStart>().map_or(args.len(), |op| op.send.len());
-        let mut taken: Vec<Taken> = Vec::new();
+        let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
         for (i, arg) in args.iter().enumerate() {
             let written = how == Results::InPlace && (i >= sent || !op.as_any().is::<ExchangeStart>());
             let contents = !op.as_any().is::<BroadcastStart>();
@@ -90,14 +87,14 @@ impl Group {
                 false => self.take_to_read(name, arg, site)?,
             });
         }
-        let mut made: Vec<Taken> = Vec::new();
+        let mut made: SmallVec<[Taken; 2]> = SmallVec::new();
         match how {
             Results::New | Results::Zeros => {
-                for (i, (ty, shape)) in results.iter().enumerate() {
+                for (i, (ty, layout)) in results.iter().enumerate() {
                     let out = outs.get(i).and_then(|out| self.take_out(out, owners));
                     let one = match out {
                         Some(out) => out,
-                        None => self.make(name, ty, shape, site)?,
+                        None => self.make(name, ty, layout, site)?,
                     };
                     if how == Results::Zeros {
                         let buffer = one.buffer(ty).map_err(failed)?;
@@ -111,12 +108,12 @@ impl Group {
             }
             Results::InPlace | Results::Same | Results::None => {}
         }
-        let mut operands = Vec::new();
+        let mut operands = Operands::new();
         for (arg, taken) in args.iter().zip(&taken) {
             let buffer = taken.buffer(&arg.ty).map_err(failed)?;
             operands.push(Operand { buffer, dtype: arg.dtype(), shape: arg.shape() });
         }
-        let mut buffers = Vec::new();
+        let mut buffers = Outs::new();
         if how == Results::New {
             for ((ty, _), one) in results.iter().zip(&made) {
                 buffers.push(one.buffer(ty).map_err(failed)?);
@@ -124,16 +121,15 @@ impl Group {
         }
         let pending = start(op, &sizes, comm, operands, buffers).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
-        let from = if made.is_empty() { taken.split_off(taken.len().min(first_result(op))) } else { made };
-        let one = |((ty, _), taken): ((TensorType, Dims), Taken)| {
-            let (layout, storage) = (taken.layout, Some(taken.storage));
-            let tensor = Tensor { ty: Rc::new(ty), layout, storage, world: world.id };
-            if let Some(storage) = &tensor.storage {
-                storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
-            }
+        let from =
+            if made.is_empty() { taken.into_iter().skip(first_result(op)) } else { made.into_iter().skip(0) };
+        let one = |((ty, _), taken): (&(Rc<TensorType>, _), Taken)| {
+            let (ty, layout, storage) = (Rc::clone(ty), taken.layout, taken.storage);
+            let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), world: world.id };
+            storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
             tensor
         };
-        let results = results.into_iter().zip(from).map(one).collect();
+        let results = results.iter().zip(from).map(one).collect();
         Ok(Started { results, flight: Some(flight) })
     }
 
@@ -166,12 +162,15 @@ impl Group {
         }
         match contents {
             true => self.copy(op, x, site),
-            false => self.make(op, &x.ty, &x.layout.shape, site),
+            false => self.make(op, &x.ty, &x.layout, site),
         }
     }
 
     /// Whether peers are done with a tensor, or will be sooner than it could be copied.
     fn is_writable(&self, storage: &Storage, x: &Tensor) -> bool {
+        if storage.buffer.is_released() {
+            return true;
+        }
         let Ok(mut part) = storage.buffer.part(x.byte_range()) else { return false };
         if part.is_released() {
             return true;
@@ -194,15 +193,19 @@ impl Group {
         &self,
         op: &str,
         ty: &TensorType,
-        shape: &Dims,
+        layout: &Rc<Placed>,
         site: &'static Location<'static>,
     ) -> Result<Taken> {
-        let buffer = alloc(&self.world, op, ty.dtype, shape, site)?;
-        Ok(Taken { layout: Placed::new(Layout::contiguous(shape)), storage: Storage::new(buffer) })
+        let buffer = alloc(&self.world, op, ty.dtype, &layout.shape, site)?;
+        let layout = match layout.is_contiguous() && layout.start == 0 {
+            true => Rc::clone(layout),
+            false => Placed::new(Layout::contiguous(&layout.shape)),
+        };
+        Ok(Taken { layout, storage: Storage::new(buffer) })
     }
 
     fn copy(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
-        let taken = self.make(op, &x.ty, &x.layout.shape, site)?;
+        let taken = self.make(op, &x.ty, &x.layout, site)?;
         copy_into(x, &taken.storage.buffer, site)?;
         self.world.count_copy(taken.storage.buffer.len());
         Ok(taken)
@@ -229,7 +232,7 @@ fn check_world<'a>(
 
 fn check_outs(
     op: &str,
-    results: &[(TensorType, Dims)],
+    results: &[(Rc<TensorType>, Rc<Placed>)],
     outs: &[Tensor],
     site: &'static Location<'static>,
 ) -> Result<()> {
@@ -240,7 +243,8 @@ fn check_outs(
         let message = format!("expected {} tensors for the results, got {}", results.len(), outs.len());
         return Err(Error::new(op, message, site));
     }
-    for ((ty, shape), out) in results.iter().zip(outs) {
+    for ((ty, layout), out) in results.iter().zip(outs) {
+        let shape = &layout.shape;
         if out.dtype() != ty.dtype || out.shape() != &shape[..] {
             let message = format!(
                 "expected {}{:?} for the result, got {}{:?}",

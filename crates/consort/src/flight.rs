@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::panic::Location;
 use std::rc::Rc;
-use std::time::Instant;
 
 use consort_comm::Pending;
 
@@ -38,7 +37,7 @@ impl Flight {
     pub(crate) fn wait(&self) -> Result<()> {
         let state = self.state.replace(State::Landed);
         let state = match state {
-            State::Flying(pending) => match pending.wait(Instant::now() + self.world.timeout()) {
+            State::Flying(pending) => match pending.wait_within(self.world.timeout()) {
                 Ok(_) => State::Landed,
                 Err(error) => State::Failed(Error::comm(self.op, error, self.site)),
             },

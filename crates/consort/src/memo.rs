@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use consort_ir::ops::OpInfo;
+use consort_ir::ops::{Op, OpDef};
 use consort_ir::types::TensorType;
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ pub(crate) struct Memo {
 }
 
 struct Entry {
-    op: &'static OpInfo,
+    op: Op,
     types: SmallVec<[Rc<TensorType>; 3]>,
     prepared: Rc<Prepared>,
 }
@@ -33,25 +33,26 @@ impl Default for Memo {
 }
 
 /// The place of a call. Allocations begin on multiples of 16.
-fn place(op: &'static OpInfo, args: &[Tensor]) -> usize {
+fn place(op: &dyn OpDef, args: &[Tensor]) -> usize {
     let mix = |hash: usize, address: usize| (hash ^ (address >> 4)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let start = mix(0, std::ptr::from_ref(op) as usize);
+    let start = mix(0, std::ptr::from_ref(op.info()) as usize);
     args.iter().fold(start, |hash, arg| mix(hash, Rc::as_ptr(&arg.ty) as usize)) >> 40 & (PLACES - 1)
 }
 
 impl Memo {
-    /// What the rule of an op without attributes said of operands of these types.
+    /// What an op's rule said of operands of these types.
     #[inline]
-    pub(crate) fn find(&self, op: &'static OpInfo, args: &[Tensor]) -> Option<Rc<Prepared>> {
+    pub(crate) fn find(&self, op: &dyn OpDef, args: &[Tensor]) -> Option<Rc<Prepared>> {
         let entry = self.places[place(op, args)].as_ref()?;
-        let same = std::ptr::eq(entry.op, op)
-            && entry.types.len() == args.len()
-            && entry.types.iter().zip(args).all(|(ty, arg)| Rc::ptr_eq(ty, &arg.ty));
+        let same = entry.types.len() == args.len()
+            && entry.types.iter().zip(args).all(|(ty, arg)| Rc::ptr_eq(ty, &arg.ty))
+            && entry.op.same(op);
         same.then(|| Rc::clone(&entry.prepared))
     }
 
-    pub(crate) fn keep(&mut self, op: &'static OpInfo, args: &[Tensor], prepared: &Rc<Prepared>) {
+    pub(crate) fn keep(&mut self, op: &dyn OpDef, args: &[Tensor], prepared: &Rc<Prepared>) {
         let types = args.iter().map(|arg| Rc::clone(&arg.ty)).collect();
-        self.places[place(op, args)] = Some(Entry { op, types, prepared: Rc::clone(prepared) });
+        let entry = Entry { op: op.to_op(), types, prepared: Rc::clone(prepared) };
+        self.places[place(op, args)] = Some(entry);
     }
 }

@@ -7,6 +7,7 @@ use consort_ir::ops::{
     EvalCx, ExchangeStart, GatherStart, OpDef, Peer, PermuteStart, ReduceScatterStart, ReduceScatterVStart,
     ReduceStart, ScatterStart,
 };
+use smallvec::SmallVec;
 
 /// An operand of a start: without gaps, in row-major order.
 pub struct Operand<'a> {
@@ -17,6 +18,11 @@ pub struct Operand<'a> {
     /// Its sizes.
     pub shape: &'a [usize],
 }
+
+/// Operands in order.
+pub type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
+/// Buffers for results, in order.
+pub type Outs = SmallVec<[Buffer; 2]>;
 
 /// What a member's results are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,20 +67,19 @@ pub fn start(
     op: &dyn OpDef,
     sizes: &EvalCx<'_>,
     group: &Group,
-    operands: Vec<Operand<'_>>,
-    results: Vec<Buffer>,
+    operands: Operands<'_>,
+    results: Outs,
 ) -> Result<Pending, CommError> {
     let (n, op) = (group.size(), op.as_any());
     let several = operands.len() != 1;
     if let Some(AllReduceStart { reduce, .. }) = op.downcast_ref() {
-        let dtypes: Vec<Dtype> = operands.iter().map(|operand| operand.dtype).collect();
-        let Some(first) = dtypes.first() else { return group.barrier() };
-        if dtypes.iter().any(|dtype| dtype != first) {
+        let Some(first) = operands.first().map(|operand| operand.dtype) else { return group.barrier() };
+        if operands.iter().any(|operand| operand.dtype != first) {
             return Err(CommError::Argument(format!(
                 "expected tensors of one element type in one communication, got {first} and others"
             )));
         }
-        let element = element(*first);
+        let element = element(first);
         return match several {
             false => group.all_reduce(one(operands)?, element, reduction(*reduce)),
             true => group.all_reduce(buffers(operands), element, reduction(*reduce)),
@@ -199,7 +204,7 @@ fn expected(buffer: Option<Buffer>) -> Result<Buffer, CommError> {
     buffer.ok_or_else(|| CommError::Argument("expected a buffer for the result".into()))
 }
 
-fn first(operands: Vec<Operand<'_>>) -> Result<Operand<'_>, CommError> {
+fn first(operands: Operands<'_>) -> Result<Operand<'_>, CommError> {
     let several = operands.len() > 1;
     match operands.into_iter().next() {
         Some(operand) if !several => Ok(operand),
@@ -207,11 +212,11 @@ fn first(operands: Vec<Operand<'_>>) -> Result<Operand<'_>, CommError> {
     }
 }
 
-fn one(operands: Vec<Operand<'_>>) -> Result<Buffer, CommError> {
+fn one(operands: Operands<'_>) -> Result<Buffer, CommError> {
     first(operands).map(|operand| operand.buffer)
 }
 
-fn buffers(operands: Vec<Operand<'_>>) -> Vec<Buffer> {
+fn buffers(operands: Operands<'_>) -> Vec<Buffer> {
     operands.into_iter().map(|operand| operand.buffer).collect()
 }
 

@@ -109,6 +109,8 @@ pub trait OpBase: Any + fmt::Debug + Send + Sync {
     fn same(&self, other: &dyn OpDef) -> bool;
     /// For `Op::as_op`.
     fn as_any(&self) -> &dyn Any;
+    /// The op as a node holds it.
+    fn to_op(&self) -> Op;
 }
 
 /// The rules of an op.
@@ -333,6 +335,9 @@ macro_rules! op {
             }
             fn as_any(&self) -> &dyn std::any::Any {
                 self
+            }
+            fn to_op(&self) -> $crate::ops::Op {
+                $crate::ops::Op::new(self.clone())
             }
         }
     };
