@@ -64,7 +64,10 @@ impl fmt::Display for Error {
         let Inner { op, cause, site } = &*self.0;
         let (message, note) = match cause {
             Cause::Rule(Violation { rule, message, note }) => (format!("{message} ({rule})"), note.clone()),
-            Cause::Other(message) => (message.clone(), None),
+            Cause::Other(message) => match message.split_once("\n  note: ") {
+                Some((message, note)) => (message.to_string(), Some(note.to_string())),
+                None => (message.clone(), None),
+            },
             Cause::Comm(error) => {
                 let text = error.to_string();
                 let named = text.starts_with(&format!("{op}:"));
