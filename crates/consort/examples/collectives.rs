@@ -6,7 +6,7 @@
 use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tensor};
 
 /// All programs, by name.
-pub const PROGRAMS: [(&str, fn() -> Result<()>); 26] = [
+pub(crate) const PROGRAMS: [(&str, fn() -> Result<()>); 26] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),
@@ -36,7 +36,7 @@ pub const PROGRAMS: [(&str, fn() -> Result<()>); 26] = [
 ];
 
 /// Runs a program.
-pub fn run(name: &str) -> Result<(), String> {
+pub(crate) fn run(name: &str) -> Result<(), String> {
     let found = PROGRAMS.iter().find(|(other, _)| *other == name);
     let names: Vec<&str> = PROGRAMS.iter().map(|(name, _)| *name).collect();
     let (_, program) = found.ok_or_else(|| format!("expected one of {}", names.join(", ")))?;
@@ -244,7 +244,8 @@ fn waiting() -> Result<()> {
     let mesh = consort::init()?;
     let y = mesh.all_reduce(Tensor::ones(Dtype::F32, &[3])?, Reduce::Sum)?;
     println!("{} in flight, shape {:?}", mesh.in_flight(), y.shape());
-    println!("{y}, {} in flight", mesh.in_flight());
+    println!("{y}");
+    println!("{} in flight", mesh.in_flight());
     Ok(())
 }
 
@@ -260,8 +261,7 @@ fn handles() -> Result<()> {
 }
 
 fn axes() -> Result<()> {
-    let ranks = consort::init()?.size();
-    let mesh = Init::new().axes(&[("dp", ranks / 2), ("tp", 2)]).start()?;
+    let mesh = Init::new().axes(&[("dp", 0), ("tp", 2)]).start()?; // dp: what tp leaves.
     let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as i64], &[1])?;
     let tp = mesh.axis("tp")?.all_reduce(&x, Reduce::Sum)?;
     let dp = mesh.axis("dp")?.all_reduce(&x, Reduce::Sum)?;

@@ -70,7 +70,8 @@ impl fmt::Display for Error {
             },
             Cause::Comm(error) => {
                 let text = error.to_string();
-                let named = text.starts_with(&format!("{op}:"));
+                // It may begin with the op, alone or with what it does: `all_reduce sum f32: ..`.
+                let named = text.strip_prefix(&op[..]).is_some_and(|rest| rest.starts_with([':', ' ']));
                 let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
                 if !named {
                     write!(f, "{op}: ")?;

@@ -42,7 +42,13 @@ impl Init {
         Init { axes: Vec::new(), heap: HEAP, timeout: TIMEOUT }
     }
 
-    /// Named axes with their sizes, outermost first; together they have as many ranks as there are.
+    /// Named axes with their sizes, outermost first; together they have as many ranks as there are. One size may be 0:
+    /// it becomes what the others leave.
+    ///
+    /// ```
+    /// let sizes = consort::Init::new().axes(&[("dp", 0), ("tp", 2)]).spawn(6, |mesh| Ok(mesh.axis("dp")?.size()));
+    /// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 3)));
+    /// ```
     #[must_use]
     pub fn axes(mut self, axes: &[(&str, usize)]) -> Init {
         self.axes = axes.iter().map(|(name, size)| (name.to_string(), *size)).collect();
@@ -101,7 +107,15 @@ impl Init {
         let axes: Vec<(String, u32)> = match &self.axes[..] {
             [] if ranks == 1 => Vec::new(),
             [] => vec![("world".to_string(), ranks as u32)],
-            axes => axes.iter().map(|(name, size)| (name.clone(), *size as u32)).collect(),
+            axes => {
+                let known = axes.iter().filter(|(_, size)| *size > 0);
+                let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
+                let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
+                let rest = if one && ranks % known == 0 { ranks / known } else { 0 };
+                let size = |size: usize| if size == 0 { rest } else { size };
+                let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
+                axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()
+            }
         };
         let mesh = mesh::Mesh::new(axes).map_err(|error| error.0)?;
         if mesh.n_ranks() as usize == ranks {

@@ -145,6 +145,7 @@ impl Group {
         self.batch_at(messages, Location::caller())
     }
 
+    #[track_caller]
     fn batch_at(&self, messages: Vec<Batched<'_>>, site: &'static Location<'static>) -> Result<Pending<()>> {
         let (mut send, mut recv, mut args, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for message in messages {

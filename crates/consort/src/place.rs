@@ -174,6 +174,7 @@ impl SliceMut<'_> {
 
 impl Group {
     /// Runs an operation whose result goes where its operand is.
+    #[track_caller]
     fn in_place<'a>(
         &self,
         op: &dyn OpDef,
@@ -199,6 +200,7 @@ impl Group {
     }
 
     /// Runs an operation whose result goes into a tensor or slice that is there.
+    #[track_caller]
     fn into_place<'a>(
         &self,
         op: &dyn OpDef,
