@@ -224,6 +224,8 @@ pub struct Safetensors {
 
 impl Safetensors {
     /// Opens a file and reads its header.
+    ///
+    /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Safetensors> {
         let path = path.as_ref();
@@ -252,23 +254,31 @@ impl Safetensors {
     }
 
     /// The names of its tensors, sorted.
+    ///
+    /// [`Safetensors`] has an example.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
     /// The sizes of a tensor.
+    ///
+    /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
         Ok(&self.entry(name, Location::caller())?.0.shape)
     }
 
     /// The element type of a tensor.
+    ///
+    /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn dtype(&self, name: &str) -> Result<Dtype> {
         Ok(self.entry(name, Location::caller())?.1)
     }
 
     /// Reads a whole tensor.
+    ///
+    /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let site = Location::caller();
@@ -279,6 +289,8 @@ impl Safetensors {
 
     /// Reads the part of a tensor that begins at `start` along a dimension and has `size` entries, and no other bytes
     /// of the file.
+    ///
+    /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn part(&self, name: &str, dim: usize, start: usize, size: usize) -> Result<Tensor> {
         let site = Location::caller();

@@ -228,6 +228,8 @@ impl Group {
     }
 
     /// [`all_gather_v`](Group::all_gather_v) with an explicit handle.
+    ///
+    /// [`Pending`](crate::Pending) has an example.
     #[track_caller]
     pub fn all_gather_v_async(
         &self,

@@ -42,6 +42,7 @@ mod tensor;
 mod world;
 
 pub use apply::apply;
+pub use consort_comm::CommError;
 pub use consort_ir::dtype::Dtype;
 pub use consort_ir::index::Index;
 pub use consort_ir::ops;
@@ -55,3 +56,8 @@ pub use pending::Pending;
 pub use place::{Place, SliceMut};
 pub use tensor::Tensor;
 pub use world::Unwaited;
+
+/// What a kernel of the user's own is made of; [`Mesh::add_kernel`] takes one.
+pub mod kernels {
+    pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
+}

@@ -74,6 +74,8 @@ impl NpyDtype {
     }
 
     /// The element type of a tensor that holds such elements.
+    ///
+    /// [`NpyDtype`] has an example.
     pub fn dtype(self) -> Dtype {
         match self {
             NpyDtype::F32 => Dtype::F32,
@@ -87,17 +89,23 @@ impl NpyDtype {
     }
 
     /// What a file can hold such a tensor's elements as; nothing for bf16.
+    ///
+    /// [`NpyDtype`] has an example.
     pub fn of(dtype: Dtype) -> Option<NpyDtype> {
         NpyDtype::ALL.into_iter().find(|one| one.dtype() == dtype)
     }
 
     /// How many bytes an element has.
+    ///
+    /// [`NpyDtype`] has an example.
     pub fn size(self) -> usize {
         self.dtype().size()
     }
 }
 
 /// The contents of a file: elements in row-major order, each little-endian.
+///
+/// The [module](self) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
     /// What the elements are.
@@ -114,6 +122,8 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 const MAX_DIMENSIONS: usize = 64;
 
 /// Reads an array from the bytes of a whole file.
+///
+/// The [module](self) has an example.
 pub fn read(bytes: &[u8]) -> Result<Array, String> {
     read_array(bytes).map_err(|error| format!("npy: {error}"))
 }
@@ -141,6 +151,8 @@ fn read_array(bytes: &[u8]) -> Result<Array, String> {
 
 /// Writes an array as the bytes of a file: version 1.0, or 2.0 where the header is too long for it. An array that is
 /// not as long as its shape says is an error.
+///
+/// The [module](self) has an example.
 pub fn write(array: &Array) -> Result<Vec<u8>, String> {
     let Array { dtype, shape, bytes } = array;
     let expected = byte_count(*dtype, shape).map_err(|error| format!("npy: {error}"))?;
