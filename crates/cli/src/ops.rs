@@ -11,6 +11,8 @@ use consort_ir::ops::{BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::parse;
 use consort_ir::types::Type;
+use consort_runtime::kernels::{self, label};
+use consort_runtime::views::VIEWS;
 use serde_json::{Value, json};
 
 use crate::report::Report;
@@ -61,17 +63,18 @@ fn usage(info: &OpInfo, value: &str) -> String {
     format!("{}{attrs} {args}", info.name).trim_end().to_string()
 }
 
-/// All ops by kind, each with the first sentence about it.
+/// All ops by kind, each with its kernel and the first sentence about it.
 fn table() -> String {
     let mut out = String::new();
     for (kind, rows) in BUILT_IN {
         let _ = writeln!(out, "{kind}");
         let usages: Vec<String> = rows.iter().map(|info| usage(info, "")).collect();
         let width = usages.iter().map(String::len).max().unwrap_or(0);
+        let beside = rows.iter().map(|info| label(info.name).len()).max().unwrap_or(0);
         for (usage, info) in usages.iter().zip(*rows) {
             let doc = paragraphs(info).into_iter().next().unwrap_or_default();
             let first = doc.split_inclusive(". ").next().unwrap_or_default().trim_end();
-            write_beside(&mut out, &format!("  {usage:width$}  "), first);
+            write_beside(&mut out, &format!("  {usage:width$}  {:beside$}  ", label(info.name)), first);
         }
         out.push('\n');
     }
@@ -117,12 +120,27 @@ fn page(kind: &str, info: &OpInfo) -> String {
     });
     out.push('\n');
     write_beside(&mut out, "Kind       ", kind);
+    write_beside(&mut out, "Kernel     ", &kernel_words(info));
     if let Some(example) = Example::of(info) {
         write_beside(&mut out, "Cost       ", &example.cost());
         write_beside(&mut out, "Gradient   ", &example.gradient().replace("unwritten", "not written yet"));
         write_beside(&mut out, "Expansion  ", &example.expansion());
     }
     out
+}
+
+/// The kernel of an op, as its page says it.
+fn kernel_words(info: &OpInfo) -> String {
+    match label(info.name).as_str() {
+        "-" => "none".to_string(),
+        "view" => "none where the result is a view, else a copy".to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn kernel_json(info: &OpInfo) -> Value {
+    let kernel = |kernel: &kernels::Kernel| json!({ "family": kernel.family, "in_place": kernel.in_place, "view": VIEWS.contains(&info.name) });
+    kernels::find(info.name).map_or(Value::Null, kernel)
 }
 
 fn op_json(kind: &str, info: &OpInfo) -> Value {
@@ -137,6 +155,7 @@ fn op_json(kind: &str, info: &OpInfo) -> Value {
         "doc": paragraphs(info).join("\n\n"),
         "constraints": info.constraints().into_iter().map(rule).collect::<Vec<_>>(),
         "example": info.example,
+        "kernel": kernel_json(info),
         "gradient": Example::of(info).map(|example| example.gradient()),
     })
 }
@@ -241,6 +260,18 @@ mod tests {
         for line in texts.chain([table()]).collect::<Vec<_>>().iter().flat_map(|text| text.lines()) {
             assert!(line.chars().count() <= WIDTH && line == line.trim_end(), "{line}");
         }
+    }
+
+    #[test]
+    fn kernels_are_named() {
+        let named = |name: &str| kernel_words(find(name).unwrap().1);
+        assert_eq!(named("update_slice"), "movement, in place");
+        assert_eq!(named("concat"), "movement");
+        assert_eq!(named("permute"), "none where the result is a view, else a copy");
+        assert_eq!(named("all_reduce_start"), "none");
+        let (_, gather) = find("gather").unwrap();
+        assert_eq!(kernel_json(gather), json!({ "family": "lookup", "in_place": false, "view": false }));
+        assert_eq!(kernel_json(find("wait").unwrap().1), Value::Null);
     }
 
     #[test]

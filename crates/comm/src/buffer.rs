@@ -92,6 +92,33 @@ pub(crate) fn claim_all<'a>(
     Ok(())
 }
 
+fn busy() -> CommError {
+    CommError::Argument(
+        "expected a buffer that is not in use: wait for the operation that takes it first".into(),
+    )
+}
+
+impl Block {
+    /// Notes that somebody here looks at some bytes, or writes them.
+    fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
+        let mut uses = self.uses.borrow_mut();
+        if uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
+            return Err(busy());
+        }
+        uses.push(Use { range, how: How::Here(access) });
+        Ok(())
+    }
+
+    /// The end of that.
+    fn look_away(&self, range: &Range<usize>, access: Access) {
+        let mut uses = self.uses.borrow_mut();
+        let mine = |one: &Use| matches!(one.how, How::Here(how) if how == access) && one.range == *range;
+        if let Some(at) = uses.iter().rposition(mine) {
+            uses.swap_remove(at);
+        }
+    }
+}
+
 impl Use {
     fn overlaps(&self, range: &Range<usize>) -> bool {
         self.range.start < range.end && range.start < self.range.end
@@ -129,16 +156,12 @@ impl Buffer {
 
     /// A part of it.
     pub fn part(&self, range: Range<usize>) -> Result<Buffer, CommError> {
-        if range.start > range.end || range.end > self.len() {
-            let message = format!("expected a part of {} bytes, got {range:?}", self.len());
-            return Err(CommError::Argument(message));
-        }
+        let range = self.absolute(range)?;
         let home = match &self.0.home {
             Home::Block(_) => self.clone(),
             Home::Part(whole) => whole.clone(),
         };
-        let at = self.0.at + range.start;
-        Ok(Buffer(Rc::new(Handle { at, len: range.len(), home: Home::Part(home) })))
+        Ok(Buffer(Rc::new(Handle { at: range.start, len: range.len(), home: Home::Part(home) })))
     }
 
     fn block(&self) -> &Block {
@@ -196,35 +219,25 @@ impl Buffer {
 
     /// The bytes. An error while an operation in flight writes them.
     pub fn bytes(&self) -> Result<Bytes<'_>, CommError> {
-        self.look(Access::Read)?;
-        Ok(Bytes { buffer: self })
+        self.bytes_of(0..self.len())
     }
 
-    /// Notes that somebody here looks at it, or writes it.
-    fn look(&self, access: Access) -> Result<(), CommError> {
-        let mut uses = self.block().uses.borrow_mut();
-        let range = self.range();
-        if uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
-            return Err(self.busy());
+    /// Some of the bytes. An error while an operation in flight writes any of them.
+    pub fn bytes_of(&self, range: Range<usize>) -> Result<Bytes<'_>, CommError> {
+        let range = self.absolute(range)?;
+        let block = self.block();
+        block.look(range.clone(), Access::Read)?;
+        Ok(Bytes { block, range })
+    }
+
+    fn absolute(&self, range: Range<usize>) -> Result<Range<usize>, CommError> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(CommError::Argument(format!(
+                "expected a part of {} bytes, got {range:?}",
+                self.len()
+            )));
         }
-        uses.push(Use { range, how: How::Here(access) });
-        Ok(())
-    }
-
-    /// The end of that.
-    fn look_away(&self, access: Access) {
-        let mut uses = self.block().uses.borrow_mut();
-        let mine =
-            |one: &Use| matches!(one.how, How::Here(how) if how == access) && one.range == self.range();
-        if let Some(at) = uses.iter().rposition(mine) {
-            uses.swap_remove(at);
-        }
-    }
-
-    fn busy(&self) -> CommError {
-        CommError::Argument(
-            "expected a buffer that is not in use: wait for the operation that takes it first".into(),
-        )
+        Ok(self.0.at + range.start..self.0.at + range.end)
     }
 
     /// Whether no peer can read it any more, and nothing in flight touches it.
@@ -239,8 +252,20 @@ impl Buffer {
         if !self.is_released() {
             self.wait_for_release(until)?;
         }
-        self.look(Access::Write)?;
-        Ok(BytesMut { buffer: self })
+        self.try_bytes_mut()
+    }
+
+    /// The bytes to write, where nothing in flight touches them and no peer can read them any more. Never waits.
+    pub fn try_bytes_mut(&self) -> Result<BytesMut<'_>, CommError> {
+        self.try_bytes_mut_of(0..self.len())
+    }
+
+    /// The same for some of the bytes.
+    pub fn try_bytes_mut_of(&self, range: Range<usize>) -> Result<BytesMut<'_>, CommError> {
+        let range = self.absolute(range)?;
+        let block = self.block();
+        block.look(range.clone(), Access::Write)?;
+        Ok(BytesMut { block, range })
     }
 
     fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
@@ -252,7 +277,7 @@ impl Buffer {
                 continue;
             }
             // What releases it may need a part of this member, or be its own call behind others.
-            let busy = advance_all();
+            let goes_on = advance_all();
             let lease = self.held_lease();
             if self.is_released() {
                 break;
@@ -264,7 +289,7 @@ impl Buffer {
             let Some(lease) = lease else {
                 // An operation of this rank, which may wait for anybody.
                 if now >= until {
-                    return Err(self.busy());
+                    return Err(busy());
                 }
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
@@ -276,7 +301,7 @@ impl Buffer {
             if now >= until {
                 return Err(CommError::Leased { rank: row.rank });
             }
-            let turn = if busy { until.min(now + BUSY) } else { until };
+            let turn = if goes_on { until.min(now + BUSY) } else { until };
             // Once this one is done it rings no more, so another one must not be awaited on its bell.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
         }
@@ -340,7 +365,7 @@ impl Buffer {
                     "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into(),
                 ));
             }
-            Some(_) => return Err(self.busy()),
+            Some(_) => return Err(busy()),
             None => {}
         }
         if !self.is_only() {
@@ -366,7 +391,8 @@ impl Buffer {
 
 /// The bytes of a buffer, to read.
 pub struct Bytes<'a> {
-    buffer: &'a Buffer,
+    block: &'a Block,
+    range: Range<usize>,
 }
 
 impl Deref for Bytes<'_> {
@@ -376,19 +402,20 @@ impl Deref for Bytes<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: the block knows of this look, so nobody here gets any of them to write, and no operation that writes
         // them starts; none was in flight when it began.
-        unsafe { self.buffer.block().heap.segment().read(self.buffer.0.at, self.buffer.0.len) }
+        unsafe { self.block.heap.segment().read(self.range.start, self.range.len()) }
     }
 }
 
 impl Drop for Bytes<'_> {
     fn drop(&mut self) {
-        self.buffer.look_away(Access::Read);
+        self.block.look_away(&self.range, Access::Read);
     }
 }
 
 /// The bytes of a buffer, to write.
 pub struct BytesMut<'a> {
-    buffer: &'a Buffer,
+    block: &'a Block,
+    range: Range<usize>,
 }
 
 impl Deref for BytesMut<'_> {
@@ -396,7 +423,7 @@ impl Deref for BytesMut<'_> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: as below.
-        unsafe { self.buffer.block().heap.segment().read(self.buffer.0.at, self.buffer.0.len) }
+        unsafe { self.block.heap.segment().read(self.range.start, self.range.len()) }
     }
 }
 
@@ -405,13 +432,13 @@ impl DerefMut for BytesMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the block knows of this, so nobody else here gets any of them, and no operation on them starts; none
         // was in flight when it began, and no peer reads them any more.
-        unsafe { self.buffer.block().heap.segment().write(self.buffer.0.at, self.buffer.0.len) }
+        unsafe { self.block.heap.segment().write(self.range.start, self.range.len()) }
     }
 }
 
 impl Drop for BytesMut<'_> {
     fn drop(&mut self) {
-        self.buffer.look_away(Access::Write);
+        self.block.look_away(&self.range, Access::Write);
     }
 }
 

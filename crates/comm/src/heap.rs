@@ -19,6 +19,10 @@ use crate::segment::Segment;
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 pub(crate) const LINE: usize = 64;
 
+/// How many sizes of small blocks are kept apart, a line from one to the next, and how many of each.
+const BINS: usize = 64;
+const BIN: usize = 64;
+
 /// The memory of one rank that its peers can reach.
 pub struct Heap {
     segment: Arc<Segment>,
@@ -32,6 +36,8 @@ struct State {
     /// Free ranges by where they begin, and by size.
     free: BTreeMap<usize, usize>,
     by_size: BTreeSet<(usize, usize)>,
+    /// Small blocks that were freed, by size: most of what is asked for was just given back.
+    bins: Vec<Vec<usize>>,
     /// Blocks that were dropped while peers could still read them.
     retired: Vec<(usize, usize, Leases)>,
 }
@@ -44,7 +50,12 @@ pub(crate) fn holders(at: usize) -> usize {
 impl Heap {
     /// The heap in a segment, from an offset on.
     pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, spins: bool, from: usize) -> Heap {
-        let mut state = State { free: BTreeMap::new(), by_size: BTreeSet::new(), retired: Vec::new() };
+        let mut state = State {
+            free: BTreeMap::new(),
+            by_size: BTreeSet::new(),
+            bins: vec![Vec::new(); BINS],
+            retired: Vec::new(),
+        };
         state.insert(from, segment.len() - from);
         Heap { segment, alarm, spins, state: Mutex::new(state) }
     }
@@ -62,7 +73,7 @@ impl Heap {
     pub(crate) fn give_back(&self, start: usize, room: usize, leases: Leases) {
         let mut state = self.lock();
         if leases.is_empty() {
-            state.release(start, room);
+            state.put(start, room);
         } else {
             state.retired.push((start, room, leases));
         }
@@ -81,7 +92,9 @@ impl Heap {
     pub fn alloc(self: &Arc<Heap>, len: usize) -> Result<Buffer, CommError> {
         let room = len.checked_next_multiple_of(LINE).and_then(|room| room.checked_add(LINE));
         let mut state = self.lock();
-        state.reclaim();
+        if !state.retired.is_empty() {
+            state.reclaim();
+        }
         let Some((start, room)) = room.and_then(|room| Some((state.take(room)?, room))) else {
             return Err(self.exhausted(&state, len));
         };
@@ -99,7 +112,8 @@ impl Heap {
     }
 
     fn exhausted(&self, state: &State, asked: usize) -> CommError {
-        let free: usize = state.free.values().sum();
+        let binned: usize = state.bins.iter().enumerate().map(|(bin, list)| bin * LINE * list.len()).sum();
+        let free: usize = state.free.values().sum::<usize>() + binned;
         let retired: usize = state.retired.iter().map(|(_, room, _)| room).sum();
         let holders = state.retired.iter().flat_map(|(_, _, leases)| leases.iter().filter_map(Lease::holder));
         let readers: BTreeSet<usize> = holders.map(|row| row.rank).collect();
@@ -132,8 +146,37 @@ impl State {
         self.by_size.remove(&(size, at));
     }
 
-    /// The smallest free range with so much room; what is left of it stays free.
+    /// A block with so much room.
+    #[inline]
     fn take(&mut self, room: usize) -> Option<usize> {
+        if let Some(at) = self.bins.get_mut(room / LINE).and_then(Vec::pop) {
+            return Some(at);
+        }
+        self.cut(room).or_else(|| {
+            self.empty_bins();
+            self.cut(room)
+        })
+    }
+
+    /// Frees a block: for the next of its size, or for all.
+    #[inline]
+    fn put(&mut self, at: usize, room: usize) {
+        match self.bins.get_mut(room / LINE) {
+            Some(bin) if bin.len() < BIN => bin.push(at),
+            _ => self.release(at, room),
+        }
+    }
+
+    fn empty_bins(&mut self) {
+        for bin in 0..self.bins.len() {
+            for at in std::mem::take(&mut self.bins[bin]) {
+                self.release(at, bin * LINE);
+            }
+        }
+    }
+
+    /// The smallest free range with so much room; what is left of it stays free.
+    fn cut(&mut self, room: usize) -> Option<usize> {
         let (size, at) = *self.by_size.range((room, 0)..).next()?;
         self.remove(at, size);
         if size > room {

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::storage::Storage;
-use crate::tensor::{Tensor, alloc};
+use crate::tensor::{Placed, Tensor, alloc};
 use crate::world::World;
 
 /// Operands and results: there are few.
@@ -47,36 +47,75 @@ pub(crate) fn run_one(op: &dyn OpDef, mut args: Tensors, site: &'static Location
     results.pop().ok_or_else(|| Error::new(op.info().name, "it has no result", site))
 }
 
+/// What an op's rule says of some operands: the results, and which kernel makes them.
+pub(crate) struct Prepared {
+    results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
+    kernel: Option<Kernel>,
+}
+
 /// Runs an op. An operand that lent its storage to a result has none afterwards; where the op fails, all have theirs.
 pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'static>) -> Result<Tensors> {
-    let name = op.info().name;
-    let world = world_of(name, args, site)?;
-    let types = types_of(op, &world, args, site)?;
+    let info = op.info();
+    let world = world_of(info.name, args, site)?;
+    // What an op without attributes gives depends on the types of its operands only.
+    let known = if info.attrs.is_empty() { world.memo().find(info, args) } else { None };
+    let prepared = match known {
+        Some(prepared) => prepared,
+        None => {
+            let prepared = Rc::new(prepare(op, &world, args, site)?);
+            if info.attrs.is_empty() {
+                world.memo().keep(info, args, &prepared);
+            }
+            prepared
+        }
+    };
+    let one = |(ty, layout): &(Rc<TensorType>, Rc<Placed>), storage| Tensor {
+        ty: Rc::clone(ty),
+        layout: Rc::clone(layout),
+        storage,
+        world: world.id,
+    };
+    if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
+        return Ok(prepared.results.iter().map(|result| one(result, None)).collect());
+    }
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
-    let mut results: SmallVec<[(TensorType, Dims); 2]> = SmallVec::new();
+    if let (Alias::View(0), Some(x)) = (op.alias(), args.first()) {
+        let layouts = view(op, &sizes, &x.layout).map_err(|error| Error::new(info.name, error.0, site))?;
+        if let Some(layouts) = layouts {
+            let results = prepared.results.iter().zip(layouts);
+            let one = |((ty, _), layout): (&(Rc<TensorType>, _), Layout)| {
+                one(&(Rc::clone(ty), Placed::new(layout)), x.storage.clone())
+            };
+            return Ok(results.map(one).collect());
+        }
+    }
+    match prepared.kernel {
+        Some(kernel) => compute(op, &world, &sizes, kernel, args, &prepared, site),
+        None => evaluate(op, &world, &sizes, args, &prepared, site),
+    }
+}
+
+fn prepare(
+    op: &dyn OpDef,
+    world: &World,
+    args: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<Prepared> {
+    let name = op.info().name;
+    let types = types_of(op, world, args, site)?;
+    let mesh = world.mesh();
+    let sizes = world.sizes(&mesh);
+    let mut results = SmallVec::new();
     for ty in types {
         let Type::Tensor(ty) = ty else {
             return Err(Error::new(name, "it gives no tensor: ask the tensor or the group for it", site));
         };
-        results.push(concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?);
+        let (ty, shape) = concrete(ty, &sizes).map_err(|message| Error::new(name, message, site))?;
+        results.push((Rc::new(ty), Placed::new(Layout::contiguous(&shape))));
     }
-    if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
-        let shape =
-            |(ty, shape): (TensorType, Dims)| Tensor::on(&world, ty, Layout::contiguous(&shape), None);
-        return Ok(results.into_iter().map(shape).collect());
-    }
-    if let (Alias::View(at), Some(x)) = (op.alias(), args.first())
-        && at == 0
-        && let Some(layouts) = view(op, &sizes, &x.layout).map_err(|error| Error::new(name, error.0, site))?
-    {
-        let one = |((ty, _), layout)| Tensor::on(&world, ty, layout, x.storage.clone());
-        return Ok(results.into_iter().zip(layouts).map(one).collect());
-    }
-    let Some(kernel) = kernels::find(name).copied().or_else(|| world.kernel(name)) else {
-        return evaluate(op, &world, &sizes, args, results, site);
-    };
-    compute(op, &world, &sizes, kernel, args, results, site)
+    let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
+    Ok(Prepared { results, kernel })
 }
 
 /// The world of some tensors: this thread's, which all of them must be of.
@@ -133,7 +172,7 @@ fn compute(
     sizes: &EvalCx<'_>,
     kernel: Kernel,
     args: &mut Tensors,
-    results: SmallVec<[(TensorType, Dims); 2]>,
+    prepared: &Prepared,
     site: &'static Location<'static>,
 ) -> Result<Tensors> {
     let name = op.info().name;
@@ -141,17 +180,21 @@ fn compute(
         arg.wait()?;
     }
     let fits = |arg: &Tensor| {
-        let (ty, shape) = &results[0];
-        arg.dtype() == ty.dtype && arg.layout.shape == *shape && is_own(arg)
+        let (ty, layout) = &prepared.results[0];
+        arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && is_own(arg)
     };
     let reused = if kernel.in_place { args.iter().position(fits) } else { None };
     let mut made: Tensors = SmallVec::new();
-    for (i, (ty, shape)) in results.into_iter().enumerate() {
-        let storage = match reused.filter(|_| i == 0).and_then(|at| args[at].storage.take()) {
-            Some(storage) => (args[reused.unwrap_or(0)].layout.clone(), storage),
-            None => (Layout::contiguous(&shape), Storage::new(alloc(world, name, ty.dtype, &shape, site)?)),
+    for (i, (ty, layout)) in prepared.results.iter().enumerate() {
+        let lent = reused.filter(|_| i == 0).and_then(|at| Some((at, args[at].storage.take()?)));
+        let (layout, storage) = match lent {
+            Some((at, storage)) => (Rc::clone(&args[at].layout), storage),
+            None => {
+                let buffer = alloc(world, name, ty.dtype, &layout.shape, site)?;
+                (Rc::clone(layout), Storage::new(buffer))
+            }
         };
-        made.push(Tensor::on(world, ty, storage.0, Some(storage.1)));
+        made.push(Tensor { ty: Rc::clone(ty), layout, storage: Some(storage), world: world.id });
     }
     let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
     if let (Err(_), Some(at)) = (&outcome, reused) {
@@ -200,7 +243,7 @@ fn call(
     for (i, arg) in args.iter().enumerate() {
         reads.push(match reused {
             Some(at) if at == i => None,
-            _ => Some(arg.data(name, site)?.buffer.bytes().map_err(failed)?),
+            _ => Some(arg.data(name, site)?.buffer.bytes_of(arg.byte_range()).map_err(failed)?),
         });
     }
     let mut views: SmallVec<[Arg<'_>; 3]> = SmallVec::new();
@@ -216,14 +259,10 @@ fn call(
     (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
 }
 
+/// A tensor as kernels see it, with its bytes from the first element to the last.
 fn view_of<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
-    let range = tensor.byte_range();
-    Arg::View(View {
-        dtype: tensor.dtype(),
-        shape: &tensor.layout.shape,
-        strides: &tensor.layout.strides,
-        bytes: &bytes[range.start.min(bytes.len())..range.end.min(bytes.len())],
-    })
+    let (shape, strides) = (&tensor.layout.shape, &tensor.layout.strides);
+    Arg::View(View { dtype: tensor.dtype(), shape, strides, bytes })
 }
 
 /// Copies a tensor's elements into a new buffer, without gaps. Waits for them.
@@ -231,9 +270,10 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     tensor.wait()?;
     let world = World::current()?;
     let storage = tensor.data("copy", site)?;
-    let bytes = storage.buffer.bytes().map_err(|error| Error::comm("copy", error, site))?;
+    let bytes = storage.buffer.bytes_of(tensor.byte_range());
+    let bytes = bytes.map_err(|error| Error::comm("copy", error, site))?;
     let Arg::View(view) = view_of(tensor, &bytes) else { return Ok(()) };
-    crate::tensor::fill_new(&world, "copy", buffer, site, |out| {
+    crate::tensor::fill_new("copy", buffer, site, |out| {
         copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
     })
 }
@@ -244,7 +284,7 @@ fn evaluate(
     world: &World,
     sizes: &EvalCx<'_>,
     args: &[Tensor],
-    results: SmallVec<[(TensorType, Dims); 2]>,
+    prepared: &Prepared,
     site: &'static Location<'static>,
 ) -> Result<Tensors> {
     use consort_ir::tensor::Tensor as Reference;
@@ -260,13 +300,14 @@ fn evaluate(
     let made = op.eval(sizes, &given.iter().collect::<Vec<_>>());
     let made = made.map_err(|error| Error::new(name, error.0, site))?;
     let mut tensors = Tensors::new();
-    for ((ty, shape), reference) in results.into_iter().zip(made) {
-        let buffer = alloc(world, name, ty.dtype, &shape, site)?;
-        crate::tensor::fill_new(world, name, &buffer, site, |bytes| {
+    for ((ty, layout), reference) in prepared.results.iter().zip(made) {
+        let buffer = alloc(world, name, ty.dtype, &layout.shape, site)?;
+        crate::tensor::fill_new(name, &buffer, site, |bytes| {
             bytes.copy_from_slice(&reference.to_bytes());
             Ok(())
         })?;
-        tensors.push(Tensor::on(world, ty, Layout::contiguous(&shape), Some(Storage::new(buffer))));
+        let (ty, layout, storage) = (Rc::clone(ty), Rc::clone(layout), Some(Storage::new(buffer)));
+        tensors.push(Tensor { ty, layout, storage, world: world.id });
     }
     Ok(tensors)
 }
@@ -291,7 +332,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
         let buffer = alloc(&world, "copy", from.dtype(), from.shape(), site)?;
         copy_into(from, &buffer, site)?;
         Tensor {
-            layout: Layout::contiguous(from.shape()),
+            layout: Placed::new(Layout::contiguous(from.shape())),
             storage: Some(Storage::new(buffer)),
             ..from.clone()
         }
@@ -302,9 +343,9 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     let failed = |error| Error::comm("copy", error, site);
     let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
     let mut out = out.bytes_mut(Instant::now() + world.timeout()).map_err(failed)?;
-    let bytes = from.data("copy", site)?.buffer.bytes().map_err(failed)?;
+    let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
     let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
-    let layout = Layout { start: 0, ..to.layout.clone() };
+    let layout = Layout { start: 0, ..(**to.layout).clone() };
     copy::copy_into(&world.threads(), &view, &mut out, &layout)
         .map_err(|error| Error::new("copy", error.0, site))
 }

@@ -19,12 +19,12 @@ use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::mesh::Group;
 use crate::storage::Storage;
-use crate::tensor::{Tensor, alloc, fill_new};
+use crate::tensor::{Placed, Tensor, alloc, fill_new};
 use crate::world::World;
 
 /// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
 pub(crate) struct Taken {
-    layout: Layout,
+    layout: Rc<Placed>,
     storage: Rc<Storage>,
 }
 
@@ -104,7 +104,7 @@ impl Group {
                     };
                     if how == Results::Zeros {
                         let buffer = one.buffer(ty).map_err(failed)?;
-                        fill_new(world, name, &buffer, site, |bytes| {
+                        fill_new(name, &buffer, site, |bytes| {
                             bytes.fill(0);
                             Ok(())
                         })?;
@@ -129,7 +129,8 @@ impl Group {
         let flight = Flight::new(pending, world, name, site);
         let from = if made.is_empty() { taken.split_off(taken.len().min(first_result(op))) } else { made };
         let one = |((ty, _), taken): ((TensorType, Dims), Taken)| {
-            let tensor = Tensor::on(world, ty, taken.layout, Some(taken.storage));
+            let (layout, storage) = (taken.layout, Some(taken.storage));
+            let tensor = Tensor { ty: Rc::new(ty), layout, storage, world: world.id };
             if let Some(storage) = &tensor.storage {
                 storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
             }
@@ -200,7 +201,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<Taken> {
         let buffer = alloc(&self.world, op, ty.dtype, shape, site)?;
-        Ok(Taken { layout: Layout::contiguous(shape), storage: Storage::new(buffer) })
+        Ok(Taken { layout: Placed::new(Layout::contiguous(shape)), storage: Storage::new(buffer) })
     }
 
     fn copy(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {

@@ -26,6 +26,7 @@ mod error;
 mod files;
 mod flight;
 mod functional;
+mod memo;
 mod mesh;
 #[cfg(feature = "ndarray")]
 mod ndarrays;

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::storage::Storage;
-use crate::tensor::{Tensor, alloc};
+use crate::tensor::{Placed, Tensor, alloc};
 use crate::world::World;
 
 /// A part of a tensor that is written in place.
@@ -32,7 +32,7 @@ use crate::world::World;
 /// ```
 pub struct SliceMut<'a> {
     pub(crate) tensor: &'a mut Tensor,
-    pub(crate) layout: Layout,
+    pub(crate) layout: Rc<Placed>,
     shape: Vec<Index>,
 }
 
@@ -86,17 +86,22 @@ impl Tensor {
         self.into_slice().copy_from(other)
     }
 
-    /// Makes this the only owner of its storage, by a copy where it is not. Other layouts stay.
-    fn make_own(&mut self, owners: usize, site: &'static Location<'static>) -> Result<()> {
+    /// Makes this the only owner of its storage, without gaps, by a copy where it is not. Waits for its elements.
+    pub(crate) fn make_writable(&mut self, site: &'static Location<'static>) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
-        if Rc::strong_count(storage) <= owners {
-            return Ok(());
+        if Rc::strong_count(storage) == 1 && self.layout.is_contiguous() {
+            return self.wait();
         }
+        self.move_to_own(site)
+    }
+
+    /// A copy of its own, without gaps.
+    fn move_to_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let world = World::current()?;
         let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
         copy_into(self, &buffer, site)?;
         world.count_copy(buffer.len());
-        self.layout = Layout::contiguous(&self.layout.shape.clone());
+        self.layout = Placed::new(Layout::contiguous(&self.layout.shape));
         self.storage = Some(Storage::new(buffer));
         Ok(())
     }
@@ -146,12 +151,12 @@ impl SliceMut<'_> {
             }
         }
         let sizes = self.layout.shape.clone();
-        self.tensor.make_own(1, site)?;
-        let mut layout = self.tensor.layout.clone();
+        self.tensor.move_to_own(site)?;
+        let mut layout = (**self.tensor.layout).clone();
         for (dim, start) in starts.into_iter().enumerate() {
             layout = layout.narrowed(dim, start, sizes[dim]);
         }
-        self.layout = layout;
+        self.layout = Placed::new(layout);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Tensors: values with an element type, a shape, and the axes over which they may differ between ranks.
 
+use std::ops::Deref;
 use std::panic::Location;
 use std::rc::Rc;
 
@@ -34,11 +35,44 @@ use crate::world::World;
 #[derive(Clone)]
 pub struct Tensor {
     pub(crate) ty: Rc<TensorType>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: Rc<Placed>,
     /// None where there is a shape and no data.
     pub(crate) storage: Option<Rc<Storage>>,
     /// Whose mesh the axes are of; 0 for a thread on its own.
     pub(crate) world: u32,
+}
+
+/// A layout, and what is asked of it again and again.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    layout: Layout,
+    span: usize,
+    contiguous: bool,
+}
+
+impl Placed {
+    pub(crate) fn new(mut layout: Layout) -> Rc<Placed> {
+        // An empty tensor has no first element, so it begins where every storage has a place.
+        if layout.span() == 0 {
+            layout.start = 0;
+        }
+        Rc::new(Placed { span: layout.span(), contiguous: layout.is_contiguous(), layout })
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+}
+
+impl Deref for Placed {
+    type Target = Layout;
+    fn deref(&self) -> &Layout {
+        &self.layout
+    }
 }
 
 /// A size that a tensor type holds, as a number.
@@ -49,7 +83,7 @@ pub(crate) fn constant_shape(shape: &[usize]) -> Vec<Index> {
 impl Tensor {
     /// A tensor of a type, on new storage.
     pub(crate) fn on(world: &World, ty: TensorType, layout: Layout, storage: Option<Rc<Storage>>) -> Tensor {
-        Tensor { ty: Rc::new(ty), layout, storage, world: world.id }
+        Tensor { ty: Rc::new(ty), layout: Placed::new(layout), storage, world: world.id }
     }
 
     /// A new tensor whose bytes are filled in by `fill`. It may differ between ranks over every axis.
@@ -62,7 +96,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let world = World::current()?;
         let buffer = alloc(&world, op, dtype, shape, site)?;
-        fill_new(&world, op, &buffer, site, fill)?;
+        fill_new(op, &buffer, site, fill)?;
         let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
         Ok(Tensor::on(&world, ty, Layout::contiguous(shape), Some(Storage::new(buffer))))
     }
@@ -115,7 +149,7 @@ impl Tensor {
     /// ```
     pub fn of_shape(dtype: Dtype, shape: &[usize]) -> Tensor {
         let ty = TensorType::new(dtype, constant_shape(shape), Axes::NONE);
-        Tensor { ty: Rc::new(ty), layout: Layout::contiguous(shape), storage: None, world: 0 }
+        Tensor { ty: Rc::new(ty), layout: Placed::new(Layout::contiguous(shape)), storage: None, world: 0 }
     }
 
     /// The element type.
@@ -257,10 +291,7 @@ impl Tensor {
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let site = Location::caller();
-        if T::DTYPE != self.dtype() {
-            let message = format!("expected the element type {}, got {}", self.dtype(), T::DTYPE);
-            return Err(Error::new("to_vec", message, site));
-        }
+        self.check_type::<T>("to_vec", site)?;
         self.with_bytes("to_vec", site, |bytes| T::read(bytes))
     }
 
@@ -278,6 +309,58 @@ impl Tensor {
         }
     }
 
+    /// Calls `f` with the elements, in row-major order, where they lie if they do so without gaps. Waits for them.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1.0f32, 2.0])?;
+    /// assert_eq!(x.read(|elements: &[f32]| elements.iter().sum::<f32>())?, 3.0);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn read<T: Element + bytemuck::Pod, R>(&self, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+        let site = Location::caller();
+        self.check_type::<T>("read", site)?;
+        self.with_bytes("read", site, |bytes| {
+            bytemuck::try_cast_slice(bytes)
+                .map(f)
+                .map_err(|error| Error::new("read", error.to_string(), site))
+        })?
+    }
+
+    /// Calls `f` with the elements to change, in row-major order: in place where this tensor is the only owner and they
+    /// lie without gaps, in a copy that it then has otherwise.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let mut x = consort::Tensor::from_iter([1.0f32, 2.0])?;
+    /// x.update(|elements: &mut [f32]| elements[1] = 5.0)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0, 5.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn update<T: Element + bytemuck::Pod, R>(&mut self, f: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        let site = Location::caller();
+        self.check_type::<T>("update", site)?;
+        self.make_writable(site)?;
+        let range = self.byte_range();
+        let buffer = self.data("update", site)?.buffer.clone();
+        let failed = |error| Error::comm("update", error, site);
+        let mut part =
+            if range == (0..buffer.len()) { buffer } else { buffer.part(range).map_err(failed)? };
+        let until = std::time::Instant::now() + World::current()?.timeout();
+        let mut bytes = part.bytes_mut(until).map_err(failed)?;
+        let elements = bytemuck::try_cast_slice_mut(&mut bytes);
+        elements.map(f).map_err(|error| Error::new("update", error.to_string(), site))
+    }
+
+    fn check_type<T: Element>(&self, op: &str, site: &'static Location<'static>) -> Result<()> {
+        if T::DTYPE == self.dtype() {
+            return Ok(());
+        }
+        Err(Error::new(op, format!("expected the element type {}, got {}", self.dtype(), T::DTYPE), site))
+    }
+
     /// Calls `f` with the elements as they lie in memory without gaps, in row-major order.
     pub(crate) fn with_bytes<R>(
         &self,
@@ -288,8 +371,8 @@ impl Tensor {
         let whole = self.contiguous_at(site)?;
         let storage = whole.data(op, site)?;
         storage.wait(whole.byte_range())?;
-        let bytes = storage.buffer.bytes().map_err(|error| Error::comm(op, error, site))?;
-        Ok(f(&bytes[whole.byte_range()]))
+        let bytes = storage.buffer.bytes_of(whole.byte_range());
+        Ok(f(&bytes.map_err(|error| Error::comm(op, error, site))?))
     }
 
     /// The same elements without gaps in row-major order: itself where they lie so already.
@@ -312,7 +395,7 @@ impl Tensor {
         let world = World::current()?;
         let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
         crate::apply::copy_into(self, &buffer, site)?;
-        let layout = Layout::contiguous(self.shape());
+        let layout = Placed::new(Layout::contiguous(self.shape()));
         Ok(Tensor { layout, storage: Some(Storage::new(buffer)), ..self.clone() })
     }
 }
@@ -334,14 +417,11 @@ pub(crate) fn alloc(
 
 /// Fills a buffer that nobody else has seen.
 pub(crate) fn fill_new(
-    world: &World,
     op: &str,
     buffer: &Buffer,
     site: &'static Location<'static>,
     fill: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffer = buffer.clone();
-    let until = std::time::Instant::now() + world.timeout();
-    let mut bytes = buffer.bytes_mut(until).map_err(|error| Error::comm(op, error, site))?;
+    let mut bytes = buffer.try_bytes_mut().map_err(|error| Error::comm(op, error, site))?;
     fill(&mut bytes)
 }

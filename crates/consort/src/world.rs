@@ -1,6 +1,6 @@
 //! What the tensors of one thread have in common: mesh, heap, groups, threads, how long to wait.
 
-use std::cell::{Cell, OnceCell, Ref, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::{Rc, Weak};
@@ -16,6 +16,7 @@ use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
 
 use crate::error::{Error, Result};
+use crate::memo::Memo;
 
 /// How long an operation may wait where nothing else is said.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,6 +38,7 @@ pub(crate) struct World {
     copied: Cell<u64>,
     unwaited: RefCell<Vec<Unwaited>>,
     kernels: RefCell<Vec<Kernel>>,
+    memo: RefCell<Memo>,
 }
 
 /// How a rank reaches the others.
@@ -98,6 +100,7 @@ impl World {
             copied: Cell::new(0),
             unwaited: RefCell::new(Vec::new()),
             kernels: RefCell::new(Vec::new()),
+            memo: RefCell::new(Memo::default()),
         }
     }
 
@@ -138,7 +141,7 @@ impl World {
         outcome
     }
 
-    pub(crate) fn facts(&self) -> std::cell::RefMut<'_, Facts> {
+    pub(crate) fn facts(&self) -> RefMut<'_, Facts> {
         self.facts.borrow_mut()
     }
 
@@ -226,8 +229,13 @@ impl World {
         self.unwaited.borrow().clone()
     }
 
+    pub(crate) fn memo(&self) -> RefMut<'_, Memo> {
+        self.memo.borrow_mut()
+    }
+
     pub(crate) fn add_kernel(&self, kernel: Kernel) {
         self.kernels.borrow_mut().push(kernel);
+        *self.memo.borrow_mut() = Memo::default();
     }
 
     /// The kernel that a user gave for an op.

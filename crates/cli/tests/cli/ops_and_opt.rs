@@ -36,12 +36,14 @@ fn ops_lists_all_by_kind() {
     let list = Scratch::new().run("ops");
     assert_eq!((list.code, list.stderr.as_str()), (0, ""));
     let first = "Communication\n  \
-        all_reduce_start[reduce, over] x, more..            Reduces tensors over the members; every member\n";
+        all_reduce_start[reduce, over] x, more..            -  Reduces tensors over the members; every\n";
     assert!(list.stdout.starts_with(first), "{}", list.stdout);
     for row in [
         "Arithmetic",
-        "  add x, y      The sum.",
-        "  wait pending                                        \
+        "  add x, y      elementwise, in place  The sum.",
+        "  slice[start, size, step] x   view                \
+        A box of the operand: in each dimension `size`",
+        "  wait pending                                        -  \
         Waits for a start and gives its tensors.",
     ] {
         assert!(list.stdout.lines().any(|line| line == row), "{row}\n{}", list.stdout);
@@ -75,6 +77,7 @@ Example
   ; run: @f([[0, 0], [0, -inf]]) == [[0.5, 0.5], [1, 0]]
 
 Kind       Composites
+Kernel     none
 Cost       20 flops, 32 bytes of memory, 0 bytes received, on each rank of the example
 Gradient   ";
     assert_eq!((page.code, page.stderr.as_str()), (0, ""));
@@ -95,6 +98,7 @@ fn ops_as_json_has_every_op() {
     assert_eq!((&concat["variadic"], &concat["attrs"][0]["name"]), (&json!(true), &json!("dim")));
     assert_eq!(concat["constraints"][0]["rule"], json!("C1"));
     assert!(concat["example"].as_str().unwrap().starts_with("mesh ("));
+    assert_eq!(concat["kernel"], json!({ "family": "movement", "in_place": false, "view": false }));
     assert!(concat["gradient"].is_string() && concat["doc"].is_string());
 }
 

@@ -4,15 +4,18 @@ use std::fmt::Write;
 
 use super::{BUILT_IN, OpInfo};
 
-/// The reference of all built-in ops as Markdown. A test fails when the file in `docs/` differs.
-pub fn ops_markdown() -> String {
+/// The reference of all built-in ops as Markdown. A test of `cli` fails when the file in `docs/` differs. What computes
+/// an op is not known here, so `kernel` is asked for it.
+pub fn ops_markdown(kernel: &dyn Fn(&OpInfo) -> String) -> String {
     let mut out = String::from(
         "# Ops\n\n\
          Written from the definitions in `crates/ir/src/ops`; `CONSORT_BLESS=1 cargo test --workspace` writes it anew.\n\
          Each example is a program that the tests run. The grammar is in [ir.md](ir.md).\n\n\
          Constraints are numbered, and errors cite the number. Pure ops differ between ranks wherever an operand\n\
          or an attribute does. Costs count arithmetic once per operation, every operand read and every result\n\
-         written once, and as wire bytes what one rank must receive.\n",
+         written once, and as wire bytes what one rank must receive.\n\n\
+         A kernel is named by its family (the file of `crates/runtime/src/kernels` that it is in) and by whether it may\n\
+         write over an operand; `view` needs none where no element must move, and `-` has none.\n",
     );
     for (kind, rows) in BUILT_IN {
         let _ = write!(out, "\n- {kind}: ");
@@ -22,12 +25,12 @@ pub fn ops_markdown() -> String {
     out.push('\n');
     for (kind, rows) in BUILT_IN {
         let _ = write!(out, "\n## {kind}\n");
-        rows.iter().for_each(|info| op(&mut out, info));
+        rows.iter().for_each(|info| op(&mut out, info, &kernel(info)));
     }
     out
 }
 
-fn op(out: &mut String, info: &OpInfo) {
+fn op(out: &mut String, info: &OpInfo, kernel: &str) {
     let mut args = info.args.join(", ");
     if info.variadic {
         args.push_str("..");
@@ -56,5 +59,5 @@ fn op(out: &mut String, info: &OpInfo) {
             let _ = writeln!(out, "| `{}` | {} | {} |", attr.name, attr.kind, attr.doc.trim());
         }
     }
-    let _ = write!(out, "\n```\n{}```\n", info.example);
+    let _ = write!(out, "\nKernel: {kernel}\n\n```\n{}```\n", info.example);
 }

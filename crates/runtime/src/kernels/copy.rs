@@ -286,7 +286,7 @@ fn block<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim, is: Range<us
     let stride = columns.from as usize;
     // Lines of a tile that lie a power of two apart share a place in the cache. So a tile is turned in a buffer, and
     // each line is read and written once and whole.
-    let (mut tile, mut other) = ([T::zeroed(); TILE * TILE], [T::zeroed(); TILE * TILE]);
+    let (mut tile, mut other) = (Tile([T::zeroed(); TILE * TILE]), Tile([T::zeroed(); TILE * TILE]));
     for j in js.clone().step_by(TILE) {
         for i in is.clone().step_by(TILE) {
             let (height, width) = (TILE.min(is.end - i), TILE.min(js.end - j));
@@ -302,6 +302,10 @@ fn block<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim, is: Range<us
     }
 }
 
+/// A tile, or the buffer in which it is turned. Its vectors do not cross cache lines.
+#[repr(align(64))]
+struct Tile<T>([T; TILE * TILE]);
+
 /// Where the lines of a tile begin.
 struct Lines {
     first: usize,
@@ -315,8 +319,8 @@ fn turn<T: Pod>(
     (height, width): (usize, usize),
     sources: Lines,
     places: Lines,
-    tile: &mut [T; TILE * TILE],
-    other: &mut [T; TILE * TILE],
+    Tile(tile): &mut Tile<T>,
+    Tile(other): &mut Tile<T>,
 ) {
     for (k, line) in tile.chunks_exact_mut(TILE).enumerate().take(width) {
         let at = sources.first + k * sources.stride;

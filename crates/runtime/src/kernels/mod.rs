@@ -4,22 +4,30 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
+mod attention;
+mod blocks;
+mod cast;
+mod convolution;
 pub mod copy;
 mod create;
+mod element;
+mod elementwise;
+mod formats;
+mod gaussian;
+#[allow(unsafe_code, reason = "the crate that multiplies matrices takes pointers")]
+mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
 mod lookup;
+mod math;
+mod matmul;
 mod movement;
+mod numbers;
 mod operand;
 mod order;
 mod random;
-
-mod blocks;
-mod cast;
-mod elementwise;
-mod formats;
-mod math;
-mod numbers;
+mod scratch;
+mod skinny;
 mod source;
 
 use std::fmt;
@@ -138,6 +146,9 @@ static FAMILIES: &[&[Kernel]] = &[
     create::KERNELS,
     order::KERNELS,
     random::KERNELS,
+    matmul::KERNELS,
+    attention::KERNELS,
+    convolution::KERNELS,
 ];
 
 /// The kernel of an op.

@@ -4,10 +4,11 @@ use bytemuck::Pod;
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops::{Normal, OpDef, Uniform};
-use consort_ir::random::{element_number, normal as normal_of};
+use consort_ir::random::element_number;
 use consort_ir::tensor::unravel;
-use half::{bf16, f16};
+use half::f16;
 
+use crate::kernels::gaussian::normals;
 use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::operand::{attributes, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
@@ -18,12 +19,13 @@ pub(crate) static KERNELS: &[Kernel] = &[
 ];
 
 /// How many elements are made at once.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// What a thread takes, in elements.
 const PART: usize = 1 << 16;
 
-type Words = [[u32; LANES]; 4];
+/// The four words of each element.
+pub(crate) type Words = [[u32; LANES]; 4];
 
 /// The words of elements with consecutive numbers. The reference is `consort_ir::random::element_words`.
 #[inline(always)]
@@ -48,10 +50,11 @@ fn words(key: u64, number: u64) -> Words {
     [c0, c1, c2, c3]
 }
 
-/// What the words of an element become.
+/// What the words of elements become.
 trait Element: Sync {
     type Bits: Pod + Send + Sync;
-    fn of(words: [u32; 4]) -> Self::Bits;
+    /// Writes at most as many as there are words for.
+    fn write(words: &Words, out: &mut [Self::Bits]);
 }
 
 struct Uniform32;
@@ -69,31 +72,55 @@ fn single(word: u32) -> f32 {
     (word >> 8) as i32 as f32 * (1.0 / (1u32 << 24) as f32)
 }
 
+/// `x` if it is an `f32`, else the one of its two neighbours whose last bit is 1: rounded once more to a narrower type
+/// it gives what rounding `x` would.
+#[inline(always)]
+fn to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    let (bits, wide) = (near.to_bits(), f64::from(near));
+    let odd = if wide.abs() > x.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
+    f32::from_bits(if wide == x || bits & 1 == 1 { bits } else { odd })
+}
+
+/// The nearest `bf16` of a finite number, as bits.
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
 macro_rules! elements {
-    ($($name:ident: $bits:ty, $words:ident => $element:expr;)*) => {$(
+    ($($name:ident: $bits:ty, $words:ident, $i:ident, $values:expr => $element:expr;)*) => {$(
         impl Element for $name {
             type Bits = $bits;
             #[inline(always)]
-            fn of($words: [u32; 4]) -> $bits {
-                $element
+            fn write(words: &Words, out: &mut [$bits]) {
+                let $words = $values(words);
+                for ($i, out) in out.iter_mut().enumerate() {
+                    *out = $element;
+                }
             }
         }
     )*};
 }
 
+#[inline(always)]
+fn same(words: &Words) -> &Words {
+    words
+}
+
 elements! {
-    Uniform32: f32, words => single(words[0]);
-    Uniform64: f64, words => {
-        let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
+    Uniform32: f32, words, i, same => single(words[0][i]);
+    Uniform64: f64, words, i, same => {
+        let bits = (u64::from(words[0][i]) << 32 | u64::from(words[1][i])) >> 11;
         bits as i64 as f64 * (1.0 / (1u64 << 53) as f64)
     };
-    Uniform16: u16, words => f16::from_f32(f32::from_bits(single(words[0]).to_bits() >> 13 << 13)).to_bits();
-    UniformB16: u16, words => (single(words[0]).to_bits() >> 16) as u16;
-    Normal32: f32, words => normal_of(words) as f32;
-    Normal64: f64, words => normal_of(words);
-    // Rounding to f32 first could give another nearest value.
-    Normal16: u16, words => f16::from_f64(Dtype::F16.round(normal_of(words))).to_bits();
-    NormalB16: u16, words => bf16::from_f64(Dtype::Bf16.round(normal_of(words))).to_bits();
+    Uniform16: u16, words, i, same => f16::from_f32(f32::from_bits(single(words[0][i]).to_bits() >> 13 << 13)).to_bits();
+    UniformB16: u16, words, i, same => (single(words[0][i]).to_bits() >> 16) as u16;
+    Normal32: f32, values, i, normals => values[i] as f32;
+    Normal64: f64, values, i, normals => values[i];
+    Normal16: u16, values, i, normals => f16::from_f32(to_odd(values[i])).to_bits();
+    NormalB16: u16, values, i, normals => to_bf16(to_odd(values[i]));
 }
 
 /// A line of elements with consecutive numbers.
@@ -110,18 +137,12 @@ impl<E: Element> Loop for Line<'_, E> {
         let mut number = self.number;
         let mut blocks = self.out.chunks_exact_mut(LANES);
         for out in &mut blocks {
-            let [w0, w1, w2, w3] = words(self.key, number);
-            for (i, x) in out.iter_mut().enumerate() {
-                *x = E::of([w0[i], w1[i], w2[i], w3[i]]);
-            }
+            E::write(&words(self.key, number), out);
             number = number.wrapping_add(LANES as u64);
         }
         let rest = blocks.into_remainder();
         if !rest.is_empty() {
-            let [w0, w1, w2, w3] = words(self.key, number);
-            for (i, x) in rest.iter_mut().enumerate() {
-                *x = E::of([w0[i], w1[i], w2[i], w3[i]]);
-            }
+            E::write(&words(self.key, number), rest);
         }
     }
 }

@@ -1,0 +1,253 @@
+//! Who owns storage decides what is written in place and what is copied; nobody sees what another writes.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort::{Batched, Dtype, Group, Mesh, Reduce, Result, Route, Tensor, spawn};
+
+/// As many floats as make a communication small (staged) and large (read where it lies).
+const SIZES: [usize; 2] = [16, 50_000];
+
+fn me(group: &Group) -> usize {
+    group.number(&group.rank()).unwrap()
+}
+
+fn ones(n: usize) -> Tensor {
+    Tensor::from_slice(&vec![1.0f32; n], &[n]).unwrap()
+}
+
+fn holds(x: &Tensor, value: f32) {
+    assert!(x.to_vec::<f32>().unwrap().iter().all(|x| *x == value), "expected {value}, got {x}");
+}
+
+/// Runs on some ranks; all of them must come through.
+fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {
+    for (rank, outcome) in spawn(n, f).into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    }
+}
+
+/// Bytes that a rank copies for communication while it does something.
+fn copied(mesh: &Mesh, f: impl FnOnce()) -> u64 {
+    let before = mesh.copied_bytes();
+    f();
+    mesh.copied_bytes() - before
+}
+
+#[test]
+fn a1_an_owned_tensor_is_reduced_where_it_lies_and_a_shared_one_is_copied_once() {
+    for n in SIZES {
+        on(3, |mesh| {
+            let mut x = ones(n);
+            // In a loop as programs have it: the storage of one round serves the next.
+            for round in 0..20 {
+                let bytes = copied(&mesh, || {
+                    x = mesh.all_reduce(std::mem::replace(&mut x, ones(1)), Reduce::Avg).unwrap()
+                });
+                assert_eq!(bytes, 0, "round {round}");
+                x.add_(&ones(n))?;
+                x.sub_(&ones(n))?;
+                holds(&x, 1.0);
+            }
+            let bytes = copied(&mesh, || holds(&mesh.all_reduce(&x, Reduce::Sum).unwrap(), 3.0));
+            assert_eq!(bytes, 4 * n as u64);
+            holds(&x, 1.0);
+            // A view is one more owner.
+            let view = x.narrow(0, 0, 4)?;
+            let sum = mesh.all_reduce(x, Reduce::Sum)?;
+            holds(&view, 1.0);
+            holds(&sum, 3.0);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a12_in_place_forms_write_where_the_tensor_is() {
+    for n in SIZES {
+        on(2, |mesh| {
+            let mut x = ones(n);
+            assert_eq!(copied(&mesh, || mesh.all_reduce_(&mut x, Reduce::Sum).unwrap()), 0);
+            holds(&x, 2.0);
+            // Another owner keeps its value.
+            let kept = x.clone();
+            mesh.all_reduce_(&mut x, Reduce::Sum)?;
+            holds(&x, 4.0);
+            holds(&kept, 2.0);
+            // A slice of a tensor with one owner, in place; of one with two, in a copy of the tensor.
+            let mut wide = Tensor::ones(Dtype::F32, &[4, n])?;
+            let part = wide.narrow_mut(0, 1, 2)?;
+            assert_eq!(copied(&mesh, || mesh.all_reduce_(part, Reduce::Sum).unwrap()), 0);
+            let expected = [1.0, 2.0, 2.0, 1.0];
+            for (row, value) in expected.into_iter().enumerate() {
+                holds(&wide.at(0, row)?, value);
+            }
+            let kept = wide.clone();
+            mesh.all_reduce_(wide.narrow_mut(0, 3, 1)?, Reduce::Sum)?;
+            holds(&wide.at(0, 3)?, 2.0);
+            holds(&wide.at(0, 1)?, 2.0);
+            holds(&kept.at(0, 3)?, 1.0);
+            // A slice with gaps goes there and back again.
+            let mut gaps = Tensor::ones(Dtype::F32, &[n, 3])?;
+            mesh.all_reduce_(gaps.narrow_mut(1, 1, 1)?, Reduce::Sum)?;
+            assert_eq!(gaps.at(0, n - 1)?.to_vec::<f32>()?, [1.0, 2.0, 1.0]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a12_results_go_into_tensors_and_slices_that_are_there() {
+    for n in SIZES {
+        on(2, |mesh| {
+            let rank = me(&mesh) as f32;
+            let mut out = Tensor::zeros(Dtype::F32, &[2 * n])?;
+            let x = (&ones(n) * rank as f64)?;
+            assert_eq!(copied(&mesh, || mesh.all_gather_into(&mut out, &x, 0).unwrap()), 0);
+            holds(&out.narrow(0, 0, n)?, 0.0);
+            holds(&out.narrow(0, n, n)?, 1.0);
+            let mut wide = Tensor::full(Dtype::F32, &[4, n], 7.0)?;
+            let rows = wide.narrow_mut(0, 1, 2)?;
+            assert_eq!(copied(&mesh, || mesh.all_gather_into(rows, x.unsqueeze(0).unwrap(), 0).unwrap()), 0);
+            for (row, value) in [7.0, 0.0, 1.0, 7.0].into_iter().enumerate() {
+                holds(&wide.at(0, row)?, value);
+            }
+            let mut half = Tensor::zeros(Dtype::F32, &[n / 2])?;
+            mesh.reduce_scatter_into(&mut half, &ones(n), Reduce::Sum, 0)?;
+            holds(&half, 2.0);
+            let kept = half.clone();
+            mesh.all_to_all_into(&mut half, &kept, None, None)?;
+            holds(&half, 2.0);
+            holds(&kept, 2.0);
+            assert!(mesh.all_gather_into(&mut half, &x, 0).is_err(), "another shape");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a11_views_and_shapes_do_not_wait_and_elements_do() {
+    on(2, |mesh| {
+        let x = ones(100_000);
+        assert_eq!(mesh.in_flight(), 0);
+        let sum = mesh.all_gather(x, 0)?;
+        assert_eq!(mesh.in_flight(), 1);
+        let view = sum.narrow(0, 5, 10)?.reshape(&[2, 5])?.permute(&[1, 0])?;
+        assert_eq!((view.shape(), sum.numel(), mesh.in_flight()), (&[5, 2][..], 200_000, 1));
+        holds(&view, 1.0);
+        assert_eq!(mesh.in_flight(), 0);
+        let pending = mesh.all_reduce_async(&sum, Reduce::Max)?;
+        assert_eq!(mesh.in_flight(), 1);
+        holds(&pending.wait()?, 1.0);
+        assert_eq!(mesh.in_flight(), 0);
+        // One result of several is waited for with the others.
+        let list = mesh.all_reduce_coalesced(vec![ones(3), ones(50_000)], Reduce::Sum)?;
+        assert_eq!(mesh.in_flight(), 1);
+        holds(&list[1], 2.0);
+        assert_eq!(mesh.in_flight(), 0);
+        holds(&list[0], 2.0);
+        assert!(mesh.unwaited().is_empty());
+        drop(mesh.all_reduce(ones(2), Reduce::Sum)?);
+        mesh.barrier()?;
+        assert_eq!(mesh.unwaited().len(), 1);
+        assert_eq!(mesh.unwaited()[0].op, "all_reduce");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_operand_in_flight_is_read_at_once_and_written_without_anyone_seeing() {
+    for n in SIZES {
+        on(3, |mesh| {
+            let mut x = (&ones(n) * me(&mesh) as f64)?;
+            let all = mesh.all_gather(&x, 0)?;
+            holds(&x, me(&mesh) as f32);
+            x.add_(&Tensor::full(Dtype::F32, &[n], 100.0)?)?;
+            for rank in 0..3 {
+                holds(&all.narrow(0, rank * n, n)?, rank as f32);
+            }
+            holds(&x, 100.0 + me(&mesh) as f32);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn c3_halo_rows_arrive_where_they_belong_with_no_copy() {
+    const WIDTH: usize = 3000;
+    on(3, |mesh| {
+        let rank = me(&mesh);
+        let mut x = Tensor::full(Dtype::F32, &[6, WIDTH], rank as f64)?;
+        for _ in 0..10 {
+            let (first, last) = (x.narrow(0, 1, 1)?, x.narrow(0, 4, 1)?);
+            let bytes = copied(&mesh, || {
+                let _ = mesh.isend(&first, Route::Ring(-1), 0).unwrap();
+                let _ = mesh.isend(&last, Route::Ring(1), 1).unwrap();
+            });
+            assert_eq!(bytes, 0);
+            drop((first, last));
+            let bytes = copied(&mesh, || {
+                mesh.recv_into(x.narrow_mut(0, 0, 1).unwrap(), Route::Ring(-1), 1).unwrap();
+                mesh.recv_into(x.narrow_mut(0, 5, 1).unwrap(), Route::Ring(1), 0).unwrap();
+            });
+            assert_eq!(bytes, 0);
+            // The interior is read while the halos fly.
+            holds(&x.narrow(0, 1, 4)?, rank as f32);
+            holds(&x.at(0, 0)?, ((rank + 2) % 3) as f32);
+            holds(&x.at(0, 5)?, ((rank + 1) % 3) as f32);
+            mesh.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn open_borders_keep_what_is_there() {
+    on(3, |mesh| {
+        let rank = me(&mesh) as f32;
+        let (x, mut y) = (ones(2000), Tensor::full(Dtype::F32, &[2000], -1.0)?);
+        let x = (&x * rank as f64)?;
+        mesh.batch(vec![Batched::send(&x, Route::Shift(1), 3), Batched::recv(&mut y, Route::Shift(-1), 3)])?
+            .wait()?;
+        holds(&y, rank - 1.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn ops_compute_in_place_only_where_nobody_else_looks() {
+    let x = ones(1000);
+    let y = x.clone();
+    let z = (x + 1.0).unwrap();
+    holds(&y, 1.0);
+    holds(&z, 2.0);
+    let mut z = (z * 2.0).unwrap();
+    let view = z.narrow(0, 0, 10).unwrap();
+    z.neg_().unwrap();
+    holds(&z, -4.0);
+    holds(&view, 4.0);
+    // What fails leaves its operand alone.
+    assert!(z.add_(&ones(7)).is_err());
+    assert!(z.and_(&view).is_err());
+    holds(&z, -4.0);
+    z.narrow_mut(0, 5, 5).unwrap().copy_from(&view.narrow(0, 0, 5).unwrap()).unwrap();
+    assert_eq!(z.narrow(0, 4, 3).unwrap().to_vec::<f32>().unwrap(), [-4.0, 4.0, 4.0]);
+    // Onto itself, shifted: as if it had been copied first.
+    let mut w = Tensor::from_iter(0..6i64).unwrap();
+    let head = w.narrow(0, 0, 4).unwrap();
+    w.narrow_mut(0, 2, 4).unwrap().copy_from(&head).unwrap();
+    drop(head);
+    assert_eq!(w.to_vec::<i64>().unwrap(), [0, 1, 0, 1, 2, 3]);
+}
+
+#[test]
+fn a15_shapes_need_neither_data_nor_ranks() {
+    let mesh = Mesh::of_shapes(&[("dp", 2), ("tp", 4)], 3).unwrap();
+    let tp = mesh.axis("tp").unwrap();
+    let x = Tensor::of_shape(Dtype::F32, &[8, 1 << 40]);
+    assert_eq!(tp.all_gather(&x, 0).unwrap().shape(), [32, 1 << 40]);
+    assert_eq!(mesh.reduce_scatter(&x, Reduce::Sum, 0).unwrap().shape(), [1, 1 << 40]);
+    assert_eq!(tp.all_to_all(&x, None, None).unwrap().shape(), x.shape());
+    assert!(tp.all_to_all(&x, Some(&[1, 2, 3]), Some(&[2, 2, 2, 2])).is_err());
+    assert_eq!(tp.all_reduce(&x, Reduce::Sum).unwrap().add(&x).unwrap().shape(), x.shape());
+    assert!(x.to_vec::<f32>().is_err());
+    assert_eq!(mesh.in_flight(), 0);
+}

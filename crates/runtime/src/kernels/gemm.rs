@@ -1,0 +1,163 @@
+//! Matrices with strides, and their product by the `gemm` crate, which takes pointers.
+//!
+//! A [`Mat`] and a [`MatMut`] are checked when they are made, so that whoever holds one may multiply it.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::kernels::element::{Element, Wide};
+
+/// A matrix that is read. Strides count elements; 0 repeats.
+#[derive(Clone, Copy)]
+pub(crate) struct Mat<'a, T> {
+    data: &'a [T],
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// How far apart rows lie.
+    pub(crate) rs: usize,
+    /// How far apart columns lie.
+    pub(crate) cs: usize,
+}
+
+impl<'a, T> Mat<'a, T> {
+    /// A matrix whose first element is the first of `data`.
+    pub(crate) fn new(data: &'a [T], [rows, cols]: [usize; 2], [rs, cs]: [usize; 2]) -> Mat<'a, T> {
+        if rows == 0 || cols == 0 {
+            return Mat { data: &[], rows, cols, rs, cs };
+        }
+        let last =
+            (rows - 1).checked_mul(rs).zip((cols - 1).checked_mul(cs)).and_then(|(a, b)| a.checked_add(b));
+        assert!(last.is_some_and(|last| last < data.len()), "a matrix within its storage");
+        Mat { data, rows, cols, rs, cs }
+    }
+
+    /// Rows and columns exchanged.
+    pub(crate) fn t(self) -> Mat<'a, T> {
+        Mat { data: self.data, rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs }
+    }
+
+    /// A part of it.
+    pub(crate) fn part(self, rows: Range<usize>, cols: Range<usize>) -> Mat<'a, T> {
+        assert!(rows.end <= self.rows && cols.end <= self.cols, "a part within a matrix");
+        let start = (rows.start * self.rs + cols.start * self.cs).min(self.data.len());
+        Mat::new(&self.data[start..], [rows.len(), cols.len()], [self.rs, self.cs])
+    }
+
+    /// The elements from the first on, with whatever lies between them.
+    pub(crate) fn data(self) -> &'a [T] {
+        self.data
+    }
+}
+
+/// A matrix that is written. No two of its elements lie in one place.
+pub(crate) struct MatMut<'a, T> {
+    at: *mut T,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    rs: usize,
+    cs: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is an exclusive borrow of its elements, as a `&mut [T]` would be, and parts of it share none of them.
+unsafe impl<T: Send> Send for MatMut<'_, T> {}
+
+impl<'a, T: Element> MatMut<'a, T> {
+    /// A matrix in row-major order, whose rows lie `stride` apart.
+    pub(crate) fn new(data: &'a mut [T], [rows, cols]: [usize; 2], stride: usize) -> MatMut<'a, T> {
+        if rows > 0 && cols > 0 {
+            let span = (rows - 1).checked_mul(stride).and_then(|last| last.checked_add(cols));
+            assert!(span.is_some_and(|span| span <= data.len()), "a matrix within its storage");
+            assert!(rows == 1 || stride >= cols, "rows that do not overlap");
+        }
+        MatMut { at: data.as_mut_ptr(), rows, cols, rs: stride, cs: 1, life: PhantomData }
+    }
+
+    /// The same for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> MatMut<'_, T> {
+        MatMut { life: PhantomData, ..*self }
+    }
+
+    /// Rows and columns exchanged.
+    pub(crate) fn t(self) -> MatMut<'a, T> {
+        MatMut { rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs, ..self }
+    }
+
+    /// The first rows, and the others.
+    pub(crate) fn split_rows(self, rows: usize) -> (MatMut<'a, T>, MatMut<'a, T>) {
+        assert!(rows <= self.rows, "a part within a matrix");
+        let below = self.at.wrapping_add(rows * self.rs);
+        (MatMut { rows, ..self }, MatMut { at: below, rows: self.rows - rows, ..self })
+    }
+
+    /// The first columns, and the others.
+    pub(crate) fn split_cols(self, cols: usize) -> (MatMut<'a, T>, MatMut<'a, T>) {
+        let (left, right) = self.t().split_rows(cols);
+        (left.t(), right.t())
+    }
+
+    /// Some of its columns.
+    pub(crate) fn cols(self, cols: Range<usize>) -> MatMut<'a, T> {
+        self.split_cols(cols.start).1.split_cols(cols.len()).0
+    }
+
+    /// Writes a part of a row, each element rounded.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, row: usize, col: usize, values: &[T::Wide]) {
+        assert!(
+            row < self.rows && col <= self.cols && values.len() <= self.cols - col,
+            "a part within a row"
+        );
+        let at = self.at.wrapping_add(row * self.rs + col * self.cs);
+        if self.cs == 1 {
+            // SAFETY: the row and these columns exist, by the check above, and lie one after another within what
+            // this borrows exclusively.
+            let to = unsafe { std::slice::from_raw_parts_mut(at, values.len()) };
+            to.iter_mut().zip(values).for_each(|(to, value)| *to = T::narrow(*value));
+            return;
+        }
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: the row and the column exist, by the check above, so the place is one of those that this
+            // borrows exclusively.
+            unsafe { at.add(i * self.cs).write(T::narrow(*value)) };
+        }
+    }
+}
+
+/// Types that the `gemm` crate multiplies. It tells them by their type and takes no others of ours.
+pub(crate) trait Gemm: Wide {}
+
+impl Gemm for f32 {}
+impl Gemm for f64 {}
+
+/// `out = scale * a * b`, or that added to what is there.
+pub(crate) fn gemm<T: Gemm>(out: MatMut<'_, T>, add: bool, a: Mat<'_, T>, b: Mat<'_, T>, scale: T) {
+    assert!(out.rows == a.rows && out.cols == b.cols && a.cols == b.rows, "sizes that fit");
+    let (rs, cs) = (out.rs as isize, out.cs as isize);
+    // SAFETY: each matrix lies within storage that it borrows, as checked when it was made; `out` borrows its own
+    // exclusively and no two of its elements share a place. The crate takes column strides first, and its `alpha`
+    // scales what is there.
+    unsafe {
+        gemm::gemm(
+            out.rows,
+            out.cols,
+            a.cols,
+            out.at,
+            cs,
+            rs,
+            add,
+            a.data.as_ptr(),
+            a.cs as isize,
+            a.rs as isize,
+            b.data.as_ptr(),
+            b.cs as isize,
+            b.rs as isize,
+            T::ONE,
+            scale,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

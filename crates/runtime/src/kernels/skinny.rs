@@ -1,0 +1,351 @@
+//! Products of up to four vectors with a matrix. They do little with each element of the matrix, so it is read once,
+//! in the order in which it lies, and converted as it is read.
+//!
+//! A matrix whose rows lie together adds its rows to the sums; one whose columns lie together is multiplied with the
+//! vectors column by column; any other is gathered in small blocks.
+
+use std::array;
+
+use crate::kernels::element::{Element, Wide};
+use crate::kernels::gemm::{Mat, MatMut};
+use crate::kernels::isa::{Loop, vectorize};
+
+/// The most vectors.
+pub(crate) const MAX_VECTORS: usize = 4;
+
+/// Elements of vectors that are held at a time, in all, and as many sums: both fit into the L1 cache.
+const HELD: usize = 4096;
+
+/// Elements that are computed side by side: two vectors of `f32` with AVX2.
+const LANES: usize = 16;
+
+/// Columns of a block that is gathered, and its rows.
+const GATHERED: (usize, usize) = (8, 256);
+
+/// `out = vectors * matrix`, with up to four vectors as rows.
+pub(crate) fn skinny<O, V, E, W>(mut out: MatMut<'_, O>, vectors: Mat<'_, V>, matrix: Mat<'_, E>)
+where
+    O: Element<Wide = W>,
+    V: Element<Wide = W>,
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    let (count, depth) = (vectors.rows, matrix.rows);
+    if count == 0 {
+        return;
+    }
+    let (mut held, mut sums) = ([W::ZERO; HELD], [W::ZERO; HELD]);
+    let width = HELD / count;
+    for first in (0..matrix.cols).step_by(width) {
+        let cols = first..matrix.cols.min(first + width);
+        let sums = &mut sums[..count * cols.len()];
+        sums.fill(W::ZERO);
+        for start in (0..depth).step_by(width) {
+            let rows = start..depth.min(start + width);
+            let held = &mut held[..count * rows.len()];
+            gather(vectors.part(0..count, rows.clone()), held);
+            let block = matrix.part(rows, cols.clone());
+            match count {
+                1 => add::<E, W, 1, 8>(sums, held, block),
+                2 => add::<E, W, 2, 4>(sums, held, block),
+                3 => add::<E, W, 3, 4>(sums, held, block),
+                _ => add::<E, W, 4, 4>(sums, held, block),
+            }
+        }
+        for (i, row) in sums.chunks_exact(cols.len()).enumerate() {
+            out.put(i, first, row);
+        }
+    }
+}
+
+/// The same for any number of vectors, four at a time.
+pub(crate) fn skinny_rows<O, V, E, W>(out: MatMut<'_, O>, vectors: Mat<'_, V>, matrix: Mat<'_, E>)
+where
+    O: Element<Wide = W>,
+    V: Element<Wide = W>,
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    let (mut rest, mut row) = (out, 0);
+    while rest.rows > 0 {
+        let count = MAX_VECTORS.min(rest.rows);
+        let (rows, below) = rest.split_rows(count);
+        skinny(rows, vectors.part(row..row + count, 0..vectors.cols), matrix);
+        (rest, row) = (below, row + count);
+    }
+}
+
+/// A matrix, widened, in row-major order.
+pub(crate) fn widen<'a, E: Element>(from: Mat<'_, E>, to: &'a mut [E::Wide]) -> Mat<'a, E::Wide> {
+    gather(from, to);
+    Mat::new(to, [from.rows, from.cols], [from.cols, 1])
+}
+
+/// Copies a matrix to rows without gaps, widened.
+pub(crate) fn gather<E: Element>(from: Mat<'_, E>, to: &mut [E::Wide]) {
+    vectorize(Gather { from, to });
+}
+
+struct Gather<'a, E: Element> {
+    from: Mat<'a, E>,
+    to: &'a mut [E::Wide],
+}
+
+impl<E: Element> Loop for Gather<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Mat { rows, cols, rs, cs, .. } = self.from;
+        if cols == 0 {
+            return;
+        }
+        let data = self.from.data();
+        if rs == 1 && cs > 1 {
+            return transpose(data, [rows, cols], cs, self.to);
+        }
+        for (i, to) in self.to.chunks_exact_mut(cols).enumerate().take(rows) {
+            if cs == 1 {
+                to.iter_mut().zip(&data[i * rs..]).for_each(|(to, from)| *to = from.wide());
+            } else if cs == 0 {
+                to.fill(data[i * rs].wide());
+            } else {
+                to.iter_mut().zip(data[i * rs..].iter().step_by(cs)).for_each(|(to, from)| *to = from.wide());
+            }
+        }
+    }
+}
+
+/// Columns that lie together become rows. Whole lines of the cache are read from a few columns at a time: columns
+/// that lie a power of two apart compete for the same lines.
+#[inline(always)]
+fn transpose<E: Element>(from: &[E], [rows, cols]: [usize; 2], stride: usize, to: &mut [E::Wide]) {
+    const TILE: usize = 8;
+    let (whole_rows, whole_cols) = (rows / TILE * TILE, cols / TILE * TILE);
+    for col in (0..whole_cols).step_by(TILE) {
+        for row in (0..whole_rows).step_by(TILE) {
+            let mut tile = [[E::Wide::ZERO; TILE]; TILE];
+            for j in 0..TILE {
+                let from = &from[(col + j) * stride + row..][..TILE];
+                for i in 0..TILE {
+                    tile[i][j] = from[i].wide();
+                }
+            }
+            for (i, tile) in tile.iter().enumerate() {
+                to[(row + i) * cols + col..][..TILE].copy_from_slice(tile);
+            }
+        }
+        for row in whole_rows..rows {
+            (col..col + TILE).for_each(|col| to[row * cols + col] = from[col * stride + row].wide());
+        }
+    }
+    for col in whole_cols..cols {
+        (0..rows).for_each(|row| to[row * cols + col] = from[col * stride + row].wide());
+    }
+}
+
+/// Adds the products with a block of the matrix to the sums.
+fn add<E, W, const COUNT: usize, const ROWS: usize>(sums: &mut [W], vectors: &[W], block: Mat<'_, E>)
+where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    let (depth, cols) = (block.rows, block.cols);
+    if depth == 0 || cols == 0 {
+        return;
+    }
+    // Of a single column, or row, both strides serve; a single column is a sum along it.
+    if block.rs == 1 && (block.cs != 1 || cols == 1) || depth == 1 && block.cs != 1 {
+        return vectorize(Columns::<E, W, COUNT> { sums, vectors, block });
+    }
+    if block.cs == 1 || cols == 1 && block.rs > 0 {
+        return vectorize(Rows::<E, W, COUNT, ROWS> {
+            sums,
+            vectors,
+            stride: depth,
+            block,
+            first: 0,
+            width: cols,
+        });
+    }
+    let mut gathered = [W::ZERO; GATHERED.0 * GATHERED.1];
+    for first in (0..cols).step_by(GATHERED.1) {
+        let width = GATHERED.1.min(cols - first);
+        for start in (0..depth).step_by(GATHERED.0) {
+            let rows = start..depth.min(start + GATHERED.0);
+            let size = [rows.len(), width];
+            gather(block.part(rows, first..first + width), &mut gathered);
+            let block = Mat::new(&gathered, size, [width, 1]);
+            let vectors = &vectors[start..];
+            vectorize(Rows::<W, W, COUNT, ROWS> { sums, vectors, stride: depth, block, first, width: cols });
+        }
+    }
+}
+
+/// Adds rows of a block, times an element of each vector, to the sums.
+struct Rows<'a, E, W, const COUNT: usize, const ROWS: usize> {
+    sums: &'a mut [W],
+    vectors: &'a [W],
+    /// How far apart the vectors lie.
+    stride: usize,
+    block: Mat<'a, E>,
+    /// The first sum that the block concerns, and how many each vector has.
+    first: usize,
+    width: usize,
+}
+
+impl<E, W, const COUNT: usize, const ROWS: usize> Loop for Rows<'_, E, W, COUNT, ROWS>
+where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    type Output = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let mut row = 0;
+        while row + ROWS <= self.block.rows {
+            self.add::<ROWS>(row);
+            row += ROWS;
+        }
+        while row < self.block.rows {
+            self.add::<1>(row);
+            row += 1;
+        }
+    }
+}
+
+impl<E, W, const COUNT: usize, const ROWS: usize> Rows<'_, E, W, COUNT, ROWS>
+where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    /// Adds `N` rows at once, so that the sums are read and written once for all of them.
+    #[inline(always)]
+    fn add<const N: usize>(&mut self, row: usize) {
+        let (cols, first) = (self.block.cols, self.first);
+        let data = self.block.data();
+        let rows: [&[E]; N] = array::from_fn(|i| &data[(row + i) * self.block.rs..][..cols]);
+        let factors: [[W; N]; COUNT] =
+            array::from_fn(|v| array::from_fn(|i| self.vectors[v * self.stride + row + i]));
+        let mut rest = &mut *self.sums;
+        let mut sums: [&mut [W]; COUNT] = array::from_fn(|_| {
+            let (here, others) = std::mem::take(&mut rest).split_at_mut(self.width);
+            rest = others;
+            &mut here[first..][..cols]
+        });
+        let whole = cols / LANES * LANES;
+        for at in (0..whole).step_by(LANES) {
+            let mut lanes = [[W::ZERO; LANES]; COUNT];
+            for (lanes, sums) in lanes.iter_mut().zip(&sums) {
+                lanes.copy_from_slice(&sums[at..at + LANES]);
+            }
+            for (i, row) in rows.iter().enumerate() {
+                let row = &row[at..at + LANES];
+                for (lanes, factors) in lanes.iter_mut().zip(&factors) {
+                    for lane in 0..LANES {
+                        lanes[lane] = row[lane].wide().times_plus(factors[i], lanes[lane]);
+                    }
+                }
+            }
+            for (lanes, sums) in lanes.iter().zip(&mut sums) {
+                sums[at..at + LANES].copy_from_slice(lanes);
+            }
+        }
+        for (sums, factors) in sums.iter_mut().zip(&factors) {
+            for (at, sum) in sums.iter_mut().enumerate().skip(whole) {
+                *sum = (0..N).fold(*sum, |sum, i| rows[i][at].wide().times_plus(factors[i], sum));
+            }
+        }
+    }
+}
+
+/// Adds the products of the vectors with the columns of a block, which lie together, to the sums.
+struct Columns<'a, E, W, const COUNT: usize> {
+    sums: &'a mut [W],
+    vectors: &'a [W],
+    block: Mat<'a, E>,
+}
+
+/// Columns whose sums are open at a time, and how much of each is taken in turn. The sums lie in memory in between,
+/// and not in variables: a compiler makes vectors of what it stores.
+const OPEN: usize = 8;
+const STEPS: usize = 4;
+
+impl<E, W, const COUNT: usize> Loop for Columns<'_, E, W, COUNT>
+where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let (depth, cols, stride) = (self.block.rows, self.block.cols, self.block.cs);
+        let data = self.block.data();
+        let vectors: [&[W]; COUNT] = array::from_fn(|v| &self.vectors[v * depth..][..depth]);
+        let whole = depth / LANES * LANES;
+        for first in (0..cols).step_by(OPEN) {
+            let open = OPEN.min(cols - first);
+            let mut lanes = [[[W::ZERO; LANES]; COUNT]; OPEN];
+            let mut at = 0;
+            while at + LANES * STEPS <= depth {
+                for (j, lanes) in lanes[..open].iter_mut().enumerate() {
+                    let column = &data[(first + j) * stride + at..][..LANES * STEPS];
+                    add_lanes::<E, W, COUNT, STEPS>(lanes, column, vectors.map(|vector| &vector[at..]));
+                }
+                at += LANES * STEPS;
+            }
+            while at < whole {
+                for (j, lanes) in lanes[..open].iter_mut().enumerate() {
+                    let column = &data[(first + j) * stride + at..][..LANES];
+                    add_lanes::<E, W, COUNT, 1>(lanes, column, vectors.map(|vector| &vector[at..]));
+                }
+                at += LANES;
+            }
+            for (j, lanes) in lanes[..open].iter_mut().enumerate() {
+                let column = &data[(first + j) * stride..][..depth];
+                for (v, (lanes, vector)) in lanes.iter_mut().zip(&vectors).enumerate() {
+                    let tail = column[whole..].iter().zip(&vector[whole..]);
+                    let sum = tail.fold(total(lanes), |sum, (a, b)| a.wide().times_plus(*b, sum));
+                    let to = &mut self.sums[v * cols + first + j];
+                    *to = to.plus(sum);
+                }
+            }
+        }
+    }
+}
+
+/// Adds products lane by lane, a few times.
+#[inline(always)]
+fn add_lanes<E, W, const COUNT: usize, const N: usize>(
+    lanes: &mut [[W; LANES]; COUNT],
+    column: &[E],
+    vectors: [&[W]; COUNT],
+) where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    let mut sums = *lanes;
+    let vectors = vectors.map(|vector| &vector[..N * LANES]);
+    for step in 0..N {
+        let column = &column[step * LANES..][..LANES];
+        for (sums, vector) in sums.iter_mut().zip(&vectors) {
+            let vector = &vector[step * LANES..][..LANES];
+            for lane in 0..LANES {
+                sums[lane] = column[lane].wide().times_plus(vector[lane], sums[lane]);
+            }
+        }
+    }
+    *lanes = sums;
+}
+
+/// The sum of all lanes, in halves.
+#[inline(always)]
+fn total<W: Wide>(lanes: &mut [W; LANES]) -> W {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = lanes[i].plus(lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}

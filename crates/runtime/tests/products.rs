@@ -1,0 +1,367 @@
+//! Kernels of products against the ops' own evaluations: random sizes, layouts and types. Integers are equal; floats
+//! differ by no more than rounding allows.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use std::collections::BTreeMap;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::generate::Rng;
+use consort_ir::index::Index;
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::ops::{Attention, Conv1d, Conv2d, EvalCx, Matmul, OpDef};
+use consort_ir::tensor::{Data, Tensor, unravel};
+use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
+use consort_runtime::layout::{row_major, span};
+use consort_runtime::threads::Threads;
+
+/// The distance from 1 to the next number.
+fn eps(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => 2f64.powi(-52),
+        Dtype::F32 => 2f64.powi(-23),
+        Dtype::F16 => 2f64.powi(-10),
+        _ => 2f64.powi(-7),
+    }
+}
+
+/// A tensor somewhere in storage.
+struct Placed {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    storage: Vec<u64>,
+    start: usize,
+}
+
+/// How a tensor may lie.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    Contiguous,
+    /// Dimensions in another order, parts of larger ones, repeated ones.
+    Anyhow,
+}
+
+impl Placed {
+    fn random(dtype: Dtype, shape: &[usize], lie: Lie, rng: &mut Rng) -> Placed {
+        let mut order: Vec<usize> = (0..shape.len()).collect();
+        let mut strides = row_major(shape).to_vec();
+        let (mut start, mut count) = (0, shape.iter().product::<usize>());
+        if matches!(lie, Lie::Anyhow) {
+            for i in (1..order.len()).rev() {
+                if rng.one_in(2) {
+                    order.swap(i, rng.next_u64() as usize % (i + 1));
+                }
+            }
+            let mut next = 1;
+            for dim in order.iter().rev() {
+                if rng.one_in(8) {
+                    strides[*dim] = 0;
+                    continue;
+                }
+                let gap = if rng.one_in(3) { 1 + rng.next_u64() as usize % 3 } else { 0 };
+                let step = if rng.one_in(8) { 2 } else { 1 };
+                strides[*dim] = next * step;
+                next *= (shape[*dim] + gap).max(1) * step;
+            }
+            start = rng.next_u64() as usize % 5;
+            count = span(shape, &strides);
+        }
+        let values = Self::values(dtype, start + count, rng);
+        Placed { strides, start, ..Placed::holding(&values, shape) }
+    }
+
+    /// These elements, from the first on.
+    fn holding(values: &Tensor, shape: &[usize]) -> Placed {
+        let mut bytes = values.to_bytes();
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let storage = bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect();
+        let strides = row_major(shape).to_vec();
+        Placed { dtype: values.dtype, shape: shape.to_vec(), strides, storage, start: 0 }
+    }
+
+    fn values(dtype: Dtype, count: usize, rng: &mut Rng) -> Tensor {
+        if dtype.is_float() {
+            let mut float = || (rng.next_u64() as i64) as f64 / 2f64.powi(63);
+            return Tensor::floats(dtype, vec![count], (0..count).map(|_| float()).collect());
+        }
+        Tensor::ints(dtype, vec![count], (0..count).map(|_| rng.next_u64() as i64).collect())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let size = self.dtype.size();
+        let bytes: &[u8] = bytemuck::cast_slice(&self.storage);
+        &bytes[self.start * size..][..span(&self.shape, &self.strides) * size]
+    }
+
+    fn view(&self) -> View<'_> {
+        View { dtype: self.dtype, shape: &self.shape, strides: &self.strides, bytes: self.bytes() }
+    }
+
+    fn tensor(&self) -> Tensor {
+        let count = span(&self.shape, &self.strides);
+        let all = Tensor::from_bytes(self.dtype, vec![count], self.bytes()).unwrap();
+        let at = |i| unravel(i, &self.shape).iter().zip(&self.strides).map(|(at, stride)| at * stride).sum();
+        all.pick(self.shape.clone(), at)
+    }
+}
+
+/// What the op's evaluation and its kernel give. The kernel's result lies in NaNs, which it must not read.
+fn both(op: &dyn OpDef, args: &[Placed], threads: &Threads) -> (Tensor, Tensor) {
+    let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
+    let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
+    let tensors: Vec<Tensor> = args.iter().map(Placed::tensor).collect();
+    let expected = op.eval(&sizes, &tensors.iter().collect::<Vec<_>>()).unwrap().remove(0);
+    let len = expected.numel() * expected.dtype.size();
+    let mut storage = vec![u64::MAX; len.div_ceil(8)];
+    let bytes = &mut bytemuck::cast_slice_mut(&mut storage)[..len];
+    let shape = expected.shape.clone();
+    let views: Vec<Arg<'_>> = args.iter().map(|arg| Arg::View(arg.view())).collect();
+    let result = ViewMut { dtype: expected.dtype, shape: &shape, bytes };
+    let kernel = find(op.info().name).unwrap();
+    (kernel.run)(&KernelCx { sizes, threads }, op, &views, &mut [result]).unwrap();
+    let bytes: &[u8] = bytemuck::cast_slice(&storage);
+    let got = Tensor::from_bytes(expected.dtype, shape, &bytes[..len]).unwrap();
+    (expected, got)
+}
+
+/// Fails where two tensors differ by more than `tolerance`, relative to the larger of 1 and the value.
+fn check(expected: &Tensor, got: &Tensor, tolerance: f64, what: &str) {
+    match (&expected.data, &got.data) {
+        (Data::Float(expected), Data::Float(got)) => {
+            for (i, (e, g)) in expected.iter().zip(got).enumerate() {
+                let near = (e - g).abs() <= tolerance * e.abs().max(1.0);
+                assert!(near || e == g || e.is_nan() && g.is_nan(), "{what}: element {i}: {e} or {g}");
+            }
+        }
+        (expected, got) => assert_eq!(expected, got, "{what}"),
+    }
+}
+
+/// By how much sums of `terms` products of numbers up to 1 may differ: each of them is rounded in the type of sums,
+/// and the result once in its own.
+fn sum_tolerance(dtype: Dtype, terms: usize) -> f64 {
+    // The sum of the products' sizes is at most `terms`; errors of both signs cancel to about its root.
+    let rounding = (terms as f64).sqrt() * 8.0 * eps(dtype.accumulator());
+    rounding + eps(dtype)
+}
+
+fn check_matmul(dtype: Dtype, x: &[usize], y: &[usize], lie: Lie, threads: &Threads, rng: &mut Rng) {
+    let args = [Placed::random(dtype, x, lie, rng), Placed::random(dtype, y, lie, rng)];
+    let (expected, got) = both(&Matmul {}, &args, threads);
+    let what = format!("{dtype} {x:?} {:?} {y:?} {:?}", args[0].strides, args[1].strides);
+    check(&expected, &got, sum_tolerance(dtype, x[x.len() - 1]), &what);
+}
+
+#[test]
+fn products_of_matrices_of_all_types_and_layouts() {
+    let mut rng = Rng::new(7);
+    let sizes = [0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 70];
+    for round in 0..3000 {
+        let dtype =
+            [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I32, Dtype::I64, Dtype::U8][round % 7];
+        let lie = if round / 7 % 4 == 0 { Lie::Contiguous } else { Lie::Anyhow };
+        let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
+        let leading: Vec<usize> = (0..rng.next_u64() % 3).map(|_| (rng.next_u64() % 4) as usize).collect();
+        let x = [&leading[..], &[m, k]].concat();
+        let y = if rng.one_in(2) { vec![k, n] } else { [&leading[..], &[k, n]].concat() };
+        check_matmul(dtype, &x, &y, lie, &Threads::ONE, &mut rng);
+    }
+}
+
+#[test]
+fn products_of_matrices_larger_than_a_block() {
+    let mut rng = Rng::new(8);
+    let two = Threads::new(2);
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I32, Dtype::U8] {
+        for (m, k, n) in
+            [(300, 270, 260), (1, 1500, 4200), (1200, 1100, 1), (3, 5000, 30), (30, 5000, 2), (2, 3, 9000)]
+        {
+            for lie in [Lie::Contiguous, Lie::Anyhow] {
+                check_matmul(dtype, &[m, k], &[k, n], lie, &Threads::ONE, &mut rng);
+                check_matmul(dtype, &[m, k], &[k, n], lie, &two, &mut rng);
+            }
+        }
+        check_matmul(dtype, &[3, 5, 40, 64], &[3, 5, 64, 30], Lie::Anyhow, &two, &mut rng);
+        check_matmul(dtype, &[3, 150, 140], &[3, 140, 160], Lie::Anyhow, &two, &mut rng);
+    }
+}
+
+#[test]
+fn a_product_is_the_same_on_any_number_of_threads() {
+    let mut rng = Rng::new(9);
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::F16] {
+        for (m, k, n) in [(400, 1030, 130), (130, 1030, 400), (2, 1500, 2500), (2500, 700, 1)] {
+            let args = [[m, k], [k, n]].map(|shape| Placed::random(dtype, &shape, Lie::Contiguous, &mut rng));
+            let (_, one) = both(&Matmul {}, &args, &Threads::ONE);
+            let (_, two) = both(&Matmul {}, &args, &Threads::new(2));
+            assert!(one.same(&two), "{dtype} {m} {k} {n}");
+        }
+    }
+}
+
+/// Operands of attention: batch entries, heads of q and of k, queries, keys, width of keys and of values.
+fn attention(dtype: Dtype, sizes: [usize; 7], lie: Lie, rng: &mut Rng) -> [Placed; 3] {
+    let [batch, heads, own, queries, keys, depth, width] = sizes;
+    let shapes = [[batch, heads, queries, depth], [batch, own, keys, depth], [batch, own, keys, width]];
+    shapes.map(|shape| Placed::random(dtype, &shape, lie, rng))
+}
+
+fn check_attention(args: &[Placed], causal: Option<i64>, scale: f64, threads: &Threads) {
+    let op = Attention { scale, causal: causal.map(Index::constant) };
+    let (expected, got) = both(&op, args, threads);
+    let (dtype, depth) = (args[0].dtype, args[0].shape[3]);
+    // A score is off by the rounding of a sum; a power by as much of itself, and by 2 ulp; results are averages of
+    // values up to 1.
+    let score = scale.abs() * depth as f64 * sum_tolerance(dtype.accumulator(), depth);
+    let tolerance = 2.0 * score + sum_tolerance(dtype, args[1].shape[2]);
+    let what = format!("{dtype} {:?} {:?} {causal:?}", args[0].shape, args[1].shape);
+    check(&expected, &got, tolerance, &what);
+}
+
+#[test]
+fn attention_of_all_types_layouts_and_offsets() {
+    let mut rng = Rng::new(10);
+    for round in 0..400 {
+        let dtype = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16][round % 4];
+        let lie = if round / 4 % 3 == 0 { Lie::Contiguous } else { Lie::Anyhow };
+        let (own, group) = (1 + rng.below(2), 1 + rng.below(4));
+        let (queries, keys) = (rng.pick(&[0, 1, 2, 3, 5, 9, 33, 40]), rng.pick(&[1, 2, 15, 17, 40]));
+        let (depth, width) = (rng.pick(&[0, 1, 3, 8, 17]), rng.pick(&[0, 1, 5, 16, 19]));
+        let causal =
+            rng.pick(&[None, Some(0), Some(-3), Some(7), Some(-100), Some(i64::MAX), Some(i64::MIN)]);
+        let sizes = [rng.below(3), own * group, own, queries, keys, depth, width];
+        let args = attention(dtype, sizes, lie, &mut rng);
+        check_attention(&args, causal, 0.5, &Threads::ONE);
+    }
+}
+
+#[test]
+fn attention_over_several_blocks() {
+    let mut rng = Rng::new(11);
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16] {
+        for (queries, keys, causal) in [
+            (1, 1300, None),
+            (3, 1200, Some(1197)),
+            (150, 600, None),
+            (150, 600, Some(450)),
+            (600, 600, Some(0)),
+            (40, 520, Some(-30)),
+        ] {
+            for lie in [Lie::Contiguous, Lie::Anyhow] {
+                let args = attention(dtype, [1, 2, 1, queries, keys, 12, 9], lie, &mut rng);
+                check_attention(&args, causal, 3.0, &Threads::ONE);
+                check_attention(&args, causal, 3.0, &Threads::new(2));
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_that_are_not_finite_are_as_defined() {
+    let nan = f64::NAN;
+    let inf = f64::INFINITY;
+    // Each row: keys for a query of 1, in three places far apart, and what comes of values of 1.
+    for (keys, expected) in [
+        ([0.0, -inf, 0.0], 1.0),
+        ([-inf, -inf, 0.0], 1.0),
+        ([-inf, 0.0, -inf], 1.0),
+        ([-inf, -inf, -inf], nan),
+        ([0.0, inf, 0.0], nan),
+        ([nan, 0.0, 0.0], nan),
+        ([0.0, 0.0, nan], nan),
+    ] {
+        for queries in [1usize, 20] {
+            let place = |shape: [usize; 4], value: &dyn Fn(usize) -> f64| {
+                let count = shape.iter().product();
+                let tensor = Tensor::floats(Dtype::F32, vec![count], (0..count).map(value).collect());
+                Placed::holding(&tensor, &shape)
+            };
+            let args = [
+                place([1, 1, queries, 1], &|_| 1.0),
+                place([1, 1, 1500, 1], &|i| keys[i / 500]),
+                place([1, 1, 1500, 1], &|_| 1.0),
+            ];
+            let (reference, got) = both(&Attention { scale: 1.0, causal: None }, &args, &Threads::ONE);
+            check(&reference, &got, 1e-5, "against the definition");
+            check(
+                &Tensor::floats(Dtype::F32, got.shape.clone(), vec![expected; queries]),
+                &got,
+                1e-5,
+                "value",
+            );
+        }
+    }
+}
+
+/// How many places a kernel has along a dimension; none where it does not fit.
+fn places(size: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
+    Some((size + 2 * padding).checked_sub(dilation * (kernel - 1) + 1)? / stride + 1)
+}
+
+#[test]
+fn convolutions_of_all_types_layouts_and_moves() {
+    let mut rng = Rng::new(12);
+    let mut done = 0;
+    for round in 0..1500 {
+        let dtype = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16][round % 4];
+        let lie = if round / 4 % 3 == 0 { Lie::Contiguous } else { Lie::Anyhow };
+        let (groups, own, per_group) = (1 + rng.below(3), rng.below(4), rng.pick(&[0, 1, 2, 4, 7]));
+        let mut pick = |choices: &[usize]| [rng.pick(choices), rng.pick(choices)];
+        let (size, kernel) = (pick(&[0, 1, 2, 5, 9, 20]), pick(&[1, 2, 3, 4]));
+        let (stride, padding, dilation) = (pick(&[1, 1, 2, 3]), pick(&[0, 1, 2, 5]), pick(&[1, 1, 2, 3]));
+        if (0..2).any(|i| places(size[i], kernel[i], stride[i], padding[i], dilation[i]).is_none()) {
+            continue;
+        }
+        done += 1;
+        let (channels, batch) = (groups * per_group, rng.below(3));
+        let threads = if rng.one_in(4) { Threads::new(2) } else { Threads::ONE };
+        let terms = own * kernel[0] * kernel[1];
+        let (x, weight, op): (Vec<usize>, Vec<usize>, Box<dyn OpDef>) = if rng.one_in(2) {
+            let op = Conv1d { stride: stride[1], padding: padding[1], dilation: dilation[1], groups };
+            (vec![batch, groups * own, size[1]], vec![channels, own, kernel[1]], Box::new(op))
+        } else {
+            let lists = [stride, padding, dilation].map(|list| list.to_vec());
+            let [stride, padding, dilation] = lists;
+            let op = Conv2d { stride, padding, dilation, groups };
+            (
+                vec![batch, groups * own, size[0], size[1]],
+                vec![channels, own, kernel[0], kernel[1]],
+                Box::new(op),
+            )
+        };
+        let args = [Placed::random(dtype, &x, lie, &mut rng), Placed::random(dtype, &weight, lie, &mut rng)];
+        let (expected, got) = both(&*op, &args, &threads);
+        check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?} {op:?}"));
+    }
+    assert!(done > 800, "{done} of them fit");
+}
+
+#[test]
+fn convolutions_over_several_blocks() {
+    let mut rng = Rng::new(13);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for (x, weight, groups) in [
+            ([1, 24, 30, 33], [6, 24, 3, 3], 1),
+            ([2, 4, 40, 45], [8, 2, 5, 5], 2),
+            ([1, 3, 9, 2100], [3, 1, 3, 3], 3),
+        ] {
+            let op = Conv2d { stride: vec![1, 1], padding: vec![1, 1], dilation: vec![1, 1], groups };
+            let args = [x, weight].map(|shape| Placed::random(dtype, &shape, Lie::Contiguous, &mut rng));
+            for threads in [Threads::ONE, Threads::new(2)] {
+                let (expected, got) = both(&op, &args, &threads);
+                let terms = weight[1..].iter().product();
+                check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_infinite_weight_outside_x_adds_nothing() {
+    let x = Placed::holding(&Tensor::floats(Dtype::F32, vec![3], vec![1.0, 2.0, 3.0]), &[1, 1, 3]);
+    let values = [f64::INFINITY, 1.0, 0.0].repeat(5);
+    let weight = Placed::holding(&Tensor::floats(Dtype::F32, vec![15], values), &[5, 1, 3]);
+    let op = Conv1d { stride: 1, padding: 1, dilation: 1, groups: 1 };
+    let (expected, got) = both(&op, &[x, weight], &Threads::ONE);
+    assert!(expected.same(&got));
+}
