@@ -5,8 +5,11 @@
 
 use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tensor};
 
-/// All programs, by name.
-pub(crate) const PROGRAMS: [(&str, fn() -> Result<()>); 26] = [
+/// A program, with its name.
+type Program = (&'static str, fn() -> Result<()>);
+
+/// All programs.
+pub(crate) const PROGRAMS: [Program; 26] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),

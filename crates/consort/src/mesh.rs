@@ -119,7 +119,7 @@ impl Init {
                 let known = axes.iter().filter(|(_, size)| *size > 0);
                 let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
                 let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
-                let rest = if one && ranks % known == 0 { ranks / known } else { 0 };
+                let rest = if one && ranks.is_multiple_of(known) { ranks / known } else { 0 };
                 let size = |size: usize| if size == 0 { rest } else { size };
                 let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
                 axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()

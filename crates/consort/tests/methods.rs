@@ -9,12 +9,16 @@ use consort::{Batched, Dtype, Group, Missing, Reduce, Result, Route, Tensor};
 /// Ops of programs only: a tensor waits for itself, knows its sizes, and Rust has `if` and `for`.
 const NONE: [&str; 5] = ["wait", "size_of", "to_size", "cond", "scan"];
 
+/// Whether a call, which may have other calls in it, gives what it should.
+fn outcome<T>(call: impl FnOnce() -> Result<T>) -> Result<()> {
+    call().map(drop)
+}
+
 /// Calls each method, and gives the names of their ops.
 macro_rules! call {
     ($($op:ident: $call:expr),* $(,)?) => {
         vec![$({
-            let outcome: Result<_> = (|| $call.map(drop))();
-            if let Err(error) = outcome {
+            if let Err(error) = outcome(|| $call) {
                 panic!("{}: {error}", stringify!($op));
             }
             stringify!($op)

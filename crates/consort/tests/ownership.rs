@@ -111,7 +111,7 @@ fn a12_results_go_into_tensors_and_slices_that_are_there() {
                 holds(&wide.at(0, row)?, value);
             }
             let mut half = Tensor::zeros(Dtype::F32, &[n / 2])?;
-            mesh.reduce_scatter_into(&mut half, &ones(n), Reduce::Sum, 0)?;
+            mesh.reduce_scatter_into(&mut half, ones(n), Reduce::Sum, 0)?;
             holds(&half, 2.0);
             let kept = half.clone();
             mesh.all_to_all_into(&mut half, &kept, None, None)?;
