@@ -225,7 +225,7 @@ impl Group {
 
     /// Runs an operation whose result goes into a tensor or slice that is there.
     #[track_caller]
-    fn run_into<'a>(
+    fn write_to_place<'a>(
         &self,
         op: &dyn OpDef,
         out: impl Place<'a>,
@@ -391,7 +391,7 @@ impl Group {
     #[track_caller]
     pub fn all_gather_into<'a>(&self, out: impl Place<'a>, x: impl Into<Tensor>, dim: usize) -> Result<()> {
         let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
-        self.run_into(&op, out, x.into(), Location::caller())
+        self.write_to_place(&op, out, x.into(), Location::caller())
     }
 
     /// [`reduce_scatter`](Group::reduce_scatter) into a tensor or slice that is there.
@@ -418,7 +418,7 @@ impl Group {
         dim: usize,
     ) -> Result<()> {
         let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
-        self.run_into(&op, out, x.into(), Location::caller())
+        self.write_to_place(&op, out, x.into(), Location::caller())
     }
 
     /// [`all_to_all`](Group::all_to_all) into a tensor or slice that is there.
@@ -438,6 +438,6 @@ impl Group {
             out_splits: splits(out_splits),
             over: self.over,
         };
-        self.run_into(&op, out, x.into(), Location::caller())
+        self.write_to_place(&op, out, x.into(), Location::caller())
     }
 }

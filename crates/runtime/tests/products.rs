@@ -365,3 +365,16 @@ fn an_infinite_weight_outside_x_adds_nothing() {
     let (expected, got) = both(&op, &[x, weight], &Threads::ONE);
     assert!(expected.same(&got));
 }
+
+#[test]
+fn values_that_a_query_does_not_see_do_not_reach_it() {
+    let mut rng = Rng::new(14);
+    for queries in [3, 20, 200] {
+        let [q, k, _] = attention(Dtype::F32, [1, 1, 1, queries, queries, 4, 2], Lie::Contiguous, &mut rng);
+        let values = (0..queries * 2).map(|i| if i >= queries { f64::NAN } else { 1.0 }).collect();
+        let v = Placed::holding(&Tensor::floats(Dtype::F32, vec![queries * 2], values), &[1, 1, queries, 2]);
+        let op = Attention { scale: 0.5, causal: Some(Index::constant(0)) };
+        let (expected, got) = both(&op, &[q, k, v], &Threads::ONE);
+        check(&expected, &got, 1e-5, "half of the values are NaN");
+    }
+}

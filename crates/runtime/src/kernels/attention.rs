@@ -5,9 +5,8 @@
 //! brings a larger score, the sums are scaled down. 16-bit floats are computed in `f32`.
 //!
 //! A NaN among the scores that a query sees makes its result NaN, and so does an infinite score; a score of negative
-//! infinity has no weight, and makes NaN only where a query sees no other. Keys that a query does not see count for
-//! nothing, but a NaN or an infinity in their values may reach queries of the same block that do not see them, because
-//! nothing times infinity is NaN.
+//! infinity has no weight, and makes NaN only where a query sees no other. What a query does not see does not reach it,
+//! whatever it holds. A weight too small for its type is 0, which makes NaN of an infinite value.
 
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Attention, OpDef};
@@ -227,13 +226,24 @@ where
                     });
                 }
                 let scores = Mat::new(scores, [rows, here.len()], [here.len(), 1]);
-                if few {
-                    skinny_rows(MatMut::new(products, [rows, width], width), scores, v);
-                    sums.iter_mut().zip(&*products).for_each(|(sum, product)| *sum = sum.plus(*product));
-                } else {
-                    let v = widen(v, wide_values);
-                    gemm(MatMut::new(sums, [rows, width], width), true, scores, v, E::Wide::ONE);
+                let all_seen = (0..rows).all(|row| self.seen(part.first + row) >= here.end);
+                let wide = if few { None } else { Some(widen(v, wide_values)) };
+                match wide {
+                    // Hidden keys have weights of 0, of which a value that is not finite makes NaN.
+                    Some(v) if all_seen || is_finite(v.data()) => {
+                        gemm(MatMut::new(sums, [rows, width], width), true, scores, v, E::Wide::ONE);
+                        continue;
+                    }
+                    None if all_seen => skinny_rows(MatMut::new(products, [rows, width], width), scores, v),
+                    _ => {
+                        for (row, products) in products.chunks_exact_mut(width).enumerate() {
+                            let seen = self.seen(part.first + row).saturating_sub(start).min(here.len());
+                            let (scores, v) = (scores.part(row..row + 1, 0..seen), v.part(0..seen, 0..width));
+                            skinny_rows(MatMut::new(products, [1, width], width), scores, v);
+                        }
+                    }
                 }
+                sums.iter_mut().zip(&*products).for_each(|(sum, product)| *sum = sum.plus(*product));
             }
             let rows = part.out.chunks_exact_mut(width).zip(sums.chunks_exact(width));
             for (row, (out, sums)) in rows.enumerate() {
@@ -262,6 +272,11 @@ fn product<E>(
     } else {
         gemm(out, false, q, widen(k, scratch), E::Wide::ONE);
     }
+}
+
+/// Whether all elements are finite. 0 times others is NaN.
+fn is_finite<W: Wide>(elements: &[W]) -> bool {
+    elements.iter().all(|x| x.times_plus(W::ZERO, W::ZERO) == W::ZERO)
 }
 
 /// One value of up to `KEYS`, by halves, which become loops over vectors. There is at least one.

@@ -8,9 +8,11 @@ use std::array::from_fn;
 use bytemuck::{Zeroable, try_cast_slice};
 use smallvec::SmallVec;
 
+use super::copy::copy;
 use super::formats::{Format, U8};
 use super::isa::{Loop, vectorize};
-use super::source::Source;
+use super::operand::Storage;
+use super::source::{Source, coalesce};
 use super::{Arg, KernelCx, KernelError, View, ViewMut};
 
 /// Computes one run: operands of one length, and the result.
@@ -29,20 +31,17 @@ pub(crate) trait ElementOp<A, const N: usize> {
 
     /// Elements that go through an instruction together.
     #[inline(always)]
-    fn lanes(x: [&[A; LANES]; N]) -> [Self::Out; LANES]
+    fn lanes<const L: usize>(x: [[A; L]; N]) -> [Self::Out; L]
     where
         A: Copy,
     {
-        let mut out = [Self::Out::zeroed(); LANES];
+        let mut out = [Self::Out::zeroed(); L];
         for (i, out) in out.iter_mut().enumerate() {
             *out = Self::apply(from_fn(|j| x[j][i]));
         }
         out
     }
 }
-
-/// A multiple of what any instruction set takes of 32-bit elements.
-pub(crate) const LANES: usize = 16;
 
 /// The micro-kernel of an op.
 pub(crate) fn micro<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize>(
@@ -69,30 +68,50 @@ impl<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize> Loop for Elements<'
             }
             return;
         }
-        let (out, out_rest) = self.out.as_chunks_mut::<LANES>();
-        let args = self.args.map(|arg| arg[..n].as_chunks::<LANES>());
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = O::lanes(from_fn(|j| &args[j].0[i]));
+        match n {
+            ..8 => {
+                // Beside elements that nobody looks at.
+                let mut x = [[A::zeroed(); 8]; N];
+                x.iter_mut().zip(self.args).for_each(|(x, arg)| x[..n].copy_from_slice(&arg[..n]));
+                self.out.copy_from_slice(&O::lanes(x)[..n]);
+            }
+            8..16 => chunks::<O, A, N, 8>(self.args, self.out),
+            _ => chunks::<O, A, N, 16>(self.args, self.out),
         }
-        if out_rest.is_empty() {
+    }
+}
+
+/// Computes `L` elements at a time. The last ones overlap those before them, which then are computed twice.
+#[inline(always)]
+fn chunks<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize, const L: usize>(
+    args: [&[A]; N],
+    out: &mut [O::Out],
+) {
+    let last = out.len() - L;
+    let args = args.map(|arg| &arg[..out.len()]);
+    let mut at = 0;
+    loop {
+        let x = from_fn(|j| {
+            let mut x = [A::zeroed(); L];
+            x.copy_from_slice(&args[j][at..at + L]);
+            x
+        });
+        out[at..at + L].copy_from_slice(&O::lanes(x));
+        if at == last {
             return;
         }
-        // The rest goes through the same instructions, beside elements that nobody looks at.
-        let mut padded = [[A::zeroed(); LANES]; N];
-        for (padded, (_, rest)) in padded.iter_mut().zip(&args) {
-            padded.iter_mut().zip(*rest).for_each(|(to, from)| *to = *from);
-        }
-        let last = O::lanes(from_fn(|j| &padded[j]));
-        out_rest.iter_mut().zip(last).for_each(|(to, from)| *to = from);
+        at = last.min(at + L);
     }
 }
 
 /// Threads take turns of so many elements.
 const PART: usize = 1 << 16;
 
-/// Elements of a block, and of one for tensors of few elements: clearing a block takes as long as computing it.
+/// Elements of a block.
 const BLOCK: usize = 1024;
-const SMALL_BLOCK: usize = 64;
+
+/// So few elements go through in one block on the stack: an allocation would take longer than computing them.
+const FEW: usize = 64;
 
 /// Runs a micro-kernel over all elements.
 pub(crate) fn map<const N: usize, F: Format, G: Format>(
@@ -111,21 +130,42 @@ pub(crate) fn map<const N: usize, F: Format, G: Format>(
         micro(args, out);
         return Ok(());
     }
-    let sources =
-        args.iter().take(N).map(Source::<F>::new).collect::<Result<SmallVec<[_; 3]>, KernelError>>()?;
+    if n <= FEW && map_few::<N, F, G>(args, out, micro) {
+        return Ok(());
+    }
+    let turned = args.iter().take(N).map(|arg| turn(cx, arg));
+    let turned = turned.collect::<Result<SmallVec<[_; 3]>, KernelError>>()?;
+    let sources = args.iter().zip(&turned).map(|(arg, turned)| match turned {
+        Some(storage) => Source::<F>::of_bytes(storage.bytes()),
+        None => Source::new(arg),
+    });
+    let sources = sources.collect::<Result<SmallVec<[_; 3]>, KernelError>>()?;
     // An operand that lies where the result goes is of the result's type.
     if sources.iter().any(|source| matches!(source, Source::Result)) {
         try_cast_slice::<_, F::Stored>(out).map_err(|error| KernelError(format!("in place: {error}")))?;
     }
     if threads {
         let parts: Vec<(usize, &mut [G::Stored])> = out.chunks_mut(PART).enumerate().collect();
-        cx.threads.for_each(parts, |(i, part)| map_part::<N, BLOCK, F, G>(&sources, i * PART, part, micro));
-    } else if n <= SMALL_BLOCK {
-        map_part::<N, SMALL_BLOCK, F, G>(&sources, 0, out, micro);
+        cx.threads.for_each(parts, |(i, part)| map_part::<N, F, G>(&sources, i * PART, part, micro));
     } else {
-        map_part::<N, BLOCK, F, G>(&sources, 0, out, micro);
+        map_part::<N, F, G>(&sources, 0, out, micro);
     }
     Ok(())
+}
+
+/// A copy in row-major order of a large operand whose neighbours along another dimension lie together: blocks would
+/// take one element of each cache line at a time, and a copy takes whole tiles.
+fn turn(cx: &KernelCx<'_>, arg: &Arg<'_>) -> Result<Option<Storage>, KernelError> {
+    let Arg::View(view) = arg else { return Ok(None) };
+    let n = view.numel();
+    let steps = coalesce(view.shape, view.strides);
+    let turned = steps.last().is_some_and(|(_, stride)| *stride > 1) && steps.iter().any(|step| step.1 == 1);
+    if !turned || n < 4 * BLOCK {
+        return Ok(None);
+    }
+    let mut storage = Storage::new(view.dtype, n);
+    copy(cx.threads, view, storage.bytes_mut())?;
+    Ok(Some(storage))
 }
 
 /// The operands, where all can be borrowed whole.
@@ -148,27 +188,61 @@ fn whole_elements<'a, T: bytemuck::Pod>(view: &View<'a>, n: usize) -> Option<&'a
     try_cast_slice(view.bytes.get(..n * size_of::<T>())?).ok()
 }
 
+/// Computes few elements, where each operand is whole, constant or where the result goes.
+fn map_few<const N: usize, F: Format, G: Format>(
+    args: &[Arg<'_>],
+    out: &mut [G::Stored],
+    micro: Micro<N, F::Compute, G::Compute>,
+) -> bool {
+    let n = out.len();
+    let mut blocks = [[F::Compute::zeroed(); FEW]; N];
+    for (block, arg) in blocks.iter_mut().zip(args) {
+        let block = &mut block[..n];
+        match arg {
+            Arg::Result => match try_cast_slice(out) {
+                Ok(stored) => F::load(stored, block),
+                Err(_) => return false,
+            },
+            Arg::View(view) => match whole_elements(view, n) {
+                Some(stored) => F::load(stored, block),
+                None if view.strides.iter().all(|stride| *stride == 0) => match view.elements() {
+                    Ok(stored) => block.fill(F::widen(stored[0])),
+                    Err(_) => return false,
+                },
+                None => return false,
+            },
+        }
+    }
+    let args = from_fn(|j| &blocks[j][..n]);
+    if let Some(out) = G::borrow_mut(out) {
+        micro(args, out);
+    } else {
+        let mut block = [G::Compute::zeroed(); FEW];
+        micro(args, &mut block[..n]);
+        G::store(&block[..n], out);
+    }
+    true
+}
+
 /// The elements of a part of the result that begins at `start`.
-fn map_part<const N: usize, const B: usize, F: Format, G: Format>(
+fn map_part<const N: usize, F: Format, G: Format>(
     sources: &[Source<'_, F>],
     start: usize,
     out: &mut [G::Stored],
     micro: Micro<N, F::Compute, G::Compute>,
 ) {
-    let mut blocks = [[F::Compute::zeroed(); B]; N];
-    let mut block = [G::Compute::zeroed(); B];
+    let size = out.len().min(BLOCK);
+    let mut blocks = vec![F::Compute::zeroed(); N * size];
+    let mut block = vec![G::Compute::zeroed(); if G::borrow_mut(&mut []).is_some() { 0 } else { size }];
     let row = sources.iter().find_map(Source::row);
     let (mut at, mut rest) = (start, out);
     while !rest.is_empty() {
-        let to_row_end = row.map_or(B, |row| row - at % row);
-        let len = rest.len().min(B).min(to_row_end);
+        let to_row_end = row.map_or(size, |row| row - at % row);
+        let len = rest.len().min(size).min(to_row_end);
         let (out, after) = rest.split_at_mut(len);
         let here = try_cast_slice(out).unwrap_or_default();
-        let mut blocks = blocks.iter_mut();
-        let args = from_fn(|j| {
-            let block = blocks.next().map_or(&mut [][..], |block| &mut block[..]);
-            sources[j].run(at, len, here, block, at > start)
-        });
+        let mut blocks = blocks.chunks_mut(size);
+        let args = from_fn(|j| sources[j].run(at, len, here, blocks.next().unwrap_or_default(), at > start));
         match G::borrow_mut(out) {
             Some(out) => micro(args, out),
             None => {
@@ -189,11 +263,12 @@ pub(crate) fn select<F: Format>(args: &[Arg<'_>], result: &mut ViewMut<'_>) -> R
     }
     let condition = Source::<U8>::new(condition)?;
     let (x, y) = (Source::<F>::new(x)?, Source::<F>::new(y)?);
-    let mut truths = [0; BLOCK];
-    let [mut xs, mut ys] = [[F::Compute::zeroed(); BLOCK]; 2];
+    let size = rest.len().min(BLOCK);
+    let mut truths = vec![0; size];
+    let (mut xs, mut ys) = (vec![F::Compute::zeroed(); size], vec![F::Compute::zeroed(); size]);
     let mut at = 0;
     while !rest.is_empty() {
-        let len = rest.len().min(BLOCK);
+        let len = rest.len().min(size);
         let (out, after) = rest.split_at_mut(len);
         let truths = condition.run(at, len, try_cast_slice(out).unwrap_or_default(), &mut truths, at > 0);
         let xs = x.run(at, len, out, &mut xs, at > 0);

@@ -6,7 +6,7 @@
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpDef;
 
-use super::blocks::{ElementOp, LANES, map, micro, select};
+use super::blocks::{ElementOp, map, micro, select};
 use super::cast::cast;
 use super::formats::{Bf16, Bits16, F16, F32, F64, I32, I64, U8};
 use super::math::{double, single};
@@ -115,12 +115,12 @@ macro_rules! angles {
                 single::$name(x)
             }
             #[inline(always)]
-            fn lanes([x]: [&[f32; LANES]; 1]) -> [f32; LANES] {
+            fn lanes<const L: usize>([x]: [[f32; L]; 1]) -> [f32; L] {
                 if x.iter().any(|x| x.abs() > single::MAX_ANGLE) {
                     return x.map(|x| f64::from(x).$name() as f32);
                 }
-                let mut out = [0.0; LANES];
-                for i in 0..LANES {
+                let mut out = [0.0; L];
+                for i in 0..L {
                     out[i] = single::$name(x[i]);
                 }
                 out

@@ -10,6 +10,7 @@ mod cast;
 mod convolution;
 pub mod copy;
 mod create;
+mod cumsum;
 mod element;
 mod elementwise;
 mod formats;
@@ -18,19 +19,25 @@ mod gaussian;
 mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
+mod lines;
 mod lookup;
 mod math;
 mod matmul;
 mod movement;
+mod normalize;
 mod numbers;
 mod operand;
 mod order;
+mod places;
 mod random;
+mod reduce;
 mod scratch;
 mod skinny;
+mod softmax;
 mod source;
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use bytemuck::Pod;
 use consort_ir::dtype::Dtype;
@@ -141,6 +148,11 @@ impl ViewMut<'_> {
 /// All kernels, by the names of their ops.
 static FAMILIES: &[&[Kernel]] = &[
     elementwise::KERNELS,
+    reduce::KERNELS,
+    places::KERNELS,
+    softmax::KERNELS,
+    normalize::KERNELS,
+    cumsum::KERNELS,
     movement::KERNELS,
     lookup::KERNELS,
     create::KERNELS,
@@ -153,7 +165,13 @@ static FAMILIES: &[&[Kernel]] = &[
 
 /// The kernel of an op.
 pub fn find(op: &str) -> Option<&'static Kernel> {
-    FAMILIES.iter().flat_map(|family| family.iter()).find(|kernel| kernel.op == op)
+    static BY_NAME: OnceLock<Vec<&'static Kernel>> = OnceLock::new();
+    let by_name = BY_NAME.get_or_init(|| {
+        let mut all: Vec<&Kernel> = FAMILIES.iter().flat_map(|family| family.iter()).collect();
+        all.sort_by_key(|kernel| kernel.op);
+        all
+    });
+    by_name.binary_search_by_key(&op, |kernel| kernel.op).ok().map(|at| by_name[at])
 }
 
 /// What computes an op, in words: the family of its kernel, `view` where nothing need move, `-` where nothing does.

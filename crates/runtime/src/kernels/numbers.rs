@@ -2,6 +2,8 @@
 
 use bytemuck::Pod;
 
+use super::math::{double, single};
+
 /// A type that kernels compute in.
 pub(crate) trait Number: Pod + PartialOrd + Send + Sync {
     /// Zero.
@@ -98,3 +100,53 @@ macro_rules! ints {
     )*};
 }
 ints!(i32 i64 u8);
+
+/// A float type that kernels compute in.
+pub(crate) trait Real: Number {
+    /// As an `f64`; it is exact.
+    fn wide(self) -> f64;
+    /// The nearest to an `f64`.
+    fn nearest(x: f64) -> Self;
+    /// The difference.
+    fn minus(self, other: Self) -> Self;
+    /// e to the power of it.
+    fn power_of_e(self) -> Self;
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    #[inline(always)]
+    fn nearest(x: f64) -> f32 {
+        x as f32
+    }
+    #[inline(always)]
+    fn minus(self, other: f32) -> f32 {
+        self - other
+    }
+    #[inline(always)]
+    fn power_of_e(self) -> f32 {
+        single::exp(self)
+    }
+}
+
+impl Real for f64 {
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn nearest(x: f64) -> f64 {
+        x
+    }
+    #[inline(always)]
+    fn minus(self, other: f64) -> f64 {
+        self - other
+    }
+    #[inline(always)]
+    fn power_of_e(self) -> f64 {
+        double::exp(self)
+    }
+}

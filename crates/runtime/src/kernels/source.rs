@@ -9,7 +9,7 @@ use super::formats::Format;
 use super::{Arg, KernelError, View};
 
 /// Sizes and strides, outermost first; dimensions that lie like one are one.
-type Steps = SmallVec<[(usize, usize); 6]>;
+pub(crate) type Steps = SmallVec<[(usize, usize); 6]>;
 
 /// Rows at least so long are borrowed one by one, shorter ones are copied several at a time.
 const LONG_ROW: usize = 256;
@@ -46,6 +46,12 @@ impl<'a, F: Format> Source<'a, F> {
             Arg::Result => Ok(Source::Result),
             Arg::View(view) => Self::of_view(view),
         }
+    }
+
+    /// Elements in row-major order without gaps.
+    pub(crate) fn of_bytes(bytes: &'a [u8]) -> Result<Self, KernelError> {
+        let stored = bytemuck::try_cast_slice(bytes);
+        stored.map(Source::Whole).map_err(|error| KernelError(format!("storage: {error}")))
     }
 
     fn of_view(view: &View<'a>) -> Result<Self, KernelError> {
@@ -104,6 +110,20 @@ impl<'a, F: Format> Source<'a, F> {
         if let Some(run) = self.borrow(at, len) {
             return run;
         }
+        self.load(at, len, result, block, used);
+        &block[..len]
+    }
+
+    /// Copies elements from the one at `at` on to where `to` begins. `result` is what lies where they would go.
+    pub(crate) fn copy(&self, at: usize, result: &[F::Stored], to: &mut [F::Compute]) {
+        let len = to.len();
+        match self.borrow(at, len) {
+            Some(run) => to.copy_from_slice(run),
+            None => self.load(at, len, result, to, false),
+        }
+    }
+
+    fn load(&self, at: usize, len: usize, result: &[F::Stored], block: &mut [F::Compute], used: bool) {
         match self {
             Source::Whole(stored) => F::load(&stored[at..at + len], &mut block[..len]),
             Source::Strided(stored, _) if self.is_constant() => {
@@ -114,15 +134,16 @@ impl<'a, F: Format> Source<'a, F> {
             Source::Strided(stored, steps) => load_rows::<F>(stored, steps, at, &mut block[..len]),
             Source::Result => F::load(result, &mut block[..len]),
         }
-        &block[..len]
     }
 }
 
 /// Where the element at `at` lies, and its coordinates.
-fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[usize; 6]>) {
+pub(crate) fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[usize; 6]>) {
     let (mut rest, mut offset) = (at, 0);
     let mut coordinates = SmallVec::from_elem(0, steps.len());
     for (coordinate, (size, stride)) in coordinates.iter_mut().zip(steps).rev() {
+        // Of nothing there is no place to be asked for.
+        let size = (*size).max(1);
         *coordinate = rest % size;
         offset += *coordinate * stride;
         rest /= size;
@@ -130,32 +151,67 @@ fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[usize; 6]>) {
     (offset, coordinates)
 }
 
-fn load_rows<F: Format>(stored: &[F::Stored], steps: &[(usize, usize)], at: usize, block: &mut [F::Compute]) {
-    let Some((&(inner, stride), outer)) = steps.split_last() else { return };
-    let (mut offset, mut coordinates) = place(outer, at / inner);
-    let (mut column, mut rest) = (at % inner, block);
-    loop {
-        let (run, after) = rest.split_at_mut(rest.len().min(inner - column));
-        load_run::<F>(&stored[offset + column * stride..], stride, run);
-        if after.is_empty() {
-            return;
-        }
-        (rest, column) = (after, 0);
-        // The next row: the innermost coordinate that is not at its end goes on, those within begin again.
-        for (coordinate, (size, step)) in coordinates.iter_mut().zip(outer).rev() {
+/// Where elements lie, one after the other in row-major order.
+pub(crate) struct Offsets<'a> {
+    steps: &'a [(usize, usize)],
+    coordinates: SmallVec<[usize; 6]>,
+    offset: usize,
+}
+
+impl<'a> Offsets<'a> {
+    /// From the element at `at` on.
+    pub(crate) fn new(steps: &'a [(usize, usize)], at: usize) -> Offsets<'a> {
+        let (offset, coordinates) = place(steps, at);
+        Offsets { steps, coordinates, offset }
+    }
+
+    /// Where the next one lies. After the last comes the first again.
+    pub(crate) fn next_offset(&mut self) -> usize {
+        let offset = self.offset;
+        // The innermost coordinate that is not at its end goes on, those within begin again.
+        for (coordinate, (size, step)) in self.coordinates.iter_mut().zip(self.steps).rev() {
             *coordinate += 1;
-            offset += step;
+            self.offset += step;
             if *coordinate < *size {
                 break;
             }
-            offset -= size * step;
+            self.offset -= size * step;
             *coordinate = 0;
         }
+        offset
     }
 }
 
+fn load_rows<F: Format>(stored: &[F::Stored], steps: &[(usize, usize)], at: usize, block: &mut [F::Compute]) {
+    let Some((&(inner, stride), outer)) = steps.split_last() else { return };
+    let mut rows = Offsets::new(outer, at / inner);
+    let (mut column, mut rest) = (at % inner, block);
+    while !rest.is_empty() {
+        let (run, after) = rest.split_at_mut(rest.len().min(inner - column));
+        load_run::<F>(&stored[rows.next_offset() + column * stride..], stride, run);
+        (rest, column) = (after, 0);
+    }
+}
+
+/// `len` elements that lie `stride` apart, the first one first, borrowed or in the block.
+#[inline]
+pub(crate) fn strided<'b, F: Format>(
+    stored: &'b [F::Stored],
+    stride: usize,
+    len: usize,
+    block: &'b mut [F::Compute],
+) -> &'b [F::Compute] {
+    if stride == 1
+        && let Some(run) = F::borrow(&stored[..len])
+    {
+        return run;
+    }
+    load_run::<F>(stored, stride, &mut block[..len]);
+    &block[..len]
+}
+
 /// Elements that lie `stride` apart.
-pub(crate) fn load_run<F: Format>(stored: &[F::Stored], stride: usize, run: &mut [F::Compute]) {
+fn load_run<F: Format>(stored: &[F::Stored], stride: usize, run: &mut [F::Compute]) {
     match stride {
         0 => run.fill(F::widen(stored[0])),
         1 => F::load(&stored[..run.len()], run),

@@ -71,8 +71,17 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// An operand of this shape with random elements.
+    /// An operand of this shape with random elements, large ones too.
     pub(crate) fn random(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng) -> Operand {
+        Operand::new(dtype, shape, place, rng, f64::MAX)
+    }
+
+    /// One without finite elements so large that their sum leaves the range on the way to a result within it.
+    pub(crate) fn moderate(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng) -> Operand {
+        Operand::new(dtype, shape, place, rng, 1e3)
+    }
+
+    fn new(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng, most: f64) -> Operand {
         let rank = shape.len();
         let opposite: Vec<usize> = (0..rank).rev().collect();
         let (stored, layout) = match place {
@@ -101,7 +110,10 @@ impl Operand {
                 (stored, layout)
             }
         };
-        let elements = random(dtype, &stored, rng);
+        let mut elements = random(dtype, &stored, rng);
+        if let Data::Float(data) = &mut elements.data {
+            data.iter_mut().filter(|x| x.is_finite() && x.abs() > most).for_each(|x| *x = 1.0);
+        }
         let mut storage = Storage::new(elements.numel() * dtype.size());
         storage.bytes_mut().copy_from_slice(&elements.to_bytes());
         let tensor = elements.pick(shape.to_vec(), |i| {
@@ -113,6 +125,13 @@ impl Operand {
             at
         });
         Operand { tensor, layout, storage }
+    }
+
+    /// Makes all elements of a tensor without gaps this one.
+    pub(crate) fn fill(&mut self, value: f64) {
+        let n = self.tensor.numel();
+        self.tensor = Tensor::floats(self.tensor.dtype, self.tensor.shape.clone(), vec![value; n]);
+        self.storage.bytes_mut().copy_from_slice(&self.tensor.to_bytes());
     }
 
     fn view(&self) -> View<'_> {
@@ -165,7 +184,7 @@ pub(crate) fn op(text: &str) -> Op {
     (OpTable::built_in().get(name).unwrap().read)(&mut cursor).unwrap()
 }
 
-/// Runs a kernel and the op's own evaluation, and says where they differ. One operand may lie where the result goes.
+/// Runs a kernel, and says where its result differs from the op's own evaluation.
 pub(crate) fn check(
     op: &Op,
     operands: &[&Operand],
@@ -173,13 +192,30 @@ pub(crate) fn check(
     threads: &Threads,
     near: Near,
 ) -> Result<(), String> {
+    compare(&run(op, operands, in_place, threads)?, &evaluate(op, operands)?, near)
+}
+
+fn evaluate(op: &Op, operands: &[&Operand]) -> Result<Tensor, String> {
     let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
-    let sizes = || EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
+    let cx = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
     let tensors: Vec<&Tensor> = operands.iter().map(|operand| &operand.tensor).collect();
-    let want = op.eval(&sizes(), &tensors).map_err(|error| error.to_string())?.remove(0);
-    let mut storage = Storage::new(want.numel() * want.dtype.size());
+    Ok(op.eval(&cx, &tensors).map_err(|error| error.to_string())?.remove(0))
+}
+
+/// What a kernel gives. One operand may lie where the result goes.
+pub(crate) fn run(
+    op: &Op,
+    operands: &[&Operand],
+    in_place: Option<usize>,
+    threads: &Threads,
+) -> Result<Tensor, String> {
+    let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
+    let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
+    // The types that the op's rule gives are those of its evaluation.
+    let Tensor { dtype, shape, .. } = evaluate(op, operands)?;
+    let mut storage = Storage::new(shape.iter().product::<usize>() * dtype.size());
     if let Some(i) = in_place {
-        storage.bytes_mut().copy_from_slice(&tensors[i].to_bytes());
+        storage.bytes_mut().copy_from_slice(&operands[i].tensor.to_bytes());
     }
     let args: Vec<Arg<'_>> = operands
         .iter()
@@ -187,11 +223,10 @@ pub(crate) fn check(
         .map(|(i, operand)| if in_place == Some(i) { Arg::Result } else { Arg::View(operand.view()) })
         .collect();
     let kernel = find(op.info().name).ok_or("no kernel")?;
-    let result = ViewMut { dtype: want.dtype, shape: &want.shape, bytes: storage.bytes_mut() };
-    (kernel.run)(&KernelCx { sizes: sizes(), threads }, &**op, &args, &mut [result])
+    let result = ViewMut { dtype, shape: &shape, bytes: storage.bytes_mut() };
+    (kernel.run)(&KernelCx { sizes, threads }, &**op, &args, &mut [result])
         .map_err(|error| error.to_string())?;
-    let got = Tensor::from_bytes(want.dtype, want.shape.clone(), storage.bytes()).ok_or("size")?;
-    compare(&got, &want, near)
+    Tensor::from_bytes(dtype, shape, storage.bytes()).ok_or("size".into())
 }
 
 /// How near a result must be.
@@ -203,6 +238,8 @@ pub(crate) enum Near {
     Ulps(f64),
     /// So much, absolutely, of numbers about 1.
     Within(f64),
+    /// Such a part of the number.
+    Relative(f64),
 }
 
 fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), String> {
@@ -219,6 +256,7 @@ fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), String> {
             Near::Same => 0.0,
             Near::Ulps(n) => n * unit(want.dtype, *b),
             Near::Within(most) => most * b.abs().max(1.0),
+            Near::Relative(most) => most * b.abs(),
         };
         // Written so that a NaN is no small difference.
         let close = (a - b).abs() <= most && !matches!(near, Near::Same);

@@ -1,0 +1,432 @@
+//! Reductions over dimensions.
+//!
+//! Kept and reduced dimensions are taken together apart from each other. Where the reduced ones lie closest, each
+//! element of the result folds rows; else whole rows are folded into each other. In which order is a matter of sizes
+//! and strides alone: many partial results, so that errors stay small, and the same ones for any number of threads.
+
+use consort_ir::dtype::Dtype;
+use consort_ir::ops::{self, OpDef};
+
+use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8};
+use super::isa::{Loop, vectorize};
+use super::numbers::{Number, Real};
+use super::operand::{attributes, view};
+use super::source::{Offsets, Steps, coalesce, place, strided};
+use super::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
+use crate::layout::Dims;
+
+/// A fold of elements into one.
+pub(super) trait Fold<C: Copy> {
+    /// What changes nothing.
+    const START: C;
+    /// Folds an element, or what other elements were folded into.
+    fn step(total: C, x: C) -> C;
+    /// The result from what `count` elements were folded into.
+    #[inline(always)]
+    fn finish(total: C, _count: usize) -> C {
+        total
+    }
+}
+
+struct Sum;
+struct Mean;
+pub(super) struct Max;
+pub(super) struct Min;
+struct Prod;
+struct Any;
+struct All;
+
+impl<C: Number> Fold<C> for Sum {
+    const START: C = C::NOTHING;
+    #[inline(always)]
+    fn step(total: C, x: C) -> C {
+        total.plus(x)
+    }
+    #[inline(always)]
+    fn finish(total: C, count: usize) -> C {
+        if count == 0 { C::ZERO } else { total }
+    }
+}
+
+macro_rules! mean {
+    ($($ty:ty)*) => {$(
+        impl Fold<$ty> for Mean {
+            const START: $ty = 0.0;
+            #[inline(always)]
+            fn step(total: $ty, x: $ty) -> $ty {
+                total + x
+            }
+            #[inline(always)]
+            fn finish(total: $ty, count: usize) -> $ty {
+                total / count as $ty
+            }
+        }
+    )*};
+}
+mean!(f32 f64);
+
+impl<C: Number> Fold<C> for Max {
+    const START: C = C::LOWEST;
+    #[inline(always)]
+    fn step(total: C, x: C) -> C {
+        total.larger_of(x)
+    }
+}
+
+impl<C: Number> Fold<C> for Min {
+    const START: C = C::HIGHEST;
+    #[inline(always)]
+    fn step(total: C, x: C) -> C {
+        total.smaller_of(x)
+    }
+}
+
+impl<C: Number> Fold<C> for Prod {
+    const START: C = C::ONE;
+    #[inline(always)]
+    fn step(total: C, x: C) -> C {
+        total.times(x)
+    }
+}
+
+impl Fold<u8> for Any {
+    const START: u8 = 0;
+    #[inline(always)]
+    fn step(total: u8, x: u8) -> u8 {
+        total | x
+    }
+}
+
+impl Fold<u8> for All {
+    const START: u8 = 1;
+    #[inline(always)]
+    fn step(total: u8, x: u8) -> u8 {
+        total & x
+    }
+}
+
+/// Partial results that a run is folded into at once.
+const LANES: usize = 64;
+
+/// Folds a run of elements.
+pub(super) struct FoldRun<'a, O, C> {
+    run: &'a [C],
+    fold: std::marker::PhantomData<O>,
+}
+
+/// Folds a run of elements.
+pub(super) fn fold_run<O: Fold<C>, C: Copy>(run: &[C]) -> C {
+    vectorize(FoldRun::<O, C> { run, fold: std::marker::PhantomData })
+}
+
+impl<O: Fold<C>, C: Copy> Loop for FoldRun<'_, O, C> {
+    type Output = C;
+    #[inline(always)]
+    fn run(self) -> C {
+        let mut lanes = [O::START; LANES];
+        let (chunks, rest) = self.run.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = O::step(*lane, *x);
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            *lane = O::step(*lane, *x);
+        }
+        let mut width = if chunks.is_empty() { rest.len().next_power_of_two() } else { LANES };
+        while width > 1 {
+            width /= 2;
+            let (low, high) = lanes.split_at_mut(width);
+            for (low, high) in low.iter_mut().zip(high) {
+                *low = O::step(*low, *high);
+            }
+        }
+        lanes[0]
+    }
+}
+
+/// Folds a row into others, element by element.
+struct FoldRow<'a, O, C> {
+    totals: &'a mut [C],
+    row: &'a [C],
+    fold: std::marker::PhantomData<O>,
+}
+
+fn fold_row<O: Fold<C>, C: Copy>(totals: &mut [C], row: &[C]) {
+    vectorize(FoldRow::<O, C> { totals, row, fold: std::marker::PhantomData });
+}
+
+impl<O: Fold<C>, C: Copy> Loop for FoldRow<'_, O, C> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for (total, x) in self.totals.iter_mut().zip(self.row) {
+            *total = O::step(*total, *x);
+        }
+    }
+}
+
+/// Where the elements of a reduction lie.
+pub(super) struct Plan {
+    /// The dimensions of the result.
+    pub(super) kept: Steps,
+    /// The dimensions that are folded.
+    pub(super) reduced: Steps,
+    /// How many elements are folded into one.
+    pub(super) count: usize,
+}
+
+impl Plan {
+    pub(super) fn new(x: &View<'_>, dims: &[usize]) -> Plan {
+        let side = |reduced: bool| -> (Dims, Dims) {
+            let chosen = (0..x.shape.len()).filter(|dim| dims.contains(dim) == reduced);
+            chosen.map(|dim| (x.shape[dim], x.strides[dim])).unzip()
+        };
+        let ((kept, kept_strides), (reduced, strides)) = (side(false), side(true));
+        Plan {
+            kept: coalesce(&kept, &kept_strides),
+            reduced: coalesce(&reduced, &strides),
+            count: reduced.iter().product(),
+        }
+    }
+
+    /// Whether each element of the result folds rows, rather than rows each other.
+    pub(super) fn by_rows(&self) -> bool {
+        let (size, stride) = last(&self.reduced);
+        let (width, kept_stride) = last(&self.kept);
+        width == 1 || size >= 16 && (stride <= kept_stride || kept_stride == 0)
+    }
+}
+
+/// The innermost dimension.
+pub(super) fn last(steps: &Steps) -> (usize, usize) {
+    steps.last().copied().unwrap_or((1, 1))
+}
+
+/// Elements of a block.
+pub(super) const BLOCK: usize = 1024;
+
+/// Elements of a run that are folded into one partial result.
+const RUN: usize = 4096;
+
+/// Runs, and rows, that are folded into one partial result.
+const RUNS: usize = 64;
+const ROWS: usize = 64;
+
+/// Threads take turns of about so many elements.
+const PART: usize = 1 << 16;
+
+/// Calls `work` with parts of a result, on threads where that pays.
+pub(super) fn in_parts<T: Send>(
+    cx: &KernelCx<'_>,
+    count: usize,
+    out: &mut [T],
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let part = (PART / count.max(1)).max(1);
+    if cx.threads.count() > 1 && out.len() > part {
+        let parts: Vec<(usize, &mut [T])> = out.chunks_mut(part).enumerate().collect();
+        cx.threads.for_each(parts, |(i, out)| work(i * part, out));
+    } else {
+        work(0, out);
+    }
+}
+
+fn reduce<O: Fold<F::Compute>, F: Format>(
+    cx: &KernelCx<'_>,
+    dims: &[usize],
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let x = view(args, 0)?;
+    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let out = result.elements::<F::Stored>()?;
+    let stored = x.elements::<F::Stored>()?;
+    let plan = Plan::new(&x, dims);
+    in_parts(cx, plan.count, out, |start, out| match plan.count {
+        0 => out.chunks_mut(1).for_each(|out| F::store(&[O::finish(O::START, 0)], out)),
+        _ if plan.by_rows() => rows::<O, F>(&plan, stored, start, out),
+        _ => columns::<O, F>(&plan, stored, start, out),
+    });
+    Ok(())
+}
+
+/// Each element of the result folds its rows.
+fn rows<O: Fold<F::Compute>, F: Format>(
+    plan: &Plan,
+    stored: &[F::Stored],
+    start: usize,
+    out: &mut [F::Stored],
+) {
+    let (inner, stride) = last(&plan.reduced);
+    let outer = &plan.reduced[..plan.reduced.len() - 1];
+    let mut firsts = Offsets::new(&plan.kept, start);
+    // What cannot be borrowed is copied in blocks, which then are the runs.
+    let borrowed = stride == 1 && F::borrow(&stored[..0]).is_some();
+    let most = if borrowed { RUN } else { inner.min(BLOCK) };
+    let mut block = vec![O::START; if borrowed { 0 } else { most }];
+    for out in out.chunks_mut(1) {
+        let first = firsts.next_offset();
+        let mut starts = Offsets::new(outer, 0);
+        // Some runs, then all of those, so that no partial result is made of too many steps.
+        let (mut total, mut some, mut runs) = (O::START, O::START, 0);
+        for _ in 0..plan.count / inner {
+            let row = first + starts.next_offset();
+            for at in (0..inner).step_by(most) {
+                let len = most.min(inner - at);
+                let run = strided::<F>(&stored[row + at * stride..], stride, len, &mut block);
+                some = O::step(some, fold_run::<O, _>(run));
+                runs += 1;
+                if runs % RUNS == 0 {
+                    (total, some) = (O::step(total, some), O::START);
+                }
+            }
+        }
+        F::store(&[O::finish(O::step(total, some), plan.count)], out);
+    }
+}
+
+/// Rows are folded into each other, a block of the result at a time.
+fn columns<O: Fold<F::Compute>, F: Format>(
+    plan: &Plan,
+    stored: &[F::Stored],
+    start: usize,
+    out: &mut [F::Stored],
+) {
+    let (width, stride) = last(&plan.kept);
+    let outer = &plan.kept[..plan.kept.len() - 1];
+    let size = width.min(BLOCK).min(out.len());
+    let mut blocks = vec![O::START; 4 * size];
+    let (totals, blocks) = blocks.split_at_mut(size);
+    let (many, blocks) = blocks.split_at_mut(size);
+    let (some, block) = blocks.split_at_mut(size);
+    let (mut at, mut rest) = (start, out);
+    while !rest.is_empty() {
+        let column = at % width;
+        let len = rest.len().min(size).min(width - column);
+        let (out, after) = rest.split_at_mut(len);
+        let first = place(outer, at / width).0 + column * stride;
+        let (totals, many, some) = (&mut totals[..len], &mut many[..len], &mut some[..len]);
+        totals.fill(O::START);
+        let mut rows = Offsets::new(&plan.reduced, 0);
+        // Some rows, then many of those, so that no partial result is made of too many steps.
+        for begin in (0..plan.count).step_by(ROWS * ROWS) {
+            many.fill(O::START);
+            for begin in (begin..plan.count.min(begin + ROWS * ROWS)).step_by(ROWS) {
+                some.fill(O::START);
+                for _ in begin..plan.count.min(begin + ROWS) {
+                    let from = &stored[first + rows.next_offset()..];
+                    fold_row::<O, _>(some, strided::<F>(from, stride, len, block));
+                }
+                fold_row::<O, _>(many, some);
+            }
+            fold_row::<O, _>(totals, many);
+        }
+        totals.iter_mut().for_each(|total| *total = O::finish(*total, plan.count));
+        F::store(totals, out);
+        (rest, at) = (after, at + len);
+    }
+}
+
+fn floats<O: Fold<f32> + Fold<f64>>(
+    cx: &KernelCx<'_>,
+    dims: &[usize],
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    match view(args, 0)?.dtype {
+        Dtype::F32 => reduce::<O, F32>(cx, dims, args, results),
+        Dtype::F64 => reduce::<O, F64>(cx, dims, args, results),
+        Dtype::F16 => reduce::<O, F16>(cx, dims, args, results),
+        Dtype::Bf16 => reduce::<O, Bf16>(cx, dims, args, results),
+        other => Err(KernelError(format!("not defined for {other}"))),
+    }
+}
+
+fn numbers<O: Fold<f32> + Fold<f64> + Fold<i32> + Fold<i64> + Fold<u8>>(
+    cx: &KernelCx<'_>,
+    dims: &[usize],
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    match view(args, 0)?.dtype {
+        Dtype::I32 => reduce::<O, I32>(cx, dims, args, results),
+        Dtype::I64 => reduce::<O, I64>(cx, dims, args, results),
+        Dtype::U8 | Dtype::Bool => reduce::<O, U8>(cx, dims, args, results),
+        _ => floats::<O>(cx, dims, args, results),
+    }
+}
+
+fn truths<O: Fold<u8>>(
+    cx: &KernelCx<'_>,
+    dims: &[usize],
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    reduce::<O, U8>(cx, dims, args, results)
+}
+
+/// Products of floats, in order and in `f64`: partial products would leave the range of a result within it.
+fn products<F: Format<Compute: Real>>(
+    cx: &KernelCx<'_>,
+    dims: &[usize],
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let x = view(args, 0)?;
+    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let (out, stored) = (result.elements::<F::Stored>()?, x.elements::<F::Stored>()?);
+    let plan = Plan::new(&x, dims);
+    in_parts(cx, plan.count, out, |start, out| {
+        let mut firsts = Offsets::new(&plan.kept, start);
+        for out in out.chunks_mut(1) {
+            let first = firsts.next_offset();
+            let mut places = Offsets::new(&plan.reduced, 0);
+            let step = |product: f64, _| product * F::widen(stored[first + places.next_offset()]).wide();
+            F::store(&[Real::nearest((0..plan.count).fold(1.0, step))], out);
+        }
+    });
+    Ok(())
+}
+
+fn prod(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Arg<'_>],
+    results: &mut [ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let dims = &attributes::<ops::Prod>(op)?.dims;
+    match view(args, 0)?.dtype {
+        Dtype::F32 => products::<F32>(cx, dims, args, results),
+        Dtype::F64 => products::<F64>(cx, dims, args, results),
+        Dtype::F16 => products::<F16>(cx, dims, args, results),
+        Dtype::Bf16 => products::<Bf16>(cx, dims, args, results),
+        Dtype::I32 => reduce::<Prod, I32>(cx, dims, args, results),
+        Dtype::I64 => reduce::<Prod, I64>(cx, dims, args, results),
+        Dtype::U8 | Dtype::Bool => reduce::<Prod, U8>(cx, dims, args, results),
+    }
+}
+
+/// A kernel reads the dimensions from its op.
+macro_rules! kernels {
+    ($($name:literal $op:ident $types:ident;)*) => {
+        /// The kernels of this family.
+        pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "prod", family: "reduce", in_place: false, run: prod }, $(Kernel {
+            op: $name,
+            family: "reduce",
+            in_place: false,
+            run: |cx, op: &dyn OpDef, args, results| {
+                $types::<$op>(cx, &attributes::<ops::$op>(op)?.dims, args, results)
+            },
+        }),*];
+    };
+}
+
+kernels! {
+    "sum" Sum numbers;
+    "mean" Mean floats;
+    "max" Max numbers;
+    "min" Min numbers;
+    "any" Any truths;
+    "all" All truths;
+}

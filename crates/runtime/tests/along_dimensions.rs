@@ -1,0 +1,115 @@
+//! Softmax, normalizations and running sums against the ops' own evaluations.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+mod operands;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::generate::Rng;
+use consort_ir::ops::OpTable;
+use consort_runtime::threads::Threads;
+use operands::{Near, Operand, PLACES, Place, check, op};
+
+const SHAPES: [&[usize]; 8] =
+    [&[1], &[8], &[1100], &[3, 5, 7], &[33, 70], &[5, 600], &[2, 0, 3], &[3, 2, 40, 2]];
+
+fn near(name: &str, dtype: Dtype) -> Near {
+    match (name, dtype) {
+        // Differences of logarithms have the error of the larger one.
+        // A difference of about 16 is rounded before it becomes an exponent.
+        ("softmax", Dtype::F32) => Near::Relative(2e-6),
+        ("softmax", Dtype::F64) => Near::Relative(1e-14),
+        ("log_softmax", Dtype::F32) => Near::Within(1e-6),
+        ("log_softmax", Dtype::F64) => Near::Within(1e-14),
+        ("log_softmax", Dtype::F16) => Near::Within(1e-3),
+        ("log_softmax", Dtype::Bf16) => Near::Within(8e-3),
+        ("cumsum", Dtype::F64) => Near::Same,
+        (_, Dtype::F64) => Near::Relative(1e-14),
+        (_, Dtype::F32) => Near::Ulps(8.0),
+        _ if dtype.is_float() => Near::Ulps(1.0),
+        _ => Near::Same,
+    }
+}
+
+#[test]
+fn ops_along_any_dimension() {
+    let (mut rng, table) = (Rng::new(21), OpTable::built_in());
+    let mut failures = Vec::new();
+    for name in ["softmax", "log_softmax", "cumsum"].into_iter().filter(|name| table.get(name).is_some()) {
+        let takes = |dtype: &Dtype| dtype.is_float() || name == "cumsum" && dtype.is_int();
+        for dtype in Dtype::ALL.into_iter().filter(takes) {
+            for (shape, dim) in SHAPES.iter().flat_map(|shape| (0..shape.len()).map(move |dim| (*shape, dim)))
+            {
+                if shape[dim] == 0 && name != "cumsum" {
+                    continue;
+                }
+                let op = op(&format!("{name}[dim={dim}]"));
+                for place in PLACES {
+                    let x = Operand::moderate(dtype, shape, place, &mut rng);
+                    let in_place = if place == Place::Whole { Some(0) } else { None };
+                    for in_place in [None, in_place] {
+                        if let Err(error) = check(&op, &[&x], in_place, &Threads::ONE, near(name, dtype)) {
+                            failures.push(format!("{name} {dtype}{shape:?} along {dim} {place:?}: {error}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures[..failures.len().min(40)].join("\n")
+    );
+}
+
+#[test]
+fn normalized_rows() {
+    let (mut rng, table) = (Rng::new(22), OpTable::built_in());
+    let mut failures = Vec::new();
+    for name in ["rms_norm", "layer_norm"].into_iter().filter(|name| table.get(name).is_some()) {
+        let op = op(&format!("{name}[eps=1e-5]"));
+        let arity = op.info().args.len();
+        for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            for shape in SHAPES {
+                for place in PLACES {
+                    let last = &shape[shape.len() - 1..];
+                    let x = Operand::random(dtype, shape, place, &mut rng);
+                    let weight = Operand::moderate(dtype, last, PLACES[rng.below(6)], &mut rng);
+                    let bias = Operand::moderate(dtype, last, PLACES[rng.below(6)], &mut rng);
+                    let operands = &[&x, &weight, &bias][..arity];
+                    let near = match dtype {
+                        // A product and a bias that cancel leave their errors.
+                        Dtype::F64 => Near::Within(1e-12),
+                        _ => near(name, dtype),
+                    };
+                    // A row alone may lie where its weight does.
+                    let choices = if shape.len() == 1 { arity } else { 1 };
+                    for in_place in [None].into_iter().chain((0..choices).map(Some)) {
+                        if let Err(error) = check(&op, operands, in_place, &Threads::ONE, near) {
+                            failures.push(format!("{name} {dtype}{shape:?} {place:?} {in_place:?}: {error}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures[..failures.len().min(40)].join("\n")
+    );
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let mut rng = Rng::new(23);
+    for text in ["softmax[dim=0]", "softmax[dim=1]", "softmax[dim=2]"] {
+        let op = op(text);
+        let x = Operand::moderate(Dtype::F32, &[10, 70, 300], Place::Whole, &mut rng);
+        let one = operands::run(&op, &[&x], None, &Threads::ONE).unwrap();
+        let two = operands::run(&op, &[&x], None, &Threads::new(2)).unwrap();
+        assert!(one.same(&two), "{text}");
+    }
+}
