@@ -7,7 +7,6 @@
 mod bench;
 mod exec;
 mod files;
-mod npy;
 mod ops;
 mod opt;
 mod report;

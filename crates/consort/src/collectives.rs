@@ -47,6 +47,9 @@ pub(crate) struct Started {
 impl Group {
     /// Starts an operation. What is written where it lies may have so many `owners`; `outs` are tensors that take the
     /// results, where there are some already.
+    ///
+    /// It and all that call it are track_caller: what the ranks tell each other of a call is the user's line.
+    #[track_caller]
     pub(crate) fn start(
         &self,
         op: &dyn OpDef,

@@ -132,6 +132,8 @@ impl Tensor {
 
     /// The part of a larger tensor of normal random numbers that begins at `start`, as
     /// [`uniform_part`](Tensor::uniform_part).
+    ///
+    /// [`uniform_part`](Tensor::uniform_part) has an example.
     #[track_caller]
     pub fn normal_part(
         dtype: Dtype,

@@ -4,6 +4,13 @@ use consort_ir::dtype::Dtype;
 use half::{bf16, f16};
 
 /// A Rust type that elements of tensors can be.
+///
+/// ```
+/// use consort::{Dtype, Element};
+///
+/// assert_eq!(<f32 as Element>::DTYPE, Dtype::F32);
+/// assert_eq!(<bool as Element>::DTYPE, Dtype::Bool);
+/// ```
 pub trait Element: Copy + 'static {
     /// The element type.
     const DTYPE: Dtype;

@@ -7,9 +7,27 @@ use consort_comm::CommError;
 use consort_ir::ops::Violation;
 
 /// What a function of this crate gives.
+///
+/// ```
+/// fn double(x: &consort::Tensor) -> consort::Result<consort::Tensor> {
+///     x + x
+/// }
+/// # assert!(consort::Tensor::from_iter([1i32]).and_then(|x| double(&x)).is_ok());
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an op or a collective gave no result.
+///
+/// ```
+/// # fn main() -> consort::Result<()> {
+/// let x = consort::Tensor::from_iter([1i32, 2, 3])?;
+/// let error = x.reshape(&[2, 2]).map(drop).unwrap_err();
+/// assert_eq!(error.op(), "reshape");
+/// assert!(error.site().file().ends_with(".rs")); // The line that called it.
+/// assert!(error.comm_error().is_none()); // The other ranks had no part in it.
+/// assert!(error.to_string().starts_with("reshape: expected"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Error(Box<Inner>);
 
@@ -44,16 +62,22 @@ impl Error {
     }
 
     /// What happened between the ranks, if it was that.
+    ///
+    /// [`Error`] has an example.
     pub fn comm_error(&self) -> Option<&CommError> {
         if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
     }
 
     /// The op.
+    ///
+    /// [`Error`] has an example.
     pub fn op(&self) -> &str {
         &self.0.op
     }
 
     /// Where it was called.
+    ///
+    /// [`Error`] has an example.
     pub fn site(&self) -> &'static Location<'static> {
         self.0.site
     }
@@ -64,10 +88,14 @@ impl fmt::Display for Error {
         let Inner { op, cause, site } = &*self.0;
         let (message, note) = match cause {
             Cause::Rule(Violation { rule, message, note }) => (format!("{message} ({rule})"), note.clone()),
-            Cause::Other(message) => (message.clone(), None),
+            Cause::Other(message) => match message.split_once("\n  note: ") {
+                Some((message, note)) => (message.to_string(), Some(note.to_string())),
+                None => (message.clone(), None),
+            },
             Cause::Comm(error) => {
                 let text = error.to_string();
-                let named = text.starts_with(&format!("{op}:"));
+                // It may begin with the op, alone or with what it does: `all_reduce sum f32: ..`.
+                let named = text.strip_prefix(&op[..]).is_some_and(|rest| rest.starts_with([':', ' ']));
                 let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
                 if !named {
                     write!(f, "{op}: ")?;

@@ -18,6 +18,7 @@ use crate::tensor::{Tensor, constant_shape};
 
 impl Group {
     /// Starts an operation with one operand and one result.
+    #[track_caller]
     fn one(&self, op: &dyn OpDef, x: Tensor, site: &'static Location<'static>) -> Result<Pending<Tensor>> {
         let args = [x];
         let mut started = self.start(op, &args, 1, &[], site)?;
@@ -28,6 +29,7 @@ impl Group {
     }
 
     /// Starts an operation on a list.
+    #[track_caller]
     fn list(
         &self,
         op: &dyn OpDef,
@@ -226,6 +228,8 @@ impl Group {
     }
 
     /// [`all_gather_v`](Group::all_gather_v) with an explicit handle.
+    ///
+    /// [`Pending`](crate::Pending) has an example.
     #[track_caller]
     pub fn all_gather_v_async(
         &self,
@@ -236,6 +240,7 @@ impl Group {
         self.uneven(x.into(), dim, sizes, Location::caller())
     }
 
+    #[track_caller]
     fn uneven(
         &self,
         mut x: Tensor,
@@ -304,7 +309,7 @@ impl Group {
     #[track_caller]
     pub fn all_reduce_coalesced(&self, list: Vec<Tensor>, reduce: Reduce) -> Result<Vec<Tensor>> {
         let site = Location::caller();
-        self.by_type(list, |args, _| self.list(&ops::AllReduceStart { reduce, over: self.over }, args, site))
+        self.by_type(list, |_| Box::new(ops::AllReduceStart { reduce, over: self.over }), site)
     }
 
     /// Joins the members' tensors along dimension 0, for each of a list, in one communication.
@@ -350,17 +355,21 @@ impl Group {
                 format!("expected a dimension for each of {} tensors, got {}", list.len(), dims.len());
             return Err(Error::new("reduce_scatter_coalesced", message, site));
         }
-        self.by_type(list.to_vec(), |args, places| {
+        let op = |places: &[usize]| -> Box<dyn OpDef> {
             let dims = places.iter().map(|place| dims[*place]).collect();
-            self.list(&ops::ReduceScatterStart { reduce, dims, over: self.over }, args, site)
-        })
+            Box::new(ops::ReduceScatterStart { reduce, dims, over: self.over })
+        };
+        self.by_type(list.to_vec(), op, site)
     }
 
-    /// Starts one operation for the tensors of each element type, in the order in which the types first occur.
+    /// Starts one operation for the tensors of each element type, in the order in which the types first occur. `op`
+    /// makes it for these places of the list.
+    #[track_caller]
     fn by_type(
         &self,
         list: Vec<Tensor>,
-        mut start: impl FnMut(&[Tensor], &[usize]) -> Result<Pending<Vec<Tensor>>>,
+        op: impl Fn(&[usize]) -> Box<dyn OpDef>,
+        site: &'static Location<'static>,
     ) -> Result<Vec<Tensor>> {
         let mut types: Vec<Dtype> = Vec::new();
         for tensor in &list {
@@ -374,7 +383,8 @@ impl Group {
             let is = |one: &Option<Tensor>| one.as_ref().is_some_and(|one| one.dtype() == dtype);
             let places: Vec<usize> = (0..list.len()).filter(|place| is(&list[*place])).collect();
             let args: Vec<Tensor> = places.iter().filter_map(|place| list[*place].take()).collect();
-            for (place, result) in places.iter().zip(start(&args, &places)?.gives) {
+            let started = self.list(&*op(&places), &args, site)?;
+            for (place, result) in places.iter().zip(started.gives) {
                 results[*place] = Some(result);
             }
         }

@@ -23,11 +23,15 @@ mod create;
 mod element;
 mod elementwise;
 mod error;
+mod files;
 mod flight;
 mod functional;
 mod memo;
 mod mesh;
+#[cfg(feature = "ndarray")]
+mod ndarrays;
 mod network;
+pub mod npy;
 mod p2p;
 mod pending;
 mod place;
@@ -39,15 +43,22 @@ mod tensor;
 mod world;
 
 pub use apply::apply;
+pub use consort_comm::CommError;
 pub use consort_ir::dtype::Dtype;
 pub use consort_ir::index::Index;
 pub use consort_ir::ops;
 pub use consort_ir::ops::{Missing, Reduce, Route};
 pub use element::Element;
 pub use error::{Error, Result};
+pub use files::Safetensors;
 pub use mesh::{Group, Init, Mesh, init, spawn};
 pub use p2p::{Batched, Other};
 pub use pending::Pending;
 pub use place::{Place, SliceMut};
 pub use tensor::Tensor;
 pub use world::Unwaited;
+
+/// What a kernel of the user's own is made of; [`Mesh::add_kernel`] takes one.
+pub mod kernels {
+    pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
+}

@@ -38,11 +38,19 @@ impl Default for Init {
 
 impl Init {
     /// One axis, `world`, over all ranks.
+    ///
+    /// [`Init`] has an example.
     pub fn new() -> Init {
         Init { axes: Vec::new(), heap: HEAP, timeout: TIMEOUT }
     }
 
-    /// Named axes with their sizes, outermost first; together they have as many ranks as there are.
+    /// Named axes with their sizes, outermost first; together they have as many ranks as there are. One size may be 0:
+    /// it becomes what the others leave.
+    ///
+    /// ```
+    /// let sizes = consort::Init::new().axes(&[("dp", 0), ("tp", 2)]).spawn(6, |mesh| Ok(mesh.axis("dp")?.size()));
+    /// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 3)));
+    /// ```
     #[must_use]
     pub fn axes(mut self, axes: &[(&str, usize)]) -> Init {
         self.axes = axes.iter().map(|(name, size)| (name.to_string(), *size)).collect();
@@ -50,6 +58,8 @@ impl Init {
     }
 
     /// Bytes of this rank's heap. They cost memory only as they are used.
+    ///
+    /// [`Init`] has an example.
     #[must_use]
     pub fn heap(mut self, bytes: usize) -> Init {
         self.heap = bytes;
@@ -57,6 +67,8 @@ impl Init {
     }
 
     /// How long an operation may wait for the other ranks.
+    ///
+    /// [`Init`] has an example.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Init {
         self.timeout = timeout;
@@ -65,6 +77,8 @@ impl Init {
 
     /// Connects with the other ranks that `consort run`, mpirun, srun or torchrun started. A process that was started
     /// alone is a world of one.
+    ///
+    /// [`Init`] has an example.
     #[track_caller]
     pub fn start(&self) -> Result<Mesh> {
         let site = Location::caller();
@@ -101,7 +115,15 @@ impl Init {
         let axes: Vec<(String, u32)> = match &self.axes[..] {
             [] if ranks == 1 => Vec::new(),
             [] => vec![("world".to_string(), ranks as u32)],
-            axes => axes.iter().map(|(name, size)| (name.clone(), *size as u32)).collect(),
+            axes => {
+                let known = axes.iter().filter(|(_, size)| *size > 0);
+                let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
+                let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
+                let rest = if one && ranks.is_multiple_of(known) { ranks / known } else { 0 };
+                let size = |size: usize| if size == 0 { rest } else { size };
+                let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
+                axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()
+            }
         };
         let mesh = mesh::Mesh::new(axes).map_err(|error| error.0)?;
         if mesh.n_ranks() as usize == ranks {
@@ -131,12 +153,24 @@ impl Init {
 }
 
 /// Connects with the other ranks, as [`Init::start`] does; all of them are one axis, `world`.
+///
+/// ```
+/// # fn main() -> consort::Result<()> {
+/// let mesh = consort::init()?;
+/// println!("one of {} ranks", mesh.size());
+/// # Ok(()) }
+/// ```
 #[track_caller]
 pub fn init() -> Result<Mesh> {
     Init::new().start()
 }
 
 /// Runs `f` on `n` ranks that are threads, as [`Init::spawn`] does.
+///
+/// ```
+/// let sizes = consort::spawn(3, |mesh| Ok(mesh.size()));
+/// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 3)));
+/// ```
 #[track_caller]
 pub fn spawn<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().spawn(n, f)
@@ -168,6 +202,20 @@ impl Deref for Mesh {
 }
 
 /// Ranks that communicate: an axis of a mesh, several axes, or one of some lists.
+///
+/// ```
+/// use consort::{Init, Tensor};
+///
+/// let results = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+///     let tp = mesh.axis("tp")?;
+///     assert_eq!((tp.size(), tp.has_me(), tp.in_flight()), (2, true, 0));
+///     let mine = Tensor::index(tp.rank())?; // Its place, which differs between ranks.
+///     assert_eq!(mine.varies(), ["tp"]);
+///     tp.poll()?;
+///     tp.number(&tp.rank())
+/// });
+/// assert_eq!(results.into_iter().flatten().collect::<Vec<_>>(), [0, 1, 0, 1]);
+/// ```
 #[derive(Clone)]
 pub struct Group {
     pub(crate) world: Rc<World>,
@@ -207,12 +255,24 @@ impl Mesh {
     }
 
     /// The group along an axis.
+    ///
+    /// [`Mesh`] has an example.
     #[track_caller]
     pub fn axis(&self, name: &str) -> Result<Group> {
         self.axes(&[name])
     }
 
     /// The group along several axes. All ranks ask for a new one together.
+    ///
+    /// ```
+    /// use consort::{Init, Reduce, Tensor};
+    ///
+    /// let results = Init::new().axes(&[("pp", 2), ("dp", 2), ("tp", 2)]).spawn(8, |mesh| {
+    ///     let group = mesh.axes(&["dp", "tp"])?;
+    ///     group.all_reduce(Tensor::from_slice(&[1i64], &[1])?, Reduce::Sum)?.item::<i64>()
+    /// });
+    /// assert!(results.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 4)));
+    /// ```
     #[track_caller]
     pub fn axes(&self, names: &[&str]) -> Result<Group> {
         let site = Location::caller();
@@ -276,27 +336,57 @@ impl Mesh {
     }
 
     /// How long operations may wait for the other ranks, from now on.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let mesh = consort::init()?;
+    /// mesh.set_timeout(Duration::from_secs(5));
+    /// mesh.set_threads(2);
+    /// mesh.parity("dropout", "0.1")?; // On every rank the same.
+    /// assert_eq!(mesh.copied_bytes(), 0);
+    /// # Ok(()) }
+    /// ```
     pub fn set_timeout(&self, timeout: Duration) {
         self.world.set_timeout(timeout);
     }
 
     /// How many threads the kernels of this rank use: one at first, and never more than there are cores.
+    ///
+    /// [`set_timeout`](Mesh::set_timeout) has an example.
     pub fn set_threads(&self, n: usize) {
         self.world.set_threads(n);
     }
 
     /// Bytes that were copied so that they could take part in communication: operands with other owners, and those
     /// that did not lie in one piece.
+    ///
+    /// [`set_timeout`](Mesh::set_timeout) has an example.
     pub fn copied_bytes(&self) -> u64 {
         self.world.copied()
     }
 
     /// The operations whose results were dropped before anybody waited for them. They completed all the same.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let lists = consort::spawn(2, |mesh| {
+    ///     drop(mesh.all_reduce(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum)?);
+    ///     Ok(mesh.unwaited())
+    /// });
+    /// for list in lists.into_iter().flatten() {
+    ///     assert_eq!(list[0].op, "all_reduce");
+    /// }
+    /// ```
     pub fn unwaited(&self) -> Vec<Unwaited> {
         self.world.unwaited()
     }
 
     /// Checks that a setting has the same value on every rank: an error on all of them if not.
+    ///
+    /// [`set_timeout`](Mesh::set_timeout) has an example.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<()> {
         let Some(control) = self.world.control() else { return Ok(()) };
@@ -306,6 +396,22 @@ impl Mesh {
     }
 
     /// Gives a kernel for an op of the user's own, which is run through its evaluation otherwise.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// use consort::kernels::{Arg, Kernel};
+    ///
+    /// let mesh = consort::init()?;
+    /// // For an op `my_copy` of one operand: its bytes as they lie.
+    /// let run: consort::kernels::Run = |_cx, _op, args, results| {
+    ///     if let ([Arg::View(x)], [y]) = (args, results) {
+    ///         y.bytes.copy_from_slice(x.bytes);
+    ///     }
+    ///     Ok(())
+    /// };
+    /// mesh.add_kernel(Kernel { op: "my_copy", family: "mine", in_place: false, run });
+    /// # Ok(()) }
+    /// ```
     pub fn add_kernel(&self, kernel: Kernel) {
         self.world.add_kernel(kernel);
     }
@@ -318,11 +424,15 @@ fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<
 
 impl Group {
     /// How many ranks it has.
+    ///
+    /// [`Group`] has an example.
     pub fn size(&self) -> usize {
         self.world.mesh().group_size(self.over) as usize
     }
 
     /// This rank's place in it, as a symbol: sizes and starts that mention it differ between ranks, and are known to.
+    ///
+    /// [`Group`] has an example.
     pub fn rank(&self) -> Index {
         let mesh = self.world.mesh();
         match self.over {
@@ -334,6 +444,8 @@ impl Group {
     }
 
     /// What a size or place is on this rank.
+    ///
+    /// [`Group`] has an example.
     #[track_caller]
     pub fn number(&self, index: &Index) -> Result<usize> {
         let mesh = self.world.mesh();
@@ -347,16 +459,22 @@ impl Group {
     }
 
     /// Whether this rank is in it. All are in a group of axes.
+    ///
+    /// [`Group`] has an example.
     pub fn has_me(&self) -> bool {
         self.world.mesh().group_rank(self.over, self.world.rank).is_some()
     }
 
     /// How many of its operations nobody has waited for yet.
+    ///
+    /// [`Group`] has an example.
     pub fn in_flight(&self) -> usize {
         self.comm.as_ref().map_or(0, |comm| comm.in_flight())
     }
 
     /// Makes operations in flight go on; never waits.
+    ///
+    /// [`Group`] has an example.
     #[track_caller]
     pub fn poll(&self) -> Result<()> {
         let Some(comm) = &self.comm else { return Ok(()) };

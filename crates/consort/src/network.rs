@@ -51,6 +51,20 @@ impl Tensor {
         run_one(&ops::LogSoftmax { dim }, smallvec![self.clone()], Location::caller())
     }
 
+    /// The logarithm of the sum of exp(x) over dimensions, also where exp(x) would be too large. With `keep` these
+    /// dimensions stay, with a size of one.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_slice(&[1000.0f32, f32::NEG_INFINITY], &[1, 2])?;
+    /// assert_eq!(x.logsumexp(&[1], false)?.to_string(), "[1000.]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn logsumexp(&self, dims: &[usize], keep: bool) -> Result<Tensor> {
+        run_one(&ops::Logsumexp { dims: dims.to_vec(), keep }, smallvec![self.clone()], Location::caller())
+    }
+
     /// Over the root of its mean square along the last dimension, times a weight for each place of it.
     ///
     /// ```

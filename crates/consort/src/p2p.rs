@@ -15,6 +15,8 @@ use crate::place::{Place, SliceMut};
 use crate::tensor::Tensor;
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
+///
+/// [`Group::batch`] has an example.
 pub struct Other(Peer);
 
 impl From<usize> for Other {
@@ -36,6 +38,8 @@ impl From<Route> for Other {
 }
 
 /// One message of a batch.
+///
+/// [`Group::batch`] has an example.
 pub enum Batched<'a> {
     /// A tensor that is sent.
     Send {
@@ -59,11 +63,15 @@ pub enum Batched<'a> {
 
 impl<'a> Batched<'a> {
     /// A tensor that is sent.
+    ///
+    /// [`Group::batch`] has an example.
     pub fn send(x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Batched<'a> {
         Batched::Send { x: x.into(), to: to.into(), tag }
     }
 
     /// A tensor or slice that takes what is received.
+    ///
+    /// [`Group::batch`] has an example.
     pub fn recv(into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Batched<'a> {
         Batched::Recv { into: into.into_slice(), from: from.into(), tag }
     }
@@ -92,6 +100,8 @@ impl Group {
     }
 
     /// Receives a tensor from a member. It is waited for when its elements are first needed.
+    ///
+    /// [`isend`](Group::isend) has an example.
     #[track_caller]
     pub fn irecv(&self, dtype: Dtype, shape: &[usize], from: impl Into<Other>, tag: i64) -> Result<Tensor> {
         let site = Location::caller();
@@ -145,6 +155,7 @@ impl Group {
         self.batch_at(messages, Location::caller())
     }
 
+    #[track_caller]
     fn batch_at(&self, messages: Vec<Batched<'_>>, site: &'static Location<'static>) -> Result<Pending<()>> {
         let (mut send, mut recv, mut args, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for message in messages {

@@ -28,6 +28,8 @@ pub struct Pending<T> {
 
 impl<T> Pending<T> {
     /// What the operation gives, when it is over.
+    ///
+    /// [`Pending`] has an example.
     pub fn wait(self) -> Result<T> {
         if let Some(flight) = &self.flight {
             flight.wait()?;
@@ -36,6 +38,17 @@ impl<T> Pending<T> {
     }
 
     /// Whether it is over; makes it go on, and never waits.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let sums = consort::spawn(2, |mesh| {
+    ///     let pending = mesh.all_reduce_async(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum)?;
+    ///     while !pending.test()? {} // Other work goes here.
+    ///     pending.wait()?.item::<f32>()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+    /// ```
     pub fn test(&self) -> Result<bool> {
         self.flight.as_ref().map_or(Ok(true), |flight| flight.test())
     }

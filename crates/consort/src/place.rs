@@ -37,6 +37,8 @@ pub struct SliceMut<'a> {
 }
 
 /// What a collective can write in place: `&mut Tensor`, or a slice of one.
+///
+/// [`all_reduce_`](Group::all_reduce_) has an example.
 pub trait Place<'a> {
     /// As a slice.
     fn into_slice(self) -> SliceMut<'a>;
@@ -56,6 +58,8 @@ impl<'a> Place<'a> for SliceMut<'a> {
 
 impl Tensor {
     /// The part of a dimension that begins at `start` and has `size` entries, to be written in place.
+    ///
+    /// [`SliceMut`] has an example.
     #[track_caller]
     pub fn narrow_mut(
         &mut self,
@@ -68,6 +72,15 @@ impl Tensor {
     }
 
     /// Takes over the elements of another tensor of the same shape and type.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let mut x = consort::Tensor::from_iter([0i32, 0])?;
+    /// x.copy_from(&consort::Tensor::from_iter([1i32, 2])?)?;
+    /// assert_eq!(x.to_string(), "[1 2]");
+    /// assert!(x.copy_from(&consort::Tensor::from_iter([1.0f32, 2.0])?).is_err());
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn copy_from(&mut self, other: &Tensor) -> Result<()> {
         self.into_slice().copy_from(other)
@@ -96,11 +109,15 @@ impl Tensor {
 
 impl SliceMut<'_> {
     /// The sizes, outermost first.
+    ///
+    /// [`SliceMut`] has an example.
     pub fn shape(&self) -> &[usize] {
         &self.layout.shape
     }
 
     /// The element type.
+    ///
+    /// [`SliceMut`] has an example.
     pub fn dtype(&self) -> Dtype {
         self.tensor.dtype()
     }
@@ -144,6 +161,8 @@ impl SliceMut<'_> {
     }
 
     /// Takes over the elements of another tensor of the same shape and type.
+    ///
+    /// [`SliceMut`] has an example.
     #[track_caller]
     pub fn copy_from(mut self, other: &Tensor) -> Result<()> {
         let site = Location::caller();
@@ -179,6 +198,7 @@ impl SliceMut<'_> {
 
 impl Group {
     /// Runs an operation whose result goes where its operand is.
+    #[track_caller]
     fn in_place<'a>(
         &self,
         op: &dyn OpDef,
@@ -204,6 +224,7 @@ impl Group {
     }
 
     /// Runs an operation whose result goes into a tensor or slice that is there.
+    #[track_caller]
     fn write_to_place<'a>(
         &self,
         op: &dyn OpDef,
@@ -251,6 +272,18 @@ impl Group {
     }
 
     /// [`all_reduce_`](Group::all_reduce_) with an explicit handle, which does not borrow the tensor.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let mut x = Tensor::from_slice(&[1i64], &[1])?;
+    ///     let pending = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
+    ///     pending.wait()?;
+    ///     x.item::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
+    /// ```
     #[track_caller]
     pub fn all_reduce_async_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<Pending<()>> {
         let op = ops::AllReduceStart { reduce, over: self.over };
@@ -292,6 +325,21 @@ impl Group {
     }
 
     /// [`broadcast`](Group::broadcast) in place.
+    ///
+    /// ```
+    /// use consort::{Missing, Reduce, Route, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let mut x = Tensor::from_slice(&[me + 1, me + 3], &[2])?;
+    ///     mesh.broadcast_(&mut x, 1)?; // [2, 4] on both.
+    ///     mesh.reduce_(&mut x, Reduce::Sum, 0)?; // [4, 8] and zeros.
+    ///     mesh.permute_(&mut x, Route::Ring(1), Missing::Error)?; // The other way round.
+    ///     mesh.all_to_all_(&mut x)?; // Each gets a part of both.
+    ///     x.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 4], [0, 8]]);
+    /// ```
     #[track_caller]
     pub fn broadcast_<'a>(&self, x: impl Place<'a>, root: usize) -> Result<()> {
         let _ = self.in_place(&ops::BroadcastStart { root, over: self.over }, x, Location::caller())?;
@@ -299,6 +347,8 @@ impl Group {
     }
 
     /// [`reduce`](Group::reduce) in place.
+    ///
+    /// [`broadcast_`](Group::broadcast_) has an example.
     #[track_caller]
     pub fn reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce, root: usize) -> Result<()> {
         let _ = self.in_place(&ops::ReduceStart { reduce, root, over: self.over }, x, Location::caller())?;
@@ -306,6 +356,8 @@ impl Group {
     }
 
     /// [`permute`](Group::permute) in place.
+    ///
+    /// [`broadcast_`](Group::broadcast_) has an example.
     #[track_caller]
     pub fn permute_<'a>(&self, x: impl Place<'a>, route: ops::Route, missing: ops::Missing) -> Result<()> {
         let _ =
@@ -314,6 +366,8 @@ impl Group {
     }
 
     /// [`all_to_all`](Group::all_to_all) with equal parts, in place.
+    ///
+    /// [`broadcast_`](Group::broadcast_) has an example.
     #[track_caller]
     pub fn all_to_all_<'a>(&self, x: impl Place<'a>) -> Result<()> {
         let op = ops::AllToAllStart { in_splits: None, out_splits: None, over: self.over };
@@ -341,6 +395,20 @@ impl Group {
     }
 
     /// [`reduce_scatter`](Group::reduce_scatter) into a tensor or slice that is there.
+    ///
+    /// ```
+    /// use consort::{Dtype, Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let mut out = Tensor::zeros(Dtype::I64, &[2])?;
+    ///     let x = Tensor::from_slice(&[1i64, 2], &[2])?;
+    ///     mesh.reduce_scatter_into(out.narrow_mut(0, 1usize, 1usize)?, &x, Reduce::Sum, 0)?;
+    ///     let mut all = Tensor::zeros(Dtype::I64, &[2])?;
+    ///     mesh.all_to_all_into(&mut all, out, None, None)?;
+    ///     all.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 0], [2, 4]]);
+    /// ```
     #[track_caller]
     pub fn reduce_scatter_into<'a>(
         &self,
@@ -354,6 +422,8 @@ impl Group {
     }
 
     /// [`all_to_all`](Group::all_to_all) into a tensor or slice that is there.
+    ///
+    /// [`reduce_scatter_into`](Group::reduce_scatter_into) has an example.
     #[track_caller]
     pub fn all_to_all_into<'a>(
         &self,

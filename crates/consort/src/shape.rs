@@ -254,6 +254,37 @@ impl Tensor {
         run_one(&ops::Gather { dim }, smallvec![self.clone(), places.clone()], Location::caller())
     }
 
+    /// The elements along a dimension at these places, line by line: along the second of two dimensions, place (i, j)
+    /// names an element of row i, which becomes element (i, j) of the result.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i32, 2, 3, 4])?.reshape(&[2, 2])?;
+    /// let places = consort::Tensor::from_iter([1i64, 0])?.reshape(&[2, 1])?;
+    /// assert_eq!(x.take_along(&places, 1)?.to_string(), "[[2]\n [3]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn take_along(&self, places: &Tensor, dim: usize) -> Result<Tensor> {
+        run_one(&ops::TakeAlong { dim }, smallvec![self.clone(), places.clone()], Location::caller())
+    }
+
+    /// This with the entries along a dimension at these places replaced by updates; of several for one place, the last
+    /// stays.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([0i32, 0, 0])?;
+    /// let (places, updates) = (consort::Tensor::from_iter([2i64, 2])?, consort::Tensor::from_iter([1i32, 5])?);
+    /// assert_eq!(x.scatter(&places, &updates, 0)?.to_string(), "[0 0 5]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn scatter(&self, places: &Tensor, updates: &Tensor, dim: usize) -> Result<Tensor> {
+        let args = smallvec![self.clone(), places.clone(), updates.clone()];
+        run_one(&ops::Scatter { dim }, args, Location::caller())
+    }
+
     /// This with updates added to the entries along a dimension at these places.
     ///
     /// ```

@@ -153,16 +153,31 @@ impl Tensor {
     }
 
     /// The element type.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// use consort::{Dtype, Index, Tensor};
+    ///
+    /// let x = Tensor::zeros(Dtype::F32, &[2, 3])?;
+    /// assert_eq!((x.dtype(), x.shape(), x.rank(), x.numel()), (Dtype::F32, &[2, 3][..], 2, 6));
+    /// assert_eq!(x.dim(1)?, Index::from(3usize));
+    /// assert!(x.has_data() && !Tensor::of_shape(Dtype::F32, &[2]).has_data());
+    /// # Ok(()) }
+    /// ```
     pub fn dtype(&self) -> Dtype {
         self.ty.dtype
     }
 
     /// The sizes, outermost first. Does not wait.
+    ///
+    /// [`dtype`](Tensor::dtype) has an example.
     pub fn shape(&self) -> &[usize] {
         &self.layout.shape
     }
 
     /// One size. Does not wait.
+    ///
+    /// [`dtype`](Tensor::dtype) has an example.
     #[track_caller]
     pub fn dim(&self, dim: usize) -> Result<Index> {
         self.ty.shape.get(dim).cloned().ok_or_else(|| {
@@ -172,21 +187,40 @@ impl Tensor {
     }
 
     /// How many dimensions it has.
+    ///
+    /// [`dtype`](Tensor::dtype) has an example.
     pub fn rank(&self) -> usize {
         self.layout.shape.len()
     }
 
     /// How many elements it has.
+    ///
+    /// [`dtype`](Tensor::dtype) has an example.
     pub fn numel(&self) -> usize {
         self.layout.numel()
     }
 
     /// Whether it has data.
+    ///
+    /// [`dtype`](Tensor::dtype) has an example.
     pub fn has_data(&self) -> bool {
         self.storage.is_some()
     }
 
     /// The names of the mesh axes over which it may differ between ranks; none where it is equal everywhere.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let done = consort::spawn(2, |mesh| {
+    ///     let x = Tensor::from_iter([1.0f32])?;
+    ///     assert_eq!(x.varies(), ["world"]); // From outside: it may be another on each rank.
+    ///     assert!(mesh.all_reduce(&x, Reduce::Sum)?.varies().is_empty());
+    ///     assert!(x.replicated()?.varies().is_empty());
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
     pub fn varies(&self) -> Vec<String> {
         let Ok(world) = World::current() else { return Vec::new() };
         let mesh = world.mesh();
@@ -194,6 +228,8 @@ impl Tensor {
     }
 
     /// Declares it equal on all ranks. In debug builds of a program the ranks compare it at once.
+    ///
+    /// [`varies`](Tensor::varies) has an example.
     #[track_caller]
     pub fn replicated(mut self) -> Result<Tensor> {
         let site = Location::caller();
@@ -205,6 +241,17 @@ impl Tensor {
     }
 
     /// Waits until its elements are here.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let done = consort::spawn(2, |mesh| {
+    ///     let y = mesh.all_reduce(Tensor::from_iter([1.0f32])?, Reduce::Sum)?;
+    ///     while !y.is_ready()? {} // Other work goes here.
+    ///     y.wait() // Is over at once.
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
         match &self.storage {
@@ -214,6 +261,8 @@ impl Tensor {
     }
 
     /// Whether its elements are here; makes operations in flight go on, and never waits.
+    ///
+    /// [`wait`](Tensor::wait) has an example.
     pub fn is_ready(&self) -> Result<bool> {
         self.storage.as_ref().map_or(Ok(true), |storage| storage.is_ready())
     }
@@ -230,6 +279,15 @@ impl Tensor {
     }
 
     /// The elements, in row-major order. Waits for them.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter([1i64, 2])?;
+    /// assert_eq!(x.to_vec::<i64>()?, [1, 2]);
+    /// assert!(x.to_vec::<f32>().is_err()); // Nothing is converted: `cast` does that.
+    /// assert_eq!(x.sum_all()?.item::<i64>()?, 3);
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let site = Location::caller();
@@ -238,6 +296,8 @@ impl Tensor {
     }
 
     /// The only element. Waits for it.
+    ///
+    /// [`to_vec`](Tensor::to_vec) has an example.
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let site = Location::caller();
@@ -316,6 +376,13 @@ impl Tensor {
     }
 
     /// The same elements without gaps in row-major order: itself where they lie so already.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..4i32)?.reshape(&[2, 2])?.permute(&[1, 0])?;
+    /// assert_eq!(x.contiguous()?.to_vec::<i32>()?, [0, 2, 1, 3]);
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
         self.contiguous_at(Location::caller())

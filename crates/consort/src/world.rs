@@ -51,6 +51,8 @@ struct Comm {
 }
 
 /// An operation whose result nobody waited for before it was dropped. It completes all the same.
+///
+/// [`Mesh::unwaited`](crate::Mesh::unwaited) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unwaited {
     /// The operation.

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use consort::npy;
 use consort_ir::dtype::Dtype;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
@@ -14,7 +15,6 @@ use consort_ir::types::{Type, shape_text};
 use safetensors::{Dtype as FileDtype, SafeTensors};
 
 use crate::files;
-use crate::npy::{self, NpyDtype};
 use crate::report::count;
 
 /// What stands for the rank in the name of a file.
@@ -141,16 +141,7 @@ fn tensor(place: &str) -> anyhow::Result<Tensor> {
 
 fn from_npy(bytes: &[u8]) -> Result<Tensor, String> {
     let array = npy::read(bytes)?;
-    let dtype = match array.dtype {
-        NpyDtype::F32 => Dtype::F32,
-        NpyDtype::F64 => Dtype::F64,
-        NpyDtype::F16 => Dtype::F16,
-        NpyDtype::I32 => Dtype::I32,
-        NpyDtype::I64 => Dtype::I64,
-        NpyDtype::U8 => Dtype::U8,
-        NpyDtype::Bool => Dtype::Bool,
-    };
-    Tensor::from_bytes(dtype, array.shape, &array.bytes).ok_or_else(too_large)
+    Tensor::from_bytes(array.dtype.dtype(), array.shape, &array.bytes).ok_or_else(too_large)
 }
 
 fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Tensor> {

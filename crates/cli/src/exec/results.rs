@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use consort::npy::{self, Array, NpyDtype};
 use consort_ir::dtype::Dtype;
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::{Data, Tensor};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::exec::inputs::type_text;
 use crate::files;
-use crate::npy::{self, Array, NpyDtype};
+use crate::report::Machine;
 
 /// How long the elements of a tensor may be to stand in one line.
 const LINE: usize = 80;
@@ -107,7 +108,8 @@ pub(super) fn write(
     for (rank, (results, paths)) in results.iter().zip(paths).enumerate() {
         for (i, (tensor, path)) in results.iter().zip(paths).enumerate() {
             let stored = stored(tensor);
-            files::write(path, &npy::write(&array(tensor)), force)?;
+            let file = npy::write(&array(tensor)).map_err(Machine)?;
+            files::write(path, &file, force)?;
             let _ = writeln!(lines, "{}  {}", path.display(), type_text(&stored));
             if stored.dtype != tensor.dtype && rank == 0 {
                 let _ =
@@ -128,15 +130,7 @@ fn stored(tensor: &Tensor) -> Cow<'_, Tensor> {
 
 fn array(tensor: &Tensor) -> Array {
     let tensor = stored(tensor);
-    let dtype = match tensor.dtype {
-        Dtype::F32 | Dtype::Bf16 => NpyDtype::F32,
-        Dtype::F64 => NpyDtype::F64,
-        Dtype::F16 => NpyDtype::F16,
-        Dtype::I32 => NpyDtype::I32,
-        Dtype::I64 => NpyDtype::I64,
-        Dtype::U8 => NpyDtype::U8,
-        Dtype::Bool => NpyDtype::Bool,
-    };
+    let dtype = NpyDtype::of(tensor.dtype).unwrap_or(NpyDtype::F32);
     Array { dtype, shape: tensor.shape.clone(), bytes: tensor.to_bytes() }
 }
 

@@ -77,7 +77,7 @@ Example
   ; run: @f([[0, 0], [0, -inf]]) == [[0.5, 0.5], [1, 0]]
 
 Kind       Composites
-Kernel     none
+Kernel     softmax, in place
 Cost       20 flops, 32 bytes of memory, 0 bytes received, on each rank of the example
 Gradient   ";
     assert_eq!((page.code, page.stderr.as_str()), (0, ""));

@@ -8,10 +8,31 @@
 //! with the bytes that are there before anything is allocated for it. Every malformed file is one error text.
 //! Refused are object arrays (they are pickles, and reading one runs code), structured dtypes, and dtypes
 //! that no program has. The format has no name for bf16; a caller who wants one picks its own.
+//!
+//! ```
+//! use consort::npy::{self, Array, NpyDtype};
+//!
+//! # fn main() -> Result<(), String> {
+//! let array = Array { dtype: NpyDtype::U8, shape: vec![2], bytes: vec![7, 9] };
+//! let file = npy::write(&array)?;
+//! assert_eq!(npy::read(&file)?, array);
+//! assert!(npy::read(&file[..file.len() - 1]).is_err());
+//! # Ok(()) }
+//! ```
+
+use consort_ir::dtype::Dtype;
 
 /// What an element of a file is.
+///
+/// ```
+/// use consort::{Dtype, npy::NpyDtype};
+///
+/// assert_eq!(NpyDtype::F16.dtype(), Dtype::F16);
+/// assert_eq!(NpyDtype::of(Dtype::Bf16), None);
+/// assert_eq!(NpyDtype::I64.size(), 8);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NpyDtype {
+pub enum NpyDtype {
     /// `<f4`
     F32,
     /// `<f8`
@@ -52,26 +73,47 @@ impl NpyDtype {
         }
     }
 
-    /// How many bytes an element has.
-    pub(crate) fn size(self) -> usize {
+    /// The element type of a tensor that holds such elements.
+    ///
+    /// [`NpyDtype`] has an example.
+    pub fn dtype(self) -> Dtype {
         match self {
-            NpyDtype::U8 | NpyDtype::Bool => 1,
-            NpyDtype::F16 => 2,
-            NpyDtype::F32 | NpyDtype::I32 => 4,
-            NpyDtype::F64 | NpyDtype::I64 => 8,
+            NpyDtype::F32 => Dtype::F32,
+            NpyDtype::F64 => Dtype::F64,
+            NpyDtype::F16 => Dtype::F16,
+            NpyDtype::I32 => Dtype::I32,
+            NpyDtype::I64 => Dtype::I64,
+            NpyDtype::U8 => Dtype::U8,
+            NpyDtype::Bool => Dtype::Bool,
         }
+    }
+
+    /// What a file can hold such a tensor's elements as; nothing for bf16.
+    ///
+    /// [`NpyDtype`] has an example.
+    pub fn of(dtype: Dtype) -> Option<NpyDtype> {
+        NpyDtype::ALL.into_iter().find(|one| one.dtype() == dtype)
+    }
+
+    /// How many bytes an element has.
+    ///
+    /// [`NpyDtype`] has an example.
+    pub fn size(self) -> usize {
+        self.dtype().size()
     }
 }
 
 /// The contents of a file: elements in row-major order, each little-endian.
+///
+/// The [module](self) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Array {
+pub struct Array {
     /// What the elements are.
-    pub(crate) dtype: NpyDtype,
+    pub dtype: NpyDtype,
     /// The size along each dimension; none of them for a single number.
-    pub(crate) shape: Vec<usize>,
+    pub shape: Vec<usize>,
     /// The elements; as many bytes as the shape and the dtype say.
-    pub(crate) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -80,7 +122,9 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 const MAX_DIMENSIONS: usize = 64;
 
 /// Reads an array from the bytes of a whole file.
-pub(crate) fn read(bytes: &[u8]) -> Result<Array, String> {
+///
+/// The [module](self) has an example.
+pub fn read(bytes: &[u8]) -> Result<Array, String> {
     read_array(bytes).map_err(|error| format!("npy: {error}"))
 }
 
@@ -105,14 +149,20 @@ fn read_array(bytes: &[u8]) -> Result<Array, String> {
     Ok(Array { dtype, shape, bytes })
 }
 
-/// Writes an array as the bytes of a file: version 1.0, or 2.0 where the header is too long for it.
-pub(crate) fn write(array: &Array) -> Vec<u8> {
+/// Writes an array as the bytes of a file: version 1.0, or 2.0 where the header is too long for it. An array that is
+/// not as long as its shape says is an error.
+///
+/// The [module](self) has an example.
+pub fn write(array: &Array) -> Result<Vec<u8>, String> {
     let Array { dtype, shape, bytes } = array;
-    debug_assert_eq!(
-        byte_count(*dtype, shape),
-        Ok(bytes.len()),
-        "the array is not as long as its shape says"
-    );
+    let expected = byte_count(*dtype, shape).map_err(|error| format!("npy: {error}"))?;
+    if expected != bytes.len() {
+        return Err(format!(
+            "npy: expected {expected} bytes for shape {}, got {}",
+            tuple(shape),
+            bytes.len()
+        ));
+    }
     let order = if dtype.size() == 1 { '|' } else { '<' };
     let code = dtype.code();
     let header = format!("{{'descr': '{order}{code}', 'fortran_order': False, 'shape': {}, }}", tuple(shape));
@@ -131,7 +181,7 @@ pub(crate) fn write(array: &Array) -> Vec<u8> {
     file.resize(fixed + length_bytes + length - 1, b' ');
     file.push(b'\n');
     file.extend_from_slice(bytes);
-    file
+    Ok(file)
 }
 
 /// A shape as Python writes it: `()`, `(3,)`, `(2, 3)`.

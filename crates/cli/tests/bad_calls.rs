@@ -1,0 +1,241 @@
+//! Wrong calls on real processes: each gives one clear error on every rank that needs it, and none hangs.
+//!
+//! The ranks are this test program itself: started with BAD_CALL in the environment, the test `rank_program` plays that
+//! case and all other tests are left out.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+#[path = "bad_calls/cases.rs"]
+mod cases;
+
+use std::process::{Command, exit};
+use std::time::{Duration, Instant};
+
+/// The program of the ranks, where this process is one.
+#[test]
+fn rank_program() {
+    let Ok(case) = std::env::var("BAD_CALL") else { return };
+    exit(match cases::play(&case) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{}", error.to_string().replace('\n', "|"));
+            1
+        }
+    });
+}
+
+/// Both ranks' errors begin with this, as lines.
+const BOTH: [(&str, &[&str]); 31] = [
+    (
+        "roots_differ",
+        &[
+            "barrier: call 0 differs between ranks",
+            "AT",
+            "rank 0  broadcast root 0, 16 bytes",
+            "rank 1  broadcast root 1, 16 bytes",
+        ],
+    ),
+    (
+        "shapes",
+        &[
+            "all_reduce: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_reduce sum f32, 16 bytes  AT",
+            "rank 1  all_reduce sum f32, 20 bytes  AT",
+            "note: every member makes the same calls in the same order",
+        ],
+    ),
+    (
+        "dtypes",
+        &[
+            "all_reduce: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_reduce sum f32, 16 bytes  AT",
+            "rank 1  all_reduce sum i32, 16 bytes  AT",
+        ],
+    ),
+    (
+        "reductions",
+        &[
+            "all_reduce: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_reduce sum f32, 16 bytes  AT",
+            "rank 1  all_reduce max f32, 16 bytes  AT",
+        ],
+    ),
+    ("avg_of_integers", &["all_reduce: `avg` is not defined for i32 (C1)", "AT"]),
+    ("sum_of_truth", &["all_reduce: `sum` is not defined for bool (C1)", "AT"]),
+    (
+        "not_divisible",
+        &["reduce_scatter: expected dimension 0 of size 3 to be divisible by 2 members (C3)", "AT"],
+    ),
+    ("no_dimension", &["all_gather: expected a dimension below 1, got 1 (C1)", "AT"]),
+    ("splits_too_few", &["all_to_all: expected in_splits that add up to 4, got [1,1] (C2)", "AT"]),
+    (
+        "splits_one_way",
+        &["all_to_all: expected both in_splits and out_splits or neither, got one (C1)", "AT"],
+    ),
+    ("splits_count", &["all_to_all: expected 2 splits each way, got 1 and 1 (C1)", "AT"]),
+    ("splits_other_side", &["all_to_all: call 0: a part has another size than its receiver expects", "AT"]),
+    ("root_too_large", &["broadcast: expected a root below 2, the size of the group, got 7 (C1)", "AT"]),
+    ("member_too_large", &["exchange: expected a peer in 0..2, or -1 for none, got 7 (C2)", "AT"]),
+    ("sizes_v_differ", &["reduce_scatter_v: call 0 differs between ranks", "AT"]),
+    (
+        "nobody_sends",
+        &[
+            "permute: expected every member to get something, but nobody sends to 0 (C3)",
+            "AT",
+            "note: `missing=zeros` gives such members zeros",
+        ],
+    ),
+    (
+        "list_lengths",
+        &[
+            "all_reduce: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_reduce sum f32, 32 bytes  AT",
+            "rank 1  all_reduce sum f32, 48 bytes  AT",
+        ],
+    ),
+    ("dims_of_list", &["reduce_scatter_coalesced: expected a dimension for each of 1 tensors, got 2", "AT"]),
+    ("out_dtype", &["all_gather: expected f32[8] for the result, got i64[8]", "AT"]),
+    ("out_shape", &["all_gather: expected f32[8] for the result, got f32[7]", "AT"]),
+    (
+        "mixed_dtypes",
+        &[
+            "add: expected operands of one element type, got f32 and i32 (C2)",
+            "AT",
+            "note: convert one with `cast`",
+        ],
+    ),
+    ("unknown_axis", &["mesh: expected one of the axes world, got `tp`", "AT"]),
+    (
+        "unequal_lists",
+        &["mesh: group `g`: lists must have equal sizes, but one has 2 ranks and another 0", "AT"],
+    ),
+    ("rank_in_two_lists", &["mesh: group `g`: rank 0 is listed twice", "AT"]),
+    ("rank_of_no_list", &["mesh: group `g`: rank 9 is outside a mesh of 2 ranks", "AT"]),
+    ("after_error", &["all_reduce: call 0 differs between ranks", "AT"]),
+    ("mesh_is_gone", &["add: expected a tensor of this world, got one of another, which is over", "AT"]),
+    ("other_world", &["all_reduce: expected tensors of the group's world, got one of another", "AT"]),
+    (
+        "axes_differ",
+        &[
+            "init: parity: expected equal values on every rank, got",
+            "mesh   rank 0   dp: 2",
+            "mesh   rank 1   tp: 2",
+            "AT",
+        ],
+    ),
+    ("second_init", &["init: the coordinator refuses this rank: rank "]),
+    ("init_again", &["init: the coordinator refuses this rank: rank "]),
+];
+
+/// Where the ranks have different errors: those of rank 0, then those of rank 1.
+const EACH: [(&str, [&[&str]; 2]); 4] = [
+    (
+        "message_length",
+        [
+            &[],
+            &[
+                "exchange: a message has another length than its receiver expects",
+                "AT",
+                "rank 0  send, 16 bytes, tag 0  AT",
+                "rank 1  receive, 12 bytes, tag 0  AT",
+            ],
+        ],
+    ),
+    (
+        "sizes_v",
+        [
+            &[
+                "all_gather_v: call 0: rank 1 has left the group without its part of it || all_gather_v: rank 1 exited with code 1",
+                "AT",
+            ],
+            &["all_gather_v: expected a size of 5 along dimension 0, got 4", "AT"],
+        ],
+    ),
+    (
+        "order",
+        [
+            &[
+                "barrier: call 0 differs between ranks",
+                "AT",
+                "rank 0  barrier, 0 bytes  AT",
+                "rank 1  all_reduce sum f32, 16 bytes  AT",
+            ],
+            &[
+                "all_reduce: call 0 differs between ranks",
+                "AT",
+                "rank 0  barrier, 0 bytes  AT",
+                "rank 1  all_reduce sum f32, 16 bytes  AT",
+            ],
+        ],
+    ),
+    (
+        "rank_leaves",
+        [
+            &[
+                "all_reduce sum f32: call 0: rank 1 has left the group without its part of it || all_reduce: rank 1 exited with code 1",
+                "AT",
+            ],
+            &["mesh: expected one of the axes world, got `nothing`"],
+        ],
+    ),
+];
+
+/// No case takes as long as an operation may wait: it is found, and not given up.
+const SOON: Duration = Duration::from_secs(20);
+
+/// What the ranks of a case say: the lines of one error, or none.
+fn errors_of(case: &str) -> [Vec<String>; 2] {
+    let start = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(["run", "-n", "2", "--timeout", "50", "--"]);
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", "rank_program", "--quiet", "--nocapture"]);
+    let output = command.env("BAD_CALL", case).output().unwrap();
+    assert!(start.elapsed() < SOON, "{case}: {:?}", start.elapsed());
+    assert_eq!(output.status.code(), Some(1), "{case}: {output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    [0, 1].map(|rank| {
+        let prefix = format!("[{rank}] ");
+        let mine: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        assert!(mine.len() < 2, "{case}: rank {rank} says more than one error: {mine:?}");
+        mine.iter().flat_map(|line| line.split('|')).map(|line| line.trim().to_string()).collect()
+    })
+}
+
+/// Holds a rank's error to what is expected; `AT` stands for a line that the case's source marks.
+fn check(case: &str, rank: usize, expected: &[&str], got: &[String]) {
+    let source = include_str!("bad_calls/cases.rs").lines().enumerate();
+    let marked = source.filter(|(_, line)| line.ends_with(&format!("// {case}")));
+    let lines: Vec<String> =
+        marked.map(|(i, _)| format!("crates/cli/tests/bad_calls/cases.rs:{}", i + 1)).collect();
+    assert_eq!(expected.is_empty(), got.is_empty(), "{case}: rank {rank}: {got:?}");
+    for (i, expected) in expected.iter().enumerate() {
+        let line = got.get(i).unwrap_or_else(|| panic!("{case}: rank {rank}: no {expected:?} in {got:?}"));
+        let fits = match expected.strip_suffix("AT") {
+            Some(beginning) => lines.iter().any(|at| {
+                *line == format!("{beginning}{at}") || (beginning.is_empty() && *line == format!("at {at}"))
+            }),
+            // A rank that gives up leaves its group, and then ends: whoever waits for it may see either first.
+            None => expected.split(" || ").any(|expected| line.starts_with(expected)),
+        };
+        assert!(fits, "{case}: rank {rank}: expected {expected:?} of {lines:?}, got {got:#?}");
+    }
+}
+
+#[test]
+fn every_wrong_call_is_an_error_where_it_is_needed() {
+    if std::env::var_os("BAD_CALL").is_some() {
+        return;
+    }
+    for (case, [zero, one]) in BOTH
+        .iter()
+        .map(|(case, both)| (case, [*both; 2]))
+        .chain(EACH.iter().map(|(case, each)| (case, *each)))
+    {
+        let got = errors_of(case);
+        check(case, 0, zero, &got[0]);
+        check(case, 1, one, &got[1]);
+    }
+}

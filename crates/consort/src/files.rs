@@ -1,0 +1,368 @@
+//! Tensors from and to files: NumPy's `.npy`, and safetensors.
+//!
+//! A file comes from outside: every malformed one is an error that names it, found before anything is allocated for
+//! what it claims.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+
+use consort_ir::dtype::Dtype;
+use consort_runtime::layout::numel;
+use safetensors::tensor::{Dtype as FileDtype, Metadata, TensorInfo};
+
+use crate::error::{Error, Result};
+use crate::npy::{self, Array, NpyDtype};
+use crate::tensor::Tensor;
+
+/// A header of a safetensors file is not larger: what a file claims must not make us allocate more.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// The bytes before a safetensors header: its length.
+const LENGTH_BYTES: u64 = 8;
+
+/// What went wrong with a file.
+struct Fault<'a> {
+    op: &'static str,
+    path: &'a Path,
+    site: &'static Location<'static>,
+}
+
+impl Fault<'_> {
+    fn error(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(self.op, format!("{}: {what}", self.path.display()), self.site)
+    }
+
+    /// Opens a file for reading. A pipe or a device never ends, so it is refused before it is opened.
+    fn open(&self) -> Result<(File, u64)> {
+        let about = fs::metadata(self.path).map_err(|error| self.error(error))?;
+        if !about.is_file() {
+            return Err(self.error("expected a file, got a folder, a pipe or a device"));
+        }
+        Ok((File::open(self.path).map_err(|error| self.error(error))?, about.len()))
+    }
+}
+
+impl Tensor {
+    /// The tensor of a `.npy` file. It may differ between ranks, as any tensor from outside.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let path = std::env::temp_dir().join(format!("consort-{}.npy", std::process::id()));
+    /// Tensor::from_slice(&[1.0f32, 2.0], &[2, 1])?.to_npy(&path)?;
+    /// assert_eq!(Tensor::from_npy(&path)?.to_string(), "[[1.]\n [2.]]");
+    /// # let _ = std::fs::remove_file(&path);
+    /// assert!(Tensor::from_npy(&path).is_err()); // It is gone.
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn from_npy(path: impl AsRef<Path>) -> Result<Tensor> {
+        let fault = Fault { op: "from_npy", path: path.as_ref(), site: Location::caller() };
+        let (mut file, _) = fault.open()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|error| fault.error(error))?;
+        let array = npy::read(&bytes).map_err(|error| fault.error(error))?;
+        of_array(fault.op, &array, fault.site)
+    }
+
+    /// Writes it as a `.npy` file, over what is there. The format has no bf16.
+    ///
+    /// [`from_npy`](Tensor::from_npy) has an example.
+    #[track_caller]
+    pub fn to_npy(&self, path: impl AsRef<Path>) -> Result<()> {
+        let fault = Fault { op: "to_npy", path: path.as_ref(), site: Location::caller() };
+        let bytes = self.npy_bytes(fault.op, fault.site)?;
+        fs::write(fault.path, bytes).map_err(|error| fault.error(error))
+    }
+
+    /// The tensor of a `.npy` file that is in memory.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let file = Tensor::from_slice(&[true, false], &[2])?.to_npy_bytes()?;
+    /// assert_eq!(Tensor::from_npy_bytes(&file)?.to_vec::<bool>()?, [true, false]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn from_npy_bytes(file: &[u8]) -> Result<Tensor> {
+        let site = Location::caller();
+        let array = npy::read(file).map_err(|error| Error::new("from_npy_bytes", error, site))?;
+        of_array("from_npy_bytes", &array, site)
+    }
+
+    /// The bytes of a `.npy` file that holds it.
+    ///
+    /// [`from_npy_bytes`](Tensor::from_npy_bytes) has an example.
+    #[track_caller]
+    pub fn to_npy_bytes(&self) -> Result<Vec<u8>> {
+        self.npy_bytes("to_npy_bytes", Location::caller())
+    }
+
+    fn npy_bytes(&self, op: &str, site: &'static Location<'static>) -> Result<Vec<u8>> {
+        let Some(dtype) = NpyDtype::of(self.dtype()) else {
+            let note = "cast it to f32, which holds the same values, or save it as safetensors";
+            let message =
+                format!("expected an element type that npy has, got {}\n  note: {note}", self.dtype());
+            return Err(Error::new(op, message, site));
+        };
+        let bytes = self.with_bytes(op, site, <[u8]>::to_vec)?;
+        npy::write(&Array { dtype, shape: self.shape().to_vec(), bytes })
+            .map_err(|error| Error::new(op, error, site))
+    }
+
+    /// All tensors of a safetensors file, by name. [`Safetensors`] reads some of them, or parts.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let path = std::env::temp_dir().join(format!("consort-{}.safetensors", std::process::id()));
+    /// let (up, down) = (Tensor::ones(Dtype::Bf16, &[2])?, Tensor::zeros(Dtype::I64, &[1, 3])?);
+    /// Tensor::save_safetensors(&path, &[("up", &up), ("down", &down)])?;
+    /// let all = Tensor::load_safetensors(&path)?;
+    /// assert_eq!((all[0].0.as_str(), all[0].1.shape()), ("down", &[1, 3][..]));
+    /// assert_eq!((all[1].0.as_str(), all[1].1.dtype()), ("up", Dtype::Bf16));
+    /// # let _ = std::fs::remove_file(&path);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>> {
+        let file = Safetensors::open(path)?;
+        file.entries.keys().map(|name| Ok((name.clone(), file.tensor(name)?))).collect()
+    }
+
+    /// Writes tensors as a safetensors file, over what is there. Waits for them.
+    ///
+    /// [`load_safetensors`](Tensor::load_safetensors) has an example.
+    #[track_caller]
+    pub fn save_safetensors(path: impl AsRef<Path>, tensors: &[(&str, &Tensor)]) -> Result<()> {
+        let fault = Fault { op: "save_safetensors", path: path.as_ref(), site: Location::caller() };
+        let mut sorted = tensors.to_vec();
+        // Wide elements first, so that all lie at multiples of their size.
+        sorted.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size()), *name));
+        let (mut infos, mut end) = (Vec::new(), 0);
+        for (name, tensor) in &sorted {
+            if infos.iter().any(|(other, _)| other == name) || *name == "__metadata__" {
+                return Err(fault.error(format!("expected each name once, got `{name}` again")));
+            }
+            tensor.data(fault.op, fault.site)?;
+            let start = end;
+            end += tensor.numel() * tensor.dtype().size();
+            let dtype = file_dtype(tensor.dtype());
+            let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
+            infos.push((name.to_string(), info));
+        }
+        let header = Metadata::new(None, infos).map_err(|error| fault.error(error))?;
+        let mut header = serde_json::to_vec(&header).map_err(|error| fault.error(error))?;
+        header.resize(header.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
+        let mut file = BufWriter::new(File::create(fault.path).map_err(|error| fault.error(error))?);
+        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| fault.error(error));
+        write(&(header.len() as u64).to_le_bytes())?;
+        write(&header)?;
+        for (_, tensor) in &sorted {
+            tensor.with_bytes(fault.op, fault.site, &mut write)??;
+        }
+        file.flush().map_err(|error| fault.error(error))
+    }
+}
+
+fn of_array(op: &str, array: &Array, site: &'static Location<'static>) -> Result<Tensor> {
+    Tensor::build(op, array.dtype.dtype(), &array.shape, site, |bytes| {
+        // Both are as long as the shape says.
+        bytes.iter_mut().zip(&array.bytes).for_each(|(to, from)| *to = *from);
+        Ok(())
+    })
+}
+
+fn file_dtype(dtype: Dtype) -> FileDtype {
+    match dtype {
+        Dtype::F32 => FileDtype::F32,
+        Dtype::F64 => FileDtype::F64,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::Bf16 => FileDtype::BF16,
+        Dtype::I32 => FileDtype::I32,
+        Dtype::I64 => FileDtype::I64,
+        Dtype::U8 => FileDtype::U8,
+        Dtype::Bool => FileDtype::BOOL,
+    }
+}
+
+/// A safetensors file, of which only what is asked for is read: each rank reads its own part.
+///
+/// ```
+/// use consort::{Safetensors, Tensor};
+///
+/// # fn main() -> consort::Result<()> {
+/// let path = std::env::temp_dir().join(format!("consort-parts-{}.safetensors", std::process::id()));
+/// let w = Tensor::from_iter(0..6i32)?.reshape(&[2, 3])?;
+/// Tensor::save_safetensors(&path, &[("w", &w)])?;
+///
+/// let file = Safetensors::open(&path)?;
+/// assert_eq!(file.names().collect::<Vec<_>>(), ["w"]);
+/// assert_eq!(file.shape("w")?, [2, 3]);
+/// assert_eq!(file.dtype("w")?, consort::Dtype::I32);
+/// assert_eq!(file.tensor("w")?.to_string(), "[[0 1 2]\n [3 4 5]]");
+/// assert_eq!(file.part("w", 1, 1, 2)?.to_string(), "[[1 2]\n [4 5]]");
+/// # let _ = std::fs::remove_file(&path);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Safetensors {
+    path: PathBuf,
+    file: File,
+    /// Where the data begin.
+    start: u64,
+    entries: BTreeMap<String, TensorInfo>,
+}
+
+impl Safetensors {
+    /// Opens a file and reads its header.
+    ///
+    /// [`Safetensors`] has an example.
+    #[track_caller]
+    pub fn open(path: impl AsRef<Path>) -> Result<Safetensors> {
+        let path = path.as_ref();
+        let fault = Fault { op: "safetensors", path, site: Location::caller() };
+        let (mut file, length) = fault.open()?;
+        let mut header_length = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut header_length)
+            .map_err(|_| fault.error(format!("expected a header of 8 bytes or more, got {length}")))?;
+        let header_length = u64::from_le_bytes(header_length);
+        let most = MAX_HEADER.min(length - LENGTH_BYTES);
+        if header_length > most {
+            let message = format!("expected a header of at most {most} bytes, got one of {header_length}");
+            return Err(fault.error(message));
+        }
+        let mut header = vec![0; header_length as usize];
+        file.read_exact(&mut header).map_err(|error| fault.error(error))?;
+        let header: Metadata =
+            serde_json::from_slice(&header).map_err(|error| fault.error(format!("header: {error}")))?;
+        let start = LENGTH_BYTES + header_length;
+        let (expected, got) = (header.data_len() as u64, length - start);
+        if expected != got {
+            return Err(fault.error(format!("expected {expected} bytes of data, got {got}")));
+        }
+        let entries = header.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+        Ok(Safetensors { path: path.to_path_buf(), file, start, entries })
+    }
+
+    /// The names of its tensors, sorted.
+    ///
+    /// [`Safetensors`] has an example.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The sizes of a tensor.
+    ///
+    /// [`Safetensors`] has an example.
+    #[track_caller]
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.entry(name, Location::caller())?.0.shape)
+    }
+
+    /// The element type of a tensor.
+    ///
+    /// [`Safetensors`] has an example.
+    #[track_caller]
+    pub fn dtype(&self, name: &str) -> Result<Dtype> {
+        Ok(self.entry(name, Location::caller())?.1)
+    }
+
+    /// Reads a whole tensor.
+    ///
+    /// [`Safetensors`] has an example.
+    #[track_caller]
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let site = Location::caller();
+        let (info, _) = self.entry(name, site)?;
+        // As one row of all of it.
+        self.read_rows(name, &info.shape, 1, 0, 0, info.data_offsets.1 - info.data_offsets.0, site)
+    }
+
+    /// Reads the part of a tensor that begins at `start` along a dimension and has `size` entries, and no other bytes
+    /// of the file.
+    ///
+    /// [`Safetensors`] has an example.
+    #[track_caller]
+    pub fn part(&self, name: &str, dim: usize, start: usize, size: usize) -> Result<Tensor> {
+        let site = Location::caller();
+        let (info, dtype) = self.entry(name, site)?;
+        let refuse = |what: String| self.fault(site).error(format!("`{name}`: {what}"));
+        let Some(whole) = info.shape.get(dim).copied() else {
+            return Err(refuse(format!("expected a dimension below {}, got {dim}", info.shape.len())));
+        };
+        if start.checked_add(size).is_none_or(|end| end > whole) {
+            let message = format!("expected a part of 0..{whole} along dimension {dim}");
+            return Err(refuse(format!("{message}, got {size} entries from {start}")));
+        }
+        let mut shape = info.shape.clone();
+        shape[dim] = size;
+        // Where another dimension is empty there is nothing to read, and counts need not fit.
+        let (rows, entry) = match numel(&shape) {
+            Some(0) | None => (0, 0),
+            Some(_) => (shape[..dim].iter().product(), shape[dim + 1..].iter().product::<usize>()),
+        };
+        let entry = entry * dtype.size();
+        self.read_rows(name, &shape, rows, (whole * entry) as u64, start * entry, size * entry, site)
+    }
+
+    fn fault(&self, site: &'static Location<'static>) -> Fault<'_> {
+        Fault { op: "safetensors", path: &self.path, site }
+    }
+
+    fn entry(&self, name: &str, site: &'static Location<'static>) -> Result<(&TensorInfo, Dtype)> {
+        let fault = self.fault(site);
+        let Some(info) = self.entries.get(name) else {
+            let names: Vec<&str> = self.names().take(8).collect();
+            return Err(
+                fault.error(format!("expected a tensor `{name}`\n  note: it has {}", names.join(", ")))
+            );
+        };
+        let dtype = Dtype::ALL.into_iter().find(|dtype| file_dtype(*dtype) == info.dtype);
+        let unknown = || {
+            let message = "expected F32, F64, F16, BF16, I32, I64, U8 or BOOL";
+            fault.error(format!("`{name}`: {message}, got {}", info.dtype))
+        };
+        Ok((info, dtype.ok_or_else(unknown)?))
+    }
+
+    /// Reads `rows` pieces of `length` bytes: the first is `skip` bytes into the tensor, and the next ones each follow
+    /// `apart` bytes later.
+    #[allow(clippy::too_many_arguments, reason = "one read, taken apart for reading")]
+    fn read_rows(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: usize,
+        apart: u64,
+        skip: usize,
+        length: usize,
+        site: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let (info, dtype) = self.entry(name, site)?;
+        let fault = self.fault(site);
+        let first = self.start + (info.data_offsets.0 + skip) as u64;
+        Tensor::build(fault.op, dtype, shape, site, |bytes| {
+            let pieces = bytes.chunks_exact_mut(length.max(1)).take(rows);
+            for (row, piece) in pieces.enumerate() {
+                let read = self.file.read_exact_at(piece, first + row as u64 * apart);
+                read.map_err(|error| fault.error(format!("`{name}`: {error}")))?;
+            }
+            // Whoever reads a bool may take its byte for its value, so another byte must not get through.
+            match bytes.iter().find(|byte| dtype == Dtype::Bool && **byte > 1) {
+                Some(bad) => {
+                    Err(fault.error(format!("`{name}`: expected every bool to be 0 or 1, got {bad}")))
+                }
+                None => Ok(()),
+            }
+        })
+    }
+}

@@ -1,0 +1,41 @@
+//! Tensors of a mesh that is gone, and what ranks that call differently learn.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use consort::{Reduce, Tensor};
+
+#[test]
+fn a_tensor_of_a_mesh_that_is_gone_is_refused_by_the_next() {
+    let first = consort::init().unwrap();
+    let x = Tensor::from_slice(&[1.0f32], &[1]).unwrap();
+    drop(first);
+    let second = consort::init().unwrap();
+    let error = second.all_reduce(&x, Reduce::Sum).map(drop).unwrap_err().to_string();
+    let expected = "all_reduce: expected tensors of the group's world, got one of another";
+    assert!(error.starts_with(expected), "{error}");
+    let error = x.add(&x).map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("add: expected a tensor of this world, got one of another"), "{error}");
+    assert!(x.to_vec::<f32>().is_ok_and(|x| x == [1.0]), "it can still be read");
+}
+
+#[test]
+fn roots_that_differ_are_found_by_the_next_barrier() {
+    let errors = consort::spawn(2, |mesh| {
+        let me = mesh.number(&mesh.rank())?;
+        mesh.broadcast(Tensor::from_slice(&[1.0f32], &[1])?, me)?.wait()?;
+        mesh.barrier()
+    });
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("barrier: call 0 differs between ranks"), "{error}");
+    }
+}
+
+#[test]
+fn a_group_goes_on_after_a_call_that_all_ranks_were_refused() {
+    let sums = consort::spawn(2, |mesh| {
+        let x = Tensor::from_slice(&[1.0f32], &[1])?;
+        assert!(mesh.broadcast(&x, 7).is_err());
+        mesh.all_reduce(x, Reduce::Sum)?.item::<f32>()
+    });
+    assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+}
