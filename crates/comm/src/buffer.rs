@@ -45,18 +45,34 @@ struct Block {
     heap: Arc<Heap>,
     start: usize,
     room: usize,
-    uses: RefCell<SmallVec<[Use; 3]>>,
+    /// What somebody here looks at, or writes.
+    looks: RefCell<SmallVec<[Look; 3]>>,
+    uses: RefCell<SmallVec<[Use; 1]>>,
 }
 
-/// What is being done with a part.
+/// A part that somebody here looks at, or writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Look {
+    start: usize,
+    end: usize,
+    access: Access,
+}
+
+impl Look {
+    fn is_in_the_way_of(&self, range: &Range<usize>, access: Access) -> bool {
+        self.start < range.end
+            && range.start < self.end
+            && (self.access == Access::Write || access == Access::Write)
+    }
+}
+
+/// What is being done with a part, besides.
 struct Use {
     range: Range<usize>,
     how: How,
 }
 
 enum How {
-    /// Somebody here looks at it, or writes it.
-    Here(Access),
     /// An operation in flight reads it, or writes it.
     InFlight(Access),
     /// Peers may still read it.
@@ -101,20 +117,24 @@ fn busy() -> CommError {
 impl Block {
     /// Notes that somebody here looks at some bytes, or writes them.
     fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
-        let mut uses = self.uses.borrow_mut();
-        if uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
+        let uses = self.uses.borrow();
+        if !uses.is_empty() && uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
             return Err(busy());
         }
-        uses.push(Use { range, how: How::Here(access) });
+        let mut looks = self.looks.borrow_mut();
+        if looks.iter().any(|look| look.is_in_the_way_of(&range, access)) {
+            return Err(busy());
+        }
+        looks.push(Look { start: range.start, end: range.end, access });
         Ok(())
     }
 
     /// The end of that.
     fn look_away(&self, range: &Range<usize>, access: Access) {
-        let mut uses = self.uses.borrow_mut();
-        let mine = |one: &Use| matches!(one.how, How::Here(how) if how == access) && one.range == *range;
-        if let Some(at) = uses.iter().rposition(mine) {
-            uses.swap_remove(at);
+        let mut looks = self.looks.borrow_mut();
+        let mine = Look { start: range.start, end: range.end, access };
+        if let Some(at) = looks.iter().rposition(|look| *look == mine) {
+            looks.swap_remove(at);
         }
     }
 }
@@ -127,7 +147,7 @@ impl Use {
     /// Whether something that reads or writes may not begin.
     fn is_in_the_way_of(&self, access: Access) -> bool {
         match &self.how {
-            How::Here(how) | How::InFlight(how) => *how == Access::Write || access == Access::Write,
+            How::InFlight(how) => *how == Access::Write || access == Access::Write,
             How::Leased(lease) => access == Access::Write && lease.holder().is_some(),
         }
     }
@@ -140,7 +160,6 @@ impl Use {
     /// Whether an operation in flight or a peer may still touch it.
     fn is_held(&self) -> bool {
         match &self.how {
-            How::Here(_) => false,
             How::InFlight(_) => true,
             How::Leased(lease) => lease.holder().is_some(),
         }
@@ -150,7 +169,8 @@ impl Use {
 impl Buffer {
     /// The buffer of a whole block.
     pub(crate) fn new(heap: Arc<Heap>, start: usize, room: usize, len: usize) -> Buffer {
-        let block = Block { heap, start, room, uses: RefCell::new(SmallVec::new()) };
+        let (looks, uses) = (RefCell::new(SmallVec::new()), RefCell::new(SmallVec::new()));
+        let block = Block { heap, start, room, looks, uses };
         Buffer(Rc::new(Handle { at: start + LINE, len, home: Home::Block(block) }))
     }
 
@@ -367,6 +387,9 @@ impl Buffer {
             }
             Some(_) => return Err(busy()),
             None => {}
+        }
+        if self.block().looks.borrow().iter().any(|look| look.is_in_the_way_of(&range, access)) {
+            return Err(busy());
         }
         if !self.is_only() {
             uses.push(Use { range, how: How::InFlight(access) });

@@ -125,7 +125,7 @@ fn prepare(
         for ty in types {
             let (ty, shape) =
                 concrete(ty, &sizes).map_err(|message| Error::new(spoken(name), message, site))?;
-            results.push((Rc::new(ty), Placed::new(Layout::contiguous(&shape))));
+            results.push((world.memo().share(ty), Placed::new(Layout::contiguous(&shape))));
         }
     }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
@@ -234,21 +234,11 @@ fn call(
     let name = op.info().name;
     let failed = |error| Error::comm(name, error, site);
     let threads = world.threads();
-    let until = Instant::now() + world.timeout();
-    let mut buffers: SmallVec<[Buffer; 2]> = SmallVec::new();
-    for tensor in made {
-        let storage = tensor.data(name, site)?;
-        let part = tensor.byte_range();
-        let whole = part.start == 0 && part.end == storage.buffer.len();
-        buffers.push(if whole {
-            storage.buffer.clone()
-        } else {
-            storage.buffer.part(part).map_err(failed)?
-        });
-    }
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
-    for buffer in &mut buffers {
-        writes.push(buffer.bytes_mut(until).map_err(failed)?);
+    for tensor in made {
+        // New, or released: nobody need be waited for.
+        let buffer = &tensor.data(name, site)?.buffer;
+        writes.push(buffer.try_bytes_mut_of(tensor.byte_range()).map_err(failed)?);
     }
     let mut reads: SmallVec<[_; 3]> = SmallVec::new();
     for (i, arg) in args.iter().enumerate() {

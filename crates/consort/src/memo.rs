@@ -15,9 +15,11 @@ use crate::tensor::Tensor;
 /// How many calls are remembered; one takes the place of another that falls on it.
 const PLACES: usize = 256;
 
-/// Calls, each in the place that its addresses lead to.
+/// Calls, each in the place that its addresses lead to, and types, each in the place that its sizes lead to: equal
+/// types that come up again share an address.
 pub(crate) struct Memo {
     places: Vec<Option<Entry>>,
+    types: Vec<Option<Rc<TensorType>>>,
 }
 
 struct Entry {
@@ -28,7 +30,7 @@ struct Entry {
 
 impl Default for Memo {
     fn default() -> Memo {
-        Memo { places: (0..PLACES).map(|_| None).collect() }
+        Memo { places: (0..PLACES).map(|_| None).collect(), types: vec![None; PLACES] }
     }
 }
 
@@ -40,6 +42,18 @@ fn place(op: &dyn OpDef, args: &[Tensor]) -> usize {
 }
 
 impl Memo {
+    /// A type, at the address that an equal one has here.
+    pub(crate) fn share(&mut self, ty: TensorType) -> Rc<TensorType> {
+        let mix = |hash: usize, number: i64| (hash ^ number as usize).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let sizes = ty.shape.iter().map(|size| size.as_const().unwrap_or(-1));
+        let start = mix(ty.dtype as usize, ty.varies.iter().map(|axis| 1 << axis.0).sum());
+        let place = &mut self.types[sizes.fold(start, mix) >> 40 & (PLACES - 1)];
+        match place {
+            Some(known) if **known == ty => Rc::clone(known),
+            _ => Rc::clone(place.insert(Rc::new(ty))),
+        }
+    }
+
     /// What an op's rule said of operands of these types.
     #[inline]
     pub(crate) fn find(&self, op: &dyn OpDef, args: &[Tensor]) -> Option<Rc<Prepared>> {

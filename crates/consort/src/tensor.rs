@@ -81,11 +81,6 @@ pub(crate) fn constant_shape(shape: &[usize]) -> Vec<Index> {
 }
 
 impl Tensor {
-    /// A tensor of a type, on new storage.
-    pub(crate) fn on(world: &World, ty: TensorType, layout: Layout, storage: Option<Rc<Storage>>) -> Tensor {
-        Tensor { ty: Rc::new(ty), layout: Placed::new(layout), storage, world: world.id }
-    }
-
     /// A new tensor whose bytes are filled in by `fill`. It may differ between ranks over every axis.
     pub(crate) fn build(
         op: &str,
@@ -98,7 +93,8 @@ impl Tensor {
         let buffer = alloc(&world, op, dtype, shape, site)?;
         fill_new(op, &buffer, site, fill)?;
         let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
-        Ok(Tensor::on(&world, ty, Layout::contiguous(shape), Some(Storage::new(buffer))))
+        let (ty, layout) = (world.memo().share(ty), Placed::new(Layout::contiguous(shape)));
+        Ok(Tensor { ty, layout, storage: Some(Storage::new(buffer)), world: world.id })
     }
 
     /// A tensor of given elements, in row-major order.
@@ -343,13 +339,22 @@ impl Tensor {
         let site = Location::caller();
         self.check_type::<T>("update", site)?;
         self.make_writable(site)?;
-        let range = self.byte_range();
-        let buffer = self.data("update", site)?.buffer.clone();
+        let (world, range) = (World::current()?, self.byte_range());
+        // What a program writes by itself may be another thing on every rank.
+        let all = world.mesh().all_axes();
+        if self.ty.varies != all {
+            self.ty = world.memo().share(self.ty.with_varies(all));
+        }
         let failed = |error| Error::comm("update", error, site);
-        let mut part =
-            if range == (0..buffer.len()) { buffer } else { buffer.part(range).map_err(failed)? };
-        let until = std::time::Instant::now() + World::current()?.timeout();
-        let mut bytes = part.bytes_mut(until).map_err(failed)?;
+        let buffer = &self.data("update", site)?.buffer;
+        if !buffer.is_released() {
+            let until = std::time::Instant::now() + world.timeout();
+            buffer
+                .part(range.clone())
+                .and_then(|mut part| part.bytes_mut(until).map(drop))
+                .map_err(failed)?;
+        }
+        let mut bytes = buffer.try_bytes_mut_of(range).map_err(failed)?;
         let elements = bytemuck::try_cast_slice_mut(&mut bytes);
         elements.map(f).map_err(|error| Error::new("update", error.to_string(), site))
     }

@@ -240,12 +240,7 @@ impl Bench {
         self.case("sum_16m", moved, || Ok(drop(rows.sum(&[1], false)?)), || copy(&mut z), 0.5)?;
         self.products()?;
         let (s, t) = (Tensor::from_slice(&[1f32; 8], &[8])?, Tensor::from_slice(&[2f32; 8], &[8])?);
-        let quarter = || {
-            let until = Instant::now() + Duration::from_nanos(250);
-            while Instant::now() < until {}
-            Ok(())
-        };
-        self.case("add_8_floats", "0.25 us", || Ok(drop(black_box(s.add(&t)?))), quarter, 1.0)
+        self.beside("add_8_floats", "0.25 us", || Ok(drop(black_box(s.add(&t)?))), 250.0)
     }
 
     fn products(&self) -> anyhow::Result<()> {
@@ -283,7 +278,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A case beside a figure that was measured just before.
+    /// A case beside a figure that is given.
     fn beside(
         &self,
         name: &str,
@@ -291,10 +286,14 @@ impl Bench {
         mut ours: impl FnMut() -> anyhow::Result<()>,
         limit: f64,
     ) -> anyhow::Result<()> {
+        if !self.wants(name) {
+            return Ok(());
+        }
         ours()?;
+        let times = ((2e6 / time(3, &mut ours)?.max(1.0)) as usize).clamp(1, 100_000);
         let (start, mut pairs) = (Instant::now(), Vec::new());
         while pairs.len() < 5 || start.elapsed().as_secs_f64() < self.seconds {
-            pairs.push((time(20, &mut ours)?, limit));
+            pairs.push((time(times, &mut ours)?, limit));
         }
         self.show(name, beside, &pairs);
         Ok(())
