@@ -24,7 +24,7 @@ fn rank_program() {
 }
 
 /// Both ranks' errors begin with this, as lines.
-const BOTH: [(&str, &[&str]); 31] = [
+const BOTH: [(&str, &[&str]); 33] = [
     (
         "roots_differ",
         &[
@@ -42,6 +42,24 @@ const BOTH: [(&str, &[&str]); 31] = [
             "rank 0  all_reduce sum f32, 16 bytes  AT",
             "rank 1  all_reduce sum f32, 20 bytes  AT",
             "note: every member makes the same calls in the same order",
+        ],
+    ),
+    (
+        "turned",
+        &[
+            "all_reduce: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_reduce sum f32, 24 bytes, with other types, shapes, routes or factors  AT",
+            "rank 1  all_reduce sum f32, 24 bytes, with other types, shapes, routes or factors  AT",
+        ],
+    ),
+    (
+        "gathered_types",
+        &[
+            "all_gather: call 0 differs between ranks",
+            "AT",
+            "rank 0  all_gather, 16 bytes, with other types, shapes, routes or factors  AT",
+            "rank 1  all_gather, 16 bytes, with other types, shapes, routes or factors  AT",
         ],
     ),
     (

@@ -118,6 +118,12 @@ impl Group {
         self.inner.members.ready(self.rank(), call)
     }
 
+    /// What members must have in common besides, in the next operation that is started: types and shapes, of which
+    /// bytes tell nothing, as a digest.
+    pub fn note(&self, digest: u64) {
+        self.inner.note.set(digest);
+    }
+
     /// Makes operations in flight go on; never waits.
     pub fn poll(&self) -> Result<(), CommError> {
         self.inner.advance(&mut self.inner.state(), true).map_err(|stop| *stop)

@@ -1,6 +1,6 @@
 //! What is in flight on a group here: making it go on, and finding out that it cannot.
 
-use std::cell::{OnceCell, RefCell, RefMut};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     /// Another thread that makes large reductions go on, where one was asked for.
     pub(crate) progress_thread: OnceCell<ProgressThread>,
     pub(crate) recorder: Recorder,
+    /// What the members must have in common in the next call besides what it says itself.
+    pub(crate) note: Cell<u64>,
     state: RefCell<State>,
 }
 
@@ -137,7 +139,8 @@ impl Inner {
             failed: None,
         };
         let progress_thread = OnceCell::new();
-        Inner { members, heap, alarm, cores, progress_thread, recorder, state: RefCell::new(state) }
+        let (note, state) = (Cell::new(0), RefCell::new(state));
+        Inner { members, heap, alarm, cores, progress_thread, recorder, note, state }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -162,6 +165,7 @@ impl Inner {
         let site = self.recorder.site(site);
         let call = state.calls.take_on();
         call.renew(number, op, buffers, common, self.members.n(), site);
+        call.key.extra ^= self.note.take();
         call.event = self.recorder.start(call.record(), site, !call.key.is_staged());
         self.advance(&mut state, false).map_err(|stop| *stop)?;
         Ok(number)
@@ -368,7 +372,7 @@ impl Inner {
     fn mismatch(&self, a: usize, b: usize, call: u64) -> CommError {
         let mut sides = [self.side(a.min(b), call), self.side(a.max(b), call)];
         if sides[0].what == sides[1].what {
-            sides.iter_mut().for_each(|side| side.what += ", with other sizes, routes or factors");
+            sides.iter_mut().for_each(|side| side.what += ", with other types, shapes, routes or factors");
         }
         CommError::Mismatch { call, members: (a, b), sides: Box::new(sides) }
     }

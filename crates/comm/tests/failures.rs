@@ -64,7 +64,7 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
         });
         check_mismatch(
             &texts,
-            ["all_reduce premul_sum f32, 64 bytes, with other sizes, routes or factors", "rank "],
+            ["all_reduce premul_sum f32, 64 bytes, with other types, shapes, routes or factors", "rank "],
         );
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use consort_comm::Buffer;
 use consort_ir::dtype::Dtype;
 use consort_ir::infer::infer;
-use consort_ir::ops::{Alias, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
 use consort_runtime::layout::{Dims, Layout};
@@ -51,6 +51,8 @@ pub(crate) fn run_one(op: &dyn OpDef, mut args: Tensors, site: &'static Location
 pub(crate) struct Prepared {
     pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
     kernel: Option<Kernel>,
+    /// Of what all members of a group must have in common, where it communicates.
+    pub(crate) digest: u64,
 }
 
 /// Runs an op. An operand that lent its storage to a result has none afterwards; where the op fails, all have theirs.
@@ -129,7 +131,21 @@ fn prepare(
         }
     }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
-    Ok(Prepared { results, kernel })
+    Ok(Prepared { results, kernel, digest: digest(op, args) })
+}
+
+/// A digest of the types and sizes that all members of a group must have in common. Sizes that may differ are left out.
+fn digest(op: &dyn OpDef, args: &[Tensor]) -> u64 {
+    let uneven = match op.as_any() {
+        op if op.is::<AllToAllStart>() => Some(0),
+        op => op.downcast_ref().map(|AllGatherVStart { dim, .. }| *dim),
+    };
+    let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
+    args.iter().fold(0xcbf2_9ce4_8422_2325, |hash, arg| {
+        let sizes = arg.shape().iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
+        let start = mix(mix(hash, arg.dtype() as u64), arg.rank() as u64);
+        sizes.fold(start, |hash, (_, size)| mix(hash, *size as u64))
+    })
 }
 
 /// The world of some tensors: this thread's, which all of them must be of.

@@ -122,17 +122,20 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
+        comm.note(prepared.digest);
         let pending = start(op, &sizes, comm, operands, buffers).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
-        let from =
-            if made.is_empty() { taken.into_iter().skip(first_result(op)) } else { made.into_iter().skip(0) };
+        if made.is_empty() {
+            taken.drain(..first_result(op).min(taken.len()));
+            made = taken;
+        }
         let one = |((ty, _), taken): (&(Rc<TensorType>, _), Taken)| {
             let (ty, layout, storage) = (Rc::clone(ty), taken.layout, taken.storage);
             let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), world: world.id };
             storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
             tensor
         };
-        let results = results.iter().zip(from).map(one).collect();
+        let results = results.iter().zip(made).map(one).collect();
         Ok(Started { results, flight: Some(flight) })
     }
 

@@ -17,6 +17,14 @@ pub(crate) fn play(case: &str) -> Result<()> {
     let x = new(Dtype::F32, 4)?;
     match case {
         "shapes" => mesh.all_reduce(new(Dtype::F32, 4 + me)?, Reduce::Sum)?.wait(), // shapes
+        "turned" => {
+            let x = new(Dtype::F32, 6)?.reshape(&[2 + me, 3 - me])?;
+            mesh.all_reduce(x, Reduce::Sum)?.wait() // turned
+        }
+        "gathered_types" => {
+            let x = new(if me == 0 { Dtype::F32 } else { Dtype::I32 }, 4)?;
+            mesh.all_gather(x, 0)?.wait() // gathered_types
+        }
         "dtypes" => {
             let x = new(if me == 0 { Dtype::F32 } else { Dtype::I32 }, 4)?;
             mesh.all_reduce(x, Reduce::Sum)?.wait() // dtypes

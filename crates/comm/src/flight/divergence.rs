@@ -127,7 +127,9 @@ fn parties(made: &[&Event]) -> Vec<Party> {
     let first = parties[0].1.what.clone();
     if parties.iter().any(|(extra, _)| *extra != parties[0].0) && parties.iter().all(|(_, p)| p.what == first)
     {
-        parties.iter_mut().for_each(|(_, party)| party.what += ", with other sizes, routes or factors");
+        parties
+            .iter_mut()
+            .for_each(|(_, party)| party.what += ", with other types, shapes, routes or factors");
     }
     parties.into_iter().map(|(_, party)| party).collect()
 }

@@ -78,7 +78,7 @@ fn other_bytes_and_other_sizes_differ_but_not_where_members_may() {
     assert_eq!(bytes, expected);
     let extra = change(|event| event.extra = 1).unwrap();
     assert!(extra.starts_with(
-        "world call 1: rank 0 all_reduce sum f32, 40 bytes, with other sizes, routes or factors at "
+        "world call 1: rank 0 all_reduce sum f32, 40 bytes, with other types, shapes, routes or factors at "
     ));
     // The same call from two lines is the same call.
     assert_eq!(change(|event| event.site = "src/y.rs:1".into()), None);
