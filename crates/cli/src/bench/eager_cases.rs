@@ -62,6 +62,12 @@ fn look(elements: &[f32]) {
     black_box(elements.iter().fold(0u32, |all, x| all ^ x.to_bits()));
 }
 
+/// A result, made and dropped.
+fn done(result: consort::Result<Tensor>) -> anyhow::Result<()> {
+    black_box(result?);
+    Ok(())
+}
+
 /// Nanoseconds of some calls.
 fn time(times: usize, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let start = Instant::now();
@@ -226,7 +232,7 @@ impl Bench {
             black_box(z);
             Ok(())
         };
-        self.case("add_16m", "a plain loop", || Ok(drop(black_box(a.add(&b)?))), || plain(&mut z), 1.0)?;
+        self.case("add_16m", "a plain loop", || done(a.add(&b)), || plain(&mut z), 1.0)?;
         let copy = |z: &mut Vec<f32>| {
             z.copy_from_slice(&x);
             black_box(z);
@@ -235,12 +241,12 @@ impl Bench {
         let rows = a.reshape(&[LARGE / 1024, 1024])?;
         let weight = Tensor::ones(Dtype::F32, &[1024])?;
         let moved = "a copy of the bytes it moves";
-        self.case("softmax_16m", moved, || Ok(drop(rows.softmax(1)?)), || copy(&mut z), 1.0)?;
-        self.case("rms_norm_16m", moved, || Ok(drop(rows.rms_norm(&weight, 1e-6)?)), || copy(&mut z), 1.0)?;
-        self.case("sum_16m", moved, || Ok(drop(rows.sum(&[1], false)?)), || copy(&mut z), 0.5)?;
+        self.case("softmax_16m", moved, || done(rows.softmax(1)), || copy(&mut z), 1.0)?;
+        self.case("rms_norm_16m", moved, || done(rows.rms_norm(&weight, 1e-6)), || copy(&mut z), 1.0)?;
+        self.case("sum_16m", moved, || done(rows.sum(&[1], false)), || copy(&mut z), 0.5)?;
         self.products()?;
         let (s, t) = (Tensor::from_slice(&[1f32; 8], &[8])?, Tensor::from_slice(&[2f32; 8], &[8])?);
-        self.beside("add_8_floats", "0.25 us", || Ok(drop(black_box(s.add(&t)?))), 250.0)
+        self.beside("add_8_floats", "0.25 us", || done(s.add(&t)), 250.0)
     }
 
     fn products(&self) -> anyhow::Result<()> {
@@ -252,7 +258,7 @@ impl Bench {
             black_box(&z);
             Ok(())
         };
-        self.case("matmul_1024", "the product alone", || Ok(drop(black_box(a.matmul(&b)?))), alone, 1.0)?;
+        self.case("matmul_1024", "the product alone", || done(a.matmul(&b)), alone, 1.0)?;
         if !self.wants("matmul_skinny") {
             return Ok(());
         }
@@ -263,7 +269,7 @@ impl Bench {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             let (matrix, vector) = (matrix.cast(dtype)?, vector.cast(dtype)?);
             let name = format!("matmul_skinny_{dtype}");
-            let ours = || Ok(drop(black_box(vector.matmul(&matrix)?)));
+            let ours = || done(vector.matmul(&matrix));
             match numpy {
                 Some(limit) => self.beside(&name, "numpy in f32", ours, limit)?,
                 None => {
