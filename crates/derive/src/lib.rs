@@ -1,0 +1,66 @@
+//! `#[derive(Flatten)]` for structs and enums that hold tensors. The trait and its rules are in the crate `consort`.
+#![forbid(unsafe_code)]
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Fields, Ident, Variant, parse_macro_input, parse_quote};
+
+/// Implements `consort::Flatten`: every field is visited in the order of its declaration.
+#[proc_macro_derive(Flatten)]
+pub fn flatten(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    implement(input).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
+    let arms: Vec<(TokenStream, TokenStream)> = match &input.data {
+        Data::Struct(data) => vec![arms(&quote!(Self), &data.fields)],
+        Data::Enum(data) => {
+            let arm = |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), fields);
+            data.variants.iter().map(arm).collect()
+        }
+        Data::Union(_) => {
+            return Err(syn::Error::new_spanned(&input.ident, "Flatten: expected a struct or an enum"));
+        }
+    };
+    let parameters: Vec<Ident> =
+        input.generics.type_params().map(|parameter| parameter.ident.clone()).collect();
+    let bounds = input.generics.make_where_clause();
+    for parameter in parameters {
+        bounds.predicates.push(parse_quote!(#parameter: ::consort::Flatten));
+    }
+    let (name, (generics, arguments, bounds)) = (&input.ident, input.generics.split_for_impl());
+    let (visits, maps): (Vec<_>, Vec<_>) = arms.into_iter().unzip();
+    Ok(quote! {
+        impl #generics ::consort::Flatten for #name #arguments #bounds {
+            fn visit(&self, visit: &mut dyn ::core::ops::FnMut(&::consort::Tensor)) {
+                match self { #(#visits)* }
+            }
+            fn map(&self, map: &mut dyn ::core::ops::FnMut(&::consort::Tensor) -> ::consort::Tensor) -> Self {
+                match self { #(#maps)* }
+            }
+        }
+    })
+}
+
+/// The arms of a struct or variant: one that visits its fields, one that makes another of it.
+fn arms(path: &TokenStream, fields: &Fields) -> (TokenStream, TokenStream) {
+    let names: Vec<Ident> = match fields {
+        Fields::Named(fields) => fields.named.iter().filter_map(|field| field.ident.clone()).collect(),
+        Fields::Unnamed(fields) => (0..fields.unnamed.len()).map(|i| format_ident!("field{i}")).collect(),
+        Fields::Unit => Vec::new(),
+    };
+    let pattern = match fields {
+        Fields::Named(_) => quote!({ #(#names),* }),
+        Fields::Unnamed(_) => quote!((#(#names),*)),
+        Fields::Unit => quote!(),
+    };
+    let made = match fields {
+        Fields::Named(_) => quote!({ #(#names: ::consort::Flatten::map(#names, map)),* }),
+        Fields::Unnamed(_) => quote!((#(::consort::Flatten::map(#names, map)),*)),
+        Fields::Unit => quote!(),
+    };
+    let visit = quote!(#path #pattern => { #(::consort::Flatten::visit(#names, visit);)* });
+    let map = quote!(#path #pattern => #path #made,);
+    (visit, map)
+}
