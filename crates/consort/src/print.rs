@@ -117,12 +117,10 @@ fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
         let picked: Vec<u8> =
             places.iter().flat_map(|at| bytes[at * size..(at + 1) * size].iter().copied()).collect();
         match x.dtype() {
-            Dtype::F32 => floats(f32::read(&picked).into_iter().map(|x| (f64::from(x), digits32(x)))),
-            Dtype::F64 => floats(f64::read(&picked).into_iter().map(|x| (x, digits64(x)))),
-            Dtype::F16 => floats(f16::read(&picked).into_iter().map(|x| (x.to_f64(), digits32(x.to_f32())))),
-            Dtype::Bf16 => {
-                floats(bf16::read(&picked).into_iter().map(|x| (x.to_f64(), digits32(x.to_f32()))))
-            }
+            Dtype::F32 => floats(f32::read(&picked).into_iter().map(Float::single)),
+            Dtype::F64 => floats(f64::read(&picked).into_iter().map(Float::double)),
+            Dtype::F16 => floats(f16::read(&picked).into_iter().map(|x| Float::single(x.to_f32()))),
+            Dtype::Bf16 => floats(bf16::read(&picked).into_iter().map(|x| Float::single(x.to_f32()))),
             Dtype::I32 => i32::read(&picked).iter().map(i32::to_string).collect(),
             Dtype::I64 => i64::read(&picked).iter().map(i64::to_string).collect(),
             Dtype::U8 => picked.iter().map(u8::to_string).collect(),
@@ -133,55 +131,80 @@ fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
     })
 }
 
-/// The digits behind the point that tell a number from its neighbours, up to `PRECISION`.
-fn digits32(x: f32) -> usize {
-    digits(&format!("{x}"), &format!("{x:.PRECISION$}"))
+/// A number, and how it is written in its own type.
+struct Float {
+    value: f64,
+    /// The digits behind the point that tell it from its neighbours, up to `PRECISION`.
+    digits: usize,
+    /// With an exponent: its shortest digits, and the exponent.
+    exponent: (String, i32),
 }
 
-fn digits64(x: f64) -> usize {
-    digits(&format!("{x}"), &format!("{x:.PRECISION$}"))
+impl Float {
+    fn single(x: f32) -> Float {
+        let plain = (format!("{x}"), format!("{x:.PRECISION$}"));
+        Float::new(f64::from(x), &plain, &[format!("{x:e}"), format!("{x:.PRECISION$e}")])
+    }
+
+    fn double(x: f64) -> Float {
+        Float::new(
+            x,
+            &(format!("{x}"), format!("{x:.PRECISION$}")),
+            &[format!("{x:e}"), format!("{x:.PRECISION$e}")],
+        )
+    }
+
+    fn new(value: f64, (shortest, bounded): &(String, String), exponents: &[String; 2]) -> Float {
+        let parts = |text: &String| {
+            let (digits, exponent) = text.split_once('e').unwrap_or((text, "0"));
+            (digits.trim_end_matches('0').to_string(), exponent.parse::<i32>().unwrap_or(0))
+        };
+        let [a, b] = [parts(&exponents[0]), parts(&exponents[1])];
+        // The shortest digits where they are few; `1` has no point to cut zeros behind.
+        let whole = exponents[0].split('e').next().is_some_and(|digits| !digits.contains('.'));
+        let exponent = if whole {
+            (exponents[0].split('e').next().unwrap_or("").to_string(), a.1)
+        } else if behind(&a.0) <= PRECISION {
+            a
+        } else {
+            b
+        };
+        Float { value, digits: behind(shortest).min(behind(bounded)), exponent }
+    }
 }
 
-fn digits(shortest: &str, bounded: &str) -> usize {
-    let behind =
-        |text: &str| text.split_once('.').map_or(0, |(_, digits)| digits.trim_end_matches('0').len());
-    behind(shortest).min(behind(bounded))
+/// The digits behind the point, without zeros at the end.
+fn behind(text: &str) -> usize {
+    text.split_once('.').map_or(0, |(_, digits)| digits.trim_end_matches('0').len())
 }
 
 /// All numbers with as many digits as the one that needs most; with exponents where they lie far apart.
-fn floats(numbers: impl Iterator<Item = (f64, usize)>) -> Vec<String> {
-    let numbers: Vec<(f64, usize)> = numbers.collect();
-    let finite = || numbers.iter().map(|(x, _)| x.abs()).filter(|x| x.is_finite() && *x > 0.0);
+fn floats(numbers: impl Iterator<Item = Float>) -> Vec<String> {
+    let numbers: Vec<Float> = numbers.collect();
+    let finite = || numbers.iter().map(|x| x.value.abs()).filter(|x| x.is_finite() && *x > 0.0);
     let (least, most) = (finite().fold(f64::INFINITY, f64::min), finite().fold(0.0, f64::max));
-    if most >= 1e8 || least < 1e-4 || most / least > 1e8 && most > 0.0 && least.is_finite() {
+    if most >= 1e8 || least < 1e-4 || most / least > 1e3 {
         return scientific(&numbers);
     }
-    let digits = numbers.iter().filter(|(x, _)| x.is_finite()).map(|(_, digits)| *digits).max().unwrap_or(0);
-    let text = |(x, own): &(f64, usize)| match x.is_finite() {
-        false => special(*x),
-        true if *own == 0 => format!("{x:.0}.{:digits$}", ""),
-        true => {
-            let text = format!("{x:.own$}");
-            format!("{text}{:1$}", "", digits - own)
-        }
+    let finite = numbers.iter().filter(|x| x.value.is_finite());
+    let digits = finite.map(|x| x.digits).max().unwrap_or(0);
+    let text = |Float { value, digits: own, .. }: &Float| match value.is_finite() {
+        false => special(*value),
+        true if *own == 0 => format!("{value:.0}.{:digits$}", ""),
+        true => format!("{value:.own$}{:1$}", "", digits - own),
     };
     numbers.iter().map(text).collect()
 }
 
-fn scientific(numbers: &[(f64, usize)]) -> Vec<String> {
-    let parts = |x: f64| {
-        let text = format!("{x:.PRECISION$e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        (digits.trim_end_matches('0').to_string(), exponent.parse::<i32>().unwrap_or(0))
-    };
-    let behind = |x: f64| parts(x).0.split_once('.').map_or(0, |(_, digits)| digits.len());
-    let digits = numbers.iter().filter(|(x, _)| x.is_finite()).map(|(x, _)| behind(*x)).max().unwrap_or(0);
-    let text = |(x, _): &(f64, usize)| match x.is_finite() {
-        false => special(*x),
+fn scientific(numbers: &[Float]) -> Vec<String> {
+    let finite = numbers.iter().filter(|x| x.value.is_finite());
+    let digits = finite.map(|x| behind(&x.exponent.0)).max().unwrap_or(0);
+    let text = |x: &Float| match x.value.is_finite() {
+        false => special(x.value),
         true => {
-            let (number, exponent) = parts(*x);
-            let (whole, own) = number.split_once('.').unwrap_or((&number, ""));
-            let sign = if exponent < 0 { '-' } else { '+' };
+            let (number, exponent) = &x.exponent;
+            let (whole, own) = number.split_once('.').unwrap_or((number, ""));
+            let sign = if *exponent < 0 { '-' } else { '+' };
             format!("{whole}.{own:0<digits$}e{sign}{:02}", exponent.abs())
         }
     };
