@@ -32,6 +32,26 @@ fn find_op(text: &str) -> Option<(Op, &'static Kernel)> {
 
 const F32: Dtype = Dtype::F32;
 
+/// Numbers that begin with a line of the cache, as tensors do.
+struct Aligned(Vec<f32>, usize);
+
+impl Aligned {
+    fn new(n: usize, value: impl Fn(usize) -> f32) -> Aligned {
+        let mut storage = vec![0.0; n + 16];
+        let start = storage.as_ptr().align_offset(64).min(16);
+        storage[start..].iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+        Aligned(storage, start)
+    }
+
+    fn get(&self) -> &[f32] {
+        &self.0[self.1..]
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        &mut self.0[self.1..]
+    }
+}
+
 /// The time of one call on operands given as dtype, shape and strides.
 fn time(
     text: &str,
@@ -43,26 +63,26 @@ fn time(
     let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
     let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
     let cx = KernelCx { sizes, threads: &Threads::ONE };
-    let storage: Vec<Vec<f32>> = operands
+    let storage: Vec<Aligned> = operands
         .iter()
         .map(|(dtype, shape, _)| {
             let n = shape.iter().product::<usize>().max(1) * dtype.size().div_ceil(4);
             let value = |i: usize| ((i * 7919) % 1000) as f32 * 0.004 - 2.0;
             // Two equal 16-bit floats, or one number.
             let twice = |x: f32| f32::from_bits(x.to_bits() >> 16 | x.to_bits() & 0xffff_0000);
-            (0..n).map(|i| if *dtype == Dtype::Bf16 { twice(value(i)) } else { value(i) }).collect()
+            Aligned::new(n, |i| if *dtype == Dtype::Bf16 { twice(value(i)) } else { value(i) })
         })
         .collect();
     let args: Vec<Arg<'_>> = operands
         .iter()
         .zip(&storage)
         .map(|((dtype, shape, strides), storage)| {
-            Arg::View(View { dtype: *dtype, shape, strides, bytes: bytemuck::cast_slice(storage) })
+            Arg::View(View { dtype: *dtype, shape, strides, bytes: bytemuck::cast_slice(storage.get()) })
         })
         .collect();
-    let mut out = vec![0u64; result.1.iter().product::<usize>().max(1)];
-    let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut out)
-        [..result.1.iter().product::<usize>() * result.0.size()];
+    let size = result.1.iter().product::<usize>() * result.0.size();
+    let mut out = Aligned::new(size.div_ceil(4), |_| 0.0);
+    let bytes = &mut bytemuck::cast_slice_mut::<f32, u8>(out.get_mut())[..size];
     let ns = best(times, || {
         let result = ViewMut { dtype: result.0, shape: result.1, bytes: &mut *bytes };
         let done = (kernel.run)(&cx, &*op, black_box(&args), &mut [result]);
@@ -74,15 +94,14 @@ fn time(
 fn main() {
     println!("{:?}", isa());
     let n = 4 << 20;
-    let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
-    let y = x.clone();
-    let mut z = vec![0f32; n];
+    let [x, y, mut z] = [0, 1, 2].map(|_| Aligned::new(n, |i| i as f32));
+    let (x, y, z) = (&x.get()[..n], &y.get()[..n], &mut z.get_mut()[..n]);
     let plain = best(2, || {
-        for ((z, x), y) in black_box(&mut z).iter_mut().zip(black_box(&x)).zip(black_box(&y)) {
+        for ((z, x), y) in black_box(&mut *z).iter_mut().zip(black_box(x)).zip(black_box(y)) {
             *z = x + y;
         }
     });
-    let copy = best(2, || black_box(&mut z).copy_from_slice(black_box(&x)));
+    let copy = best(2, || black_box(&mut *z).copy_from_slice(black_box(x)));
     println!("plain add of 16 MiB {:.2} ms, copy of 16 MiB {:.2} ms", plain / 1e6, copy / 1e6);
     let (whole, flat): (&[usize], &[usize]) = (&[4096, 1024], &[1024, 1]);
     let show = |text: &str, ns: Option<f64>, moved: f64| {
@@ -130,6 +149,10 @@ fn main() {
     show("softmax last", time("softmax[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
     show("softmax first", time("softmax[dim=0]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
     show("log_softmax last", time("log_softmax[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
+    for (what, dims, shape) in [("last", "[1]", &[4096][..]), ("first", "[0]", &[1024][..])] {
+        let text = format!("logsumexp[dims={dims}, keep=false]");
+        show(&format!("logsumexp {what}"), time(&text, &[(F32, whole, flat)], (F32, shape), 2), 16.0);
+    }
     show(
         "rms_norm",
         time("rms_norm[eps=1e-5]", &[(F32, whole, flat), (F32, &[1024], &[1])], (F32, whole), 2),
@@ -157,6 +180,14 @@ fn main() {
         16.0,
     );
     show("cumsum last", time("cumsum[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
+    for dtype in [F32, Dtype::Bf16] {
+        let vector: (Dtype, &[usize], &[usize]) = (dtype, &[1, 1024], &[1024, 1]);
+        for (what, strides) in [("rows", &[1408, 1]), ("columns", &[1, 1024])] {
+            let matrix: (Dtype, &[usize], &[usize]) = (dtype, &[1024, 1408], strides);
+            let ns = time("matmul", &[vector, matrix], (dtype, &[1, 1408]), 20);
+            println!("{dtype} vector times matrix of {what}: {:.1} us", ns.unwrap_or(0.0) / 1e3);
+        }
+    }
     for (name, arity) in [("add", 2), ("mul", 2), ("exp", 1), ("gelu", 1), ("relu", 1)] {
         for n in [1, 8, 64] {
             let ns = time(name, &vec![(F32, &[n][..], &[1][..]); arity], (F32, &[n]), 100_000);

@@ -186,7 +186,8 @@ fn floats(tensor: &Tensor) -> &[f64] {
     if let Data::Float(data) = &tensor.data { data } else { &[] }
 }
 
-/// What the op gives for other elements in the place of its own.
+/// What the op gives for other elements in the place of its own; in `f64`, because the sum of what would cancel may be
+/// too large for their type.
 fn of_others(
     op: &dyn OpDef,
     cx: &EvalCx<'_>,
@@ -196,7 +197,7 @@ fn of_others(
 ) -> Result<Vec<f64>, String> {
     let changed = |tensor: &&Tensor| match &tensor.data {
         Data::Float(data) => {
-            Tensor::floats(tensor.dtype, tensor.shape.clone(), data.iter().map(|x| other(*x)).collect())
+            Tensor::floats(Dtype::F64, tensor.shape.clone(), data.iter().map(|x| other(*x)).collect())
         }
         Data::Int(_) => (*tensor).clone(),
     };

@@ -71,7 +71,10 @@ fn along<F: Format<Compute: Summed>>(
     type Total<F> = <<F as Format>::Compute as Summed>::Total;
     let lines = Lines::new(result.shape, dim);
     if lines.inner == 1 {
-        return each_row::<F>(cx, x, lines.size, result, |row| {
+        return each_row::<F>(cx, x, lines.size, result, |from, row| {
+            if let Some(from) = from {
+                row.copy_from_slice(from);
+            }
             let mut total = Total::<F>::NOTHING;
             for x in row {
                 total = total.plus(x.total());

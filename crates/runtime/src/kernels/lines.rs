@@ -33,13 +33,14 @@ fn in_parts<T: Send>(cx: &KernelCx<'_>, unit: usize, out: &mut [T], work: impl F
     }
 }
 
-/// Calls `work` with each row of the result, in which the operand's elements are.
+/// Calls `work` with each row of the operand and of the result. Where there is no row of the operand, its elements are
+/// in the row of the result.
 pub(super) fn each_row<F: Format>(
     cx: &KernelCx<'_>,
     x: &Arg<'_>,
     size: usize,
     result: &mut ViewMut<'_>,
-    work: impl Fn(&mut [F::Compute]) + Sync,
+    work: impl Fn(Option<&[F::Compute]>, &mut [F::Compute]) + Sync,
 ) -> Result<(), KernelError> {
     let out = result.elements::<F::Stored>()?;
     if out.is_empty() {
@@ -53,18 +54,90 @@ pub(super) fn each_row<F: Format>(
             let at = start + i * size;
             if !direct {
                 source.copy(at, out, &mut block);
-                work(&mut block);
+                work(None, &mut block);
                 F::store(&block, out);
             } else if let Some(row) = F::borrow_mut(out) {
+                let from = source.borrow(at, size);
                 // An operand that lies where the result goes is there already.
-                if !matches!(source, Source::Result) {
+                if from.is_none() && !matches!(source, Source::Result) {
                     source.copy(at, &[], row);
                 }
-                work(row);
+                work(from, row);
             }
         }
     });
     Ok(())
+}
+
+/// Elements that are folded side by side: a loop over fewer is unrolled by the compiler before it can become vector
+/// instructions. Then how many of them are folded into one at a time, and so many that the same again leaves as many.
+const LANES: usize = 64;
+const PARTS: usize = 4;
+pub(super) const RUN: usize = PARTS * PARTS * LANES;
+
+/// Folds `f` of up to `RUN` elements, in steps that do not wait for each other.
+#[inline(always)]
+pub(super) fn fold<C: Copy, T: Copy>(run: &[C], start: T, f: impl Fn(C) -> T, step: impl Fn(T, T) -> T) -> T {
+    if run.len() < LANES {
+        let mut total = start;
+        for x in run {
+            total = step(total, f(*x));
+        }
+        return total;
+    }
+    let mut totals = [start; PARTS * LANES];
+    let (whole, rest) = run.as_chunks::<{ PARTS * LANES }>();
+    for (total, chunk) in totals.as_chunks_mut().0.iter_mut().zip(whole) {
+        fold_parts(chunk, total, &f, &step);
+    }
+    for (total, x) in totals.iter_mut().zip(rest) {
+        *total = step(*total, f(*x));
+    }
+    let mut last = [start; LANES];
+    fold_parts(&totals, &mut last, |x| x, &step);
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            last[i] = step(last[i], last[i + width]);
+        }
+    }
+    last[0]
+}
+
+#[inline(always)]
+fn fold_parts<C: Copy, T: Copy>(
+    chunk: &[C; PARTS * LANES],
+    totals: &mut [T; LANES],
+    f: impl Fn(C) -> T,
+    step: impl Fn(T, T) -> T,
+) {
+    for i in 0..LANES {
+        let pair = |j: usize| step(f(chunk[j * LANES + i]), f(chunk[(j + 1) * LANES + i]));
+        totals[i] = step(pair(0), pair(2));
+    }
+}
+
+/// Replaces the elements of a row, or of the row of an operand, by `f` of them and of others.
+#[inline(always)]
+pub(super) fn replace<C: Copy, W>(
+    from: Option<&[C]>,
+    row: &mut [C],
+    others: impl Iterator<Item = W>,
+    f: impl Fn(C, W) -> C,
+) {
+    match from {
+        Some(from) => {
+            for ((to, x), other) in row.iter_mut().zip(from).zip(others) {
+                *to = f(*x, other);
+            }
+        }
+        None => {
+            for (x, other) in row.iter_mut().zip(others) {
+                *x = f(*x, other);
+            }
+        }
+    }
 }
 
 /// Columns that are worked on together.

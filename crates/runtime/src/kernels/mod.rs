@@ -20,6 +20,7 @@ mod gemm;
 #[allow(unsafe_code, reason = "calls of functions compiled for an instruction set")]
 pub mod isa;
 mod lines;
+mod logsumexp;
 mod lookup;
 mod math;
 mod matmul;
@@ -153,6 +154,7 @@ static FAMILIES: &[&[Kernel]] = &[
     reduce::KERNELS,
     places::KERNELS,
     softmax::KERNELS,
+    logsumexp::KERNELS,
     normalize::KERNELS,
     cumsum::KERNELS,
     movement::KERNELS,

@@ -1,51 +1,72 @@
 //! Normalization of rows. Sums and results are computed in `f64` and rounded once: squares of large elements leave the
-//! range of `f32`, and memory is slower than either.
+//! range of `f32`, and what is left of an element less its mean has the roundings of both. The root of the mean square
+//! needs neither where elements and weights are of usual sizes.
 
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
 use super::formats::{Bf16, F16, F32, F64, Format};
 use super::isa::{Loop, vectorize};
-use super::lines::each_row;
+use super::lines::{RUN, each_row, fold, replace};
 use super::numbers::Real;
 use super::operand::attributes;
 use super::source::Source;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
-/// Partial sums of a row. A loop over fewer is unrolled by the compiler before it can become vector instructions.
-const LANES: usize = 64;
-
 /// The sum of `f` of all elements.
 #[inline(always)]
 fn sum<C: Real>(row: &[C], f: impl Fn(f64) -> f64) -> f64 {
+    let mut sum = 0.0;
     // Sums of `f64` have no wider type to be rounded from: in order, they are what the definition gives.
     if size_of::<C>() == size_of::<f64>() {
-        return row.iter().fold(0.0, |sum, x| sum + f(x.wide()));
-    }
-    let mut lanes = [0.0; LANES];
-    let (chunks, rest) = row.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += f(x.wide());
+        for x in row {
+            sum += f(x.wide());
         }
+        return sum;
     }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += f(x.wide());
+    for run in row.chunks(RUN) {
+        sum += fold(run, 0.0, |x| f(x.wide()), |a, b| a + b);
     }
-    let mut width = LANES;
-    while width > 1 {
-        width /= 2;
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
+    sum
+}
+
+/// The sum of `f` of all elements, each computed in their own type.
+#[inline(always)]
+fn quick_sum<C: Real>(row: &[C], f: impl Fn(C) -> C) -> f64 {
+    let mut sum = 0.0;
+    for run in row.chunks(RUN) {
+        sum += fold(run, C::ZERO, &f, C::plus).wide();
     }
-    lanes[0]
+    sum
+}
+
+/// Whether squares of this mean, and what is computed from them, lie well within the range of `f32`.
+#[inline(always)]
+fn is_usual(mean_square: f64) -> bool {
+    mean_square > 1e-20 && mean_square < 1e30
+}
+
+/// What each row is multiplied with.
+struct Weight<C> {
+    elements: Vec<C>,
+    /// Whether a product with a usual number is exact to a rounding: it can be taken before that with x.
+    quick: bool,
+}
+
+impl<C: Real> Weight<C> {
+    fn new(elements: Vec<C>) -> Weight<C> {
+        let usual = |x: &C| x.wide() == 0.0 || (1e-15..1e15).contains(&x.wide().abs());
+        // Results of `f64` have no wider type to be rounded from: in order, they are what the definition gives.
+        let quick = size_of::<C>() < size_of::<f64>() && elements.iter().all(usual);
+        Weight { elements, quick }
+    }
 }
 
 /// x over the root of its mean square, times the weight.
 struct RmsRow<'a, C> {
+    from: Option<&'a [C]>,
     row: &'a mut [C],
-    weight: &'a [f64],
+    weight: &'a Weight<C>,
     eps: f64,
 }
 
@@ -53,19 +74,25 @@ impl<C: Real> Loop for RmsRow<'_, C> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let mean = sum(self.row, |x| x * x) / self.row.len() as f64;
-        let scale = 1.0 / (mean + self.eps).sqrt();
-        for (x, weight) in self.row.iter_mut().zip(self.weight) {
-            *x = C::nearest(x.wide() * scale * weight);
+        let RmsRow { from, row, weight, eps } = self;
+        let (x, n) = (from.unwrap_or(row), row.len() as f64);
+        let weights = weight.elements.iter();
+        let mean = if weight.quick { quick_sum(x, |x| x.times(x)) / n } else { 0.0 };
+        if is_usual(mean) && is_usual(mean + eps) {
+            let scale = C::nearest(1.0 / (mean + eps).sqrt());
+            return replace(from, row, weights, |x, weight| x.times(scale.times(*weight)));
         }
+        let scale = 1.0 / (sum(x, |x| x * x) / n + eps).sqrt();
+        replace(from, row, weights, |x, weight| C::nearest(x.wide() * scale * weight.wide()));
     }
 }
 
 /// x less its mean, over the root of its variance, times the weight, plus the bias.
 struct LayerRow<'a, C> {
+    from: Option<&'a [C]>,
     row: &'a mut [C],
-    weight: &'a [f64],
-    bias: &'a [f64],
+    weight: &'a [C],
+    bias: &'a [C],
     eps: f64,
 }
 
@@ -73,13 +100,15 @@ impl<C: Real> Loop for LayerRow<'_, C> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let n = self.row.len() as f64;
-        let mean = sum(self.row, |x| x) / n;
-        let variance = sum(self.row, |x| (x - mean) * (x - mean)) / n;
-        let scale = 1.0 / (variance + self.eps).sqrt();
-        for ((x, weight), bias) in self.row.iter_mut().zip(self.weight).zip(self.bias) {
-            *x = C::nearest((x.wide() - mean) * scale * weight + bias);
-        }
+        let LayerRow { from, row, weight, bias, eps } = self;
+        let (x, n) = (from.unwrap_or(row), row.len() as f64);
+        let others = weight.iter().zip(bias);
+        let mean = sum(x, |x| x) / n;
+        let variance = sum(x, |x| (x - mean) * (x - mean)) / n;
+        let scale = 1.0 / (variance + eps).sqrt();
+        replace(from, row, others, |x, (weight, bias)| {
+            C::nearest((x.wide() - mean) * scale * weight.wide() + bias.wide())
+        });
     }
 }
 
@@ -87,7 +116,7 @@ impl<C: Real> Loop for LayerRow<'_, C> {
 fn elements<F: Format<Compute: Real>>(
     arg: &Arg<'_>,
     result: &mut ViewMut<'_>,
-) -> Result<Vec<f64>, KernelError> {
+) -> Result<Vec<F::Compute>, KernelError> {
     let source = Source::<F>::new(arg)?;
     let n = match arg {
         Arg::View(view) => view.numel(),
@@ -98,7 +127,7 @@ fn elements<F: Format<Compute: Real>>(
     if n > 0 {
         source.copy(0, here, &mut elements);
     }
-    Ok(elements.into_iter().map(Real::wide).collect())
+    Ok(elements)
 }
 
 fn rms_norm<F: Format<Compute: Real>>(
@@ -108,8 +137,10 @@ fn rms_norm<F: Format<Compute: Real>>(
     result: &mut ViewMut<'_>,
 ) -> Result<(), KernelError> {
     let [x, weight] = args else { return Err(KernelError("expected two operands".into())) };
-    let weight = elements::<F>(weight, result)?;
-    each_row::<F>(cx, x, weight.len(), result, |row| vectorize(RmsRow { row, weight: &weight, eps }))
+    let weight = Weight::new(elements::<F>(weight, result)?);
+    each_row::<F>(cx, x, weight.elements.len(), result, |from, row| {
+        vectorize(RmsRow { from, row, weight: &weight, eps });
+    })
 }
 
 fn layer_norm<F: Format<Compute: Real>>(
@@ -120,8 +151,8 @@ fn layer_norm<F: Format<Compute: Real>>(
 ) -> Result<(), KernelError> {
     let [x, weight, bias] = args else { return Err(KernelError("expected three operands".into())) };
     let (weight, bias) = (elements::<F>(weight, result)?, elements::<F>(bias, result)?);
-    each_row::<F>(cx, x, weight.len(), result, |row| {
-        vectorize(LayerRow { row, weight: &weight, bias: &bias, eps });
+    each_row::<F>(cx, x, weight.len(), result, |from, row| {
+        vectorize(LayerRow { from, row, weight: &weight, bias: &bias, eps });
     })
 }
 

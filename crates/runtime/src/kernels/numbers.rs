@@ -109,8 +109,8 @@ pub(crate) trait Real: Number {
     fn nearest(x: f64) -> Self;
     /// The difference.
     fn minus(self, other: Self) -> Self;
-    /// e to the power of it.
-    fn power_of_e(self) -> Self;
+    /// e to the power of it, which is not above 0.
+    fn power_below_one(self) -> Self;
 }
 
 impl Real for f32 {
@@ -127,8 +127,8 @@ impl Real for f32 {
         self - other
     }
     #[inline(always)]
-    fn power_of_e(self) -> f32 {
-        single::exp(self)
+    fn power_below_one(self) -> f32 {
+        single::exp_below_one(self)
     }
 }
 
@@ -146,7 +146,7 @@ impl Real for f64 {
         self - other
     }
     #[inline(always)]
-    fn power_of_e(self) -> f64 {
+    fn power_below_one(self) -> f64 {
         double::exp(self)
     }
 }

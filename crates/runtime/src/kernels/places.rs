@@ -54,7 +54,7 @@ fn find_places<O: Extreme<F::Compute>, F: Format<Compute: Number>>(
 }
 
 /// Calls `work` with each run of the elements that are folded into one, and their number; until it says that it is done.
-fn each_run<F: Format>(
+pub(super) fn each_run<F: Format>(
     plan: &Plan,
     stored: &[F::Stored],
     first: usize,

@@ -242,6 +242,13 @@ fn reduce<O: Fold<F::Compute>, F: Format>(
     let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
     let out = result.elements::<F::Stored>()?;
     let stored = x.elements::<F::Stored>()?;
+    // A single run needs no plan, which would take longer than a short one itself.
+    if let ([_], 1..=RUN, true) = (&*out, stored.len(), x.is_contiguous())
+        && let Some(run) = F::borrow(stored)
+    {
+        F::store(&[O::finish(fold_run::<O, _>(run), run.len())], out);
+        return Ok(());
+    }
     let plan = Plan::new(&x, dims);
     in_parts(cx, plan.count, out, |start, out| match plan.count {
         0 => out.chunks_mut(1).for_each(|out| F::store(&[O::finish(O::START, 0)], out)),

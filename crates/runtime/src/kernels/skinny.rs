@@ -155,7 +155,11 @@ where
     }
     // Of a single column, or row, both strides serve; a single column is a sum along it.
     if block.rs == 1 && (block.cs != 1 || cols == 1) || depth == 1 && block.cs != 1 {
-        return vectorize(Columns::<E, W, COUNT> { sums, vectors, block });
+        // A single vector has columns read one after the other: in turns, memory would be slower to follow.
+        if COUNT == 1 {
+            return vectorize(Columns::<E, W, COUNT, 1, 4> { sums, vectors, block });
+        }
+        return vectorize(Columns::<E, W, COUNT, 2, 2> { sums, vectors, block });
     }
     if block.cs == 1 || cols == 1 && block.rs > 0 {
         return vectorize(Rows::<E, W, COUNT, ROWS> {
@@ -259,88 +263,106 @@ where
 }
 
 /// Adds the products of the vectors with the columns of a block, which lie together, to the sums.
-struct Columns<'a, E, W, const COUNT: usize> {
+struct Columns<'a, E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> {
     sums: &'a mut [W],
     vectors: &'a [W],
     block: Mat<'a, E>,
 }
 
-/// Columns whose sums are open at a time, and how much of each is taken in turn. The sums lie in memory in between,
-/// and not in variables: a compiler makes vectors of what it stores.
-const OPEN: usize = 8;
-const STEPS: usize = 4;
+/// Lanes of the sums of a column. They lie in memory in between, and not in variables: a compiler makes vectors of a loop
+/// over so many, and the steps of one lane are far enough apart that none waits for the one before.
+const WIDE: usize = 64;
 
-impl<E, W, const COUNT: usize> Loop for Columns<'_, E, W, COUNT>
+impl<E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> Loop
+    for Columns<'_, E, W, COUNT, OPEN, STEPS>
 where
     E: Element<Wide = W>,
     W: Wide,
 {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
-        let (depth, cols, stride) = (self.block.rows, self.block.cols, self.block.cs);
+    fn run(mut self) {
+        let mut first = 0;
+        while first + OPEN <= self.block.cols {
+            self.add::<OPEN>(first);
+            first += OPEN;
+        }
+        while first < self.block.cols {
+            self.add::<1>(first);
+            first += 1;
+        }
+    }
+}
+
+impl<E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> Columns<'_, E, W, COUNT, OPEN, STEPS>
+where
+    E: Element<Wide = W>,
+    W: Wide,
+{
+    /// Adds up `N` columns at once, so that the vectors are read once for all of them.
+    #[inline(always)]
+    fn add<const N: usize>(&mut self, first: usize) {
+        let (depth, cols) = (self.block.rows, self.block.cols);
         let data = self.block.data();
+        let columns: [&[E]; N] = array::from_fn(|j| &data[(first + j) * self.block.cs..][..depth]);
         let vectors: [&[W]; COUNT] = array::from_fn(|v| &self.vectors[v * depth..][..depth]);
-        let whole = depth / LANES * LANES;
-        for first in (0..cols).step_by(OPEN) {
-            let open = OPEN.min(cols - first);
-            let mut lanes = [[[W::ZERO; LANES]; COUNT]; OPEN];
-            let mut at = 0;
-            while at + LANES * STEPS <= depth {
-                for (j, lanes) in lanes[..open].iter_mut().enumerate() {
-                    let column = &data[(first + j) * stride + at..][..LANES * STEPS];
-                    add_lanes::<E, W, COUNT, STEPS>(lanes, column, vectors.map(|vector| &vector[at..]));
-                }
-                at += LANES * STEPS;
-            }
-            while at < whole {
-                for (j, lanes) in lanes[..open].iter_mut().enumerate() {
-                    let column = &data[(first + j) * stride + at..][..LANES];
-                    add_lanes::<E, W, COUNT, 1>(lanes, column, vectors.map(|vector| &vector[at..]));
-                }
-                at += LANES;
-            }
-            for (j, lanes) in lanes[..open].iter_mut().enumerate() {
-                let column = &data[(first + j) * stride..][..depth];
-                for (v, (lanes, vector)) in lanes.iter_mut().zip(&vectors).enumerate() {
-                    let tail = column[whole..].iter().zip(&vector[whole..]);
-                    let sum = tail.fold(total(lanes), |sum, (a, b)| a.wide().times_plus(*b, sum));
-                    let to = &mut self.sums[v * cols + first + j];
-                    *to = to.plus(sum);
-                }
+        let mut lanes = [[[W::ZERO; WIDE]; COUNT]; N];
+        let mut at = 0;
+        while at + WIDE * STEPS <= depth {
+            add_lanes::<E, W, COUNT, N, STEPS, WIDE>(&mut lanes, columns, vectors, at);
+            at += WIDE * STEPS;
+        }
+        while at + WIDE <= depth {
+            add_lanes::<E, W, COUNT, N, 1, WIDE>(&mut lanes, columns, vectors, at);
+            at += WIDE;
+        }
+        while at + LANES <= depth {
+            add_lanes::<E, W, COUNT, N, 1, LANES>(&mut lanes, columns, vectors, at);
+            at += LANES;
+        }
+        for (j, (lanes, column)) in lanes.iter_mut().zip(columns).enumerate() {
+            for (v, (lanes, vector)) in lanes.iter_mut().zip(vectors).enumerate() {
+                let tail = column[at..].iter().zip(&vector[at..]);
+                let sum = tail.fold(total(lanes), |sum, (a, b)| a.wide().times_plus(*b, sum));
+                let to = &mut self.sums[v * cols + first + j];
+                *to = to.plus(sum);
             }
         }
     }
 }
 
-/// Adds products lane by lane, a few times.
+/// Adds products lane by lane, a few for each.
 #[inline(always)]
-fn add_lanes<E, W, const COUNT: usize, const N: usize>(
-    lanes: &mut [[W; LANES]; COUNT],
-    column: &[E],
+#[allow(clippy::needless_range_loop, reason = "loops over iterators become slower code, by a fifth")]
+fn add_lanes<E, W, const COUNT: usize, const N: usize, const STEPS: usize, const WIDTH: usize>(
+    lanes: &mut [[[W; WIDE]; COUNT]; N],
+    columns: [&[E]; N],
     vectors: [&[W]; COUNT],
+    at: usize,
 ) where
     E: Element<Wide = W>,
     W: Wide,
 {
-    let mut sums = *lanes;
-    let vectors = vectors.map(|vector| &vector[..N * LANES]);
-    for step in 0..N {
-        let column = &column[step * LANES..][..LANES];
-        for (sums, vector) in sums.iter_mut().zip(&vectors) {
-            let vector = &vector[step * LANES..][..LANES];
-            for lane in 0..LANES {
-                sums[lane] = column[lane].wide().times_plus(vector[lane], sums[lane]);
+    let columns = columns.map(|column| &column[at..at + STEPS * WIDTH]);
+    let vectors = vectors.map(|vector| &vector[at..at + STEPS * WIDTH]);
+    for i in 0..WIDTH {
+        for j in 0..N {
+            for v in 0..COUNT {
+                let mut sum = lanes[j][v][i];
+                for step in 0..STEPS {
+                    let at = step * WIDTH + i;
+                    sum = columns[j][at].wide().times_plus(vectors[v][at], sum);
+                }
+                lanes[j][v][i] = sum;
             }
         }
     }
-    *lanes = sums;
 }
 
 /// The sum of all lanes, in halves.
 #[inline(always)]
-fn total<W: Wide>(lanes: &mut [W; LANES]) -> W {
-    let mut half = LANES / 2;
+fn total<W: Wide>(lanes: &mut [W; WIDE]) -> W {
+    let mut half = WIDE / 2;
     while half > 0 {
         for i in 0..half {
             lanes[i] = lanes[i].plus(lanes[i + half]);

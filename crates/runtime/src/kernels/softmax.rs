@@ -1,5 +1,6 @@
 //! Softmax along a dimension. A row is read from memory once: its maximum, powers with their sum, the quotients.
 
+use std::iter::repeat;
 use std::marker::PhantomData;
 
 use consort_ir::dtype::Dtype;
@@ -7,7 +8,7 @@ use consort_ir::ops::{self, OpDef};
 
 use super::formats::{Bf16, F16, F32, F64, Format};
 use super::isa::{Loop, vectorize};
-use super::lines::{Lines, each_columns, each_row};
+use super::lines::{Lines, RUN, each_columns, each_row, fold, replace};
 use super::numbers::Real;
 use super::operand::attributes;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
@@ -52,80 +53,58 @@ impl Ending for Difference {
     }
 }
 
-/// Partial sums of a row, and elements that are computed together.
-const LANES: usize = 32;
-
-/// Elements whose powers are summed up before they are added to the sum of others.
-const RUN: usize = 1024;
-
 /// The larger of two, where it does not matter which of a NaN and a number comes out: the sum will be NaN.
 #[inline(always)]
-fn larger<C: Real>(x: C, y: C) -> C {
+pub(super) fn larger<C: Real>(x: C, y: C) -> C {
     if x > y { x } else { y }
 }
 
-struct Row<'a, C, E>(&'a mut [C], PhantomData<E>);
+struct Row<'a, C, E> {
+    from: Option<&'a [C]>,
+    row: &'a mut [C],
+    ending: PhantomData<E>,
+}
 
 impl<C: Real, E: Ending> Loop for Row<'_, C, E> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let row = self.0;
-        let mut lanes = [C::LOWEST; 2 * LANES];
-        let (chunks, rest) = row.as_chunks::<{ 2 * LANES }>();
-        for chunk in chunks {
-            for i in 0..2 * LANES {
-                lanes[i] = larger(chunk[i], lanes[i]);
-            }
+        let (from, row) = (self.from, self.row);
+        let mut largest = C::LOWEST;
+        for run in from.unwrap_or(row).chunks(RUN) {
+            largest = larger(largest, fold(run, C::LOWEST, |x| x, larger));
         }
-        lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane = larger(*x, *lane));
-        let largest = lanes.into_iter().fold(C::LOWEST, |a, x| larger(x, a));
         let mut sum = C::ZERO;
-        for run in row.chunks_mut(RUN) {
-            let mut lanes = [C::ZERO; LANES];
-            let (chunks, rest) = run.as_chunks_mut::<LANES>();
-            for chunk in chunks {
-                powers::<C, E>(chunk, &mut lanes, largest);
+        if E::POWERS {
+            replace(from, row, repeat(()), |x, ()| x.minus(largest).power_below_one());
+            for run in row.chunks(RUN) {
+                sum = sum.plus(fold(run, C::ZERO, |power| power, C::plus));
             }
-            if !rest.is_empty() {
-                let mut chunk = [C::LOWEST; LANES];
-                chunk[..rest.len()].copy_from_slice(rest);
-                powers::<C, E>(&mut chunk, &mut lanes, largest);
-                rest.copy_from_slice(&chunk[..rest.len()]);
+            let factor = E::factor(sum);
+            for x in row {
+                *x = E::result(*x, factor);
             }
-            let mut width = LANES;
-            while width > 1 {
-                width /= 2;
-                for i in 0..width {
-                    lanes[i] = lanes[i].plus(lanes[i + width]);
-                }
+        } else {
+            let mut powers = [C::ZERO; RUN];
+            for run in from.unwrap_or(row).chunks(RUN) {
+                sum = sum.plus(add_powers(run, largest, &mut powers));
             }
-            sum = sum.plus(lanes[0]);
-        }
-        let factor = E::factor(sum);
-        for x in row {
-            *x = E::result(*x, factor);
+            let factor = E::factor(sum);
+            replace(from, row, repeat(()), |x, ()| E::result(x.minus(largest), factor));
         }
     }
 }
 
-/// Replaces elements by what the ending needs, and adds their powers to sums.
+/// The sum of the powers of up to `RUN` elements less the largest of a row; they are written somewhere on the way.
 #[inline(always)]
-fn powers<C: Real, E: Ending>(chunk: &mut [C; LANES], sums: &mut [C; LANES], largest: C) {
-    // In arrays of their own, so that it is plain that none lies where another does.
-    let mut x = *chunk;
-    let mut power = [C::ZERO; LANES];
-    for i in 0..LANES {
-        x[i] = x[i].minus(largest);
-        power[i] = x[i].power_of_e();
-    }
-    *chunk = if E::POWERS { power } else { x };
-    for i in 0..LANES {
-        sums[i] = sums[i].plus(power[i]);
-    }
+pub(super) fn add_powers<C: Real>(run: &[C], largest: C, powers: &mut [C; RUN]) -> C {
+    let powers = &mut powers[..run.len()];
+    replace(Some(run), powers, repeat(()), |x, ()| x.minus(largest).power_below_one());
+    fold(powers, C::ZERO, |power| power, C::plus)
 }
 
-struct Largest<'a, C>(&'a mut [C], &'a [C]);
+/// Replaces elements by larger ones of a row.
+pub(super) struct Largest<'a, C>(pub(super) &'a mut [C], pub(super) &'a [C]);
 
 impl<C: Real> Loop for Largest<'_, C> {
     type Output = ();
@@ -135,10 +114,11 @@ impl<C: Real> Loop for Largest<'_, C> {
     }
 }
 
-struct AddPowers<'a, C> {
-    sums: &'a mut [C],
-    largest: &'a [C],
-    row: &'a [C],
+/// Adds the powers of a row less the largest elements to sums.
+pub(super) struct AddPowers<'a, C> {
+    pub(super) sums: &'a mut [C],
+    pub(super) largest: &'a [C],
+    pub(super) row: &'a [C],
 }
 
 impl<C: Real> Loop for AddPowers<'_, C> {
@@ -146,7 +126,7 @@ impl<C: Real> Loop for AddPowers<'_, C> {
     #[inline(always)]
     fn run(self) {
         for ((sum, largest), x) in self.sums.iter_mut().zip(self.largest).zip(self.row) {
-            *sum = sum.plus(x.minus(*largest).power_of_e());
+            *sum = sum.plus(x.minus(*largest).power_below_one());
         }
     }
 }
@@ -166,7 +146,7 @@ impl<C: Real, E: Ending> Loop for End<'_, C, E> {
         let lines = self.factors.iter().zip(self.largest);
         for ((out, x), (factor, largest)) in self.out.iter_mut().zip(self.row).zip(lines) {
             let x = x.minus(*largest);
-            *out = E::result(if E::POWERS { x.power_of_e() } else { x }, *factor);
+            *out = E::result(if E::POWERS { x.power_below_one() } else { x }, *factor);
         }
     }
 }
@@ -179,7 +159,9 @@ fn along<E: Ending, F: Format<Compute: Real>>(
 ) -> Result<(), KernelError> {
     let lines = Lines::new(result.shape, dim);
     if lines.inner == 1 {
-        return each_row::<F>(cx, x, lines.size, result, |row| vectorize(Row(row, PhantomData::<E>)));
+        return each_row::<F>(cx, x, lines.size, result, |from, row| {
+            vectorize(Row { from, row, ending: PhantomData::<E> });
+        });
     }
     type C<F> = <F as Format>::Compute;
     each_columns::<F>(cx, x, lines, result, |columns| {

@@ -78,7 +78,7 @@ impl<'a, F: Format> Source<'a, F> {
     }
 
     /// `len` elements from the one at `at` on, where they lie together and are what is computed with.
-    fn borrow(&self, at: usize, len: usize) -> Option<&'a [F::Compute]> {
+    pub(crate) fn borrow(&self, at: usize, len: usize) -> Option<&'a [F::Compute]> {
         match self {
             Source::Whole(stored) => F::borrow(&stored[at..at + len]),
             Source::Strided(stored, steps) => {

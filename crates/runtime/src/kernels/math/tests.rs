@@ -160,3 +160,18 @@ fn double_precision_functions_keep_to_their_errors() {
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
+
+#[test]
+fn powers_below_one_keep_to_their_errors() {
+    for x in samples().filter(|x| *x <= 0.0) {
+        let (got, exact) = (single::exp_below_one(x), f64::from(x).exp());
+        if exact < f64::from(f32::MIN_POSITIVE) {
+            assert!((0.0..=f32::MIN_POSITIVE).contains(&got), "{x:e}: {got:e}");
+        } else {
+            let off = ulps(got, exact);
+            assert!(off <= 1.5, "{x:e}: {got:e}, off by {off}");
+        }
+    }
+    assert_eq!((single::exp_below_one(0.0), single::exp_below_one(f32::NEG_INFINITY)), (1.0, 0.0));
+    assert!(single::exp_below_one(f32::NAN).is_nan());
+}
