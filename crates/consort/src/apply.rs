@@ -10,7 +10,7 @@ use std::time::Instant;
 use consort_comm::Buffer;
 use consort_ir::dtype::Dtype;
 use consort_ir::infer::infer;
-use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
 use consort_runtime::layout::{Dims, Layout};
@@ -306,6 +306,10 @@ fn evaluate(
 ) -> Result<Tensors> {
     use consort_ir::tensor::Tensor as Reference;
     let name = op.info().name;
+    let is_built_in = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).any(|info| info.name == name);
+    if is_built_in {
+        return Err(Error::new(name, "it has no kernel", site));
+    }
     let too_large = || Error::new(name, "expected a tensor that the evaluation can hold", site);
     let mut given = Vec::new();
     for arg in args {
