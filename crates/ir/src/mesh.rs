@@ -10,7 +10,7 @@
 use std::fmt;
 
 /// One rank of the mesh, numbered row-major over its axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
 impl fmt::Display for Rank {

@@ -1,57 +1,90 @@
 //! What a plan adds to a program: where each value lies, on which queue an op runs, what peers still read.
 //!
-//! A plan is a function whose lines stand in the order in which they run and carry
+//! A plan is made for one rank and for given values of the symbols; its lines are the program's own. They stand in
+//! the order in which they run and carry
 //!
-//! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Values of unbacked
-//!   size lie in `dyn`, allocated when the size is known, and have no offset;
-//! - `reuse vN`: the result takes over storage of a value that is dead, or of which it is a view;
+//! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Tensors lie there without
+//!   gaps, in row-major order;
+//! - `view`: nothing runs. The results are the operand's own elements, seen as the op says; their place is that of
+//!   the operand, and where in it they begin, and with which strides, follows from the op ([`crate::views`]);
+//! - `reuse vN`: the result takes over storage of a value that is dead, or of a part of it;
+//! - `copy vN (why)`: this operand of a start cannot take part where it lies, so its elements are copied to where the
+//!   result lies before the operation starts;
 //! - `queue NAME #k`: communication runs on its group's queue, as start number `k` there;
 //! - `lease vN`: storage of these values may be read by peers from here until release;
-//! - `release vN`: the leases taken by these starts are known to have ended before this line runs.
+//! - `release vN`: the leases taken by these starts end before this line runs; who runs the plan waits for it.
+//!
+//! Some ops move only what is not yet where it belongs: parts of a `concat` that lie at their place in its result stay
+//! where they are, and so do the base and the new part of an `update_slice`. A start whose result takes the place of
+//! an operand ([`crate::ops::OpDef::overwrites`]) works there in place.
 //!
 //! The structural rules, checked by `verify`, are the invariants P1 to P3 at the head of `verify/mod.rs`;
-//! hazards between buffers are the plan oracle's business.
+//! hazards between buffers are re-derived from the text alone by `verify::hazards`, and run by the plan oracle.
 
 use std::fmt;
 
 use crate::entity::Value;
-use crate::mesh::{Group, Mesh};
+use crate::index::Sym;
+use crate::mesh::{Group, Mesh, Rank};
+
+/// What a plan says of a whole function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// The rank that it is for.
+    pub rank: Rank,
+    /// What the backed symbols are.
+    pub symbols: Vec<(Sym, i64)>,
+    /// The memory regions, in order, and their sizes in bytes; those of a `dyn` region is 0.
+    pub regions: Vec<(Region, u64)>,
+    /// The parameters whose storage is given away: it may be written.
+    pub donated: Vec<Value>,
+}
 
 /// A memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Region {
-    /// The caller's storage.
-    Arg,
+    /// The storage of a parameter, by its place among the parameters.
+    Arg(u32),
     /// Memory of this rank alone.
     Arena,
     /// The part of memory that peers can map.
     Heap,
-    /// Storage whose size is known only as the program runs.
-    Dyn,
+    /// Storage that outlives the call, because something in it is returned. Peers can map it.
+    Out(u32),
+    /// Storage whose size is known only as the program runs. Peers can map it.
+    Dyn(u32),
 }
 
 impl Region {
-    /// Every region.
-    pub const ALL: [Region; 4] = [Region::Arg, Region::Arena, Region::Heap, Region::Dyn];
-
-    /// How plans spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Region::Arg => "arg",
-            Region::Arena => "arena",
-            Region::Heap => "heap",
-            Region::Dyn => "dyn",
-        }
-    }
+    /// The spellings, for errors.
+    pub const NAMES: &str = "a region (arg0, .., arena, heap, out0, .., dyn0, ..)";
 
     /// The region of this spelling.
     pub fn from_name(name: &str) -> Option<Region> {
-        Region::ALL.into_iter().find(|region| region.name() == name)
+        let number = |prefix: &str| {
+            let digits = name.strip_prefix(prefix)?;
+            digits.parse::<u32>().ok().filter(|number| number.to_string() == digits)
+        };
+        match name {
+            "arena" => Some(Region::Arena),
+            "heap" => Some(Region::Heap),
+            _ => None
+                .or_else(|| number("arg").map(Region::Arg))
+                .or_else(|| number("out").map(Region::Out))
+                .or_else(|| number("dyn").map(Region::Dyn)),
+        }
     }
+}
 
-    /// Whether places in it have a byte offset.
-    pub fn has_offsets(self) -> bool {
-        self != Region::Dyn
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Region::Arg(number) => write!(f, "arg{number}"),
+            Region::Arena => f.write_str("arena"),
+            Region::Heap => f.write_str("heap"),
+            Region::Out(number) => write!(f, "out{number}"),
+            Region::Dyn(number) => write!(f, "dyn{number}"),
+        }
     }
 }
 
@@ -60,14 +93,13 @@ impl Region {
 pub struct Place {
     /// The region.
     pub region: Region,
-    /// Bytes from its start; 0 in a region without offsets.
+    /// Bytes from its start.
     pub offset: u64,
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "@{}", self.region.name())?;
-        if self.region.has_offsets() { write!(f, "+{:#x}", self.offset) } else { Ok(()) }
+        write!(f, "@{}+{:#x}", self.region, self.offset)
     }
 }
 
@@ -76,14 +108,54 @@ impl fmt::Display for Place {
 pub struct NodePlan {
     /// One place for each tensor that the node defines, those inside a pending included.
     pub places: Vec<Place>,
+    /// Whether nothing runs: the results are views of operand 0.
+    pub view: bool,
     /// Values whose storage the results take over.
     pub reuse: Vec<Value>,
+    /// Operands that are copied so that they can take part in communication.
+    pub copies: Vec<(Value, Why)>,
     /// The group on whose queue the op starts, and its number there.
     pub queue: Option<(Group, u32)>,
     /// Values whose storage peers may read from here until release.
     pub lease: Vec<Value>,
     /// Starts whose leases have ended before this node runs.
     pub release: Vec<Value>,
+}
+
+/// Why an operand of a start is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It is read later, and the operation would overwrite it.
+    Needed,
+    /// It is an argument that was not given away, and the operation would overwrite it.
+    Argument,
+    /// It is returned besides, and the operation would overwrite it.
+    Returned,
+    /// Its elements do not lie without gaps.
+    Gaps,
+    /// The result lies inside another value, where it is needed.
+    Placed,
+}
+
+impl Why {
+    /// Every reason.
+    pub const ALL: [Why; 5] = [Why::Needed, Why::Argument, Why::Returned, Why::Gaps, Why::Placed];
+
+    /// How plans spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Needed => "needed",
+            Why::Argument => "argument",
+            Why::Returned => "returned",
+            Why::Gaps => "gaps",
+            Why::Placed => "placed",
+        }
+    }
+
+    /// The reason of this spelling.
+    pub fn from_name(name: &str) -> Option<Why> {
+        Why::ALL.into_iter().find(|why| why.name() == name)
+    }
 }
 
 impl NodePlan {
@@ -93,7 +165,13 @@ impl NodePlan {
             for place in &self.places {
                 write!(f, " {place}")?;
             }
+            if self.view {
+                f.write_str(" view")?;
+            }
             write_values(f, "reuse", &self.reuse)?;
+            for (i, (value, why)) in self.copies.iter().enumerate() {
+                write!(f, "{}{value} ({})", if i == 0 { " copy " } else { ", " }, why.name())?;
+            }
             if let Some((group, number)) = self.queue {
                 write!(f, " queue {} #{number}", mesh.group_text(group))?;
             }

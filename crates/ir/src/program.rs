@@ -12,7 +12,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Facts, Guard, Sym, SymbolFacts};
 use crate::mesh::Mesh;
 use crate::ops::Op;
-use crate::plan::{NodePlan, Place, Region};
+use crate::plan::{Head, NodePlan, Place};
 use crate::types::Type;
 
 /// A mesh and the functions that run on it.
@@ -46,10 +46,8 @@ pub struct Func {
     pub types: ValueMap<Type>,
     /// The body; its parameters are the function's.
     pub body: Block,
-    /// The memory regions and their sizes, where the function is a plan.
-    pub regions: Option<Vec<(Region, u64)>>,
-    /// Where the parameters lie, where the function is a plan.
-    pub param_places: Vec<Option<Place>>,
+    /// For which rank and sizes, and in which memory, where the function is a plan.
+    pub plan: Option<Box<Head>>,
 }
 
 impl Func {
@@ -95,6 +93,8 @@ impl Func {
 pub struct Block {
     /// The values that enter.
     pub params: Vec<Value>,
+    /// One place for each tensor that enters, those inside a pending included, where the function is a plan.
+    pub places: Vec<Place>,
     /// The nodes.
     pub nodes: Vec<Node>,
     /// The values that leave.

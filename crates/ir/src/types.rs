@@ -81,6 +81,15 @@ impl Type {
         }
     }
 
+    /// Its tensors: one, those inside a pending, or none.
+    pub fn tensors(&self) -> &[TensorType] {
+        match self {
+            Type::Tensor(tensor) => std::slice::from_ref(tensor),
+            Type::Pending(tensors) => tensors,
+            Type::Size(..) => &[],
+        }
+    }
+
     /// Whether it is communication under way.
     pub fn is_pending(&self) -> bool {
         matches!(self, Type::Pending(_))

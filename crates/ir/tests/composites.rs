@@ -25,7 +25,7 @@ fn single(expanded: &Func, op: Op) -> Func {
     let result = expanded.body.results[0];
     let args = expanded.body.params.clone();
     let node = Node { op, args: args.clone(), results: vec![result], blocks: vec![], loc: None, plan: None };
-    func.body = Block { params: args, nodes: vec![node], results: vec![result] };
+    func.body = Block { params: args, nodes: vec![node], results: vec![result], ..Block::default() };
     func
 }
 

@@ -6,4 +6,4 @@
 
 mod plan;
 
-pub use plan::{PlanError, plan};
+pub use plan::{At, PlanError, plan};

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use consort_ir::entity::Value;
-use consort_ir::mesh::Mesh;
-use consort_ir::plan::{NodePlan, Place, Region};
-use consort_ir::program::{Block, Func, Node, Program};
+use consort_ir::index::Sym;
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::plan::{Head, NodePlan, Place, Region};
+use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
 
 /// Why a program could not be planned.
@@ -48,11 +49,15 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// The program with a place for every tensor, a queue and a number for every start.
-pub fn plan(program: &Program) -> Result<Program, PlanError> {
-    let funcs =
-        program.funcs.iter().map(|func| plan_func(&program.mesh, func)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Program { mesh: program.mesh.clone(), funcs })
+/// For which rank and sizes a plan is made, and which arguments it may overwrite.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// The rank.
+    pub rank: Rank,
+    /// What the backed symbols are.
+    pub symbols: &'a BTreeMap<Sym, i64>,
+    /// Whether each parameter's storage is given away; false where the list is too short.
+    pub donated: &'a [bool],
 }
 
 /// Places are aligned to a cache line, so that no two tensors share one.
@@ -69,19 +74,24 @@ struct Planner<'a> {
     pending: BTreeMap<Value, Vec<Place>>,
 }
 
-fn plan_func(mesh: &Mesh, func: &Func) -> Result<Func, PlanError> {
+/// The function with a place for every tensor, a queue and a number for every start.
+pub fn plan(mesh: &Mesh, func: &Func, at: &At<'_>) -> Result<Func, PlanError> {
     let mut planner =
         Planner { mesh, func, used: BTreeMap::new(), queues: BTreeMap::new(), pending: BTreeMap::new() };
     let mut planned = func.clone();
-    for param in &func.body.params {
-        let place = match func.ty(*param) {
-            Some(Type::Tensor(tensor)) => Some(planner.place(Region::Arg, tensor)?),
-            _ => None,
-        };
-        planned.param_places.push(place);
+    for (number, param) in func.body.params.iter().enumerate() {
+        if let Some(Type::Tensor(tensor)) = func.ty(*param) {
+            planned.body.places.push(planner.place(Region::Arg(number as u32), tensor)?);
+        }
     }
     planner.block(&mut planned.body)?;
-    planned.regions = Some(planner.used.into_iter().collect());
+    let given = func.body.params.iter().zip(at.donated).filter(|(_, donated)| **donated);
+    planned.plan = Some(Box::new(Head {
+        rank: at.rank,
+        symbols: at.symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
+        regions: planner.used.into_iter().collect(),
+        donated: given.map(|(param, _)| *param).collect(),
+    }));
     Ok(planned)
 }
 
@@ -143,19 +153,27 @@ impl Planner<'_> {
 mod tests {
     use super::*;
     use consort_ir::ops::OpTable;
+    use consort_ir::program::Program;
     use consort_ir::text::{parse, print};
     use consort_ir::verify::verify;
+
+    fn planned(text: &str) -> Result<Program, PlanError> {
+        let program = parse(text, &OpTable::built_in()).unwrap().program;
+        let at = At { rank: Rank(0), symbols: &BTreeMap::new(), donated: &[] };
+        let func = plan(&program.mesh, &program.funcs[0], &at)?;
+        Ok(Program { mesh: program.mesh, funcs: vec![func] })
+    }
 
     #[test]
     fn every_value_has_a_place_of_its_own() {
         let text = "mesh (dp: 2)\n\nfunc @f(v0: f32[4]{dp}) -> f32[4] {\n    v1 = neg v0 : f32[4]{dp}\n    \
                     v2 = all_reduce_start[reduce=sum, over=dp] v1 : pending<f32[4]>\n    v3 = wait v2 : f32[4]\n    return v3\n}\n";
-        let planned = plan(&parse(text, &OpTable::built_in()).unwrap().program).unwrap();
+        let planned = planned(text).unwrap();
         assert_eq!(verify(&planned), []);
         let expected = "mesh (dp: 2)
 
-func @f(v0: f32[4]{dp} @arg+0x0) -> f32[4]
-plan (arg: 0x10, arena: 0x10, heap: 0x10) {
+func @f(v0: f32[4]{dp} @arg0+0x0) -> f32[4]
+plan (rank 0, arg0: 0x10, arena: 0x10, heap: 0x10) {
     v1 = neg v0                                      : f32[4]{dp} @arena+0x0
     v2 = all_reduce_start[reduce=sum, over=dp] v1    : pending<f32[4]> @heap+0x0 queue dp #0 lease v1
     v3 = wait v2                                     : f32[4] @heap+0x0
@@ -167,8 +185,7 @@ plan (arg: 0x10, arena: 0x10, heap: 0x10) {
 
     #[test]
     fn symbolic_sizes_are_refused() {
-        let text = "mesh ()\n\nfunc @f(v0: f32[s0]) -> f32[s0] {\n    return v0\n}\n";
-        let error = plan(&parse(text, &OpTable::built_in()).unwrap().program).unwrap_err();
+        let error = planned("mesh ()\n\nfunc @f(v0: f32[s0]) -> f32[s0] {\n    return v0\n}\n").unwrap_err();
         assert!(error.to_string().starts_with("plan: @f: expected constant sizes, got f32[s0]"));
     }
 }

@@ -49,19 +49,17 @@ pub fn execute(
     inputs: &[Tensor],
     until: Instant,
 ) -> Result<Vec<Tensor>, RunError> {
-    let regions =
-        func.regions.as_ref().ok_or_else(|| RunError::Plan(format!("@{} is no plan", func.name)))?;
+    let plan = func.plan.as_ref().ok_or_else(|| RunError::Plan(format!("@{} is no plan", func.name)))?;
     if group.size() != mesh.n_ranks() as usize || inputs.len() != func.body.params.len() {
         return Err(RunError::Plan(format!("@{}: the group or the arguments do not fit", func.name)));
     }
     let memory =
-        regions.iter().map(|(region, size)| Ok((*region, zeroed(*size)?))).collect::<Result<_, _>>()?;
+        plan.regions.iter().map(|(region, size)| Ok((*region, zeroed(*size)?))).collect::<Result<_, _>>()?;
     let mut run =
         Run { mesh, func, group, until, memory, places: BTreeMap::new(), in_flight: BTreeMap::new() };
-    for ((param, place), input) in func.body.params.iter().zip(&func.param_places).zip(inputs) {
-        let place = place.ok_or_else(|| RunError::Plan(format!("{param} has no place")))?;
-        run.places.insert(*param, place);
-        run.write(place, input)?;
+    for ((param, place), input) in func.body.params.iter().zip(&func.body.places).zip(inputs) {
+        run.places.insert(*param, *place);
+        run.write(*place, input)?;
     }
     for node in &func.body.nodes {
         run.node(node)?;

@@ -6,10 +6,9 @@
 
 mod execute;
 pub mod kernels;
-pub mod layout;
 pub mod start;
 pub mod threads;
 pub mod tolerance;
-pub mod views;
 
+pub use consort_ir::{layout, views};
 pub use execute::{RunError, execute};

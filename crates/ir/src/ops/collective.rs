@@ -208,6 +208,9 @@ impl OpDef for AllReduceStart {
         let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
         cx.comm((&others * &cx.result_numel()).div(&n), wire)
     }
+    fn overwrites(&self, result: usize) -> Option<usize> {
+        Some(result)
+    }
     fn effects(&self) -> Effects {
         Effects::Collective(self.over)
     }

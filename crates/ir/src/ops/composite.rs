@@ -10,8 +10,9 @@ use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;
 use crate::ops::{
-    Add, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue, InferCx, Iota,
-    IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, Violation, reduce,
+    Add, Alias, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue,
+    InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, Violation,
+    reduce,
 };
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
@@ -87,6 +88,9 @@ impl OpDef for Softmax {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(5, &cx.result_numel()))
     }
+    fn alias(&self) -> Alias {
+        Alias::First
+    }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, data) = (args[0], float_data(args[0])?);
         let row = |i: usize| line(&x.shape, data, self.dim, i);
@@ -131,6 +135,9 @@ impl OpDef for LogSoftmax {
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(5, &cx.result_numel()))
+    }
+    fn alias(&self) -> Alias {
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, data) = (args[0], float_data(args[0])?);

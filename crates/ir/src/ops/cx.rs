@@ -70,11 +70,7 @@ impl CostCx<'_> {
 }
 
 fn tensors(types: &[Type]) -> impl Iterator<Item = &TensorType> {
-    types.iter().flat_map(|ty| match ty {
-        Type::Tensor(tensor) => std::slice::from_ref(tensor),
-        Type::Pending(tensors) => tensors,
-        Type::Size(..) => &[],
-    })
+    types.iter().flat_map(Type::tensors)
 }
 
 /// A constraint that does not hold.

@@ -132,6 +132,11 @@ pub trait OpDef: OpBase {
         Alias::None
     }
 
+    /// The operand that a start writes result `result` over, where it works in place.
+    fn overwrites(&self, _result: usize) -> Option<usize> {
+        None
+    }
+
     /// Which blocks it holds and how they run.
     fn flow(&self) -> Flow<'_> {
         Flow::Straight
@@ -211,6 +216,8 @@ pub enum Alias {
     View(usize),
     /// The result may be written over any operand of its type that nobody needs any more.
     Reuse,
+    /// The result may be written over operand 0, if nobody needs that any more.
+    First,
 }
 
 /// Which blocks an op holds and how they run.

@@ -305,6 +305,9 @@ impl OpDef for ExchangeStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
+    fn overwrites(&self, result: usize) -> Option<usize> {
+        Some(self.send.len() + result)
+    }
     fn effects(&self) -> Effects {
         Effects::Messages(self.over)
     }

@@ -115,7 +115,7 @@ impl OpDef for Scatter {
         cx.kernel(Index::constant(0))
     }
     fn alias(&self) -> Alias {
-        Alias::Reuse
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let mut out = args[0].clone();
@@ -167,7 +167,7 @@ impl OpDef for ScatterAdd {
         cx.kernel(cx.arg_numel(2))
     }
     fn alias(&self) -> Alias {
-        Alias::Reuse
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, updates) = (args[0], args[2]);

@@ -7,7 +7,7 @@ use crate::op;
 use crate::ops::composite::{fill, float_data, floats, widen};
 use crate::ops::elementwise::times;
 use crate::ops::{
-    Add, Cast, Cost, CostCx, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub, Violation,
+    Add, Alias, Cast, Cost, CostCx, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub, Violation,
 };
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
@@ -61,6 +61,9 @@ impl OpDef for RmsNorm {
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(4, &cx.result_numel()))
+    }
+    fn alias(&self) -> Alias {
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, weight) = (float_data(args[0])?, float_data(args[1])?);
@@ -117,6 +120,9 @@ impl OpDef for LayerNorm {
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(7, &cx.result_numel()))
+    }
+    fn alias(&self) -> Alias {
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, weight, bias) = (float_data(args[0])?, float_data(args[1])?, float_data(args[2])?);

@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
@@ -46,6 +46,9 @@ impl OpDef for Cumsum {
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(cx.result_numel())
+    }
+    fn alias(&self) -> Alias {
+        Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, lines) = (args[0], lines(&args[0].shape, self.dim));

@@ -45,6 +45,9 @@ impl OpDef for BroadcastStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
+    fn overwrites(&self, result: usize) -> Option<usize> {
+        Some(result)
+    }
     fn effects(&self) -> Effects {
         Effects::Collective(self.over)
     }
@@ -85,6 +88,9 @@ impl OpDef for ReduceStart {
         let others = &n - &Index::constant(1);
         let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
         cx.comm((&others * &cx.result_numel()).div(&n), wire)
+    }
+    fn overwrites(&self, result: usize) -> Option<usize> {
+        Some(result)
     }
     fn effects(&self) -> Effects {
         Effects::Collective(self.over)

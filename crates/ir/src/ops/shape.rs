@@ -217,7 +217,7 @@ impl OpDef for UpdateSlice {
         cx.kernel(Index::constant(0))
     }
     fn alias(&self) -> Alias {
-        Alias::Reuse
+        Alias::First
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (mut out, part, start) = (args[0].clone(), args[1], sizes(cx, &self.start)?);

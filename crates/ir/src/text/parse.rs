@@ -5,7 +5,7 @@ use crate::entity::Value;
 use crate::index::{Guard, SymbolFacts};
 use crate::mesh::{Axes, Mesh, Rank, is_name};
 use crate::ops::OpTable;
-use crate::plan::{NodePlan, Place, Region};
+use crate::plan::{Head, NodePlan, Place, Region, Why};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
@@ -90,7 +90,8 @@ impl FuncReader<'_, '_> {
     fn func(&mut self) -> Result<(), ParseError> {
         self.cursor.expect("@")?;
         self.func.name = name(self.cursor, "the name of a function")?;
-        let (params, places): (Vec<Value>, Vec<Option<Place>>) = self.params()?.into_iter().unzip();
+        let mut donated = Vec::new();
+        let params = self.params(&mut donated)?;
         if self.cursor.eat("->") {
             self.func.results = if self.cursor.eat("(") {
                 self.cursor.list(")", Cursor::ty)?
@@ -102,29 +103,52 @@ impl FuncReader<'_, '_> {
             self.conditions()?;
         }
         if self.cursor.eat("plan") {
-            self.cursor.expect("(")?;
-            self.func.regions = Some(self.cursor.list(")", |cursor| {
-                let region = cursor.one_of("a region (arg, arena, heap, dyn)", Region::from_name)?;
-                cursor.expect(":")?;
-                Ok((region, cursor.number("the size of the region")?))
-            })?);
-        }
-        if places.iter().any(Option::is_some) {
-            self.func.param_places = places;
+            self.func.plan = Some(Box::new(self.head(donated)?));
+        } else if let Some(value) = donated.first() {
+            return Err(self.cursor.error(format!("{value} is donated, but the function is no plan")));
         }
         self.func.body = self.block_body(params)?;
         Ok(())
     }
 
-    fn params(&mut self) -> Result<Vec<(Value, Option<Place>)>, ParseError> {
+    /// `(rank 0, s0 = 8, arena: 0x40)`.
+    fn head(&mut self, donated: Vec<Value>) -> Result<Head, ParseError> {
+        self.cursor.expect("(")?;
+        self.cursor.expect("rank")?;
+        let mut head = Head { rank: Rank(self.cursor.number("a rank")?), donated, ..Head::default() };
+        while self.cursor.eat(",") {
+            if let Some(region) = Region::from_name(self.cursor.peek()) {
+                self.cursor.next_token();
+                self.cursor.expect(":")?;
+                head.regions.push((region, self.cursor.number("the size of the region")?));
+            } else if let Some(sym) = self.cursor.try_sym()? {
+                self.cursor.expect("=")?;
+                head.symbols.push((sym, self.cursor.integer()?));
+            } else {
+                return Err(self.cursor.expected(&format!("a symbol or {}", Region::NAMES)));
+            }
+        }
+        self.cursor.expect(")")?;
+        Ok(head)
+    }
+
+    fn params(&mut self, donated: &mut Vec<Value>) -> Result<(Vec<Value>, Vec<Place>), ParseError> {
         self.cursor.expect("(")?;
         let types = &mut self.func.types;
-        self.cursor.list(")", |cursor| {
+        let mut places = Vec::new();
+        let params = self.cursor.list(")", |cursor| {
             let value = cursor.value()?;
             cursor.expect(":")?;
             define(types, value, cursor.ty()?);
-            Ok((value, if cursor.peek() == "@" { Some(place(cursor)?) } else { None }))
-        })
+            while cursor.peek() == "@" {
+                places.push(place(cursor)?);
+            }
+            if cursor.eat("donated") {
+                donated.push(value);
+            }
+            Ok(value)
+        })?;
+        Ok((params, places))
     }
 
     /// The `where` clause: what is declared of symbols, and what must hold of them.
@@ -179,9 +203,9 @@ impl FuncReader<'_, '_> {
     }
 
     /// `{ nodes return }`.
-    fn block_body(&mut self, params: Vec<Value>) -> Result<Block, ParseError> {
+    fn block_body(&mut self, (params, places): (Vec<Value>, Vec<Place>)) -> Result<Block, ParseError> {
         self.cursor.expect("{")?;
-        let mut block = Block { params, ..Block::default() };
+        let mut block = Block { params, places, ..Block::default() };
         while self.cursor.peek() != "return" {
             if matches!(self.cursor.peek(), "}" | "") {
                 return Err(self.cursor.expected("`return` or a node"));
@@ -245,13 +269,11 @@ impl FuncReader<'_, '_> {
             self.cursor.expect("{")?;
             for label in labels {
                 self.cursor.expect(label)?;
-                let params = self.params()?;
-                if let Some((value, _)) = params.iter().find(|(_, place)| place.is_some()) {
-                    return Err(self
-                        .cursor
-                        .error(format!("{value}: a parameter of a block has no place of its own")));
+                let mut donated = Vec::new();
+                let params = self.params(&mut donated)?;
+                if let Some(value) = donated.first() {
+                    return Err(self.cursor.error(format!("{value}: a parameter of a block is not donated")));
                 }
-                let params = params.into_iter().map(|(value, _)| value).collect();
                 self.cursor.deeper()?;
                 blocks.push(self.block_body(params)?);
                 self.cursor.shallower();
@@ -271,6 +293,17 @@ impl FuncReader<'_, '_> {
             }
             match word {
                 "@" => plan.places.push(place(self.cursor)?),
+                "view" => {
+                    self.cursor.next_token();
+                    plan.view = true;
+                }
+                "copy" => {
+                    self.cursor.next_token();
+                    plan.copies.push(self.copy()?);
+                    while self.cursor.eat(",") {
+                        plan.copies.push(self.copy()?);
+                    }
+                }
                 "reuse" => plan.reuse = self.annotated_values()?,
                 "lease" => plan.lease = self.annotated_values()?,
                 "release" => plan.release = self.annotated_values()?,
@@ -284,6 +317,16 @@ impl FuncReader<'_, '_> {
             }
             given.push(word);
         }
+    }
+
+    /// `v2 (needed)`.
+    fn copy(&mut self) -> Result<(Value, Why), ParseError> {
+        let value = self.cursor.value()?;
+        self.cursor.expect("(")?;
+        let why =
+            self.cursor.one_of("a reason (needed, argument, returned, gaps, placed)", Why::from_name)?;
+        self.cursor.expect(")")?;
+        Ok((value, why))
     }
 
     fn annotated_values(&mut self) -> Result<Vec<Value>, ParseError> {
@@ -301,11 +344,7 @@ fn define(types: &mut crate::entity::ValueMap<Type>, value: Value, ty: Type) {
 
 fn place(cursor: &mut Cursor<'_>) -> Result<Place, ParseError> {
     cursor.expect("@")?;
-    let region = cursor.one_of("a region (arg, arena, heap, dyn)", Region::from_name)?;
-    let mut offset = 0;
-    if region.has_offsets() {
-        cursor.expect("+")?;
-        offset = cursor.number("an offset")?;
-    }
-    Ok(Place { region, offset })
+    let region = cursor.one_of(Region::NAMES, Region::from_name)?;
+    cursor.expect("+")?;
+    Ok(Place { region, offset: cursor.number("an offset")? })
 }

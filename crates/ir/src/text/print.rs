@@ -76,11 +76,16 @@ impl Printer<'_> {
             self.line(&head);
             head = format!("where {}", conditions.join(", "));
         }
-        if let Some(regions) = &func.regions {
+        if let Some(plan) = &func.plan {
             self.line(&head);
-            let sizes: Vec<String> =
-                regions.iter().map(|(r, size)| format!("{}: {size:#x}", r.name())).collect();
-            head = format!("plan ({})", sizes.join(", "));
+            head = format!("plan (rank {}", plan.rank.0);
+            for (sym, value) in &plan.symbols {
+                let _ = write!(head, ", {} = {value}", Index::sym(*sym).display(self.mesh));
+            }
+            for (region, size) in &plan.regions {
+                let _ = write!(head, ", {region}: {size:#x}");
+            }
+            head.push(')');
         }
         self.line(&format!("{head} {{"));
         self.nodes(func, &func.body, 4);
@@ -88,16 +93,22 @@ impl Printer<'_> {
     }
 
     fn params(&self, out: &mut String, func: &Func, block: &Block) {
+        let mut places = block.places.iter();
         for (i, param) in block.params.iter().enumerate() {
             let _ = write!(out, "{}{param}", if i == 0 { "" } else { ", " });
             if let Some(ty) = func.ty(*param) {
                 let _ = write!(out, ": {}", ty.display(self.mesh));
+                for place in places.by_ref().take(ty.tensors().len()) {
+                    let _ = write!(out, " {place}");
+                }
             }
-            if std::ptr::eq(block, &func.body)
-                && let Some(Some(place)) = func.param_places.get(i)
-            {
-                let _ = write!(out, " {place}");
+            if func.plan.as_ref().is_some_and(|plan| plan.donated.contains(param)) {
+                out.push_str(" donated");
             }
+        }
+        // More places than tensors: the verifier's to report.
+        for place in places {
+            let _ = write!(out, " {place}");
         }
     }
 

@@ -18,10 +18,10 @@
 //!
 //! Plans also keep, checked in `plan.rs`:
 //!
-//! - **P1** Every tensor that a parameter of the function or a node defines has a place; blocks' parameters lie
-//!   where their operands do. Nothing that is not a plan has one.
+//! - **P1** Every tensor that a parameter or a node defines has a place. Nothing that is not a plan has one.
 //! - **P2** A place lies inside its region, aligned to its elements, and a value of unbacked size lies in `dyn`.
-//! - **P3** `reuse` names tensors defined before in the same block, `lease` operands of its own start, `release` starts before it.
+//! - **P3** `reuse` names tensors defined before in the same block, `copy` and `lease` operands of their own start,
+//!   `release` starts before it, `donated` parameters; a `view` lies where its operand does.
 
 mod plan;
 

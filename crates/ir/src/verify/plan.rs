@@ -1,13 +1,13 @@
 //! The structural rules of plans: V10 and P1 to P3. Hazards between buffers are the plan oracle's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::diagnostic::{At, Code, Diagnostic};
-use crate::entity::ValueMap;
+use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
-use crate::ops::{Effects, Violation, count};
-use crate::plan::{NodePlan, Place, Region};
+use crate::ops::{Alias, Effects, EvalCx, Violation, count};
+use crate::plan::{Head, NodePlan, Place, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
 
@@ -18,48 +18,19 @@ pub(super) fn verify_plan(mesh: &Mesh, func: &Func, number: usize, errors: &mut 
         func,
         number,
         defined: ValueMap::default(),
+        places: ValueMap::default(),
         next_block: 0,
         queues: BTreeMap::new(),
         next: 0,
         errors,
     };
-    let places = func.param_places.iter().flatten().count();
-    let at = At::Func(number);
-    if func.regions.is_none() {
-        if places > 0 {
-            checker.error(
-                at,
-                "",
-                Violation::new("P1", "a parameter has a place, but the function is no plan").note(NOT_A_PLAN),
-            );
-        }
-    } else if let Some(regions) = &func.regions {
-        if regions
-            .iter()
-            .enumerate()
-            .any(|(i, (region, _))| regions[..i].iter().any(|(other, _)| other == region))
-        {
-            checker.error(at, "plan", Violation::new("P2", "a region is declared twice"));
-        }
-        for (i, param) in func.body.params.iter().enumerate() {
-            match (func.ty(*param), func.param_places.get(i).copied().flatten()) {
-                (Some(Type::Tensor(tensor)), Some(place)) => checker.place(at, "parameter", tensor, place),
-                (Some(Type::Tensor(_)), None) => {
-                    checker.error(at, "parameter", Violation::new("P1", format!("{param} has no place")));
-                }
-                (_, Some(_)) => checker.error(
-                    at,
-                    "parameter",
-                    Violation::new("P1", format!("{param} is no tensor, but has a place")),
-                ),
-                _ => {}
-            }
-        }
+    if let Some(plan) = &func.plan {
+        checker.head(plan);
     }
-    checker.block(&func.body);
+    checker.block(&func.body, At::Func(number));
 }
 
-const NOT_A_PLAN: &str = "a plan declares its regions: plan (arena: 0x40)";
+const NOT_A_PLAN: &str = "a plan says its rank and its regions: plan (rank 0, arena: 0x40)";
 
 struct PlanChecker<'a, 'e> {
     mesh: &'a Mesh,
@@ -67,6 +38,8 @@ struct PlanChecker<'a, 'e> {
     number: usize,
     /// Values defined so far: their block, and whether they are starts.
     defined: ValueMap<(usize, bool)>,
+    /// Where they lie.
+    places: ValueMap<Vec<Place>>,
     next_block: usize,
     /// The next number on each queue.
     queues: BTreeMap<String, u32>,
@@ -88,16 +61,35 @@ impl PlanChecker<'_, '_> {
         });
     }
 
-    fn block(&mut self, block: &Block) {
+    /// The rank is one of the mesh, regions are declared once, and what is donated is a parameter.
+    fn head(&mut self, plan: &Head) {
+        let at = At::Func(self.number);
+        if plan.rank.0 >= self.mesh.n_ranks() {
+            let message = format!("expected a rank below {}, got {}", self.mesh.n_ranks(), plan.rank.0);
+            self.error(at, "plan", Violation::new("P1", message));
+        }
+        let mut seen = BTreeSet::new();
+        if !plan.regions.iter().all(|(region, _)| seen.insert(*region)) {
+            self.error(at, "plan", Violation::new("P2", "a region is declared twice"));
+        }
+        for value in &plan.donated {
+            if !self.func.body.params.contains(value) {
+                self.error(at, "plan", Violation::new("P3", format!("donated: {value} is no parameter")));
+            }
+        }
+    }
+
+    fn block(&mut self, block: &Block, at: At) {
         let id = self.next_block;
         self.next_block += 1;
+        self.params(block, at);
         for param in &block.params {
             self.defined.insert(*param, (id, false));
         }
         for node in &block.nodes {
             let at = At::Node(self.number, self.next);
             self.next += 1;
-            match (&node.plan, self.func.regions.is_some()) {
+            match (&node.plan, self.func.plan.is_some()) {
                 (Some(_), false) => {
                     let violation =
                         Violation::new("P1", "has a place, queue or lease, but the function is no plan");
@@ -106,7 +98,7 @@ impl PlanChecker<'_, '_> {
                 (plan, true) => self.node(node, plan.as_deref().unwrap_or(&NodePlan::default()), id, at),
                 (None, false) => {}
             }
-            node.blocks.iter().for_each(|block| self.block(block));
+            node.blocks.iter().for_each(|block| self.block(block, at));
             let starts = node.op.effects().starts().is_some();
             for result in &node.results {
                 self.defined.insert(*result, (id, starts));
@@ -115,56 +107,86 @@ impl PlanChecker<'_, '_> {
         self.next += 1;
     }
 
+    /// The tensors that enter a block have places, in a plan and only there.
+    fn params(&mut self, block: &Block, at: At) {
+        if self.func.plan.is_none() {
+            if !block.places.is_empty() {
+                let violation = Violation::new("P1", "a parameter has a place, but the function is no plan");
+                self.error(at, "", violation.note(NOT_A_PLAN));
+            }
+            return;
+        }
+        let tensors = self.tensors(&block.params);
+        if tensors.len() != block.places.len() {
+            let message = format!("expected {}, got {}", count(tensors.len(), "place"), block.places.len());
+            self.error(at, "parameter", Violation::new("P1", message));
+        }
+        for (tensor, place) in tensors.iter().zip(&block.places) {
+            self.place(at, "parameter", tensor, *place);
+        }
+        self.places_of(&block.params, &block.places);
+    }
+
+    /// The tensors of some values, those inside pendings included.
+    fn tensors(&self, values: &[Value]) -> Vec<TensorType> {
+        values.iter().filter_map(|value| self.func.ty(*value)).flat_map(Type::tensors).cloned().collect()
+    }
+
+    /// Notes where values lie.
+    fn places_of(&mut self, values: &[Value], places: &[Place]) {
+        let mut places = places.iter();
+        for value in values {
+            let n = self.func.ty(*value).map_or(0, |ty| ty.tensors().len());
+            self.places.insert(*value, places.by_ref().take(n).copied().collect());
+        }
+    }
+
     fn node(&mut self, node: &Node, plan: &NodePlan, block: usize, at: At) {
         let op = node.op.info().name;
-        let tensors: Vec<TensorType> = node
-            .results
-            .iter()
-            .filter_map(|result| self.func.ty(*result))
-            .flat_map(|ty| match ty {
-                Type::Tensor(tensor) => vec![tensor.clone()],
-                Type::Pending(tensors) => tensors.clone(),
-                Type::Size(..) => vec![],
-            })
-            .collect();
+        let tensors = self.tensors(&node.results);
         if tensors.len() != plan.places.len() {
             let message = format!("expected {}, got {}", count(tensors.len(), "place"), plan.places.len());
             self.error(at, op, Violation::new("P1", message));
         }
-        for (tensor, place) in tensors.iter().zip(&plan.places) {
-            self.place(at, op, tensor, *place);
+        if plan.view {
+            self.view(node, plan, at);
+        } else {
+            for (tensor, place) in tensors.iter().zip(&plan.places) {
+                self.place(at, op, tensor, *place);
+            }
         }
+        self.places_of(&node.results, &plan.places);
         self.queue(node, plan, at);
         for value in &plan.reuse {
             let here = self.defined.get(*value).is_some_and(|(of, _)| *of == block);
             if !here || self.func.ty(*value).and_then(Type::as_tensor).is_none() {
-                self.error(
-                    at,
-                    op,
-                    Violation::new("P3", format!("reuse: {value} is no tensor defined before in this block")),
-                );
+                let message = format!("reuse: {value} is no tensor defined before in this block");
+                self.error(at, op, Violation::new("P3", message));
             }
         }
-        for value in &plan.lease {
-            if !node.args.contains(value) || node.op.effects().starts().is_none() {
-                self.error(
-                    at,
-                    op,
-                    Violation::new("P3", format!("lease: {value} is no operand of this start")),
-                );
+        let copied = plan.copies.iter().map(|(value, _)| ("copy", *value));
+        let leased = plan.lease.iter().map(|value| ("lease", *value));
+        for (word, value) in copied.chain(leased) {
+            if !node.args.contains(&value) || node.op.effects().starts().is_none() {
+                let message = format!("{word}: {value} is no operand of this start");
+                self.error(at, op, Violation::new("P3", message));
             }
         }
         for value in &plan.release {
             if self.defined.get(*value) != Some(&(block, true)) {
-                self.error(
-                    at,
-                    op,
-                    Violation::new(
-                        "P3",
-                        format!("release: {value} is no start before this line in this block"),
-                    ),
-                );
+                let message = format!("release: {value} is no start before this line in this block");
+                self.error(at, op, Violation::new("P3", message));
             }
+        }
+    }
+
+    /// A view lies where its operand does, and is one by its op.
+    fn view(&mut self, node: &Node, plan: &NodePlan, at: At) {
+        let of = node.args.first().and_then(|arg| self.places.get(*arg)).and_then(|places| places.first());
+        let there = plan.places.iter().all(|place| Some(place) == of);
+        if node.op.alias() != Alias::View(0) || !there {
+            let message = "expected the place of the operand, and an op that can be a view of it";
+            self.error(at, node.op.info().name, Violation::new("P3", format!("view: {message}")));
         }
     }
 
@@ -202,39 +224,32 @@ impl PlanChecker<'_, '_> {
     }
 
     fn place(&mut self, at: At, op: &str, tensor: &TensorType, place: Place) {
+        let Some(plan) = &self.func.plan else { return };
         let mut unbacked = false;
         tensor
             .shape
             .iter()
             .for_each(|size| size.symbols(&mut |sym| unbacked |= matches!(sym, Sym::Unbacked(_))));
-        let declared = self.func.regions.iter().flatten().find(|(region, _)| *region == place.region);
-        let Some((_, size)) = declared else {
-            self.error(
-                at,
-                op,
-                Violation::new("P2", format!("{place}: the plan has no region `{}`", place.region.name())),
-            );
-            return;
+        let declared = plan.regions.iter().find(|(region, _)| *region == place.region);
+        let message = if declared.is_none() {
+            Some(format!("{place}: the plan has no region `{}`", place.region))
+        } else if unbacked != matches!(place.region, Region::Dyn(_)) {
+            Some(format!("{place}: a value lies in dyn where its size is unbacked, and only there"))
+        } else if !place.offset.is_multiple_of(tensor.dtype.size() as u64) {
+            let (size, dtype) = (tensor.dtype.size(), tensor.dtype);
+            Some(format!("{place}: expected a multiple of {size}, the size of {dtype}"))
+        } else {
+            let symbols = plan.symbols.iter().copied().collect();
+            let sizes = EvalCx { mesh: self.mesh, rank: plan.rank, symbols: &symbols };
+            let size = declared.map_or(0, |(_, size)| *size);
+            match sizes.index(&tensor.bytes()).ok().and_then(|bytes| u64::try_from(bytes).ok()) {
+                _ if unbacked => None,
+                None => Some(format!("{place}: the plan does not say how large the value is")),
+                Some(bytes) if place.offset.checked_add(bytes).is_some_and(|end| end <= size) => None,
+                Some(bytes) => Some(format!("{place}: {bytes} bytes do not fit in a region of {size:#x}")),
+            }
         };
-        if unbacked != (place.region == Region::Dyn) {
-            let message = format!("{place}: a value lies in dyn where its size is unbacked, and only there");
-            self.error(at, op, Violation::new("P2", message));
-            return;
-        }
-        if !place.offset.is_multiple_of(tensor.dtype.size() as u64) {
-            let message = format!(
-                "{place}: expected a multiple of {}, the size of {}",
-                tensor.dtype.size(),
-                tensor.dtype
-            );
-            self.error(at, op, Violation::new("P2", message));
-            return;
-        }
-        let bytes = tensor.bytes().as_const().and_then(|bytes| u64::try_from(bytes).ok());
-        if let Some(bytes) = bytes
-            && place.offset.checked_add(bytes).is_none_or(|end| end > *size)
-        {
-            let message = format!("{place}: {bytes} bytes do not fit in a region of {size:#x}");
+        if let Some(message) = message {
             self.error(at, op, Violation::new("P2", message));
         }
     }

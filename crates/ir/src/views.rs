@@ -1,9 +1,9 @@
 //! Ops that need move nothing: their results are views of their operand, where its layout allows.
 
-use consort_ir::ops::{Broadcast, EvalCx, EvalError, OpDef, Permute, Reshape, Slice, Split};
 use smallvec::{SmallVec, smallvec};
 
 use crate::layout::{Dims, Layout};
+use crate::ops::{Broadcast, EvalCx, EvalError, OpDef, Permute, Reshape, Slice, Split};
 
 /// Layouts of an op's results.
 pub type Layouts = SmallVec<[Layout; 1]>;
@@ -53,14 +53,14 @@ pub fn view(op: &dyn OpDef, sizes: &EvalCx<'_>, x: &Layout) -> Result<Option<Lay
     Ok(None)
 }
 
-fn numbers(sizes: &EvalCx<'_>, list: &[consort_ir::index::Index]) -> Result<Dims, EvalError> {
+fn numbers(sizes: &EvalCx<'_>, list: &[crate::index::Index]) -> Result<Dims, EvalError> {
     list.iter().map(|size| sizes.size(size)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use consort_ir::index::Index;
-    use consort_ir::mesh::{Mesh, Rank};
+    use crate::index::Index;
+    use crate::mesh::{Mesh, Rank};
 
     use super::*;
 
