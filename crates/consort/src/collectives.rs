@@ -122,8 +122,14 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
-        comm.note(prepared.digest);
-        let pending = start(op, &sizes, comm, operands, buffers).map_err(failed)?;
+        // Members of an exchange have no shapes in common.
+        if !op.as_any().is::<ExchangeStart>() {
+            comm.note(prepared.digest);
+        }
+        let pending = start(op, &sizes, comm, operands, buffers);
+        // A call that was refused has not taken the note, which is not meant for the next one.
+        comm.note(0);
+        let pending = pending.map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
             taken.drain(..first_result(op).min(taken.len()));
