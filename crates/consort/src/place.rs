@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
+use consort_ir::mesh::Axes;
 use consort_ir::ops::{self, OpDef, Reduce};
 use consort_runtime::layout::Layout;
 
@@ -132,6 +133,11 @@ impl SliceMut<'_> {
         }
     }
 
+    /// Notes axes over which the tensor may differ, now that something is written to it.
+    pub(crate) fn may_differ(&mut self, varies: Axes) {
+        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
+    }
+
     /// A slice of a tensor that has other owners becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let is_whole = self.layout == self.tensor.layout;
@@ -190,8 +196,7 @@ impl SliceMut<'_> {
         }
         self.make_own(site)?;
         write_into(&self.view(), other, site)?;
-        let varies = self.tensor.ty.varies.union(other.ty.varies);
-        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+        self.may_differ(other.ty.varies);
         Ok(())
     }
 }
@@ -218,7 +223,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &view, 2, &[], site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(Pending { gives: (), flight: started.flight })
     }
@@ -246,7 +251,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &args, 2, &view, site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(())
     }
