@@ -313,12 +313,7 @@ impl Group {
         let site = Location::caller();
         let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
         types.dedup();
-        if let [_] = &types[..] {
-            let started = self.start(&op, list, 1, &[], site)?;
-            list.iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
-            return Ok(());
-        }
-        // Of several types there is one communication for each run of one type.
+        // There is one communication for each run of one type.
         let mut start = 0;
         for dtype in types {
             let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
