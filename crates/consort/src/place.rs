@@ -68,6 +68,10 @@ impl Tensor {
         start: impl Into<Index>,
         size: impl Into<Index>,
     ) -> Result<SliceMut<'_>> {
+        // Elements that are repeated have one place: what is written to one would be written to all.
+        if self.layout.repeats() && self.storage.is_some() {
+            self.move_to_own(Location::caller())?;
+        }
         let part = self.narrow(dim, start, size)?;
         Ok(SliceMut { layout: part.layout.clone(), shape: part.ty.shape.clone(), tensor: self })
     }
@@ -141,7 +145,8 @@ impl SliceMut<'_> {
     /// A slice of a tensor that has other owners becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let is_whole = self.layout == self.tensor.layout;
-        if is_whole || self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1) {
+        let is_only = self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1);
+        if is_whole || is_only || self.layout.numel() == 0 {
             return Ok(());
         }
         // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
@@ -189,7 +194,7 @@ impl SliceMut<'_> {
             // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
             let own = self.tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
-            if !own {
+            if !own || self.layout.repeats() {
                 *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
                 return Ok(());
             }
