@@ -209,6 +209,12 @@ impl Buffer {
         Arc::ptr_eq(&self.block().heap, heap)
     }
 
+    /// Whether it has bytes in common with another.
+    pub fn overlaps(&self, other: &Buffer) -> bool {
+        let (mine, others) = (self.range(), other.range());
+        self.is_in(&other.block().heap) && mine.start < others.end && others.start < mine.end
+    }
+
     /// Where it begins in the segment.
     pub(crate) fn at(&self) -> usize {
         self.0.at

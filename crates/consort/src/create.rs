@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
-use consort_ir::ops::{self, Elements};
+use consort_ir::ops::{self, Elements, OpDef};
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run_one};
@@ -111,10 +111,8 @@ impl Tensor {
         start: &[Index],
         key: i64,
     ) -> Result<Tensor> {
-        let site = Location::caller();
-        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
         let (shape, of) = (constant_shape(shape), constant_shape(of));
-        run_one(&ops::Uniform { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+        random(&ops::Uniform { dtype, shape, of, start: start.to_vec() }, key, Location::caller())
     }
 
     /// Random numbers of the normal distribution, from a key.
@@ -142,9 +140,13 @@ impl Tensor {
         start: &[Index],
         key: i64,
     ) -> Result<Tensor> {
-        let site = Location::caller();
-        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
         let (shape, of) = (constant_shape(shape), constant_shape(of));
-        run_one(&ops::Normal { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+        random(&ops::Normal { dtype, shape, of, start: start.to_vec() }, key, Location::caller())
     }
+}
+
+/// What an op makes of a key.
+fn random(op: &dyn OpDef, key: i64, site: &'static Location<'static>) -> Result<Tensor> {
+    let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
+    run_one(op, smallvec![key], site)
 }

@@ -65,3 +65,8 @@ pub use world::Unwaited;
 pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
+
+/// The README's example, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -6,13 +6,16 @@ use std::rc::Rc;
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
+use consort_runtime::start::{Operand, Operands, Outs, start};
 
-use crate::apply::write_into;
+use crate::apply::{prepared, write_into};
+use crate::collectives::check_world;
 use crate::error::{Error, Result};
+use crate::flight::Flight;
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
-use crate::tensor::Tensor;
+use crate::tensor::{Placed, Tensor};
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
 ///
@@ -164,38 +167,67 @@ impl Group {
                     send.push(Message { peer: to.0, tag: Index::constant(tag) });
                     args.push(x);
                 }
-                Batched::Recv { mut into, from, tag } => {
-                    into.make_own(site)?;
+                Batched::Recv { into, from, tag } => {
                     recv.push(Message { peer: from.0, tag: Index::constant(tag) });
                     places.push(into);
                 }
             }
         }
-        args.extend(places.iter().map(SliceMut::view));
-        let n_sent = send.len();
+        let (world, name) = (&self.world, "exchange");
         let op = ExchangeStart { send, recv, over: self.over };
-        let name = "exchange";
-        if args.len() != n_sent + places.len() {
-            return Err(Error::new(name, "expected a tensor for each message", site));
+        let n_sent = args.len();
+        args.extend(places.iter().map(SliceMut::view));
+        check_world(name, world, args.iter(), site)?;
+        let prepared = prepared(&op, world, &args, site)?;
+        let has_data = args.iter().all(|arg| arg.storage.is_some());
+        let (true, Some(heap), Some(comm)) = (has_data, world.heap(), &self.comm) else {
+            let kinds = places.iter_mut().zip(&prepared.results);
+            kinds.for_each(|(place, (ty, _))| place.may_differ(ty.varies));
+            return Ok(Pending { gives: (), flight: None });
+        };
+        let layouts: Vec<Rc<Placed>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
+        args.truncate(n_sent);
+        let failed = |error| Error::comm(name, error, site);
+        let mut operands = Operands::new();
+        for (x, layout) in args.into_iter().zip(&layouts) {
+            // A buffer does not own the storage, so that a tensor can receive beside what it sends.
+            let buffer = self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?;
+            operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape });
         }
-        let started = self.start(&op, &args, 2, &[], site)?;
-        for ((mut place, result), view) in places.into_iter().zip(started.results).zip(&args[n_sent..]) {
-            place.take_result(view, result, site)?;
+        let mut taken = Vec::new();
+        for (place, layout) in places.iter_mut().zip(&layouts[n_sent..]) {
+            place.make_own(site)?;
+            // The tensor is one owner, this view of it another.
+            let into = self.take_to_write(name, &place.view(), 2, true, site)?;
+            let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
+            for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
+                let copy = heap.alloc_from(&sent.buffer.bytes().map_err(failed)?).map_err(failed)?;
+                world.count_copy(copy.len());
+                sent.buffer = copy;
+            }
+            operands.push(Operand { buffer, dtype: place.dtype(), shape: &layout.shape });
+            taken.push(into);
         }
-        Ok(Pending { gives: (), flight: started.flight })
+        let mesh = world.mesh();
+        let pending = start(&op, &world.sizes(&mesh), comm, operands, Outs::new()).map_err(failed)?;
+        let flight = Flight::new(pending, world, name, site);
+        let results: Vec<Tensor> = prepared
+            .results
+            .iter()
+            .zip(taken)
+            .map(|((ty, _), into)| self.awaited(ty, into, &flight))
+            .collect();
+        for (mut place, result) in places.into_iter().zip(results) {
+            place.take_result(result, site)?;
+        }
+        Ok(Pending { gives: (), flight: Some(flight) })
     }
 }
 
 impl SliceMut<'_> {
     /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
-    pub(crate) fn take_result(
-        &mut self,
-        view: &Tensor,
-        result: Tensor,
-        site: &'static Location<'static>,
-    ) -> Result<()> {
-        let varies = self.tensor.ty.varies.union(result.ty.varies);
-        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+    pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
+        self.may_differ(result.ty.varies);
         let landed = match (&result.storage, &self.tensor.storage) {
             (Some(result), Some(own)) => Rc::ptr_eq(result, own),
             _ => true,
@@ -208,6 +240,6 @@ impl SliceMut<'_> {
             return Ok(());
         }
         // It could not be written where it lies, for example because it has gaps.
-        write_into(view, &result, site)
+        write_into(&self.view(), &result, site)
     }
 }

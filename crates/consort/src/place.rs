@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
+use consort_ir::mesh::Axes;
 use consort_ir::ops::{self, OpDef, Reduce};
 use consort_runtime::layout::Layout;
 
@@ -67,6 +68,10 @@ impl Tensor {
         start: impl Into<Index>,
         size: impl Into<Index>,
     ) -> Result<SliceMut<'_>> {
+        // Elements that are repeated have one place: what is written to one would be written to all.
+        if self.layout.repeats() && self.storage.is_some() {
+            self.move_to_own(Location::caller())?;
+        }
         let part = self.narrow(dim, start, size)?;
         Ok(SliceMut { layout: part.layout.clone(), shape: part.ty.shape.clone(), tensor: self })
     }
@@ -132,10 +137,16 @@ impl SliceMut<'_> {
         }
     }
 
+    /// Notes axes over which the tensor may differ, now that something is written to it.
+    pub(crate) fn may_differ(&mut self, varies: Axes) {
+        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
+    }
+
     /// A slice of a tensor that has other owners becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let is_whole = self.layout == self.tensor.layout;
-        if is_whole || self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1) {
+        let is_only = self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1);
+        if is_whole || is_only || self.layout.numel() == 0 {
             return Ok(());
         }
         // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
@@ -183,15 +194,14 @@ impl SliceMut<'_> {
             // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
             let own = self.tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
-            if !own {
+            if !own || self.layout.repeats() {
                 *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
                 return Ok(());
             }
         }
         self.make_own(site)?;
         write_into(&self.view(), other, site)?;
-        let varies = self.tensor.ty.varies.union(other.ty.varies);
-        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+        self.may_differ(other.ty.varies);
         Ok(())
     }
 }
@@ -218,7 +228,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &view, 2, &[], site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(Pending { gives: (), flight: started.flight })
     }
@@ -246,7 +256,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &args, 2, &view, site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(())
     }
@@ -308,12 +318,7 @@ impl Group {
         let site = Location::caller();
         let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
         types.dedup();
-        if let [_] = &types[..] {
-            let started = self.start(&op, list, 1, &[], site)?;
-            list.iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
-            return Ok(());
-        }
-        // Of several types there is one communication for each run of one type.
+        // There is one communication for each run of one type.
         let mut start = 0;
         for dtype in types {
             let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
