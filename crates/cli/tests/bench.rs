@@ -153,9 +153,9 @@ fn the_launcher_is_measured_beside_a_peer() {
 #[test]
 fn tensors_are_measured_beside_their_limits() {
     let figures =
-        objects("eager|--cases|all_reduce_owned_4,all_reduce_shared_1k,add_8|--seconds|0.01|--json");
+        objects("eager|--cases|all_reduce_owned_1m,all_reduce_shared_1m,add_8|--seconds|0.01|--json");
     let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
-    assert_eq!(cases, ["all_reduce_owned_4", "all_reduce_shared_1k", "add_8_floats"]);
+    assert_eq!(cases, ["all_reduce_owned_1m", "all_reduce_shared_1m", "add_8_floats"]);
     for figure in &figures {
         assert_eq!(figure["bench"], "eager");
         for field in ["us", "limit_us", "ratio"] {

@@ -16,10 +16,11 @@ use smallvec::SmallVec;
 
 use crate::apply::{Tensors, copy_into, prepared, spoken};
 use crate::error::{Error, Result};
-use crate::flight::Flight;
+use crate::flight::{Flight, Way};
 use crate::mesh::Group;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc, fill_new};
+use crate::trace::{record_start, settle};
 use crate::world::World;
 
 /// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
@@ -41,7 +42,7 @@ impl Taken {
 /// What an operation gives, and the operation.
 pub(crate) struct Started {
     pub(crate) results: Tensors,
-    pub(crate) flight: Option<Rc<Flight>>,
+    pub(crate) flight: Option<Way>,
 }
 
 impl Group {
@@ -60,6 +61,18 @@ impl Group {
     ) -> Result<Started> {
         let (world, name) = (&self.world, spoken(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
+        if let Some(traced) = record_start(op, args, site) {
+            let (results, start) = traced?;
+            return Ok(Started { results, flight: Some(Way::Traced(start)) });
+        }
+        let settled: SmallVec<[Tensor; 2]>;
+        let args = match args.iter().any(|arg| arg.traced.is_some()) {
+            true => {
+                settled = args.iter().map(|arg| settle(arg, name, site)).collect::<Result<_>>()?;
+                &settled
+            }
+            false => args,
+        };
         let prepared = prepared(op, world, args, site)?;
         let results = &prepared.results;
         check_outs(name, results, outs, site)?;
@@ -68,6 +81,7 @@ impl Group {
                 ty: Rc::clone(ty),
                 layout: Rc::clone(layout),
                 storage: None,
+                traced: None,
                 world: world.id,
             };
             return Ok(Started { results: results.iter().map(shape).collect(), flight: None });
@@ -112,7 +126,7 @@ impl Group {
         let mut operands = Operands::new();
         for (arg, taken) in args.iter().zip(&taken) {
             let buffer = taken.buffer(&arg.ty).map_err(failed)?;
-            operands.push(Operand { buffer, dtype: arg.dtype(), shape: arg.shape() });
+            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape });
         }
         let mut buffers = Outs::new();
         if how == Results::New {
@@ -131,13 +145,13 @@ impl Group {
         }
         let results =
             results.iter().zip(made).map(|((ty, _), made)| self.awaited(ty, made, &flight)).collect();
-        Ok(Started { results, flight: Some(flight) })
+        Ok(Started { results, flight: Some(Way::Flying(flight)) })
     }
 
     /// A tensor that an operation in flight will write.
     pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: Taken, flight: &Rc<Flight>) -> Tensor {
         let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
-        let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), world: self.world.id };
+        let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
         storage.add_flight(tensor.byte_range(), Rc::clone(flight));
         tensor
     }
@@ -254,13 +268,13 @@ fn check_outs(
     }
     for ((ty, layout), out) in results.iter().zip(outs) {
         let shape = &layout.shape;
-        if out.dtype() != ty.dtype || out.shape() != &shape[..] {
+        if out.dtype() != ty.dtype || out.layout.shape != *shape {
             let message = format!(
                 "expected {}{:?} for the result, got {}{:?}",
                 ty.dtype,
                 &shape[..],
                 out.dtype(),
-                out.shape()
+                &out.layout.shape[..]
             );
             return Err(Error::new(op, message, site));
         }

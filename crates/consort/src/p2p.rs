@@ -4,18 +4,20 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
-use consort_ir::index::Index;
+use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
 use consort_runtime::start::{Operand, Operands, Outs, start};
 
 use crate::apply::{prepared, write_into};
 use crate::collectives::check_world;
 use crate::error::{Error, Result};
-use crate::flight::Flight;
+use crate::flight::{Flight, Way};
+use crate::index::Index;
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
 use crate::tensor::{Placed, Tensor};
+use crate::trace::{is_tracing, record_start, settle};
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
 ///
@@ -24,13 +26,13 @@ pub struct Other(Peer);
 
 impl From<usize> for Other {
     fn from(member: usize) -> Other {
-        Other(Peer::At(Index::from(member)))
+        Other(Peer::At(ir::Index::from(member)))
     }
 }
 
 impl From<Index> for Other {
     fn from(member: Index) -> Other {
-        Other(Peer::At(member))
+        Other(Peer::At(member.0))
     }
 }
 
@@ -164,11 +166,11 @@ impl Group {
         for message in messages {
             match message {
                 Batched::Send { x, to, tag } => {
-                    send.push(Message { peer: to.0, tag: Index::constant(tag) });
+                    send.push(Message { peer: to.0, tag: ir::Index::constant(tag) });
                     args.push(x);
                 }
                 Batched::Recv { into, from, tag } => {
-                    recv.push(Message { peer: from.0, tag: Index::constant(tag) });
+                    recv.push(Message { peer: from.0, tag: ir::Index::constant(tag) });
                     places.push(into);
                 }
             }
@@ -178,6 +180,16 @@ impl Group {
         let n_sent = args.len();
         args.extend(places.iter().map(SliceMut::view));
         check_world(name, world, args.iter(), site)?;
+        if let Some(traced) = record_start(&op, &args, site) {
+            let (results, start) = traced?;
+            for (mut place, result) in places.into_iter().zip(results) {
+                place.take_result(result, site)?;
+            }
+            return Ok(Pending { gives: (), flight: Some(Way::Traced(start)) });
+        }
+        for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
+            *arg = settle(arg, name, site)?;
+        }
         let prepared = prepared(&op, world, &args, site)?;
         let has_data = args.iter().all(|arg| arg.storage.is_some());
         let (true, Some(heap), Some(comm)) = (has_data, world.heap(), &self.comm) else {
@@ -220,13 +232,16 @@ impl Group {
         for (mut place, result) in places.into_iter().zip(results) {
             place.take_result(result, site)?;
         }
-        Ok(Pending { gives: (), flight: Some(flight) })
+        Ok(Pending { gives: (), flight: Some(Way::Flying(flight)) })
     }
 }
 
 impl SliceMut<'_> {
     /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
     pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
+        if is_tracing() {
+            return self.replace(result, site);
+        }
         self.may_differ(result.ty.varies);
         let landed = match (&result.storage, &self.tensor.storage) {
             (Some(result), Some(own)) => Rc::ptr_eq(result, own),
