@@ -134,7 +134,10 @@ impl Folder<'_> {
                 }
                 Outcome::Stays => {}
             }
-            symbols.extend(self.scope.define(&*node.op, &self.types(&node.args)));
+            // A symbol is the value of a size.
+            if node.results.iter().any(|result| matches!(self.func.ty(*result), Some(Type::Size(..)))) {
+                symbols.extend(self.scope.define(&*node.op, &self.types(&node.args)));
+            }
             for (i, result) in node.results.iter().enumerate() {
                 self.places.insert(*result, (nodes.len(), i));
             }

@@ -163,3 +163,46 @@ pub fn simplify(
     }
     Ok(program)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use consort_ir::ops::OpTable;
+    use consort_ir::text::parse;
+
+    const TEXT: &str =
+        "mesh ()\n\nfunc @f(v0: f32[4]) -> f32[4] {\n    v1 = neg v0 : f32[4]\n    return v1\n}\n";
+
+    /// A pass that leaves out a node whose result is used.
+    static SPOILS: [Pass; 1] = [Pass {
+        name: "spoil",
+        doc: "",
+        run: |program, fuel| {
+            if fuel.burn() {
+                program.funcs[0].body.nodes.pop();
+            }
+        },
+    }];
+
+    #[test]
+    fn a_pass_that_breaks_the_program_is_named() {
+        let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
+        let mut seen = Vec::new();
+        let options = Options { verify: true, ..Options::default() };
+        let error =
+            simplify(&program, &SPOILS, &options, &mut |stage| seen.push(stage.rewrites)).unwrap_err();
+        let expected = "pass spoil: the program does not verify any more; this is a defect of consort\n  \
+                        error[verify]: return: v1 is not defined before it is used (V1)";
+        assert_eq!((error.to_string().as_str(), &seen[..]), (expected, &[1][..]));
+        let no_fuel = Options { fuel: 0, verify: true };
+        assert_eq!(simplify(&program, &SPOILS, &no_fuel, &mut |_| {}), Ok(program));
+    }
+
+    #[test]
+    fn a_plan_is_refused() {
+        let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
+        let planned = crate::plan(&program).unwrap();
+        let error = simplify(&planned, PASSES, &Options::default(), &mut |_| {}).unwrap_err();
+        assert_eq!(error, PassError::Planned { func: "f".into() });
+    }
+}

@@ -36,22 +36,22 @@ impl Remover<'_> {
         }
         // Starts whose wait has gone: they go, too.
         let mut orphans = ValueMap::default();
-        let mut kept = Vec::with_capacity(block.nodes.len());
-        while let Some(mut node) = block.nodes.pop() {
+        let mut goes = vec![false; block.nodes.len()];
+        for (node, goes) in block.nodes.iter_mut().zip(&mut goes).rev() {
             let orphan = node.results.first().is_some_and(|pending| orphans.get(*pending).is_some());
-            if orphan || self.may_go(&node, &starts) && self.fuel.burn() {
+            *goes = orphan || self.may_go(node, &starts) && self.fuel.burn();
+            if *goes {
                 if let (Effects::Wait, Some(pending)) = (node.op.effects(), node.args.first()) {
                     orphans.insert(*pending, ());
                 }
-                forget(self.types, &node);
+                forget(self.types, node);
                 continue;
             }
             node.blocks.iter_mut().for_each(|inside| self.block(inside));
             node.args.iter().for_each(|arg| self.use_value(*arg));
-            kept.push(node);
         }
-        kept.reverse();
-        block.nodes = kept;
+        let mut goes = goes.into_iter();
+        block.nodes.retain(|_| !goes.next().unwrap_or(false));
     }
 
     fn use_value(&mut self, value: Value) {

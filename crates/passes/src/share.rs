@@ -26,9 +26,6 @@ pub(crate) fn run(program: &mut Program, fuel: &mut Fuel) {
     }
 }
 
-/// What makes nodes equal: name, attributes as written, and operands.
-type Key = (&'static str, String, Vec<Value>);
-
 struct Sharer<'a> {
     mesh: &'a Mesh,
     types: &'a mut ValueMap<Type>,
@@ -44,54 +41,58 @@ impl Sharer<'_> {
         for node in block.nodes.iter().filter(|node| node.op.effects() == Effects::Wait) {
             node.args.iter().for_each(|arg| drop(waits.insert(*arg, node.results.clone())));
         }
-        let mut seen: BTreeMap<Key, Vec<Value>> = BTreeMap::new();
         // What waits have given so far.
         let mut gave: ValueMap<Vec<Value>> = ValueMap::default();
-        block.nodes.retain_mut(|node| {
+        // Where equal nodes would be found. The youngest operand grows along the block, so what is near in the
+        // list is near in the map.
+        let mut seen: BTreeMap<(Option<Value>, u64), usize> = BTreeMap::new();
+        let mut attrs = String::new();
+        let mut kept = 0;
+        for at in 0..block.nodes.len() {
+            let (before, rest) = block.nodes.split_at_mut(at);
+            let node = &mut rest[0];
             node.args.iter_mut().for_each(|arg| *arg = self.resolve(*arg));
             node.blocks.iter_mut().for_each(|inside| self.block(inside));
-            if node.op.effects() == Effects::Wait {
-                let Some(pending) = node.args.first().copied() else { return true };
-                if let Some(first) = gave.get(pending) {
-                    let first = first.clone();
-                    self.replace(node, &first);
-                    return false;
+            if let (Effects::Wait, Some(pending)) = (node.op.effects(), node.args.first()) {
+                if let Some(first) = gave.get(*pending) {
+                    self.replace(node, first);
+                    continue;
                 }
-                gave.insert(pending, node.results.clone());
-                return true;
+                gave.insert(*pending, node.results.clone());
+            } else if may_share(node, &waits) {
+                attrs.clear();
+                node.op.write_attrs(&mut attrs, self.mesh);
+                let key = (node.args.iter().max().copied(), fingerprint(node, &attrs));
+                let first = *seen.entry(key).or_insert(kept);
+                if first < kept && self.are_equal(&before[first], node, &waits) && self.fuel.burn() {
+                    self.replace(node, &before[first].results);
+                    continue;
+                }
             }
-            if !may_share(node, &waits) {
-                return true;
-            }
-            let mut attrs = String::new();
-            node.op.write_attrs(&mut attrs, self.mesh);
-            let key = (node.op.info().name, attrs, node.args.clone());
-            let Some(first) = seen.get(&key) else {
-                seen.insert(key, node.results.clone());
-                return true;
-            };
-            let mut pairs = first.iter().zip(&node.results);
-            let alike = pairs.all(|(a, b)| match (waits.get(*a), waits.get(*b)) {
-                (Some(a), Some(b)) => self.same_types(a, b),
-                _ => self.same_types(&[*a], &[*b]),
-            });
-            if !alike || !self.fuel.burn() {
-                return true;
-            }
-            let first = first.clone();
-            self.replace(node, &first);
-            false
-        });
+            block.nodes.swap(kept, at);
+            kept += 1;
+        }
+        block.nodes.truncate(kept);
         block.results.iter_mut().for_each(|result| *result = self.resolve(*result));
+    }
+
+    /// Whether nodes do the same, and all that comes of them has the same types, spelled alike.
+    fn are_equal(&self, a: &Node, b: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
+        let same = |a: &[Value], b: &[Value]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.types.get(*a) == self.types.get(*b))
+        };
+        let results = |(a, b): (&Value, &Value)| match (waits.get(*a), waits.get(*b)) {
+            (Some(a), Some(b)) => same(a, b),
+            _ => true,
+        };
+        a.op == b.op
+            && a.args == b.args
+            && same(&a.results, &b.results)
+            && a.results.iter().zip(&b.results).all(results)
     }
 
     fn resolve(&self, value: Value) -> Value {
         self.same.get(value).copied().unwrap_or(value)
-    }
-
-    /// Whether values have the same types, spelled alike.
-    fn same_types(&self, a: &[Value], b: &[Value]) -> bool {
-        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.types.get(*a) == self.types.get(*b))
     }
 
     /// Puts other values in the place of a node's results.
@@ -112,4 +113,11 @@ fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
         }
         Effects::Messages(_) | Effects::Wait | Effects::Host => false,
     }
+}
+
+/// A number that equal nodes have in common, and others hardly ever: FNV-1a.
+fn fingerprint(node: &Node, attrs: &str) -> u64 {
+    let args = node.args.iter().flat_map(|arg| arg.0.to_le_bytes());
+    let bytes = args.chain(node.op.info().name.bytes()).chain(attrs.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
