@@ -1,9 +1,15 @@
 //! Passes from program to plan: pure functions of the program, with no I/O, clock or threads.
 //!
-//! Today there is one, and it is the simplest that gives a plan: [`plan`]. The pipeline of simplification,
-//! bucketing, fusion, scheduling and memory planning is not built yet.
+//! [`simplify`] runs the passes of [`PASSES`], program to program; [`plan`] gives every value a place. Bucketing,
+//! fusion and scheduling are not built yet.
 #![forbid(unsafe_code)]
 
+mod fold;
+mod pipeline;
 mod plan;
+mod remove;
+mod scope;
+mod share;
 
+pub use pipeline::{Fuel, Options, PASSES, Pass, PassError, Stage, pass, simplify};
 pub use plan::{At, PlanError, plan};
