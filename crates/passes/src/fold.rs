@@ -144,7 +144,7 @@ impl Folder<'_> {
             nodes.push(node);
         }
         let results = block.results.iter().map(|result| self.resolve(*result)).collect();
-        (Block { params: block.params, nodes, results }, symbols)
+        (Block { nodes, results, ..block }, symbols)
     }
 
     fn types(&self, values: &[Value]) -> Vec<Type> {

@@ -166,6 +166,7 @@ pub fn simplify(
 
 #[cfg(test)]
 mod tests {
+    use consort_ir::mesh::Rank;
     use super::*;
     use consort_ir::ops::OpTable;
     use consort_ir::text::parse;
@@ -201,7 +202,9 @@ mod tests {
     #[test]
     fn a_plan_is_refused() {
         let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
-        let planned = crate::plan(&program).unwrap();
+        let at = crate::At { rank: Rank(0), symbols: &std::collections::BTreeMap::new(), donated: &[] };
+        let func = crate::plan(&program.mesh, &program.funcs[0], &at).unwrap();
+        let planned = Program { mesh: program.mesh, funcs: vec![func] };
         let error = simplify(&planned, PASSES, &Options::default(), &mut |_| {}).unwrap_err();
         assert_eq!(error, PassError::Planned { func: "f".into() });
     }
