@@ -19,6 +19,8 @@
 
 mod apply;
 mod collectives;
+mod compile;
+mod control;
 mod create;
 mod element;
 mod elementwise;
@@ -46,11 +48,13 @@ mod trace;
 mod world;
 
 pub use apply::apply;
+pub use compile::{Compiled, CompiledMut, Cost, ExplainedGraph, Explanation, Stats, compile, compile_mut};
 pub use consort_comm::CommError;
 pub use consort_derive::Flatten;
 pub use consort_ir::dtype::Dtype;
 pub use consort_ir::ops;
 pub use consort_ir::ops::{Missing, Reduce, Route};
+pub use control::{cond, scan};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use files::Safetensors;

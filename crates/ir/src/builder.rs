@@ -35,6 +35,11 @@ impl Draft {
     pub fn guards(&self) -> &[Guard] {
         &self.func.guards
     }
+
+    /// How many parameters the function has so far.
+    pub fn params(&self) -> usize {
+        self.open.first().map_or(0, |body| body.params.len())
+    }
 }
 
 impl<'a> Builder<'a> {
@@ -174,6 +179,13 @@ impl<'a> Builder<'a> {
     pub fn begin_block(&mut self, params: Vec<Type>) -> Vec<Value> {
         self.draft.open.push(Block::default());
         params.into_iter().map(|ty| self.param(ty)).collect()
+    }
+
+    /// One more parameter of a block that is closed already.
+    pub fn add_param(&mut self, block: &mut Block, ty: Type) -> Value {
+        let value = self.value(ty);
+        block.params.push(value);
+        value
     }
 
     /// Closes the block that was opened last.

@@ -22,9 +22,10 @@ use crate::world::World;
 use agree::{MISS, digest, envelope, gather};
 use explain::Log;
 use graph::{Donated, Given, Graph};
-use guards::{Bound, Pattern, Signature, leaves_of};
+use guards::{Bound, Pattern, Signature};
 
-pub use explain::{Explanation, Stats};
+pub use explain::{Cost, ExplainedGraph, Explanation, Stats};
+pub(crate) use guards::{Leaf, leaves_of};
 
 type Site = &'static Location<'static>;
 
