@@ -8,9 +8,10 @@ use consort_ir::ops::{self, Elements, OpDef};
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run_one};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
 use crate::tensor::Tensor;
+use crate::trace::record_sizes;
 
 impl Tensor {
     /// A tensor of one number.
@@ -77,6 +78,30 @@ impl Tensor {
     #[track_caller]
     pub fn index(value: impl Into<Index>) -> Result<Tensor> {
         run_one(&ops::IndexValue { value: value.into().0 }, Tensors::new(), Location::caller())
+    }
+
+    /// The elements of a 0-d or 1-d tensor of integers as sizes. In a trace they become symbols that are known when the
+    /// program runs, and there is no break.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let sizes = consort::Tensor::from_iter([2i64, 3])?.to_sizes()?;
+    /// assert_eq!(consort::Tensor::from_iter(0..5i32)?.split(0, &sizes)?[1].to_string(), "[2 3 4]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn to_sizes(&self) -> Result<Vec<Index>> {
+        let site = Location::caller();
+        let n = self.ty.numel().as_const().and_then(|n| usize::try_from(n).ok());
+        let wrong = || Error::new("to_sizes", "expected i32 or i64 in at most 1 dimension, of a known size", site);
+        if let Some(sizes) = record_sizes(self, n.ok_or_else(wrong)?, site) {
+            return Ok(sizes?.into_iter().map(Index).collect());
+        }
+        match (self.dtype(), self.rank()) {
+            (Dtype::I64, 0 | 1) => Ok(self.to_vec::<i64>()?.into_iter().map(Index::from).collect()),
+            (Dtype::I32, 0 | 1) => Ok(self.to_vec::<i32>()?.into_iter().map(Index::from).collect()),
+            _ => Err(wrong()),
+        }
     }
 
     /// Random numbers, evenly between 0 and 1, from a key: the same key gives the same numbers, on any machine.

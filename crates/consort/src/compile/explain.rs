@@ -112,7 +112,7 @@ impl Log {
                 copies: report
                     .copies
                     .iter()
-                    .map(|copy| format!("{} of {} bytes ({})", copy.value, copy.bytes, copy.why.name()))
+                    .map(|(_, value, bytes, why)| format!("{value}: {bytes} bytes ({})", why.name()))
                     .collect(),
                 cost: plan.as_ref().map(|plan| cost(&mesh, &plan.func)).unwrap_or_default(),
             }

@@ -575,7 +575,11 @@ impl Session {
     }
 
     pub(crate) fn add_param(&self, block: &mut consort_ir::program::Block, types: Vec<Type>) -> Result<()> {
-        self.build(|builder| types.into_iter().for_each(|ty| drop(builder.add_param(block, ty))))
+        self.build(|builder| {
+            for ty in types {
+                builder.add_param(block, ty);
+            }
+        })
     }
 
     /// Writes down a node with blocks.

@@ -1,0 +1,609 @@
+//! Compiled functions on ranks that are threads: they give what the same functions give as they are.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use consort::{Batched, Dtype, Flatten, Index, Missing, Reduce, Result, Route, Tensor, compile, compile_mut};
+
+/// Runs `f` on so many ranks; all of them succeed.
+fn ranks(n: usize, f: impl Fn(consort::Mesh) -> Result<()> + Sync) {
+    for (rank, outcome) in consort::spawn(n, f).into_iter().enumerate() {
+        if let Err(error) = outcome {
+            panic!("rank {rank} of {n}: {error}");
+        }
+    }
+}
+
+fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
+    let n = shape.iter().product();
+    Tensor::from_slice(&(0..n).map(|i| ((i * 7 + seed * 3) % 11) as f32 - 4.0).collect::<Vec<_>>(), shape)
+}
+
+fn same(a: &Tensor, b: &Tensor) -> Result<()> {
+    assert_eq!(a.shape(), b.shape());
+    assert_eq!(a.to_vec::<f32>()?, b.to_vec::<f32>()?);
+    Ok(())
+}
+
+#[test]
+fn b1_compiled_equals_eager_for_every_collective() {
+    for n in [1, 2, 3, 4] {
+        ranks(n, |mesh| {
+            let me = mesh.number(&mesh.rank())?;
+            type Step = Rc<dyn Fn(&consort::Mesh, Tensor) -> Result<Tensor>>;
+            let steps: Vec<Step> = vec![
+                Rc::new(|mesh, x| mesh.broadcast(x, 0)),
+                Rc::new(|mesh, x| mesh.all_reduce(x, Reduce::Sum)),
+                Rc::new(|mesh, x| mesh.all_reduce(x, Reduce::Max)),
+                Rc::new(|mesh, x| mesh.all_gather(x, 0)),
+                Rc::new(|mesh, x| mesh.all_gather(x, 1)),
+                Rc::new(|mesh, x| mesh.reduce_scatter(x, Reduce::Sum, 0)),
+                Rc::new(|mesh, x| mesh.reduce_scatter(x, Reduce::Sum, 1)),
+                Rc::new(|mesh, x| mesh.all_to_all(x, None, None)),
+                Rc::new(|mesh, x| mesh.permute(x, Route::Ring(1), Missing::Error)),
+                Rc::new(|mesh, x| mesh.reduce(x, Reduce::Sum, 0)),
+                Rc::new(|mesh, x| mesh.gather(x, 0, 0)),
+                Rc::new(|mesh, x| mesh.scatter(x, 0, 0)),
+            ];
+            for (number, step) in steps.into_iter().enumerate() {
+                let (group, own) = (mesh.clone(), Rc::clone(&step));
+                let alone = compile(move |x: Tensor| own(&group, x));
+                let (group, own) = (mesh.clone(), Rc::clone(&step));
+                let after = compile(move |(x, w): (Tensor, Tensor)| {
+                    let y = x.matmul(&w)?;
+                    own(&group, Tensor::concat(&[&y, &x], 0)?)?.add(&own(&group, Tensor::concat(&[&x, &y], 0)?)?)
+                });
+                for round in 0..3 {
+                    let (x, w) = (numbers(&[12, 12], me + round)?, numbers(&[12, 12], number)?);
+                    same(&alone.call(x.clone())?, &step(&mesh, x.clone())?)?;
+                    let y = x.matmul(&w)?;
+                    let eager = step(&mesh, Tensor::concat(&[&y, &x], 0)?)?
+                        .add(&step(&mesh, Tensor::concat(&[&x, &y], 0)?)?)?;
+                    same(&after.call((x, w))?, &eager)?;
+                }
+                assert_eq!((alone.stats().graphs, alone.stats().breaks, alone.stats().recompiles), (1, 0, 0));
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn b6_the_program_of_a_collective_is_a_start_and_a_wait() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let functional = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)?.relu());
+        let group = mesh.clone();
+        let in_place = compile(move |mut x: Tensor| {
+            group.all_reduce_(&mut x, Reduce::Sum)?;
+            x.relu()
+        });
+        let x = numbers(&[8], 1)?;
+        same(&functional.call(x.clone())?, &in_place.call(x)?)?;
+        let lines = |text: &str| text.lines().filter(|line| line.contains(" = ")).count();
+        for explained in [functional.explain(), in_place.explain()] {
+            assert_eq!(lines(&explained.graphs[0].program), 3, "{explained}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn b5_copies_are_made_only_where_the_data_flow_forces_them() {
+    ranks(2, |mesh| {
+        let bytes = 4 * 8;
+        let copied = |f: &dyn Fn(consort::Mesh, Tensor) -> Result<Tensor>, given: bool| {
+            let _ = (f, given);
+        };
+        copied(&|_, x| Ok(x), true);
+        // A dead intermediate is reduced in place.
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+        f.call(numbers(&[8], 0)?)?.wait()?;
+        assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+        // One that is needed later is copied, once.
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| {
+            let y = x.neg()?;
+            group.all_reduce(&y, Reduce::Sum)?.add(&y)
+        });
+        f.call(numbers(&[8], 0)?)?.wait()?;
+        assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+        // An argument that somebody else owns is copied, once; one that is given away is not.
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+        let kept = numbers(&[8], 0)?;
+        let before = kept.to_vec::<f32>()?;
+        f.call(kept.clone())?.wait()?;
+        assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+        assert_eq!(kept.to_vec::<f32>()?, before);
+        f.call(numbers(&[8], 0)?)?.wait()?;
+        assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+        assert_eq!(f.explain().graphs[0].copied_bytes, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn b9_a_second_size_makes_a_symbol_and_a_third_needs_nothing() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |(x, w): (Tensor, Tensor)| {
+            let y = x.matmul(&w)?.add(&x)?;
+            group.all_reduce(y, Reduce::Sum)
+        });
+        for (calls, rows) in [3usize, 5, 7, 3, 9].into_iter().enumerate() {
+            let (x, w) = (numbers(&[rows, 4], calls)?, numbers(&[4, 4], 1)?);
+            let eager = mesh.all_reduce(x.matmul(&w)?.add(&x)?, Reduce::Sum)?;
+            same(&f.call((x, w))?, &eager)?;
+            assert_eq!(f.stats().recompiles, u64::from(calls > 0), "{}", f.explain());
+        }
+        assert_eq!(f.stats().graphs, 2);
+        Ok(())
+    });
+}
+
+#[derive(Flatten)]
+struct Cache {
+    keys: Tensor,
+    values: Tensor,
+}
+
+/// One token: keys and values are written at a position that changes with each.
+fn decode(cache: &mut Cache, q: &Tensor, position: &Index) -> Result<Tensor> {
+    cache.keys.narrow_mut(2, position.clone(), 1)?.copy_from(q)?;
+    cache.values.narrow_mut(2, position.clone(), 1)?.copy_from(&q.neg()?)?;
+    let seen = position + 1;
+    let keys = cache.keys.narrow(2, 0, seen.clone())?;
+    let values = cache.values.narrow(2, 0, seen)?;
+    q.attention(&keys, &values, 1.0, None)
+}
+
+#[test]
+fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let step = compile_mut(move |cache: &mut Cache, (q, position): (Tensor, Index)| {
+            group.all_reduce(decode(cache, &q, &position)?, Reduce::Sum)
+        });
+        let new = || -> Result<Cache> {
+            Ok(Cache { keys: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?, values: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])? })
+        };
+        let (mut cache, mut plain) = (new()?, new()?);
+        for position in 0..100usize {
+            let q = numbers(&[1, 2, 1, 4], position)?;
+            let eager = mesh.all_reduce(decode(&mut plain, &q, &Index::from(position))?, Reduce::Sum)?;
+            let got = step.call(&mut cache, (q, Index::from(position)))?;
+            let (got, eager) = (got.to_vec::<f32>()?, eager.to_vec::<f32>()?);
+            assert!(got.iter().zip(&eager).all(|(a, b)| (a - b).abs() < 1e-5), "{position}: {got:?} {eager:?}");
+        }
+        assert!(step.compiled().stats().recompiles <= 1, "{}", step.compiled().explain());
+        same(&cache.keys, &plain.keys)
+    });
+}
+
+#[test]
+fn b10_rank_and_size_stay_symbols() {
+    ranks(3, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| {
+            let mine = x.narrow(0, group.rank() * 2, 2)?;
+            group.all_gather(mine, 0)?.add(&Tensor::index(group.rank())?.cast(Dtype::F32)?)
+        });
+        let x = numbers(&[6], 0)?;
+        let me = mesh.number(&mesh.rank())? as f32;
+        let expected: Vec<f32> = x.to_vec::<f32>()?.into_iter().map(|x| x + me).collect();
+        assert_eq!(f.call(x)?.to_vec::<f32>()?, expected);
+        let program = &f.explain().graphs[0].program;
+        assert!(program.contains("rank(world)"), "{program}");
+        // Branching on it is refused, with a way out.
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| if group.rank() == 0 { x.neg() } else { Ok(x) });
+        let error = f.call(numbers(&[6], 0)?).unwrap_err().to_string();
+        assert!(error.contains("depends on the rank") && error.contains("note:"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn b11_an_async_handle_is_no_break() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |(x, y): (Tensor, Tensor)| {
+            let pending = group.all_reduce_async(x.neg()?, Reduce::Sum)?;
+            let z = y.matmul(&y)?;
+            pending.wait()?.add(&z)
+        });
+        let (x, y) = (numbers(&[4, 4], 0)?, numbers(&[4, 4], 1)?);
+        let eager = mesh.all_reduce(x.neg()?, Reduce::Sum)?.add(&y.matmul(&y)?)?;
+        same(&f.call((x, y))?, &eager)?;
+        f.expect_steady(0, 1, 0)?;
+        // B2: the independent product stands between start and wait.
+        let program = f.explain().graphs[0].program.clone();
+        let at = |what: &str| program.find(what).unwrap_or_else(|| panic!("{what}: {program}"));
+        assert!(at("all_reduce_start") < at("matmul") && at("matmul") < at("= wait"), "{program}");
+        Ok(())
+    });
+}
+
+#[test]
+fn b3_a_start_may_be_waited_for_on_the_other_side() {
+    ranks(2, |mesh| {
+        // Started here, waited for in compiled code.
+        let f = compile(|x: Tensor| x.add(&x));
+        let pending = mesh.all_reduce(numbers(&[8], 1)?, Reduce::Sum)?;
+        assert_eq!(mesh.in_flight(), 1);
+        let eager = mesh.all_reduce(numbers(&[8], 1)?, Reduce::Sum)?;
+        same(&f.call(pending)?, &eager.add(&eager)?)?;
+        assert_eq!(mesh.in_flight(), 0);
+        // Started in compiled code, waited for here.
+        let group = mesh.clone();
+        let g = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+        let y = g.call(numbers(&[8], 1)?)?;
+        assert_eq!(mesh.in_flight(), 1);
+        same(&y, &eager.neg()?)?;
+        assert_eq!(mesh.in_flight(), 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn b7_scalars_gaps_and_unused_results() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |(s, x): (Tensor, Tensor)| {
+            drop(group.all_gather(&x, 0)?);
+            Ok((group.all_reduce(s, Reduce::Sum)?, group.all_reduce(&x, Reduce::Sum)?))
+        });
+        let s = Tensor::from_slice(&[3.0f32], &[])?;
+        let x = numbers(&[3, 4], 2)?.transpose(0, 1)?;
+        let eager = (mesh.all_reduce(&s, Reduce::Sum)?, mesh.all_reduce(&x, Reduce::Sum)?);
+        for _ in 0..2 {
+            let (a, b) = f.call((s.clone(), x.clone()))?;
+            same(&a, &eager.0)?;
+            same(&b, &eager.1)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn b8_splits_read_from_a_tensor_are_symbols() {
+    ranks(2, |mesh| {
+        let me = mesh.number(&mesh.rank())?;
+        let group = mesh.clone();
+        let f = compile(move |(x, sizes): (Tensor, Tensor)| {
+            let ins = sizes.to_sizes()?;
+            let outs = group.all_to_all(&sizes, None, None)?.to_sizes()?;
+            group.all_to_all(x, Some(&outs), Some(&ins))?.neg()
+        })
+        .fullgraph(true);
+        for round in 0..3usize {
+            let ins = if me == 0 { [1 + round, 2] } else { [3, 1] };
+            let x = numbers(&[ins.iter().sum(), 2], me)?;
+            let sizes = Tensor::from_slice(&ins.map(|n| n as i64), &[2])?;
+            let outs: Vec<usize> = if me == 0 { vec![1 + round, 3] } else { vec![2, 1] };
+            let eager = mesh.all_to_all(&x, Some(&outs), Some(&ins))?.neg()?;
+            same(&f.call((x, sizes))?, &eager)?;
+        }
+        assert_eq!(f.stats().breaks, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn b12_many_calls_leave_nothing_behind() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| group.all_reduce(x.matmul(&x)?, Reduce::Sum)?.relu());
+        let heap = mesh.raw().unwrap().heap().clone();
+        let mut used = 0;
+        for round in 0..200usize {
+            let size = [4, 8, 6][round % 3];
+            let x = numbers(&[size, size], round)?;
+            let eager = mesh.all_reduce(x.matmul(&x)?, Reduce::Sum)?.relu()?;
+            same(&f.call(x)?, &eager)?;
+            drop(eager);
+            if round == 20 {
+                used = heap.in_use();
+            }
+        }
+        assert!(heap.in_use() <= used, "{} after {used}", heap.in_use());
+        Ok(())
+    });
+}
+
+#[test]
+fn b21_captured_tensors_are_reported_constants() {
+    ranks(1, |_| {
+        let w = numbers(&[4], 1)?;
+        let own = w.clone();
+        let f = compile(move |x: Tensor| x.mul(&own));
+        same(&f.call(numbers(&[4], 2)?)?, &numbers(&[4], 2)?.mul(&w)?)?;
+        let explained = f.explain();
+        assert_eq!(explained.constants.len(), 1, "{explained}");
+        let own = w.clone();
+        let f = compile(move |x: Tensor| x.mul(&own)).fullgraph(true);
+        let error = f.call(numbers(&[4], 2)?).unwrap_err().to_string();
+        assert!(error.starts_with("mul: expected tensors that come from the arguments"), "{error}");
+        // A captured number that changes is found when the function is traced again.
+        let factor = Rc::new(Cell::new(1.0));
+        let own = Rc::clone(&factor);
+        let f = compile(move |x: Tensor| x.mul(&Tensor::full(Dtype::F32, &[4], own.get())?));
+        f.call(numbers(&[4], 2)?)?;
+        factor.set(2.0);
+        if cfg!(debug_assertions) {
+            let error = f.call(numbers(&[4], 2)?).unwrap_err().to_string();
+            assert!(error.contains("it depends on something that is no argument"), "{error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn c1_messages_compile() {
+    for n in [2, 3, 4] {
+        ranks(n, |mesh| {
+            let step = |mesh: &consort::Mesh, x: Tensor| -> Result<Tensor> {
+                let mut y = Tensor::zeros(Dtype::F32, &[4])?;
+                let batch = vec![
+                    Batched::send(&x, Route::Ring(1), 3),
+                    Batched::recv(&mut y, Route::Ring(-1), 3),
+                ];
+                mesh.batch(batch)?.wait()?;
+                let z = mesh.irecv(Dtype::F32, &[4], Route::Ring(-1), 5)?;
+                mesh.isend(&x, Route::Ring(1), 5)?.wait()?;
+                y.sub(&x)?.add(&z)
+            };
+            let group = mesh.clone();
+            let f = compile(move |x: Tensor| step(&group, x));
+            let me = mesh.number(&mesh.rank())?;
+            for round in 0..3 {
+                let x = numbers(&[4], me + round)?;
+                same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+            }
+            f.expect_steady(0, 1, 0)
+        });
+    }
+}
+
+/// The seed's kernel: two interleaved rings, each step computes on what came while the next is on its way.
+fn ring(mesh: &consort::Mesh, x: Tensor) -> Result<Tensor> {
+    let (mut a, mut sum) = (x.clone(), x);
+    for _ in 1..mesh.size() {
+        let next = mesh.irecv(Dtype::F32, &[4, 4], Route::Ring(-1), 0)?;
+        let sent = mesh.isend(&a, Route::Ring(1), 0)?;
+        sum = sum.matmul(&a)?.tanh()?;
+        sent.wait()?;
+        a = next;
+        sum = sum.add(&a)?;
+    }
+    Ok(sum)
+}
+
+#[test]
+fn c2_the_ring_kernel_compiles_without_copies() {
+    for n in [2, 3, 4, 8] {
+        ranks(n, |mesh| {
+            let group = mesh.clone();
+            let f = compile(move |x: Tensor| ring(&group, x));
+            let me = mesh.number(&mesh.rank())?;
+            for round in 0..3 {
+                let x = numbers(&[4, 4], me + round)?;
+                let eager = ring(&mesh, x.clone())?;
+                same(&f.call(x)?, &eager)?;
+            }
+            assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+            f.expect_steady(0, 1, 0)
+        });
+    }
+}
+
+/// One step of a stencil on rows that are shared out, with open borders: halo rows are received in the array itself.
+fn halo(mesh: &consort::Mesh, mut x: Tensor) -> Result<Tensor> {
+    let rows = x.dim(0)?;
+    let (first, last) = (x.narrow(0, 1, 1)?, x.narrow(0, &rows - 2, 1)?);
+    mesh.batch(vec![
+        Batched::send(first, Route::Shift(-1), 0),
+        Batched::recv(x.narrow_mut(0, &rows - 1, 1)?, Route::Shift(1), 0),
+    ])?
+    .wait()?;
+    mesh.batch(vec![
+        Batched::send(last, Route::Shift(1), 1),
+        Batched::recv(x.narrow_mut(0, 0, 1)?, Route::Shift(-1), 1),
+    ])?
+    .wait()?;
+    let (up, down) = (x.narrow(0, 0, &rows - 2)?, x.narrow(0, 2, &rows - 2)?);
+    let inside = up.add(&down)?;
+    x.narrow_mut(0, 1, &rows - 2)?.copy_from(&inside)?;
+    Ok(x)
+}
+
+#[test]
+fn c5_halo_steps_with_mutable_slices_compile_without_copies() {
+    for n in [1, 2, 3] {
+        ranks(n, |mesh| {
+            let group = mesh.clone();
+            let f = compile(move |x: Tensor| halo(&group, x));
+            let me = mesh.number(&mesh.rank())?;
+            let (mut x, mut plain) = (numbers(&[6, 5], me)?, numbers(&[6, 5], me)?);
+            for _ in 0..3 {
+                x = f.call(x)?;
+                plain = halo(&mesh, plain)?;
+                same(&x, &plain)?;
+            }
+            assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn c5_in_place_forms_compile() {
+    ranks(2, |mesh| {
+        let step = |mesh: &consort::Mesh, mut x: Tensor| -> Result<Tensor> {
+            mesh.all_reduce_(&mut x, Reduce::Sum)?;
+            mesh.all_reduce_(x.narrow_mut(0, 1, 2)?, Reduce::Max)?;
+            mesh.broadcast_(&mut x, 1)?;
+            let mut list = vec![x.neg()?, x.abs()?];
+            mesh.all_reduce_coalesced_(&mut list, Reduce::Sum)?;
+            let mut out = Tensor::zeros(Dtype::F32, &[10])?;
+            mesh.all_gather_into(out.narrow_mut(0, 1, 8)?, &list[0], 0)?;
+            let mut half = Tensor::zeros(Dtype::F32, &[5])?;
+            mesh.reduce_scatter_into(&mut half, &out, Reduce::Sum, 0)?;
+            half.add_(&Tensor::ones(Dtype::F32, &[5])?)?;
+            Ok(half)
+        };
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| step(&group, x));
+        let me = mesh.number(&mesh.rank())?;
+        for round in 0..2 {
+            let x = numbers(&[4], me + round)?;
+            same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+        }
+        f.expect_steady(0, 1, 0)
+    });
+}
+
+#[test]
+fn d4_breaks_and_recompiles_are_told_apart() {
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |(x, scale): (Tensor, f64)| {
+            let y = group.all_reduce(x, Reduce::Sum)?;
+            let most = y.to_vec::<f32>()?.into_iter().fold(0.0, f32::max); // break
+            y.mul(&Tensor::full(Dtype::F32, &[4], f64::from(most) * scale)?)
+        });
+        for (round, scale) in [1.0, 1.0, 2.0].into_iter().enumerate() {
+            let x = numbers(&[4], round)?;
+            let y = mesh.all_reduce(&x, Reduce::Sum)?;
+            let most = y.to_vec::<f32>()?.into_iter().fold(0.0, f32::max);
+            let eager = y.mul(&Tensor::full(Dtype::F32, &[4], f64::from(most) * scale)?)?;
+            same(&f.call((x, scale))?, &eager)?;
+        }
+        let explained = f.explain();
+        assert!(explained.breaks.iter().all(|one| one.op == "to_vec"), "{explained}");
+        assert!(explained.breaks[0].site.file().ends_with("compile.rs"));
+        assert_eq!((explained.stats.breaks, explained.stats.recompiles), (2, 1), "{explained}");
+        assert!(explained.recompiles[0].contains("expected 1.0, got 2.0"), "{explained}");
+        assert!(f.expect_steady(0, 10, 10).unwrap_err().to_string().contains("break: to_vec"));
+        Ok(())
+    });
+}
+
+#[test]
+fn d2_a_rank_that_differs_is_named_on_all_ranks() {
+    let outcomes = consort::spawn(3, |mesh| {
+        let me = mesh.number(&mesh.rank())?;
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| {
+            let x = if me == 2 { x.neg()? } else { x };
+            group.all_reduce(x, Reduce::Sum)
+        });
+        f.call(numbers(&[4], 0)?)?.wait()
+    });
+    for outcome in outcomes {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.starts_with("compile: expected one program on all ranks"), "{error}");
+        assert!(error.contains("ranks 0, 1:") && error.contains("rank 2:") && error.contains("neg"), "{error}");
+    }
+}
+
+#[test]
+fn d2_a_rank_that_misses_takes_the_others_with_it() {
+    ranks(2, |mesh| {
+        let me = mesh.number(&mesh.rank())?;
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| {
+            let sums = group.all_reduce(x.sum(&[0], false)?, Reduce::Sum)?;
+            x.add(&sums)
+        });
+        // The sizes of one rank alone change.
+        for (round, rows) in [4usize, 4, 6, 7, 4].into_iter().enumerate() {
+            let rows = if me == 0 { 4 } else { rows };
+            let x = numbers(&[rows, 3], round + me)?;
+            let eager = x.add(&mesh.all_reduce(x.sum(&[0], false)?, Reduce::Sum)?)?;
+            same(&f.call(x)?, &eager)?;
+        }
+        assert_eq!(f.stats().recompiles, 1, "{}", f.explain());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_step_of_gradient_descent_updates_its_model_in_place() {
+    #[derive(Flatten)]
+    struct Model {
+        w: Tensor,
+        b: Option<Tensor>,
+    }
+    ranks(2, |mesh| {
+        let group = mesh.clone();
+        let step = compile_mut(move |model: &mut Model, (x, rate): (Tensor, Tensor)| {
+            let grad = group.all_reduce(x.transpose(0, 1)?.matmul(&x.matmul(&model.w)?)?, Reduce::Avg)?;
+            model.w.sub_(&grad.mul(&rate)?)?;
+            if let Some(b) = &mut model.b {
+                b.add_(&rate)?;
+            }
+            grad.sum_all()
+        });
+        let new = || -> Result<Model> { Ok(Model { w: numbers(&[4, 4], 3)?, b: Some(numbers(&[4], 4)?) }) };
+        let (mut model, mut plain) = (new()?, new()?);
+        for round in 0..4 {
+            let (x, rate) = (numbers(&[8, 4], round)?, Tensor::from_slice(&[0.001f32], &[])?);
+            let grad = mesh.all_reduce(x.transpose(0, 1)?.matmul(&x.matmul(&plain.w)?)?, Reduce::Avg)?;
+            plain.w.sub_(&grad.mul(&rate)?)?;
+            plain.b.as_mut().unwrap().add_(&rate)?;
+            same(&step.call(&mut model, (x, rate))?, &grad.sum_all()?)?;
+            same(&model.w, &plain.w)?;
+            same(model.b.as_ref().unwrap(), plain.b.as_ref().unwrap())?;
+        }
+        step.compiled().expect_steady(0, 1, 0)
+    });
+}
+
+#[test]
+fn nothing_escapes_silently() {
+    ranks(1, |_| {
+        // A traced tensor that is kept is refused when it is used.
+        let kept: Rc<std::cell::RefCell<Option<Tensor>>> = Rc::default();
+        let own = Rc::clone(&kept);
+        let f = compile(move |x: Tensor| {
+            let y = x.neg()?;
+            *own.borrow_mut() = Some(y.clone());
+            Ok(y)
+        });
+        f.call(numbers(&[4], 0)?)?;
+        let error = kept.borrow().as_ref().unwrap().exp().map(drop).unwrap_err().to_string();
+        assert!(error.contains("a traced function kept"), "{error}");
+        // A size that is compared becomes a condition.
+        let f = compile(|x: Tensor| if x.dim(0)? < 4 { x.neg() } else { Ok(x) });
+        for n in [2usize, 3, 5, 3, 6] {
+            let x = numbers(&[n], n)?;
+            let eager = if n < 4 { x.neg()? } else { x.clone() };
+            same(&f.call(x)?, &eager)?;
+        }
+        // So does a shape that is asked for as numbers.
+        let f = compile(|x: Tensor| x.reshape(&[x.shape()[0] / 2, 2]));
+        for n in [2usize, 4, 6, 4] {
+            assert_eq!(f.call(numbers(&[n], n)?)?.shape(), [n / 2, 2]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn too_many_compilations_run_the_function_as_it_is() {
+    ranks(1, |_| {
+        let f = compile(|(x, n): (Tensor, usize)| x.mul(&Tensor::full(Dtype::F32, &[4], n as f64)?)).limit(3);
+        for n in 0..6usize {
+            let x = numbers(&[4], 0)?;
+            same(&f.call((x.clone(), n))?, &x.mul(&Tensor::full(Dtype::F32, &[4], n as f64)?)?)?;
+        }
+        let explained = f.explain();
+        assert_eq!((explained.limit, explained.stats.uncompiled), (Some(3), 3), "{explained}");
+        assert!(explained.to_string().contains("an Index in its place may change"), "{explained}");
+        Ok(())
+    });
+}
