@@ -94,24 +94,20 @@ fn slice_of_concat(view: &View<'_>, def: &Node, op: &Slice) -> Option<Rewrite> {
     None
 }
 
-/// Inside what an update wrote, that is read; beside it, what was there before.
+/// Inside what an update wrote, that is read. Beside it what was there before could be read, but then that would live on
+/// and the update could not be made in its place.
 fn slice_of_update(view: &View<'_>, def: &Node, op: &Slice) -> Option<Rewrite> {
     let update = def.op.as_op::<UpdateSlice>()?;
-    let [base, part] = def.args[..] else { return None };
+    let [_, part] = def.args[..] else { return None };
     let shape = &view.tensor(part)?.shape;
-    let (mut inside, mut beside) = (true, false);
-    for (i, size) in shape.iter().enumerate() {
+    let inside = shape.iter().enumerate().all(|(i, size)| {
         let (low, high) = (&update.start[i], &update.start[i] + size);
         let (from, to) = (&op.start[i], end(&op.start[i], &op.size[i], op.step[i]));
-        inside &= le(view.facts, low, from) && le(view.facts, &to, &high);
-        beside |= le(view.facts, &to, low) || le(view.facts, &high, from);
-    }
-    if inside {
-        let start = op.start.iter().zip(&update.start).map(|(from, low)| from - low).collect();
-        let op = Slice { start, size: op.size.clone(), step: op.step.clone() };
-        return Some(Rewrite::Op(Op::new(op), vec![part]));
-    }
-    beside.then(|| Rewrite::Op(Op::new(op.clone()), vec![base]))
+        le(view.facts, low, from) && le(view.facts, &to, &high)
+    });
+    let start = op.start.iter().zip(&update.start).map(|(from, low)| from - low).collect();
+    let op = Slice { start, size: op.size.clone(), step: op.step.clone() };
+    inside.then(|| Rewrite::Op(Op::new(op), vec![part]))
 }
 
 fn update_slice(view: &View<'_>, node: &Node) -> Option<Rewrite> {
