@@ -9,7 +9,7 @@ use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 
 use super::decide::{Line, Planner};
-use super::storage::Span;
+use super::storage::{Kind, Span};
 
 /// Writes all of the plan but its head.
 pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
@@ -48,12 +48,13 @@ impl Annotator<'_> {
         places
     }
 
-    /// Where bytes of storage lie, if anything is ever written there but once.
+    /// Where bytes of storage lie, if anything is ever written there.
     fn bytes(&self, span: Span) -> Option<Bytes> {
         let buf = &self.planner.storage.bufs[span.buf as usize];
-        let place = buf.place.filter(|_| buf.writable && span.from < span.to)?;
-        let end = place.offset.saturating_add(span.to);
-        Some(Bytes { region: place.region, from: place.offset + span.from, to: end })
+        let written = buf.writable || !matches!(buf.kind, Kind::Arg(_));
+        let place = buf.place.filter(|_| written && span.from < span.to)?;
+        let to = place.offset.saturating_add(span.to);
+        Some(Bytes { region: place.region, from: place.offset + span.from, to })
     }
 
     fn spans(&mut self, values: &[Value]) -> Vec<Bytes> {

@@ -260,11 +260,8 @@ impl<'a> Planner<'a> {
                 }
             }
             Alias::First => match node.op.as_op::<UpdateSlice>() {
-                Some(op) => {
-                    if self.update(node, op, &mut line) {
-                        return Ok(line);
-                    }
-                }
+                Some(op) if self.update(node, op, &mut line) => return Ok(line),
+                Some(_) => {}
                 None if self.over(node, 0, false) => line.reuse.push(node.args[0]),
                 None => {}
             },
@@ -398,22 +395,23 @@ impl<'a> Planner<'a> {
         if !root.writable || root.kind == Kind::Dyn || !self.returns_there(node.results[0], base) {
             return false;
         }
-        // A part that is there already stays: nothing is written.
-        let there = flat && self.storage.parts[part as usize].is_flat();
-        if there && self.storage.first(part) == (span.buf, span.from) {
+        if self.storage.parts[base as usize].last > now || self.storage.needed(span, now).is_some() {
+            return false;
+        }
+        // A part that is there already, or can be made there, stays where it is.
+        let flat = flat && self.storage.parts[part as usize].is_flat();
+        let there = flat && self.storage.first(part) == (span.buf, span.from);
+        if !there && self.storage.span(part).meets(&span) {
+            return false;
+        }
+        let stays = there || (flat && self.storage.move_to(part, span, self.block));
+        if stays {
             line.writes = Some(Vec::new());
         } else {
-            if self.storage.needed(span, now).is_some() || self.storage.span(part).meets(&span) {
-                return false;
-            }
-            let made_there = there && self.storage.move_to(part, span, self.block);
-            if !made_there {
-                self.touch(node.args[1]);
-            }
-            let written = (from - shift - at, span.to - shift - at);
-            line.writes = Some(if made_there { Vec::new() } else { vec![written] });
-            self.storage.touch(span, now);
+            self.touch(node.args[1]);
+            line.writes = Some(vec![(from - shift - at, span.to - shift - at)]);
         }
+        self.storage.touch(span, now);
         self.take(node.results[0], base);
         line.reuse.push(node.args[0]);
         true

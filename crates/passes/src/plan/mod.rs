@@ -17,9 +17,6 @@ mod report;
 mod storage;
 mod uses;
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::BTreeMap;
 use std::fmt;
 
