@@ -10,6 +10,7 @@
 
 pub mod fuzz;
 mod oracle;
+mod plan;
 mod print;
 mod verify;
 
@@ -23,7 +24,7 @@ pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
 pub const COMMANDS: &[(&str, Command)] =
-    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run)];
+    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run), ("plan", plan::run)];
 
 /// A case as its commands see it.
 pub struct Case<'a> {
