@@ -234,8 +234,8 @@ impl Buffer {
         self.0.at..self.0.at + self.0.len
     }
 
-    /// Whether there is no other handle of any of its block.
-    fn is_only(&self) -> bool {
+    /// Whether there is no other handle of any of its block, here or in an operation.
+    pub fn is_only(&self) -> bool {
         Rc::strong_count(&self.0) == 1
             && match &self.0.home {
                 Home::Block(_) => true,

@@ -11,6 +11,7 @@
 pub mod fuzz;
 mod opt;
 mod oracle;
+mod plan;
 mod print;
 mod verify;
 
@@ -24,7 +25,13 @@ pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
 pub const COMMANDS: &[(&str, Command)] =
-    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run), ("opt", opt::run)];
+    &[
+        ("verify", verify::run),
+        ("print", print::run),
+        ("oracle", oracle::run),
+        ("opt", opt::run),
+        ("plan", plan::run),
+    ];
 
 /// A case as its commands see it.
 pub struct Case<'a> {

@@ -12,4 +12,4 @@ mod scope;
 mod share;
 
 pub use pipeline::{Fuel, Options, PASSES, Pass, PassError, Stage, pass, simplify};
-pub use plan::{At, PlanError, plan};
+pub use plan::{At, PlanError, PlanReport, plan, report};

@@ -204,9 +204,9 @@ fn buffers(operands: Operands<'_>) -> Vec<Buffer> {
     operands.into_iter().map(|operand| operand.buffer).collect()
 }
 
-/// How often the layout along a dimension repeats.
+/// How often the layout along a dimension repeats; once where there is nothing to repeat.
 fn outer(shape: &[usize], dim: usize) -> usize {
-    shape[..dim.min(shape.len())].iter().product()
+    shape[..dim.min(shape.len())].iter().product::<usize>().max(1)
 }
 
 /// Bytes of one place along a dimension.
