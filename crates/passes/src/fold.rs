@@ -166,9 +166,10 @@ impl Folder<'_> {
             return Outcome::Becomes(inside);
         }
         for inside in &mut node.blocks {
+            let results = inside.results.clone();
             let (block, symbols) = self.block(std::mem::take(inside));
             self.scope.leave(&symbols);
-            stale |= block.results.iter().any(|result| self.narrowed.get(*result).is_some());
+            stale |= results.iter().any(|result| self.narrowed.get(*result).is_some());
             *inside = block;
         }
         if stale && let Some(types) = self.infer(&node.op, &node.args, &node.blocks) {

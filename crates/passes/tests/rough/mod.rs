@@ -27,7 +27,10 @@ pub(crate) fn roughen(program: &Program, seed: u64) -> Program {
         let results = node.results.clone();
         rough.out.push(node.clone());
         rough.repeat(node);
-        results.into_iter().for_each(|result| rough.detour(result));
+        for result in results {
+            rough.detour(result);
+            rough.pieces(result);
+        }
     }
     let nodes = std::mem::take(&mut rough.out);
     let (now, mut rng) = (std::mem::take(&mut rough.now), rough.rng.clone());
@@ -99,6 +102,56 @@ impl Rough<'_> {
                 self.func.body.results.push(*first);
                 self.func.results.extend(self.func.types.get(*first).cloned());
             }
+        }
+    }
+
+    /// A box inside a shape of constant sizes: start, size and step.
+    fn random_slice(&mut self, shape: &[Index]) -> Slice {
+        let (mut start, mut size, mut step) = (Vec::new(), Vec::new(), Vec::new());
+        for whole in shape.iter().map(|size| size.as_const().unwrap_or(0)) {
+            let by = 1 + self.rng.below(2) as i64;
+            let from = self.rng.below(whole as usize + 1) as i64;
+            let most = (whole - from + by - 1) / by;
+            let n = self.rng.below(most as usize + 1) as i64;
+            // An empty box may begin at the end, but not skip beyond it.
+            let by = if n == 0 { 1 } else { by };
+            start.push(Index::constant(from));
+            size.push(Index::constant(n));
+            step.push(by as usize);
+        }
+        Slice { start, size, step }
+    }
+
+    fn slice(&mut self, x: Value, ty: &TensorType) -> (Value, TensorType) {
+        let op = self.random_slice(&ty.shape);
+        let ty = ty.with_shape(op.size.clone());
+        (self.one(op, &[x], &ty), ty)
+    }
+
+    /// Sometimes writes to a tensor, joins it with itself and cuts pieces out of it, which are returned.
+    fn pieces(&mut self, value: Value) {
+        let Some(Type::Tensor(ty)) = self.func.ty(value).cloned() else { return };
+        let constant = ty.rank() > 0 && ty.shape.iter().all(|size| size.as_const().is_some());
+        if !constant || !self.rng.one_in(3) {
+            return;
+        }
+        let x = self.current(value);
+        let place = self.random_slice(&ty.shape);
+        let room =
+            |(size, step): (&Index, &usize)| if *step == 1 { size.clone() } else { Index::constant(1) };
+        let sizes: Vec<Index> = place.size.iter().zip(&place.step).map(room).collect();
+        let ones = self.constant(&ty.with_shape(sizes), 1);
+        let written = self.one(UpdateSlice { start: place.start }, &[x, ones], &ty);
+        let (piece, piece_ty) = self.slice(written, &ty);
+        let inner = self.slice(piece, &piece_ty);
+        let mut shape = ty.shape.clone();
+        shape[0] = &shape[0] * &Index::constant(2);
+        let double = ty.with_shape(shape);
+        let both = self.one(Concat { dim: 0 }, &[written, x], &double);
+        let (left, right) = (self.slice(both, &double), self.slice(both, &double));
+        for (value, ty) in [inner, left, right] {
+            self.func.body.results.push(value);
+            self.func.results.push(ty.into());
         }
     }
 
