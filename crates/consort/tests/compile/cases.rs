@@ -11,7 +11,7 @@ use consort::{
 macro_rules! cases {
     ($($name:ident $sizes:expr;)*) => {
         /// Each case, and on how many threads it runs.
-        pub const CASES: &[(&str, &[usize], fn(Mesh) -> Result<()>)] = &[$((stringify!($name), &$sizes, $name)),*];
+        pub(crate) const CASES: &[(&str, &[usize], fn(Mesh) -> Result<()>)] = &[$((stringify!($name), &$sizes, $name)),*];
     };
 }
 
@@ -61,7 +61,7 @@ fn same(a: &Tensor, b: &Tensor) -> Result<()> {
     Ok(())
 }
 
-pub fn b1_compiled_equals_eager_for_every_collective(mesh: Mesh) -> Result<()> {
+fn b1_compiled_equals_eager_for_every_collective(mesh: Mesh) -> Result<()> {
     let me = mesh.number(&mesh.rank())?;
     type Step = Rc<dyn Fn(&Mesh, Tensor) -> Result<Tensor>>;
     let steps: Vec<Step> = vec![
@@ -99,7 +99,7 @@ pub fn b1_compiled_equals_eager_for_every_collective(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b6_the_program_of_a_collective_is_a_start_and_a_wait(mesh: Mesh) -> Result<()> {
+fn b6_the_program_of_a_collective_is_a_start_and_a_wait(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let functional = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)?.relu());
     let group = mesh.clone();
@@ -116,7 +116,7 @@ pub fn b6_the_program_of_a_collective_is_a_start_and_a_wait(mesh: Mesh) -> Resul
     Ok(())
 }
 
-pub fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Result<()> {
+fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Result<()> {
     let bytes = 4 * 8;
     // A dead intermediate is reduced in place.
     let group = mesh.clone();
@@ -145,7 +145,7 @@ pub fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Re
     Ok(())
 }
 
-pub fn b9_a_second_size_makes_a_symbol_and_a_third_needs_nothing(mesh: Mesh) -> Result<()> {
+fn b9_a_second_size_makes_a_symbol_and_a_third_needs_nothing(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |(x, w): (Tensor, Tensor)| {
         let y = x.matmul(&w)?.add(&x)?;
@@ -177,7 +177,7 @@ fn decode(cache: &mut Cache, q: &Tensor, position: &Index) -> Result<Tensor> {
     q.attention(&keys, &values, 1.0, None)
 }
 
-pub fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice(mesh: Mesh) -> Result<()> {
+fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let step = compile_mut(move |cache: &mut Cache, (q, position): (Tensor, Index)| {
         group.all_reduce(decode(cache, &q, &position)?, Reduce::Sum)
@@ -197,7 +197,7 @@ pub fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice(mesh: Me
     same(&cache.keys, &plain.keys)
 }
 
-pub fn b10_rank_and_size_stay_symbols(mesh: Mesh) -> Result<()> {
+fn b10_rank_and_size_stay_symbols(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let mine = x.narrow(0, group.rank() * 2, 2)?;
@@ -217,7 +217,7 @@ pub fn b10_rank_and_size_stay_symbols(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b11_an_async_handle_is_no_break(mesh: Mesh) -> Result<()> {
+fn b11_an_async_handle_is_no_break(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |(x, y): (Tensor, Tensor)| {
         let pending = group.all_reduce_async(x.neg()?, Reduce::Sum)?;
@@ -235,7 +235,7 @@ pub fn b11_an_async_handle_is_no_break(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b3_a_start_may_be_waited_for_on_the_other_side(mesh: Mesh) -> Result<()> {
+fn b3_a_start_may_be_waited_for_on_the_other_side(mesh: Mesh) -> Result<()> {
     // Started here, waited for in compiled code.
     let f = compile(|x: Tensor| x.add(&x));
     let pending = mesh.all_reduce(numbers(&[8], 1)?, Reduce::Sum)?;
@@ -253,7 +253,7 @@ pub fn b3_a_start_may_be_waited_for_on_the_other_side(mesh: Mesh) -> Result<()> 
     Ok(())
 }
 
-pub fn b7_scalars_gaps_and_unused_results(mesh: Mesh) -> Result<()> {
+fn b7_scalars_gaps_and_unused_results(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |(s, x): (Tensor, Tensor)| {
         drop(group.all_gather(&x, 0)?);
@@ -270,7 +270,7 @@ pub fn b7_scalars_gaps_and_unused_results(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b8_splits_read_from_a_tensor_are_symbols(mesh: Mesh) -> Result<()> {
+fn b8_splits_read_from_a_tensor_are_symbols(mesh: Mesh) -> Result<()> {
     let me = mesh.number(&mesh.rank())?;
     let group = mesh.clone();
     let f = compile(move |(x, sizes): (Tensor, Tensor)| {
@@ -292,7 +292,7 @@ pub fn b8_splits_read_from_a_tensor_are_symbols(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b12_many_calls_leave_nothing_behind(mesh: Mesh) -> Result<()> {
+fn b12_many_calls_leave_nothing_behind(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| group.all_reduce(x.matmul(&x)?, Reduce::Sum)?.relu());
     let heap = mesh.raw().unwrap().heap().clone();
@@ -311,7 +311,7 @@ pub fn b12_many_calls_leave_nothing_behind(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
+fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
     let w = numbers(&[4], 1)?;
     let own = w.clone();
     let f = compile(move |x: Tensor| x.mul(&own));
@@ -335,7 +335,7 @@ pub fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn c1_messages_compile(mesh: Mesh) -> Result<()> {
+fn c1_messages_compile(mesh: Mesh) -> Result<()> {
     let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
         let mut y = Tensor::zeros(Dtype::F32, &[4])?;
         let batch = vec![
@@ -371,7 +371,7 @@ fn ring(mesh: &Mesh, x: Tensor) -> Result<Tensor> {
     Ok(sum)
 }
 
-pub fn c2_the_ring_kernel_compiles_without_copies(mesh: Mesh) -> Result<()> {
+fn c2_the_ring_kernel_compiles_without_copies(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| ring(&group, x));
     let me = mesh.number(&mesh.rank())?;
@@ -404,7 +404,7 @@ fn halo(mesh: &Mesh, mut x: Tensor) -> Result<Tensor> {
     Ok(x)
 }
 
-pub fn c5_halo_steps_with_mutable_slices_compile_without_copies(mesh: Mesh) -> Result<()> {
+fn c5_halo_steps_with_mutable_slices_compile_without_copies(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| halo(&group, x));
     let me = mesh.number(&mesh.rank())?;
@@ -418,7 +418,7 @@ pub fn c5_halo_steps_with_mutable_slices_compile_without_copies(mesh: Mesh) -> R
     Ok(())
 }
 
-pub fn c5_in_place_forms_compile(mesh: Mesh) -> Result<()> {
+fn c5_in_place_forms_compile(mesh: Mesh) -> Result<()> {
     let step = |mesh: &Mesh, mut x: Tensor| -> Result<Tensor> {
         mesh.all_reduce_(&mut x, Reduce::Sum)?;
         mesh.all_reduce_(x.narrow_mut(0, 1, 2)?, Reduce::Max)?;
@@ -443,7 +443,7 @@ pub fn c5_in_place_forms_compile(mesh: Mesh) -> Result<()> {
     f.expect_steady(0, 1, 0)
 }
 
-pub fn d4_breaks_and_recompiles_are_told_apart(mesh: Mesh) -> Result<()> {
+fn d4_breaks_and_recompiles_are_told_apart(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |(x, scale): (Tensor, f64)| {
         let y = group.all_reduce(x, Reduce::Sum)?;
@@ -466,7 +466,7 @@ pub fn d4_breaks_and_recompiles_are_told_apart(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn d2_a_rank_that_differs_is_named_on_all_ranks(mesh: Mesh) -> Result<()> {
+fn d2_a_rank_that_differs_is_named_on_all_ranks(mesh: Mesh) -> Result<()> {
     let me = mesh.number(&mesh.rank())?;
     let group = mesh.clone();
     let last = mesh.size() - 1;
@@ -481,7 +481,7 @@ pub fn d2_a_rank_that_differs_is_named_on_all_ranks(mesh: Mesh) -> Result<()> {
     mesh.all_reduce(numbers(&[4], 0)?, Reduce::Sum)?.wait()
 }
 
-pub fn d2_a_rank_that_misses_takes_the_others_with_it(mesh: Mesh) -> Result<()> {
+fn d2_a_rank_that_misses_takes_the_others_with_it(mesh: Mesh) -> Result<()> {
     let me = mesh.number(&mesh.rank())?;
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
@@ -499,7 +499,7 @@ pub fn d2_a_rank_that_misses_takes_the_others_with_it(mesh: Mesh) -> Result<()> 
     Ok(())
 }
 
-pub fn trace_a_step_of_gradient_descent_updates_its_model_in_place(mesh: Mesh) -> Result<()> {
+fn trace_a_step_of_gradient_descent_updates_its_model_in_place(mesh: Mesh) -> Result<()> {
     #[derive(Flatten)]
     struct Model {
         w: Tensor,
@@ -528,7 +528,7 @@ pub fn trace_a_step_of_gradient_descent_updates_its_model_in_place(mesh: Mesh) -
     step.compiled().expect_steady(0, 1, 0)
 }
 
-pub fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
+fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
     // A traced tensor that is kept is refused when it is used.
     let kept: Rc<RefCell<Option<Tensor>>> = Rc::default();
     let own = Rc::clone(&kept);
@@ -555,7 +555,7 @@ pub fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn trace_too_often_runs_the_function_as_it_is(_: Mesh) -> Result<()> {
+fn trace_too_often_runs_the_function_as_it_is(_: Mesh) -> Result<()> {
     let f = compile(|(x, n): (Tensor, usize)| x.mul(&Tensor::full(Dtype::F32, &[4], n as f64)?)).limit(3);
     for n in 0..6usize {
         let x = numbers(&[4], 0)?;
@@ -567,7 +567,7 @@ pub fn trace_too_often_runs_the_function_as_it_is(_: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
+fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
     // What is gathered and what is sent stay as they are while much is computed in memory of the same size.
     let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
         let y = x.neg()?;
@@ -590,7 +590,7 @@ pub fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
+fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let mine = x.narrow(0, group.rank(), 1)?;
@@ -630,7 +630,7 @@ mod users {
     }
 }
 
-pub fn b20_ops_of_users_are_compiled(mesh: Mesh) -> Result<()> {
+fn b20_ops_of_users_are_compiled(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let y = consort::apply(&users::SquareAndOne {}, [x])?.remove(0);
@@ -652,7 +652,7 @@ struct InFlight {
     more: Vec<Tensor>,
 }
 
-pub fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
+fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let start = compile(move |x: Tensor| {
         assert!(consort::is_tracing());
@@ -674,7 +674,7 @@ pub fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
     end.expect_steady(0, 1, 0)
 }
 
-pub fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
+fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum)).name("step"); // the line
     f.call(numbers(&[4], 0)?)?;
@@ -687,7 +687,7 @@ pub fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
+fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
     let step = |mesh: &Mesh, (x, xs): (Tensor, Tensor)| -> Result<(Tensor, Tensor)> {
         // Equal on all ranks, so that a collective may depend on it; the other function captures.
         let total = mesh.all_reduce(x.sum_all()?, Reduce::Sum)?;
@@ -723,7 +723,7 @@ pub fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
+fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let y = group.all_reduce(x, Reduce::Sum)?;
@@ -746,7 +746,7 @@ pub fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-pub fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Result<()> {
+fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let inner = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
     let outer = compile(move |x: Tensor| inner.call(x.clone())?.add(&inner.call(x)?));
@@ -756,7 +756,7 @@ pub fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Result<()> {
     outer.expect_steady(0, 1, 0)
 }
 
-pub fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
+fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| group.all_gather(x.exp()?, 0)).dynamic(0, 0);
     for rows in [3usize, 4, 5] {
@@ -766,7 +766,7 @@ pub fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
     f.expect_steady(0, 1, 0)
 }
 
-pub fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
+fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
     let pairs = mesh.split("pairs", Some(mesh.number(&mesh.rank())? as u32 / 2), 0)?;
     let f = compile(|(group, x, twice): (consort::Group, Tensor, bool)| {
         let y = group.all_reduce(x, Reduce::Sum)?;
