@@ -425,13 +425,12 @@ fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<
 }
 
 impl Group {
-    /// A number that no other group of this thread has.
+    /// A number that no other group of this mesh has, the same on all ranks.
     pub(crate) fn id(&self) -> i128 {
-        let over = match self.over {
+        match self.over {
             mesh::Group::Axes(axes) => axes.iter().map(|axis| 1i128 << axis.0).sum::<i128>(),
             mesh::Group::List(id) => -1 - i128::from(id.0),
-        };
-        (i128::from(self.world.id) << 64) + over
+        }
     }
 
     /// How many ranks it has.
