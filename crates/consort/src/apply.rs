@@ -258,7 +258,13 @@ fn compute(
                 (Rc::clone(layout), Storage::new(buffer))
             }
         };
-        made.push(Tensor { ty: Rc::clone(ty), layout, storage: Some(storage), traced: None, world: world.id });
+        made.push(Tensor {
+            ty: Rc::clone(ty),
+            layout,
+            storage: Some(storage),
+            traced: None,
+            world: world.id,
+        });
     }
     let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
     if let (Err(_), Some(at)) = (&outcome, reused) {

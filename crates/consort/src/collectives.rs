@@ -151,7 +151,8 @@ impl Group {
     /// A tensor that an operation in flight will write.
     pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: Taken, flight: &Rc<Flight>) -> Tensor {
         let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
-        let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
+        let tensor =
+            Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
         storage.add_flight(tensor.byte_range(), Rc::clone(flight));
         tensor
     }

@@ -166,7 +166,11 @@ impl Session {
         for ty in &mut types[carries.len()..] {
             if let Type::Tensor(tensor) = ty {
                 if tensor.shape.is_empty() {
-                    return Err(Error::new("scan", "expected tensors with a first dimension, got a 0-d one", site));
+                    return Err(Error::new(
+                        "scan",
+                        "expected tensors with a first dimension, got a 0-d one",
+                        site,
+                    ));
                 }
                 tensor.shape.remove(0);
             }

@@ -93,7 +93,8 @@ impl Tensor {
     pub fn to_sizes(&self) -> Result<Vec<Index>> {
         let site = Location::caller();
         let n = self.ty.numel().as_const().and_then(|n| usize::try_from(n).ok());
-        let wrong = || Error::new("to_sizes", "expected i32 or i64 in at most 1 dimension, of a known size", site);
+        let wrong =
+            || Error::new("to_sizes", "expected i32 or i64 in at most 1 dimension, of a known size", site);
         if let Some(sizes) = record_sizes(self, n.ok_or_else(wrong)?, site) {
             return Ok(sizes?.into_iter().map(Index).collect());
         }

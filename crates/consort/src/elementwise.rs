@@ -79,7 +79,8 @@ fn in_place(
     let outcome = match more {
         None => run(op, &mut args, site),
         Some(y) => {
-            let y = if alike(&args[0], y) { Ok(y.clone()) } else { widen(y.clone(), &args[0].ty.shape, site) };
+            let y =
+                if alike(&args[0], y) { Ok(y.clone()) } else { widen(y.clone(), &args[0].ty.shape, site) };
             y.and_then(|y| {
                 args.push(y);
                 run(op, &mut args, site)
@@ -266,7 +267,8 @@ impl Tensor {
     #[track_caller]
     pub fn select(&self, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
         let site = Location::caller();
-        let shape = joint_shape(&yes.ty.shape, &no.ty.shape).and_then(|shape| joint_shape(&shape, &self.ty.shape));
+        let shape =
+            joint_shape(&yes.ty.shape, &no.ty.shape).and_then(|shape| joint_shape(&shape, &self.ty.shape));
         let Some(shape) = shape else {
             return run_one(&ops::Select {}, smallvec![self.clone(), yes.clone(), no.clone()], site);
         };

@@ -73,7 +73,8 @@ pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
 
-/// The README's example, as a test.
+/// The examples of the README and of the guide to compiled functions, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-struct Readme;
+#[doc = include_str!("../../../docs/compile.md")]
+struct Examples;

@@ -160,7 +160,8 @@ impl SliceMut<'_> {
         match &self.traced {
             None => self.layout == self.tensor.layout,
             Some(_) => {
-                self.start.iter().all(|start| start.as_const() == Some(0)) && self.shape == self.tensor.ty.shape
+                self.start.iter().all(|start| start.as_const() == Some(0))
+                    && self.shape == self.tensor.ty.shape
             }
         }
     }

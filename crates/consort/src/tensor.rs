@@ -166,7 +166,8 @@ impl Tensor {
             Sym::Backed(_) => hints.get(&sym).copied(),
             _ => world.sizes(&mesh).index(&ir::Index::sym(sym)).ok(),
         };
-        let size = |size: &ir::Index| size.eval(&env).ok().and_then(|size| usize::try_from(size).ok()).unwrap_or(1);
+        let size =
+            |size: &ir::Index| size.eval(&env).ok().and_then(|size| usize::try_from(size).ok()).unwrap_or(1);
         let shape: Vec<usize> = ty.shape.iter().map(size).collect();
         let layout = Placed::new(Layout::contiguous(&shape));
         Tensor { ty: Rc::new(ty), layout, storage: None, traced: Some(traced), world: world.id }

@@ -16,7 +16,8 @@ fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
     let arms: Vec<(TokenStream, TokenStream)> = match &input.data {
         Data::Struct(data) => vec![arms(&quote!(Self), None, &data.fields)],
         Data::Enum(data) => {
-            let arm = |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), Some(ident), fields);
+            let arm =
+                |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), Some(ident), fields);
             data.variants.iter().map(arm).collect()
         }
         Data::Union(_) => {

@@ -24,14 +24,13 @@ use consort_ir::text::{ParseError, Parsed, directives, parse};
 pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
-pub const COMMANDS: &[(&str, Command)] =
-    &[
-        ("verify", verify::run),
-        ("print", print::run),
-        ("oracle", oracle::run),
-        ("opt", opt::run),
-        ("plan", plan::run),
-    ];
+pub const COMMANDS: &[(&str, Command)] = &[
+    ("verify", verify::run),
+    ("print", print::run),
+    ("oracle", oracle::run),
+    ("opt", opt::run),
+    ("plan", plan::run),
+];
 
 /// A case as its commands see it.
 pub struct Case<'a> {

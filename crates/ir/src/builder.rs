@@ -193,7 +193,8 @@ impl<'a> Builder<'a> {
         let mut block = self.draft.open.pop().unwrap_or_default();
         block.results = results.to_vec();
         for node in &block.nodes {
-            let args: Vec<Type> = node.args.iter().filter_map(|arg| self.draft.func.ty(*arg).cloned()).collect();
+            let args: Vec<Type> =
+                node.args.iter().filter_map(|arg| self.draft.func.ty(*arg).cloned()).collect();
             node.op.defines(&args).into_iter().for_each(|(sym, _)| self.draft.facts.forget(sym));
         }
         block
@@ -208,7 +209,8 @@ impl<'a> Builder<'a> {
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default();
         let known = self.draft.facts.guards().len();
-        let types = infer(&*op, self.mesh, &arg_types, &block_types, &mut self.draft.facts, Undecided::Assume)?;
+        let types =
+            infer(&*op, self.mesh, &arg_types, &block_types, &mut self.draft.facts, Undecided::Assume)?;
         // Kept here, because facts about a symbol end with the block that defines it.
         self.draft.func.guards.extend_from_slice(self.draft.facts.guards().get(known..).unwrap_or(&[]));
         for (sym, facts) in op.defines(&arg_types) {
@@ -232,7 +234,8 @@ impl<'a> Builder<'a> {
     /// Ends the function; it declares the types of what it returns.
     pub fn finish(mut self, results: &[Value]) -> Func {
         self.draft.func.body = self.end_block(results);
-        self.draft.func.results = results.iter().filter_map(|value| self.draft.func.ty(*value).cloned()).collect();
+        self.draft.func.results =
+            results.iter().filter_map(|value| self.draft.func.ty(*value).cloned()).collect();
         let bound = self.draft.func.bound_symbols();
         self.draft.func.symbols.retain(|(sym, _)| bound.contains(sym));
         self.draft.func

@@ -166,8 +166,8 @@ pub fn simplify(
 
 #[cfg(test)]
 mod tests {
-    use consort_ir::mesh::Rank;
     use super::*;
+    use consort_ir::mesh::Rank;
     use consort_ir::ops::OpTable;
     use consort_ir::text::parse;
 

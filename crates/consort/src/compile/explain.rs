@@ -101,7 +101,9 @@ impl Log {
         let explained = |graph: &Rc<Graph>| {
             let plan = graph.plans().into_iter().next();
             let mesh = graph.program.mesh.clone();
-            let text = |plan: &super::graph::Planned| print(&Program { mesh: mesh.clone(), funcs: vec![plan.func.clone()] });
+            let text = |plan: &super::graph::Planned| {
+                print(&Program { mesh: mesh.clone(), funcs: vec![plan.func.clone()] })
+            };
             let report = plan.as_ref().map(|plan| plan.report.clone()).unwrap_or_default();
             ExplainedGraph {
                 program: graph.text.clone(),
@@ -209,14 +211,30 @@ fn count(n: u64, word: &str) -> String {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Stats { calls, graphs, breaks, recompiles, plans, .. } = self.stats;
-        let counts = [(calls, "call"), (graphs, "graph"), (breaks, "break"), (recompiles, "recompile"), (plans, "plan")];
+        let counts = [
+            (calls, "call"),
+            (graphs, "graph"),
+            (breaks, "break"),
+            (recompiles, "recompile"),
+            (plans, "plan"),
+        ];
         let counts: Vec<String> = counts.into_iter().map(|(n, word)| count(n, word)).collect();
         writeln!(f, "{}: {}", self.name, counts.join(", "))?;
         if let Some(limit) = self.limit {
-            writeln!(f, "  compiled {limit} times, and run as it is since then ({} calls)", self.stats.uncompiled)?;
+            writeln!(
+                f,
+                "  compiled {limit} times, and run as it is since then ({} calls)",
+                self.stats.uncompiled
+            )?;
         }
         for one in &self.breaks {
-            writeln!(f, "  break: {} reads a traced tensor at {}:{}", one.op, one.site.file(), one.site.line())?;
+            writeln!(
+                f,
+                "  break: {} reads a traced tensor at {}:{}",
+                one.op,
+                one.site.file(),
+                one.site.line()
+            )?;
         }
         for why in &self.recompiles {
             writeln!(f, "  recompile: {why}")?;

@@ -17,6 +17,7 @@ use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use smallvec::SmallVec;
 
+use crate::compile::explain::log;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::storage::Storage;
@@ -69,7 +70,11 @@ impl Graph {
         if cfg!(debug_assertions)
             && let Some(error) = verify(&program).first()
         {
-            return Err(wrong(format!("the traced program does not verify: {}\n{}", error.headline(), print(&program))));
+            return Err(wrong(format!(
+                "the traced program does not verify: {}\n{}",
+                error.headline(),
+                print(&program)
+            )));
         }
         let program = simplify(&program, PASSES, &Options::default(), &mut |_| {})
             .map_err(|error| wrong(error.to_string()))?;
@@ -90,7 +95,13 @@ impl Graph {
     }
 
     /// The plan for these sizes and gifts; made if there is none.
-    pub(crate) fn plan(&self, world: &World, symbols: &[(Sym, i64)], donated: &Donated, site: Site) -> Result<Rc<Planned>> {
+    pub(crate) fn plan(
+        &self,
+        world: &World,
+        symbols: &[(Sym, i64)],
+        donated: &Donated,
+        site: Site,
+    ) -> Result<Rc<Planned>> {
         let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
         if let Some(planned) = self.plans.borrow().iter().find(fits) {
             return Ok(Rc::clone(planned));
@@ -103,10 +114,17 @@ impl Graph {
         Ok(planned)
     }
 
-    fn make_plan(&self, world: &World, symbols: &[(Sym, i64)], donated: &Donated, site: Site) -> Result<Planned> {
+    fn make_plan(
+        &self,
+        world: &World,
+        symbols: &[(Sym, i64)],
+        donated: &Donated,
+        site: Site,
+    ) -> Result<Planned> {
         let failed = |message: String| Error::new("compile", message, site);
         let func = self.func().ok_or_else(|| failed("there is no function".into()))?;
-        let is_given = |place: usize| donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1);
+        let is_given =
+            |place: usize| donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1);
         let given: Vec<bool> = (0..func.body.params.len()).map(is_given).collect();
         let values: BTreeMap<Sym, i64> = symbols.iter().copied().collect();
         let at = At { rank: world.rank, symbols: &values, donated: &given };
@@ -116,10 +134,16 @@ impl Graph {
             && let Some(error) = verify(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }).first()
         {
             let text = print(&Program { mesh: mesh.clone(), funcs: vec![func] });
-            return Err(failed(format!("the plan is wrong, which is a defect of consort: {}\n{text}", error.headline())));
+            return Err(failed(format!(
+                "the plan is wrong, which is a defect of consort: {}\n{text}",
+                error.headline()
+            )));
         }
-        let exec = Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
-        let groups = exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
+        log("plan", || print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
+        let exec =
+            Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
+        let groups =
+            exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
         let tensors = |ty: &Type| ty.tensors().to_vec();
         let varies = func.body.results.iter().filter_map(|value| func.ty(*value)).map(tensors).collect();
@@ -148,7 +172,8 @@ impl Planned {
     /// Runs it. Arguments that were given away may be written.
     pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Vec<Vec<Tensor>>> {
         let failed = |error| Error::comm("compile", error, site);
-        let heap = world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
+        let heap =
+            world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
         let mut args: SmallVec<[ArgValue; 4]> = SmallVec::new();
         // Arguments with gaps take part as copies.
         let mut whole: SmallVec<[Option<Tensor>; 4]> = SmallVec::new();
@@ -199,7 +224,9 @@ impl Planned {
             for (out, ty) in tensors.into_iter().zip(types) {
                 let tensor = self.tensor(world, given, &whole, &mut shared, out, ty);
                 if let Some(storage) = &tensor.storage {
-                    flights.iter().for_each(|flight| storage.add_flight(tensor.byte_range(), Rc::clone(flight)));
+                    flights
+                        .iter()
+                        .for_each(|flight| storage.add_flight(tensor.byte_range(), Rc::clone(flight)));
                 }
                 list.push(tensor);
             }
@@ -219,12 +246,15 @@ impl Planned {
         ty: &TensorType,
     ) -> Tensor {
         let mut layout = out.layout;
-        let known = shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
+        let known =
+            shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
         let argument = match out.region {
             Region::Arg(place) => {
                 let place = place as usize;
                 let packed = whole.get(place).and_then(Option::as_ref);
-                let own = given.get(place).and_then(|given| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None });
+                let own = given
+                    .get(place)
+                    .and_then(|given| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None });
                 let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
                 packed.or(own).filter(|_| kept)
             }

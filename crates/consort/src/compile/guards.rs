@@ -221,9 +221,7 @@ impl Expected {
             Size::Symbol(sym, _) => Index::sym(*sym).display(mesh).to_string(),
         };
         match self {
-            Expected::Tensor { .. } => {
-                self.ty().map_or_else(String::new, |ty| ty.display(mesh).to_string())
-            }
+            Expected::Tensor { .. } => self.ty().map_or_else(String::new, |ty| ty.display(mesh).to_string()),
             Expected::Number(number) => size(number),
             Expected::Expression(index) => index.display(mesh).to_string(),
             Expected::Setting(setting) => setting.text(),
@@ -282,7 +280,12 @@ pub(crate) struct Signature {
 
 impl Signature {
     /// Of these arguments: sizes that differ from those of a call before become symbols.
-    pub(crate) fn new(leaves: &[Leaf], before: &[Pattern], dynamic: &[(usize, usize)], mesh: &Mesh) -> Signature {
+    pub(crate) fn new(
+        leaves: &[Leaf],
+        before: &[Pattern],
+        dynamic: &[(usize, usize)],
+        mesh: &Mesh,
+    ) -> Signature {
         let kinds = leaves.iter().map(|leaf| leaf.kind(mesh)).collect();
         let (mut sizes, mut symbols) = (Vec::new(), Vec::new());
         let mut tensors = 0;
@@ -329,7 +332,8 @@ impl Signature {
             sizes.push(size.parse().ok()?);
             symbols.push(symbol == "1");
         }
-        let kinds = if kinds.is_empty() { Vec::new() } else { kinds.split('\n').map(str::to_string).collect() };
+        let kinds =
+            if kinds.is_empty() { Vec::new() } else { kinds.split('\n').map(str::to_string).collect() };
         Some(Signature { kinds, sizes, symbols })
     }
 

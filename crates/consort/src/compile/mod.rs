@@ -11,6 +11,7 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::Rank;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -252,6 +253,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if trace::is_tracing() || world.heap().is_none() || has_shapes(args) {
             return self.plain(args);
         }
+        check_tensors(args, &world, site)?;
         let number = self.calls.get();
         self.calls.set(number + 1);
         let found = self.find(args);
@@ -260,25 +262,36 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if joint {
             let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
             if !envelope(&world, key, site)? {
-                return self.compile_and_run(args, &world, true, site);
+                return match entries < self.options.limit {
+                    true => self.compile_and_run(args, &world, true, site),
+                    false => self.past_limit(args),
+                };
             }
         }
         match found {
             Some((entry, bound)) => match &entry.replay {
                 Some(replay) => {
-                    if cfg!(debug_assertions) && number.is_power_of_two() {
-                        self.retrace(args, &world, &entry.pattern, replay, site)?;
+                    if cfg!(debug_assertions) {
+                        if number.is_power_of_two() {
+                            self.retrace(args, &world, &entry.pattern, replay, site)?;
+                        }
+                        if entry.communicates {
+                            check_declared(args, &world, site)?;
+                        }
                     }
                     self.replay(&entry, replay, args, &world, &bound, site)
                 }
                 None => self.traced_call(args, &world, &entry.pattern, site),
             },
-            None if entries >= self.options.limit => {
-                self.log.borrow_mut().past_limit(self.options.limit);
-                self.plain(args)
-            }
+            None if entries >= self.options.limit => self.past_limit(args),
             None => self.compile_and_run(args, &world, false, site),
         }
+    }
+
+    /// The function as it is, because it was compiled too often.
+    fn past_limit(&self, args: &A) -> Result<R> {
+        self.log.borrow_mut().past_limit(self.options.limit);
+        self.plain(args)
     }
 
     /// The function as it is.
@@ -320,7 +333,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             pattern = Signature::pattern(&leaves, &signatures, &world.mesh());
             all = Some(signatures);
         }
-        let mut traced = self.trace(args, world, &pattern, site)?;
+        let traced = self.trace(args, world, &pattern, site);
+        if let (true, Err(error)) = (joint, &traced) {
+            // The others wait for a program: they learn that there is none.
+            let _ = agree::check_same(world, "program", &format!("no program: {error}"), site);
+        }
+        let mut traced = traced?;
         if traced.communicates && all.is_none() {
             // Only now it is known that the others have a part in it.
             let signatures = self.signatures(world, &own, site)?;
@@ -332,6 +350,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         if traced.communicates {
             agree::check_same(world, "program", &traced.text, site)?;
+            check_declared(args, world, site)?;
         }
         let digest = digest(traced.text.as_bytes()) | 1;
         self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
@@ -397,8 +416,15 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 match self.next() {
                     (leaf, Some(guards::Expected::Number(guards::Size::Symbol(sym, _)))) => {
                         let sym = *sym;
-                        let varies = self.pattern.symbols.iter().find(|(own, _)| *own == sym).map(|(_, facts)| facts.varies);
-                        if let Err(error) = session.size_argument(leaf, sym, varies.unwrap_or(consort_ir::mesh::Axes::NONE)) {
+                        let varies = self
+                            .pattern
+                            .symbols
+                            .iter()
+                            .find(|(own, _)| *own == sym)
+                            .map(|(_, facts)| facts.varies);
+                        if let Err(error) =
+                            session.size_argument(leaf, sym, varies.unwrap_or(consort_ir::mesh::Axes::NONE))
+                        {
                             self.failed.get_or_insert(error);
                         }
                         crate::Index(Index::sym(sym))
@@ -423,7 +449,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         session.check()?;
         let result = result?;
         let tensors = result.flatten();
-        let live: Vec<Rc<trace::Traced>> = tensors.iter().filter_map(|tensor| tensor.traced.clone()).collect();
+        let live: Vec<Rc<trace::Traced>> =
+            tensors.iter().filter_map(|tensor| tensor.traced.clone()).collect();
         let finished = session.finish(live, site)?;
         let graph = segment(&self.segments, world, &finished, site)?;
         let breaks = session.breaks.borrow().clone();
@@ -443,7 +470,15 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if breaks.is_empty() {
             let graphs = vec![Rc::clone(&graph)];
             let replay = Replay { graph, inputs: finished.inputs, template: result, outs };
-            return Ok(Traced { replay: Some(replay), result: None, communicates, text, breaks, constants, graphs });
+            return Ok(Traced {
+                replay: Some(replay),
+                result: None,
+                communicates,
+                text,
+                breaks,
+                constants,
+                graphs,
+            });
         }
         // The segments before have run; the last one does now.
         let tensors = run_segment(&session, &finished, &graph, &parts_of(args), site)?;
@@ -479,11 +514,20 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     fn traced_call(&self, args: &A, world: &Rc<World>, pattern: &Pattern, site: Site) -> Result<R> {
         let traced = self.trace(args, world, pattern, site)?;
         self.log.borrow_mut().retraced += 1;
-        traced.result.ok_or_else(|| Error::new("compile", "the function had breaks before, and has none now", site))
+        traced
+            .result
+            .ok_or_else(|| Error::new("compile", "the function had breaks before, and has none now", site))
     }
 
     /// Traces the function again and compares: what it captured may have changed.
-    fn retrace(&self, args: &A, world: &Rc<World>, pattern: &Pattern, replay: &Replay<R>, site: Site) -> Result<()> {
+    fn retrace(
+        &self,
+        args: &A,
+        world: &Rc<World>,
+        pattern: &Pattern,
+        replay: &Replay<R>,
+        site: Site,
+    ) -> Result<()> {
         let traced = self.trace(args, world, pattern, site)?;
         if traced.text == replay.graph.text {
             return Ok(());
@@ -575,9 +619,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if stats.breaks <= breaks && stats.graphs <= graphs && stats.recompiles <= recompiles {
             return Ok(());
         }
-        let expected = format!("expected at most {breaks} breaks, {graphs} graphs and {recompiles} recompiles");
+        let expected =
+            format!("expected at most {breaks} breaks, {graphs} graphs and {recompiles} recompiles");
         let got = format!("{}, {} and {}", stats.breaks, stats.graphs, stats.recompiles);
-        Err(Error::new("expect_steady", format!("{expected}, got {got}\n{}", self.explain()), Location::caller()))
+        Err(Error::new(
+            "expect_steady",
+            format!("{expected}, got {got}\n{}", self.explain()),
+            Location::caller(),
+        ))
     }
 
     /// Where it was compiled.
@@ -637,17 +686,76 @@ fn has_shapes(args: &impl Flatten) -> bool {
     found
 }
 
+/// Tensors are of this world, and not of a trace that is over.
+fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
+    let mut wrong = None;
+    guards::for_each_tensor(args, |tensor| {
+        if tensor.traced.is_some() || (tensor.world != 0 && tensor.world != world.id) {
+            wrong = Some(
+                "expected tensors of this world, got one of another, or one that a traced function kept",
+            );
+        }
+    });
+    wrong.map_or(Ok(()), |message| Err(Error::new("compile", message, site)))
+}
+
+/// Arguments that are declared equal on some ranks are equal there: the passes rely on it.
+#[track_caller]
+fn check_declared(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
+    let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
+    let all_axes = world.mesh().all_axes();
+    guards::for_each_tensor(args, |tensor| {
+        if tensor.ty.varies == all_axes {
+            return;
+        }
+        match tensor.with_bytes("compile", site, digest) {
+            Ok(digest) => digests.extend(digest.to_le_bytes()),
+            Err(error) => failed = Some(error),
+        }
+        declared.push(tensor.ty.varies);
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let all = gather(world, &digests, site)?;
+    let mesh = world.mesh();
+    for (place, varies) in declared.iter().enumerate() {
+        let of = |rank: usize| all.get(rank).and_then(|digests| digests.get(8 * place..8 * place + 8));
+        let row = |rank: usize| {
+            varies.iter().map(|axis| mesh.coordinate(Rank(rank as u32), axis)).collect::<Vec<_>>()
+        };
+        for rank in 1..all.len() {
+            let first = (0..rank).find(|first| row(*first) == row(rank)).unwrap_or(rank);
+            if of(first) != of(rank) {
+                let message = format!(
+                    "expected tensor {place} of those declared equal to be so, but ranks {first} and {rank} differ\n  \
+                     note: `replicated` declares it; do so only with tensors that are equal"
+                );
+                return Err(Error::new("compile", message, site));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The constants that a segment met, in words.
 fn constants(finished: &Finished) -> Vec<(String, Site)> {
     let constant = |input: &Input| match input {
-        Input::Constant(tensor, site) => Some((format!("{}{:?}", tensor.dtype(), &tensor.layout.shape[..]), *site)),
+        Input::Constant(tensor, site) => {
+            Some((format!("{}{:?}", tensor.dtype(), &tensor.layout.shape[..]), *site))
+        }
         _ => None,
     };
     finished.inputs.iter().filter_map(constant).collect()
 }
 
 /// The graph of a segment: one with the same text serves again.
-fn segment(known: &RefCell<Vec<Rc<Graph>>>, world: &World, finished: &Finished, site: Site) -> Result<Rc<Graph>> {
+fn segment(
+    known: &RefCell<Vec<Rc<Graph>>>,
+    world: &World,
+    finished: &Finished,
+    site: Site,
+) -> Result<Rc<Graph>> {
     let graph = Graph::new(world, finished.func.clone(), site)?;
     if let Some(same) = known.borrow().iter().find(|other| other.text == graph.text) {
         return Ok(Rc::clone(same));
@@ -681,7 +789,8 @@ fn run_segment(
         });
     }
     let used = graph.func().map(consort_ir::program::Func::bound_symbols).unwrap_or_default();
-    let symbols: Vec<(Sym, i64)> = used.into_iter().filter_map(|sym| Some((sym, *hints.get(&sym)?))).collect();
+    let symbols: Vec<(Sym, i64)> =
+        used.into_iter().filter_map(|sym| Some((sym, *hints.get(&sym)?))).collect();
     let donated = Donated::from_elem(0, finished.inputs.len().div_ceil(64));
     graph.plan(&session.world, &symbols, &donated, site)?.run(&session.world, &given, site)
 }

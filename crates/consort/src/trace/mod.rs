@@ -219,7 +219,8 @@ impl Session {
         let mut value = value;
         let frames = self.segment.borrow().frames.len();
         for frame in depth..frames {
-            let known = self.segment.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
+            let known =
+                self.segment.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
             value = match known {
                 Some((_, inner)) => inner,
                 None => {
@@ -227,7 +228,8 @@ impl Session {
                         let ty = builder.ty(value).cloned();
                         ty.map(|ty| builder.outside(frame + 1, |builder| builder.param(ty)))
                     })?;
-                    let inner = inner.map_err(|violation| Error::rule("compile", violation, Location::caller()))?;
+                    let inner =
+                        inner.map_err(|violation| Error::rule("compile", violation, Location::caller()))?;
                     self.segment.borrow_mut().frames[frame].push((value, inner));
                     inner
                 }
@@ -247,7 +249,8 @@ impl Session {
             }
             _ => false,
         };
-        let known = self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+        let known =
+            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         let value = match known {
             Some(value) => value,
             None if self.fullgraph => {
@@ -263,7 +266,8 @@ impl Session {
     /// What landed in a segment before, as a parameter of this one. Its sizes are new symbols where they were symbols.
     fn carried(self: &Rc<Self>, traced: &Rc<Traced>, tensor: &Tensor) -> Result<Value> {
         let same = |input: &Input| matches!(input, Input::Carried(other) if Rc::ptr_eq(other, traced));
-        let known = self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+        let known =
+            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         if let Some(value) = known {
             return self.enter(value, 0);
         }
@@ -310,13 +314,9 @@ impl Session {
 
     /// A symbol of a segment before, as a parameter of this one.
     fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
-        let defined = matches!(sym, Sym::Unbacked(_));
-        let defined = defined && op == "to_size";
-        if defined {
-            return Ok(());
-        }
         if !self.hints.borrow().contains_key(&sym) {
-            let message = "expected sizes of this function, got one of another, or one read from data before a break";
+            let message =
+                "expected sizes of this function, got one of another, or one read from data before a break";
             return Err(Error::new(spoken_op(op), message, site));
         }
         self.build(|builder| builder.declare(sym, SymbolFacts::default()))?;
@@ -334,7 +334,10 @@ impl Session {
         let results = self.build(|builder| {
             builder.set_loc(loc(site));
             let results = builder.node(op.to_op(), &values, Vec::new())?;
-            results.into_iter().map(|value| Ok((value, builder.ty(value)?.clone()))).collect::<std::result::Result<Vec<_>, _>>()
+            results
+                .into_iter()
+                .map(|value| Ok((value, builder.ty(value)?.clone())))
+                .collect::<std::result::Result<Vec<_>, _>>()
         })?;
         let results = results.map_err(|violation| Error::rule(name, violation, site))?;
         self.check_guards(known, name, site)?;
@@ -347,7 +350,9 @@ impl Session {
         let env = |sym: Sym| hints.get(&sym).copied();
         let broken = self.segment.borrow().draft.as_ref().and_then(|draft| {
             let new = draft.guards().get(known..).unwrap_or(&[]);
-            new.iter().find(|guard| guard.holds(&env) == Ok(false)).map(|guard| guard.display(&mesh).to_string())
+            new.iter()
+                .find(|guard| guard.holds(&env) == Ok(false))
+                .map(|guard| guard.display(&mesh).to_string())
         });
         match broken {
             Some(guard) => Err(Error::new(op, format!("expected {guard}, which does not hold"), site)),
@@ -374,7 +379,8 @@ impl Session {
     pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
         self.check()?;
         if !self.segment.borrow().frames.is_empty() {
-            let message = "expected no host read inside cond or scan\n  note: return the tensor and read it outside";
+            let message =
+                "expected no host read inside cond or scan\n  note: return the tensor and read it outside";
             return Err(Error::new(op, message, site));
         }
         if self.fullgraph {
@@ -426,7 +432,8 @@ impl Session {
         }
         let segment = self.segment.replace(new_segment(&self.world));
         self.number.set(self.number.get() + 1);
-        let draft = segment.draft.ok_or_else(|| Error::new("compile", "the trace is in use by itself", site))?;
+        let draft =
+            segment.draft.ok_or_else(|| Error::new("compile", "the trace is in use by itself", site))?;
         let values: Vec<Value> = results.iter().map(|(value, _)| *value).collect();
         let func = Builder::resume(&self.world.mesh(), draft).finish(&values);
         let inputs = segment.inputs.into_iter().map(|(_, input)| input).collect();
@@ -455,7 +462,11 @@ pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Resu
 }
 
 /// Writes a start down, if a trace is going on.
-pub(crate) fn record_start(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Result<(Tensors, Rc<Start>)>> {
+pub(crate) fn record_start(
+    op: &dyn OpDef,
+    args: &[Tensor],
+    site: Site,
+) -> Option<Result<(Tensors, Rc<Start>)>> {
     let session = current()?;
     Some((|| {
         let depth = session.segment.borrow().frames.len();
@@ -531,7 +542,9 @@ impl Session {
     }
 
     pub(crate) fn types(&self, values: &[Value]) -> Result<Vec<Type>> {
-        let types = self.build(|builder| values.iter().map(|value| builder.ty(*value).cloned()).collect::<std::result::Result<Vec<_>, _>>())?;
+        let types = self.build(|builder| {
+            values.iter().map(|value| builder.ty(*value).cloned()).collect::<std::result::Result<Vec<_>, _>>()
+        })?;
         types.map_err(|violation| Error::rule("compile", violation, Location::caller()))
     }
 
@@ -597,7 +610,10 @@ impl Session {
         let results = self.build(|builder| {
             builder.set_loc(loc(site));
             let results = builder.node(op, args, blocks)?;
-            results.into_iter().map(|value| Ok((value, builder.ty(value)?.clone()))).collect::<std::result::Result<Vec<_>, _>>()
+            results
+                .into_iter()
+                .map(|value| Ok((value, builder.ty(value)?.clone())))
+                .collect::<std::result::Result<Vec<_>, _>>()
         })?;
         let results = results.map_err(|violation| Error::rule(name, violation, site))?;
         let tensor = |(value, ty): (Value, Type)| match ty {

@@ -5,7 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use consort::{
-    Batched, Dtype, Flatten, Index, Mesh, Missing, Reduce, Result, Route, Tensor, compile, compile_mut, cond, scan,
+    Batched, Dtype, Flatten, Index, Mesh, Missing, Reduce, Result, Route, Tensor, compile, compile_mut, cond,
+    scan,
 };
 
 macro_rules! cases {
@@ -183,7 +184,10 @@ fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice(mesh: Mesh) 
         group.all_reduce(decode(cache, &q, &position)?, Reduce::Sum)
     });
     let new = || -> Result<Cache> {
-        Ok(Cache { keys: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?, values: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])? })
+        Ok(Cache {
+            keys: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?,
+            values: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?,
+        })
     };
     let (mut cache, mut plain) = (new()?, new()?);
     for position in 0..100usize {
@@ -338,10 +342,7 @@ fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
 fn c1_messages_compile(mesh: Mesh) -> Result<()> {
     let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
         let mut y = Tensor::zeros(Dtype::F32, &[4])?;
-        let batch = vec![
-            Batched::send(&x, Route::Ring(1), 3),
-            Batched::recv(&mut y, Route::Ring(-1), 3),
-        ];
+        let batch = vec![Batched::send(&x, Route::Ring(1), 3), Batched::recv(&mut y, Route::Ring(-1), 3)];
         mesh.batch(batch)?.wait()?;
         let z = mesh.irecv(Dtype::F32, &[4], Route::Ring(-1), 5)?;
         mesh.isend(&x, Route::Ring(1), 5)?.wait()?;
@@ -624,8 +625,16 @@ mod users {
         }
         fn eval(&self, _: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
             let x = args[0];
-            let bytes: Vec<f64> = x.to_bytes().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect();
-            Ok(vec![Tensor::floats(x.dtype, x.shape.clone(), bytes.into_iter().map(|x| x * x + 1.0).collect())])
+            let bytes: Vec<f64> = x
+                .to_bytes()
+                .chunks_exact(4)
+                .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+                .collect();
+            Ok(vec![Tensor::floats(
+                x.dtype,
+                x.shape.clone(),
+                bytes.into_iter().map(|x| x * x + 1.0).collect(),
+            )])
         }
     }
 }
@@ -682,7 +691,10 @@ fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
     let explained = f.explain();
     let plan = explained.graphs[0].plan.clone().unwrap();
     let start = plan.lines().find(|line| line.contains("all_reduce_start")).unwrap();
-    assert!(start.contains("queue world #0") && start.contains("lease") && start.contains("cases.rs:"), "{start}");
+    assert!(
+        start.contains("queue world #0") && start.contains("lease") && start.contains("cases.rs:"),
+        "{start}"
+    );
     assert!(explained.graphs[0].cost.wire > 0 && explained.graphs[0].peak_bytes > 0);
     assert!(explained.to_string().starts_with("step: 1 call, 1 graph, 0 breaks, 0 recompiles, 1 plan"));
     Ok(())
