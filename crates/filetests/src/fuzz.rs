@@ -9,7 +9,7 @@ use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
-use consort_ir::verify::verify;
+use consort_ir::verify::{hazards, verify};
 
 /// Runs one text through everything that reads programs. Panics where something is wrong with it.
 pub fn check_text(text: &str, ops: &OpTable) {
@@ -29,6 +29,11 @@ pub fn check_text(text: &str, ops: &OpTable) {
     let errors = verify(&parsed.program);
     for error in &errors {
         assert!(!error.render("text", text, &parsed.lines).is_empty());
+    }
+    if errors.is_empty() {
+        for func in &parsed.program.funcs {
+            let _ = hazards(&parsed.program.mesh, func);
+        }
     }
     if errors.is_empty() && parsed.program.mesh.n_ranks() <= 8 {
         for func in parsed.program.funcs.iter().filter(|func| is_small(func, &func.body)) {

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
+mod hazards;
 mod oracle;
 mod print;
 mod verify;
@@ -23,7 +24,7 @@ pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
 pub const COMMANDS: &[(&str, Command)] =
-    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run)];
+    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run), ("hazards", hazards::run)];
 
 /// A case as its commands see it.
 pub struct Case<'a> {
