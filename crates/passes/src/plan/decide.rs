@@ -456,50 +456,51 @@ impl<'a> Planner<'a> {
 
     fn start(&mut self, node: &'a Node, group: Group) -> Result<Line, PlanError> {
         let mut line = Line::default();
-        let overwritten = overwritten(self.func, node);
-        let crowded = self.crowded(node);
         let tensors = self.func.ty(node.results[0]).map_or(&[][..], Type::tensors);
-        let mut parts = Vec::with_capacity(tensors.len());
-        let mut taken = vec![false; tensors.len()];
-        for (result, tensor) in tensors.iter().enumerate() {
+        let overwritten = overwritten(self.func, node);
+        let rivals = self.rivals(node, &overwritten);
+        let matters: Vec<bool> = (0..tensors.len()).map(|result| self.matters(node, group, result)).collect();
+        // Results that need what their operand holds choose first.
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by_key(|result| !matters[*result]);
+        let (mut parts, mut in_place) = (vec![None; tensors.len()], vec![false; node.args.len()]);
+        for result in order {
             let Some(operand) = node.op.overwrites(result) else {
-                parts.push(self.new_buf(tensor)?);
+                parts[result] = Some(self.new_buf(&tensors[result])?);
                 continue;
             };
             let (value, from) = (node.args[operand], self.part(node.args[operand]));
-            let why = self.held(from).or(crowded[operand].then_some(Why::Needed));
-            let Some(why) = why else {
+            let free = rivals[operand].iter().all(|rival| overwritten[*rival].is_some() && !in_place[*rival]);
+            let Some(why) = self.held(from).or((!free).then_some(Why::Needed)) else {
                 line.reuse.push(value);
-                taken[result] = true;
+                in_place[operand] = true;
                 let part = &self.storage.parts[from as usize];
                 let layout = part.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
-                parts.push((part.buf, part.first(), layout, part.element));
+                parts[result] = Some((part.buf, part.first(), layout, part.element));
                 continue;
             };
-            parts.push(self.new_buf(tensor)?);
-            if self.matters(node, group, result) {
-                let to = result as u32;
-                line.copies.push(Copied { value, why, from, to });
+            parts[result] = Some(self.new_buf(&tensors[result])?);
+            if matters[result] {
+                line.copies.push(Copied { value, why, from, to: result as u32 });
                 let span = self.storage.span(from);
                 self.storage.touch_over(span, self.now);
             }
         }
-        self.define(node.results[0], parts);
+        self.define(node.results[0], parts.into_iter().flatten().collect());
         let first = self.part(node.results[0]);
         line.copies.iter_mut().for_each(|copied| copied.to += first);
-        for (arg, _) in node.args.iter().zip(&overwritten).filter(|(_, over)| over.is_none()) {
-            self.touch(*arg);
-        }
-        self.touch(node.results[0]);
         // What is worked on in place is the result from here on; everything else is held, whatever becomes of it.
         let holds = self.uses.get(node.results[0]).holds;
-        let in_place = |over: Option<usize>| over.is_some_and(|result| taken[result]);
-        for (arg, _) in node.args.iter().zip(overwritten).filter(|(_, over)| !in_place(*over)) {
+        for (operand, arg) in node.args.iter().enumerate().filter(|(operand, _)| !in_place[*operand]) {
+            if overwritten[operand].is_none() {
+                self.touch(*arg);
+            }
             let part = self.part(*arg);
             self.storage.prolong(part, holds, holds);
             let buf = self.storage.parts[part as usize].buf;
             self.storage.buf_mut(buf).outlives |= holds == END;
         }
+        self.touch(node.results[0]);
         for value in node.args.iter().chain(&node.results) {
             for part in self.parts_of(*value) {
                 let buf = self.storage.parts[part as usize].buf;
@@ -509,23 +510,22 @@ impl<'a> Planner<'a> {
         Ok(line)
     }
 
-    /// Which operands of a start have bytes in common with another.
-    fn crowded(&mut self, node: &Node) -> Vec<bool> {
-        let mut crowded = vec![false; node.args.len()];
+    /// For each operand of a start that works in place, the others that have bytes in common with it.
+    fn rivals(&mut self, node: &Node, overwritten: &[Option<usize>]) -> Vec<Vec<usize>> {
+        let mut rivals = vec![Vec::new(); node.args.len()];
+        if node.args.len() < 2 || overwritten.iter().all(Option::is_none) {
+            return rivals;
+        }
         let mut spans: Vec<(Span, usize)> =
             node.args.iter().enumerate().map(|(i, arg)| (self.storage.span(self.part(*arg)), i)).collect();
         spans.sort();
-        let mut furthest = 0;
-        for i in 1..spans.len() {
-            if spans[i].0.meets(&spans[furthest].0) {
-                crowded[spans[i].1] = true;
-                crowded[spans[furthest].1] = true;
-            }
-            if spans[i].0.buf != spans[furthest].0.buf || spans[i].0.to > spans[furthest].0.to {
-                furthest = i;
+        for (i, (span, operand)) in spans.iter().enumerate() {
+            for (_, other) in spans[i + 1..].iter().take_while(|(other, _)| other.meets(span)) {
+                rivals[*operand].push(*other);
+                rivals[*other].push(*operand);
             }
         }
-        crowded
+        rivals
     }
 
     /// Whether a result depends on what the operand under it holds on this rank.
