@@ -14,6 +14,7 @@ mod control;
 mod decide;
 mod pack;
 mod report;
+mod starts;
 mod storage;
 mod uses;
 
