@@ -11,6 +11,7 @@
 pub mod fuzz;
 mod hazards;
 mod oracle;
+mod plan;
 mod print;
 mod verify;
 
@@ -23,8 +24,13 @@ use consort_ir::text::{ParseError, Parsed, directives, parse};
 pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
-pub const COMMANDS: &[(&str, Command)] =
-    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run), ("hazards", hazards::run)];
+pub const COMMANDS: &[(&str, Command)] = &[
+    ("verify", verify::run),
+    ("print", print::run),
+    ("oracle", oracle::run),
+    ("plan", plan::run),
+    ("hazards", hazards::run),
+];
 
 /// A case as its commands see it.
 pub struct Case<'a> {

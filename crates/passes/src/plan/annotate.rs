@@ -1,0 +1,259 @@
+//! Writes the plan beside the lines: places, queues, leases, and which leases a line that writes must see end.
+
+use std::collections::BTreeMap;
+
+use consort_ir::entity::Value;
+use consort_ir::mesh::Group;
+use consort_ir::ops::{Effects, Flow};
+use consort_ir::plan::{NodePlan, Place, Region};
+use consort_ir::program::{Block, Func, Node};
+
+use super::decide::{Line, Planner};
+use super::storage::{Kind, Span};
+
+/// Writes all of the plan but its head.
+pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
+    let lines = std::mem::take(&mut planner.lines).into_iter();
+    let mut annotator =
+        Annotator { planner, lines, queues: Vec::new(), leases: Leases::default(), blocks: 0 };
+    annotator.block(&mut func.body);
+}
+
+struct Annotator<'a> {
+    planner: Planner<'a>,
+    lines: std::vec::IntoIter<Line>,
+    /// The next number on each queue.
+    queues: Vec<(Group, u32)>,
+    leases: Leases,
+    blocks: u32,
+}
+
+impl Annotator<'_> {
+    fn place(&mut self, part: u32) -> Place {
+        let (buf, at) = (
+            self.planner.storage.parts[part as usize].lies.buf,
+            self.planner.storage.parts[part as usize].lies.at,
+        );
+        let (root, shift) = self.planner.storage.root(buf);
+        let place = self.planner.storage.bufs[root as usize].place;
+        let place = place.unwrap_or(Place { region: Region::Arena, offset: 0 });
+        Place { region: place.region, offset: place.offset + shift + at }
+    }
+
+    fn places(&mut self, values: &[Value]) -> Vec<Place> {
+        let mut places = Vec::with_capacity(values.len());
+        for value in values {
+            for part in self.planner.parts_of(*value) {
+                places.push(self.place(part));
+            }
+        }
+        places
+    }
+
+    /// Where bytes of storage lie, if anything is ever written there.
+    fn bytes(&self, span: Span) -> Option<Bytes> {
+        let buf = &self.planner.storage.bufs[span.buf as usize];
+        let written = buf.writable || !matches!(buf.kind, Kind::Arg(_));
+        let place = buf.place.filter(|_| written && span.from < span.to)?;
+        let to = place.offset.saturating_add(span.to);
+        Some(Bytes { region: place.region, from: place.offset + span.from, to })
+    }
+
+    fn spans(&mut self, values: &[Value]) -> Vec<Bytes> {
+        let parts: Vec<u32> = values.iter().flat_map(|value| self.planner.parts_of(*value)).collect();
+        let spans = parts.into_iter().map(|part| self.planner.storage.span(part)).collect::<Vec<_>>();
+        spans.into_iter().filter_map(|span| self.bytes(span)).collect()
+    }
+
+    /// Annotates a block; the starts outside it whose leases must end before it runs.
+    fn block(&mut self, block: &mut Block) -> Vec<u32> {
+        let id = self.blocks;
+        self.blocks += 1;
+        let first = self.leases.starts.len();
+        block.places = self.places(&block.params);
+        let mut outside = Vec::new();
+        for node in &mut block.nodes {
+            let mut met = Vec::new();
+            let mut plan = self.node(node, &mut met);
+            for inside in &mut node.blocks {
+                met.extend(self.block(inside));
+            }
+            met.sort_unstable();
+            met.dedup();
+            for start in met {
+                let Start { value, block, .. } = self.leases.starts[start as usize];
+                if block == id { plan.release.push(value) } else { outside.push(start) }
+            }
+            if let Some(group) = node.op.effects().starts() {
+                self.start(node, &mut plan, group, id);
+            }
+            if id > 0 && node.op.effects() == Effects::Wait {
+                self.leases.waited(node.args[0], first);
+            }
+            node.plan = (plan != NodePlan::default()).then(|| Box::new(plan));
+        }
+        if id > 0 {
+            self.leave(block, first);
+        }
+        outside
+    }
+
+    fn node(&mut self, node: &Node, met: &mut Vec<u32>) -> NodePlan {
+        let line = self.lines.next().unwrap_or_default();
+        let mut plan = NodePlan {
+            places: self.places(&node.results),
+            view: line.view,
+            reuse: line.reuse,
+            ..NodePlan::default()
+        };
+        for copied in line.copies {
+            if self.planner.storage.first(copied.from) != self.planner.storage.first(copied.to) {
+                plan.copies.push((copied.value, copied.why));
+            }
+        }
+        if line.view || node.op.effects() == Effects::Wait || self.leases.is_empty() {
+            return plan;
+        }
+        let mut written = match line.writes {
+            None => self.spans(&node.results),
+            Some(writes) => {
+                let part = self.planner.part(node.results[0]);
+                let place = self.place(part);
+                let bytes = |(from, to)| Bytes {
+                    region: place.region,
+                    from: place.offset + from,
+                    to: place.offset + to,
+                };
+                writes.into_iter().map(bytes).collect()
+            }
+        };
+        if let Flow::Scan { carries, slices, .. } = node.op.flow() {
+            written.extend(self.spans(&node.blocks[0].params[..carries + slices]));
+        }
+        written.into_iter().for_each(|bytes| self.leases.write(bytes, met));
+        plan
+    }
+
+    fn start(&mut self, node: &Node, plan: &mut NodePlan, group: Group, block: u32) {
+        let queue = match self.queues.iter().position(|(queue, _)| *queue == group) {
+            Some(queue) => queue,
+            None => {
+                self.queues.push((group, 0));
+                self.queues.len() - 1
+            }
+        };
+        plan.queue = Some((group, self.queues[queue].1));
+        self.queues[queue].1 += 1;
+        plan.lease = node.args.clone();
+        if plan.lease.len() > 1 {
+            let mut seen = std::collections::BTreeSet::new();
+            plan.lease.retain(|value| seen.insert(*value));
+        }
+        let leased = [self.spans(&node.args), self.spans(&node.results)].concat();
+        self.leases.add(Start { value: node.results[0], block, waited: false, released: false }, leased);
+    }
+
+    /// Leases that were taken inside a block end in it: nothing outside can name them, and a loop comes here again.
+    fn leave(&mut self, block: &mut Block, first: usize) {
+        let held = self.leases.starts[first..].iter().filter(|start| start.waited && !start.released);
+        let held: Vec<Value> = held.map(|start| start.value).collect();
+        self.leases.starts[first..].iter_mut().for_each(|start| start.released = true);
+        if let Some(node) = block.nodes.last_mut().filter(|_| !held.is_empty()) {
+            node.plan.get_or_insert_default().release.extend(held);
+        }
+    }
+}
+
+/// Bytes of memory.
+#[derive(Clone, Copy, Debug)]
+struct Bytes {
+    region: Region,
+    from: u64,
+    to: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    value: Value,
+    block: u32,
+    /// Whether it is waited for in its block, as far as that matters.
+    waited: bool,
+    released: bool,
+}
+
+/// Which bytes are leased by which starts. Bytes that lie together and have the same leases are one entry.
+#[derive(Default)]
+struct Leases {
+    starts: Vec<Start>,
+    held: BTreeMap<(Region, u64), (u64, Vec<u32>)>,
+}
+
+impl Leases {
+    fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// A start of this block, of which this is the first, is waited for in it.
+    fn waited(&mut self, pending: Value, first: usize) {
+        if let Some(start) = self.starts[first..].iter_mut().rev().find(|start| start.value == pending) {
+            start.waited = true;
+        }
+    }
+
+    /// A line writes bytes: their leases, and all others of the same starts, end before.
+    fn write(&mut self, bytes: Bytes, met: &mut Vec<u32>) {
+        let Bytes { region, from, to } = bytes;
+        let before = self.held.range(..=(region, from)).next_back().map(|(key, (end, _))| (*key, *end));
+        let from = match before {
+            Some((key, end)) if key.0 == region && end > from => key.1,
+            _ => from,
+        };
+        while let Some((key, _)) = self.held.range((region, from)..(region, to)).next() {
+            let key = *key;
+            for start in self.held.remove(&key).map_or(Vec::new(), |(_, starts)| starts) {
+                if !std::mem::replace(&mut self.starts[start as usize].released, true) {
+                    met.push(start);
+                }
+            }
+        }
+    }
+
+    /// Cuts the entry that has a byte and the one before it in two.
+    fn cut(&mut self, region: Region, at: u64) {
+        if let Some((key, (end, starts))) = self.held.range_mut(..(region, at)).next_back()
+            && key.0 == region
+            && *end > at
+        {
+            let rest = (*end, starts.clone());
+            *end = at;
+            self.held.insert((region, at), rest);
+        }
+    }
+
+    fn add(&mut self, start: Start, leased: Vec<Bytes>) {
+        let number = self.starts.len() as u32;
+        self.starts.push(start);
+        for Bytes { region, from, to } in leased {
+            self.cut(region, from);
+            self.cut(region, to);
+            let mut at = from;
+            let mut holes = Vec::new();
+            for (key, (end, starts)) in self.held.range_mut((region, from)..(region, to)) {
+                if key.1 > at {
+                    holes.push((at, key.1));
+                }
+                starts.retain(|start| !self.starts[*start as usize].released);
+                if starts.last() != Some(&number) {
+                    starts.push(number);
+                }
+                at = *end;
+            }
+            if at < to {
+                holes.push((at, to));
+            }
+            for (from, to) in holes {
+                self.held.insert((region, from), (to, vec![number]));
+            }
+        }
+    }
+}

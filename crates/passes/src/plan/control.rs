@@ -1,0 +1,146 @@
+//! The storage of what enters and leaves blocks.
+
+use consort_ir::entity::Value;
+use consort_ir::program::{Block, Node};
+use consort_ir::types::Type;
+
+use super::PlanError;
+use super::decide::{Line, Planner};
+use super::storage::{Kind, Lies, Span};
+use super::uses::END;
+
+impl<'a> Planner<'a> {
+    /// Both blocks find their operands where they are, and leave results in one place where they can be made there.
+    pub(super) fn cond(&mut self, node: &'a Node) -> Result<Line, PlanError> {
+        node.results.iter().try_for_each(|result| self.fresh(*result))?;
+        node.args.iter().for_each(|arg| self.enters(*arg));
+        for block in &node.blocks {
+            let id = self.inside(block, Vec::new(), |planner| {
+                for (param, arg) in block.params.iter().zip(&node.args[1..]) {
+                    planner.lies_with(*param, *arg);
+                }
+                Ok(())
+            })?;
+            for (inner, outer) in block.results.iter().zip(&node.results) {
+                for (inner, outer) in self.parts_of(*inner).zip(self.parts_of(*outer)) {
+                    let (from, to) = (self.storage.movable(inner, id), self.storage.span(outer));
+                    if let Some(from) =
+                        from.filter(|from| self.storage.bufs[*from as usize].size == to.to - to.from)
+                    {
+                        self.storage.join(from, to.buf, to.from);
+                    }
+                }
+            }
+        }
+        Ok(Line::default())
+    }
+
+    /// Carries and slices have places of their own, which each iteration finds filled; a carry's may be that of the
+    /// operand, if nobody needs it any more.
+    pub(super) fn scan(&mut self, node: &'a Node, carries: usize, slices: usize) -> Result<Line, PlanError> {
+        let mut line = Line::default();
+        let block = &node.blocks[0];
+        node.args[..carries].iter().for_each(|arg| self.touch(*arg));
+        node.results[carries..].iter().try_for_each(|result| self.fresh(*result))?;
+        node.args.iter().for_each(|arg| self.enters(*arg));
+        for (i, (param, arg)) in block.params.iter().zip(&node.args).enumerate() {
+            if i >= carries + slices {
+                self.lies_with(*param, *arg);
+            } else if i < carries && self.carries_in_place(node, i) {
+                let part = self.part(*arg);
+                self.take(*param, part);
+                line.reuse.push(*arg);
+            } else {
+                self.fresh(*param)?;
+            }
+        }
+        let spans: Vec<Option<Span>> = block.params[..carries]
+            .iter()
+            .map(|param| self.parts_of(*param).next().map(|part| self.storage.span(part)))
+            .collect();
+        let id = self.inside(block, spans, |_| Ok(()))?;
+        for (result, param) in block.results.iter().zip(&block.params[..carries]) {
+            for (from, to) in self.parts_of(*result).zip(self.parts_of(*param)) {
+                let to = self.storage.span(to);
+                self.storage.move_to(from, to, id);
+            }
+        }
+        for param in &block.params[..carries + slices] {
+            for part in self.parts_of(*param) {
+                let buf = self.storage.parts[part as usize].lies.buf;
+                let (now, buf) = (self.now, self.storage.buf_mut(buf));
+                buf.last = buf.last.max(now);
+            }
+        }
+        node.args[carries..].iter().for_each(|arg| self.touch(*arg));
+        for (result, param) in node.results.iter().zip(&block.params[..carries]) {
+            let lies: Vec<Lies> =
+                self.parts_of(*param).map(|part| self.storage.parts[part as usize].lies.clone()).collect();
+            self.define(*result, lies);
+            self.touch(*result);
+        }
+        Ok(line)
+    }
+
+    /// Decides a block of a node; its number.
+    fn inside(
+        &mut self,
+        block: &'a Block,
+        carries: Vec<Option<Span>>,
+        enter: impl FnOnce(&mut Self) -> Result<(), PlanError>,
+    ) -> Result<u32, PlanError> {
+        let id = self.blocks;
+        self.blocks += 1;
+        let outer = (self.block, self.results, std::mem::replace(&mut self.carries, carries));
+        (self.block, self.results) = (id, &block.results);
+        enter(self)?;
+        self.body(block)?;
+        (self.block, self.results, self.carries) = outer;
+        Ok(id)
+    }
+
+    /// What is in flight when it enters a block may be waited for there, and no line outside can then say when it is
+    /// released: its storage is not used again.
+    fn enters(&mut self, value: Value) {
+        if self.func.ty(value).is_some_and(Type::is_pending) {
+            for part in self.parts_of(value) {
+                self.storage.prolong(part, END, END);
+                let buf = self.storage.parts[part as usize].lies.buf;
+                self.storage.buf_mut(buf).writable = false;
+            }
+        } else {
+            self.touch(value);
+        }
+    }
+
+    /// A parameter of a block lies where the operand does.
+    fn lies_with(&mut self, param: Value, arg: Value) {
+        match self.func.ty(param) {
+            Some(Type::Tensor(_)) => {
+                let part = self.part(arg);
+                self.take(param, part);
+            }
+            Some(Type::Pending(_)) => self.same(param, self.parts_of(arg)),
+            _ => {}
+        }
+    }
+
+    /// Whether a carry can live where its operand does.
+    fn carries_in_place(&mut self, node: &'a Node, carry: usize) -> bool {
+        if self.func.ty(node.args[carry]).and_then(Type::as_tensor).is_none() {
+            return false;
+        }
+        let part = self.part(node.args[carry]);
+        let span = self.storage.span(part);
+        let alone = node
+            .args
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != carry)
+            .all(|(_, other)| self.parts_of(*other).all(|other| !self.storage.span(other).meets(&span)));
+        alone
+            && self.storage.bufs[span.buf as usize].kind != Kind::Dyn
+            && self.held(part).is_none()
+            && self.returns_there(node.results[carry], part)
+    }
+}

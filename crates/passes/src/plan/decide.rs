@@ -1,0 +1,458 @@
+//! Line by line: the storage of each result.
+
+use consort_ir::entity::Value;
+use consort_ir::layout::{self, Dims, Layout};
+use consort_ir::ops::{Alias, Concat, Effects, EvalCx, Flow, Reshape, UpdateSlice};
+use consort_ir::plan::Why;
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::types::{TensorType, Type};
+use consort_ir::views;
+
+use super::PlanError;
+use super::storage::{Kind, Lies, Part, Span, Storage};
+use super::uses::Uses;
+
+/// What is decided of a line, besides the storage of its results.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// Whether nothing runs.
+    pub(super) view: bool,
+    /// Operands whose storage results take over.
+    pub(super) reuse: Vec<Value>,
+    /// Operands that are copied.
+    pub(super) copies: Vec<Copied>,
+    /// The bytes that are written, counted from the result's place; all of them where this says nothing.
+    pub(super) writes: Option<Vec<(u64, u64)>>,
+}
+
+/// An operand that is copied to where a result lies, unless that turns out to be the same place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copied {
+    pub(super) value: Value,
+    pub(super) why: Why,
+    pub(super) from: u32,
+    pub(super) to: u32,
+}
+
+/// The parts of a value: the first one, and how many.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PartsOf(u32, u32);
+
+/// A function whose storage is being decided.
+pub(super) struct Planner<'a> {
+    pub(super) func: &'a Func,
+    pub(super) sizes: EvalCx<'a>,
+    pub(super) uses: Uses<'a>,
+    pub(super) storage: Storage,
+    /// By the number of a value.
+    parts: Vec<PartsOf>,
+    /// By line, without those that end blocks.
+    pub(super) lines: Vec<Line>,
+    /// The line.
+    pub(super) now: u32,
+    /// The block: its number, how many there are, what it returns, and where its carries lie.
+    pub(super) block: u32,
+    pub(super) blocks: u32,
+    pub(super) results: &'a [Value],
+    pub(super) carries: Vec<Option<Span>>,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(func: &'a Func, sizes: EvalCx<'a>) -> Planner<'a> {
+        let uses = Uses::new(func);
+        let parts = vec![PartsOf::default(); uses.len()];
+        Planner {
+            func,
+            sizes,
+            uses,
+            storage: Storage::default(),
+            parts,
+            lines: Vec::with_capacity(func.body.nodes.len()),
+            now: 0,
+            block: 0,
+            blocks: 1,
+            results: &func.body.results,
+            carries: Vec::new(),
+        }
+    }
+
+    /// Decides the whole function.
+    pub(super) fn func(&mut self, donated: &[bool]) -> Result<(), PlanError> {
+        for (number, param) in self.func.body.params.iter().enumerate() {
+            let Some(ty) = self.func.ty(*param) else { continue };
+            let mut parts = Vec::new();
+            let mut size = 0u64;
+            for tensor in ty.tensors() {
+                let layout = self.known_layout(tensor)?;
+                let at = size.next_multiple_of(super::pack::ALIGN);
+                size = at + bytes(&layout, tensor);
+                parts.push(Lies { buf: 0, at, layout: Some(layout), element: tensor.dtype.size() as u64 });
+            }
+            if parts.is_empty() {
+                continue;
+            }
+            let buf = self.storage.add_buf(Kind::Arg(number as u32), size, self.now, self.block);
+            // What is in flight on entry is leased by a start that no line can name.
+            self.storage.bufs[buf as usize].writable =
+                donated.get(number) == Some(&true) && ty.as_tensor().is_some();
+            self.define(*param, parts.into_iter().map(|lies| Lies { buf, ..lies }));
+        }
+        self.body(&self.func.body)
+    }
+
+    /// Decides the lines of a block.
+    pub(super) fn body(&mut self, block: &'a Block) -> Result<(), PlanError> {
+        block.nodes.iter().try_for_each(|node| self.node(node))?;
+        self.now += 1;
+        for result in &block.results {
+            for part in self.parts_of(*result) {
+                let span = self.storage.span(part);
+                self.storage.touch(span, self.now);
+            }
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, node: &'a Node) -> Result<(), PlanError> {
+        self.now += 1;
+        let number = self.lines.len();
+        self.lines.push(Line::default());
+        let line = match (node.op.effects(), node.op.flow()) {
+            (Effects::Collective(group) | Effects::Messages(group), _) => self.start(node, group)?,
+            (Effects::Wait, _) => self.wait(node),
+            (_, Flow::Straight) => self.straight(node)?,
+            (_, Flow::Cond) => self.cond(node)?,
+            (_, Flow::Scan { carries, slices, .. }) => self.scan(node, carries, slices)?,
+        };
+        self.lines[number] = line;
+        Ok(())
+    }
+
+    /// The parts of a value, in order.
+    pub(super) fn parts_of(&self, value: Value) -> std::ops::Range<u32> {
+        let PartsOf(first, n) = self.parts[self.uses.id(value)];
+        first..first + n
+    }
+
+    /// The one part of a tensor.
+    pub(super) fn part(&self, value: Value) -> u32 {
+        self.parts[self.uses.id(value)].0
+    }
+
+    /// A value lies in these bufs, at these places in them.
+    pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
+        let id = self.uses.id(value);
+        let used = *self.uses.get(value);
+        let first = self.storage.parts.len() as u32;
+        for lies in tensors {
+            let buf = lies.buf;
+            self.storage.add_part(Part { lies, last: used.last.max(self.now), read: used.read });
+            self.storage.buf_mut(buf).outlives |= used.outlives;
+        }
+        self.parts[id] = PartsOf(first, self.storage.parts.len() as u32 - first);
+    }
+
+    /// A value has the parts of another, and needs them as long as it is used.
+    pub(super) fn same(&mut self, value: Value, parts: std::ops::Range<u32>) {
+        let used = *self.uses.get(value);
+        for part in parts.clone() {
+            self.storage.prolong(part, used.last.max(self.now), used.read);
+            let buf = self.storage.parts[part as usize].lies.buf;
+            self.storage.buf_mut(buf).outlives |= used.outlives;
+        }
+        let id = self.uses.id(value);
+        self.parts[id] = PartsOf(parts.start, parts.len() as u32);
+    }
+
+    /// The layout of a tensor without gaps; none where a size is unbacked.
+    pub(super) fn layout(&self, tensor: &TensorType) -> Result<Option<Layout>, PlanError> {
+        let mut shape = Dims::new();
+        for size in &tensor.shape {
+            match size
+                .as_const()
+                .map_or_else(|| self.sizes.size(size), |n| Ok(usize::try_from(n).unwrap_or(0)))
+            {
+                Ok(size) => shape.push(size),
+                Err(_) if is_unbacked(tensor) => return Ok(None),
+                Err(error) => {
+                    return Err(PlanError::UnknownSize {
+                        func: self.func.name.clone(),
+                        ty: tensor.display(self.sizes.mesh).to_string(),
+                        why: error.0,
+                    });
+                }
+            }
+        }
+        let bytes = layout::numel(&shape).and_then(|n| n.checked_mul(tensor.dtype.size()));
+        match bytes.filter(|bytes| i64::try_from(*bytes).is_ok()) {
+            Some(_) => Ok(Some(Layout::contiguous(&shape))),
+            None => Err(PlanError::TooLarge {
+                func: self.func.name.clone(),
+                what: tensor.display(self.sizes.mesh).to_string(),
+            }),
+        }
+    }
+
+    /// The layout of a parameter of the function, whose sizes are never unbacked.
+    fn known_layout(&self, tensor: &TensorType) -> Result<Layout, PlanError> {
+        self.layout(tensor)?.ok_or_else(|| PlanError::UnknownSize {
+            func: self.func.name.clone(),
+            ty: tensor.display(self.sizes.mesh).to_string(),
+            why: "an argument has an unbacked size".to_string(),
+        })
+    }
+
+    /// Storage for one tensor.
+    pub(super) fn new_buf(&mut self, tensor: &TensorType) -> Result<Lies, PlanError> {
+        let layout = self.layout(tensor)?;
+        let (kind, size) = match &layout {
+            Some(layout) => (Kind::Own, bytes(layout, tensor)),
+            None => (Kind::Dyn, 0),
+        };
+        let buf = self.storage.add_buf(kind, size, self.now, self.block);
+        Ok(Lies { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
+    }
+
+    /// A value gets storage of its own.
+    pub(super) fn fresh(&mut self, value: Value) -> Result<(), PlanError> {
+        match self.func.ty(value) {
+            Some(Type::Tensor(tensor)) => {
+                let lies = self.new_buf(tensor)?;
+                self.define(value, [lies]);
+            }
+            Some(Type::Pending(tensors)) => {
+                let lies =
+                    tensors.iter().map(|tensor| self.new_buf(tensor)).collect::<Result<Vec<_>, _>>()?;
+                self.define(value, lies);
+            }
+            _ => {}
+        }
+        self.touch(value);
+        Ok(())
+    }
+
+    /// This line reads or writes all bytes of a value.
+    pub(super) fn touch(&mut self, value: Value) {
+        for part in self.parts_of(value) {
+            let span = self.storage.span(part);
+            self.storage.touch(span, self.now);
+        }
+    }
+
+    fn straight(&mut self, node: &'a Node) -> Result<Line, PlanError> {
+        let mut line = Line::default();
+        match node.op.alias() {
+            Alias::View(_) => {
+                line.view = self.view(node)?;
+                if line.view {
+                    return Ok(line);
+                }
+            }
+            Alias::Reuse => {
+                // What peers may still read would have to be waited for, so it comes last.
+                let n = node.args.len();
+                let mut args = (0..2 * n).map(|i| (i % n, i >= n));
+                if let Some((taken, _)) = args
+                    .find(|(i, shared)| self.is_shared(node.args[*i]) == *shared && self.over(node, *i, true))
+                {
+                    line.reuse.push(node.args[taken]);
+                }
+            }
+            Alias::First => match node.op.as_op::<UpdateSlice>() {
+                Some(op) if self.update(node, op, &mut line) => return Ok(line),
+                Some(_) => {}
+                None if self.over(node, 0, false) => line.reuse.push(node.args[0]),
+                None => {}
+            },
+            Alias::None => {}
+        }
+        node.args.iter().for_each(|arg| self.touch(*arg));
+        if line.reuse.is_empty() {
+            node.results.iter().try_for_each(|result| self.fresh(*result))?;
+            if let Some(op) = node.op.as_op::<Concat>() {
+                self.concat(node, op, &mut line);
+            }
+        }
+        Ok(line)
+    }
+
+    /// Whether a tensor's storage takes part in communication, as far as is known.
+    fn is_shared(&mut self, value: Value) -> bool {
+        let buf = self.storage.parts[self.part(value) as usize].lies.buf;
+        self.storage.buf_mut(buf).shared
+    }
+
+    /// Makes the results views of the operand, where they can be.
+    fn view(&mut self, node: &'a Node) -> Result<bool, PlanError> {
+        let Lies { buf, at, layout, element } =
+            self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
+        let Some(layout) = layout else {
+            // Sizes are not known yet, but a reshape of what has no gaps has none.
+            if node.op.as_op::<Reshape>().is_none() {
+                return Ok(false);
+            }
+            let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
+            let layout = tensor.map_or(Ok(None), |tensor| self.layout(tensor))?;
+            self.define(node.results[0], [Lies { buf, at, layout, element }]);
+            return Ok(true);
+        };
+        // Where the op mentions what is not known yet, it runs when it is.
+        let Ok(Some(layouts)) = views::view(&*node.op, &self.sizes, &layout) else { return Ok(false) };
+        let flat =
+            |(result, layout): (&Value, &Layout)| !self.uses.get(*result).flat || layout.is_contiguous();
+        if !node.results.iter().zip(&layouts).all(flat) {
+            return Ok(false);
+        }
+        for (result, layout) in node.results.iter().zip(layouts) {
+            self.define(*result, [Lies { buf, at, layout: Some(layout), element }]);
+        }
+        Ok(true)
+    }
+
+    /// Puts the result over an operand, if it is of its type and nobody needs it any more.
+    fn over(&mut self, node: &'a Node, operand: usize, elementwise: bool) -> bool {
+        let (Some(Type::Tensor(from)), Some(Type::Tensor(to))) =
+            (self.func.ty(node.args[operand]), self.func.ty(node.results[0]))
+        else {
+            return false;
+        };
+        let part = self.part(node.args[operand]);
+        if from.dtype != to.dtype || self.held(part).is_some() || !self.returns_there(node.results[0], part) {
+            return false;
+        }
+        let same_shape = match &self.storage.parts[part as usize].lies.layout {
+            Some(layout) => matches!(self.layout(to), Ok(Some(to)) if to.shape == layout.shape),
+            None => from.shape == to.shape,
+        };
+        let dynamic = self.storage.parts[part as usize].lies.layout.is_none();
+        let buf = self.storage.span(part).buf;
+        if !same_shape || (self.storage.bufs[buf as usize].kind == Kind::Dyn) != dynamic {
+            return false;
+        }
+        let span = self.storage.span(part);
+        for (_, other) in node.args.iter().enumerate().filter(|(other, _)| *other != operand) {
+            let other = self.part(*other);
+            // An op that goes element by element may read and write the same one.
+            let same = elementwise
+                && self.storage.first(other) == self.storage.first(part)
+                && self.storage.parts[other as usize].strides()
+                    == self.storage.parts[part as usize].strides();
+            if self.storage.span(other).meets(&span) && !same {
+                return false;
+            }
+        }
+        self.take(node.results[0], part);
+        self.touch(node.results[0]);
+        true
+    }
+
+    /// A value takes over the storage of a part that lies without gaps.
+    pub(super) fn take(&mut self, value: Value, part: u32) {
+        let lies = self.storage.parts[part as usize].lies.without_gaps();
+        self.define(value, [lies]);
+    }
+
+    /// Why a part cannot be written over after this line, if it cannot.
+    pub(super) fn held(&mut self, part: u32) -> Option<Why> {
+        if !self.storage.parts[part as usize].is_flat() {
+            return Some(Why::Gaps);
+        }
+        let (span, now) = (self.storage.span(part), self.now);
+        let buf = &self.storage.bufs[span.buf as usize];
+        if !buf.writable {
+            return Some(if matches!(buf.kind, Kind::Arg(_)) { Why::Argument } else { Why::Needed });
+        }
+        let needed = self.storage.needed(span, now)?;
+        Some(if needed.read > now { Why::Needed } else { Why::Returned })
+    }
+
+    /// A block returns what lies over a carry as that carry, or not at all: carries do not change places.
+    pub(super) fn returns_there(&mut self, value: Value, part: u32) -> bool {
+        if self.carries.is_empty() || !self.results.contains(&value) {
+            return true;
+        }
+        let span = self.storage.span(part);
+        let meets = |(carry, _): &(&Option<Span>, &Value)| carry.is_some_and(|carry| carry.meets(&span));
+        self.carries.iter().zip(self.results).filter(meets).all(|(_, result)| *result == value)
+    }
+
+    /// Updates the base where it lies, if that may be overwritten, and has the part made there if it can be.
+    fn update(&mut self, node: &'a Node, op: &UpdateSlice, line: &mut Line) -> bool {
+        let (base, part) = (self.part(node.args[0]), self.part(node.args[1]));
+        let (x, y) = (&self.storage.parts[base as usize], &self.storage.parts[part as usize]);
+        let (Some(layout), Some(small), true) = (&x.lies.layout, &y.lies.layout, x.is_flat()) else {
+            return false;
+        };
+        let mut place = layout.clone();
+        for (dim, start) in op.start.iter().enumerate() {
+            match self.sizes.size(start) {
+                Ok(start) if start + small.shape[dim] <= layout.shape[dim] => {
+                    place = place.narrowed(dim, start, small.shape[dim]);
+                }
+                _ => return false,
+            }
+        }
+        let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
+        let (root, shift) = self.storage.root(buf);
+        let from = shift + at + place.start as u64 * element;
+        let span = Span { buf: root, from, to: from + place.span() as u64 * element };
+        let (now, root) = (self.now, &self.storage.bufs[root as usize]);
+        if !root.writable || root.kind == Kind::Dyn || !self.returns_there(node.results[0], base) {
+            return false;
+        }
+        if self.storage.parts[base as usize].last > now || self.storage.needed(span, now).is_some() {
+            return false;
+        }
+        // A part that is there already, or can be made there, stays where it is.
+        let flat = flat && self.storage.parts[part as usize].is_flat();
+        let there = flat && self.storage.first(part) == (span.buf, span.from);
+        if !there && self.storage.span(part).meets(&span) {
+            return false;
+        }
+        let stays = there || (flat && self.storage.move_to(part, span, self.block));
+        if stays {
+            line.writes = Some(Vec::new());
+        } else {
+            self.touch(node.args[1]);
+            line.writes = Some(vec![(from - shift - at, span.to - shift - at)]);
+        }
+        self.storage.touch(span, now);
+        self.take(node.results[0], base);
+        line.reuse.push(node.args[0]);
+        true
+    }
+
+    /// Has the parts made inside the result, where they lie there without gaps.
+    fn concat(&mut self, node: &'a Node, op: &Concat, line: &mut Line) {
+        let whole = self.part(node.results[0]);
+        let Some(layout) = &self.storage.parts[whole as usize].lies.layout else { return };
+        if layout.shape[..op.dim].iter().any(|size| *size != 1) {
+            return;
+        }
+        let buf = self.storage.span(whole).buf;
+        let (mut at, mut writes) = (0, Vec::new());
+        for arg in &node.args {
+            let part = self.part(*arg);
+            let Some(layout) = &self.storage.parts[part as usize].lies.layout else { return };
+            let end = at + layout.numel() as u64 * self.storage.parts[part as usize].lies.element;
+            match self.storage.movable(part, self.block).filter(|piece| *piece != buf) {
+                Some(piece) => self.storage.join(piece, buf, at),
+                None => writes.push((at, end)),
+            }
+            at = end;
+        }
+        line.writes = Some(writes);
+    }
+}
+
+fn bytes(layout: &Layout, tensor: &TensorType) -> u64 {
+    layout.numel() as u64 * tensor.dtype.size() as u64
+}
+
+fn is_unbacked(tensor: &TensorType) -> bool {
+    let mut unbacked = false;
+    for size in &tensor.shape {
+        size.symbols(&mut |sym| unbacked |= matches!(sym, consort_ir::index::Sym::Unbacked(_)));
+    }
+    unbacked
+}

@@ -1,0 +1,215 @@
+//! Gives every tensor a place: what shares storage, what is done in place, and where it all lies in memory.
+//!
+//! Assumes: the program verifies, and its lines stand in the order in which they are to run. Keeps: the lines and their
+//! order. Promises: what `consort_ir::plan` says of each annotation.
+//!
+//! 1. `uses`: when each value is used last.
+//! 2. `decide`: line by line, which storage each result gets: that of an operand (a view, or work in place), or its
+//!    own. Ops that join make the storage of their parts a piece of the whole's, if nobody is in the way.
+//! 3. `pack`: offsets in memory for storage that is the plan's own.
+//! 4. `annotate`: the plan as text has it, with leases and releases.
+
+mod annotate;
+mod control;
+mod decide;
+mod pack;
+mod report;
+mod starts;
+mod storage;
+mod uses;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use consort_ir::index::Sym;
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::ops::EvalCx;
+use consort_ir::plan::{Head, Place, Region};
+use consort_ir::program::Func;
+
+pub use report::{PlanReport, report};
+
+use decide::Planner;
+use pack::{ALIGN, Bin, Block, is_close, most, pack};
+use storage::{Buf, Kind, Storage};
+use uses::END;
+
+/// Why a program could not be planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanError {
+    /// A size has no value for this rank and these symbols.
+    UnknownSize {
+        /// The function.
+        func: String,
+        /// The type, as programs write it.
+        ty: String,
+        /// The size, and why it has no value.
+        why: String,
+    },
+    /// A tensor, or all of them together, would not fit in 64 bits.
+    TooLarge {
+        /// The function.
+        func: String,
+        /// What was one too many.
+        what: String,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PlanError::UnknownSize { func, ty, why } => {
+                write!(f, "plan: @{func}: expected sizes that are known, got {ty}: {why}")?;
+                write!(f, "\n  note: a plan is made for given values of the symbols; give each of them one")
+            }
+            PlanError::TooLarge { func, what } => {
+                write!(f, "plan: @{func}: {what} does not fit in 64 bits of memory")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+/// For which rank and sizes a plan is made, and which arguments it may overwrite.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// The rank.
+    pub rank: Rank,
+    /// What the backed symbols are.
+    pub symbols: &'a BTreeMap<Sym, i64>,
+    /// Whether each parameter's storage is given away; false where the list is too short.
+    pub donated: &'a [bool],
+}
+
+/// The function with a place for every tensor, a queue and a number for every start.
+pub fn plan(mesh: &Mesh, func: &Func, at: &At<'_>) -> Result<Func, PlanError> {
+    let sizes = EvalCx { mesh, rank: at.rank, symbols: at.symbols };
+    let mut planner = Planner::new(func, sizes);
+    planner.func(at.donated)?;
+    let regions = place(&mut planner, func)?;
+    let given = func.body.params.iter().zip(at.donated).filter(|(_, donated)| **donated);
+    let head = Head {
+        rank: at.rank,
+        symbols: at.symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
+        regions: regions.into_iter().collect(),
+        donated: given.map(|(param, _)| *param).collect(),
+    };
+    let mut planned = func.clone();
+    annotate::annotate(planner, &mut planned);
+    planned.plan = Some(Box::new(head));
+    Ok(planned)
+}
+
+/// Plans that take less than this do not share memory between what communicates and what does not: then nothing waits
+/// for peers only to save memory.
+const LITTLE: u64 = 1 << 16;
+
+/// How many of the largest regions that are returned hold other things before.
+const BINS: usize = 16;
+
+/// Gives all storage its place; the regions and their sizes.
+fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>, PlanError> {
+    let results = func.body.results.iter().flat_map(|result| planner.parts_of(*result)).collect::<Vec<_>>();
+    let storage = &mut planner.storage;
+    let mut regions = BTreeMap::new();
+    let mut outs = Vec::new();
+    // What is returned is numbered in the order in which it is.
+    for part in results {
+        let buf = storage.span(part).buf;
+        out(storage, buf, &mut outs);
+    }
+    let (mut dyns, mut numbers, mut blocks) = (0, Vec::new(), Vec::new());
+    for number in 0..storage.bufs.len() as u32 {
+        if storage.root(number).0 != number {
+            continue;
+        }
+        out(storage, number, &mut outs);
+        let buf = &mut storage.bufs[number as usize];
+        let region = match buf.kind {
+            _ if buf.place.is_some() => continue,
+            Kind::Own => {
+                numbers.push(number);
+                blocks.push(Block { def: buf.def, last: buf.last, size: buf.size.next_multiple_of(ALIGN) });
+                continue;
+            }
+            Kind::Arg(param) => Region::Arg(param),
+            Kind::Dyn => {
+                dyns += 1;
+                Region::Dyn(dyns - 1)
+            }
+        };
+        buf.place = Some(Place { region, offset: 0 });
+        regions.insert(region, buf.size);
+    }
+    for (number, buf) in (0u32..).zip(&outs) {
+        regions.insert(Region::Out(number), storage.bufs[*buf as usize].size);
+    }
+    let too_large =
+        || PlanError::TooLarge { func: func.name.clone(), what: "all of its memory together".to_string() };
+    let mut all = regions.values().copied().chain(blocks.iter().map(|block| block.size));
+    let all = all
+        .try_fold(0u64, u64::checked_add)
+        .filter(|all| i64::try_from(*all).is_ok())
+        .ok_or_else(too_large)?;
+    if blocks.is_empty() {
+        return Ok(regions);
+    }
+    let shared: Vec<bool> = numbers.iter().map(|number| storage.bufs[*number as usize].shared).collect();
+    let pick = |wanted: bool| -> Vec<Block> {
+        blocks.iter().zip(&shared).filter(|(_, shared)| **shared == wanted).map(|(block, _)| *block).collect()
+    };
+    let (arena, heap) = (pack(&pick(false), &[]), pack(&pick(true), &[]));
+    let mut together = None;
+    if all > LITTLE {
+        let bound = |buf: &u32| {
+            let Buf { def, size, .. } = storage.bufs[*buf as usize];
+            Block { def, last: END, size }
+        };
+        let returned: Vec<Block> = outs.iter().map(bound).collect();
+        let apart = arena.size + heap.size + returned.iter().map(|block| block.size).sum::<u64>();
+        if !is_close(apart, most(&[&blocks[..], &returned].concat())) {
+            let mut largest: Vec<usize> = (0..returned.len()).collect();
+            largest.sort_by_key(|out| Reverse(returned[*out].size));
+            largest.truncate(BINS);
+            let bins: Vec<Bin> = largest
+                .iter()
+                .map(|out| Bin { before: returned[*out].def, size: returned[*out].size })
+                .collect();
+            let packed = pack(&blocks, &bins);
+            together = Some((packed, largest)).filter(|(packed, _)| packed.size < arena.size + heap.size);
+        }
+    }
+    let mut set = |number: u32, region: Region, offset: u64| {
+        storage.bufs[number as usize].place = Some(Place { region, offset });
+    };
+    match together {
+        Some((packed, outs)) => {
+            let region = if shared.contains(&true) { Region::Heap } else { Region::Arena };
+            regions.insert(region, packed.size);
+            for (number, (bin, offset)) in numbers.iter().zip(packed.places) {
+                set(*number, bin.map_or(region, |bin| Region::Out(outs[bin] as u32)), offset);
+            }
+        }
+        None => {
+            for (region, packed, wanted) in [(Region::Arena, arena, false), (Region::Heap, heap, true)] {
+                let numbers = numbers.iter().zip(&shared).filter(|(_, shared)| **shared == wanted);
+                for ((number, _), (_, offset)) in numbers.zip(packed.places) {
+                    set(*number, region, offset);
+                    regions.insert(region, packed.size);
+                }
+            }
+        }
+    }
+    Ok(regions)
+}
+
+/// Gives storage that outlives the call a region of its own, once.
+fn out(storage: &mut Storage, buf: u32, outs: &mut Vec<u32>) {
+    let root = &mut storage.bufs[buf as usize];
+    if root.kind == Kind::Own && root.outlives && root.place.is_none() {
+        root.place = Some(Place { region: Region::Out(outs.len() as u32), offset: 0 });
+        outs.push(buf);
+    }
+}

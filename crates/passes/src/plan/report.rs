@@ -1,0 +1,224 @@
+//! What a plan costs, read off its text: memory, and bytes copied for communication.
+
+use std::collections::BTreeMap;
+
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::layout::Layout;
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Alias, EvalCx, Flow};
+use consort_ir::plan::{NodePlan, Place, Region, Why};
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::types::{TensorType, Type};
+use consort_ir::views;
+
+use super::uses::Uses;
+
+/// What a plan costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanReport {
+    /// The memory that the plan takes besides its arguments; what has an unbacked size is not counted.
+    pub peak_bytes: u64,
+    /// The most bytes of it that hold something that is still needed, at any one line.
+    pub live_bytes: u64,
+    /// Copies for communication: the node, counted through all blocks, what it copies, how many bytes, and why.
+    pub copies: Vec<(usize, Value, u64, Why)>,
+    /// The bytes of all copies together.
+    pub copied_bytes: u64,
+}
+
+/// What a plan costs. A function that is no plan costs nothing.
+pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
+    let Some(head) = &func.plan else { return PlanReport::default() };
+    let symbols = head.symbols.iter().copied().collect();
+    let mut reader = Reader {
+        func,
+        sizes: EvalCx { mesh, rank: head.rank, symbols: &symbols },
+        uses: Uses::new(func),
+        lies: ValueMap::default(),
+        only_started: ValueMap::default(),
+        live: Vec::new(),
+        held: ValueMap::default(),
+        line: 0,
+        node: 0,
+        report: PlanReport::default(),
+    };
+    reader.started(&func.body);
+    reader.block(&func.body, false);
+    let Reader { live, mut report, .. } = reader;
+    let counted = |region: &Region| matches!(region, Region::Arena | Region::Heap | Region::Out(_));
+    report.peak_bytes = head.regions.iter().filter(|(region, _)| counted(region)).map(|(_, size)| size).sum();
+    report.live_bytes = most(&live.into_iter().filter(|held| counted(&held.region)).collect::<Vec<_>>());
+    report.copied_bytes = report.copies.iter().map(|(_, _, bytes, _)| bytes).sum();
+    report
+}
+
+/// Bytes that are needed from one line to another.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    def: u32,
+    last: u32,
+    region: Region,
+    from: u64,
+    to: u64,
+}
+
+struct Reader<'a> {
+    func: &'a Func,
+    sizes: EvalCx<'a>,
+    uses: Uses<'a>,
+    /// Where each tensor of a value lies; no layout where sizes are not known.
+    lies: ValueMap<Vec<(Place, Option<Layout>)>>,
+    /// Whether all that use a value are starts.
+    only_started: ValueMap<bool>,
+    live: Vec<Held>,
+    /// Which of these are of a value.
+    held: ValueMap<std::ops::Range<usize>>,
+    line: u32,
+    node: usize,
+    report: PlanReport,
+}
+
+impl<'a> Reader<'a> {
+    fn started(&mut self, block: &'a Block) {
+        for node in &block.nodes {
+            let starts = node.op.effects().starts().is_some();
+            for arg in &node.args {
+                let only = starts && self.only_started.get(*arg) != Some(&false);
+                self.only_started.insert(*arg, only);
+            }
+            node.blocks.iter().for_each(|block| self.started(block));
+        }
+        for result in &block.results {
+            self.only_started.insert(*result, false);
+        }
+    }
+
+    /// Reads a block; that of a loop keeps its parameters to its end.
+    fn block(&mut self, block: &'a Block, loops: bool) {
+        let params: Vec<_> = self.contiguous(&block.params, &block.places);
+        let first = self.live.len();
+        self.define(&block.params, params);
+        let entered = first..self.live.len();
+        for node in &block.nodes {
+            self.line += 1;
+            self.node(node);
+        }
+        self.line += 1;
+        if loops {
+            self.live[entered].iter_mut().for_each(|held| held.last = held.last.max(self.line));
+        }
+    }
+
+    fn node(&mut self, node: &'a Node) {
+        let number = self.node;
+        self.node += 1;
+        let none = NodePlan::default();
+        let plan = node.plan.as_deref().unwrap_or(&none);
+        for (value, why) in &plan.copies {
+            self.report.copies.push((number, *value, self.bytes(*value), *why));
+        }
+        if node.op.alias() == Alias::View(0) && !plan.view {
+            for result in node.results.iter().filter(|result| self.only_started.get(**result) == Some(&true))
+            {
+                let copied = (number, *result, self.bytes(*result), Why::Gaps);
+                self.report.copies.push(copied);
+            }
+        }
+        for inside in &node.blocks {
+            self.block(inside, matches!(node.op.flow(), Flow::Scan { .. }));
+        }
+        let lies = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
+        self.define(&node.results, lies);
+        if node.op.effects().starts().is_some() {
+            let holds = self.uses.get(node.results[0]).holds;
+            for held in node.args.iter().filter_map(|arg| self.held.get(*arg)).cloned().flatten() {
+                self.live[held].last = self.live[held].last.max(holds);
+            }
+        }
+    }
+
+    fn bytes(&self, value: Value) -> u64 {
+        let bytes = self.func.ty(value).and_then(Type::as_tensor).map(TensorType::bytes);
+        bytes.and_then(|bytes| self.sizes.size(&bytes).ok()).unwrap_or(0) as u64
+    }
+
+    /// Values that lie without gaps at these places.
+    fn contiguous(&self, values: &[Value], places: &[Place]) -> Vec<Vec<(Place, Option<Layout>)>> {
+        let mut places = places.iter();
+        let mut layouts = |value: &Value| {
+            let tensors = self.func.ty(*value).map_or(&[][..], Type::tensors);
+            let lies = |(tensor, place): (&TensorType, &Place)| {
+                let shape: Option<Vec<usize>> =
+                    tensor.shape.iter().map(|size| self.sizes.size(size).ok()).collect();
+                (*place, shape.map(|shape| Layout::contiguous(&shape)))
+            };
+            tensors.iter().zip(places.by_ref()).map(lies).collect()
+        };
+        values.iter().map(&mut layouts).collect()
+    }
+
+    fn view(&self, node: &Node) -> Vec<Vec<(Place, Option<Layout>)>> {
+        let Some((place, layout)) = self.lies.get(node.args[0]).and_then(|lies| lies.first()) else {
+            return Vec::new();
+        };
+        let layouts = layout.as_ref().and_then(|x| views::view(&*node.op, &self.sizes, x).ok().flatten());
+        let layout = |i: usize| layouts.as_ref().map(|layouts| layouts[i].clone());
+        (0..node.results.len()).map(|i| vec![(*place, layout(i))]).collect()
+    }
+
+    fn define(&mut self, values: &[Value], lies: Vec<Vec<(Place, Option<Layout>)>>) {
+        for (value, lies) in values.iter().zip(lies) {
+            let tensors = self.func.ty(*value).map_or(&[][..], Type::tensors);
+            let first = self.live.len();
+            for ((place, layout), tensor) in lies.iter().zip(tensors) {
+                let Some(layout) = layout else { continue };
+                let element = tensor.dtype.size() as u64;
+                let from = place.offset + layout.start as u64 * element;
+                let (def, last) = (self.line, self.uses.get(*value).last.max(self.line));
+                let to = from + layout.span() as u64 * element;
+                self.live.push(Held { def, last, region: place.region, from, to });
+            }
+            self.held.insert(*value, first..self.live.len());
+            self.lies.insert(*value, lies);
+        }
+    }
+}
+
+/// The most bytes that are held at one line, each counted once.
+fn most(live: &[Held]) -> u64 {
+    let mut edges: BTreeMap<Region, Vec<u64>> = BTreeMap::new();
+    for held in live {
+        edges.entry(held.region).or_default().extend([held.from, held.to]);
+    }
+    let mut counts: BTreeMap<Region, Vec<u32>> = BTreeMap::new();
+    for (region, edges) in &mut edges {
+        edges.sort_unstable();
+        edges.dedup();
+        counts.insert(*region, vec![0; edges.len()]);
+    }
+    // At each line what begins is added before what has ended on an earlier one is gone.
+    let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * live.len());
+    for (i, held) in live.iter().enumerate() {
+        events.push((2 * u64::from(held.def), true, i));
+        events.push((2 * u64::from(held.last) + 1, false, i));
+    }
+    events.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, begins, i) in events {
+        let Held { region, from, to, .. } = live[i];
+        let (Some(edges), Some(counts)) = (edges.get(&region), counts.get_mut(&region)) else { continue };
+        let first = edges.partition_point(|edge| *edge < from);
+        let pieces = edges[first..].windows(2).zip(&mut counts[first..]);
+        for (piece, count) in pieces.take_while(|(piece, _)| piece[0] < to) {
+            if begins {
+                now += if *count == 0 { piece[1] - piece[0] } else { 0 };
+                *count += 1;
+            } else {
+                *count -= 1;
+                now -= if *count == 0 { piece[1] - piece[0] } else { 0 };
+            }
+        }
+        most = most.max(now);
+    }
+    most
+}

@@ -1,0 +1,284 @@
+//! Storage before it has a place: which tensors share it, which bytes of it each takes, and who has touched them.
+//!
+//! A *buf* is storage; a *part* of it is what one tensor sees. A buf can become a piece of another one, long after
+//! both were made: then its tensors lie there from the beginning. So nothing here is final until all lines are seen.
+
+use consort_ir::layout::Layout;
+use consort_ir::plan::Place;
+
+/// Where a tensor lies in storage.
+#[derive(Clone, Debug)]
+pub(super) struct Lies {
+    /// Its buf.
+    pub(super) buf: u32,
+    /// Its place: bytes from the beginning of the buf.
+    pub(super) at: u64,
+    /// Its elements, counted from its place; none where sizes are not known, and then it is the whole buf.
+    pub(super) layout: Option<Layout>,
+    /// Bytes of an element.
+    pub(super) element: u64,
+}
+
+impl Lies {
+    /// Where its first element lies.
+    fn first(&self) -> u64 {
+        self.at + self.layout.as_ref().map_or(0, |layout| layout.start as u64 * self.element)
+    }
+
+    /// The same, with its first element at its place.
+    pub(super) fn without_gaps(&self) -> Lies {
+        let layout = self.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
+        Lies { buf: self.buf, at: self.first(), layout, element: self.element }
+    }
+
+    /// The bytes of the buf between which it lies.
+    fn bytes(&self) -> (u64, u64) {
+        match &self.layout {
+            Some(layout) => (self.first(), self.first() + layout.span() as u64 * self.element),
+            None => (0, u64::MAX),
+        }
+    }
+}
+
+/// A tensor in storage, and how long it is needed.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) lies: Lies,
+    /// The last line that needs it, and the last but for the function's return.
+    pub(super) last: u32,
+    pub(super) read: u32,
+}
+
+impl Part {
+    /// Whether it lies without gaps.
+    pub(super) fn is_flat(&self) -> bool {
+        self.lies.layout.as_ref().is_none_or(Layout::is_contiguous)
+    }
+
+    /// How far apart its elements lie, where that is known.
+    pub(super) fn strides(&self) -> Option<&[usize]> {
+        self.lies.layout.as_ref().map(|layout| &layout.strides[..])
+    }
+}
+
+/// What storage is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A parameter's.
+    Arg(u32),
+    /// The plan's own.
+    Own,
+    /// The plan's own, of a size that is known only as the program runs.
+    Dyn,
+}
+
+/// Storage.
+#[derive(Debug)]
+pub(super) struct Buf {
+    pub(super) kind: Kind,
+    pub(super) size: u64,
+    /// Whether something else may be written there when its tensors are dead.
+    pub(super) writable: bool,
+    /// The block in which it was made.
+    pub(super) block: u32,
+    /// From the line that first writes it to the last one that needs it.
+    pub(super) def: u32,
+    pub(super) last: u32,
+    /// Whether it takes part in communication.
+    pub(super) shared: bool,
+    /// Whether it is needed when the function has returned.
+    pub(super) outlives: bool,
+    /// The buf that it is a piece of, and where; itself for most.
+    parent: (u32, u64),
+    /// The parts that are not known to be dead.
+    parts: Vec<u32>,
+    /// Lines that read or write bytes of it, in order.
+    touched: Vec<Touch>,
+    /// Where it lies in memory at last.
+    pub(super) place: Option<Place>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Touch {
+    line: u32,
+    bytes: (u64, u64),
+    /// Whether it is an operand that a start on this line writes its result over, or copies there first.
+    over: bool,
+}
+
+/// Bytes of a buf that is no piece of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Span {
+    pub(super) buf: u32,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+impl Span {
+    pub(super) fn meets(&self, other: &Span) -> bool {
+        self.buf == other.buf && overlap((self.from, self.to), (other.from, other.to))
+    }
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+/// All storage of a function.
+#[derive(Debug, Default)]
+pub(super) struct Storage {
+    pub(super) parts: Vec<Part>,
+    pub(super) bufs: Vec<Buf>,
+}
+
+impl Storage {
+    pub(super) fn add_buf(&mut self, kind: Kind, size: u64, line: u32, block: u32) -> u32 {
+        let number = self.bufs.len() as u32;
+        self.bufs.push(Buf {
+            kind,
+            size,
+            writable: true,
+            block,
+            def: line,
+            last: line,
+            shared: false,
+            outlives: false,
+            parent: (number, 0),
+            parts: Vec::new(),
+            touched: Vec::new(),
+            place: None,
+        });
+        number
+    }
+
+    pub(super) fn add_part(&mut self, part: Part) -> u32 {
+        let number = self.parts.len() as u32;
+        let (buf, _) = self.root(part.lies.buf);
+        let entry = &mut self.bufs[buf as usize];
+        entry.last = entry.last.max(part.last);
+        entry.parts.push(number);
+        self.parts.push(part);
+        number
+    }
+
+    /// A part is needed for longer than was known.
+    pub(super) fn prolong(&mut self, part: u32, last: u32, read: u32) {
+        let entry = &mut self.parts[part as usize];
+        entry.last = entry.last.max(last);
+        entry.read = entry.read.max(read);
+        let (buf, last) = (entry.lies.buf, entry.last);
+        let buf = self.buf_mut(buf);
+        buf.last = buf.last.max(last);
+    }
+
+    /// The buf that a buf is a piece of in the end, and where in it.
+    pub(super) fn root(&mut self, buf: u32) -> (u32, u64) {
+        let (mut root, mut shift) = (buf, 0);
+        while self.bufs[root as usize].parent.0 != root {
+            let (above, at) = self.bufs[root as usize].parent;
+            (root, shift) = (above, shift + at);
+        }
+        // The way is short the next time.
+        let (mut piece, mut rest) = (buf, shift);
+        while piece != root {
+            let (above, at) = std::mem::replace(&mut self.bufs[piece as usize].parent, (root, rest));
+            (piece, rest) = (above, rest - at);
+        }
+        (root, shift)
+    }
+
+    pub(super) fn buf_mut(&mut self, buf: u32) -> &mut Buf {
+        let (root, _) = self.root(buf);
+        &mut self.bufs[root as usize]
+    }
+
+    /// The bytes that a part lies between.
+    pub(super) fn span(&mut self, part: u32) -> Span {
+        let lies = &self.parts[part as usize].lies;
+        let (bytes, buf) = (lies.bytes(), lies.buf);
+        let (buf, shift) = self.root(buf);
+        Span { buf, from: bytes.0.saturating_add(shift), to: bytes.1.saturating_add(shift) }
+    }
+
+    /// Where a part's first element lies, in its root.
+    pub(super) fn first(&mut self, part: u32) -> (u32, u64) {
+        let (first, buf) = (self.parts[part as usize].lies.first(), self.parts[part as usize].lies.buf);
+        let (buf, shift) = self.root(buf);
+        (buf, first + shift)
+    }
+
+    /// Some part that has bytes of a span and is needed after a line.
+    pub(super) fn needed(&mut self, span: Span, after: u32) -> Option<&Part> {
+        let mut list = std::mem::take(&mut self.bufs[span.buf as usize].parts);
+        list.retain(|part| self.parts[*part as usize].last >= after);
+        let found = list
+            .iter()
+            .copied()
+            .find(|part| self.parts[*part as usize].last > after && self.span(*part).meets(&span));
+        self.bufs[span.buf as usize].parts = list;
+        found.map(|part| &self.parts[part as usize])
+    }
+
+    /// A line reads or writes bytes.
+    pub(super) fn touch(&mut self, span: Span, line: u32) {
+        self.note(span, line, false);
+    }
+
+    /// A start on a line copies these bytes to where its result lies, or does nothing with them if that is here.
+    pub(super) fn touch_over(&mut self, span: Span, line: u32) {
+        self.note(span, line, true);
+    }
+
+    fn note(&mut self, span: Span, line: u32, over: bool) {
+        if span.from < span.to {
+            let bytes = (span.from, span.to);
+            self.bufs[span.buf as usize].touched.push(Touch { line, bytes, over });
+        }
+    }
+
+    /// Whether no line from `since` on has touched bytes, but for a start there whose operand they are.
+    fn untouched(&self, span: Span, since: u32) -> bool {
+        /// Whoever looks further back has waited long enough.
+        const FAR: usize = 4096;
+        let bytes = (span.from, span.to);
+        let mut recent =
+            self.bufs[span.buf as usize].touched.iter().rev().take_while(|touch| touch.line >= since);
+        let met = recent.by_ref().take(FAR).any(|touch| {
+            overlap(touch.bytes, bytes) && !(touch.over && touch.line == since && touch.bytes == bytes)
+        });
+        !met && recent.next().is_none()
+    }
+
+    /// The buf that a part fills, where that may still become a piece of another one.
+    pub(super) fn movable(&mut self, part: u32, block: u32) -> Option<u32> {
+        let Span { buf, from, to } = self.span(part);
+        let root = &self.bufs[buf as usize];
+        let fills = from == 0 && to == root.size && to > 0 && self.parts[part as usize].is_flat();
+        (fills && root.kind == Kind::Own && root.writable && root.block == block).then_some(buf)
+    }
+
+    /// Makes what a part fills a piece of another buf, if nobody has touched those bytes since it was made.
+    pub(super) fn move_to(&mut self, part: u32, to: Span, block: u32) -> bool {
+        let Some(buf) = self.movable(part, block) else { return false };
+        let fits = self.bufs[buf as usize].size == to.to - to.from && buf != to.buf;
+        if !fits || !self.untouched(to, self.bufs[buf as usize].def) {
+            return false;
+        }
+        self.join(buf, to.buf, to.from);
+        true
+    }
+
+    /// Makes a buf a piece of another.
+    pub(super) fn join(&mut self, buf: u32, whole: u32, at: u64) {
+        let piece = &mut self.bufs[buf as usize];
+        piece.parent = (whole, at);
+        let (def, last, shared, outlives) = (piece.def, piece.last, piece.shared, piece.outlives);
+        let parts = std::mem::take(&mut piece.parts);
+        let whole = &mut self.bufs[whole as usize];
+        whole.def = whole.def.min(def);
+        whole.last = whole.last.max(last);
+        whole.shared |= shared;
+        whole.outlives |= outlives;
+        whole.parts.extend(parts);
+    }
+}
