@@ -9,7 +9,7 @@ use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
-use consort_ir::verify::verify;
+use consort_ir::verify::{hazards, verify};
 use consort_passes::{Options, PASSES, PassError, simplify};
 
 /// Runs one text through everything that reads programs. Panics where something is wrong with it.
@@ -33,6 +33,9 @@ pub fn check_text(text: &str, ops: &OpTable) {
     }
     if !errors.is_empty() {
         return;
+    }
+    for func in &parsed.program.funcs {
+        let _ = hazards(&parsed.program.mesh, func);
     }
     let simple =
         match simplify(&parsed.program, PASSES, &Options { verify: true, ..Options::default() }, &mut |_| {})

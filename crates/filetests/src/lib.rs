@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
+mod hazards;
 mod opt;
 mod oracle;
 mod plan;
@@ -30,6 +31,7 @@ pub const COMMANDS: &[(&str, Command)] = &[
     ("oracle", oracle::run),
     ("opt", opt::run),
     ("plan", plan::run),
+    ("hazards", hazards::run),
 ];
 
 /// A case as its commands see it.

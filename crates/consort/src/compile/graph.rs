@@ -12,7 +12,7 @@ use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_ir::types::{TensorType, Type};
-use consort_ir::verify::verify;
+use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use smallvec::SmallVec;
@@ -131,7 +131,7 @@ impl Graph {
         let mesh = &self.program.mesh;
         let func = plan(mesh, func, &at).map_err(|error| failed(error.to_string()))?;
         if cfg!(debug_assertions)
-            && let Some(error) = verify(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }).first()
+            && let Some(error) = hazards(mesh, &func).first()
         {
             let text = print(&Program { mesh: mesh.clone(), funcs: vec![func] });
             return Err(failed(format!(

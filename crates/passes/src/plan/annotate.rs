@@ -30,8 +30,10 @@ struct Annotator<'a> {
 
 impl Annotator<'_> {
     fn place(&mut self, part: u32) -> Place {
-        let (buf, at) =
-            (self.planner.storage.parts[part as usize].buf, self.planner.storage.parts[part as usize].at);
+        let (buf, at) = (
+            self.planner.storage.parts[part as usize].lies.buf,
+            self.planner.storage.parts[part as usize].lies.at,
+        );
         let (root, shift) = self.planner.storage.root(buf);
         let place = self.planner.storage.bufs[root as usize].place;
         let place = place.unwrap_or(Place { region: Region::Arena, offset: 0 });

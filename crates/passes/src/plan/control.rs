@@ -6,7 +6,7 @@ use consort_ir::types::Type;
 
 use super::PlanError;
 use super::decide::{Line, Planner};
-use super::storage::{Kind, Span};
+use super::storage::{Kind, Lies, Span};
 use super::uses::END;
 
 impl<'a> Planner<'a> {
@@ -67,19 +67,16 @@ impl<'a> Planner<'a> {
         }
         for param in &block.params[..carries + slices] {
             for part in self.parts_of(*param) {
-                let buf = self.storage.parts[part as usize].buf;
+                let buf = self.storage.parts[part as usize].lies.buf;
                 let (now, buf) = (self.now, self.storage.buf_mut(buf));
                 buf.last = buf.last.max(now);
             }
         }
         node.args[carries..].iter().for_each(|arg| self.touch(*arg));
         for (result, param) in node.results.iter().zip(&block.params[..carries]) {
-            let lies = |part: u32| {
-                let part = &self.storage.parts[part as usize];
-                (part.buf, part.at, part.layout.clone(), part.element)
-            };
-            let parts = self.parts_of(*param).map(lies).collect();
-            self.define(*result, parts);
+            let lies: Vec<Lies> =
+                self.parts_of(*param).map(|part| self.storage.parts[part as usize].lies.clone()).collect();
+            self.define(*result, lies);
             self.touch(*result);
         }
         Ok(line)
@@ -108,7 +105,7 @@ impl<'a> Planner<'a> {
         if self.func.ty(value).is_some_and(Type::is_pending) {
             for part in self.parts_of(value) {
                 self.storage.prolong(part, END, END);
-                let buf = self.storage.parts[part as usize].buf;
+                let buf = self.storage.parts[part as usize].lies.buf;
                 self.storage.buf_mut(buf).writable = false;
             }
         } else {

@@ -2,18 +2,15 @@
 
 use consort_ir::entity::Value;
 use consort_ir::layout::{self, Dims, Layout};
-use consort_ir::mesh::Group;
-use consort_ir::ops::{
-    Alias, BroadcastStart, Concat, Effects, EvalCx, ExchangeStart, Flow, Peer, Reshape, UpdateSlice,
-};
+use consort_ir::ops::{Alias, Concat, Effects, EvalCx, Flow, Reshape, UpdateSlice};
 use consort_ir::plan::Why;
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
 use consort_ir::views;
 
 use super::PlanError;
-use super::storage::{Kind, Part, Span, Storage};
-use super::uses::{END, Uses, overwritten};
+use super::storage::{Kind, Lies, Part, Span, Storage};
+use super::uses::Uses;
 
 /// What is decided of a line, besides the storage of its results.
 #[derive(Debug, Default)]
@@ -89,7 +86,7 @@ impl<'a> Planner<'a> {
                 let layout = self.known_layout(tensor)?;
                 let at = size.next_multiple_of(super::pack::ALIGN);
                 size = at + bytes(&layout, tensor);
-                parts.push((layout, at, tensor.dtype.size() as u64));
+                parts.push(Lies { buf: 0, at, layout: Some(layout), element: tensor.dtype.size() as u64 });
             }
             if parts.is_empty() {
                 continue;
@@ -98,9 +95,7 @@ impl<'a> Planner<'a> {
             // What is in flight on entry is leased by a start that no line can name.
             self.storage.bufs[buf as usize].writable =
                 donated.get(number) == Some(&true) && ty.as_tensor().is_some();
-            let parts =
-                parts.into_iter().map(|(layout, at, element)| (buf, at, Some(layout), element)).collect();
-            self.define(*param, parts);
+            self.define(*param, parts.into_iter().map(|lies| Lies { buf, ..lies }));
         }
         self.body(&self.func.body)
     }
@@ -145,16 +140,16 @@ impl<'a> Planner<'a> {
     }
 
     /// A value lies in these bufs, at these places in them.
-    pub(super) fn define(&mut self, value: Value, tensors: Vec<(u32, u64, Option<Layout>, u64)>) {
+    pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
+        let id = self.uses.id(value);
         let used = *self.uses.get(value);
-        let (first, n) = (self.storage.parts.len() as u32, tensors.len() as u32);
-        for (buf, at, layout, element) in tensors {
-            let (last, read) = (used.last.max(self.now), used.read);
-            self.storage.add_part(Part { buf, at, layout, element, last, read });
+        let first = self.storage.parts.len() as u32;
+        for lies in tensors {
+            let buf = lies.buf;
+            self.storage.add_part(Part { lies, last: used.last.max(self.now), read: used.read });
             self.storage.buf_mut(buf).outlives |= used.outlives;
         }
-        let id = self.uses.id(value);
-        self.parts[id] = PartsOf(first, n);
+        self.parts[id] = PartsOf(first, self.storage.parts.len() as u32 - first);
     }
 
     /// A value has the parts of another, and needs them as long as it is used.
@@ -162,7 +157,7 @@ impl<'a> Planner<'a> {
         let used = *self.uses.get(value);
         for part in parts.clone() {
             self.storage.prolong(part, used.last.max(self.now), used.read);
-            let buf = self.storage.parts[part as usize].buf;
+            let buf = self.storage.parts[part as usize].lies.buf;
             self.storage.buf_mut(buf).outlives |= used.outlives;
         }
         let id = self.uses.id(value);
@@ -208,24 +203,30 @@ impl<'a> Planner<'a> {
     }
 
     /// Storage for one tensor.
-    pub(super) fn new_buf(
-        &mut self,
-        tensor: &TensorType,
-    ) -> Result<(u32, u64, Option<Layout>, u64), PlanError> {
+    pub(super) fn new_buf(&mut self, tensor: &TensorType) -> Result<Lies, PlanError> {
         let layout = self.layout(tensor)?;
         let (kind, size) = match &layout {
             Some(layout) => (Kind::Own, bytes(layout, tensor)),
             None => (Kind::Dyn, 0),
         };
         let buf = self.storage.add_buf(kind, size, self.now, self.block);
-        Ok((buf, 0, layout, tensor.dtype.size() as u64))
+        Ok(Lies { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
     }
 
     /// A value gets storage of its own.
     pub(super) fn fresh(&mut self, value: Value) -> Result<(), PlanError> {
-        let tensors = self.func.ty(value).map_or(&[][..], Type::tensors);
-        let parts = tensors.iter().map(|tensor| self.new_buf(tensor)).collect::<Result<Vec<_>, _>>()?;
-        self.define(value, parts);
+        match self.func.ty(value) {
+            Some(Type::Tensor(tensor)) => {
+                let lies = self.new_buf(tensor)?;
+                self.define(value, [lies]);
+            }
+            Some(Type::Pending(tensors)) => {
+                let lies =
+                    tensors.iter().map(|tensor| self.new_buf(tensor)).collect::<Result<Vec<_>, _>>()?;
+                self.define(value, lies);
+            }
+            _ => {}
+        }
         self.touch(value);
         Ok(())
     }
@@ -248,14 +249,12 @@ impl<'a> Planner<'a> {
                 }
             }
             Alias::Reuse => {
-                // What peers still read would have to be waited for.
-                let mut args: Vec<usize> = (0..node.args.len()).collect();
-                args.sort_by_key(|i| {
-                    let part = self.part(node.args[*i]);
-                    let buf = self.storage.span(part).buf;
-                    self.storage.bufs[buf as usize].shared
-                });
-                if let Some(taken) = args.into_iter().find(|i| self.over(node, *i, true)) {
+                // What peers may still read would have to be waited for, so it comes last.
+                let n = node.args.len();
+                let mut args = (0..2 * n).map(|i| (i % n, i >= n));
+                if let Some((taken, _)) = args
+                    .find(|(i, shared)| self.is_shared(node.args[*i]) == *shared && self.over(node, *i, true))
+                {
                     line.reuse.push(node.args[taken]);
                 }
             }
@@ -277,10 +276,16 @@ impl<'a> Planner<'a> {
         Ok(line)
     }
 
+    /// Whether a tensor's storage takes part in communication, as far as is known.
+    fn is_shared(&mut self, value: Value) -> bool {
+        let buf = self.storage.parts[self.part(value) as usize].lies.buf;
+        self.storage.buf_mut(buf).shared
+    }
+
     /// Makes the results views of the operand, where they can be.
     fn view(&mut self, node: &'a Node) -> Result<bool, PlanError> {
-        let Part { buf, at, layout, element, .. } =
-            self.storage.parts[self.part(node.args[0]) as usize].clone();
+        let Lies { buf, at, layout, element } =
+            self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
         let Some(layout) = layout else {
             // Sizes are not known yet, but a reshape of what has no gaps has none.
             if node.op.as_op::<Reshape>().is_none() {
@@ -288,7 +293,7 @@ impl<'a> Planner<'a> {
             }
             let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
             let layout = tensor.map_or(Ok(None), |tensor| self.layout(tensor))?;
-            self.define(node.results[0], vec![(buf, at, layout, element)]);
+            self.define(node.results[0], [Lies { buf, at, layout, element }]);
             return Ok(true);
         };
         // Where the op mentions what is not known yet, it runs when it is.
@@ -299,7 +304,7 @@ impl<'a> Planner<'a> {
             return Ok(false);
         }
         for (result, layout) in node.results.iter().zip(layouts) {
-            self.define(*result, vec![(buf, at, Some(layout), element)]);
+            self.define(*result, [Lies { buf, at, layout: Some(layout), element }]);
         }
         Ok(true)
     }
@@ -315,11 +320,11 @@ impl<'a> Planner<'a> {
         if from.dtype != to.dtype || self.held(part).is_some() || !self.returns_there(node.results[0], part) {
             return false;
         }
-        let same_shape = match &self.storage.parts[part as usize].layout {
+        let same_shape = match &self.storage.parts[part as usize].lies.layout {
             Some(layout) => matches!(self.layout(to), Ok(Some(to)) if to.shape == layout.shape),
             None => from.shape == to.shape,
         };
-        let dynamic = self.storage.parts[part as usize].layout.is_none();
+        let dynamic = self.storage.parts[part as usize].lies.layout.is_none();
         let buf = self.storage.span(part).buf;
         if !same_shape || (self.storage.bufs[buf as usize].kind == Kind::Dyn) != dynamic {
             return false;
@@ -343,10 +348,8 @@ impl<'a> Planner<'a> {
 
     /// A value takes over the storage of a part that lies without gaps.
     pub(super) fn take(&mut self, value: Value, part: u32) {
-        let Part { buf, layout, element, .. } = self.storage.parts[part as usize].clone();
-        let at = self.storage.parts[part as usize].first();
-        let layout = layout.map(|layout| Layout::contiguous(&layout.shape));
-        self.define(value, vec![(buf, at, layout, element)]);
+        let lies = self.storage.parts[part as usize].lies.without_gaps();
+        self.define(value, [lies]);
     }
 
     /// Why a part cannot be written over after this line, if it cannot.
@@ -377,7 +380,9 @@ impl<'a> Planner<'a> {
     fn update(&mut self, node: &'a Node, op: &UpdateSlice, line: &mut Line) -> bool {
         let (base, part) = (self.part(node.args[0]), self.part(node.args[1]));
         let (x, y) = (&self.storage.parts[base as usize], &self.storage.parts[part as usize]);
-        let (Some(layout), Some(small), true) = (&x.layout, &y.layout, x.is_flat()) else { return false };
+        let (Some(layout), Some(small), true) = (&x.lies.layout, &y.lies.layout, x.is_flat()) else {
+            return false;
+        };
         let mut place = layout.clone();
         for (dim, start) in op.start.iter().enumerate() {
             match self.sizes.size(start) {
@@ -387,7 +392,7 @@ impl<'a> Planner<'a> {
                 _ => return false,
             }
         }
-        let (buf, at, element, flat) = (x.buf, x.at, x.element, place.is_contiguous());
+        let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
         let (root, shift) = self.storage.root(buf);
         let from = shift + at + place.start as u64 * element;
         let span = Span { buf: root, from, to: from + place.span() as u64 * element };
@@ -420,7 +425,7 @@ impl<'a> Planner<'a> {
     /// Has the parts made inside the result, where they lie there without gaps.
     fn concat(&mut self, node: &'a Node, op: &Concat, line: &mut Line) {
         let whole = self.part(node.results[0]);
-        let Some(layout) = &self.storage.parts[whole as usize].layout else { return };
+        let Some(layout) = &self.storage.parts[whole as usize].lies.layout else { return };
         if layout.shape[..op.dim].iter().any(|size| *size != 1) {
             return;
         }
@@ -428,8 +433,8 @@ impl<'a> Planner<'a> {
         let (mut at, mut writes) = (0, Vec::new());
         for arg in &node.args {
             let part = self.part(*arg);
-            let Some(layout) = &self.storage.parts[part as usize].layout else { return };
-            let end = at + layout.numel() as u64 * self.storage.parts[part as usize].element;
+            let Some(layout) = &self.storage.parts[part as usize].lies.layout else { return };
+            let end = at + layout.numel() as u64 * self.storage.parts[part as usize].lies.element;
             match self.storage.movable(part, self.block).filter(|piece| *piece != buf) {
                 Some(piece) => self.storage.join(piece, buf, at),
                 None => writes.push((at, end)),
@@ -437,111 +442,6 @@ impl<'a> Planner<'a> {
             at = end;
         }
         line.writes = Some(writes);
-    }
-
-    fn wait(&mut self, node: &'a Node) -> Line {
-        for (part, result) in self.parts_of(node.args[0]).zip(&node.results) {
-            self.same(*result, part..part + 1);
-            self.touch(*result);
-        }
-        if let Some(start) = self.uses.start_of(node.args[0]) {
-            for (arg, _) in
-                start.args.iter().zip(overwritten(self.func, start)).filter(|(_, over)| over.is_none())
-            {
-                self.touch(*arg);
-            }
-        }
-        Line::default()
-    }
-
-    fn start(&mut self, node: &'a Node, group: Group) -> Result<Line, PlanError> {
-        let mut line = Line::default();
-        let overwritten = overwritten(self.func, node);
-        let crowded = self.crowded(node);
-        let tensors = self.func.ty(node.results[0]).map_or(&[][..], Type::tensors);
-        let mut parts = Vec::with_capacity(tensors.len());
-        let mut taken = vec![false; tensors.len()];
-        for (result, tensor) in tensors.iter().enumerate() {
-            let Some(operand) = node.op.overwrites(result) else {
-                parts.push(self.new_buf(tensor)?);
-                continue;
-            };
-            let (value, from) = (node.args[operand], self.part(node.args[operand]));
-            let why = self.held(from).or(crowded[operand].then_some(Why::Needed));
-            let Some(why) = why else {
-                line.reuse.push(value);
-                taken[result] = true;
-                let part = &self.storage.parts[from as usize];
-                let layout = part.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
-                parts.push((part.buf, part.first(), layout, part.element));
-                continue;
-            };
-            parts.push(self.new_buf(tensor)?);
-            if self.matters(node, group, result) {
-                let to = result as u32;
-                line.copies.push(Copied { value, why, from, to });
-                let span = self.storage.span(from);
-                self.storage.touch_over(span, self.now);
-            }
-        }
-        self.define(node.results[0], parts);
-        let first = self.part(node.results[0]);
-        line.copies.iter_mut().for_each(|copied| copied.to += first);
-        for (arg, _) in node.args.iter().zip(&overwritten).filter(|(_, over)| over.is_none()) {
-            self.touch(*arg);
-        }
-        self.touch(node.results[0]);
-        // What is worked on in place is the result from here on; everything else is held, whatever becomes of it.
-        let holds = self.uses.get(node.results[0]).holds;
-        let in_place = |over: Option<usize>| over.is_some_and(|result| taken[result]);
-        for (arg, _) in node.args.iter().zip(overwritten).filter(|(_, over)| !in_place(*over)) {
-            let part = self.part(*arg);
-            self.storage.prolong(part, holds, holds);
-            let buf = self.storage.parts[part as usize].buf;
-            self.storage.buf_mut(buf).outlives |= holds == END;
-        }
-        for value in node.args.iter().chain(&node.results) {
-            for part in self.parts_of(*value) {
-                let buf = self.storage.parts[part as usize].buf;
-                self.storage.buf_mut(buf).shared = true;
-            }
-        }
-        Ok(line)
-    }
-
-    /// Which operands of a start have bytes in common with another.
-    fn crowded(&mut self, node: &Node) -> Vec<bool> {
-        let mut crowded = vec![false; node.args.len()];
-        let mut spans: Vec<(Span, usize)> =
-            node.args.iter().enumerate().map(|(i, arg)| (self.storage.span(self.part(*arg)), i)).collect();
-        spans.sort();
-        let mut furthest = 0;
-        for i in 1..spans.len() {
-            if spans[i].0.meets(&spans[furthest].0) {
-                crowded[spans[i].1] = true;
-                crowded[spans[furthest].1] = true;
-            }
-            if spans[i].0.buf != spans[furthest].0.buf || spans[i].0.to > spans[furthest].0.to {
-                furthest = i;
-            }
-        }
-        crowded
-    }
-
-    /// Whether a result depends on what the operand under it holds on this rank.
-    fn matters(&self, node: &Node, group: Group, result: usize) -> bool {
-        let mesh = self.sizes.mesh;
-        // Outside the group it is passed through.
-        let Some(me) = mesh.group_rank(group, self.sizes.rank) else { return true };
-        if let Some(BroadcastStart { root, .. }) = node.op.as_op() {
-            return *root == me as usize;
-        }
-        match node.op.as_op::<ExchangeStart>().and_then(|op| op.recv.get(result)).map(|message| &message.peer)
-        {
-            Some(Peer::Route(route)) => route.to(me, mesh.group_size(group)).is_none(),
-            Some(Peer::At(index)) => self.sizes.index(index).map_or(true, |peer| peer == -1),
-            None => true,
-        }
     }
 }
 

@@ -14,9 +14,11 @@ mod control;
 mod decide;
 mod pack;
 mod report;
+mod starts;
 mod storage;
 mod uses;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -29,8 +31,9 @@ use consort_ir::program::Func;
 pub use report::{PlanReport, report};
 
 use decide::Planner;
-use pack::{Block, pack};
-use storage::{Kind, Storage};
+use pack::{ALIGN, Bin, Block, is_close, most, pack};
+use storage::{Buf, Kind, Storage};
+use uses::END;
 
 /// Why a program could not be planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,31 +102,36 @@ pub fn plan(mesh: &Mesh, func: &Func, at: &At<'_>) -> Result<Func, PlanError> {
     Ok(planned)
 }
 
+/// Plans that take less than this do not share memory between what communicates and what does not: then nothing waits
+/// for peers only to save memory.
+const LITTLE: u64 = 1 << 16;
+
+/// How many of the largest regions that are returned hold other things before.
+const BINS: usize = 16;
+
 /// Gives all storage its place; the regions and their sizes.
 fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>, PlanError> {
+    let results = func.body.results.iter().flat_map(|result| planner.parts_of(*result)).collect::<Vec<_>>();
+    let storage = &mut planner.storage;
     let mut regions = BTreeMap::new();
+    let mut outs = Vec::new();
     // What is returned is numbered in the order in which it is.
-    let (mut outs, mut dyns) = (0, 0);
-    for result in &func.body.results {
-        for part in planner.parts_of(*result) {
-            let buf = planner.storage.span(part).buf;
-            out(&mut planner.storage, buf, &mut outs, &mut regions);
-        }
+    for part in results {
+        let buf = storage.span(part).buf;
+        out(storage, buf, &mut outs);
     }
-    let mut packed: [(Region, Vec<u32>, Vec<Block>); 2] =
-        [(Region::Arena, Vec::new(), Vec::new()), (Region::Heap, Vec::new(), Vec::new())];
-    for number in 0..planner.storage.bufs.len() as u32 {
-        if planner.storage.root(number).0 != number {
+    let (mut dyns, mut numbers, mut blocks) = (0, Vec::new(), Vec::new());
+    for number in 0..storage.bufs.len() as u32 {
+        if storage.root(number).0 != number {
             continue;
         }
-        out(&mut planner.storage, number, &mut outs, &mut regions);
-        let buf = &mut planner.storage.bufs[number as usize];
+        out(storage, number, &mut outs);
+        let buf = &mut storage.bufs[number as usize];
         let region = match buf.kind {
             _ if buf.place.is_some() => continue,
             Kind::Own => {
-                let (_, numbers, blocks) = &mut packed[usize::from(buf.shared)];
                 numbers.push(number);
-                blocks.push(Block { def: buf.def, last: buf.last, size: buf.size });
+                blocks.push(Block { def: buf.def, last: buf.last, size: buf.size.next_multiple_of(ALIGN) });
                 continue;
             }
             Kind::Arg(param) => Region::Arg(param),
@@ -135,29 +143,73 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
         buf.place = Some(Place { region, offset: 0 });
         regions.insert(region, buf.size);
     }
-    for (region, numbers, blocks) in packed {
-        if numbers.is_empty() {
-            continue;
+    for (number, buf) in (0u32..).zip(&outs) {
+        regions.insert(Region::Out(number), storage.bufs[*buf as usize].size);
+    }
+    let too_large =
+        || PlanError::TooLarge { func: func.name.clone(), what: "all of its memory together".to_string() };
+    let mut all = regions.values().copied().chain(blocks.iter().map(|block| block.size));
+    let all = all
+        .try_fold(0u64, u64::checked_add)
+        .filter(|all| i64::try_from(*all).is_ok())
+        .ok_or_else(too_large)?;
+    if blocks.is_empty() {
+        return Ok(regions);
+    }
+    let shared: Vec<bool> = numbers.iter().map(|number| storage.bufs[*number as usize].shared).collect();
+    let pick = |wanted: bool| -> Vec<Block> {
+        blocks.iter().zip(&shared).filter(|(_, shared)| **shared == wanted).map(|(block, _)| *block).collect()
+    };
+    let (arena, heap) = (pack(&pick(false), &[]), pack(&pick(true), &[]));
+    let mut together = None;
+    if all > LITTLE {
+        let bound = |buf: &u32| {
+            let Buf { def, size, .. } = storage.bufs[*buf as usize];
+            Block { def, last: END, size }
+        };
+        let returned: Vec<Block> = outs.iter().map(bound).collect();
+        let apart = arena.size + heap.size + returned.iter().map(|block| block.size).sum::<u64>();
+        if !is_close(apart, most(&[&blocks[..], &returned].concat())) {
+            let mut largest: Vec<usize> = (0..returned.len()).collect();
+            largest.sort_by_key(|out| Reverse(returned[*out].size));
+            largest.truncate(BINS);
+            let bins: Vec<Bin> = largest
+                .iter()
+                .map(|out| Bin { before: returned[*out].def, size: returned[*out].size })
+                .collect();
+            let packed = pack(&blocks, &bins);
+            together = Some((packed, largest)).filter(|(packed, _)| packed.size < arena.size + heap.size);
         }
-        let (offsets, size) = pack(&blocks).ok_or_else(|| PlanError::TooLarge {
-            func: func.name.clone(),
-            what: "all of its memory together".to_string(),
-        })?;
-        regions.insert(region, size);
-        for (number, offset) in numbers.into_iter().zip(offsets) {
-            planner.storage.bufs[number as usize].place = Some(Place { region, offset });
+    }
+    let mut set = |number: u32, region: Region, offset: u64| {
+        storage.bufs[number as usize].place = Some(Place { region, offset });
+    };
+    match together {
+        Some((packed, outs)) => {
+            let region = if shared.contains(&true) { Region::Heap } else { Region::Arena };
+            regions.insert(region, packed.size);
+            for (number, (bin, offset)) in numbers.iter().zip(packed.places) {
+                set(*number, bin.map_or(region, |bin| Region::Out(outs[bin] as u32)), offset);
+            }
+        }
+        None => {
+            for (region, packed, wanted) in [(Region::Arena, arena, false), (Region::Heap, heap, true)] {
+                let numbers = numbers.iter().zip(&shared).filter(|(_, shared)| **shared == wanted);
+                for ((number, _), (_, offset)) in numbers.zip(packed.places) {
+                    set(*number, region, offset);
+                    regions.insert(region, packed.size);
+                }
+            }
         }
     }
     Ok(regions)
 }
 
 /// Gives storage that outlives the call a region of its own, once.
-fn out(storage: &mut Storage, buf: u32, next: &mut u32, regions: &mut BTreeMap<Region, u64>) {
-    let buf = &mut storage.bufs[buf as usize];
-    if buf.kind == Kind::Own && buf.outlives && buf.place.is_none() {
-        let region = Region::Out(*next);
-        *next += 1;
-        buf.place = Some(Place { region, offset: 0 });
-        regions.insert(region, buf.size);
+fn out(storage: &mut Storage, buf: u32, outs: &mut Vec<u32>) {
+    let root = &mut storage.bufs[buf as usize];
+    if root.kind == Kind::Own && root.outlives && root.place.is_none() {
+        root.place = Some(Place { region: Region::Out(outs.len() as u32), offset: 0 });
+        outs.push(buf);
     }
 }

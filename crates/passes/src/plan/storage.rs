@@ -6,9 +6,9 @@
 use consort_ir::layout::Layout;
 use consort_ir::plan::Place;
 
-/// Where a tensor lies in its storage.
+/// Where a tensor lies in storage.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct Lies {
     /// Its buf.
     pub(super) buf: u32,
     /// Its place: bytes from the beginning of the buf.
@@ -17,25 +17,18 @@ pub(super) struct Part {
     pub(super) layout: Option<Layout>,
     /// Bytes of an element.
     pub(super) element: u64,
-    /// The last line that needs it, and the last but for the function's return.
-    pub(super) last: u32,
-    pub(super) read: u32,
 }
 
-impl Part {
-    /// Whether it lies without gaps.
-    pub(super) fn is_flat(&self) -> bool {
-        self.layout.as_ref().is_none_or(Layout::is_contiguous)
-    }
-
+impl Lies {
     /// Where its first element lies.
-    pub(super) fn first(&self) -> u64 {
+    fn first(&self) -> u64 {
         self.at + self.layout.as_ref().map_or(0, |layout| layout.start as u64 * self.element)
     }
 
-    /// How far apart its elements lie, where that is known.
-    pub(super) fn strides(&self) -> Option<&[usize]> {
-        self.layout.as_ref().map(|layout| &layout.strides[..])
+    /// The same, with its first element at its place.
+    pub(super) fn without_gaps(&self) -> Lies {
+        let layout = self.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
+        Lies { buf: self.buf, at: self.first(), layout, element: self.element }
     }
 
     /// The bytes of the buf between which it lies.
@@ -44,6 +37,27 @@ impl Part {
             Some(layout) => (self.first(), self.first() + layout.span() as u64 * self.element),
             None => (0, u64::MAX),
         }
+    }
+}
+
+/// A tensor in storage, and how long it is needed.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) lies: Lies,
+    /// The last line that needs it, and the last but for the function's return.
+    pub(super) last: u32,
+    pub(super) read: u32,
+}
+
+impl Part {
+    /// Whether it lies without gaps.
+    pub(super) fn is_flat(&self) -> bool {
+        self.lies.layout.as_ref().is_none_or(Layout::is_contiguous)
+    }
+
+    /// How far apart its elements lie, where that is known.
+    pub(super) fn strides(&self) -> Option<&[usize]> {
+        self.lies.layout.as_ref().map(|layout| &layout.strides[..])
     }
 }
 
@@ -139,7 +153,7 @@ impl Storage {
 
     pub(super) fn add_part(&mut self, part: Part) -> u32 {
         let number = self.parts.len() as u32;
-        let (buf, _) = self.root(part.buf);
+        let (buf, _) = self.root(part.lies.buf);
         let entry = &mut self.bufs[buf as usize];
         entry.last = entry.last.max(part.last);
         entry.parts.push(number);
@@ -152,7 +166,7 @@ impl Storage {
         let entry = &mut self.parts[part as usize];
         entry.last = entry.last.max(last);
         entry.read = entry.read.max(read);
-        let (buf, last) = (entry.buf, entry.last);
+        let (buf, last) = (entry.lies.buf, entry.last);
         let buf = self.buf_mut(buf);
         buf.last = buf.last.max(last);
     }
@@ -180,15 +194,15 @@ impl Storage {
 
     /// The bytes that a part lies between.
     pub(super) fn span(&mut self, part: u32) -> Span {
-        let part = &self.parts[part as usize];
-        let (bytes, buf) = (part.bytes(), part.buf);
+        let lies = &self.parts[part as usize].lies;
+        let (bytes, buf) = (lies.bytes(), lies.buf);
         let (buf, shift) = self.root(buf);
         Span { buf, from: bytes.0.saturating_add(shift), to: bytes.1.saturating_add(shift) }
     }
 
     /// Where a part's first element lies, in its root.
     pub(super) fn first(&mut self, part: u32) -> (u32, u64) {
-        let (first, buf) = (self.parts[part as usize].first(), self.parts[part as usize].buf);
+        let (first, buf) = (self.parts[part as usize].lies.first(), self.parts[part as usize].lies.buf);
         let (buf, shift) = self.root(buf);
         (buf, first + shift)
     }

@@ -393,7 +393,7 @@ impl<'a> State<'a> {
                 *name = 0;
             }
         }
-        for (byte, _) in &other.memory {
+        for byte in other.memory.keys() {
             state.memory.entry(*byte).or_insert(0);
         }
         state.next = state.next.max(other.next);

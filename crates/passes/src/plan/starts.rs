@@ -1,0 +1,118 @@
+//! The storage of what starts and waits give.
+
+use consort_ir::mesh::Group;
+use consort_ir::ops::{BroadcastStart, ExchangeStart, Peer};
+use consort_ir::plan::Why;
+use consort_ir::program::Node;
+use consort_ir::types::Type;
+
+use super::PlanError;
+use super::decide::{Copied, Line, Planner};
+use super::storage::{Lies, Span};
+use super::uses::{END, overwritten};
+
+impl<'a> Planner<'a> {
+    pub(super) fn wait(&mut self, node: &'a Node) -> Line {
+        for (part, result) in self.parts_of(node.args[0]).zip(&node.results) {
+            self.same(*result, part..part + 1);
+            self.touch(*result);
+        }
+        if let Some(start) = self.uses.start_of(node.args[0]) {
+            for (arg, _) in
+                start.args.iter().zip(overwritten(self.func, start)).filter(|(_, over)| over.is_none())
+            {
+                self.touch(*arg);
+            }
+        }
+        Line::default()
+    }
+
+    pub(super) fn start(&mut self, node: &'a Node, group: Group) -> Result<Line, PlanError> {
+        let mut line = Line::default();
+        let tensors = self.func.ty(node.results[0]).map_or(&[][..], Type::tensors);
+        let overwritten = overwritten(self.func, node);
+        let rivals = self.rivals(node, &overwritten);
+        let matters: Vec<bool> = (0..tensors.len()).map(|result| self.matters(node, group, result)).collect();
+        // Results that need what their operand holds choose first.
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by_key(|result| !matters[*result]);
+        let (mut parts, mut in_place): (Vec<Option<Lies>>, _) =
+            (vec![None; tensors.len()], vec![false; node.args.len()]);
+        for result in order {
+            let Some(operand) = node.op.overwrites(result) else {
+                parts[result] = Some(self.new_buf(&tensors[result])?);
+                continue;
+            };
+            let (value, from) = (node.args[operand], self.part(node.args[operand]));
+            let free = rivals[operand].iter().all(|rival| overwritten[*rival].is_some() && !in_place[*rival]);
+            let Some(why) = self.held(from).or((!free).then_some(Why::Needed)) else {
+                line.reuse.push(value);
+                in_place[operand] = true;
+                parts[result] = Some(self.storage.parts[from as usize].lies.without_gaps());
+                continue;
+            };
+            parts[result] = Some(self.new_buf(&tensors[result])?);
+            if matters[result] {
+                line.copies.push(Copied { value, why, from, to: result as u32 });
+                let span = self.storage.span(from);
+                self.storage.touch_over(span, self.now);
+            }
+        }
+        self.define(node.results[0], parts.into_iter().flatten());
+        let first = self.part(node.results[0]);
+        line.copies.iter_mut().for_each(|copied| copied.to += first);
+        // What is worked on in place is the result from here on; everything else is held, whatever becomes of it.
+        let holds = self.uses.get(node.results[0]).holds;
+        for (operand, arg) in node.args.iter().enumerate().filter(|(operand, _)| !in_place[*operand]) {
+            if overwritten[operand].is_none() {
+                self.touch(*arg);
+            }
+            let part = self.part(*arg);
+            self.storage.prolong(part, holds, holds);
+            let buf = self.storage.parts[part as usize].lies.buf;
+            self.storage.buf_mut(buf).outlives |= holds == END;
+        }
+        self.touch(node.results[0]);
+        for value in node.args.iter().chain(&node.results) {
+            for part in self.parts_of(*value) {
+                let buf = self.storage.parts[part as usize].lies.buf;
+                self.storage.buf_mut(buf).shared = true;
+            }
+        }
+        Ok(line)
+    }
+
+    /// For each operand of a start that works in place, the others that have bytes in common with it.
+    fn rivals(&mut self, node: &Node, overwritten: &[Option<usize>]) -> Vec<Vec<usize>> {
+        let mut rivals = vec![Vec::new(); node.args.len()];
+        if node.args.len() < 2 || overwritten.iter().all(Option::is_none) {
+            return rivals;
+        }
+        let mut spans: Vec<(Span, usize)> =
+            node.args.iter().enumerate().map(|(i, arg)| (self.storage.span(self.part(*arg)), i)).collect();
+        spans.sort();
+        for (i, (span, operand)) in spans.iter().enumerate() {
+            for (_, other) in spans[i + 1..].iter().take_while(|(other, _)| other.meets(span)) {
+                rivals[*operand].push(*other);
+                rivals[*other].push(*operand);
+            }
+        }
+        rivals
+    }
+
+    /// Whether a result depends on what the operand under it holds on this rank.
+    fn matters(&self, node: &Node, group: Group, result: usize) -> bool {
+        let mesh = self.sizes.mesh;
+        // Outside the group it is passed through.
+        let Some(me) = mesh.group_rank(group, self.sizes.rank) else { return true };
+        if let Some(BroadcastStart { root, .. }) = node.op.as_op() {
+            return *root == me as usize;
+        }
+        match node.op.as_op::<ExchangeStart>().and_then(|op| op.recv.get(result)).map(|message| &message.peer)
+        {
+            Some(Peer::Route(route)) => route.to(me, mesh.group_size(group)).is_none(),
+            Some(Peer::At(index)) => self.sizes.index(index).map_or(true, |peer| peer == -1),
+            None => true,
+        }
+    }
+}
