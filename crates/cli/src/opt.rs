@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// List the passes
     #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel"])]
     list: bool,
-    /// Print one JSON object: {"ok", "text", "errors"}, and "passes" with the rewrites of each that ran
+    /// Print one JSON object: {"ok", "text", "errors"}, and "passes" where some ran
     #[arg(long)]
     json: bool,
 }
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let source = match Source::read(file) {
         // Who reads JSON gets JSON as long as anything can be said at all.
         Err(error) if args.json && exit_code(&error) != MACHINE => {
-            return Ok(json_report(None, None, &[unread(&error)]));
+            return Ok(json_report(None, None, &[unusable(&error)]));
         }
         other => other?,
     };
@@ -81,9 +81,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         return Ok(if args.json { json_report(Some(text), None, &[]) } else { Report::fine(text) });
     };
     let mut ran = Vec::new();
-    let program = simplified(&program, passes, args, &mut ran)?;
-    let text = print(&program);
-    Ok(if args.json { json_report(Some(text), Some(&ran), &[]) } else { Report::fine(text) })
+    match simplified(&program, passes, args, &mut ran) {
+        Ok(program) if args.json => Ok(json_report(Some(print(&program)), Some(&ran), &[])),
+        Ok(program) => Ok(Report::fine(print(&program))),
+        Err(error) if args.json && exit_code(&error) != MACHINE => {
+            Ok(json_report(Some(print(&program)), Some(&ran), &[unusable(&error)]))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The passes that the arguments ask for.
@@ -130,7 +135,7 @@ fn simplified(
         dump(folder, &dumped, args.force)?;
     }
     result.map_err(|error| match error {
-        PassError::Planned { .. } => anyhow!("{error}"),
+        PassError::Planned { .. } => anyhow!(error),
         PassError::Broken { .. } => Machine(error.to_string()).into(),
     })
 }
@@ -166,8 +171,8 @@ fn json_report(text: Option<String>, passes: Option<&[Value]>, errors: &[Value])
     Report::checked(format!("{object}\n"), ok)
 }
 
-/// A file that cannot be read, in the form of the other errors.
-fn unread(error: &anyhow::Error) -> Value {
+/// An error about what was given, not about a place in the program, in the form of the other errors.
+fn unusable(error: &anyhow::Error) -> Value {
     let message = format!("{error:#}");
     let none = Value::Null;
     json!({ "code": "input", "rule": none, "message": message, "line": none, "column": none, "loc": none, "note": none })

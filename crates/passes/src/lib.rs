@@ -11,5 +11,5 @@ mod remove;
 mod scope;
 mod share;
 
-pub use pipeline::{Fuel, Options, PASSES, Pass, PassError, Stage, pass, simplify};
+pub use pipeline::{Options, PASSES, Pass, PassError, Stage, pass, simplify};
 pub use plan::{At, PlanError, PlanReport, plan, report};

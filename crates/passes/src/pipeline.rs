@@ -45,14 +45,14 @@ pub fn pass(name: &str) -> Option<&'static Pass> {
 /// How many more rewrites there may be. To find the rewrite that spoils a program, halve the fuel until one
 /// more or less makes the difference.
 #[derive(Debug)]
-pub struct Fuel {
+pub(crate) struct Fuel {
     left: u64,
     burnt: u64,
 }
 
 impl Fuel {
     /// Fuel for so many rewrites.
-    pub fn new(left: u64) -> Fuel {
+    pub(crate) fn new(left: u64) -> Fuel {
         Fuel { left, burnt: 0 }
     }
 

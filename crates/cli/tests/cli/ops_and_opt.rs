@@ -139,6 +139,7 @@ fn opt_as_json_has_the_errors_and_the_exit_code_too() {
     });
     assert_eq!((json.code, json.stderr.as_str()), (1, ""));
     assert_eq!(json.json()["errors"][0], error);
+    assert_eq!(json.json()["text"], json!(SUM.replace("pending<f32[2]>", "pending<f32[3]>")));
     let json = scratch.run_with_input("opt - --json", "mesh (tp 2)");
     let error = &json.json()["errors"][0];
     assert_eq!((json.code, &error["line"], &error["column"]), (1, &json!(1), &json!(10)));
@@ -228,6 +229,8 @@ fn opt_lists_its_passes_and_refuses_others() {
     let error = "error: @sum: expected a program, got a plan\n  \
                  note: passes change what is computed, and a plan has places for it already\n";
     scratch.refuses("opt plan.csr --passes", error);
+    let json = scratch.run("opt plan.csr --passes --json");
+    assert_eq!((json.code, &json.json()["errors"][0]["code"]), (1, &json!("input")));
 }
 
 #[test]
