@@ -52,7 +52,12 @@ pub(crate) struct Log {
 
 impl Log {
     /// A compilation.
-    pub(crate) fn compiled<R>(&mut self, traced: &super::Traced<R>, recompiled: Option<String>, mesh: &Mesh) {
+    pub(crate) fn compiled<R>(
+        &mut self,
+        traced: &super::call::Traced<R>,
+        recompiled: Option<String>,
+        mesh: &Mesh,
+    ) {
         for graph in &traced.graphs {
             log("program", || graph.text.clone());
             log("guards", || {
