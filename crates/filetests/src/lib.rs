@@ -9,6 +9,8 @@
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
+mod hazards;
+mod opt;
 mod oracle;
 mod plan;
 mod print;
@@ -23,8 +25,14 @@ use consort_ir::text::{ParseError, Parsed, directives, parse};
 pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
-pub const COMMANDS: &[(&str, Command)] =
-    &[("verify", verify::run), ("print", print::run), ("oracle", oracle::run), ("plan", plan::run)];
+pub const COMMANDS: &[(&str, Command)] = &[
+    ("verify", verify::run),
+    ("print", print::run),
+    ("oracle", oracle::run),
+    ("opt", opt::run),
+    ("plan", plan::run),
+    ("hazards", hazards::run),
+];
 
 /// A case as its commands see it.
 pub struct Case<'a> {

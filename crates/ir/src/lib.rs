@@ -39,6 +39,7 @@ pub mod oracle;
 pub mod plan;
 pub mod program;
 pub mod random;
+pub mod storage;
 pub mod tensor;
 pub mod text;
 pub mod types;

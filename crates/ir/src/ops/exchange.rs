@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use crate::index::Index;
-use crate::mesh::{Axes, Group, Mesh};
+use crate::mesh::{Axes, Group, Mesh, Rank};
 use crate::op;
 use crate::ops::attr::ListAttr;
 use crate::ops::collective::{check_equal_shapes, own};
-use crate::ops::{Attr, Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
+use crate::ops::{Attr, Cost, CostCx, Effects, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
 use crate::tensor::Tensor;
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
@@ -228,6 +228,27 @@ pub struct Message {
     pub peer: Peer,
     /// Messages match by sender, receiver and tag, in order.
     pub tag: Index,
+}
+
+impl Message {
+    /// The rank at the other end of a message of this rank, if there is one; `members` are those of its group.
+    pub fn peer(&self, cx: &EvalCx<'_>, group: Group, members: &[Rank]) -> Result<Option<Rank>, EvalError> {
+        let n = members.len() as u32;
+        let to = match &self.peer {
+            Peer::Route(route) => cx.mesh.group_rank(group, cx.rank).and_then(|me| route.to(me, n)),
+            Peer::At(index) => match cx.index(index)? {
+                -1 => None,
+                to => match u32::try_from(to) {
+                    Ok(to) if to < n => Some(to),
+                    _ => {
+                        let message = format!("expected a peer in 0..{n}, or -1 for none, got {to}");
+                        return Err(EvalError(message));
+                    }
+                },
+            },
+        };
+        Ok(to.map(|to| members[to as usize]))
+    }
 }
 
 impl Attr for Message {

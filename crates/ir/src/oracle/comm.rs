@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::mesh::{Group, Mesh, Rank};
-use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx, Message, Peer};
+use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx};
 use crate::program::{Func, Node};
 use crate::tensor::Tensor;
 use crate::text::node_text;
@@ -12,7 +12,7 @@ use super::inputs::Symbols;
 
 /// One started operation of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingId(usize);
+pub(super) struct PendingId(pub(super) usize);
 
 /// One instance of a group: how it is spelled, and its first member.
 type GroupKey = (String, Rank);
@@ -60,6 +60,8 @@ pub(super) struct Comm<'a> {
     mesh: &'a Mesh,
     func: &'a Func,
     pendings: Vec<Pending>,
+    /// For each operation, those whose operands its results are made of, as far as it has met them.
+    sources: Vec<Vec<PendingId>>,
     /// How many collectives each rank has started on each of its groups.
     started: BTreeMap<(GroupKey, Rank), u64>,
     slots: BTreeMap<(GroupKey, u64), Slot<'a>>,
@@ -73,6 +75,7 @@ impl<'a> Comm<'a> {
             mesh,
             func,
             pendings: Vec::new(),
+            sources: Vec::new(),
             started: BTreeMap::new(),
             slots: BTreeMap::new(),
             channels: BTreeMap::new(),
@@ -94,6 +97,11 @@ impl<'a> Comm<'a> {
             Pending::Messages { received, .. } => received.into_iter().flatten().collect(),
             Pending::Collective { .. } => Vec::new(),
         }
+    }
+
+    /// The operations of other ranks, and of this one, that give it their operands.
+    pub(super) fn sources(&self, id: PendingId) -> &[PendingId] {
+        &self.sources[id.0]
     }
 
     /// What an operation that is not ready waits for.
@@ -122,8 +130,10 @@ impl<'a> Comm<'a> {
     }
 
     fn add(&mut self, pending: Pending) -> PendingId {
+        let id = PendingId(self.pendings.len());
         self.pendings.push(pending);
-        PendingId(self.pendings.len() - 1)
+        self.sources.push(vec![id]);
+        id
     }
 
     /// A rank starts an operation.
@@ -199,7 +209,9 @@ impl<'a> Comm<'a> {
             .collect();
         let args: Vec<Vec<Tensor>> = arrivals.iter().map(|arrival| arrival.args.clone()).collect();
         let results = arrivals[0].node.op.eval_group(&GroupEvalCx { members: &contexts }, &args)?;
+        let all: Vec<PendingId> = arrivals.iter().map(|arrival| arrival.pending).collect();
         for (arrival, tensors) in arrivals.iter().zip(results) {
+            self.sources[arrival.pending.0].clone_from(&all);
             self.pendings[arrival.pending.0] = Pending::Ready(tensors);
         }
         Ok(())
@@ -225,7 +237,7 @@ impl<'a> Comm<'a> {
         });
         let mut touched = Vec::new();
         for (i, (message, tensor)) in sends.iter().chain(recvs).zip(args).enumerate() {
-            let peer = peer(cx, message, group, &members)?;
+            let peer = message.peer(cx, group, &members)?;
             let tag = cx.index(&message.tag)?;
             let is_send = i < sends.len();
             let at = i - if is_send { 0 } else { sends.len() };
@@ -283,6 +295,7 @@ impl<'a> Comm<'a> {
                     open.remove(at);
                 }
             }
+            self.sources[recv.pending.0].push(send.pending);
             if let Pending::Messages { received, .. } = &mut self.pendings[recv.pending.0] {
                 received[recv.at] = Some(send.tensor);
             }
@@ -294,25 +307,4 @@ impl<'a> Comm<'a> {
 /// A start as verdicts name it: the op, and the user's source line.
 fn start_text(node: &Node) -> String {
     format!("{}{}", node.op.info().name, node.loc.as_ref().map_or(String::new(), |loc| format!(" ({loc})")))
-}
-
-/// The other end of a message of this rank.
-fn peer(
-    cx: &EvalCx<'_>,
-    message: &Message,
-    group: Group,
-    members: &[Rank],
-) -> Result<Option<Rank>, EvalError> {
-    let n = members.len() as u32;
-    let to = match &message.peer {
-        Peer::Route(route) => cx.mesh.group_rank(group, cx.rank).and_then(|me| route.to(me, n)),
-        Peer::At(index) => match cx.index(index)? {
-            -1 => None,
-            to => match u32::try_from(to) {
-                Ok(to) if to < n => Some(to),
-                _ => return Err(EvalError(format!("expected a peer in 0..{n}, or -1 for none, got {to}"))),
-            },
-        },
-    };
-    Ok(to.map(|to| members[to as usize]))
 }

@@ -1,4 +1,5 @@
-//! The program oracle: runs all ranks of a program in one thread, slowly and plainly.
+//! The program oracle runs all ranks of a program in one thread, slowly and plainly. What
+//! runs plans, on real bytes, is in [`plan`].
 //!
 //! Each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A collective is
 //! evaluated when its last member starts it; a message is delivered when both its ends have started. When
@@ -8,6 +9,7 @@
 
 mod comm;
 mod inputs;
+pub mod plan;
 mod rank;
 
 use std::fmt;
@@ -21,7 +23,7 @@ use crate::verify::verify;
 use comm::Comm;
 use rank::{RankState, Step};
 
-pub use inputs::{bind, check_placement};
+pub use inputs::{bind, check_guards, check_placement};
 
 /// The most ranks the oracle runs.
 pub const MAX_RANKS: u32 = 4096;

@@ -23,6 +23,7 @@
 //! - **P3** `reuse` names tensors defined before in the same block, `copy` and `lease` operands of their own start,
 //!   `release` starts before it, `donated` parameters; a `view` lies where its operand does.
 
+mod hazards;
 mod plan;
 
 use std::collections::BTreeSet;
@@ -36,6 +37,8 @@ use crate::mesh::{Axes, Mesh};
 use crate::ops::{Flow, Takes, Undecided, Violation, count};
 use crate::program::{Block, Func, Loc, Node, Program};
 use crate::types::Type;
+
+pub use hazards::hazards;
 
 /// Everything that is wrong with a program, in the order of its text.
 pub fn verify(program: &Program) -> Vec<Diagnostic> {

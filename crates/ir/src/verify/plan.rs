@@ -1,4 +1,4 @@
-//! The structural rules of plans: V10 and P1 to P3. Hazards between buffers are the plan oracle's.
+//! The structural rules of plans: V10 and P1 to P3. Hazards between buffers are in `hazards`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,203 @@
+//! Blocks: what enters them, what leaves them, and what a loop must keep for its next iteration.
+//!
+//! A block is checked with what is known at its entry. After a `cond`, what holds is what both blocks leave. The block
+//! of a `scan` is checked twice, the second time with what the first leaves: what an iteration overwrites, the next one
+//! does not find. More iterations change nothing, since each writes the same bytes.
+
+use crate::entity::Value;
+use crate::index::Index;
+use crate::plan::NodePlan;
+use crate::program::{Block, Node};
+use crate::types::Type;
+
+use super::{Checker, Pending, Tensor, text};
+
+/// A tensor that belongs elsewhere when a block begins or ends.
+struct Move {
+    from: (Value, Tensor),
+    to: (Value, Tensor),
+}
+
+impl<'a> Checker<'a> {
+    pub(super) fn cond(&mut self, node: &'a Node, plan: &NodePlan) {
+        let line = self.line;
+        for (value, tensor) in self.operands(node.args.get(..1).unwrap_or_default()) {
+            self.read(value, &tensor);
+        }
+        let before = self.bytes.clone();
+        let pendings: Vec<Value> =
+            node.args.iter().copied().filter(|arg| self.pendings.get(*arg).is_some()).collect();
+        let states: Vec<Option<Pending>> =
+            pendings.iter().map(|arg| self.pendings.get(*arg).copied()).collect();
+        let mut joined = None;
+        self.lodge(&node.results, &plan.places);
+        for block in &node.blocks {
+            self.line = line;
+            self.bytes = before.clone();
+            for (arg, state) in pendings.iter().zip(&states) {
+                state.and_then(|state| self.pendings.insert(*arg, state));
+            }
+            self.enter(block, 0, node.args.get(1..).unwrap_or_default());
+            self.nodes(block);
+            self.leave(block, &block.results);
+            let moves = self.moves(&block.results, &node.results);
+            self.carry(moves);
+            joined = match joined {
+                None => Some(self.bytes.clone()),
+                Some(other) => Some(self.bytes.join(&other)),
+            };
+        }
+        self.line = line;
+        self.bytes = joined.unwrap_or(before);
+        self.arrived(&node.results);
+    }
+
+    pub(super) fn scan(
+        &mut self,
+        node: &'a Node,
+        plan: &NodePlan,
+        length: &Index,
+        carries: usize,
+        slices: usize,
+    ) {
+        let Some(block) = node.blocks.first() else { return };
+        let line = self.line;
+        self.lodge(&node.results, &plan.places);
+        let cut = carries.min(node.args.len());
+        let (carried, others) = node.args.split_at(cut);
+        let (sliced, rest) = others.split_at(slices.min(others.len()));
+        self.lodge(&block.params, &block.places);
+        carried.iter().for_each(|arg| self.arrive(*arg));
+        let moves = self.moves(carried, &block.params);
+        self.carry(moves);
+        self.arrived(&block.params[..cut.min(block.params.len())]);
+        self.enter(block, carries + slices, rest);
+        let stacked = self.operands(node.results.get(carries..).unwrap_or_default());
+        for (value, tensor) in &stacked {
+            self.check_write(*value, tensor.region(), &tensor.bytes());
+            self.write(*value, tensor);
+        }
+        let first = self.next;
+        let (again, once) = (self.again, self.sizes.index(length).is_ok_and(|length| length <= 1));
+        for pass in 0..if again || once { 1 } else { 2 } {
+            self.again = again || pass > 0;
+            self.next = first;
+            self.line = line;
+            self.slices(sliced, block.params.get(carries..).unwrap_or_default());
+            self.nodes(block);
+            self.leave(block, block.results.get(..carries).unwrap_or_default());
+            // Entries of earlier iterations are still there.
+            stacked.iter().for_each(|(value, tensor)| self.read(*value, tensor));
+            let entries = block.results.get(carries..).unwrap_or_default();
+            let mut moves = self.moves(&block.results, &block.params[..cut.min(block.params.len())]);
+            moves.extend(self.moves(entries, node.results.get(carries..).unwrap_or_default()));
+            self.carry(moves);
+            self.arrived(&block.params[..cut.min(block.params.len())]);
+        }
+        self.again = again;
+        self.line = line;
+        for (result, param) in node.results.iter().zip(&block.params).take(carries) {
+            for (tensor, there) in self.tensors(*result).iter().zip(self.tensors(*param)) {
+                if tensor.spot.same(&there.spot) {
+                    self.rename(there.region(), &there.bytes(), *param, *result);
+                } else {
+                    let (expected, got) = (there.spot.place, tensor.spot.place);
+                    self.error(
+                        "H10",
+                        format!("expected {result} at {expected}, where it is carried, got {got}"),
+                    );
+                    self.write(*result, tensor);
+                }
+            }
+        }
+        self.arrived(&node.results);
+    }
+
+    /// Operands are what the parameters of a block from `first` on mean, where they lie.
+    fn enter(&mut self, block: &Block, first: usize, args: &[Value]) {
+        if first == 0 {
+            self.lodge(&block.params, &block.places);
+        }
+        for (param, arg) in block.params.iter().skip(first).zip(args) {
+            let mut lodged = self.tensors(*param);
+            for (tensor, there) in lodged.iter_mut().zip(self.tensors(*arg)) {
+                if tensor.spot.place != there.spot.place && !tensor.spot.same(&there.spot) {
+                    let (expected, got) = (tensor.spot.place, there.spot.place);
+                    let message =
+                        format!("expected operand {arg} at {expected}, where {param} lies, got {got}");
+                    self.error("H10", message);
+                }
+                self.rename(there.region(), &there.bytes(), there.root, *param);
+                *tensor = Tensor { root: *param, ..there };
+            }
+            self.tensors.insert(*param, lodged);
+            if let Some(pending) = self.pendings.get(*arg).copied() {
+                self.pendings.insert(*param, pending);
+            }
+        }
+    }
+
+    /// A block has run: the pendings among these results are waited for, and leases of its own starts end.
+    fn leave(&mut self, block: &Block, results: &[Value]) {
+        results.iter().for_each(|result| self.arrive(*result));
+        for start in block.nodes.iter().filter(|node| node.op.effects().starts().is_some()) {
+            if let Some(started) = start.results.first().and_then(|pending| self.starts.get_mut(*pending)) {
+                started.released = true;
+            }
+        }
+    }
+
+    /// Pendings among these values have arrived.
+    fn arrived(&mut self, values: &[Value]) {
+        for value in values {
+            if self.func.ty(*value).is_some_and(Type::is_pending) {
+                self.pendings.insert(*value, Pending::There);
+            }
+        }
+    }
+
+    fn moves(&self, from: &[Value], to: &[Value]) -> Vec<Move> {
+        let pairs = from.iter().zip(to);
+        let moves = pairs.flat_map(|(from, to)| {
+            let ends = self.tensors(*from).into_iter().zip(self.tensors(*to));
+            ends.map(|(a, b)| Move { from: (*from, a), to: (*to, b) }).collect::<Vec<_>>()
+        });
+        moves.collect()
+    }
+
+    /// What is not where it belongs is copied there, all of it from where it lay before.
+    fn carry(&mut self, moves: Vec<Move>) {
+        let (stay, go): (Vec<Move>, Vec<Move>) =
+            moves.into_iter().partition(|each| each.from.1.spot.same(&each.to.1.spot));
+        stay.iter().chain(&go).for_each(|each| self.read(each.from.0, &each.from.1));
+        for (i, each) in go.iter().enumerate() {
+            for other in &go {
+                if let Some(part) = other.to.1.shares(&each.from.1) {
+                    let (at, to) = (text(each.from.1.region(), &part), other.to.0);
+                    self.error("H5", format!("copies to {to} at {at}, from where {} is copied", each.from.0));
+                }
+            }
+            for other in go[..i].iter().chain(&stay) {
+                self.overlaps(&each.to, "result", &other.to);
+            }
+            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+        }
+        go.iter().for_each(|each| self.write(each.to.0, &each.to.1));
+        for each in &stay {
+            self.rename(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
+        }
+    }
+
+    /// An iteration begins: its entries are copied to where the parameters lie.
+    fn slices(&mut self, args: &[Value], params: &[Value]) {
+        for each in self.moves(args, params) {
+            self.read(each.from.0, &each.from.1);
+            if let Some(part) = each.from.1.shares(&each.to.1) {
+                let at = text(each.to.1.region(), &part);
+                self.error("H5", format!("{} shares {at} with what is sliced, {}", each.to.0, each.from.0));
+            }
+            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+            self.write(each.to.0, &each.to.1);
+        }
+    }
+}

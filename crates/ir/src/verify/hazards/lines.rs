@@ -1,0 +1,213 @@
+//! What each kind of line reads and writes.
+
+use std::ops::Range;
+
+use crate::entity::Value;
+use crate::plan::NodePlan;
+use crate::program::Node;
+use crate::storage::{Lies, Spot, is_read, may_take_over, overlap, pieces};
+use crate::types::Type;
+
+use super::bytes::Values;
+use super::{Checker, Pending, Started, Tensor, flying, holding, text};
+
+impl Checker<'_> {
+    pub(super) fn view(&mut self, node: &Node) {
+        let Some(tensor) = node.args.first().and_then(|arg| self.tensors.get(*arg)?.first().cloned()) else {
+            return;
+        };
+        let spots = tensor.spot.views(&*node.op, &self.sizes, node.results.len());
+        if spots.is_none() {
+            self.error("H8", format!("elements of {} must move for this view", node.args[0]));
+        }
+        for (i, result) in node.results.iter().enumerate() {
+            let spot = spots.as_ref().and_then(|spots| spots.get(i).cloned());
+            let spot = spot.unwrap_or(Spot { lies: Lies::Within, ..tensor.spot.clone() });
+            self.tensors.insert(*result, vec![Tensor { spot, ..tensor.clone() }]);
+            self.writers.insert(*result, self.line);
+        }
+    }
+
+    /// A result lies exactly where an operand does, and both have one shape.
+    fn in_place(&self, result: &(Value, Tensor), arg: &(Value, Tensor)) -> bool {
+        let shape = |value: Value| self.func.ty(value).and_then(Type::as_tensor).map(|ty| &ty.shape);
+        let unsized_ = result.1.spot.bytes().is_none();
+        result.1.spot.same(&arg.1.spot) && (!unsized_ || shape(result.0) == shape(arg.0))
+    }
+
+    pub(super) fn overlaps(&mut self, (a, at): &(Value, Tensor), word: &str, (b, of): &(Value, Tensor)) {
+        if let Some(part) = at.shares(of) {
+            self.error("H5", format!("{a} shares {} with {word} {b}", text(at.region(), &part)));
+        }
+    }
+
+    /// Results of one line share no byte.
+    fn apart(&mut self, results: &[(Value, Tensor)]) {
+        for (i, result) in results.iter().enumerate() {
+            results[..i].iter().for_each(|other| self.overlaps(result, "result", other));
+        }
+    }
+
+    pub(super) fn kernel(&mut self, node: &Node) {
+        let args = self.operands(&node.args);
+        args.iter().for_each(|(arg, tensor)| self.read(*arg, tensor));
+        let results = self.operands(&node.results);
+        for (k, result) in results.iter().enumerate() {
+            for (j, arg) in args.iter().enumerate() {
+                let takes_over =
+                    may_take_over(&*node.op, k, j) && result.1.spot.is_dense() && self.in_place(result, arg);
+                if !takes_over {
+                    self.overlaps(result, "operand", arg);
+                }
+            }
+            self.check_write(result.0, result.1.region(), &result.1.bytes());
+        }
+        self.apart(&results);
+        results.iter().for_each(|(value, tensor)| self.write(*value, tensor));
+    }
+
+    /// `concat` and `update_slice`: what lies where it belongs stays, the rest is written.
+    pub(super) fn join(&mut self, node: &Node) {
+        let args = self.operands(&node.args);
+        let Some(result) = self.operands(&node.results).pop() else { return };
+        let region = result.1.region();
+        let spots: Vec<Spot> = args.iter().map(|(_, tensor)| tensor.spot.clone()).collect();
+        let Some(pieces) = pieces(&*node.op, &self.sizes, &spots, &result.1.spot) else {
+            self.join_unknown(node, &args, &result);
+            return;
+        };
+        let mut written: Vec<Range<u64>> = Vec::new();
+        for piece in &pieces {
+            let (value, tensor) = &args[piece.operand];
+            self.check_read(*value, tensor.root, tensor.region(), &piece.from.bytes().unwrap_or_default());
+            if !piece.stays() {
+                written.extend(piece.to.bytes().unwrap_or_default());
+            }
+        }
+        written.sort_unstable_by_key(|range| range.start);
+        for piece in pieces.iter().filter(|piece| !piece.stays()) {
+            let (value, tensor) = &args[piece.operand];
+            let shared = piece.from.bytes().and_then(|from| overlap(&from, &written));
+            if let Some(part) = shared.filter(|_| tensor.region() == region) {
+                self.error("H5", format!("{} shares {} with operand {value}", result.0, text(region, &part)));
+            }
+        }
+        self.check_write(result.0, region, &written);
+        self.set(region, &written, &holding(result.0));
+        for piece in pieces.iter().filter(|piece| piece.stays()) {
+            let ranges = piece.to.bytes().unwrap_or_default();
+            self.rename(region, &ranges, args[piece.operand].1.root, result.0);
+        }
+    }
+
+    /// A join of which not all places are known: the base of an update may lie where the result does.
+    fn join_unknown(&mut self, node: &Node, args: &[(Value, Tensor)], result: &(Value, Tensor)) {
+        for (j, arg) in args.iter().enumerate() {
+            self.read(arg.0, &arg.1);
+            if !(may_take_over(&*node.op, 0, j) && self.in_place(result, arg)) {
+                self.overlaps(result, "operand", arg);
+            }
+        }
+        self.check_write(result.0, result.1.region(), &result.1.bytes());
+        self.write(result.0, &result.1);
+    }
+
+    pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) {
+        self.lodge(&node.results, &plan.places);
+        let Some(pending) = node.results.first().copied() else { return };
+        let args = self.operands(&node.args);
+        let results = self.operands(&node.results);
+        let reads: Vec<bool> = (0..args.len()).map(|j| is_read(&*node.op, j, &self.sizes)).collect();
+        // Operands that the result of theirs takes the place of, and those that are copied there.
+        let mut in_place = vec![false; args.len()];
+        let mut copied = vec![false; args.len()];
+        for (k, result) in results.iter().enumerate() {
+            let Some(j) = node.op.overwrites(k).filter(|j| *j < args.len()) else { continue };
+            in_place[j] = result.1.spot.same(&args[j].1.spot);
+            copied[j] = !in_place[j] && plan.copies.iter().any(|(value, _)| *value == args[j].0);
+            if !in_place[j] && !copied[j] && reads[j] {
+                let (arg, at) = (args[j].0, result.1.spot.place);
+                let message = format!("overwrites {arg} at {at}, where it does not lie: `copy {arg}`");
+                self.error("H6", message);
+            }
+        }
+        for (value, _) in &plan.copies {
+            if !(0..args.len()).any(|j| copied[j] && args[j].0 == *value) {
+                self.error("H6", format!("copy {value}: no result is written over it elsewhere"));
+            }
+        }
+        for (j, arg) in args.iter().enumerate().filter(|(j, _)| reads[*j]) {
+            self.read(arg.0, &arg.1);
+            if !copied[j] && !arg.1.spot.is_dense() {
+                self.error("H6", format!("{} has gaps, and communication takes none", arg.0));
+            }
+            for (k, result) in results.iter().enumerate() {
+                let over = node.op.overwrites(k);
+                // Copies are made before the operation starts, so only what they write must not hit them.
+                let apart = !copied[j] || over.is_some_and(|j| copied[j]);
+                if apart && !(in_place[j] && over == Some(j)) {
+                    self.overlaps(result, "operand", arg);
+                }
+            }
+        }
+        self.apart(&results);
+        for (_, tensor) in &results {
+            self.check_write(pending, tensor.region(), &tensor.bytes());
+            self.set(tensor.region(), &tensor.bytes(), &flying(pending));
+        }
+        for (j, (_, tensor)) in args.iter().enumerate() {
+            if reads[j] && !copied[j] && !in_place[j] {
+                for range in tensor.bytes() {
+                    self.bytes.update(tensor.region(), range, |cell| cell.leases.push(pending));
+                }
+            }
+        }
+        self.pendings.insert(pending, Pending::Of(pending));
+        self.starts.insert(pending, Started::default());
+    }
+
+    pub(super) fn wait(&mut self, node: &Node, plan: &NodePlan) {
+        self.lodge(&node.results, &plan.places);
+        let Some(pending) = node.args.first().copied() else { return };
+        let (given, there) = (self.operands(&node.results), self.tensors(pending));
+        for ((value, tensor), there) in given.iter().zip(&there) {
+            if tensor.spot.place != there.spot.place {
+                let (expected, got) = (there.spot.place, tensor.spot.place);
+                self.error(
+                    "H7",
+                    format!("expected {value} at {expected}, where {pending} put it, got {got}"),
+                );
+            }
+        }
+        self.arrive(pending);
+        let known = self.errors.len();
+        for ((value, tensor), there) in given.iter().zip(&there) {
+            let ranges = there.bytes();
+            self.check_read(pending, pending, there.region(), &ranges);
+            if self.errors.len() == known && tensor.spot.place == there.spot.place {
+                self.rename(there.region(), &ranges, pending, *value);
+            } else {
+                self.write(*value, tensor);
+            }
+        }
+    }
+
+    /// What a pending stands for is there from here on, under its name. The leases go on.
+    pub(super) fn arrive(&mut self, pending: Value) {
+        let Some(Pending::Of(start)) = self.pendings.get(pending).copied() else { return };
+        for tensor in self.tensors(pending) {
+            for range in tensor.bytes() {
+                self.bytes.update(tensor.region(), range, |cell| {
+                    if cell.flight == Some(start) {
+                        cell.flight = None;
+                        cell.holds = Values::from_slice(&[pending]);
+                    }
+                });
+            }
+        }
+        if let Some(started) = self.starts.get_mut(start) {
+            started.waited = true;
+        }
+        self.pendings.insert(pending, Pending::There);
+    }
+}

@@ -1,0 +1,402 @@
+//! Hazards of a plan, re-derived from its text alone: what every byte holds as the lines run.
+//!
+//! The checker knows nothing of how a plan was made. It walks the lines and keeps, for every byte, whose contents are
+//! there now, which start in flight will write it, and which leases hold it ([`bytes`]). Contents are named by the
+//! value that was written there; several names may hold: parts that an op joined where they lie, results of blocks,
+//! parameters that lie where operands do. A view has no name of its own: it reads its operand's.
+//!
+//! - **H1** A line reads bytes only while they hold what its operand means.
+//! - **H2** Nobody reads or writes what a start in flight will write, until its wait.
+//! - **H3** Storage of a start's operands and results is written only after its release. A line that writes it, or one
+//!   before, says `release`.
+//! - **H4** Arguments that were not given away are not written, and each parameter lies in its own region.
+//! - **H5** What a line writes shares no byte with what it reads, unless a result lies exactly where an operand does
+//!   and the op allows it: the same elements without gaps, and an operand that [`crate::storage::may_take_over`] names, or the one
+//!   that a start overwrites. Results of one line share no byte either.
+//! - **H6** An operand of a start lies without gaps. Where the op overwrites it, the result lies there too, or the
+//!   line copies it, unless its contents do not matter on this rank ([`crate::storage::is_read`]). Nothing else is copied.
+//! - **H7** A wait gives its tensors where the start's results lie, and a release stands on the wait's line or after it.
+//! - **H8** A view's elements need not move.
+//! - **H9** What is returned outlives the call: it lies in no arena or heap.
+//! - **H10** Blocks: operands of a `cond`, and what every iteration of a `scan` sees, have the places of the block's
+//!   parameters, which lie as they do, gaps and all; the last carries lie where they were carried.
+//!
+//! What blocks do at their ends, which no line says: pendings that a block returns are waited for, leases of its own
+//! starts end, and results that are not yet where they belong are copied there, all from where they lay before. Nothing
+//! that is copied may lie where something else is copied to (H5). `flow.rs` has these rules.
+//!
+//! A value whose size is known only as the program runs stands for its whole region.
+
+mod bytes;
+mod flow;
+mod lines;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::diagnostic::{At, Code, Diagnostic};
+use crate::entity::{Value, ValueMap};
+use crate::index::Sym;
+use crate::mesh::Mesh;
+use crate::ops::{Effects, EvalCx, Flow};
+use crate::plan::{Head, NodePlan, Place, Region};
+use crate::program::{Block, Func, Loc};
+use crate::storage::{Spot, joins, overlap};
+use crate::types::Type;
+
+use bytes::{Bytes, Cell, Values};
+
+/// Every hazard of a plan that `verify` accepts, in line order; none for a function that is no plan. Places in the
+/// text are those of a program with this function alone.
+pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
+    let Some(head) = &func.plan else { return Vec::new() };
+    let symbols: BTreeMap<Sym, i64> = head.symbols.iter().copied().collect();
+    let mut checker = Checker {
+        sizes: EvalCx { mesh, rank: head.rank, symbols: &symbols },
+        func,
+        head,
+        bytes: Bytes::default(),
+        tensors: ValueMap::default(),
+        starts: ValueMap::default(),
+        pendings: ValueMap::default(),
+        last_use: ValueMap::default(),
+        writers: ValueMap::default(),
+        next: 0,
+        line: Line { at: At::Func(0), op: "parameter", loc: None },
+        again: false,
+        errors: Vec::new(),
+    };
+    checker.last_uses(&func.body, &mut 0);
+    checker.params();
+    checker.nodes(&func.body);
+    checker.returned();
+    checker.errors
+}
+
+/// Where a tensor lies, and under whose name its bytes are kept.
+#[derive(Clone)]
+struct Tensor {
+    root: Value,
+    spot: Spot,
+    /// All bytes of the root.
+    whole: Range<u64>,
+}
+
+impl Tensor {
+    fn region(&self) -> Region {
+        self.spot.place.region
+    }
+
+    /// Its bytes; all of its root where they are not known.
+    fn bytes(&self) -> Vec<Range<u64>> {
+        self.spot.bytes().unwrap_or_else(|| vec![self.whole.clone()])
+    }
+
+    fn shares(&self, other: &Tensor) -> Option<Range<u64>> {
+        let near = self.region() == other.region()
+            && self.whole.start < other.whole.end
+            && other.whole.start < self.whole.end;
+        if near { overlap(&self.bytes(), &other.bytes()) } else { None }
+    }
+}
+
+/// How far a start has come.
+#[derive(Clone, Copy, Default)]
+struct Started {
+    waited: bool,
+    released: bool,
+}
+
+/// What a pending stands for: a start in flight, or tensors that are there already.
+#[derive(Clone, Copy)]
+enum Pending {
+    Of(Value),
+    There,
+}
+
+/// The line being checked.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    at: At,
+    op: &'static str,
+    loc: Option<&'a Loc>,
+}
+
+struct Checker<'a> {
+    sizes: EvalCx<'a>,
+    func: &'a Func,
+    head: &'a Head,
+    bytes: Bytes,
+    tensors: ValueMap<Vec<Tensor>>,
+    starts: ValueMap<Started>,
+    pendings: ValueMap<Pending>,
+    /// The last line that reads under each name.
+    last_use: ValueMap<usize>,
+    /// The line that defines each value, for errors.
+    writers: ValueMap<Line<'a>>,
+    next: usize,
+    line: Line<'a>,
+    /// Whether these lines have been checked before: another iteration.
+    again: bool,
+    errors: Vec<Diagnostic>,
+}
+
+impl<'a> Checker<'a> {
+    fn error(&mut self, rule: &str, message: String) {
+        let Line { at, op, loc } = self.line;
+        let (rule, message) = (rule.to_string(), format!("{op}: {message}"));
+        let error = Diagnostic { code: Code::Verify, rule, message, at, loc: loc.cloned(), note: None };
+        if !self.again || !self.errors.contains(&error) {
+            self.errors.push(error);
+        }
+    }
+
+    /// A value as errors name it, with the line that it comes from.
+    fn name(&self, value: Value) -> String {
+        match self.writers.get(value) {
+            Some(Line { op, loc: Some(loc), .. }) => format!("{value} ({op}, {loc})"),
+            Some(Line { op, loc: None, .. }) => format!("{value} ({op})"),
+            None => value.to_string(),
+        }
+    }
+
+    fn mark(&mut self, op: &'static str, loc: Option<&'a Loc>) {
+        self.line = Line { at: At::Node(0, self.next), op, loc };
+        self.next += 1;
+    }
+
+    /// Notes, for each name, the last line that reads under it; lines are numbered as errors number them.
+    fn last_uses(&mut self, block: &Block, next: &mut usize) {
+        let mut roots: ValueMap<Value> = ValueMap::default();
+        let mut used = |value: Value, roots: &ValueMap<Value>, line: usize| {
+            self.last_use.insert(roots.get(value).copied().unwrap_or(value), line);
+        };
+        let mut inner = Vec::new();
+        for node in &block.nodes {
+            *next += 1;
+            for inside in &node.blocks {
+                inner.push((inside, *next));
+                *next += lines(inside);
+            }
+            node.args.iter().for_each(|arg| used(*arg, &roots, *next - 1));
+            if let (true, Some(arg)) = (node.plan.as_ref().is_some_and(|plan| plan.view), node.args.first()) {
+                let root = roots.get(*arg).copied().unwrap_or(*arg);
+                for result in &node.results {
+                    roots.insert(*result, root);
+                }
+            }
+        }
+        // Another iteration may read what entered.
+        block.results.iter().chain(&block.params).for_each(|value| used(*value, &roots, *next));
+        *next += 1;
+        for (inside, mut first) in inner {
+            self.last_uses(inside, &mut first);
+        }
+    }
+
+    /// The tensors of some values where their places say.
+    fn lodge(&mut self, values: &[Value], places: &[Place]) {
+        let mut places = places.iter();
+        for value in values {
+            let types = self.func.ty(*value).map_or(&[][..], Type::tensors);
+            let lodged = types.iter().zip(places.by_ref()).map(|(ty, place)| {
+                let spot = Spot::new(*place, ty, &self.sizes);
+                let whole = match spot.bytes() {
+                    Some(bytes) => bytes.first().cloned().unwrap_or(place.offset..place.offset),
+                    None => 0..u64::MAX,
+                };
+                Tensor { root: *value, spot, whole }
+            });
+            let lodged = lodged.collect();
+            self.tensors.insert(*value, lodged);
+            self.writers.insert(*value, self.line);
+        }
+    }
+
+    fn tensors(&self, value: Value) -> Vec<Tensor> {
+        self.tensors.get(value).cloned().unwrap_or_default()
+    }
+
+    /// The values of a list that are tensors, with where they lie.
+    fn operands(&self, values: &[Value]) -> Vec<(Value, Tensor)> {
+        values
+            .iter()
+            .flat_map(|value| self.tensors(*value).into_iter().map(|tensor| (*value, tensor)))
+            .collect()
+    }
+
+    fn released(&self, start: Value) -> bool {
+        self.starts.get(start).is_some_and(|start| start.released)
+    }
+
+    /// These bytes hold what is read under this name.
+    fn check_read(&mut self, value: Value, root: Value, region: Region, ranges: &[Range<u64>]) {
+        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
+        let fine = |cell: Option<&Cell>| cell.is_some_and(|c| c.flight.is_none() && c.holds.contains(&root));
+        // Most views may be read where all bytes between their first and last may.
+        if self.bytes.over(region, first.start..last.end).iter().all(|(_, cell)| fine(*cell)) {
+            return;
+        }
+        let all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
+        let Some((part, cell)) = all.into_iter().find(|(_, cell)| !fine(*cell)) else { return };
+        let at = text(region, &part);
+        let (rule, message) = match cell {
+            Some(Cell { flight: Some(start), .. }) => {
+                ("H2", format!("reads {value} at {at}, which {} may still write", self.name(*start)))
+            }
+            Some(cell) if !cell.holds.is_empty() => {
+                let writer = cell.holds.last().map_or(String::new(), |writer| self.name(*writer));
+                ("H1", format!("reads {value} at {at}, which {writer} has overwritten"))
+            }
+            Some(_) => ("H1", format!("reads {value} at {at}, which does not hold it on every path")),
+            None => ("H1", format!("reads {value} at {at}, where nothing has been written")),
+        };
+        self.error(rule, message);
+    }
+
+    fn read(&mut self, value: Value, tensor: &Tensor) {
+        self.check_read(value, tensor.root, tensor.region(), &tensor.bytes());
+    }
+
+    /// These bytes may be written.
+    fn check_write(&mut self, value: Value, region: Region, ranges: &[Range<u64>]) {
+        if let (Region::Arg(number), false) = (region, ranges.is_empty()) {
+            let param = self.func.body.params.get(number as usize);
+            if !param.is_some_and(|param| self.head.donated.contains(param)) {
+                self.error("H4", format!("writes {value} in {region}, which was not given away"));
+            }
+        }
+        let all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
+        let busy = all.into_iter().find_map(|(part, cell)| {
+            let cell = cell?;
+            let lease = cell.leases.iter().find(|start| !self.released(**start));
+            let at = text(region, &part);
+            if let Some(start) = cell.flight {
+                Some(("H2", format!("writes {value} at {at}, which {} may still write", self.name(start))))
+            } else {
+                let start = lease?;
+                let holder = self.name(*start);
+                let waited = self.starts.get(*start).is_some_and(|start| start.waited);
+                let hint = if waited { format!(": `release {start}`") } else { String::new() };
+                Some(("H3", format!("writes {value} at {at}, which {holder} leases{hint}")))
+            }
+        });
+        if let Some((rule, message)) = busy {
+            self.error(rule, message);
+        }
+    }
+
+    /// Bytes hold a value from here on, and nothing else is known of them.
+    fn set(&mut self, region: Region, ranges: &[Range<u64>], cell: &Cell) {
+        ranges.iter().for_each(|range| self.bytes.set(region, range.clone(), cell.clone()));
+    }
+
+    fn write(&mut self, value: Value, tensor: &Tensor) {
+        self.set(tensor.region(), &tensor.bytes(), &holding(value));
+    }
+
+    /// Bytes that hold a value under one name hold it under another too. Names that nobody reads any more go.
+    fn rename(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
+        let (line, last_use) = (self.next - 1, &self.last_use);
+        for range in ranges {
+            self.bytes.update(region, range.clone(), |cell| {
+                if cell.holds.contains(&from) {
+                    cell.holds
+                        .retain(|name| *name != to && last_use.get(*name).is_some_and(|use_| *use_ > line));
+                    cell.holds.push(to);
+                }
+            });
+        }
+    }
+
+    fn params(&mut self) {
+        let body = &self.func.body;
+        self.lodge(&body.params, &body.places);
+        for (number, param) in (0u32..).zip(&body.params) {
+            for tensor in self.tensors(*param) {
+                if tensor.region() != Region::Arg(number) {
+                    self.error("H4", format!("{param} lies in {}, not in arg{number}", tensor.region()));
+                }
+                let mut cell = holding(*param);
+                if self.func.ty(*param).is_some_and(Type::is_pending) {
+                    cell = flying(*param);
+                    self.pendings.insert(*param, Pending::Of(*param));
+                    self.starts.insert(*param, Started::default());
+                }
+                self.set(tensor.region(), &tensor.bytes(), &cell);
+            }
+        }
+    }
+
+    fn nodes(&mut self, block: &'a Block) {
+        for node in &block.nodes {
+            self.mark(node.op.info().name, node.loc.as_ref());
+            let nothing = NodePlan::default();
+            let plan = node.plan.as_deref().unwrap_or(&nothing);
+            if node.op.effects() == Effects::Wait {
+                self.wait(node, plan);
+            }
+            self.release(plan);
+            match (node.op.flow(), node.op.effects()) {
+                (Flow::Cond, _) => self.cond(node, plan),
+                (Flow::Scan { length, carries, slices }, _) => self.scan(node, plan, length, carries, slices),
+                (_, Effects::Wait) => {}
+                (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
+                _ if plan.view => self.view(node),
+                _ => {
+                    self.lodge(&node.results, &plan.places);
+                    if joins(&*node.op) { self.join(node) } else { self.kernel(node) }
+                }
+            }
+        }
+        self.mark("return", None);
+    }
+
+    fn release(&mut self, plan: &NodePlan) {
+        for start in &plan.release {
+            match self.starts.get_mut(*start) {
+                Some(started) if started.waited => started.released = true,
+                _ => self.error("H7", format!("release {start}: nobody has waited for it")),
+            }
+        }
+    }
+
+    fn returned(&mut self) {
+        for value in &self.func.body.results {
+            let flies = matches!(self.pendings.get(*value), Some(Pending::Of(_)));
+            for tensor in self.tensors(*value) {
+                if matches!(tensor.region(), Region::Arena | Region::Heap) && !tensor.bytes().is_empty() {
+                    self.error(
+                        "H9",
+                        format!("{value} lies in {}, which the next call uses", tensor.region()),
+                    );
+                }
+                if !flies {
+                    self.read(*value, &tensor);
+                }
+            }
+        }
+    }
+}
+
+fn holding(value: Value) -> Cell {
+    Cell { holds: Values::from_slice(&[value]), ..Cell::default() }
+}
+
+/// Bytes that a start will write.
+fn flying(start: Value) -> Cell {
+    Cell { flight: Some(start), leases: Values::from_slice(&[start]), ..Cell::default() }
+}
+
+/// How many nodes and returns a block has, with those of the blocks inside.
+fn lines(block: &Block) -> usize {
+    block.nodes.iter().map(|node| 1 + node.blocks.iter().map(lines).sum::<usize>()).sum::<usize>() + 1
+}
+
+/// Bytes as errors write them.
+fn text(region: Region, range: &Range<u64>) -> String {
+    match region {
+        Region::Dyn(_) => format!("@{region}"),
+        _ => format!("@{region}+{:#x}..{:#x}", range.start, range.end),
+    }
+}
