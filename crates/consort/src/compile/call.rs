@@ -50,7 +50,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         check_tensors(args, &world, site)?;
         let number = self.calls.get();
-        self.calls.set(number + 1);
+        if !world.warming.get() {
+            self.calls.set(number + 1);
+        }
         let found = self.find(args);
         let entries = self.entries.borrow().len();
         let joint = self.entries.borrow().iter().any(|entry| entry.communicates);
