@@ -306,10 +306,13 @@ impl<'a> PlanRank<'a> {
             if tensors[j].is_some() {
                 continue;
             }
-            // Communication knows no gaps.
-            tensors[j] = Some(memory.read(&seat.without_gaps())?);
             if is_read(&*node.op, j, &cx) {
+                // Communication knows no gaps.
+                tensors[j] = Some(memory.read(&seat.without_gaps())?);
                 leased.push(seat.clone());
+            } else {
+                // It stands for the shape alone.
+                tensors[j] = Some(memory.read(seat)?);
             }
         }
         let id = world.start(&cx, node, tensors.into_iter().flatten().collect(), results, &leased)?;
