@@ -17,6 +17,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// So that what is derived here finds the crate by the name that users have for it.
+extern crate self as consort;
+
 mod apply;
 mod collectives;
 mod compile;
@@ -35,6 +38,7 @@ mod mesh;
 #[cfg(feature = "ndarray")]
 mod ndarrays;
 mod network;
+pub mod nn;
 pub mod npy;
 mod p2p;
 mod pending;

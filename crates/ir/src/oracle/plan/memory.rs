@@ -83,6 +83,13 @@ impl Memory {
         Tensor::from_bytes(seat.dtype, shape, &bytes).ok_or_else(|| format!("{}: too large", seat.spot.place))
     }
 
+    /// A tensor of poison, where only its type is asked for.
+    pub(super) fn nothing(&self, seat: &Seat) -> Result<Tensor, String> {
+        let shape = seat.shape()?;
+        let bytes = vec![self.poison; shape.iter().product::<usize>() * seat.spot.width];
+        Tensor::from_bytes(seat.dtype, shape, &bytes).ok_or_else(|| format!("{}: too large", seat.spot.place))
+    }
+
     pub(super) fn write(&mut self, seat: &Seat, tensor: &Tensor) -> Result<(), String> {
         if (tensor.dtype, &tensor.shape) != (seat.dtype, &seat.shape()?) {
             let got = format!("{}{:?}", tensor.dtype, tensor.shape);

@@ -273,7 +273,7 @@ impl<'a> PlanRank<'a> {
         let seat = |spot: &Spot| Seat { spot: spot.clone(), dtype: results[0].dtype };
         let moves: Vec<(Seat, Seat)> =
             pieces.iter().map(|piece| (seat(&piece.from), seat(&piece.to))).collect();
-        copy(self.memory(world), &moves)
+        join(self.memory(world), &moves)
     }
 
     fn start(&mut self, node: &'a Node, plan: &NodePlan, world: &mut World<'a>) -> Result<(), String> {
@@ -311,8 +311,7 @@ impl<'a> PlanRank<'a> {
                 tensors[j] = Some(memory.read(&seat.without_gaps())?);
                 leased.push(seat.clone());
             } else {
-                // It stands for the shape alone.
-                tensors[j] = Some(memory.read(seat)?);
+                tensors[j] = Some(memory.nothing(seat)?);
             }
         }
         let id = world.start(&cx, node, tensors.into_iter().flatten().collect(), results, &leased)?;
@@ -425,15 +424,22 @@ impl<'a> PlanRank<'a> {
         for (from, _) in &mut moves {
             from.spot = from.spot.entry(iteration);
         }
-        copy(self.memory(world), &moves)
+        join(self.memory(world), &moves)
     }
 
-    /// A block has run: pendings among its results are waited for, its leases end, and its results go where they
-    /// belong.
+    /// A block has run: its leases end, and its results go where they belong. Pendings among them are waited for,
+    /// unless they may stay in flight where they are.
     fn leave(&mut self, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
         let Some(Frame { block, then, .. }) = self.frames.last() else { return Ok(None) };
         let (block, then): (&'a Block, Then<'a>) = (block, *then);
-        if let Some(id) = self.arrive(&block.results, world)? {
+        let mut landing = block.results.clone();
+        if let Then::Cond(node) = then {
+            let stays = |(from, to): &(Seat, Seat)| from.spot.same(&to.spot);
+            let pairs = block.results.iter().zip(&node.results);
+            let moved = pairs.filter(|(from, to)| !self.moves(&[**from], &[**to]).iter().all(stays));
+            landing = moved.map(|(from, _)| *from).collect();
+        }
+        if let Some(id) = self.arrive(&landing, world)? {
             return Ok(Some(id));
         }
         let starts = block.nodes.iter().filter(|node| node.op.effects().starts().is_some());
@@ -451,14 +457,12 @@ impl<'a> PlanRank<'a> {
                 self.advance();
             }
             Then::Scan { node, carries, slices, iteration, length } => {
-                let mut moves = self.moves(&block.results[..carries], &block.params[..carries]);
                 let mut stack = self.moves(&block.results[carries..], &node.results[carries..]);
                 for (_, to) in &mut stack {
                     to.spot = to.spot.entry(iteration);
                 }
-                moves.append(&mut stack);
-                copy(self.memory(world), &moves)?;
-                self.pass(&block.results[..carries], &block.params[..carries]);
+                join(self.memory(world), &stack)?;
+                self.carry(&block.results[..carries], &block.params[..carries], world)?;
                 if iteration + 1 == length {
                     self.pass(&block.params[..carries], &node.results[..carries]);
                     self.advance();
@@ -473,10 +477,16 @@ impl<'a> PlanRank<'a> {
     }
 }
 
-/// Copies what is not yet where it belongs. Where that is holds nothing before all is read.
+/// Copies what is not yet where it belongs, all at once.
 fn copy(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
     let go: Vec<&(Seat, Seat)> = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot)).collect();
-    go.iter().try_for_each(|(_, to)| memory.poison(to))?;
     let tensors = go.iter().map(|(from, _)| memory.read(from)).collect::<Result<Vec<Tensor>, String>>()?;
     go.iter().zip(tensors).try_for_each(|((_, to), tensor)| memory.write(to, &tensor))
+}
+
+/// The same, one after the other in some order: where something belongs holds nothing before all is read.
+fn join(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
+    let go = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot));
+    go.clone().try_for_each(|(_, to)| memory.poison(to))?;
+    copy(memory, moves)
 }

@@ -10,7 +10,7 @@ use crate::plan::NodePlan;
 use crate::program::{Block, Node};
 use crate::types::Type;
 
-use super::{Checker, Pending, Tensor, text};
+use super::{Checker, Pending, Started, Tensor, text};
 
 /// A tensor that belongs elsewhere when a block begins or ends.
 struct Move {
@@ -29,7 +29,7 @@ impl<'a> Checker<'a> {
             node.args.iter().copied().filter(|arg| self.pendings.get(*arg).is_some()).collect();
         let states: Vec<Option<Pending>> =
             pendings.iter().map(|arg| self.pendings.get(*arg).copied()).collect();
-        let mut joined = None;
+        let (mut joined, mut flying) = (None, Vec::new());
         self.lodge(&node.results, &plan.places);
         for block in &node.blocks {
             self.line = line;
@@ -39,8 +39,18 @@ impl<'a> Checker<'a> {
             }
             self.enter(block, 0, node.args.get(1..).unwrap_or_default());
             self.nodes(block);
-            self.leave(block, &block.results);
-            let moves = self.moves(&block.results, &node.results);
+            self.leave(block);
+            let (mut inner, mut outer) = (Vec::new(), Vec::new());
+            for (from, to) in block.results.iter().zip(&node.results) {
+                if self.flies_on(*from, *to) {
+                    flying.push(*to);
+                } else {
+                    self.arrive(*from);
+                    inner.push(*from);
+                    outer.push(*to);
+                }
+            }
+            let moves = self.moves(&inner, &outer);
             self.carry(moves);
             joined = match joined {
                 None => Some(self.bytes.clone()),
@@ -50,6 +60,29 @@ impl<'a> Checker<'a> {
         self.line = line;
         self.bytes = joined.unwrap_or(before);
         self.arrived(&node.results);
+        for pending in flying {
+            self.pendings.insert(pending, Pending::Of(pending));
+            self.starts.insert(pending, Started::default());
+        }
+    }
+
+    /// Whether what a block returns is in flight and lies where it belongs: it stays in flight, under another name.
+    fn flies_on(&mut self, from: Value, to: Value) -> bool {
+        let Some(Pending::Of(start)) = self.pendings.get(from).copied() else { return false };
+        let (inner, outer) = (self.tensors(from), self.tensors(to));
+        if !inner.iter().zip(&outer).all(|(inner, outer)| inner.spot.same(&outer.spot)) {
+            return false;
+        }
+        for tensor in inner {
+            for range in tensor.bytes() {
+                self.bytes.update(tensor.region(), range, |cell| {
+                    if cell.flight == Some(start) {
+                        cell.flight = Some(to);
+                    }
+                });
+            }
+        }
+        true
     }
 
     pub(super) fn scan(
@@ -85,13 +118,15 @@ impl<'a> Checker<'a> {
             self.line = line;
             self.slices(sliced, block.params.get(carries..).unwrap_or_default());
             self.nodes(block);
-            self.leave(block, block.results.get(..carries).unwrap_or_default());
+            self.leave(block);
+            block.results.iter().for_each(|result| self.arrive(*result));
             // Entries of earlier iterations are still there.
             stacked.iter().for_each(|(value, tensor)| self.read(*value, tensor));
             let entries = block.results.get(carries..).unwrap_or_default();
-            let mut moves = self.moves(&block.results, &block.params[..cut.min(block.params.len())]);
-            moves.extend(self.moves(entries, node.results.get(carries..).unwrap_or_default()));
-            self.carry(moves);
+            let entries = self.moves(entries, node.results.get(carries..).unwrap_or_default());
+            let carried = self.moves(&block.results, &block.params[..cut.min(block.params.len())]);
+            self.stack(&entries, &carried);
+            self.carry(carried);
             self.arrived(&block.params[..cut.min(block.params.len())]);
         }
         self.again = again;
@@ -137,9 +172,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A block has run: the pendings among these results are waited for, and leases of its own starts end.
-    fn leave(&mut self, block: &Block, results: &[Value]) {
-        results.iter().for_each(|result| self.arrive(*result));
+    /// A block has run: leases of its own starts end.
+    fn leave(&mut self, block: &Block) {
         for start in block.nodes.iter().filter(|node| node.op.effects().starts().is_some()) {
             if let Some(started) = start.results.first().and_then(|pending| self.starts.get_mut(*pending)) {
                 started.released = true;
@@ -165,18 +199,24 @@ impl<'a> Checker<'a> {
         moves.collect()
     }
 
-    /// What is not where it belongs is copied there, all of it from where it lay before.
+    /// What is stacked is copied before the rest: it lies where nothing is copied from.
+    fn stack(&mut self, entries: &[Move], carried: &[Move]) {
+        for each in entries {
+            self.read(each.from.0, &each.from.1);
+            for other in entries.iter().chain(carried) {
+                self.overlaps(&each.to, "what is copied from", &other.from);
+            }
+            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+            self.write(each.to.0, &each.to.1);
+        }
+    }
+
+    /// What is not where it belongs is copied there, all at once.
     fn carry(&mut self, moves: Vec<Move>) {
         let (stay, go): (Vec<Move>, Vec<Move>) =
             moves.into_iter().partition(|each| each.from.1.spot.same(&each.to.1.spot));
         stay.iter().chain(&go).for_each(|each| self.read(each.from.0, &each.from.1));
         for (i, each) in go.iter().enumerate() {
-            for other in &go {
-                if let Some(part) = other.to.1.shares(&each.from.1) {
-                    let (at, to) = (text(each.from.1.region(), &part), other.to.0);
-                    self.error("H5", format!("copies to {to} at {at}, from where {} is copied", each.from.0));
-                }
-            }
             for other in go[..i].iter().chain(&stay) {
                 self.overlaps(&each.to, "result", &other.to);
             }

@@ -21,9 +21,9 @@
 //! - **H10** Blocks: operands of a `cond`, and what every iteration of a `scan` sees, have the places of the block's
 //!   parameters, which lie as they do, gaps and all; the last carries lie where they were carried.
 //!
-//! What blocks do at their ends, which no line says: pendings that a block returns are waited for, leases of its own
-//! starts end, and results that are not yet where they belong are copied there, all from where they lay before. Nothing
-//! that is copied may lie where something else is copied to (H5). `flow.rs` has these rules.
+//! What blocks do at their ends, which no line says: leases of their own starts end; what a scan stacks is copied to
+//! its entry; and what is not yet where it belongs is copied there, all at once, as if through a buffer. A pending that
+//! must move, or that a scan carries, is waited for; another stays in flight.
 //!
 //! A value whose size is known only as the program runs stands for its whole region.
 

@@ -1,0 +1,82 @@
+//! Plans of all ranks of a program, and whether they give what the program means.
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::oracle::plan::{Timing, run};
+use consort_ir::oracle::{self, bind};
+use consort_ir::program::{Func, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::print;
+use consort_ir::verify::{hazards, verify};
+use consort_passes::{At, plan};
+
+/// A plan for each rank. `given` says of each rank and parameter whether it is given away.
+pub(crate) fn plans(
+    program: &Program,
+    func: &Func,
+    inputs: &[Vec<Tensor>],
+    given: impl Fn(u32, usize) -> bool,
+) -> Vec<Func> {
+    let symbols = bind(&program.mesh, func, inputs).unwrap();
+    let plan = |(rank, symbols)| {
+        let donated: Vec<bool> = (0..func.body.params.len()).map(|param| given(rank, param)).collect();
+        plan(&program.mesh, func, &At { rank: Rank(rank), symbols, donated: &donated }).unwrap()
+    };
+    (0u32..).zip(&symbols).map(plan).collect()
+}
+
+/// A plan as text.
+pub(crate) fn text(mesh: &Mesh, plan: &Func) -> String {
+    print(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] })
+}
+
+/// What is wrong with a plan: errors of the verifier, or hazards.
+pub(crate) fn refused(mesh: &Mesh, plan: &Func) -> Vec<String> {
+    let mut errors = verify(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] });
+    if errors.is_empty() {
+        errors = hazards(mesh, plan);
+    }
+    errors.iter().map(|error| error.headline()).collect()
+}
+
+pub(crate) fn same(a: &[Vec<Tensor>], b: &[Vec<Tensor>]) -> bool {
+    let all = |list: &[Vec<Tensor>]| list.iter().map(Vec::len).collect::<Vec<_>>();
+    all(a) == all(b) && a.iter().flatten().zip(b.iter().flatten()).all(|(a, b)| a.same(b))
+}
+
+/// The plans have no hazards, and give what the program's oracle gives under these timings.
+pub(crate) fn check(
+    program: &Program,
+    func: &Func,
+    plans: &[Func],
+    inputs: &[Vec<Tensor>],
+    timings: &[Timing],
+    what: &str,
+) {
+    for (rank, plan) in plans.iter().enumerate() {
+        let errors = refused(&program.mesh, plan);
+        assert!(errors.is_empty(), "{what}, rank {rank}: {errors:#?}\n{}", text(&program.mesh, plan));
+    }
+    let expected = oracle::run(program, &func.name, inputs).unwrap();
+    for timing in timings {
+        let got = run(&program.mesh, plans, inputs, *timing).unwrap_or_else(|error| {
+            panic!("{what}, {timing:?}: {error}\n{}", text(&program.mesh, &plans[0]))
+        });
+        if !same(&got, &expected) {
+            let differs = |rank: &usize| !same(&got[*rank..=*rank], &expected[*rank..=*rank]);
+            let rank = (0..plans.len()).find(differs).unwrap_or(0);
+            let texts = |list: &[Tensor]| list.iter().map(Tensor::text).collect::<Vec<_>>();
+            panic!(
+                "{what}, {timing:?}, rank {rank}: expected\n{:#?}, got\n{:#?}\n{}",
+                texts(&expected[rank]),
+                texts(&got[rank]),
+                text(&program.mesh, &plans[rank])
+            );
+        }
+    }
+}
+
+/// A number from the environment.
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
