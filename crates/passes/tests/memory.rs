@@ -1,8 +1,6 @@
 //! Programs of some size take little more memory than they need, and copy nothing for communication.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-mod follow;
-
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -10,7 +8,7 @@ use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::text::{parse, print};
-use consort_ir::verify::verify;
+use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, PlanReport, plan, report};
 
 /// The plan of a program's only function on its second rank takes little more than it needs, and copies nothing.
@@ -24,9 +22,7 @@ fn close(name: &str, text: &str, donated: &[bool]) {
     assert!(takes * 20 <= needs * 21, "{name}: takes {takes}, needs {needs}\n{}", print(&plan));
     assert_eq!(copies, [], "{name}");
     assert_eq!(verify(&plan), []);
-    if takes < 1 << 19 {
-        follow::follow(&plan);
-    }
+    assert_eq!(hazards(&plan.mesh, &plan.funcs[0]), []);
 }
 
 /// Writes nodes one after the other and hands out their names.
@@ -122,13 +118,9 @@ fn larger(name: &str, sizes: &[(&str, &str)]) -> String {
 
 #[test]
 fn memory_is_close_to_what_is_needed() {
-    let sizes = [(",64]", ",16]"), (", 64]", ", 16]"), ("128", "32"), ("512", "128")];
-    let small = |text: String| sizes.iter().fold(text, |text, (from, to)| text.replace(from, to));
     for given in [&[][..], &[true; 7]] {
         close("transformer", &transformer(8), given);
-        close("small transformer", &small(transformer(3)), given);
         close("training step", &training_step(6, 256), given);
-        close("small training step", &training_step(6, 64), given);
         let matrices =
             [("[2,2]", "[256,256]"), ("[2, 2]", "[256, 256]"), ("[2,1]", "[256,1]"), ("[2, 1]", "[256, 1]")];
         close("ring attention", &larger("c4-ring-attention-forward", &matrices), given);
