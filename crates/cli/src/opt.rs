@@ -1,81 +1,179 @@
-//! `consort opt FILE`: reads a program, checks it, and prints it in its canonical form.
+//! `consort opt FILE`: reads a program, checks it, and prints it in its canonical form, after passes if they are
+//! asked for.
 
-use std::path::PathBuf;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
+use consort_ir::program::Program;
 use consort_ir::text::print;
+use consort_passes::{Options, PASSES, Pass, PassError, pass, simplify};
 use serde_json::{Value, json};
 
-use crate::report::{MACHINE, Rendered, Report, exit_code};
+use crate::files;
+use crate::report::{MACHINE, Machine, Rendered, Report, exit_code};
 use crate::source::{Source, diagnostic_json};
 
-/// Check a text program and print it in its canonical form
+const EXAMPLES: &str = "\
+Comments are no part of a program and are left out, but for the source lines of nodes.
+
+Examples:
+  consort opt tp.csr                            check a program and print it
+  consort opt tp.csr --passes                   print it simplified by all passes
+  consort opt tp.csr --pass fold                print it after one pass
+  consort opt tp.csr --passes --dump stages     write stages/00-input.csr, stages/01-fold.csr, ..
+  consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to find a wrong one";
+
+/// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Comments are no part of a program and are left out, but for the source lines of nodes."
-)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The program, or - for the standard input
-    file: PathBuf,
-    /// Print one JSON object: {"ok", "text", "errors"}
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// Run all passes, until none of them changes anything
+    #[arg(long)]
+    passes: bool,
+    /// Run this pass only
+    #[arg(long, value_name = "NAME", conflicts_with = "passes")]
+    pass: Option<String>,
+    /// Write the program as read, and after each pass that changed it, to a folder
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// Overwrite dumps that exist
+    #[arg(long, requires = "dump")]
+    force: bool,
+    /// The most rewrites
+    #[arg(long, value_name = "N")]
+    fuel: Option<u64>,
+    /// List the passes
+    #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel"])]
+    list: bool,
+    /// Print one JSON object: {"ok", "text", "errors"}, and "passes" where some ran
     #[arg(long)]
     json: bool,
 }
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
-    let source = match Source::read(&args.file) {
+    let Some(file) = args.file.as_ref().filter(|_| !args.list) else { return Ok(list(args.json)) };
+    let passes = chosen(args)?;
+    let source = match Source::read(file) {
         // Who reads JSON gets JSON as long as anything can be said at all.
         Err(error) if args.json && exit_code(&error) != MACHINE => {
-            return Ok(json_report(None, &[unread(&error)]));
+            return Ok(json_report(None, None, &[unusable(&error)]));
         }
         other => other?,
     };
-    if args.json { Ok(checked_json(&source)) } else { checked_text(&source) }
-}
-
-fn checked_text(source: &Source) -> anyhow::Result<Report> {
     let checked = source.check();
-    match &checked.parsed {
-        Some(parsed) if checked.errors.is_empty() => Ok(Report::fine(print(&parsed.program))),
-        _ => Err(Rendered(source.render(&checked.errors, &checked.lines())).into()),
+    let lines = checked.lines();
+    let program = match checked.parsed {
+        Some(parsed) if checked.errors.is_empty() => parsed.program,
+        parsed if args.json => {
+            let errors: Vec<Value> =
+                checked.errors.iter().map(|error| diagnostic_json(error, &lines)).collect();
+            return Ok(json_report(parsed.map(|parsed| print(&parsed.program)), None, &errors));
+        }
+        _ => return Err(Rendered(source.render(&checked.errors, &lines)).into()),
+    };
+    let Some(passes) = passes else {
+        let text = print(&program);
+        return Ok(if args.json { json_report(Some(text), None, &[]) } else { Report::fine(text) });
+    };
+    let mut ran = Vec::new();
+    match simplified(&program, passes, args, &mut ran) {
+        Ok(program) if args.json => Ok(json_report(Some(print(&program)), Some(&ran), &[])),
+        Ok(program) => Ok(Report::fine(print(&program))),
+        Err(error) if args.json && exit_code(&error) != MACHINE => {
+            Ok(json_report(Some(print(&program)), Some(&ran), &[unusable(&error)]))
+        }
+        Err(error) => Err(error),
     }
 }
 
-fn checked_json(source: &Source) -> Report {
-    let checked = source.check();
-    let lines = checked.lines();
-    let errors: Vec<Value> = checked.errors.iter().map(|error| diagnostic_json(error, &lines)).collect();
-    json_report(checked.parsed.map(|parsed| print(&parsed.program)), &errors)
+/// The passes that the arguments ask for.
+fn chosen(args: &Args) -> anyhow::Result<Option<&'static [Pass]>> {
+    match &args.pass {
+        Some(name) => {
+            let pass = pass(name)
+                .ok_or_else(|| anyhow!("no pass `{name}`\n  note: `consort opt --list` lists them"))?;
+            Ok(Some(std::slice::from_ref(pass)))
+        }
+        None if args.passes => Ok(Some(PASSES)),
+        None => {
+            let option = if args.dump.is_some() { "--dump" } else { "--fuel" };
+            if args.dump.is_some() || args.fuel.is_some() {
+                return Err(anyhow!(
+                    "{option}: expected passes to run, got none\n  note: --passes runs all, --pass NAME runs one"
+                ));
+            }
+            Ok(None)
+        }
+    }
 }
 
-fn json_report(text: Option<String>, errors: &[Value]) -> Report {
+/// The program after passes; `ran` gets what each did.
+fn simplified(
+    program: &Program,
+    passes: &'static [Pass],
+    args: &Args,
+    ran: &mut Vec<Value>,
+) -> anyhow::Result<Program> {
+    let options = Options { fuel: args.fuel.unwrap_or(u64::MAX), verify: true };
+    let mut dumped = Vec::new();
+    if args.dump.is_some() {
+        dumped.push(("input", print(program)));
+    }
+    let result = simplify(program, passes, &options, &mut |stage| {
+        ran.push(json!({ "name": stage.pass.name, "rewrites": stage.rewrites }));
+        if args.dump.is_some() && stage.rewrites > 0 {
+            dumped.push((stage.pass.name, print(stage.program)));
+        }
+    });
+    // Before the error, because a program that a pass has broken is what one wants to see.
+    if let Some(folder) = &args.dump {
+        dump(folder, &dumped, args.force)?;
+    }
+    result.map_err(|error| match error {
+        PassError::Planned { .. } => anyhow!(error),
+        PassError::Broken { .. } => Machine(error.to_string()).into(),
+    })
+}
+
+fn dump(folder: &Path, stages: &[(&str, String)], force: bool) -> anyhow::Result<()> {
+    files::create_folder(folder)?;
+    for (number, (name, text)) in stages.iter().enumerate() {
+        files::write(&folder.join(format!("{number:02}-{name}.csr")), text.as_bytes(), force)?;
+    }
+    Ok(())
+}
+
+/// The names of the passes and what they do.
+fn list(as_json: bool) -> Report {
+    if as_json {
+        let rows: Value = PASSES.iter().map(|pass| json!({ "name": pass.name, "doc": pass.doc })).collect();
+        return Report::fine(format!("{rows}\n"));
+    }
+    let width = PASSES.iter().map(|pass| pass.name.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for pass in PASSES {
+        let _ = writeln!(out, "{:width$}  {}", pass.name, pass.doc);
+    }
+    Report::fine(out)
+}
+
+fn json_report(text: Option<String>, passes: Option<&[Value]>, errors: &[Value]) -> Report {
     let ok = errors.is_empty();
-    Report::checked(format!("{}\n", json!({ "ok": ok, "text": text, "errors": errors })), ok)
+    let mut object = json!({ "ok": ok, "text": text, "errors": errors });
+    if let Some(passes) = passes {
+        object["passes"] = json!(passes);
+    }
+    Report::checked(format!("{object}\n"), ok)
 }
 
-/// A file that cannot be read, in the form of the other errors.
-fn unread(error: &anyhow::Error) -> Value {
+/// An error about what was given, not about a place in the program, in the form of the other errors.
+fn unusable(error: &anyhow::Error) -> Value {
     let message = format!("{error:#}");
     let none = Value::Null;
     json!({ "code": "input", "rule": none, "message": message, "line": none, "column": none, "loc": none, "note": none })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn source(text: &str) -> Source {
-        Source { name: "p.csr".into(), text: text.into() }
-    }
-
-    #[test]
-    fn a_wrong_program_is_printed_beside_its_errors_in_json() {
-        let text = "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[3] {\n    return v0\n}\n";
-        let report = checked_json(&source(text));
-        let got: Value = serde_json::from_str(&report.text).unwrap();
-        assert_eq!((report.code, &got["ok"], &got["text"]), (1, &json!(false), &json!(text)));
-        assert_eq!(got["errors"][0]["line"], json!(4));
-        assert_eq!(got["errors"][0]["column"], Value::Null);
-        assert!(checked_text(&source(text)).is_err());
-    }
 }

@@ -80,8 +80,18 @@ const BOTH: [(&str, &[&str]); 33] = [
             "rank 1  all_reduce max f32, 16 bytes  AT",
         ],
     ),
-    ("avg_of_integers", &["all_reduce: `avg` is not defined for i32 (C1)", "AT"]),
-    ("sum_of_truth", &["all_reduce: `sum` is not defined for bool (C1)", "AT"]),
+    (
+        "avg_of_integers",
+        &[
+            "all_reduce: `avg` is not defined for i32 (C1)",
+            "AT",
+            "note: `cast` to a float type first, or reduce with `sum` and divide",
+        ],
+    ),
+    (
+        "sum_of_truth",
+        &["all_reduce: `sum` is not defined for bool (C1)", "AT", "note: `cast` to an integer type first"],
+    ),
     (
         "not_divisible",
         &["reduce_scatter: expected dimension 0 of size 3 to be divisible by 2 members (C3)", "AT"],

@@ -110,6 +110,8 @@ fn wrong_arguments_are_one_error() {
         "comm|--peer|peer|--transport|local",
         "--peer: a peer has processes\n  note: leave out --transport local",
     );
+    check("eager|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
+    check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case begins with `add_9,some`");
     check("launch|--seconds|nan", "--seconds: expected a number above 0 and up to 3600, got NaN");
     let (code, _, err) = bench("comm|--ops|all_reduce,some");
     assert!(code == 1 && err.starts_with("error: bench: --ops: expected some of all_reduce, "), "{err}");
@@ -146,6 +148,27 @@ fn the_launcher_is_measured_beside_a_peer() {
         (code, out.as_str(), err.as_str()),
         (1, "", "error: bench: peer: `false` ended with exit status: 1\n")
     );
+}
+
+#[test]
+fn tensors_are_measured_beside_their_limits() {
+    let figures =
+        objects("eager|--cases|all_reduce_owned_1m,all_reduce_shared_1m,add_8|--seconds|0.01|--json");
+    let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["all_reduce_owned_1m", "all_reduce_shared_1m", "add_8_floats"]);
+    for figure in &figures {
+        assert_eq!(figure["bench"], "eager");
+        for field in ["us", "limit_us", "ratio"] {
+            assert!(figure[field].is_number(), "{field} in {figure}");
+        }
+        assert!(figure["samples"].as_u64().unwrap() >= 5 && figure["beside"].is_string(), "{figure}");
+    }
+    assert_eq!((figures[2]["limit_us"].as_f64(), &figures[2]["beside"]), (Some(0.25), &"0.25 us".into()));
+    let (code, out, err) = bench("eager|--cases|add_8|--seconds|0.01");
+    assert_eq!((code, err.as_str()), (0, ""));
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("case ") && lines[1].starts_with("add_8_floats "), "{out}");
+    assert_eq!(lines.len(), 2, "{out}");
 }
 
 /// The processes that have these bytes among their arguments.

@@ -209,6 +209,12 @@ impl Buffer {
         Arc::ptr_eq(&self.block().heap, heap)
     }
 
+    /// Whether it has bytes in common with another.
+    pub fn overlaps(&self, other: &Buffer) -> bool {
+        let (mine, others) = (self.range(), other.range());
+        self.is_in(&other.block().heap) && mine.start < others.end && others.start < mine.end
+    }
+
     /// Where it begins in the segment.
     pub(crate) fn at(&self) -> usize {
         self.0.at
@@ -228,8 +234,8 @@ impl Buffer {
         self.0.at..self.0.at + self.0.len
     }
 
-    /// Whether there is no other handle of any of its block.
-    fn is_only(&self) -> bool {
+    /// Whether there is no other handle of any of its block, here or in an operation.
+    pub fn is_only(&self) -> bool {
         Rc::strong_count(&self.0) == 1
             && match &self.0.home {
                 Home::Block(_) => true,

@@ -111,9 +111,13 @@ impl Heap {
         Ok(buffer)
     }
 
+    /// Bytes in blocks that somebody has, or that peers still read.
+    pub fn in_use(&self) -> usize {
+        self.segment.len() - self.lock().free_bytes()
+    }
+
     fn exhausted(&self, state: &State, asked: usize) -> CommError {
-        let binned: usize = state.bins.iter().enumerate().map(|(bin, list)| bin * LINE * list.len()).sum();
-        let free: usize = state.free.values().sum::<usize>() + binned;
+        let free = state.free_bytes();
         let retired: usize = state.retired.iter().map(|(_, room, _)| room).sum();
         let holders = state.retired.iter().flat_map(|(_, _, leases)| leases.iter().filter_map(Lease::holder));
         let readers: BTreeSet<usize> = holders.map(|row| row.rank).collect();
@@ -136,6 +140,11 @@ impl Heap {
 }
 
 impl State {
+    fn free_bytes(&self) -> usize {
+        let binned: usize = self.bins.iter().enumerate().map(|(bin, list)| bin * LINE * list.len()).sum();
+        self.free.values().sum::<usize>() + binned
+    }
+
     fn insert(&mut self, at: usize, size: usize) {
         self.free.insert(at, size);
         self.by_size.insert((size, at));

@@ -118,7 +118,7 @@ fn all_to_all_splits() -> Result<()> {
     let (me, n) = (mesh.number(&mesh.rank())?, mesh.size());
     // One element for member 0, two for member 1, and so on: from each, as many as this rank's place says.
     let (sent, got): (Vec<usize>, Vec<usize>) = ((1..=n).collect(), vec![me + 1; n]);
-    let x = Tensor::full(Dtype::I64, &[sent.iter().sum()], me as f64)?;
+    let x = Tensor::full(Dtype::I64, &[sent.iter().sum::<usize>()], me as f64)?;
     println!("{}", mesh.all_to_all(x, Some(&got), Some(&sent))?);
     Ok(())
 }
@@ -181,7 +181,7 @@ fn all_gather_v() -> Result<()> {
 fn reduce_scatter_v() -> Result<()> {
     let mesh = consort::init()?;
     let sizes: Vec<usize> = (1..=mesh.size()).collect();
-    let x = Tensor::iota(Dtype::I64, &[sizes.iter().sum()], 0)?;
+    let x = Tensor::iota(Dtype::I64, &[sizes.iter().sum::<usize>()], 0)?;
     println!("{}", mesh.reduce_scatter_v(x, Reduce::Sum, 0, &sizes)?);
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use consort_comm::Buffer;
 use consort_ir::dtype::Dtype;
+use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
 use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
@@ -20,6 +21,7 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc};
+use crate::trace::{record, settle};
 use crate::world::World;
 
 /// Operands and results: there are few.
@@ -62,11 +64,16 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     if op.effects().starts().is_some() {
         return Err(Error::new(spoken(info.name), "expected a group: it has a method for this", site));
     }
+    if let Some(traced) = record(op, args, site) {
+        return traced;
+    }
+    settle_all(args, info.name, site)?;
     let prepared = prepared(op, &world, args, site)?;
     let one = |(ty, layout): &(Rc<TensorType>, Rc<Placed>), storage| Tensor {
         ty: Rc::clone(ty),
         layout: Rc::clone(layout),
         storage,
+        traced: None,
         world: world.id,
     };
     if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
@@ -88,6 +95,32 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
         Some(kernel) => compute(op, &world, &sizes, kernel, args, &prepared, site),
         None => evaluate(op, &world, &sizes, args, &prepared, site),
     }
+}
+
+/// Tensors of a trace that is over, or that a break has ended, as what they became.
+fn settle_all(args: &mut [Tensor], op: &str, site: &'static Location<'static>) -> Result<()> {
+    for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
+        *arg = settle(arg, op, site)?;
+    }
+    Ok(())
+}
+
+/// The op's rule holds for operands of the sizes that they have now.
+pub(crate) fn check_types(
+    op: &dyn OpDef,
+    world: &World,
+    args: &[Tensor],
+    site: &'static Location<'static>,
+) -> Result<()> {
+    let unbacked = |index: &Index| {
+        let mut found = false;
+        index.symbols(&mut |sym| found |= matches!(sym, Sym::Unbacked(_) | Sym::Backed(_)));
+        found
+    };
+    let mut symbolic = args.iter().any(|arg| arg.ty.shape.iter().any(unbacked));
+    op.indices(&mut |index| symbolic |= unbacked(index));
+    // Where sizes are symbols the rule is asked of the symbols, and conditions are tried on what they are now.
+    if symbolic { Ok(()) } else { types_of(op, world, args, site).map(drop) }
 }
 
 /// What the op's rule says of these operands, asked once for each kind of them.
@@ -142,7 +175,7 @@ fn digest(op: &dyn OpDef, args: &[Tensor]) -> u64 {
     };
     let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
     args.iter().fold(0xcbf2_9ce4_8422_2325, |hash, arg| {
-        let sizes = arg.shape().iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
+        let sizes = arg.layout.shape.iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
         let start = mix(mix(hash, arg.dtype() as u64), arg.rank() as u64);
         sizes.fold(start, |hash, (_, size)| mix(hash, *size as u64))
     })
@@ -210,7 +243,11 @@ fn compute(
         let (ty, layout) = &prepared.results[0];
         arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && is_own(arg)
     };
-    let reused = if kernel.in_place { args.iter().position(fits) } else { None };
+    let reused = match op.alias() {
+        Alias::First => args.first().filter(|first| fits(first)).map(|_| 0),
+        _ if kernel.in_place => args.iter().position(fits),
+        _ => None,
+    };
     let mut made: Tensors = SmallVec::new();
     for (i, (ty, layout)) in prepared.results.iter().enumerate() {
         let lent = reused.filter(|_| i == 0).and_then(|at| Some((at, args[at].storage.take()?)));
@@ -221,7 +258,13 @@ fn compute(
                 (Rc::clone(layout), Storage::new(buffer))
             }
         };
-        made.push(Tensor { ty: Rc::clone(ty), layout, storage: Some(storage), world: world.id });
+        made.push(Tensor {
+            ty: Rc::clone(ty),
+            layout,
+            storage: Some(storage),
+            traced: None,
+            world: world.id,
+        });
     }
     let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
     if let (Err(_), Some(at)) = (&outcome, reused) {
@@ -270,7 +313,7 @@ fn call(
     let mut outs: SmallVec<[ViewMut<'_>; 2]> = made
         .iter()
         .zip(&mut writes)
-        .map(|(tensor, bytes)| ViewMut { dtype: tensor.dtype(), shape: tensor.shape(), bytes })
+        .map(|(tensor, bytes)| ViewMut { dtype: tensor.dtype(), shape: &tensor.layout.shape, bytes })
         .collect();
     let cx = KernelCx { sizes: *sizes, threads: &threads };
     (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
@@ -314,7 +357,7 @@ fn evaluate(
     let mut given = Vec::new();
     for arg in args {
         let reference = arg.with_bytes(name, site, |bytes| {
-            Reference::from_bytes(arg.dtype(), arg.shape().to_vec(), bytes)
+            Reference::from_bytes(arg.dtype(), arg.layout.shape.to_vec(), bytes)
         })?;
         given.push(reference.ok_or_else(too_large)?);
     }
@@ -328,7 +371,7 @@ fn evaluate(
             Ok(())
         })?;
         let (ty, layout, storage) = (Rc::clone(ty), Rc::clone(layout), Some(Storage::new(buffer)));
-        tensors.push(Tensor { ty, layout, storage, world: world.id });
+        tensors.push(Tensor { ty, layout, storage, traced: None, world: world.id });
     }
     Ok(tensors)
 }
@@ -350,10 +393,10 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     };
     let world = World::current()?;
     let from = if shared {
-        let buffer = alloc(&world, "copy", from.dtype(), from.shape(), site)?;
+        let buffer = alloc(&world, "copy", from.dtype(), &from.layout.shape, site)?;
         copy_into(from, &buffer, site)?;
         Tensor {
-            layout: Placed::new(Layout::contiguous(from.shape())),
+            layout: Placed::new(Layout::contiguous(&from.layout.shape)),
             storage: Some(Storage::new(buffer)),
             ..from.clone()
         }

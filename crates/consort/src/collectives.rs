@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use consort_comm::Buffer;
-use consort_ir::ops::{BroadcastStart, ExchangeStart, OpDef};
+use consort_ir::ops::{BroadcastStart, OpDef};
 use consort_ir::types::TensorType;
 use consort_runtime::layout::Layout;
 use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
@@ -16,10 +16,11 @@ use smallvec::SmallVec;
 
 use crate::apply::{Tensors, copy_into, prepared, spoken};
 use crate::error::{Error, Result};
-use crate::flight::Flight;
+use crate::flight::{Flight, Way};
 use crate::mesh::Group;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc, fill_new};
+use crate::trace::{record_start, settle};
 use crate::world::World;
 
 /// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
@@ -29,7 +30,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, consort_comm::CommError> {
+    pub(crate) fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, consort_comm::CommError> {
         let (start, len) = (self.layout.start * ty.dtype.size(), self.layout.numel() * ty.dtype.size());
         match start == 0 && len == self.storage.buffer.len() {
             true => Ok(self.storage.buffer.clone()),
@@ -41,7 +42,7 @@ impl Taken {
 /// What an operation gives, and the operation.
 pub(crate) struct Started {
     pub(crate) results: Tensors,
-    pub(crate) flight: Option<Rc<Flight>>,
+    pub(crate) flight: Option<Way>,
 }
 
 impl Group {
@@ -60,6 +61,18 @@ impl Group {
     ) -> Result<Started> {
         let (world, name) = (&self.world, spoken(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
+        if let Some(traced) = record_start(op, args, site) {
+            let (results, start) = traced?;
+            return Ok(Started { results, flight: Some(Way::Traced(start)) });
+        }
+        let settled: SmallVec<[Tensor; 2]>;
+        let args = match args.iter().any(|arg| arg.traced.is_some()) {
+            true => {
+                settled = args.iter().map(|arg| settle(arg, name, site)).collect::<Result<_>>()?;
+                &settled
+            }
+            false => args,
+        };
         let prepared = prepared(op, world, args, site)?;
         let results = &prepared.results;
         check_outs(name, results, outs, site)?;
@@ -68,6 +81,7 @@ impl Group {
                 ty: Rc::clone(ty),
                 layout: Rc::clone(layout),
                 storage: None,
+                traced: None,
                 world: world.id,
             };
             return Ok(Started { results: results.iter().map(shape).collect(), flight: None });
@@ -80,14 +94,12 @@ impl Group {
             return Ok(Started { results: args.iter().cloned().collect(), flight: None });
         };
         let how = results_of(op, comm.rank());
-        let sent = op.as_any().downcast_ref::<ExchangeStart>().map_or(args.len(), |op| op.send.len());
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
-        for (i, arg) in args.iter().enumerate() {
-            let written = how == Results::InPlace && (i >= sent || !op.as_any().is::<ExchangeStart>());
+        for arg in args {
             let contents = !op.as_any().is::<BroadcastStart>();
-            taken.push(match written {
-                true => self.take_to_write(name, arg, owners, contents, site)?,
-                false => self.take_to_read(name, arg, site)?,
+            taken.push(match how {
+                Results::InPlace => self.take_to_write(name, arg, owners, contents, site)?,
+                _ => self.take_to_read(name, arg, site)?,
             });
         }
         let mut made: SmallVec<[Taken; 2]> = SmallVec::new();
@@ -114,7 +126,7 @@ impl Group {
         let mut operands = Operands::new();
         for (arg, taken) in args.iter().zip(&taken) {
             let buffer = taken.buffer(&arg.ty).map_err(failed)?;
-            operands.push(Operand { buffer, dtype: arg.dtype(), shape: arg.shape() });
+            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape });
         }
         let mut buffers = Outs::new();
         if how == Results::New {
@@ -123,24 +135,35 @@ impl Group {
             }
         }
         comm.note(prepared.digest);
-        let pending = start(op, &sizes, comm, operands, buffers).map_err(failed)?;
+        let pending = start(op, &sizes, comm, operands, buffers);
+        // A call that was refused has not taken the note, which is not meant for the next one.
+        comm.note(0);
+        let pending = pending.map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
-            taken.drain(..first_result(op).min(taken.len()));
             made = taken;
         }
-        let one = |((ty, _), taken): (&(Rc<TensorType>, _), Taken)| {
-            let (ty, layout, storage) = (Rc::clone(ty), taken.layout, taken.storage);
-            let tensor = Tensor { ty, layout, storage: Some(Rc::clone(&storage)), world: world.id };
-            storage.add_flight(tensor.byte_range(), Rc::clone(&flight));
-            tensor
-        };
-        let results = results.iter().zip(made).map(one).collect();
-        Ok(Started { results, flight: Some(flight) })
+        let results =
+            results.iter().zip(made).map(|((ty, _), made)| self.awaited(ty, made, &flight)).collect();
+        Ok(Started { results, flight: Some(Way::Flying(flight)) })
+    }
+
+    /// A tensor that an operation in flight will write.
+    pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: Taken, flight: &Rc<Flight>) -> Tensor {
+        let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
+        let tensor =
+            Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
+        storage.add_flight(tensor.byte_range(), Rc::clone(flight));
+        tensor
     }
 
     /// An operand that is only read: in one piece, in this rank's heap. Waits for it.
-    fn take_to_read(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
+    pub(crate) fn take_to_read(
+        &self,
+        op: &str,
+        x: &Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<Taken> {
         let storage = x.data(op, site)?;
         x.wait()?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
@@ -151,7 +174,7 @@ impl Group {
     }
 
     /// An operand that is written in place: as above, and with no other owner.
-    fn take_to_write(
+    pub(crate) fn take_to_write(
         &self,
         op: &str,
         x: &Tensor,
@@ -218,13 +241,8 @@ impl Group {
     }
 }
 
-/// Which operand is the first result, of an op whose results are its operands.
-fn first_result(op: &dyn OpDef) -> usize {
-    op.as_any().downcast_ref::<ExchangeStart>().map_or(0, |op| op.send.len())
-}
-
 /// Tensors that have data belong to the world of the group.
-fn check_world<'a>(
+pub(crate) fn check_world<'a>(
     op: &str,
     world: &World,
     mut tensors: impl Iterator<Item = &'a Tensor>,
@@ -251,13 +269,13 @@ fn check_outs(
     }
     for ((ty, layout), out) in results.iter().zip(outs) {
         let shape = &layout.shape;
-        if out.dtype() != ty.dtype || out.shape() != &shape[..] {
+        if out.dtype() != ty.dtype || out.layout.shape != *shape {
             let message = format!(
                 "expected {}{:?} for the result, got {}{:?}",
                 ty.dtype,
                 &shape[..],
                 out.dtype(),
-                out.shape()
+                &out.layout.shape[..]
             );
             return Err(Error::new(op, message, site));
         }

@@ -3,13 +3,15 @@
 use std::panic::Location;
 
 use consort_ir::dtype::Dtype;
-use consort_ir::index::Index;
-use consort_ir::ops::{self, Elements};
+use consort_ir::index as ir;
+use consort_ir::ops::{self, Elements, OpDef};
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run_one};
-use crate::error::Result;
-use crate::tensor::{Tensor, constant_shape};
+use crate::error::{Error, Result};
+use crate::index::{Index, Shape, plain};
+use crate::tensor::Tensor;
+use crate::trace::record_sizes;
 
 impl Tensor {
     /// A tensor of one number.
@@ -22,9 +24,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn full(dtype: Dtype, shape: &[usize], value: f64) -> Result<Tensor> {
+    pub fn full(dtype: Dtype, shape: impl Shape, value: f64) -> Result<Tensor> {
         let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
-        let op = ops::Constant { dtype, shape: constant_shape(shape), value };
+        let op = ops::Constant { dtype, shape: plain(shape.sizes()), value };
         run_one(&op, Tensors::new(), Location::caller())
     }
 
@@ -36,7 +38,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn zeros(dtype: Dtype, shape: &[usize]) -> Result<Tensor> {
+    pub fn zeros(dtype: Dtype, shape: impl Shape) -> Result<Tensor> {
         Tensor::full(dtype, shape, 0.0)
     }
 
@@ -48,7 +50,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn ones(dtype: Dtype, shape: &[usize]) -> Result<Tensor> {
+    pub fn ones(dtype: Dtype, shape: impl Shape) -> Result<Tensor> {
         Tensor::full(dtype, shape, 1.0)
     }
 
@@ -61,8 +63,8 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn iota(dtype: Dtype, shape: &[usize], dim: usize) -> Result<Tensor> {
-        let op = ops::Iota { dtype, shape: constant_shape(shape), dim };
+    pub fn iota(dtype: Dtype, shape: impl Shape, dim: usize) -> Result<Tensor> {
+        let op = ops::Iota { dtype, shape: plain(shape.sizes()), dim };
         run_one(&op, Tensors::new(), Location::caller())
     }
 
@@ -75,7 +77,32 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn index(value: impl Into<Index>) -> Result<Tensor> {
-        run_one(&ops::IndexValue { value: value.into() }, Tensors::new(), Location::caller())
+        run_one(&ops::IndexValue { value: value.into().0 }, Tensors::new(), Location::caller())
+    }
+
+    /// The elements of a 0-d or 1-d tensor of integers as sizes. In a trace they become symbols that are known when the
+    /// program runs, and there is no break.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let sizes = consort::Tensor::from_iter([2i64, 3])?.to_sizes()?;
+    /// assert_eq!(consort::Tensor::from_iter(0..5i32)?.split(0, &sizes)?[1].to_string(), "[2 3 4]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn to_sizes(&self) -> Result<Vec<Index>> {
+        let site = Location::caller();
+        let n = self.ty.numel().as_const().and_then(|n| usize::try_from(n).ok());
+        let wrong =
+            || Error::new("to_sizes", "expected i32 or i64 in at most 1 dimension, of a known size", site);
+        if let Some(sizes) = record_sizes(self, n.ok_or_else(wrong)?, site) {
+            return Ok(sizes?.into_iter().map(Index).collect());
+        }
+        match (self.dtype(), self.rank()) {
+            (Dtype::I64, 0 | 1) => Ok(self.to_vec::<i64>()?.into_iter().map(Index::from).collect()),
+            (Dtype::I32, 0 | 1) => Ok(self.to_vec::<i32>()?.into_iter().map(Index::from).collect()),
+            _ => Err(wrong()),
+        }
     }
 
     /// Random numbers, evenly between 0 and 1, from a key: the same key gives the same numbers, on any machine.
@@ -88,8 +115,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn uniform(dtype: Dtype, shape: &[usize], key: i64) -> Result<Tensor> {
-        Tensor::uniform_part(dtype, shape, shape, &vec![Index::constant(0); shape.len()], key)
+    pub fn uniform(dtype: Dtype, shape: impl Shape, key: i64) -> Result<Tensor> {
+        let shape = shape.sizes();
+        Tensor::uniform_part(dtype, &shape, &shape, vec![0usize; shape.len()], key)
     }
 
     /// The part of a larger tensor of random numbers that begins at `start`: however many ranks share it, together they
@@ -97,24 +125,22 @@ impl Tensor {
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
-    /// use consort::{Dtype, Index, Tensor};
+    /// use consort::{Dtype, Tensor};
     /// let whole = Tensor::uniform(Dtype::F32, &[4, 3], 7)?;
-    /// let part = Tensor::uniform_part(Dtype::F32, &[2, 3], &[4, 3], &[Index::from(2usize), Index::from(0usize)], 7)?;
+    /// let part = Tensor::uniform_part(Dtype::F32, &[2, 3], &[4, 3], &[2, 0], 7)?;
     /// assert_eq!(part.to_vec::<f32>()?, whole.narrow(0, 2, 2)?.to_vec::<f32>()?);
     /// # Ok(()) }
     /// ```
     #[track_caller]
     pub fn uniform_part(
         dtype: Dtype,
-        shape: &[usize],
-        of: &[usize],
-        start: &[Index],
+        shape: impl Shape,
+        of: impl Shape,
+        start: impl Shape,
         key: i64,
     ) -> Result<Tensor> {
-        let site = Location::caller();
-        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
-        let (shape, of) = (constant_shape(shape), constant_shape(of));
-        run_one(&ops::Uniform { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+        let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
+        random(&ops::Uniform { dtype, shape, of, start }, key, Location::caller())
     }
 
     /// Random numbers of the normal distribution, from a key.
@@ -126,8 +152,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn normal(dtype: Dtype, shape: &[usize], key: i64) -> Result<Tensor> {
-        Tensor::normal_part(dtype, shape, shape, &vec![Index::constant(0); shape.len()], key)
+    pub fn normal(dtype: Dtype, shape: impl Shape, key: i64) -> Result<Tensor> {
+        let shape = shape.sizes();
+        Tensor::normal_part(dtype, &shape, &shape, vec![0usize; shape.len()], key)
     }
 
     /// The part of a larger tensor of normal random numbers that begins at `start`, as
@@ -137,14 +164,18 @@ impl Tensor {
     #[track_caller]
     pub fn normal_part(
         dtype: Dtype,
-        shape: &[usize],
-        of: &[usize],
-        start: &[Index],
+        shape: impl Shape,
+        of: impl Shape,
+        start: impl Shape,
         key: i64,
     ) -> Result<Tensor> {
-        let site = Location::caller();
-        let key = run_one(&ops::IndexValue { value: Index::constant(key) }, Tensors::new(), site)?;
-        let (shape, of) = (constant_shape(shape), constant_shape(of));
-        run_one(&ops::Normal { dtype, shape, of, start: start.to_vec() }, smallvec![key], site)
+        let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
+        random(&ops::Normal { dtype, shape, of, start }, key, Location::caller())
     }
+}
+
+/// What an op makes of a key.
+fn random(op: &dyn OpDef, key: i64, site: &'static Location<'static>) -> Result<Tensor> {
+    let key = run_one(&ops::IndexValue { value: ir::Index::constant(key) }, Tensors::new(), site)?;
+    run_one(op, smallvec![key], site)
 }

@@ -5,42 +5,58 @@
 use std::panic::Location;
 
 use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
 use consort_ir::ops;
 use consort_ir::ops::OpDef;
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run, run_one, scalar};
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, constant_shape};
+use crate::tensor::Tensor;
 
-/// The shape of two operands together: sizes are aligned at the end, and sizes of one repeat.
-fn joint_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+/// The shape of two operands together: sizes are aligned at the end, and sizes of one repeat. Sizes that are symbols
+/// are taken for equal: the op's own rule makes that a condition.
+fn joint_shape(a: &[Index], b: &[Index]) -> Option<Vec<Index>> {
     let rank = a.len().max(b.len());
-    let size = |shape: &[usize], i: usize| (i + shape.len()).checked_sub(rank).map_or(1, |i| shape[i]);
+    let one = Index::constant(1);
+    let size = |shape: &[Index], i: usize| match (i + shape.len()).checked_sub(rank) {
+        Some(i) => shape[i].clone(),
+        None => one.clone(),
+    };
+    let symbol = |x: &Index| x.as_const().is_none();
     (0..rank)
         .map(|i| match (size(a, i), size(b, i)) {
-            (x, y) if x == y => Some(x),
-            (1, y) => Some(y),
-            (x, 1) => Some(x),
+            (x, y) if x == y || y == one => Some(x),
+            (x, y) if x == one => Some(y),
+            (x, y) if symbol(&x) || symbol(&y) => Some(x),
             _ => None,
         })
         .collect()
 }
 
-/// Repeats a tensor to a shape, unless it has it.
-fn widen(x: Tensor, shape: &[usize], site: &'static Location<'static>) -> Result<Tensor> {
-    if x.shape() == shape {
+/// Whether two tensors have one shape, without any condition.
+fn alike(x: &Tensor, y: &Tensor) -> bool {
+    let here = x.traced.is_none() && y.traced.is_none();
+    if here { x.layout.shape == y.layout.shape } else { x.ty.shape == y.ty.shape }
+}
+
+/// Repeats a tensor to a shape, unless it has it, or sizes that may be equal to it.
+fn widen(x: Tensor, shape: &[Index], site: &'static Location<'static>) -> Result<Tensor> {
+    let fits = |(own, size): (&Index, &Index)| {
+        own == size || (own.as_const() != Some(1) && (own.as_const().is_none() || size.as_const().is_none()))
+    };
+    if x.ty.shape.len() == shape.len() && x.ty.shape.iter().zip(shape).all(fits) {
         return Ok(x);
     }
-    run_one(&ops::Broadcast { shape: constant_shape(shape) }, smallvec![x], site)
+    run_one(&ops::Broadcast { shape: shape.to_vec() }, smallvec![x], site)
 }
 
 /// Two operands in one shape. Where they have none, the op's own rule says so.
 fn widen_both(x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<(Tensor, Tensor)> {
-    if x.shape() == y.shape() {
+    if alike(&x, &y) {
         return Ok((x, y));
     }
-    match joint_shape(x.shape(), y.shape()) {
+    match joint_shape(&x.ty.shape, &y.ty.shape) {
         Some(shape) => Ok((widen(x, &shape, site)?, widen(y, &shape, site)?)),
         None => Ok((x, y)),
     }
@@ -62,10 +78,14 @@ fn in_place(
     args.push(std::mem::replace(x, Tensor::of_shape(Dtype::F32, &[])));
     let outcome = match more {
         None => run(op, &mut args, site),
-        Some(y) => widen(y.clone(), args[0].layout.shape.clone().as_slice(), site).and_then(|y| {
-            args.push(y);
-            run(op, &mut args, site)
-        }),
+        Some(y) => {
+            let y =
+                if alike(&args[0], y) { Ok(y.clone()) } else { widen(y.clone(), &args[0].ty.shape, site) };
+            y.and_then(|y| {
+                args.push(y);
+                run(op, &mut args, site)
+            })
+        }
     };
     match outcome.map(|mut results| results.pop()) {
         Ok(Some(result)) => {
@@ -247,7 +267,8 @@ impl Tensor {
     #[track_caller]
     pub fn select(&self, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
         let site = Location::caller();
-        let shape = joint_shape(yes.shape(), no.shape()).and_then(|shape| joint_shape(&shape, self.shape()));
+        let shape =
+            joint_shape(&yes.ty.shape, &no.ty.shape).and_then(|shape| joint_shape(&shape, &self.ty.shape));
         let Some(shape) = shape else {
             return run_one(&ops::Select {}, smallvec![self.clone(), yes.clone(), no.clone()], site);
         };

@@ -5,6 +5,7 @@ use std::panic::Location;
 
 use consort_comm::CommError;
 use consort_ir::ops::Violation;
+use consort_runtime::execute::RunError;
 
 /// What a function of this crate gives.
 ///
@@ -55,6 +56,14 @@ impl Error {
 
     pub(crate) fn comm(op: &str, error: CommError, site: &'static Location<'static>) -> Error {
         Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site }))
+    }
+
+    /// A plan that failed while it ran; what happened between the ranks stays known.
+    pub(crate) fn run(op: &str, error: &RunError, site: &'static Location<'static>) -> Error {
+        match error.comm_error() {
+            Some(cause) => Error::comm(error.op().unwrap_or(op), cause.clone(), site),
+            None => Error::new(op, error.to_string(), site),
+        }
     }
 
     pub(crate) fn new(op: &str, message: impl Into<String>, site: &'static Location<'static>) -> Error {

@@ -3,6 +3,8 @@
 use std::panic::Location;
 
 use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::mesh::{Group, Mesh};
 use crate::pending::Pending;
 use crate::tensor::Tensor;
 
@@ -30,17 +32,17 @@ use crate::tensor::Tensor;
 /// # Ok(()) }
 /// ```
 pub trait Flatten: Sized {
-    /// Calls `visit` with every tensor, in order.
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor));
+    /// Shows every tensor, size and setting, in order.
+    fn visit(&self, visit: &mut dyn Visit);
 
-    /// The same with other tensors in the place of its own, asked for in order.
+    /// The same with other tensors and sizes in the place of its own, asked for in order.
     #[must_use]
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Self;
+    fn map(&self, map: &mut dyn Map) -> Self;
 
     /// Its tensors, in order.
     fn flatten(&self) -> Vec<Tensor> {
         let mut tensors = Vec::new();
-        self.visit(&mut |tensor| tensors.push(tensor.clone()));
+        self.visit(&mut VisitTensors(|tensor: &Tensor| tensors.push(tensor.clone())));
         tensors
     }
 
@@ -48,71 +50,147 @@ pub trait Flatten: Sized {
     #[track_caller]
     fn unflatten(&self, tensors: Vec<Tensor>) -> Result<Self> {
         let mut expected = 0;
-        self.visit(&mut |_| expected += 1);
+        self.visit(&mut VisitTensors(|_: &Tensor| expected += 1));
         if tensors.len() != expected {
             let message = format!("expected {expected} tensors, got {}", tensors.len());
             return Err(Error::new("unflatten", message, Location::caller()));
         }
         let mut tensors = tensors.into_iter();
-        Ok(self.map(&mut |own| tensors.next().unwrap_or_else(|| own.clone())))
+        Ok(self.map(&mut MapTensors(|own: &Tensor| tensors.next().unwrap_or_else(|| own.clone()))))
     }
 }
 
-/// Whether a function is being traced rather than run. Nothing traces yet, so it never is.
-pub fn is_tracing() -> bool {
-    false
+/// What looks at the parts of a value.
+///
+/// ```
+/// use consort::{Flatten, Static, Tensor, Visit};
+///
+/// /// Counts settings.
+/// struct Count(usize);
+/// impl Visit for Count {
+///     fn tensor(&mut self, _: &Tensor) {}
+///     fn setting(&mut self, _: Static<'_>) {
+///         self.0 += 1;
+///     }
+/// }
+///
+/// let mut count = Count(0);
+/// (1usize, true).visit(&mut count);
+/// assert_eq!(count.0, 2);
+/// ```
+pub trait Visit {
+    /// A tensor.
+    fn tensor(&mut self, tensor: &Tensor);
+    /// A size or place.
+    fn index(&mut self, _index: &Index) {}
+    /// Anything else that makes one value another: a compiled function is compiled anew where it changes.
+    fn setting(&mut self, _setting: Static<'_>) {}
+}
+
+/// What puts other parts in the place of a value's own.
+///
+/// [`Flatten::unflatten`] is made of it.
+pub trait Map {
+    /// A tensor in the place of this one.
+    fn tensor(&mut self, tensor: &Tensor) -> Tensor;
+    /// A size or place in the place of this one.
+    fn index(&mut self, index: &Index) -> Index {
+        index.clone()
+    }
+}
+
+/// A part of a value that is no tensor: a number, a text, which variant of an enum it is.
+///
+/// [`Visit`] has an example.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Static<'a> {
+    /// A whole number, a truth value, a length.
+    Int(i128),
+    /// A number with a fraction.
+    Float(f64),
+    /// A text, or the name of a variant.
+    Text(&'a str),
+}
+
+/// Visits tensors alone.
+pub(crate) struct VisitTensors<F>(pub(crate) F);
+
+impl<F: FnMut(&Tensor)> Visit for VisitTensors<F> {
+    fn tensor(&mut self, tensor: &Tensor) {
+        self.0(tensor);
+    }
+}
+
+/// Replaces tensors alone.
+pub(crate) struct MapTensors<F>(pub(crate) F);
+
+impl<F: FnMut(&Tensor) -> Tensor> Map for MapTensors<F> {
+    fn tensor(&mut self, tensor: &Tensor) -> Tensor {
+        self.0(tensor)
+    }
 }
 
 impl Flatten for Tensor {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
-        visit(self);
+    fn visit(&self, visit: &mut dyn Visit) {
+        visit.tensor(self);
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Tensor {
-        map(self)
+    fn map(&self, map: &mut dyn Map) -> Tensor {
+        map.tensor(self)
+    }
+}
+
+impl Flatten for Index {
+    fn visit(&self, visit: &mut dyn Visit) {
+        visit.index(self);
+    }
+    fn map(&self, map: &mut dyn Map) -> Index {
+        map.index(self)
     }
 }
 
 impl<T: Flatten> Flatten for Pending<T> {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+    fn visit(&self, visit: &mut dyn Visit) {
         self.gives.visit(visit);
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Pending<T> {
+    fn map(&self, map: &mut dyn Map) -> Pending<T> {
         Pending { gives: self.gives.map(map), flight: self.flight.clone() }
     }
 }
 
 impl<T: Flatten> Flatten for Vec<T> {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+    fn visit(&self, visit: &mut dyn Visit) {
+        visit.setting(Static::Int(self.len() as i128));
         self.iter().for_each(|one| one.visit(visit));
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Vec<T> {
+    fn map(&self, map: &mut dyn Map) -> Vec<T> {
         self.iter().map(|one| one.map(map)).collect()
     }
 }
 
 impl<T: Flatten, const N: usize> Flatten for [T; N] {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+    fn visit(&self, visit: &mut dyn Visit) {
         self.iter().for_each(|one| one.visit(visit));
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> [T; N] {
+    fn map(&self, map: &mut dyn Map) -> [T; N] {
         std::array::from_fn(|i| self[i].map(map))
     }
 }
 
 impl<T: Flatten> Flatten for Option<T> {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+    fn visit(&self, visit: &mut dyn Visit) {
+        visit.setting(Static::Int(self.is_some().into()));
         self.iter().for_each(|one| one.visit(visit));
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Option<T> {
+    fn map(&self, map: &mut dyn Map) -> Option<T> {
         self.as_ref().map(|one| one.map(map))
     }
 }
 
 impl<T: Flatten> Flatten for Box<T> {
-    fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+    fn visit(&self, visit: &mut dyn Visit) {
         (**self).visit(visit);
     }
-    fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Box<T> {
+    fn map(&self, map: &mut dyn Map) -> Box<T> {
         Box::new((**self).map(map))
     }
 }
@@ -120,27 +198,53 @@ impl<T: Flatten> Flatten for Box<T> {
 macro_rules! tuples {
     ($(($($name:ident $place:tt),+))*) => {$(
         impl<$($name: Flatten),+> Flatten for ($($name,)+) {
-            fn visit(&self, visit: &mut dyn FnMut(&Tensor)) {
+            fn visit(&self, visit: &mut dyn Visit) {
                 $(self.$place.visit(visit);)+
             }
-            fn map(&self, map: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+            fn map(&self, map: &mut dyn Map) -> Self {
                 ($(self.$place.map(map),)+)
             }
         }
     )*};
 }
 
-tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3) (A 0, B 1, C 2, D 3, E 4) }
+tuples! {
+    (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3) (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5) (A 0, B 1, C 2, D 3, E 4, F 5, G 6) (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
+}
 
-macro_rules! without_tensors {
-    ($($ty:ty),*) => {$(
+macro_rules! settings {
+    ($($ty:ty, $value:ident => $setting:expr;)*) => {$(
         impl Flatten for $ty {
-            fn visit(&self, _: &mut dyn FnMut(&Tensor)) {}
-            fn map(&self, _: &mut dyn FnMut(&Tensor) -> Tensor) -> $ty {
+            fn visit(&self, visit: &mut dyn Visit) {
+                let $value = self;
+                visit.setting($setting);
+            }
+            fn map(&self, _: &mut dyn Map) -> $ty {
                 self.clone()
             }
         }
     )*};
 }
 
-without_tensors!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String, crate::Dtype, crate::Index);
+settings! {
+    bool, x => Static::Int((*x).into());
+    u8, x => Static::Int((*x).into());
+    u32, x => Static::Int((*x).into());
+    u64, x => Static::Int((*x).into());
+    usize, x => Static::Int(*x as i128);
+    i32, x => Static::Int((*x).into());
+    i64, x => Static::Int((*x).into());
+    f32, x => Static::Float((*x).into());
+    f64, x => Static::Float(*x);
+    String, x => Static::Text(x);
+    &'static str, x => Static::Text(x);
+    crate::Dtype, x => Static::Text(x.name());
+    Group, x => Static::Int(x.id());
+    Mesh, x => Static::Int(x.id());
+}
+
+impl Flatten for () {
+    fn visit(&self, _: &mut dyn Visit) {}
+    fn map(&self, _: &mut dyn Map) {}
+}

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use consort_comm::Pending;
 
 use crate::error::{Error, Result};
+use crate::trace::{Start, current};
 use crate::world::World;
 
 /// An operation in flight, shared by the tensors that it makes.
@@ -15,6 +16,32 @@ pub(crate) struct Flight {
     world: Rc<World>,
     op: &'static str,
     site: &'static Location<'static>,
+}
+
+/// What a handle waits for: an operation, or the wait that a trace writes down.
+#[derive(Clone)]
+pub(crate) enum Way {
+    Flying(Rc<Flight>),
+    Traced(Rc<Start>),
+}
+
+impl Way {
+    pub(crate) fn wait(&self, site: &'static Location<'static>) -> Result<()> {
+        match self {
+            Way::Flying(flight) => flight.wait(),
+            Way::Traced(start) => match current() {
+                Some(session) => session.wait_for(start, site),
+                None => Ok(()),
+            },
+        }
+    }
+
+    pub(crate) fn test(&self) -> Result<bool> {
+        match self {
+            Way::Flying(flight) => flight.test(),
+            Way::Traced(_) => Ok(true),
+        }
+    }
 }
 
 enum State {

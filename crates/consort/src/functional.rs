@@ -12,9 +12,11 @@ use consort_ir::index::Index;
 use consort_ir::ops::{self, Missing, OpDef, Reduce, Route};
 
 use crate::error::{Error, Result};
+use crate::index::{Shape, plain};
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::tensor::{Tensor, constant_shape};
+use crate::trace::is_tracing;
 
 impl Group {
     /// Starts an operation with one operand and one result.
@@ -62,8 +64,8 @@ macro_rules! collectives {
     };
 }
 
-fn splits(list: Option<&[usize]>) -> Option<Vec<Index>> {
-    list.map(constant_shape)
+fn splits(list: Option<&dyn Shape>) -> Option<Vec<Index>> {
+    list.map(|list| plain(list.sizes()))
 }
 
 collectives! {
@@ -122,7 +124,7 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 10], [1, 11]]);
     /// ```
-    all_to_all, all_to_all_async (group; out_splits: Option<&[usize]>, in_splits: Option<&[usize]>)
+    all_to_all, all_to_all_async (group; out_splits: Option<&dyn Shape>, in_splits: Option<&dyn Shape>)
         ops::AllToAllStart { in_splits: splits(in_splits), out_splits: splits(out_splits), over: group.over };
 
     /// Gives every member the tensor of the root.
@@ -249,15 +251,15 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<Pending<Tensor>> {
         let list = constant_shape(sizes);
-        let mine = self.number(&self.rank()).ok().and_then(|me| sizes.get(me));
+        let mine = self.number(&self.rank()).ok().and_then(|me| sizes.get(me)).filter(|_| !is_tracing());
         // Its size is another on each rank, which its type says by an entry of the table for each.
-        if let (Some(mine), Some(size)) = (mine, x.shape().get(dim)) {
+        if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {
             if mine != size {
                 let message = format!("expected a size of {mine} along dimension {dim}, got {size}");
                 return Err(Error::new("all_gather_v", message, site));
             }
             let mut shape = x.ty.shape.clone();
-            shape[dim] = Index::pick(&self.rank(), &list);
+            shape[dim] = Index::pick(&self.rank().0, &list);
             x.ty = Rc::new(x.ty.with_shape(shape));
         }
         self.one(&ops::AllGatherVStart { dim, sizes: list, over: self.over }, x, site)
@@ -272,7 +274,7 @@ impl Group {
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let started = self.start(&ops::BarrierStart { over: self.over }, &[], 1, &[], Location::caller())?;
-        started.flight.map_or(Ok(()), |flight| flight.wait())
+        started.flight.map_or(Ok(()), |flight| flight.wait(Location::caller()))
     }
 
     /// Joins the members' tensors, each as a tensor of its own. They are views of one.
@@ -291,7 +293,7 @@ impl Group {
     pub fn all_gather_list(&self, x: impl Into<Tensor>) -> Result<Vec<Tensor>> {
         let x: Tensor = x.into().unsqueeze(0)?;
         let all = self.all_gather(x, 0)?;
-        (0..all.shape()[0]).map(|member| all.at(0, member)).collect()
+        (0..self.size()).map(|member| all.at(0, member)).collect()
     }
 
     /// Reduces each of a list, in one communication for each element type among them.

@@ -19,6 +19,8 @@
 
 mod apply;
 mod collectives;
+mod compile;
+mod control;
 mod create;
 mod element;
 mod elementwise;
@@ -27,6 +29,7 @@ mod files;
 mod flatten;
 mod flight;
 mod functional;
+mod index;
 mod memo;
 mod mesh;
 #[cfg(feature = "ndarray")]
@@ -41,27 +44,37 @@ mod reduce;
 mod shape;
 mod storage;
 mod tensor;
+mod trace;
 mod world;
 
 pub use apply::apply;
+pub use compile::{Compiled, CompiledMut, Cost, ExplainedGraph, Explanation, Stats, compile, compile_mut};
 pub use consort_comm::CommError;
 pub use consort_derive::Flatten;
 pub use consort_ir::dtype::Dtype;
-pub use consort_ir::index::Index;
 pub use consort_ir::ops;
 pub use consort_ir::ops::{Missing, Reduce, Route};
+pub use control::{cond, scan};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use files::Safetensors;
-pub use flatten::{Flatten, is_tracing};
+pub use flatten::{Flatten, Map, Static, Visit};
+pub use index::{Index, Shape};
 pub use mesh::{Group, Init, Mesh, init, spawn};
 pub use p2p::{Batched, Other};
 pub use pending::Pending;
 pub use place::{Place, SliceMut};
 pub use tensor::Tensor;
+pub use trace::{Break, is_tracing, uncompiled};
 pub use world::Unwaited;
 
 /// What a kernel of the user's own is made of; [`Mesh::add_kernel`] takes one.
 pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
+
+/// The examples of the README and of the guide to compiled functions, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/compile.md")]
+struct Examples;

@@ -2,12 +2,12 @@
 
 use std::panic::Location;
 
-use consort_ir::index::Index;
 use consort_ir::ops;
 use smallvec::smallvec;
 
 use crate::apply::run_one;
 use crate::error::Result;
+use crate::index::Index;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -108,7 +108,7 @@ impl Tensor {
     #[track_caller]
     pub fn attention(&self, k: &Tensor, v: &Tensor, scale: f64, causal: Option<Index>) -> Result<Tensor> {
         let args = smallvec![self.clone(), k.clone(), v.clone()];
-        run_one(&ops::Attention { scale, causal }, args, Location::caller())
+        run_one(&ops::Attention { scale, causal: causal.map(|offset| offset.0) }, args, Location::caller())
     }
 
     /// The convolution of `[batch, in, length]` with weights `[out, in / groups, k]`.

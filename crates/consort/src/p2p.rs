@@ -4,15 +4,20 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
-use consort_ir::index::Index;
+use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
+use consort_runtime::start::{Operand, Operands, Outs, start};
 
-use crate::apply::write_into;
+use crate::apply::{prepared, write_into};
+use crate::collectives::check_world;
 use crate::error::{Error, Result};
+use crate::flight::{Flight, Way};
+use crate::index::Index;
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
-use crate::tensor::Tensor;
+use crate::tensor::{Placed, Tensor};
+use crate::trace::{is_tracing, record_start, settle};
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
 ///
@@ -21,13 +26,13 @@ pub struct Other(Peer);
 
 impl From<usize> for Other {
     fn from(member: usize) -> Other {
-        Other(Peer::At(Index::from(member)))
+        Other(Peer::At(ir::Index::from(member)))
     }
 }
 
 impl From<Index> for Other {
     fn from(member: Index) -> Other {
-        Other(Peer::At(member))
+        Other(Peer::At(member.0))
     }
 }
 
@@ -161,41 +166,83 @@ impl Group {
         for message in messages {
             match message {
                 Batched::Send { x, to, tag } => {
-                    send.push(Message { peer: to.0, tag: Index::constant(tag) });
+                    send.push(Message { peer: to.0, tag: ir::Index::constant(tag) });
                     args.push(x);
                 }
-                Batched::Recv { mut into, from, tag } => {
-                    into.make_own(site)?;
-                    recv.push(Message { peer: from.0, tag: Index::constant(tag) });
+                Batched::Recv { into, from, tag } => {
+                    recv.push(Message { peer: from.0, tag: ir::Index::constant(tag) });
                     places.push(into);
                 }
             }
         }
-        args.extend(places.iter().map(SliceMut::view));
-        let n_sent = send.len();
+        let (world, name) = (&self.world, "exchange");
         let op = ExchangeStart { send, recv, over: self.over };
-        let name = "exchange";
-        if args.len() != n_sent + places.len() {
-            return Err(Error::new(name, "expected a tensor for each message", site));
+        let n_sent = args.len();
+        args.extend(places.iter().map(SliceMut::view));
+        check_world(name, world, args.iter(), site)?;
+        if let Some(traced) = record_start(&op, &args, site) {
+            let (results, start) = traced?;
+            for (mut place, result) in places.into_iter().zip(results) {
+                place.take_result(result, site)?;
+            }
+            return Ok(Pending { gives: (), flight: Some(Way::Traced(start)) });
         }
-        let started = self.start(&op, &args, 2, &[], site)?;
-        for ((mut place, result), view) in places.into_iter().zip(started.results).zip(&args[n_sent..]) {
-            place.take_result(view, result, site)?;
+        for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
+            *arg = settle(arg, name, site)?;
         }
-        Ok(Pending { gives: (), flight: started.flight })
+        let prepared = prepared(&op, world, &args, site)?;
+        let has_data = args.iter().all(|arg| arg.storage.is_some());
+        let (true, Some(heap), Some(comm)) = (has_data, world.heap(), &self.comm) else {
+            let kinds = places.iter_mut().zip(&prepared.results);
+            kinds.for_each(|(place, (ty, _))| place.may_differ(ty.varies));
+            return Ok(Pending { gives: (), flight: None });
+        };
+        let layouts: Vec<Rc<Placed>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
+        args.truncate(n_sent);
+        let failed = |error| Error::comm(name, error, site);
+        let mut operands = Operands::new();
+        for (x, layout) in args.into_iter().zip(&layouts) {
+            // A buffer does not own the storage, so that a tensor can receive beside what it sends.
+            let buffer = self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?;
+            operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape });
+        }
+        let mut taken = Vec::new();
+        for (place, layout) in places.iter_mut().zip(&layouts[n_sent..]) {
+            place.make_own(site)?;
+            // The tensor is one owner, this view of it another.
+            let into = self.take_to_write(name, &place.view(), 2, true, site)?;
+            let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
+            for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
+                let copy = heap.alloc_from(&sent.buffer.bytes().map_err(failed)?).map_err(failed)?;
+                world.count_copy(copy.len());
+                sent.buffer = copy;
+            }
+            operands.push(Operand { buffer, dtype: place.dtype(), shape: &layout.shape });
+            taken.push(into);
+        }
+        let mesh = world.mesh();
+        let pending = start(&op, &world.sizes(&mesh), comm, operands, Outs::new()).map_err(failed)?;
+        let flight = Flight::new(pending, world, name, site);
+        let results: Vec<Tensor> = prepared
+            .results
+            .iter()
+            .zip(taken)
+            .map(|((ty, _), into)| self.awaited(ty, into, &flight))
+            .collect();
+        for (mut place, result) in places.into_iter().zip(results) {
+            place.take_result(result, site)?;
+        }
+        Ok(Pending { gives: (), flight: Some(Way::Flying(flight)) })
     }
 }
 
 impl SliceMut<'_> {
     /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
-    pub(crate) fn take_result(
-        &mut self,
-        view: &Tensor,
-        result: Tensor,
-        site: &'static Location<'static>,
-    ) -> Result<()> {
-        let varies = self.tensor.ty.varies.union(result.ty.varies);
-        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+    pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
+        if is_tracing() {
+            return self.replace(result, site);
+        }
+        self.may_differ(result.ty.varies);
         let landed = match (&result.storage, &self.tensor.storage) {
             (Some(result), Some(own)) => Rc::ptr_eq(result, own),
             _ => true,
@@ -208,6 +255,6 @@ impl SliceMut<'_> {
             return Ok(());
         }
         // It could not be written where it lies, for example because it has gaps.
-        write_into(view, &result, site)
+        write_into(&self.view(), &result, site)
     }
 }

@@ -1,9 +1,9 @@
 //! The explicit handle of an operation in flight.
 
-use std::rc::Rc;
+use std::panic::Location;
 
 use crate::error::Result;
-use crate::flight::Flight;
+use crate::flight::Way;
 
 /// An operation in flight, and what it will give.
 ///
@@ -23,16 +23,17 @@ use crate::flight::Flight;
 pub struct Pending<T> {
     pub(crate) gives: T,
     /// None where there are only shapes.
-    pub(crate) flight: Option<Rc<Flight>>,
+    pub(crate) flight: Option<Way>,
 }
 
 impl<T> Pending<T> {
     /// What the operation gives, when it is over.
     ///
     /// [`Pending`] has an example.
+    #[track_caller]
     pub fn wait(self) -> Result<T> {
         if let Some(flight) = &self.flight {
-            flight.wait()?;
+            flight.wait(Location::caller())?;
         }
         Ok(self.gives)
     }

@@ -7,16 +7,20 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
-use consort_ir::index::Index;
+use consort_ir::index as ir;
+use consort_ir::mesh::Axes;
 use consort_ir::ops::{self, OpDef, Reduce};
 use consort_runtime::layout::Layout;
+use smallvec::smallvec;
 
-use crate::apply::{copy_into, write_into};
+use crate::apply::{copy_into, run_one, write_into};
 use crate::error::{Error, Result};
+use crate::index::{Index, Shape, plain};
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc};
+use crate::trace::{is_tracing, settle};
 use crate::world::World;
 
 /// A part of a tensor that is written in place.
@@ -33,7 +37,10 @@ use crate::world::World;
 pub struct SliceMut<'a> {
     pub(crate) tensor: &'a mut Tensor,
     pub(crate) layout: Rc<Placed>,
-    shape: Vec<Index>,
+    shape: Vec<ir::Index>,
+    start: Vec<ir::Index>,
+    /// What lies there, in a trace.
+    traced: Option<Tensor>,
 }
 
 /// What a collective can write in place: `&mut Tensor`, or a slice of one.
@@ -46,7 +53,9 @@ pub trait Place<'a> {
 
 impl<'a> Place<'a> for &'a mut Tensor {
     fn into_slice(self) -> SliceMut<'a> {
-        SliceMut { layout: self.layout.clone(), shape: self.ty.shape.clone(), tensor: self }
+        let (shape, start) = (self.ty.shape.clone(), vec![ir::Index::constant(0); self.rank()]);
+        let traced = is_tracing().then(|| self.clone());
+        SliceMut { layout: self.layout.clone(), shape, start, traced, tensor: self }
     }
 }
 
@@ -67,8 +76,18 @@ impl Tensor {
         start: impl Into<Index>,
         size: impl Into<Index>,
     ) -> Result<SliceMut<'_>> {
+        // Elements that are repeated have one place: what is written to one would be written to all.
+        if self.layout.repeats() && self.storage.is_some() {
+            self.move_to_own(Location::caller())?;
+        }
+        let mut starts = vec![ir::Index::constant(0); self.rank()];
+        let start: Index = start.into();
+        if let Some(place) = starts.get_mut(dim) {
+            *place = start.0.clone();
+        }
         let part = self.narrow(dim, start, size)?;
-        Ok(SliceMut { layout: part.layout.clone(), shape: part.ty.shape.clone(), tensor: self })
+        let (layout, shape) = (part.layout.clone(), part.ty.shape.clone());
+        Ok(SliceMut { layout, shape, start: starts, traced: is_tracing().then_some(part), tensor: self })
     }
 
     /// Takes over the elements of another tensor of the same shape and type.
@@ -98,7 +117,7 @@ impl Tensor {
     /// A copy of its own, without gaps.
     fn move_to_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let world = World::current()?;
-        let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
+        let buffer = alloc(&world, "copy", self.dtype(), &self.layout.shape, site)?;
         copy_into(self, &buffer, site)?;
         world.count_copy(buffer.len());
         self.layout = Placed::new(Layout::contiguous(&self.layout.shape));
@@ -124,18 +143,57 @@ impl SliceMut<'_> {
 
     /// What lies there, as a view that shares the storage.
     pub(crate) fn view(&self) -> Tensor {
+        if let Some(traced) = &self.traced {
+            return traced.clone();
+        }
         Tensor {
             ty: Rc::new(self.tensor.ty.with_shape(self.shape.clone())),
             layout: self.layout.clone(),
             storage: self.tensor.storage.clone(),
+            traced: self.tensor.traced.clone(),
             world: self.tensor.world,
         }
     }
 
+    /// Whether it is all of the tensor.
+    fn is_whole(&self) -> bool {
+        match &self.traced {
+            None => self.layout == self.tensor.layout,
+            Some(_) => {
+                self.start.iter().all(|start| start.as_const() == Some(0))
+                    && self.shape == self.tensor.ty.shape
+            }
+        }
+    }
+
+    /// In a trace, the tensor becomes one with this in the place of the slice.
+    pub(crate) fn replace(&mut self, part: Tensor, site: &'static Location<'static>) -> Result<()> {
+        let same = |(a, b): (&ir::Index, &ir::Index)| Index(a.clone()) == Index(b.clone());
+        let fits = part.dtype() == self.dtype() && part.rank() == self.shape.len();
+        if !fits || !part.ty.shape.iter().zip(&self.shape).all(same) {
+            let (expected, got) = (&self.layout.shape[..], part.hint_shape());
+            let message = format!("expected {}{expected:?}, got {}{got:?}", self.dtype(), part.dtype());
+            return Err(Error::new("copy_from", message, site));
+        }
+        if self.is_whole() {
+            *self.tensor = part;
+            return Ok(());
+        }
+        let op = ops::UpdateSlice { start: self.start.clone() };
+        *self.tensor = run_one(&op, smallvec![self.tensor.clone(), part], site)?;
+        Ok(())
+    }
+
+    /// Notes axes over which the tensor may differ, now that something is written to it.
+    pub(crate) fn may_differ(&mut self, varies: Axes) {
+        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
+    }
+
     /// A slice of a tensor that has other owners becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
-        let is_whole = self.layout == self.tensor.layout;
-        if is_whole || self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1) {
+        let is_whole = self.is_whole() || is_tracing();
+        let is_only = self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1);
+        if is_whole || is_only || self.layout.numel() == 0 {
             return Ok(());
         }
         // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
@@ -166,6 +224,13 @@ impl SliceMut<'_> {
     #[track_caller]
     pub fn copy_from(mut self, other: &Tensor) -> Result<()> {
         let site = Location::caller();
+        if is_tracing() {
+            return self.replace(other.clone(), site);
+        }
+        if self.tensor.traced.is_some() {
+            *self.tensor = settle(self.tensor, "copy_from", site)?;
+        }
+        let other = &settle(other, "copy_from", site)?;
         if other.dtype() != self.dtype() || other.shape() != self.shape() {
             let message = format!(
                 "expected {}{:?}, got {}{:?}",
@@ -183,15 +248,14 @@ impl SliceMut<'_> {
             // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
             let own = self.tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
-            if !own {
+            if !own || self.layout.repeats() {
                 *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
                 return Ok(());
             }
         }
         self.make_own(site)?;
         write_into(&self.view(), other, site)?;
-        let varies = self.tensor.ty.varies.union(other.ty.varies);
-        self.tensor.ty = Rc::new(self.tensor.ty.with_varies(varies));
+        self.may_differ(other.ty.varies);
         Ok(())
     }
 }
@@ -208,7 +272,7 @@ impl Group {
         let mut slice = place.into_slice();
         slice.make_own(site)?;
         // The whole tensor is replaced by the result; of a slice, the tensor itself is one more owner.
-        if slice.layout == slice.tensor.layout {
+        if slice.is_whole() {
             let mut started = self.start(op, std::slice::from_ref(slice.tensor), 1, &[], site)?;
             if let Some(result) = started.results.pop() {
                 *slice.tensor = result;
@@ -218,7 +282,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &view, 2, &[], site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(Pending { gives: (), flight: started.flight })
     }
@@ -233,7 +297,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<()> {
         let mut slice = out.into_slice();
-        let whole = slice.layout == slice.tensor.layout;
+        let whole = slice.is_whole() && !is_tracing();
         slice.make_own(site)?;
         let args = [x];
         if whole {
@@ -246,7 +310,7 @@ impl Group {
         let view = [slice.view()];
         let mut started = self.start(op, &args, 2, &view, site)?;
         if let Some(result) = started.results.pop() {
-            slice.take_result(&view[0], result, site)?;
+            slice.take_result(result, site)?;
         }
         Ok(())
     }
@@ -308,12 +372,7 @@ impl Group {
         let site = Location::caller();
         let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
         types.dedup();
-        if let [_] = &types[..] {
-            let started = self.start(&op, list, 1, &[], site)?;
-            list.iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
-            return Ok(());
-        }
-        // Of several types there is one communication for each run of one type.
+        // There is one communication for each run of one type.
         let mut start = 0;
         for dtype in types {
             let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
@@ -429,10 +488,10 @@ impl Group {
         &self,
         out: impl Place<'a>,
         x: impl Into<Tensor>,
-        out_splits: Option<&[usize]>,
-        in_splits: Option<&[usize]>,
+        out_splits: Option<&dyn Shape>,
+        in_splits: Option<&dyn Shape>,
     ) -> Result<()> {
-        let splits = |list: Option<&[usize]>| list.map(crate::tensor::constant_shape);
+        let splits = |list: Option<&dyn Shape>| list.map(|list| plain(list.sizes()));
         let op = ops::AllToAllStart {
             in_splits: splits(in_splits),
             out_splits: splits(out_splits),

@@ -2,13 +2,14 @@
 
 use std::panic::Location;
 
-use consort_ir::index::Index;
+use consort_ir::index as ir;
 use consort_ir::ops;
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run, run_one};
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, constant_shape};
+use crate::index::{Index, Shape, plain};
+use crate::tensor::Tensor;
 
 impl Tensor {
     /// The same elements in another shape. No element moves where their layout allows.
@@ -20,8 +21,8 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
-        run_one(&ops::Reshape { shape: constant_shape(shape) }, smallvec![self.clone()], Location::caller())
+    pub fn reshape(&self, shape: impl Shape) -> Result<Tensor> {
+        run_one(&ops::Reshape { shape: plain(shape.sizes()) }, smallvec![self.clone()], Location::caller())
     }
 
     /// The dimensions in another order. No element moves.
@@ -67,7 +68,7 @@ impl Tensor {
     ///
     /// let shards = consort::spawn(3, |mesh| {
     ///     let x = consort::Tensor::from_iter(0..6i32)?.replicated()?;
-    ///     let shard = x.narrow(0, &mesh.rank() * &consort::Index::from(2i64), 2)?;
+    ///     let shard = x.narrow(0, mesh.rank() * 2, 2)?;
     ///     assert_eq!(shard.varies(), ["world"]);
     ///     shard.to_vec::<i32>()
     /// });
@@ -81,9 +82,9 @@ impl Tensor {
             let message = format!("expected a dimension below {}, got {dim}", self.rank());
             return Err(Error::new("narrow", message, site));
         }
-        let mut starts = vec![Index::constant(0); self.rank()];
+        let mut starts = vec![ir::Index::constant(0); self.rank()];
         let mut sizes = self.ty.shape.clone();
-        (starts[dim], sizes[dim]) = (start.into(), size.into());
+        (starts[dim], sizes[dim]) = (start.into().0, size.into().0);
         let op = ops::Slice { start: starts, size: sizes, step: vec![1; self.rank()] };
         run_one(&op, smallvec![self.clone()], site)
     }
@@ -98,8 +99,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn slice(&self, start: &[usize], size: &[usize], step: &[usize]) -> Result<Tensor> {
-        let op = ops::Slice { start: constant_shape(start), size: constant_shape(size), step: step.to_vec() };
+    pub fn slice(&self, start: impl Shape, size: impl Shape, step: &[usize]) -> Result<Tensor> {
+        let (start, size) = (plain(start.sizes()), plain(size.sizes()));
+        let op = ops::Slice { start, size, step: step.to_vec() };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
 
@@ -126,8 +128,8 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn update_slice(&self, part: &Tensor, start: &[usize]) -> Result<Tensor> {
-        let op = ops::UpdateSlice { start: constant_shape(start) };
+    pub fn update_slice(&self, part: &Tensor, start: impl Shape) -> Result<Tensor> {
+        let op = ops::UpdateSlice { start: plain(start.sizes()) };
         run_one(&op, smallvec![self.clone(), part.clone()], Location::caller())
     }
 
@@ -168,8 +170,8 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn split(&self, dim: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
-        let op = ops::Split { dim, sizes: constant_shape(sizes) };
+    pub fn split(&self, dim: usize, sizes: impl Shape) -> Result<Vec<Tensor>> {
+        let op = ops::Split { dim, sizes: plain(sizes.sizes()) };
         Ok(run(&op, &mut smallvec![self.clone()], Location::caller())?.into_vec())
     }
 
@@ -182,8 +184,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        run_one(&ops::Broadcast { shape: constant_shape(shape) }, smallvec![self.clone()], Location::caller())
+    pub fn broadcast_to(&self, shape: impl Shape) -> Result<Tensor> {
+        let op = ops::Broadcast { shape: plain(shape.sizes()) };
+        run_one(&op, smallvec![self.clone()], Location::caller())
     }
 
     /// With a dimension of size one more, before the one at `dim`.
@@ -201,7 +204,7 @@ impl Tensor {
             return Err(Error::new("unsqueeze", message, site));
         }
         let mut shape = self.ty.shape.clone();
-        shape.insert(dim, Index::constant(1));
+        shape.insert(dim, ir::Index::constant(1));
         run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
     }
 
@@ -217,8 +220,8 @@ impl Tensor {
     #[track_caller]
     pub fn squeeze(&self, dim: usize) -> Result<Tensor> {
         let site = Location::caller();
-        if self.shape().get(dim) != Some(&1) {
-            let message = format!("expected a dimension of size 1, got {dim} of {:?}", self.shape());
+        if self.ty.shape.get(dim).and_then(ir::Index::as_const) != Some(1) {
+            let message = format!("expected a dimension of size 1, got {dim} of {:?}", self.hint_shape());
             return Err(Error::new("squeeze", message, site));
         }
         let mut shape = self.ty.shape.clone();
@@ -235,8 +238,8 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn pad(&self, before: &[usize], after: &[usize], value: f64) -> Result<Tensor> {
-        let op = ops::Pad { low: constant_shape(before), high: constant_shape(after), value };
+    pub fn pad(&self, before: impl Shape, after: impl Shape, value: f64) -> Result<Tensor> {
+        let op = ops::Pad { low: plain(before.sizes()), high: plain(after.sizes()), value };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
 

@@ -30,6 +30,11 @@ impl Storage {
         self.flights.borrow_mut().push((range, flight));
     }
 
+    /// Whether operations in flight may write it.
+    pub(crate) fn has_flights(&self) -> bool {
+        !self.flights.borrow().is_empty()
+    }
+
     /// Waits for what will write some of its bytes.
     #[inline]
     pub(crate) fn wait(&self, range: Range<usize>) -> Result<()> {

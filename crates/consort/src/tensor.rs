@@ -1,19 +1,22 @@
 //! Tensors: values with an element type, a shape, and the axes over which they may differ between ranks.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::Buffer;
 use consort_ir::dtype::Dtype;
-use consort_ir::index::Index;
+use consort_ir::index::{self as ir, Sym};
 use consort_ir::mesh::Axes;
 use consort_ir::types::TensorType;
 use consort_runtime::layout::{Layout, numel};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::index::Index;
 use crate::storage::Storage;
+use crate::trace::{Traced, pin_shape, settle};
 use crate::world::World;
 
 /// A tensor. It behaves as a value: what is written to one is never seen through another.
@@ -38,6 +41,8 @@ pub struct Tensor {
     pub(crate) layout: Rc<Placed>,
     /// None where there is a shape and no data.
     pub(crate) storage: Option<Rc<Storage>>,
+    /// What it is in a function that is being traced, or has been.
+    pub(crate) traced: Option<Rc<Traced>>,
     /// Whose mesh the axes are of; 0 for a thread on its own.
     pub(crate) world: u32,
 }
@@ -75,9 +80,9 @@ impl Deref for Placed {
     }
 }
 
-/// A size that a tensor type holds, as a number.
-pub(crate) fn constant_shape(shape: &[usize]) -> Vec<Index> {
-    shape.iter().map(|size| Index::from(*size)).collect()
+/// Sizes as a tensor type holds them.
+pub(crate) fn constant_shape(shape: &[usize]) -> Vec<ir::Index> {
+    shape.iter().map(|size| ir::Index::from(*size)).collect()
 }
 
 impl Tensor {
@@ -94,7 +99,7 @@ impl Tensor {
         fill_new(op, &buffer, site, fill)?;
         let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
         let (ty, layout) = (world.memo().share(ty), Placed::new(Layout::contiguous(shape)));
-        Ok(Tensor { ty, layout, storage: Some(Storage::new(buffer)), world: world.id })
+        Ok(Tensor { ty, layout, storage: Some(Storage::new(buffer)), traced: None, world: world.id })
     }
 
     /// A tensor of given elements, in row-major order.
@@ -145,7 +150,35 @@ impl Tensor {
     /// ```
     pub fn of_shape(dtype: Dtype, shape: &[usize]) -> Tensor {
         let ty = TensorType::new(dtype, constant_shape(shape), Axes::NONE);
-        Tensor { ty: Rc::new(ty), layout: Placed::new(Layout::contiguous(shape)), storage: None, world: 0 }
+        let layout = Placed::new(Layout::contiguous(shape));
+        Tensor { ty: Rc::new(ty), layout, storage: None, traced: None, world: 0 }
+    }
+
+    /// A tensor of a trace. Sizes that are symbols show what they are at this call; those read from data show 1.
+    pub(crate) fn of_trace(
+        ty: TensorType,
+        hints: &BTreeMap<Sym, i64>,
+        traced: Rc<Traced>,
+        world: &World,
+    ) -> Tensor {
+        let mesh = world.mesh();
+        let env = |sym: Sym| match sym {
+            Sym::Backed(_) => hints.get(&sym).copied(),
+            _ => world.sizes(&mesh).index(&ir::Index::sym(sym)).ok(),
+        };
+        let size =
+            |size: &ir::Index| size.eval(&env).ok().and_then(|size| usize::try_from(size).ok()).unwrap_or(1);
+        let shape: Vec<usize> = ty.shape.iter().map(size).collect();
+        let layout = Placed::new(Layout::contiguous(&shape));
+        Tensor { ty: Rc::new(ty), layout, storage: None, traced: Some(traced), world: world.id }
+    }
+
+    /// The sizes as they are now; in a trace nothing is noted of it.
+    pub(crate) fn hint_shape(&self) -> &[usize] {
+        match self.traced.as_ref().and_then(|traced| traced.landed()) {
+            Some(landed) => &landed.layout.shape,
+            None => &self.layout.shape,
+        }
     }
 
     /// The element type.
@@ -164,11 +197,16 @@ impl Tensor {
         self.ty.dtype
     }
 
-    /// The sizes, outermost first. Does not wait.
+    /// The sizes, outermost first. Does not wait. In a trace they become conditions of the compiled function where they
+    /// are symbols; [`dim`](Tensor::dim) keeps them symbols.
     ///
     /// [`dtype`](Tensor::dtype) has an example.
+    #[track_caller]
     pub fn shape(&self) -> &[usize] {
-        &self.layout.shape
+        if self.traced.is_some() {
+            pin_shape(self, Location::caller());
+        }
+        self.hint_shape()
     }
 
     /// One size. Does not wait.
@@ -176,7 +214,7 @@ impl Tensor {
     /// [`dtype`](Tensor::dtype) has an example.
     #[track_caller]
     pub fn dim(&self, dim: usize) -> Result<Index> {
-        self.ty.shape.get(dim).cloned().ok_or_else(|| {
+        self.ty.shape.get(dim).cloned().map(Index).ok_or_else(|| {
             let message = format!("expected a dimension below {}, got {dim}", self.ty.rank());
             Error::new("dim", message, Location::caller())
         })
@@ -192,15 +230,16 @@ impl Tensor {
     /// How many elements it has.
     ///
     /// [`dtype`](Tensor::dtype) has an example.
+    #[track_caller]
     pub fn numel(&self) -> usize {
-        self.layout.numel()
+        self.shape().iter().product()
     }
 
     /// Whether it has data.
     ///
     /// [`dtype`](Tensor::dtype) has an example.
     pub fn has_data(&self) -> bool {
-        self.storage.is_some()
+        self.storage.is_some() || self.traced.is_some()
     }
 
     /// The names of the mesh axes over which it may differ between ranks; none where it is equal everywhere.
@@ -229,6 +268,11 @@ impl Tensor {
     #[track_caller]
     pub fn replicated(mut self) -> Result<Tensor> {
         let site = Location::caller();
+        if self.traced.is_some() {
+            let message = "expected a tensor that is here, got a traced one\n  note: declare it before the call: \
+                           arguments keep what they are declared to be";
+            return Err(Error::new("replicated", message, site));
+        }
         if cfg!(debug_assertions) && self.storage.is_some() && !self.ty.varies.is_empty() {
             crate::collectives::check_equal(&self, site)?;
         }
@@ -250,9 +294,10 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
-        match &self.storage {
-            Some(storage) => storage.wait(self.byte_range()),
-            None => Ok(()),
+        match (&self.storage, &self.traced) {
+            (Some(storage), _) => storage.wait(self.byte_range()),
+            (None, Some(traced)) => traced.wait(Location::caller()),
+            (None, None) => Ok(()),
         }
     }
 
@@ -338,6 +383,9 @@ impl Tensor {
     pub fn update<T: Element + bytemuck::Pod, R>(&mut self, f: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         let site = Location::caller();
         self.check_type::<T>("update", site)?;
+        if self.traced.is_some() {
+            *self = settle(self, "update", site)?;
+        }
         self.make_writable(site)?;
         let (world, range) = (World::current()?, self.byte_range());
         // What a program writes by itself may be another thing on every rank.
@@ -373,7 +421,7 @@ impl Tensor {
         site: &'static Location<'static>,
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
-        let whole = self.contiguous_at(site)?;
+        let whole = settle(self, op, site)?.contiguous_at(site)?;
         let storage = whole.data(op, site)?;
         storage.wait(whole.byte_range())?;
         let bytes = storage.buffer.bytes_of(whole.byte_range());
@@ -398,9 +446,9 @@ impl Tensor {
             return Ok(self.clone());
         }
         let world = World::current()?;
-        let buffer = alloc(&world, "copy", self.dtype(), self.shape(), site)?;
+        let buffer = alloc(&world, "copy", self.dtype(), &self.layout.shape, site)?;
         crate::apply::copy_into(self, &buffer, site)?;
-        let layout = Placed::new(Layout::contiguous(self.shape()));
+        let layout = Placed::new(Layout::contiguous(&self.layout.shape));
         Ok(Tensor { layout, storage: Some(Storage::new(buffer)), ..self.clone() })
     }
 }

@@ -200,6 +200,66 @@ fn c3_halo_rows_arrive_where_they_belong_with_no_copy() {
 }
 
 #[test]
+fn a_batch_receives_beside_what_it_sends() {
+    for n in SIZES {
+        on(3, |mesh| {
+            let rank = me(&mesh);
+            let (above, below) = ((rank + 2) % 3, (rank + 1) % 3);
+            let mut x = Tensor::full(Dtype::F32, &[6, n], rank as f64)?;
+            for round in 0..10 {
+                // The sent rows are another each time, and each arrives as it is now.
+                x.narrow_mut(0, 1, 4)?.copy_from(&Tensor::full(
+                    Dtype::F32,
+                    &[4, n],
+                    (rank + 10 * round) as f64,
+                )?)?;
+                let bytes = copied(&mesh, || {
+                    let up = Batched::send(x.narrow(0, 1, 1).unwrap(), Route::Ring(-1), 0);
+                    let into = Batched::recv(x.narrow_mut(0, 5, 1).unwrap(), Route::Ring(1), 0);
+                    let _ = mesh.batch(vec![up, into]).unwrap();
+                    let down = Batched::send(x.narrow(0, 4, 1).unwrap(), Route::Ring(1), 1);
+                    let into = Batched::recv(x.narrow_mut(0, 0, 1).unwrap(), Route::Ring(-1), 1);
+                    let _ = mesh.batch(vec![into, down]).unwrap();
+                });
+                assert_eq!(bytes, 0, "round {round}");
+                for (row, from) in [above, rank, rank, rank, rank, below].into_iter().enumerate() {
+                    holds(&x.at(0, row)?, (from + 10 * round) as f32);
+                }
+            }
+            // What is sent from where it is received is copied, and arrives as it was; other owners see nothing.
+            let mut x = Tensor::from_iter((0..2 * n).map(|i| (rank * 2 * n + i) as f32))?;
+            let sent = Batched::send(x.narrow(0, 0, n)?, Route::Ring(1), 2);
+            let into = Batched::recv(x.narrow_mut(0, n / 2, n)?, Route::Ring(-1), 2);
+            assert_eq!(copied(&mesh, || drop(mesh.batch(vec![sent, into]).unwrap())), 4 * n as u64);
+            let (kept, before) = (x.clone(), x.to_vec::<f32>()?);
+            let expected = (0..2 * n).map(|i| match i.checked_sub(n / 2).filter(|at| *at < n) {
+                Some(at) => (above * 2 * n + at) as f32,
+                None => (rank * 2 * n + i) as f32,
+            });
+            assert!(expected.eq(before.iter().copied()));
+            let whole = vec![Batched::send(&x, Route::Ring(1), 3), Batched::recv(&mut x, Route::Ring(-1), 3)];
+            mesh.batch(whole)?.wait()?;
+            assert_eq!(x.at(0, 0)?.item::<f32>()?, (above * 2 * n) as f32);
+            assert_eq!(kept.to_vec::<f32>()?, before);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn who_is_in_no_list_sends_and_receives_nothing() {
+    on(3, |mesh| {
+        let pair = mesh.lists("pair", &[&[0, 1]])?;
+        let rank = me(&mesh);
+        let (x, mut y) = ((&ones(4) * rank as f64)?, Tensor::full(Dtype::F32, &[4], 9.0)?);
+        pair.batch(vec![Batched::send(&x, Route::Ring(1), 0), Batched::recv(&mut y, Route::Ring(1), 0)])?
+            .wait()?;
+        holds(&y, [1.0, 0.0, 9.0][rank]);
+        Ok(())
+    });
+}
+
+#[test]
 fn open_borders_keep_what_is_there() {
     on(3, |mesh| {
         let rank = me(&mesh) as f32;

@@ -1,7 +1,7 @@
 //! Tensors of a mesh that is gone, and what ranks that call differently learn.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-use consort::{Reduce, Tensor};
+use consort::{Batched, Dtype, Reduce, Route, Tensor};
 
 #[test]
 fn a_tensor_of_a_mesh_that_is_gone_is_refused_by_the_next() {
@@ -38,4 +38,31 @@ fn a_group_goes_on_after_a_call_that_all_ranks_were_refused() {
         mesh.all_reduce(x, Reduce::Sum)?.item::<f32>()
     });
     assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+}
+
+#[test]
+fn shapes_of_messages_and_of_refused_calls_are_nothing_to_later_calls() {
+    let sums = consort::spawn(2, |mesh| {
+        let me = mesh.number(&mesh.rank())?;
+        let mut got = Tensor::zeros(Dtype::F32, &[5 - me])?;
+        let message = |n: usize| Tensor::ones(Dtype::F32, &[n]);
+        mesh.batch(vec![
+            Batched::send(message(4 + me)?, Route::Ring(1), 0),
+            Batched::recv(&mut got, Route::Ring(1), 0),
+        ])?
+        .wait()?;
+        let same = Tensor::from_slice(&[3i64], &[1])?.replicated()?;
+        mesh.isend(message(4 + me)?, Route::Ring(1), 1)?.wait()?;
+        mesh.recv_into(&mut got, Route::Ring(1), 1)?;
+        let pair = mesh.lists("pair", &[&[0, 1]])?;
+        // One rank alone makes a call that its group refuses.
+        if me == 1 {
+            assert!(mesh.all_gather(Tensor::zeros(Dtype::F32, &[0, 2])?, 1).is_err());
+        }
+        let turned = mesh.lists("turned", &[&[1, 0]])?;
+        let mine = Tensor::from_slice(&[me as i64 + 1], &[1])?;
+        let sum = pair.all_reduce(&mine, Reduce::Sum)?.add(&turned.all_reduce(&mine, Reduce::Sum)?)?;
+        Ok((sum.add(&same)?.item::<i64>()?, got.sum_all()?.item::<f32>()?))
+    });
+    assert_eq!(sums.into_iter().collect::<consort::Result<Vec<_>>>().unwrap(), [(9, 5.0), (9, 4.0)]);
 }

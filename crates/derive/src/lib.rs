@@ -14,9 +14,10 @@ pub fn flatten(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
 
 fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
     let arms: Vec<(TokenStream, TokenStream)> = match &input.data {
-        Data::Struct(data) => vec![arms(&quote!(Self), &data.fields)],
+        Data::Struct(data) => vec![arms(&quote!(Self), None, &data.fields)],
         Data::Enum(data) => {
-            let arm = |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), fields);
+            let arm =
+                |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), Some(ident), fields);
             data.variants.iter().map(arm).collect()
         }
         Data::Union(_) => {
@@ -33,18 +34,18 @@ fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
     let (visits, maps): (Vec<_>, Vec<_>) = arms.into_iter().unzip();
     Ok(quote! {
         impl #generics ::consort::Flatten for #name #arguments #bounds {
-            fn visit(&self, visit: &mut dyn ::core::ops::FnMut(&::consort::Tensor)) {
+            fn visit(&self, visit: &mut dyn ::consort::Visit) {
                 match self { #(#visits)* }
             }
-            fn map(&self, map: &mut dyn ::core::ops::FnMut(&::consort::Tensor) -> ::consort::Tensor) -> Self {
+            fn map(&self, map: &mut dyn ::consort::Map) -> Self {
                 match self { #(#maps)* }
             }
         }
     })
 }
 
-/// The arms of a struct or variant: one that visits its fields, one that makes another of it.
-fn arms(path: &TokenStream, fields: &Fields) -> (TokenStream, TokenStream) {
+/// The arms of a struct or variant: one that visits its fields, after its name, one that makes another of it.
+fn arms(path: &TokenStream, variant: Option<&Ident>, fields: &Fields) -> (TokenStream, TokenStream) {
     let names: Vec<Ident> = match fields {
         Fields::Named(fields) => fields.named.iter().filter_map(|field| field.ident.clone()).collect(),
         Fields::Unnamed(fields) => (0..fields.unnamed.len()).map(|i| format_ident!("field{i}")).collect(),
@@ -60,7 +61,11 @@ fn arms(path: &TokenStream, fields: &Fields) -> (TokenStream, TokenStream) {
         Fields::Unnamed(_) => quote!((#(::consort::Flatten::map(#names, map)),*)),
         Fields::Unit => quote!(),
     };
-    let visit = quote!(#path #pattern => { #(::consort::Flatten::visit(#names, visit);)* });
+    let name = variant.map(|variant| {
+        let name = variant.to_string();
+        quote!(visit.setting(::consort::Static::Text(#name));)
+    });
+    let visit = quote!(#path #pattern => { #name #(::consort::Flatten::visit(#names, visit);)* });
     let map = quote!(#path #pattern => #path #made,);
     (visit, map)
 }

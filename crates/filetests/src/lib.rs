@@ -10,6 +10,7 @@
 
 pub mod fuzz;
 mod hazards;
+mod opt;
 mod oracle;
 mod plan;
 mod print;
@@ -28,6 +29,7 @@ pub const COMMANDS: &[(&str, Command)] = &[
     ("verify", verify::run),
     ("print", print::run),
     ("oracle", oracle::run),
+    ("opt", opt::run),
     ("plan", plan::run),
     ("hazards", hazards::run),
 ];

@@ -16,22 +16,26 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     if let Some(error) = errors.iter().find(|error| !(options == ["unverified"] && error.rule == "V9")) {
         return Err(error.render("case", case.text, &parsed.lines));
     }
-    let lines = run_lines(case.text).map_err(|error| error.to_string())?;
+    check_runs(case.text, &parsed.program).map(|()| None)
+}
+
+/// Holds a program to the run lines of a text.
+pub(crate) fn check_runs(text: &str, program: &Program) -> Result<(), String> {
+    let lines = run_lines(text).map_err(|error| error.to_string())?;
     if lines.is_empty() {
         return Err("no `; run:` line".to_string());
     }
     let mut wrong = Vec::new();
     for line in lines {
-        let outcome = line.inputs(&parsed.program).and_then(|inputs| {
-            oracle::run(&parsed.program, &line.func, &inputs).map_err(|error| error.to_string())
-        });
-        let checked =
-            line.check(&parsed.program, &outcome).and_then(|()| placements(&parsed.program, &line, &outcome));
+        let outcome = line
+            .inputs(program)
+            .and_then(|inputs| oracle::run(program, &line.func, &inputs).map_err(|error| error.to_string()));
+        let checked = line.check(program, &outcome).and_then(|()| placements(program, &line, &outcome));
         if let Err(error) = checked {
             wrong.push(format!("line {}: {error}", line.line));
         }
     }
-    if wrong.is_empty() { Ok(None) } else { Err(wrong.join("\n")) }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Results are equal between ranks wherever their types say so.

@@ -4,7 +4,7 @@
 //! The tracer, expansions of composites, gradients and the random-program generator all build here.
 
 use crate::entity::Value;
-use crate::index::{Facts, Guard, Sym, SymbolFacts};
+use crate::index::{Assumed, Facts, Guard, Sym, SymbolFacts};
 use crate::infer::infer;
 use crate::mesh::Mesh;
 use crate::ops::{BlockType, Flow, Op, OpDef, Undecided, Violation};
@@ -15,6 +15,12 @@ use crate::types::{TensorType, Type};
 #[derive(Clone, Debug)]
 pub struct Builder<'a> {
     mesh: &'a Mesh,
+    draft: Draft,
+}
+
+/// What is built so far, put aside: it goes on with [`Builder::resume`].
+#[derive(Clone, Debug)]
+pub struct Draft {
     func: Func,
     facts: Facts,
     /// The block being filled, and those around it.
@@ -24,18 +30,40 @@ pub struct Builder<'a> {
     loc: Option<Loc>,
 }
 
+impl Draft {
+    /// The conditions on sizes that have been assumed so far.
+    pub fn guards(&self) -> &[Guard] {
+        &self.func.guards
+    }
+
+    /// How many parameters the function has so far.
+    pub fn params(&self) -> usize {
+        self.open.first().map_or(0, |body| body.params.len())
+    }
+}
+
 impl<'a> Builder<'a> {
     /// An empty function.
     pub fn new(mesh: &'a Mesh, name: &str) -> Builder<'a> {
-        Builder {
-            mesh,
+        let draft = Draft {
             func: Func { name: name.to_string(), ..Func::default() },
             facts: Facts::new(mesh),
             open: vec![Block::default()],
             next_value: 0,
             next_unbacked: 0,
             loc: None,
-        }
+        };
+        Builder { mesh, draft }
+    }
+
+    /// Goes on with what was put aside. The mesh is the one it was begun with, or has more groups.
+    pub fn resume(mesh: &'a Mesh, draft: Draft) -> Builder<'a> {
+        Builder { mesh, draft }
+    }
+
+    /// Puts aside what is built so far.
+    pub fn pause(self) -> Draft {
+        self.draft
     }
 
     /// The mesh.
@@ -45,36 +73,58 @@ impl<'a> Builder<'a> {
 
     /// The source line that nodes get from here on.
     pub fn set_loc(&mut self, loc: Option<Loc>) {
-        self.loc = loc;
+        self.draft.loc = loc;
     }
 
     /// Declares what is known of a backed symbol before a parameter binds it.
     pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) {
-        if self.func.symbols.iter().all(|(other, _)| *other != sym) {
-            self.func.symbols.push((sym, facts));
+        if self.draft.func.symbols.iter().all(|(other, _)| *other != sym) {
+            self.draft.func.symbols.push((sym, facts));
         }
     }
 
     /// A symbol that no `to_size` of this function has used yet.
     pub fn fresh_symbol(&mut self) -> Sym {
-        self.next_unbacked += 1;
-        Sym::Unbacked(self.next_unbacked - 1)
+        self.draft.next_unbacked += 1;
+        Sym::Unbacked(self.draft.next_unbacked - 1)
+    }
+
+    /// Writes down a condition on sizes that holds from here on, unless it is known.
+    pub fn assume(&mut self, guard: Guard) -> Assumed {
+        let assumed = self.draft.facts.assume(guard.clone());
+        if assumed == Assumed::New {
+            self.draft.func.guards.push(guard);
+        }
+        assumed
+    }
+
+    /// How many blocks are open around the one being filled; 0 in the function's own.
+    pub fn depth(&self) -> usize {
+        self.draft.open.len().saturating_sub(1)
+    }
+
+    /// Does something in a block further out, which is still open.
+    pub fn outside<T>(&mut self, depth: usize, f: impl FnOnce(&mut Self) -> T) -> T {
+        let inner = self.draft.open.split_off((depth + 1).min(self.draft.open.len()));
+        let outcome = f(self);
+        self.draft.open.extend(inner);
+        outcome
     }
 
     /// The conditions on sizes that have been assumed so far.
     pub fn guards(&self) -> &[Guard] {
-        &self.func.guards
+        &self.draft.func.guards
     }
 
     /// What is known of the symbols.
     pub fn facts(&self) -> &Facts {
-        &self.facts
+        &self.draft.facts
     }
 
     fn value(&mut self, ty: Type) -> Value {
-        let value = Value(self.next_value);
-        self.next_value += 1;
-        self.func.types.insert(value, ty);
+        let value = Value(self.draft.next_value);
+        self.draft.next_value += 1;
+        self.draft.func.types.insert(value, ty);
         value
     }
 
@@ -83,11 +133,11 @@ impl<'a> Builder<'a> {
         let ty = ty.into();
         ty.indices(&mut |index| {
             if let Some(sym @ Sym::Backed(_)) = index.as_sym() {
-                self.facts.declare(sym, self.func.declared(sym));
+                self.draft.facts.declare(sym, self.draft.func.declared(sym));
             }
         });
         let value = self.value(ty);
-        if let Some(block) = self.open.last_mut() {
+        if let Some(block) = self.draft.open.last_mut() {
             block.params.push(value);
         }
         value
@@ -95,7 +145,7 @@ impl<'a> Builder<'a> {
 
     /// The type of a value built here.
     pub fn ty(&self, value: Value) -> Result<&Type, Violation> {
-        self.func.ty(value).ok_or_else(|| Violation::new("V1", format!("{value} is not defined")))
+        self.draft.func.ty(value).ok_or_else(|| Violation::new("V1", format!("{value} is not defined")))
     }
 
     /// The type of a tensor built here.
@@ -127,17 +177,25 @@ impl<'a> Builder<'a> {
 
     /// Opens a block with these parameters; nodes go into it until `end_block`.
     pub fn begin_block(&mut self, params: Vec<Type>) -> Vec<Value> {
-        self.open.push(Block::default());
+        self.draft.open.push(Block::default());
         params.into_iter().map(|ty| self.param(ty)).collect()
+    }
+
+    /// One more parameter of a block that is closed already.
+    pub fn add_param(&mut self, block: &mut Block, ty: Type) -> Value {
+        let value = self.value(ty);
+        block.params.push(value);
+        value
     }
 
     /// Closes the block that was opened last.
     pub fn end_block(&mut self, results: &[Value]) -> Block {
-        let mut block = self.open.pop().unwrap_or_default();
+        let mut block = self.draft.open.pop().unwrap_or_default();
         block.results = results.to_vec();
         for node in &block.nodes {
-            let args: Vec<Type> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
-            node.op.defines(&args).into_iter().for_each(|(sym, _)| self.facts.forget(sym));
+            let args: Vec<Type> =
+                node.args.iter().filter_map(|arg| self.draft.func.ty(*arg).cloned()).collect();
+            node.op.defines(&args).into_iter().for_each(|(sym, _)| self.draft.facts.forget(sym));
         }
         block
     }
@@ -147,15 +205,16 @@ impl<'a> Builder<'a> {
         let arg_types = args.iter().map(|arg| self.ty(*arg).cloned()).collect::<Result<Vec<_>, _>>()?;
         let block_types = blocks
             .iter()
-            .map(|block| block_type(&self.func, block))
+            .map(|block| block_type(&self.draft.func, block))
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default();
-        let known = self.facts.guards().len();
-        let types = infer(&*op, self.mesh, &arg_types, &block_types, &mut self.facts, Undecided::Assume)?;
+        let known = self.draft.facts.guards().len();
+        let types =
+            infer(&*op, self.mesh, &arg_types, &block_types, &mut self.draft.facts, Undecided::Assume)?;
         // Kept here, because facts about a symbol end with the block that defines it.
-        self.func.guards.extend_from_slice(self.facts.guards().get(known..).unwrap_or(&[]));
+        self.draft.func.guards.extend_from_slice(self.draft.facts.guards().get(known..).unwrap_or(&[]));
         for (sym, facts) in op.defines(&arg_types) {
-            self.facts.declare(sym, facts);
+            self.draft.facts.declare(sym, facts);
         }
         let results: Vec<Value> = types.into_iter().map(|ty| self.value(ty)).collect();
         let node = Node {
@@ -163,10 +222,10 @@ impl<'a> Builder<'a> {
             args: args.to_vec(),
             results: results.clone(),
             blocks,
-            loc: self.loc.clone(),
+            loc: self.draft.loc.clone(),
             plan: None,
         };
-        if let Some(block) = self.open.last_mut() {
+        if let Some(block) = self.draft.open.last_mut() {
             block.nodes.push(node);
         }
         Ok(results)
@@ -174,11 +233,12 @@ impl<'a> Builder<'a> {
 
     /// Ends the function; it declares the types of what it returns.
     pub fn finish(mut self, results: &[Value]) -> Func {
-        self.func.body = self.end_block(results);
-        self.func.results = results.iter().filter_map(|value| self.func.ty(*value).cloned()).collect();
-        let bound = self.func.bound_symbols();
-        self.func.symbols.retain(|(sym, _)| bound.contains(sym));
-        self.func
+        self.draft.func.body = self.end_block(results);
+        self.draft.func.results =
+            results.iter().filter_map(|value| self.draft.func.ty(*value).cloned()).collect();
+        let bound = self.draft.func.bound_symbols();
+        self.draft.func.symbols.retain(|(sym, _)| bound.contains(sym));
+        self.draft.func
     }
 }
 

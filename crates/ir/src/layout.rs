@@ -50,6 +50,11 @@ impl Layout {
         is_row_major(&self.shape, &self.strides)
     }
 
+    /// Whether elements are repeated: several of one place.
+    pub fn repeats(&self) -> bool {
+        self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0)
+    }
+
     /// How many elements of storage it spans, from the first one on.
     pub fn span(&self) -> usize {
         span(&self.shape, &self.strides)
@@ -235,6 +240,8 @@ mod tests {
         assert_eq!((middle.start, middle.span(), middle.is_contiguous()), (2, 21, false));
         assert!(base.narrowed(0, 1, 2).is_contiguous());
         assert_eq!(base.narrowed(0, 1, 0).span(), 0);
+        let repeated = Layout::contiguous(&[4, 1]).broadcast(&[4, 6]);
+        assert!(repeated.repeats() && !repeated.narrowed(1, 2, 1).repeats() && !middle.repeats());
         assert_eq!(numel(&[0, usize::MAX, usize::MAX]), Some(0));
         assert_eq!(numel(&[usize::MAX, 2]), None);
     }

@@ -1,14 +1,14 @@
 //! Computes and runs plans on real ranks.
 //!
-//! [`kernels`] are what computes on a CPU, one for each op, found by its name. [`execute`] walks a plan's lines over
-//! its buffers; today it is the smallest executor that does, with reference evaluations for compute.
+//! [`kernels`] are what computes on a CPU, one for each op, found by its name. [`execute`] lowers a plan and walks its
+//! lines; [`start`] begins communication.
 #![deny(unsafe_code)]
 
-mod execute;
+pub mod execute;
 pub mod kernels;
 pub mod start;
 pub mod threads;
 pub mod tolerance;
 
 pub use consort_ir::{layout, views};
-pub use execute::{RunError, execute};
+pub use execute::{Exec, RunError};

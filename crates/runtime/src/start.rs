@@ -73,56 +73,19 @@ pub fn start(
     let (n, op) = (group.size(), op.as_any());
     let several = operands.len() != 1;
     if let Some(AllReduceStart { reduce, .. }) = op.downcast_ref() {
-        let Some(first) = operands.first().map(|operand| operand.dtype) else { return group.barrier() };
-        if operands.iter().any(|operand| operand.dtype != first) {
-            return Err(CommError::Argument(format!(
-                "expected tensors of one element type in one communication, got {first} and others"
-            )));
-        }
-        let element = element(first);
+        let Some(dtype) = one_type(&operands)? else { return group.barrier() };
+        let element = element(dtype);
         return match several {
             false => group.all_reduce(one(operands)?, element, reduction(*reduce)),
             true => group.all_reduce(buffers(operands), element, reduction(*reduce)),
         };
     }
     if let Some(AllGatherStart { dims, .. }) = op.downcast_ref() {
-        let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
-            outer: outer(operand.shape, *dim),
-            operand: operand.buffer,
-            result,
-        };
-        let mut list: Vec<Moved> = operands.into_iter().zip(results).zip(dims).map(moved).collect();
-        return match (list.len(), list.pop()) {
-            (1, Some(Moved { operand, result, outer })) => group.all_gather(operand, result, outer),
-            (_, last) => {
-                list.extend(last);
-                group.all_gather_list(list)
-            }
-        };
+        return group.all_gather_list(moved(operands, results, dims));
     }
     if let Some(ReduceScatterStart { reduce, dims, .. }) = op.downcast_ref() {
-        let reduce = reduction(*reduce);
-        let dtype = operands.first().map_or(Dtype::F32, |operand| operand.dtype);
-        if operands.iter().any(|operand| operand.dtype != dtype) {
-            return Err(CommError::Argument(format!(
-                "expected tensors of one element type in one communication, got {dtype} and others"
-            )));
-        }
-        let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
-            outer: outer(operand.shape, *dim),
-            operand: operand.buffer,
-            result,
-        };
-        let mut list: Vec<Moved> = operands.into_iter().zip(results).zip(dims).map(moved).collect();
-        return match (list.len(), list.pop()) {
-            (1, Some(Moved { operand, result, outer })) => {
-                group.reduce_scatter(operand, result, element(dtype), reduce, outer)
-            }
-            (_, last) => {
-                list.extend(last);
-                group.reduce_scatter_list(list, element(dtype), reduce)
-            }
-        };
+        let element = element(one_type(&operands)?.unwrap_or(Dtype::F32));
+        return group.reduce_scatter_list(moved(operands, results, dims), element, reduction(*reduce));
     }
     let mut results = results.into_iter();
     if let Some(AllToAllStart { in_splits, out_splits, .. }) = op.downcast_ref() {
@@ -155,8 +118,8 @@ pub fn start(
         };
     }
     if let Some(ReduceStart { reduce, root, .. }) = op.downcast_ref() {
-        let dtype = operands.first().map_or(Dtype::F32, |operand| operand.dtype);
-        return group.reduce(buffers(operands), element(dtype), reduction(*reduce), *root);
+        let element = element(one_type(&operands)?.unwrap_or(Dtype::F32));
+        return group.reduce(buffers(operands), element, reduction(*reduce), *root);
     }
     if let Some(GatherStart { dims, root, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
@@ -200,6 +163,27 @@ fn argument(error: ops::EvalError) -> CommError {
     CommError::Argument(error.0)
 }
 
+/// The element type of all operands; none where there are no operands.
+fn one_type(operands: &[Operand<'_>]) -> Result<Option<Dtype>, CommError> {
+    let Some(first) = operands.first().map(|operand| operand.dtype) else { return Ok(None) };
+    match operands.iter().all(|operand| operand.dtype == first) {
+        true => Ok(Some(first)),
+        false => Err(CommError::Argument(format!(
+            "expected tensors of one element type in one communication, got {first} and others"
+        ))),
+    }
+}
+
+/// Each operand with its result, along a dimension of its own.
+fn moved(operands: Operands<'_>, results: Outs, dims: &[usize]) -> Vec<Moved> {
+    let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
+        outer: outer(operand.shape, *dim),
+        operand: operand.buffer,
+        result,
+    };
+    operands.into_iter().zip(results).zip(dims).map(moved).collect()
+}
+
 fn expected(buffer: Option<Buffer>) -> Result<Buffer, CommError> {
     buffer.ok_or_else(|| CommError::Argument("expected a buffer for the result".into()))
 }
@@ -220,9 +204,9 @@ fn buffers(operands: Operands<'_>) -> Vec<Buffer> {
     operands.into_iter().map(|operand| operand.buffer).collect()
 }
 
-/// How often the layout along a dimension repeats.
+/// How often the layout along a dimension repeats; once where there is nothing to repeat.
 fn outer(shape: &[usize], dim: usize) -> usize {
-    shape[..dim.min(shape.len())].iter().product()
+    shape[..dim.min(shape.len())].iter().product::<usize>().max(1)
 }
 
 /// Bytes of one place along a dimension.

@@ -139,10 +139,97 @@ fn opt_as_json_has_the_errors_and_the_exit_code_too() {
     });
     assert_eq!((json.code, json.stderr.as_str()), (1, ""));
     assert_eq!(json.json()["errors"][0], error);
+    assert_eq!(json.json()["text"], json!(SUM.replace("pending<f32[2]>", "pending<f32[3]>")));
     let json = scratch.run_with_input("opt - --json", "mesh (tp 2)");
     let error = &json.json()["errors"][0];
     assert_eq!((json.code, &error["line"], &error["column"]), (1, &json!(1), &json!(10)));
     let json = scratch.run("opt missing.csr --json");
+    assert_eq!((json.code, &json.json()["errors"][0]["code"]), (1, &json!("input")));
+}
+
+/// A sum over two ranks with something for each pass to do.
+const ROUGH: &str = "mesh (tp: 2)
+
+func @f(v0: f32[2]{tp}) -> (f32[2], f32[2]) {
+    v1 = neg v0                                      : f32[2]{tp}
+    v2 = neg v1                                      : f32[2]{tp}
+    v3 = all_reduce_start[reduce=sum, over=tp] v0    : pending<f32[2]>
+    v4 = all_reduce_start[reduce=sum, over=tp] v2    : pending<f32[2]>
+    v5 = wait v3                                     : f32[2]
+    v6 = wait v4                                     : f32[2]
+    return v5, v6
+}
+";
+
+fn simple(lines: &str, results: &str) -> String {
+    format!(
+        "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{{tp}}) -> (f32[2], f32[2]) {{\n{lines}    return {results}\n}}\n"
+    )
+}
+
+const NEG: &str = "    v1 = neg v0                                      : f32[2]{tp}\n";
+const ONCE: &str = "    v3 = all_reduce_start[reduce=sum, over=tp] v0    : pending<f32[2]>
+    v5 = wait v3                                     : f32[2]\n";
+
+#[test]
+fn opt_runs_all_passes_or_one_or_some_rewrites() {
+    let scratch = Scratch::new();
+    scratch.write("rough.csr", ROUGH);
+    assert_eq!(scratch.run("opt rough.csr").parts(), (0, ROUGH, ""));
+    assert_eq!(scratch.run("opt rough.csr --passes").parts(), (0, simple(ONCE, "v5, v5").as_str(), ""));
+    let folded = ROUGH.replace("    v2 = neg v1                                      : f32[2]{tp}\n", "");
+    let folded = folded.replace("over=tp] v2 ", "over=tp] v0 ");
+    assert_eq!(scratch.run("opt rough.csr --pass fold").parts(), (0, folded.as_str(), ""));
+    assert_eq!(scratch.run("opt rough.csr --pass share").parts(), (0, ROUGH, ""));
+    let shared = simple(&format!("{NEG}{ONCE}"), "v5, v5");
+    assert_eq!(scratch.run("opt rough.csr --passes --fuel 2").parts(), (0, shared.as_str(), ""));
+    let json = scratch.run("opt rough.csr --passes --json").json();
+    let ran = |name: &str, rewrites: u64| json!({ "name": name, "rewrites": rewrites });
+    let rounds = [("fold", 1), ("share", 1), ("remove", 1), ("fold", 0), ("share", 0), ("remove", 0)]
+        .map(|(n, r)| ran(n, r));
+    assert_eq!(json, json!({ "ok": true, "text": simple(ONCE, "v5, v5"), "errors": [], "passes": rounds }));
+}
+
+#[test]
+fn opt_writes_what_each_pass_has_left() {
+    let scratch = Scratch::new();
+    scratch.write("rough.csr", ROUGH);
+    assert_eq!(scratch.run("opt rough.csr --passes --dump out/stages").code, 0);
+    let text = |name: &str| String::from_utf8(scratch.read(&format!("out/stages/{name}"))).unwrap();
+    assert_eq!(text("00-input.csr"), ROUGH);
+    assert!(!text("01-fold.csr").contains("v2"));
+    assert_eq!(text("02-share.csr"), simple(&format!("{NEG}{ONCE}"), "v5, v5"));
+    assert_eq!(text("03-remove.csr"), simple(ONCE, "v5, v5"));
+    assert_eq!(std::fs::read_dir(scratch.path("out/stages")).unwrap().count(), 4);
+    let error = "error: out/stages/00-input.csr exists\n  note: --force overwrites it\n";
+    scratch.refuses("opt rough.csr --passes --dump out/stages", error);
+    assert_eq!(scratch.run("opt rough.csr --passes --dump out/stages --force").code, 0);
+}
+
+#[test]
+fn opt_lists_its_passes_and_refuses_others() {
+    let scratch = Scratch::new();
+    scratch.write("rough.csr", ROUGH);
+    let list = "fold    computes what is constant, and drops ops that change nothing\n\
+                share   computes and communicates equal things once\n\
+                remove  removes what nothing uses\n";
+    assert_eq!(scratch.run("opt --list").parts(), (0, list, ""));
+    assert_eq!(scratch.run("opt --list --json").json()[2]["name"], json!("remove"));
+    let error = "error: no pass `fuse`\n  note: `consort opt --list` lists them\n";
+    scratch.refuses("opt rough.csr --pass fuse", error);
+    let error =
+        "error: --fuel: expected passes to run, got none\n  note: --passes runs all, --pass NAME runs one\n";
+    scratch.refuses("opt rough.csr --fuel 3", error);
+    scratch.refuses("opt rough.csr --dump out", &error.replace("--fuel", "--dump"));
+    let plan = SUM
+        .replace("f32[2]{tp})", "f32[2]{tp} @arg+0x0)")
+        .replace("f32[2] {", "f32[2]\nplan (arg: 0x8, heap: 0x8) {");
+    let plan = plan.replace("pending<f32[2]> ;", "pending<f32[2]> @heap+0x0 queue tp #0 lease v0 ;");
+    scratch.write("plan.csr", plan.replace(": f32[2]\n    return", ": f32[2] @heap+0x0\n    return"));
+    let error = "error: @sum: expected a program, got a plan\n  \
+                 note: passes change what is computed, and a plan has places for it already\n";
+    scratch.refuses("opt plan.csr --passes", error);
+    let json = scratch.run("opt plan.csr --passes --json");
     assert_eq!((json.code, &json.json()["errors"][0]["code"]), (1, &json!("input")));
 }
 

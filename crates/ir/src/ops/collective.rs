@@ -52,11 +52,14 @@ pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) ->
     ))
 }
 
-pub(super) fn check_reduce(cx: &InferCx<'_>, reduce: Reduce) -> Result<(), Violation> {
-    match cx.tensors()?.iter().find(|x| !reduce.takes(x.dtype)) {
-        Some(x) => Err(Violation::new("C1", format!("`{}` is not defined for {}", reduce.name(), x.dtype))),
-        None => Ok(()),
-    }
+pub(super) fn check_reduce(cx: &InferCx<'_>, rule: &'static str, reduce: Reduce) -> Result<(), Violation> {
+    let Some(x) = cx.tensors()?.into_iter().find(|x| !reduce.takes(x.dtype)) else { return Ok(()) };
+    let violation = Violation::new(rule, format!("`{}` is not defined for {}", reduce.name(), x.dtype));
+    Err(violation.note(match reduce {
+        Reduce::Avg => "`cast` to a float type first, or reduce with `sum` and divide",
+        Reduce::PremulSum(_) => "`cast` to a float type first",
+        _ => "`cast` to an integer type first",
+    }))
 }
 
 pub(super) fn check_dims(
@@ -196,7 +199,7 @@ op! {
 
 impl OpDef for AllReduceStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_reduce(cx, self.reduce)?;
+        check_reduce(cx, "C1", self.reduce)?;
         check_equal_shapes(cx, "C2", self.over)?;
         Ok(pending(
             cx.tensors()?.iter().map(|x| x.with_varies(shared(x.varies, self.over, cx.mesh))).collect(),
@@ -283,7 +286,7 @@ op! {
 
 impl OpDef for ReduceScatterStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_reduce(cx, self.reduce)?;
+        check_reduce(cx, "C1", self.reduce)?;
         check_dims(cx, "C2", &self.dims, false)?;
         check_equal_shapes(cx, "C4", self.over)?;
         check_covers(cx, "C5", self.over)?;

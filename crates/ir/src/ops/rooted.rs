@@ -78,7 +78,7 @@ op! {
 
 impl OpDef for ReduceStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
-        check_reduce(cx, self.reduce)?;
+        check_reduce(cx, "C1", self.reduce)?;
         check_root(cx, "C2", self.root, self.over)?;
         check_equal_shapes(cx, "C3", self.over)?;
         Ok(pending(cx.tensors()?.iter().map(|x| x.with_varies(own(x.varies, self.over, cx.mesh))).collect()))

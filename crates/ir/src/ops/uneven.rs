@@ -3,7 +3,7 @@
 use crate::index::Index;
 use crate::mesh::Group;
 use crate::op;
-use crate::ops::collective::{check_covers, column, join, n_members, own, pending, shared};
+use crate::ops::collective::{check_covers, check_reduce, column, join, n_members, own, pending, shared};
 use crate::ops::reduction::Reduce;
 use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation, group_rank};
 use crate::tensor::Tensor;
@@ -120,12 +120,7 @@ op! {
 impl OpDef for ReduceScatterVStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         let x = cx.tensor(0)?;
-        if !self.reduce.takes(x.dtype) {
-            return Err(Violation::new(
-                "C6",
-                format!("`{}` is not defined for {}", self.reduce.name(), x.dtype),
-            ));
-        }
+        check_reduce(cx, "C6", self.reduce)?;
         let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
         let total = Index::sum(&self.sizes);
         cx.require_equal_on("C3", "the dimension", &x.shape[self.dim], self.over)?;

@@ -135,11 +135,11 @@ fn bind_rank(
 }
 
 /// Checks the guards whose symbols all have a value; only those that mention `new` where it is given.
-pub(super) fn check_guards(
+pub fn check_guards(
     mesh: &Mesh,
     rank: Rank,
     guards: &[Guard],
-    symbols: &Symbols,
+    symbols: &BTreeMap<Sym, i64>,
     new: Option<&[Sym]>,
 ) -> Result<(), String> {
     let cx = EvalCx { mesh, rank, symbols };

@@ -10,7 +10,7 @@ use consort_ir::views;
 
 use super::PlanError;
 use super::storage::{Kind, Lies, Part, Span, Storage};
-use super::uses::Uses;
+use super::uses::{Uses, View};
 
 /// What is decided of a line, besides the storage of its results.
 #[derive(Debug, Default)]
@@ -139,8 +139,13 @@ impl<'a> Planner<'a> {
         self.parts[self.uses.id(value)].0
     }
 
-    /// A value lies in these bufs, at these places in them.
+    /// A value lies there, and so do its views.
     pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
+        self.set(value, tensors);
+        self.views(value);
+    }
+
+    fn set(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
         let id = self.uses.id(value);
         let used = *self.uses.get(value);
         let first = self.storage.parts.len() as u32;
@@ -150,6 +155,23 @@ impl<'a> Planner<'a> {
             self.storage.buf_mut(buf).outlives |= used.outlives;
         }
         self.parts[id] = PartsOf(first, self.storage.parts.len() as u32 - first);
+    }
+
+    /// Makes all that can be views of a value, from now on: only the bytes that they see are needed until they are
+    /// used. What cannot be a view reads the value when it runs.
+    fn views(&mut self, value: Value) {
+        let mut values = vec![value];
+        while let Some(value) = values.pop() {
+            let views: Vec<View<'a>> = self.uses.views_of(value).collect();
+            for View { node, line, .. } in views {
+                if self.view(node) {
+                    values.extend(&node.results);
+                } else {
+                    let part = self.part(value);
+                    self.storage.prolong(part, line, line);
+                }
+            }
+        }
     }
 
     /// A value has the parts of another, and needs them as long as it is used.
@@ -162,6 +184,7 @@ impl<'a> Planner<'a> {
         }
         let id = self.uses.id(value);
         self.parts[id] = PartsOf(parts.start, parts.len() as u32);
+        self.views(value);
     }
 
     /// The layout of a tensor without gaps; none where a size is unbacked.
@@ -242,11 +265,10 @@ impl<'a> Planner<'a> {
     fn straight(&mut self, node: &'a Node) -> Result<Line, PlanError> {
         let mut line = Line::default();
         match node.op.alias() {
-            Alias::View(_) => {
-                line.view = self.view(node)?;
-                if line.view {
-                    return Ok(line);
-                }
+            // It is one since its operand was defined, if it can be.
+            Alias::View(_) if node.results.iter().all(|result| !self.parts_of(*result).is_empty()) => {
+                line.view = true;
+                return Ok(line);
             }
             Alias::Reuse => {
                 // What peers may still read would have to be waited for, so it comes last.
@@ -264,7 +286,7 @@ impl<'a> Planner<'a> {
                 None if self.over(node, 0, false) => line.reuse.push(node.args[0]),
                 None => {}
             },
-            Alias::None => {}
+            Alias::View(_) | Alias::None => {}
         }
         node.args.iter().for_each(|arg| self.touch(*arg));
         if line.reuse.is_empty() {
@@ -283,30 +305,28 @@ impl<'a> Planner<'a> {
     }
 
     /// Makes the results views of the operand, where they can be.
-    fn view(&mut self, node: &'a Node) -> Result<bool, PlanError> {
+    fn view(&mut self, node: &'a Node) -> bool {
         let Lies { buf, at, layout, element } =
             self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
         let Some(layout) = layout else {
             // Sizes are not known yet, but a reshape of what has no gaps has none.
-            if node.op.as_op::<Reshape>().is_none() {
-                return Ok(false);
-            }
             let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
-            let layout = tensor.map_or(Ok(None), |tensor| self.layout(tensor))?;
-            self.define(node.results[0], [Lies { buf, at, layout, element }]);
-            return Ok(true);
+            let layout = tensor.and_then(|tensor| self.layout(tensor).ok());
+            let (Some(layout), true) = (layout, node.op.as_op::<Reshape>().is_some()) else { return false };
+            self.set(node.results[0], [Lies { buf, at, layout, element }]);
+            return true;
         };
         // Where the op mentions what is not known yet, it runs when it is.
-        let Ok(Some(layouts)) = views::view(&*node.op, &self.sizes, &layout) else { return Ok(false) };
+        let Ok(Some(layouts)) = views::view(&*node.op, &self.sizes, &layout) else { return false };
         let flat =
             |(result, layout): (&Value, &Layout)| !self.uses.get(*result).flat || layout.is_contiguous();
         if !node.results.iter().zip(&layouts).all(flat) {
-            return Ok(false);
+            return false;
         }
         for (result, layout) in node.results.iter().zip(layouts) {
-            self.define(*result, [Lies { buf, at, layout: Some(layout), element }]);
+            self.set(*result, [Lies { buf, at, layout: Some(layout), element }]);
         }
-        Ok(true)
+        true
     }
 
     /// Puts the result over an operand, if it is of its type and nobody needs it any more.

@@ -106,7 +106,7 @@ pub fn plan(mesh: &Mesh, func: &Func, at: &At<'_>) -> Result<Func, PlanError> {
 /// for peers only to save memory.
 const LITTLE: u64 = 1 << 16;
 
-/// How many of the largest regions that are returned hold other things before.
+/// How many of the largest pieces of what is returned hold other things before.
 const BINS: usize = 16;
 
 /// Gives all storage its place; the regions and their sizes.
@@ -131,7 +131,8 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
             _ if buf.place.is_some() => continue,
             Kind::Own => {
                 numbers.push(number);
-                blocks.push(Block { def: buf.def, last: buf.last, size: buf.size.next_multiple_of(ALIGN) });
+                let (def, last, size) = (buf.def, buf.last, buf.size.next_multiple_of(ALIGN));
+                blocks.push(Block { def, last, size, pieces: storage.pieces(number) });
                 continue;
             }
             Kind::Arg(param) => Region::Arg(param),
@@ -158,38 +159,40 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
     }
     let shared: Vec<bool> = numbers.iter().map(|number| storage.bufs[*number as usize].shared).collect();
     let pick = |wanted: bool| -> Vec<Block> {
-        blocks.iter().zip(&shared).filter(|(_, shared)| **shared == wanted).map(|(block, _)| *block).collect()
+        blocks
+            .iter()
+            .zip(&shared)
+            .filter(|(_, shared)| **shared == wanted)
+            .map(|(block, _)| block.clone())
+            .collect()
     };
     let (arena, heap) = (pack(&pick(false), &[]), pack(&pick(true), &[]));
     let mut together = None;
     if all > LITTLE {
-        let bound = |buf: &u32| {
-            let Buf { def, size, .. } = storage.bufs[*buf as usize];
-            Block { def, last: END, size }
-        };
-        let returned: Vec<Block> = outs.iter().map(bound).collect();
+        let returned: Vec<Block> = outs
+            .iter()
+            .map(|buf| {
+                let Buf { def, size, .. } = storage.bufs[*buf as usize];
+                Block { def, last: END, size, pieces: storage.pieces(*buf) }
+            })
+            .collect();
         let apart = arena.size + heap.size + returned.iter().map(|block| block.size).sum::<u64>();
-        if !is_close(apart, most(&[&blocks[..], &returned].concat())) {
-            let mut largest: Vec<usize> = (0..returned.len()).collect();
-            largest.sort_by_key(|out| Reverse(returned[*out].size));
-            largest.truncate(BINS);
-            let bins: Vec<Bin> = largest
-                .iter()
-                .map(|out| Bin { before: returned[*out].def, size: returned[*out].size })
-                .collect();
+        if !is_close(apart, most(blocks.iter().chain(&returned))) {
+            let (places, bins) = bins(&returned);
             let packed = pack(&blocks, &bins);
-            together = Some((packed, largest)).filter(|(packed, _)| packed.size < arena.size + heap.size);
+            together = Some((packed, places)).filter(|(packed, _)| packed.size < arena.size + heap.size);
         }
     }
     let mut set = |number: u32, region: Region, offset: u64| {
         storage.bufs[number as usize].place = Some(Place { region, offset });
     };
     match together {
-        Some((packed, outs)) => {
+        Some((packed, bins)) => {
             let region = if shared.contains(&true) { Region::Heap } else { Region::Arena };
             regions.insert(region, packed.size);
             for (number, (bin, offset)) in numbers.iter().zip(packed.places) {
-                set(*number, bin.map_or(region, |bin| Region::Out(outs[bin] as u32)), offset);
+                let (region, start) = bin.map_or((region, 0), |bin| bins[bin]);
+                set(*number, region, start + offset);
             }
         }
         None => {
@@ -203,6 +206,21 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
         }
     }
     Ok(regions)
+}
+
+/// The largest pieces of what is returned, which hold other things before: where each is, and how long it is free.
+fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
+    let mut pieces = Vec::new();
+    for (number, block) in (0u32..).zip(returned) {
+        for (from, to, before) in block.rows() {
+            let from = from.next_multiple_of(ALIGN);
+            let bin = Bin { before, size: to.saturating_sub(from) };
+            pieces.push(((Region::Out(number), from), bin));
+        }
+    }
+    pieces.sort_by_key(|(_, bin)| Reverse(bin.size));
+    pieces.truncate(BINS);
+    pieces.into_iter().unzip()
 }
 
 /// Gives storage that outlives the call a region of its own, once.

@@ -11,16 +11,20 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 pub(super) const ALIGN: u64 = 64;
 
 /// A block of memory that is needed from one line to another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) def: u32,
     pub(super) last: u32,
     pub(super) size: u64,
+    /// Where it is not needed all at once: bytes, and the line from which on they are.
+    pub(super) pieces: Vec<(u64, u64, u32)>,
 }
 
 impl Block {
-    fn meets(&self, other: &Block) -> bool {
-        self.def <= other.last && other.def <= self.last
+    /// Its pieces, or the whole as one.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
+        let whole = self.pieces.is_empty().then_some((0, self.size, self.def));
+        self.pieces.iter().copied().chain(whole)
     }
 }
 
@@ -52,8 +56,8 @@ pub(super) fn is_close(size: u64, needed: u64) -> bool {
 pub(super) fn pack(blocks: &[Block], bins: &[Bin]) -> Packed {
     let mut packed = by_line(blocks, bins);
     let rest: Vec<usize> = (0..blocks.len()).filter(|i| packed.places[*i].0.is_none()).collect();
-    let left: Vec<Block> = rest.iter().map(|i| blocks[*i]).collect();
-    if left.len() <= FEW && !is_close(packed.size, most(&left)) {
+    let left: Vec<&Block> = rest.iter().map(|i| &blocks[*i]).collect();
+    if left.len() <= FEW && !is_close(packed.size, most(left.iter().copied())) {
         let (offsets, size) = by_size(&left);
         if size < packed.size {
             packed.size = size;
@@ -63,25 +67,22 @@ pub(super) fn pack(blocks: &[Block], bins: &[Bin]) -> Packed {
     packed
 }
 
-/// Blocks in the order in which they begin, the largest first.
-fn in_order(blocks: &[Block]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..blocks.len()).filter(|i| blocks[*i].size > 0).collect();
-    order.sort_by_key(|i| (blocks[*i].def, Reverse(blocks[*i].size)));
-    order
-}
-
 /// The most bytes that are needed at once.
-pub(super) fn most(blocks: &[Block]) -> u64 {
+pub(super) fn most<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
+    let rows =
+        blocks.into_iter().flat_map(|block| block.rows().map(|(from, to, def)| (def, block.last, to - from)));
+    let mut rows: Vec<(u32, u32, u64)> = rows.collect();
+    rows.sort_unstable();
     let (mut ends, mut now, mut most) = (BinaryHeap::new(), 0, 0);
-    for i in in_order(blocks) {
+    for (def, last, size) in rows {
         while let Some(Reverse((last, size))) = ends.peek().copied()
-            && last < blocks[i].def
+            && last < def
         {
             ends.pop();
             now -= size;
         }
-        ends.push(Reverse((blocks[i].last, blocks[i].size)));
-        now += blocks[i].size;
+        ends.push(Reverse((last, size)));
+        now += size;
         most = most.max(now);
     }
     most
@@ -161,8 +162,10 @@ fn by_line(blocks: &[Block], bins: &[Bin]) -> Packed {
         free.add(0, bin.size / ALIGN * ALIGN);
     }
     let mut ends: BinaryHeap<Reverse<(u32, usize)>> = BinaryHeap::new();
-    for i in in_order(blocks) {
-        let block = blocks[i];
+    let mut order: Vec<usize> = (0..blocks.len()).filter(|i| blocks[*i].size > 0).collect();
+    order.sort_by_key(|i| (blocks[*i].def, Reverse(blocks[*i].size)));
+    for i in order {
+        let block = &blocks[i];
         while let Some(Reverse((last, ended))) = ends.peek().copied()
             && last < block.def
         {
@@ -182,30 +185,29 @@ fn by_line(blocks: &[Block], bins: &[Bin]) -> Packed {
 }
 
 /// The largest first, each in the smallest hole between those it meets in time.
-fn by_size(blocks: &[Block]) -> (Vec<u64>, u64) {
+fn by_size(blocks: &[&Block]) -> (Vec<u64>, u64) {
     let mut order: Vec<usize> = (0..blocks.len()).filter(|i| blocks[*i].size > 0).collect();
     order.sort_by_key(|i| (Reverse(blocks[*i].size), blocks[*i].def));
     let mut offsets = vec![0; blocks.len()];
-    // By offset.
-    let mut placed: Vec<(u64, usize)> = Vec::new();
+    // Bytes and lines that are taken: from, to, def, last.
+    let mut taken: Vec<(u64, u64, u32, u32)> = Vec::new();
     let mut end = 0;
     for i in order {
-        let block = blocks[i];
-        let (mut at, mut best) = (0, None);
-        for (offset, other) in &placed {
-            let other = &blocks[*other];
-            if !other.meets(&block) {
-                continue;
+        let Block { def, last, size, .. } = *blocks[i];
+        let (mut at, mut best) = (0u64, None);
+        for (from, to, ..) in taken.iter().filter(|(_, _, other, end)| *other <= last && def <= *end) {
+            if *from >= at + size && best.is_none_or(|(room, _)| from - at < room) {
+                best = Some((from - at, at));
             }
-            if *offset >= at + block.size && best.is_none_or(|(room, _)| offset - at < room) {
-                best = Some((offset - at, at));
-            }
-            at = at.max(offset + other.size);
+            at = at.max(to.next_multiple_of(ALIGN));
         }
         let offset = best.map_or(at, |(_, at)| at);
         offsets[i] = offset;
-        end = end.max(offset + block.size);
-        placed.insert(placed.partition_point(|(other, _)| *other <= offset), (offset, i));
+        end = end.max(offset + size);
+        for (from, to, def) in blocks[i].rows() {
+            let row = (offset + from, offset + to, def, last);
+            taken.insert(taken.partition_point(|other| *other <= row), row);
+        }
     }
     (offsets, end)
 }

@@ -129,12 +129,23 @@ impl<'a> Reader<'a> {
         }
         let lies = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
         self.define(&node.results, lies);
-        if node.op.effects().starts().is_some() {
-            let holds = self.uses.get(node.results[0]).holds;
-            for held in node.args.iter().filter_map(|arg| self.held.get(*arg)).cloned().flatten() {
-                self.live[held].last = self.live[held].last.max(holds);
+        if plan.view {
+            // What a view sees has been needed since its operand was made.
+            let def = self.held_by(&node.args).first().map(|held| self.live[*held].def);
+            for held in self.held_by(&node.results) {
+                self.live[held].def = def.unwrap_or(self.line);
+            }
+        } else {
+            let holds = node.op.effects().starts().map(|_| self.uses.get(node.results[0]).holds);
+            for held in self.held_by(&node.args) {
+                self.live[held].last = self.live[held].last.max(holds.unwrap_or(self.line));
             }
         }
+    }
+
+    /// Which bytes are those of some values.
+    fn held_by(&self, values: &[Value]) -> Vec<usize> {
+        values.iter().filter_map(|value| self.held.get(*value)).cloned().flatten().collect()
     }
 
     fn bytes(&self, value: Value) -> u64 {

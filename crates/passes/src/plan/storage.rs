@@ -84,6 +84,9 @@ pub(super) struct Buf {
     /// From the line that first writes it to the last one that needs it.
     pub(super) def: u32,
     pub(super) last: u32,
+    /// The line on which it was made, and what has become a piece of it since: from, to, and the line of that.
+    made: u32,
+    pieces: Vec<(u64, u64, u32)>,
     /// Whether it takes part in communication.
     pub(super) shared: bool,
     /// Whether it is needed when the function has returned.
@@ -141,6 +144,8 @@ impl Storage {
             block,
             def: line,
             last: line,
+            made: line,
+            pieces: Vec::new(),
             shared: false,
             outlives: false,
             parent: (number, 0),
@@ -270,7 +275,11 @@ impl Storage {
 
     /// Makes a buf a piece of another.
     pub(super) fn join(&mut self, buf: u32, whole: u32, at: u64) {
+        let mut pieces = self.pieces(buf);
         let piece = &mut self.bufs[buf as usize];
+        if pieces.is_empty() {
+            pieces.push((0, piece.size, piece.def));
+        }
         piece.parent = (whole, at);
         let (def, last, shared, outlives) = (piece.def, piece.last, piece.shared, piece.outlives);
         let parts = std::mem::take(&mut piece.parts);
@@ -280,5 +289,30 @@ impl Storage {
         whole.shared |= shared;
         whole.outlives |= outlives;
         whole.parts.extend(parts);
+        // What was there before its piece is whole all the time.
+        if def < whole.made {
+            whole.pieces.extend(pieces.into_iter().map(|(from, to, def)| (from + at, to + at, def)));
+        }
+    }
+
+    /// Where a buf is not needed all at once: bytes, and the line from which on they are.
+    pub(super) fn pieces(&self, buf: u32) -> Vec<(u64, u64, u32)> {
+        let buf = &self.bufs[buf as usize];
+        let mut pieces = buf.pieces.clone();
+        if pieces.is_empty() {
+            return pieces;
+        }
+        pieces.sort_unstable();
+        let mut at = 0;
+        for i in 0..pieces.len() {
+            if at < pieces[i].0 {
+                pieces.push((at, pieces[i].0, buf.made));
+            }
+            at = pieces[i].1;
+        }
+        if at < buf.size {
+            pieces.push((at, buf.size, buf.made));
+        }
+        pieces
     }
 }

@@ -4,7 +4,7 @@
 //! blocks begins on its own line and ends where its last block does.
 
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::ops::{Effects, Flow};
+use consort_ir::ops::{Alias, Effects, Flow};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::Type;
 
@@ -14,7 +14,7 @@ pub(super) const END: u32 = u32::MAX;
 /// How a value is used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
-    /// The line of its last use.
+    /// The line of its last use. What only looks at it another way is no use of it, but its own uses are.
     pub(super) last: u32,
     /// The same, less the function's own return.
     pub(super) read: u32,
@@ -26,6 +26,8 @@ pub(super) struct Use {
     pub(super) flat: bool,
     /// Which start it is the pending of.
     start: Option<u32>,
+    /// The first in the list of nodes that may be views of it.
+    views: Option<u32>,
 }
 
 /// How all values are used.
@@ -34,7 +36,16 @@ pub(super) struct Uses<'a> {
     ids: ValueMap<u32>,
     of: Vec<Use>,
     starts: Vec<&'a Node>,
+    views: Vec<View<'a>>,
     at: u32,
+}
+
+/// A node that may be a view of a value, its line, and the next one of the same value.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) node: &'a Node,
+    pub(super) line: u32,
+    next: Option<u32>,
 }
 
 /// What a block belongs to.
@@ -52,6 +63,7 @@ impl<'a> Uses<'a> {
             ids: ValueMap::default(),
             of: Vec::with_capacity(func.body.nodes.len() + func.body.params.len()),
             starts: Vec::new(),
+            views: Vec::new(),
             at: 0,
         };
         uses.block(&func.body, Of::Func);
@@ -77,6 +89,12 @@ impl<'a> Uses<'a> {
         self.get(pending).start.map(|start| self.starts[start as usize])
     }
 
+    /// The nodes of its block that may be views of a value.
+    pub(super) fn views_of(&self, value: Value) -> impl Iterator<Item = View<'a>> + '_ {
+        let view = |number: u32| self.views[number as usize];
+        std::iter::successors(self.get(value).views.map(view), move |last| last.next.map(view))
+    }
+
     fn block(&mut self, block: &'a Block, of: Of) {
         block.params.iter().for_each(|param| self.define(*param, None));
         for node in &block.nodes {
@@ -100,7 +118,7 @@ impl<'a> Uses<'a> {
 
     fn define(&mut self, value: Value, start: Option<u32>) {
         self.ids.insert(value, self.of.len() as u32);
-        self.of.push(Use { last: 0, read: 0, holds: 0, outlives: false, flat: false, start });
+        self.of.push(Use { last: 0, read: 0, holds: 0, outlives: false, flat: false, start, views: None });
     }
 
     fn is_pending(&self, value: Value) -> bool {
@@ -128,7 +146,12 @@ impl<'a> Uses<'a> {
     fn node(&mut self, node: &'a Node) {
         self.at += 1;
         let here = self.at;
-        node.args.iter().for_each(|arg| self.used(*arg, here));
+        if node.op.alias() == Alias::View(0) {
+            let (of, number) = (self.id(node.args[0]), self.views.len() as u32);
+            self.views.push(View { node, line: here, next: self.of[of].views.replace(number) });
+        } else {
+            node.args.iter().for_each(|arg| self.used(*arg, here));
+        }
         let mut start = None;
         match (node.op.effects(), node.op.flow()) {
             (Effects::Collective(_) | Effects::Messages(_), _) => {

@@ -4,6 +4,7 @@
 //! have neighbours next to each other, in tiles where the sides disagree about which dimension that is, and one by one
 //! where neither has it.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use bytemuck::Pod;
@@ -33,7 +34,7 @@ pub fn copy(threads: &Threads, view: &View<'_>, out: &mut [u8]) -> Result<(), Ke
     copy_into(threads, view, out, &Layout { shape: shape.into(), strides: row_major(shape), start: 0 })
 }
 
-/// Copies a view to the places of a layout of its shape. The layout is a box of a row-major one.
+/// Copies a view to the places of a layout of its shape, in which no two elements have one place.
 pub fn copy_into(
     threads: &Threads,
     view: &View<'_>,
@@ -41,8 +42,10 @@ pub fn copy_into(
     layout: &Layout,
 ) -> Result<(), KernelError> {
     let all = view.shape.iter().zip(view.strides).zip(&layout.strides);
-    let dims: Dims =
+    let mut dims: Dims =
         all.map(|((size, from), to)| Dim { size: *size, from: *from as isize, to: *to }).collect();
+    // In the order in which the places lie, whatever the order of the dimensions.
+    dims.sort_by_key(|dim| Reverse(dim.to));
     dispatch(threads, view, 0, out, layout, &dims)
 }
 
@@ -428,6 +431,14 @@ mod tests {
             copy(&Threads::new(2), &view(&from, &layout), bytemuck::cast_slice_mut(&mut two)).unwrap();
             assert_eq!(one, plain(&from, &layout));
             assert_eq!(one, two);
+            // Into a turned box.
+            let [height, width] = [layout.shape[0], layout.shape[1]];
+            let whole = Layout::contiguous(&[width + 1, height + 2]);
+            let turned = whole.narrowed(0, 1, width).narrowed(1, 2, height).permuted(&[1, 0]);
+            let mut out = vec![7u16; whole.numel()];
+            let bytes = bytemuck::cast_slice_mut(&mut out);
+            copy_into(&Threads::new(2), &view(&from, &layout), bytes, &turned).unwrap();
+            assert_eq!(plain(&out, &turned), one);
         }
     }
 

@@ -27,7 +27,7 @@ mod matmul;
 mod movement;
 mod normalize;
 mod numbers;
-mod operand;
+pub(crate) mod operand;
 mod order;
 mod places;
 mod random;

@@ -1,0 +1,287 @@
+//! What was compiled, why, and what it does: counters, an explanation, and a log by topic.
+
+use std::fmt;
+use std::panic::Location;
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+use consort_ir::mesh::Mesh;
+use consort_ir::program::Program;
+use consort_ir::text::print;
+
+use crate::trace::Break;
+use crate::world::World;
+
+use super::graph::Graph;
+
+/// How often things happened, for tests.
+///
+/// [`Compiled::explain`](crate::Compiled::explain) has an example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Calls.
+    pub calls: u64,
+    /// Programs that were compiled.
+    pub graphs: u64,
+    /// Places where a traced value was read on the host, in all compilations.
+    pub breaks: u64,
+    /// Compilations after the first.
+    pub recompiles: u64,
+    /// Plans that were made: for other sizes, or for arguments that were given away or not.
+    pub plans: u64,
+    /// Calls that traced the function again, because it has breaks.
+    pub retraced: u64,
+    /// Calls that ran the function as it is, because it was compiled too often.
+    pub uncompiled: u64,
+    /// Bytes that were copied so that they could take part in communication.
+    pub copied_bytes: u64,
+}
+
+/// What happened to a compiled function.
+#[derive(Default)]
+pub(crate) struct Log {
+    pub(crate) breaks: Vec<Break>,
+    /// Why each compilation after the first was made.
+    recompiles: Vec<String>,
+    constants: Vec<(String, &'static Location<'static>)>,
+    pub(crate) retraced: u64,
+    pub(crate) segments: u64,
+    uncompiled: u64,
+    limit: usize,
+}
+
+impl Log {
+    /// A compilation.
+    pub(crate) fn compiled<R>(
+        &mut self,
+        traced: &super::call::Traced<R>,
+        recompiled: Option<String>,
+        mesh: &Mesh,
+    ) {
+        for graph in &traced.graphs {
+            log("program", || graph.text.clone());
+            log("guards", || {
+                let guards = graph.func().map(|func| func.guards.clone()).unwrap_or_default();
+                guards.iter().map(|guard| format!("{}\n", guard.display(mesh))).collect()
+            });
+        }
+        for one in &traced.breaks {
+            log("breaks", || format!("{} at {}:{}", one.op, one.site.file(), one.site.line()));
+        }
+        if let Some(why) = &recompiled {
+            log("recompiles", || why.clone());
+        }
+        self.breaks.extend(traced.breaks.iter().cloned());
+        for constant in &traced.constants {
+            if !self.constants.contains(constant) {
+                self.constants.push(constant.clone());
+            }
+        }
+        self.recompiles.extend(recompiled);
+    }
+
+    pub(crate) fn past_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        self.uncompiled += 1;
+        if self.uncompiled == 1 {
+            log("recompiles", || format!("it was compiled {limit} times, and runs as it is from now on"));
+        }
+    }
+
+    pub(crate) fn stats(&self, calls: u64, graphs: &[Rc<Graph>]) -> Stats {
+        let plans = || graphs.iter().flat_map(|graph| graph.plans());
+        Stats {
+            calls,
+            graphs: graphs.len() as u64,
+            breaks: self.breaks.len() as u64,
+            recompiles: self.recompiles.len() as u64,
+            plans: graphs.iter().map(|graph| graph.planned.get()).sum(),
+            retraced: self.retraced,
+            uncompiled: self.uncompiled,
+            copied_bytes: plans().map(|plan| plan.copied_bytes()).sum(),
+        }
+    }
+
+    pub(crate) fn explain(&self, name: &str, stats: Stats, graphs: &[Rc<Graph>]) -> Explanation {
+        let explained = |graph: &Rc<Graph>| {
+            let plan = graph.plans().into_iter().next();
+            let mesh = graph.program.mesh.clone();
+            let text = |plan: &super::graph::Planned| {
+                print(&Program { mesh: mesh.clone(), funcs: vec![plan.func.clone()] })
+            };
+            let report = plan.as_ref().map(|plan| plan.report.clone()).unwrap_or_default();
+            ExplainedGraph {
+                program: graph.text.clone(),
+                plan: plan.as_ref().map(|plan| text(plan)),
+                peak_bytes: report.peak_bytes,
+                live_bytes: report.live_bytes,
+                copied_bytes: report.copied_bytes,
+                copies: report
+                    .copies
+                    .iter()
+                    .map(|(_, value, bytes, why)| format!("{value}: {bytes} bytes ({})", why.name()))
+                    .collect(),
+                cost: plan.as_ref().map(|plan| cost(&mesh, &plan.func)).unwrap_or_default(),
+            }
+        };
+        Explanation {
+            name: name.to_string(),
+            stats,
+            breaks: self.breaks.clone(),
+            recompiles: self.recompiles.clone(),
+            constants: self.constants.clone(),
+            limit: (self.uncompiled > 0).then_some(self.limit),
+            graphs: graphs.iter().map(explained).collect(),
+        }
+    }
+}
+
+/// What a call costs by the ops' own estimates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations.
+    pub flops: i64,
+    /// Bytes of memory read and written.
+    pub bytes: i64,
+    /// Bytes received from other ranks.
+    pub wire: i64,
+}
+
+fn cost(mesh: &Mesh, func: &consort_ir::program::Func) -> Cost {
+    use consort_ir::ops::{CostCx, EvalCx};
+    let Some(plan) = &func.plan else { return Cost::default() };
+    let symbols = plan.symbols.iter().copied().collect();
+    let sizes = EvalCx { mesh, rank: plan.rank, symbols: &symbols };
+    let number = |index: &consort_ir::index::Index| sizes.index(index).unwrap_or(0);
+    func.body.nodes.iter().fold(Cost::default(), |all, node| {
+        let types = |values: &[consort_ir::entity::Value]| {
+            values.iter().filter_map(|value| func.ty(*value).cloned()).collect::<Vec<_>>()
+        };
+        let (args, results) = (types(&node.args), types(&node.results));
+        let one = node.op.cost(&CostCx { mesh, args: &args, results: &results });
+        Cost {
+            flops: all.flops.saturating_add(number(&one.flops)),
+            bytes: all.bytes.saturating_add(number(&one.bytes)),
+            wire: all.wire.saturating_add(number(&one.wire)),
+        }
+    })
+}
+
+/// What was compiled, why, and what it does.
+///
+/// [`Compiled::explain`](crate::Compiled::explain) has an example.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// The function.
+    pub name: String,
+    /// How often things happened.
+    pub stats: Stats,
+    /// Where traced values were read on the host.
+    pub breaks: Vec<Break>,
+    /// Why each compilation after the first was made: the guard that did not hold.
+    pub recompiles: Vec<String>,
+    /// Tensors that were captured, with the line that used them first: their elements are those of the first call.
+    pub constants: Vec<(String, &'static Location<'static>)>,
+    /// How many compilations there may be, where there were too many.
+    pub limit: Option<usize>,
+    /// The programs.
+    pub graphs: Vec<ExplainedGraph>,
+}
+
+/// A program that was compiled.
+///
+/// [`Compiled::explain`](crate::Compiled::explain) has an example.
+#[derive(Clone, Debug)]
+pub struct ExplainedGraph {
+    /// The program, as all ranks have it.
+    pub program: String,
+    /// The plan that ran last on this rank.
+    pub plan: Option<String>,
+    /// Bytes that the plan needs besides its arguments.
+    pub peak_bytes: u64,
+    /// The largest sum of values that are alive at one time.
+    pub live_bytes: u64,
+    /// Bytes that each call copies so that they can take part in communication.
+    pub copied_bytes: u64,
+    /// The copies, with the reason for each.
+    pub copies: Vec<String>,
+    /// What a call costs by the ops' own estimates.
+    pub cost: Cost,
+}
+
+fn count(n: u64, word: &str) -> String {
+    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stats { calls, graphs, breaks, recompiles, plans, .. } = self.stats;
+        let counts = [
+            (calls, "call"),
+            (graphs, "graph"),
+            (breaks, "break"),
+            (recompiles, "recompile"),
+            (plans, "plan"),
+        ];
+        let counts: Vec<String> = counts.into_iter().map(|(n, word)| count(n, word)).collect();
+        writeln!(f, "{}: {}", self.name, counts.join(", "))?;
+        if let Some(limit) = self.limit {
+            writeln!(
+                f,
+                "  compiled {limit} times, and run as it is since then ({} calls)",
+                self.stats.uncompiled
+            )?;
+        }
+        for one in &self.breaks {
+            writeln!(
+                f,
+                "  break: {} reads a traced tensor at {}:{}",
+                one.op,
+                one.site.file(),
+                one.site.line()
+            )?;
+        }
+        for why in &self.recompiles {
+            writeln!(f, "  recompile: {why}")?;
+        }
+        for (what, site) in &self.constants {
+            writeln!(f, "  constant: {what} at {}:{}", site.file(), site.line())?;
+        }
+        for (number, graph) in self.graphs.iter().enumerate() {
+            let Cost { flops, bytes, wire } = graph.cost;
+            writeln!(f, "  graph {number}: {flops} operations, {bytes} bytes moved, {wire} bytes received")?;
+            writeln!(f, "    memory: {} bytes, {} alive at once", graph.peak_bytes, graph.live_bytes)?;
+            writeln!(f, "    copied for communication: {} bytes", graph.copied_bytes)?;
+            for copy in &graph.copies {
+                writeln!(f, "      {copy}")?;
+            }
+            for line in graph.plan.as_ref().unwrap_or(&graph.program).lines() {
+                writeln!(f, "    {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes to the standard error what `CONSORT_LOG` asks for: topics (`program`, `guards`, `breaks`, `recompiles`, `plan`)
+/// with commas between them. `CONSORT_LOG_RANK` says whose: a rank, or `all`; rank 0 otherwise.
+pub(crate) fn log(topic: &str, text: impl FnOnce() -> String) {
+    static TOPICS: OnceLock<Vec<String>> = OnceLock::new();
+    let topics = TOPICS.get_or_init(|| {
+        let list = std::env::var("CONSORT_LOG").unwrap_or_default();
+        list.split(',').map(|topic| topic.trim().to_string()).collect()
+    });
+    if !topics.iter().any(|own| own == topic || own == "all") {
+        return;
+    }
+    static RANK: OnceLock<Option<u32>> = OnceLock::new();
+    let wanted = RANK.get_or_init(|| match std::env::var("CONSORT_LOG_RANK").as_deref() {
+        Ok("all") => None,
+        Ok(rank) => Some(rank.parse().unwrap_or(0)),
+        Err(_) => Some(0),
+    });
+    let rank = World::current().map_or(0, |world| world.rank.0);
+    if wanted.is_none_or(|wanted| wanted == rank) {
+        text().lines().for_each(|line| eprintln!("[{rank}] {topic}: {line}"));
+    }
+}

@@ -1,0 +1,279 @@
+//! A program that the ranks agreed on, and the plans made of it: one for each binding of its symbols and each set of
+//! arguments that were given away.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_ir::index::Sym;
+use consort_ir::ops::Effects;
+use consort_ir::plan::Region;
+use consort_ir::program::{Block, Func, Program};
+use consort_ir::text::print;
+use consort_ir::types::{TensorType, Type};
+use consort_ir::verify::{hazards, verify};
+use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
+use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
+use smallvec::SmallVec;
+
+use crate::compile::explain::log;
+use crate::error::{Error, Result};
+use crate::flight::Flight;
+use crate::storage::Storage;
+use crate::tensor::{Placed, Tensor, constant_shape};
+use crate::world::World;
+
+type Site = &'static Location<'static>;
+
+/// How many plans of a graph are kept.
+const PLANS: usize = 32;
+
+/// A program and its plans.
+pub(crate) struct Graph {
+    pub(crate) program: Program,
+    pub(crate) text: String,
+    pub(crate) communicates: bool,
+    plans: RefCell<Vec<Rc<Planned>>>,
+    /// How many plans were made.
+    pub(crate) planned: Cell<u64>,
+}
+
+/// A plan, ready to run.
+pub(crate) struct Planned {
+    symbols: Vec<(Sym, i64)>,
+    donated: Donated,
+    exec: RefCell<Exec>,
+    groups: Vec<Option<consort_comm::Group>>,
+    varies: Vec<Vec<TensorType>>,
+    pub(crate) func: Func,
+    pub(crate) report: PlanReport,
+}
+
+/// Which parameters were given away, one bit for each.
+pub(crate) type Donated = SmallVec<[u64; 2]>;
+
+/// What a parameter of a graph is given.
+pub(crate) enum Given<'a> {
+    Tensor(&'a Tensor),
+    Size(i64),
+}
+
+impl Graph {
+    /// Simplifies a function that was traced.
+    pub(crate) fn new(world: &World, func: Func, site: Site) -> Result<Graph> {
+        let program = Program { mesh: world.mesh().clone(), funcs: vec![func] };
+        let wrong = |message: String| {
+            let note = "\n  note: this is a defect of consort; the program is in CONSORT_LOG=program";
+            Error::new("compile", message + note, site)
+        };
+        if cfg!(debug_assertions)
+            && let Some(error) = verify(&program).first()
+        {
+            return Err(wrong(format!(
+                "the traced program does not verify: {}\n{}",
+                error.headline(),
+                print(&program)
+            )));
+        }
+        let program = simplify(&program, PASSES, &Options::default(), &mut |_| {})
+            .map_err(|error| wrong(error.to_string()))?;
+        let text = print(&program);
+        let communicates = program.funcs.iter().any(|func| starts(&func.body));
+        Ok(Graph { program, text, communicates, plans: RefCell::default(), planned: Cell::new(0) })
+    }
+
+    pub(crate) fn func(&self) -> Option<&Func> {
+        self.program.funcs.first()
+    }
+
+    /// Whether the conditions on sizes hold.
+    pub(crate) fn holds(&self, symbols: &[(Sym, i64)]) -> bool {
+        let env = |sym: Sym| symbols.iter().find(|(own, _)| *own == sym).map(|(_, value)| *value);
+        // A condition on sizes that are read from data is checked when they are.
+        self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
+    }
+
+    /// The plan for these sizes and gifts; made if there is none.
+    pub(crate) fn plan(
+        &self,
+        world: &World,
+        symbols: &[(Sym, i64)],
+        donated: &Donated,
+        site: Site,
+    ) -> Result<Rc<Planned>> {
+        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
+        if let Some(planned) = self.plans.borrow().iter().find(fits) {
+            return Ok(Rc::clone(planned));
+        }
+        let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
+        let mut plans = self.plans.borrow_mut();
+        plans.insert(0, Rc::clone(&planned));
+        plans.truncate(PLANS);
+        self.planned.set(self.planned.get() + 1);
+        Ok(planned)
+    }
+
+    fn make_plan(
+        &self,
+        world: &World,
+        symbols: &[(Sym, i64)],
+        donated: &Donated,
+        site: Site,
+    ) -> Result<Planned> {
+        let failed = |message: String| Error::new("compile", message, site);
+        let func = self.func().ok_or_else(|| failed("there is no function".into()))?;
+        let is_given =
+            |place: usize| donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1);
+        let given: Vec<bool> = (0..func.body.params.len()).map(is_given).collect();
+        let values: BTreeMap<Sym, i64> = symbols.iter().copied().collect();
+        let at = At { rank: world.rank, symbols: &values, donated: &given };
+        let mesh = &self.program.mesh;
+        let func = plan(mesh, func, &at).map_err(|error| failed(error.to_string()))?;
+        if cfg!(debug_assertions)
+            && let Some(error) = hazards(mesh, &func).first()
+        {
+            let text = print(&Program { mesh: mesh.clone(), funcs: vec![func] });
+            return Err(failed(format!(
+                "the plan is wrong, which is a defect of consort: {}\n{text}",
+                error.headline()
+            )));
+        }
+        log("plan", || print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
+        let exec =
+            Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
+        let groups =
+            exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
+        let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
+        let tensors = |ty: &Type| ty.tensors().to_vec();
+        let varies = func.body.results.iter().filter_map(|value| func.ty(*value)).map(tensors).collect();
+        let report = report(mesh, &func);
+        let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
+        Ok(Planned { symbols, donated, exec, groups, varies, func, report })
+    }
+
+    /// Plans, the one used last among them.
+    pub(crate) fn plans(&self) -> Vec<Rc<Planned>> {
+        self.plans.borrow().clone()
+    }
+}
+
+fn starts(block: &Block) -> bool {
+    let starts = |effects| matches!(effects, Effects::Collective(_) | Effects::Messages(_));
+    block.nodes.iter().any(|node| starts(node.op.effects()) || node.blocks.iter().any(self::starts))
+}
+
+impl Planned {
+    /// Bytes that were copied so that they could take part in communication, in all calls.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
+    }
+
+    /// Runs it. Arguments that were given away may be written.
+    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Vec<Vec<Tensor>>> {
+        let failed = |error| Error::comm("compile", error, site);
+        let heap =
+            world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
+        let mut args: SmallVec<[ArgValue; 4]> = SmallVec::new();
+        // Arguments with gaps take part as copies.
+        let mut whole: SmallVec<[Option<Tensor>; 4]> = SmallVec::new();
+        for one in given {
+            let tensor = match one {
+                Given::Size(size) => {
+                    args.push(ArgValue::Size(*size));
+                    whole.push(None);
+                    continue;
+                }
+                Given::Tensor(tensor) => *tensor,
+            };
+            let packed = match tensor.layout.is_contiguous() {
+                true => None,
+                false => Some(tensor.contiguous_at(site)?),
+            };
+            let tensor = packed.as_ref().unwrap_or(tensor);
+            let storage = tensor.data("compile", site)?;
+            let range = tensor.byte_range();
+            let pending = storage.has_flights().then(|| {
+                let (storage, range) = (Rc::clone(storage), range.clone());
+                Rc::new(move || storage.wait(range.clone()).map_err(|error| error.to_string())) as Rc<_>
+            });
+            let buffer = match range.start == 0 && range.end == storage.buffer.len() {
+                true => storage.buffer.clone(),
+                false => storage.buffer.part(range).map_err(failed)?,
+            };
+            args.push(ArgValue::Tensor { buffer, pending });
+            whole.push(packed);
+        }
+        let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
+        let busy = |_| Error::new("compile", "it is running already", site);
+        let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
+        let before = exec.copied_bytes();
+        let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
+        world.count_copy((exec.copied_bytes() - before) as usize);
+        let mut shared: SmallVec<[(Region, Rc<Storage>); 2]> = SmallVec::new();
+        let mut results = Vec::with_capacity(self.varies.len());
+        for (out, types) in outs?.into_iter().zip(&self.varies) {
+            let (pending, tensors) = match out {
+                Out::Size(_) => continue,
+                Out::Tensor(tensor) => (SmallVec::new(), smallvec::smallvec![tensor]),
+                Out::Pending { pending, tensors } => (pending, SmallVec::<[OutTensor; 1]>::from_vec(tensors)),
+            };
+            let flights: Vec<Rc<Flight>> =
+                pending.into_iter().map(|pending| Flight::new(pending, world, "compile", site)).collect();
+            let mut list = Vec::with_capacity(tensors.len());
+            for (out, ty) in tensors.into_iter().zip(types) {
+                let tensor = self.tensor(world, given, &whole, &mut shared, out, ty);
+                if let Some(storage) = &tensor.storage {
+                    flights
+                        .iter()
+                        .for_each(|flight| storage.add_flight(tensor.byte_range(), Rc::clone(flight)));
+                }
+                list.push(tensor);
+            }
+            results.push(list);
+        }
+        Ok(results)
+    }
+
+    /// A result as a tensor. What lies in an argument that was not given away shares its storage.
+    fn tensor(
+        &self,
+        world: &Rc<World>,
+        given: &[Given<'_>],
+        whole: &[Option<Tensor>],
+        shared: &mut SmallVec<[(Region, Rc<Storage>); 2]>,
+        out: OutTensor,
+        ty: &TensorType,
+    ) -> Tensor {
+        let mut layout = out.layout;
+        let known =
+            shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
+        let argument = match out.region {
+            Region::Arg(place) => {
+                let place = place as usize;
+                let packed = whole.get(place).and_then(Option::as_ref);
+                let own = given
+                    .get(place)
+                    .and_then(|given| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None });
+                let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
+                packed.or(own).filter(|_| kept)
+            }
+            _ => None,
+        };
+        let storage = match (argument, known) {
+            (Some(argument), _) => {
+                layout.start += argument.layout.start;
+                argument.storage.clone()
+            }
+            (None, Some(storage)) => Some(storage),
+            (None, None) => {
+                let storage = Storage::new(out.buffer);
+                shared.push((out.region, Rc::clone(&storage)));
+                Some(storage)
+            }
+        };
+        let ty = TensorType::new(out.dtype, constant_shape(&layout.shape), ty.varies);
+        let ty = world.memo().share(ty);
+        Tensor { ty, layout: Placed::new(layout), storage, traced: None, world: world.id }
+    }
+}

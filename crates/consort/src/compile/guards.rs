@@ -1,0 +1,376 @@
+//! What a compiled function expects of its arguments, and what the arguments of a call are.
+
+use std::fmt::Write;
+use std::rc::Rc;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::index::{Index, Sym, SymbolFacts};
+use consort_ir::mesh::{Axes, Mesh};
+use consort_ir::types::TensorType;
+use smallvec::SmallVec;
+
+use crate::flatten::{Flatten, Static, Visit};
+use crate::tensor::{Tensor, constant_shape};
+
+/// A part of the arguments, as a call has it.
+#[derive(Clone, PartialEq)]
+pub(crate) enum Leaf {
+    Tensor(Rc<TensorType>),
+    Number(i64),
+    /// A size that depends on the rank; it stays an expression.
+    Expression(Index),
+    Setting(Setting),
+}
+
+/// A setting, kept.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Setting {
+    Int(i128),
+    /// By its bits, so that every number is equal to itself.
+    Float(u64),
+    Text(String),
+}
+
+impl Setting {
+    fn new(setting: Static<'_>) -> Setting {
+        match setting {
+            Static::Int(number) => Setting::Int(number),
+            Static::Float(number) => Setting::Float(number.to_bits()),
+            Static::Text(text) => Setting::Text(text.to_string()),
+        }
+    }
+
+    fn is(&self, setting: Static<'_>) -> bool {
+        match (self, setting) {
+            (Setting::Int(own), Static::Int(other)) => *own == other,
+            (Setting::Float(own), Static::Float(other)) => *own == other.to_bits(),
+            (Setting::Text(own), Static::Text(other)) => own == other,
+            _ => false,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Setting::Int(number) => number.to_string(),
+            Setting::Float(bits) => format!("{:?}", f64::from_bits(*bits)),
+            Setting::Text(text) => format!("{text:?}"),
+        }
+    }
+}
+
+/// A size that a compiled function expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    Is(i64),
+    /// Any from the least on: a symbol is bound to it.
+    Symbol(Sym, i64),
+}
+
+/// What is expected of a part of the arguments.
+#[derive(Clone, PartialEq)]
+pub(crate) enum Expected {
+    Tensor { dtype: Dtype, varies: Axes, sizes: Vec<Size>, seen: Rc<TensorType> },
+    Number(Size),
+    Expression(Index),
+    Setting(Setting),
+}
+
+/// What a compiled function expects of its arguments.
+#[derive(Clone)]
+pub(crate) struct Pattern {
+    pub(crate) leaves: Vec<Expected>,
+    pub(crate) symbols: Vec<(Sym, SymbolFacts)>,
+}
+
+/// What the symbols of a pattern are at a call, in order.
+pub(crate) type Bound = SmallVec<[i64; 8]>;
+
+/// The parts of some arguments.
+pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
+    struct Collect(Vec<Leaf>);
+    impl Visit for Collect {
+        fn tensor(&mut self, tensor: &Tensor) {
+            self.0.push(Leaf::Tensor(Rc::clone(&tensor.ty)));
+        }
+        fn index(&mut self, index: &crate::Index) {
+            self.0.push(match index.0.as_const() {
+                Some(number) => Leaf::Number(number),
+                None => Leaf::Expression(index.0.clone()),
+            });
+        }
+        fn setting(&mut self, setting: Static<'_>) {
+            self.0.push(Leaf::Setting(Setting::new(setting)));
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    args.visit(&mut collect);
+    collect.0
+}
+
+/// The tensors of some arguments, by reference to their handles.
+pub(crate) fn for_each_tensor(args: &impl Flatten, f: impl FnMut(&Tensor)) {
+    args.visit(&mut crate::flatten::VisitTensors(f));
+}
+
+struct Check<'a> {
+    expected: std::slice::Iter<'a, Expected>,
+    bound: Bound,
+    fits: bool,
+}
+
+impl Check<'_> {
+    fn size(&mut self, expected: &Size, got: i64) {
+        match expected {
+            Size::Is(size) => self.fits &= *size == got,
+            Size::Symbol(_, least) => {
+                self.fits &= got >= *least;
+                self.bound.push(got);
+            }
+        }
+    }
+}
+
+impl Visit for Check<'_> {
+    #[inline]
+    fn tensor(&mut self, tensor: &Tensor) {
+        let Some(Expected::Tensor { dtype, varies, sizes, seen }) = self.expected.next() else {
+            self.fits = false;
+            return;
+        };
+        if tensor.storage.is_none() {
+            self.fits = false;
+        }
+        if !Rc::ptr_eq(&tensor.ty, seen) {
+            let ty = &tensor.ty;
+            self.fits &= ty.dtype == *dtype && ty.varies == *varies && ty.shape.len() == sizes.len();
+        }
+        for (expected, got) in sizes.iter().zip(&tensor.layout.shape) {
+            self.size(expected, *got as i64);
+        }
+    }
+    fn index(&mut self, index: &crate::Index) {
+        match (self.expected.next(), index.0.as_const()) {
+            (Some(Expected::Number(size)), Some(number)) => self.size(size, number),
+            (Some(Expected::Expression(own)), None) => self.fits &= *own == index.0,
+            _ => self.fits = false,
+        }
+    }
+    fn setting(&mut self, setting: Static<'_>) {
+        self.fits &= matches!(self.expected.next(), Some(Expected::Setting(own)) if own.is(setting));
+    }
+}
+
+impl Pattern {
+    /// What the symbols are, where the arguments fit.
+    #[inline]
+    pub(crate) fn bind(&self, args: &impl Flatten) -> Option<Bound> {
+        let mut check = Check { expected: self.leaves.iter(), bound: Bound::new(), fits: true };
+        args.visit(&mut check);
+        (check.fits && check.expected.next().is_none()).then_some(check.bound)
+    }
+
+    /// The first thing that does not fit, in words.
+    pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> String {
+        if leaves.len() != self.leaves.len() {
+            return format!("expected {} parts of the arguments, got {}", self.leaves.len(), leaves.len());
+        }
+        for (place, (expected, leaf)) in self.leaves.iter().zip(leaves).enumerate() {
+            if !expected.takes(leaf) {
+                let (expected, got) = (expected.text(mesh), leaf.text(mesh));
+                let note = expected_note(leaf);
+                return format!("part {place} of the arguments: expected {expected}, got {got}{note}");
+            }
+        }
+        "a condition on the sizes does not hold".to_string()
+    }
+}
+
+/// What helps where a part changes from call to call.
+fn expected_note(leaf: &Leaf) -> &'static str {
+    match leaf {
+        Leaf::Setting(Setting::Int(_)) => " (an Index in its place may change without a compilation)",
+        Leaf::Setting(Setting::Float(_)) => " (a 0-d tensor in its place may change without a compilation)",
+        _ => "",
+    }
+}
+
+impl Expected {
+    fn takes(&self, leaf: &Leaf) -> bool {
+        let size = |expected: &Size, got: Option<i64>| match (expected, got) {
+            (Size::Is(size), Some(got)) => *size == got,
+            (Size::Symbol(_, least), Some(got)) => got >= *least,
+            _ => false,
+        };
+        match (self, leaf) {
+            (Expected::Tensor { dtype, varies, sizes, .. }, Leaf::Tensor(ty)) => {
+                ty.dtype == *dtype
+                    && ty.varies == *varies
+                    && ty.shape.len() == sizes.len()
+                    && sizes.iter().zip(&ty.shape).all(|(expected, got)| size(expected, got.as_const()))
+            }
+            (Expected::Number(expected), Leaf::Number(got)) => size(expected, Some(*got)),
+            (Expected::Expression(own), Leaf::Expression(other)) => own == other,
+            (Expected::Setting(own), Leaf::Setting(other)) => own == other,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn text(&self, mesh: &Mesh) -> String {
+        let size = |size: &Size| match size {
+            Size::Is(size) => size.to_string(),
+            Size::Symbol(sym, _) => Index::sym(*sym).display(mesh).to_string(),
+        };
+        match self {
+            Expected::Tensor { .. } => self.ty().map_or_else(String::new, |ty| ty.display(mesh).to_string()),
+            Expected::Number(number) => size(number),
+            Expected::Expression(index) => index.display(mesh).to_string(),
+            Expected::Setting(setting) => setting.text(),
+        }
+    }
+
+    /// The type that a trace sees, with symbols.
+    pub(crate) fn ty(&self) -> Option<TensorType> {
+        let Expected::Tensor { dtype, varies, sizes, .. } = self else { return None };
+        let size = |size: &Size| match size {
+            Size::Is(size) => Index::constant(*size),
+            Size::Symbol(sym, _) => Index::sym(*sym),
+        };
+        Some(TensorType::new(*dtype, sizes.iter().map(size).collect(), *varies))
+    }
+}
+
+impl Leaf {
+    fn text(&self, mesh: &Mesh) -> String {
+        match self {
+            Leaf::Tensor(ty) => ty.display(mesh).to_string(),
+            Leaf::Number(number) => number.to_string(),
+            Leaf::Expression(index) => index.display(mesh).to_string(),
+            Leaf::Setting(setting) => setting.text(),
+        }
+    }
+
+    fn sizes(&self) -> Vec<i64> {
+        match self {
+            Leaf::Tensor(ty) => ty.shape.iter().map(|size| size.as_const().unwrap_or(-1)).collect(),
+            Leaf::Number(number) => vec![*number],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same without its sizes: what must be equal on all ranks.
+    fn kind(&self, mesh: &Mesh) -> String {
+        match self {
+            Leaf::Tensor(ty) => {
+                let ty = ty.with_shape(constant_shape(&vec![0; ty.shape.len()]));
+                ty.display(mesh).to_string().replace('0', "?")
+            }
+            Leaf::Number(_) => "a number".to_string(),
+            other => other.text(mesh),
+        }
+    }
+}
+
+/// What a rank would trace with: kinds that all ranks must share, sizes, and which of them it wants to be symbols.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Signature {
+    pub(crate) kinds: Vec<String>,
+    pub(crate) sizes: Vec<i64>,
+    pub(crate) symbols: Vec<bool>,
+}
+
+impl Signature {
+    /// Of these arguments: sizes that differ from those of a call before become symbols.
+    pub(crate) fn new(
+        leaves: &[Leaf],
+        before: &[Pattern],
+        dynamic: &[(usize, usize)],
+        mesh: &Mesh,
+    ) -> Signature {
+        let kinds = leaves.iter().map(|leaf| leaf.kind(mesh)).collect();
+        let (mut sizes, mut symbols) = (Vec::new(), Vec::new());
+        let mut tensors = 0;
+        for (place, leaf) in leaves.iter().enumerate() {
+            let own = leaf.sizes();
+            for (dim, size) in own.iter().enumerate() {
+                let changed = |pattern: &Pattern| match pattern.leaves.get(place) {
+                    Some(Expected::Tensor { sizes, .. }) if sizes.len() == own.len() => {
+                        sizes[dim] != Size::Is(*size)
+                    }
+                    Some(Expected::Number(number)) => *number != Size::Is(*size),
+                    _ => false,
+                };
+                let declared = matches!(leaf, Leaf::Tensor(_)) && dynamic.contains(&(tensors, dim));
+                sizes.push(*size);
+                symbols.push(before.iter().any(changed) || declared);
+            }
+            tensors += usize::from(matches!(leaf, Leaf::Tensor(_)));
+        }
+        Signature { kinds, sizes, symbols }
+    }
+
+    /// As bytes for the other ranks.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut text = String::new();
+        for (size, symbol) in self.sizes.iter().zip(&self.symbols) {
+            let _ = writeln!(text, "{size} {}", u8::from(*symbol));
+        }
+        text.push('\n');
+        text.push_str(&self.kinds.join("\n"));
+        text.into_bytes()
+    }
+
+    /// As another rank wrote it.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Signature> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let (numbers, kinds) = match text.strip_prefix('\n') {
+            Some(kinds) => ("", kinds),
+            None => text.split_once("\n\n")?,
+        };
+        let (mut sizes, mut symbols) = (Vec::new(), Vec::new());
+        for line in numbers.lines() {
+            let (size, symbol) = line.split_once(' ')?;
+            sizes.push(size.parse().ok()?);
+            symbols.push(symbol == "1");
+        }
+        let kinds =
+            if kinds.is_empty() { Vec::new() } else { kinds.split('\n').map(str::to_string).collect() };
+        Some(Signature { kinds, sizes, symbols })
+    }
+
+    /// What to trace with, given all ranks' signatures, which are of one kind: a size is a symbol where a rank wants one,
+    /// or where ranks differ.
+    pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh) -> Pattern {
+        let mut next = 0;
+        let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
+        let mut size = |own: i64, is_number: bool| {
+            let at = next;
+            next += 1;
+            let values = || all.iter().filter_map(move |one| one.sizes.get(at).copied());
+            let differ = values().any(|other| other != own);
+            let wanted = all.iter().any(|one| one.symbols.get(at).copied().unwrap_or(false));
+            // Sizes of 0 and 1 mean other things than larger ones: they are never symbols unless ranks differ in them.
+            let least = values().min().unwrap_or(own);
+            if !differ && (!wanted || (!is_number && own < 2)) {
+                return Size::Is(own);
+            }
+            let sym = Sym::Backed(symbols.len() as u32);
+            let varies = if differ { mesh.all_axes() } else { Axes::NONE };
+            let min = if is_number { least.min(0) } else { least.min(2) };
+            symbols.push((sym, SymbolFacts { min, varies, ..SymbolFacts::default() }));
+            Size::Symbol(sym, min)
+        };
+        let leaves = leaves.iter().map(|leaf| match leaf {
+            Leaf::Tensor(ty) => Expected::Tensor {
+                dtype: ty.dtype,
+                varies: ty.varies,
+                sizes: ty.shape.iter().map(|own| size(own.as_const().unwrap_or(-1), false)).collect(),
+                seen: Rc::clone(ty),
+            },
+            Leaf::Number(number) => Expected::Number(size(*number, true)),
+            Leaf::Expression(index) => Expected::Expression(index.clone()),
+            Leaf::Setting(setting) => Expected::Setting(setting.clone()),
+        });
+        let leaves = leaves.collect();
+        Pattern { leaves, symbols }
+    }
+}

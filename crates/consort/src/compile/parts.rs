@@ -1,0 +1,131 @@
+//! The parts of arguments and results: taken out, checked, put back.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::Rank;
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::flatten::{Flatten, Map, Static, Visit};
+use crate::tensor::Tensor;
+use crate::world::World;
+
+use super::agree::{digest, gather};
+use super::{Site, guards};
+
+/// A part of the arguments.
+pub(super) enum Part {
+    /// A tensor, and whether nobody else owns its storage.
+    Tensor(Tensor, bool),
+    Number(i64),
+    Other,
+}
+
+pub(super) type Parts = SmallVec<[Part; 4]>;
+
+/// Whether some tensor of the arguments has no data.
+pub(super) fn has_shapes(args: &impl Flatten) -> bool {
+    let mut found = false;
+    guards::for_each_tensor(args, |tensor| found |= !tensor.has_data());
+    found
+}
+
+/// Tensors are of this world, and not of a trace that is over.
+pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
+    let mut wrong = None;
+    guards::for_each_tensor(args, |tensor| {
+        if tensor.traced.is_some() || (tensor.world != 0 && tensor.world != world.id) {
+            wrong = Some(
+                "expected tensors of this world, got one of another, or one that a traced function kept",
+            );
+        }
+    });
+    wrong.map_or(Ok(()), |message| Err(Error::new("compile", message, site)))
+}
+
+/// Arguments that are declared equal on some ranks are equal there: the passes rely on it.
+#[track_caller]
+pub(super) fn check_declared(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
+    let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
+    let all_axes = world.mesh().all_axes();
+    guards::for_each_tensor(args, |tensor| {
+        if tensor.ty.varies == all_axes {
+            return;
+        }
+        match tensor.with_bytes("compile", site, digest) {
+            Ok(digest) => digests.extend(digest.to_le_bytes()),
+            Err(error) => failed = Some(error),
+        }
+        declared.push(tensor.ty.varies);
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let all = gather(world, &digests, site)?;
+    let mesh = world.mesh();
+    for (place, varies) in declared.iter().enumerate() {
+        let of = |rank: usize| all.get(rank).and_then(|digests| digests.get(8 * place..8 * place + 8));
+        let row = |rank: usize| {
+            varies.iter().map(|axis| mesh.coordinate(Rank(rank as u32), axis)).collect::<Vec<_>>()
+        };
+        for rank in 1..all.len() {
+            let first = (0..rank).find(|first| row(*first) == row(rank)).unwrap_or(rank);
+            if of(first) != of(rank) {
+                let message = format!(
+                    "expected tensor {place} of those declared equal to be so, but ranks {first} and {rank} differ\n  \
+                     note: `replicated` declares it; do so only with tensors that are equal"
+                );
+                return Err(Error::new("compile", message, site));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A result with tensors in the place of traced ones, and numbers in the place of symbols.
+pub(super) fn fill<R: Flatten>(
+    template: &R,
+    outs: &[Option<usize>],
+    results: &[Vec<Tensor>],
+    hints: &BTreeMap<Sym, i64>,
+) -> R {
+    struct Fill<'a> {
+        outs: std::slice::Iter<'a, Option<usize>>,
+        results: &'a [Vec<Tensor>],
+        hints: &'a BTreeMap<Sym, i64>,
+    }
+    impl Map for Fill<'_> {
+        fn tensor(&mut self, tensor: &Tensor) -> Tensor {
+            let made = self.outs.next().copied().flatten();
+            let made = made.and_then(|place| self.results.get(place)?.first());
+            let landed = || tensor.traced.as_ref().and_then(|traced| traced.landed().cloned());
+            made.cloned().or_else(landed).unwrap_or_else(|| tensor.clone())
+        }
+        fn index(&mut self, index: &crate::Index) -> crate::Index {
+            crate::Index(index.0.substitute(&|sym| self.hints.get(&sym).map(|value| Index::constant(*value))))
+        }
+    }
+    template.map(&mut Fill { outs: outs.iter(), results, hints })
+}
+
+/// The parts of some arguments.
+pub(super) fn parts_of(args: &impl Flatten) -> Parts {
+    struct Collect(Parts);
+    impl Visit for Collect {
+        fn tensor(&mut self, tensor: &Tensor) {
+            let own = tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
+            self.0.push(Part::Tensor(tensor.clone(), own && tensor.layout.is_contiguous()));
+        }
+        fn index(&mut self, index: &crate::Index) {
+            self.0.push(index.0.as_const().map_or(Part::Other, Part::Number));
+        }
+        fn setting(&mut self, _: Static<'_>) {
+            self.0.push(Part::Other);
+        }
+    }
+    let mut collect = Collect(Parts::new());
+    args.visit(&mut collect);
+    collect.0
+}

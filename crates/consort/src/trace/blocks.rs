@@ -1,0 +1,119 @@
+//! Blocks of cond and scan: opened, filled by a function, closed, with what they take from outside.
+
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_ir::builder::Draft;
+use consort_ir::entity::Value;
+use consort_ir::ops::Op;
+use consort_ir::program::Block;
+use consort_ir::types::Type;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+use super::{Session, Site, Start, Traced, loc};
+
+impl Session {
+    /// The operands that tensors are in the block being filled.
+    pub(crate) fn operands(self: &Rc<Self>, tensors: &[Tensor], op: &str, site: Site) -> Result<Vec<Value>> {
+        tensors.iter().map(|tensor| self.operand(tensor, op, site)).collect()
+    }
+
+    pub(crate) fn types(&self, values: &[Value]) -> Result<Vec<Type>> {
+        let types = self.build(|builder| {
+            values.iter().map(|value| builder.ty(*value).cloned()).collect::<std::result::Result<Vec<_>, _>>()
+        })?;
+        types.map_err(|violation| Error::rule("compile", violation, Location::caller()))
+    }
+
+    /// Opens a block; gives its parameters. What a block before took from outside, this one takes first.
+    pub(crate) fn begin(self: &Rc<Self>, types: Vec<Type>, captured: &[Value]) -> Result<Vec<Tensor>> {
+        let more = self.types(captured)?;
+        let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
+        let (own, inner) = values.split_at(types.len());
+        let depth = {
+            let mut segment = self.segment.borrow_mut();
+            segment.frames.push(captured.iter().copied().zip(inner.iter().copied()).collect());
+            segment.frames.len()
+        };
+        let tensor = |(value, ty): (&Value, Type)| match ty {
+            Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, *value, depth))),
+            _ => Err(Error::new("compile", "expected tensors", Location::caller())),
+        };
+        own.iter().zip(types).map(tensor).collect()
+    }
+
+    /// What a block's function gave; where it failed, the block is closed.
+    pub(crate) fn ended<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err() {
+            let _ = self.end(&[]);
+        }
+        outcome
+    }
+
+    /// Closes a block; gives it and what it took from outside.
+    pub(crate) fn end(&self, results: &[Value]) -> (Result<Block>, Vec<Value>) {
+        // A start inside that nobody waited for ends with the block.
+        let depth = self.segment.borrow().frames.len();
+        let open: Vec<Rc<Start>> = {
+            let segment = self.segment.borrow();
+            segment.starts.iter().filter(|start| start.depth == depth && !start.waited()).cloned().collect()
+        };
+        let waited: Result<()> = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
+        let block = self.build(|builder| builder.end_block(results));
+        let frame = self.segment.borrow_mut().frames.pop().unwrap_or_default();
+        (waited.and(block), frame.into_iter().map(|(outer, _)| outer).collect())
+    }
+
+    pub(crate) fn add_param(&self, block: &mut Block, types: Vec<Type>) -> Result<()> {
+        self.build(|builder| {
+            for ty in types {
+                builder.add_param(block, ty);
+            }
+        })
+    }
+
+    /// Writes down a node with blocks.
+    pub(crate) fn control_node(
+        self: &Rc<Self>,
+        op: Op,
+        args: &[Value],
+        blocks: Vec<Block>,
+        name: &str,
+        site: Site,
+    ) -> Result<Vec<Tensor>> {
+        self.check()?;
+        self.bind_symbols(&*op, site)?;
+        let depth = self.segment.borrow().frames.len();
+        let results = self.build(|builder| {
+            builder.set_loc(loc(site));
+            let results = builder.node(op, args, blocks)?;
+            results
+                .into_iter()
+                .map(|value| Ok((value, builder.ty(value)?.clone())))
+                .collect::<std::result::Result<Vec<_>, _>>()
+        })?;
+        let results = results.map_err(|violation| Error::rule(name, violation, site))?;
+        let tensor = |(value, ty): (Value, Type)| match ty {
+            Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, value, depth))),
+            _ => Err(Error::new(name, "expected tensors", site)),
+        };
+        results.into_iter().map(tensor).collect()
+    }
+
+    /// What is written so far, to go back to.
+    pub(crate) fn snapshot(&self) -> Option<Draft> {
+        self.segment.borrow().draft.clone()
+    }
+
+    /// Goes back to what was written then. Parameters for constants that came later stay known, so they are forgotten.
+    pub(crate) fn restore(&self, draft: Option<Draft>) {
+        let mut segment = self.segment.borrow_mut();
+        let known = draft.as_ref().map_or(0, Draft::params);
+        segment.inputs.truncate(known);
+        segment.draft = draft;
+        let depth = segment.frames.len();
+        segment.starts.retain(|start| start.depth <= depth);
+    }
+}

@@ -1,0 +1,536 @@
+//! Tracing: ops and collectives of a function are written down instead of run.
+//!
+//! A session is one traced call. It writes a segment at a time: a function of the program, with what it takes from
+//! outside. Reading a traced value on the host ends the segment; it is compiled and run, everything alive lands, and
+//! the next segment begins with it. The rules are in docs/design/0004-compile.md.
+
+mod blocks;
+mod sizes;
+mod value;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::{Rc, Weak};
+
+use consort_ir::builder::{Builder, Draft};
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym, SymbolFacts};
+use consort_ir::mesh::Axes;
+use consort_ir::ops::{OpDef, Wait};
+use consort_ir::program::{Func, Loc};
+use consort_ir::types::{TensorType, Type};
+
+use crate::apply::{Tensors, check_types, spoken};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+use crate::world::World;
+
+pub(crate) use sizes::{compare, number_of, pin_shape};
+pub(crate) use value::{Start, Traced, settle};
+
+type Site = &'static Location<'static>;
+
+/// What a parameter of a segment is given when it runs.
+#[derive(Clone)]
+pub(crate) enum Input {
+    /// A leaf of the arguments, by its place among them.
+    Leaf(usize),
+    /// What landed in a segment before.
+    Carried(Rc<Traced>),
+    /// A tensor that the function met and that is none of its arguments.
+    Constant(Tensor, Site),
+    /// The value of a symbol.
+    Symbol(Sym),
+}
+
+/// A segment that is complete.
+pub(crate) struct Finished {
+    pub(crate) func: Func,
+    pub(crate) inputs: Vec<Input>,
+    /// For each result of the function, the tensors that it gives.
+    pub(crate) results: Vec<Vec<Rc<Traced>>>,
+}
+
+/// Compiles and runs a segment; gives a tensor for each that the results name.
+pub(crate) type RunSegment<'a> = dyn Fn(&Session, &Finished) -> Result<Vec<Vec<Tensor>>> + 'a;
+
+/// One traced call of a function.
+pub(crate) struct Session {
+    pub(crate) world: Rc<World>,
+    pub(crate) fullgraph: bool,
+    segment: RefCell<Segment>,
+    /// The number of the segment being written.
+    number: Cell<u32>,
+    /// What the symbols are at this call.
+    pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
+    pub(crate) breaks: RefCell<Vec<Break>>,
+    /// The first mistake that could not be returned where it was made.
+    failed: RefCell<Option<Error>>,
+    run: RefCell<Option<Rc<RunSegment<'static>>>>,
+}
+
+/// Where a traced function was read on the host, and by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Break {
+    /// What read it.
+    pub op: String,
+    /// The user's line.
+    pub site: Site,
+}
+
+/// The segment being written.
+struct Segment {
+    /// None only while a builder has it.
+    draft: Option<Draft>,
+    inputs: Vec<(Value, Input)>,
+    live: Vec<Weak<Traced>>,
+    starts: Vec<Rc<Start>>,
+    /// The open blocks: what was taken into each from outside.
+    frames: Vec<Vec<(Value, Value)>>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Session>>> = const { RefCell::new(None) };
+}
+
+/// The trace that this thread is writing.
+pub(crate) fn current() -> Option<Rc<Session>> {
+    CURRENT.with(|current| current.borrow().clone())
+}
+
+/// Whether a function is being traced rather than run.
+///
+/// ```
+/// assert!(!consort::is_tracing());
+/// ```
+pub fn is_tracing() -> bool {
+    CURRENT.with(|current| current.borrow().is_some())
+}
+
+/// Runs `f` with another session in the place of this thread's own, or with none.
+pub(crate) fn within<T>(session: Option<Rc<Session>>, f: impl FnOnce() -> T) -> T {
+    /// Puts the session back, after a panic too.
+    struct Back(Option<Rc<Session>>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            CURRENT.with(|current| *current.borrow_mut() = self.0.take());
+        }
+    }
+    let _back = Back(CURRENT.with(|current| current.replace(session)));
+    f()
+}
+
+fn new_segment(world: &World) -> Segment {
+    let draft = Some(Builder::new(&world.mesh(), "f").pause());
+    Segment { draft, inputs: Vec::new(), live: Vec::new(), starts: Vec::new(), frames: Vec::new() }
+}
+
+fn loc(site: Site) -> Option<Loc> {
+    Some(Loc::new(site.file(), site.line()))
+}
+
+impl Session {
+    pub(crate) fn new(world: Rc<World>, fullgraph: bool) -> Rc<Session> {
+        let segment = RefCell::new(new_segment(&world));
+        Rc::new(Session {
+            world,
+            fullgraph,
+            segment,
+            number: Cell::new(0),
+            hints: RefCell::default(),
+            breaks: RefCell::default(),
+            failed: RefCell::default(),
+            run: RefCell::default(),
+        })
+    }
+
+    /// Says how segments are run. Until then a break is an error.
+    pub(crate) fn set_run(&self, run: Rc<RunSegment<'static>>) {
+        *self.run.borrow_mut() = Some(run);
+    }
+
+    /// Notes a mistake that cannot be returned here; the trace ends with it.
+    pub(crate) fn fail(&self, error: Error) {
+        self.failed.borrow_mut().get_or_insert(error);
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// The segment's builder, for a moment.
+    fn build<T>(&self, f: impl FnOnce(&mut Builder<'_>) -> T) -> Result<T> {
+        let lost = || Error::new("compile", "the trace is in use by itself", Location::caller());
+        let draft = self.segment.borrow_mut().draft.take().ok_or_else(lost)?;
+        let mesh = self.world.mesh();
+        let mut builder = Builder::resume(&mesh, draft);
+        let outcome = f(&mut builder);
+        self.segment.borrow_mut().draft = Some(builder.pause());
+        Ok(outcome)
+    }
+
+    /// A traced tensor.
+    fn tensor(self: &Rc<Self>, ty: TensorType, traced: Traced) -> Tensor {
+        let traced = Rc::new(traced);
+        self.segment.borrow_mut().live.push(Rc::downgrade(&traced));
+        Tensor::of_trace(ty, &self.hints.borrow(), traced, &self.world)
+    }
+
+    /// A parameter of the function, not of the block being filled.
+    fn param(&self, ty: Type, input: Input) -> Result<Value> {
+        let value = self.build(|builder| builder.outside(0, |builder| builder.param(ty)))?;
+        self.segment.borrow_mut().inputs.push((value, input));
+        Ok(value)
+    }
+
+    /// Declares a symbol and what it is at this call. A tensor or a size binds it.
+    pub(crate) fn declare(&self, sym: Sym, facts: SymbolFacts, hint: i64) -> Result<()> {
+        self.hints.borrow_mut().insert(sym, hint);
+        self.build(|builder| builder.declare(sym, facts))
+    }
+
+    /// An argument.
+    pub(crate) fn argument(self: &Rc<Self>, leaf: usize, ty: TensorType) -> Result<Tensor> {
+        let value = self.param(ty.clone().into(), Input::Leaf(leaf))?;
+        Ok(self.tensor(ty, Traced::value(self, value)))
+    }
+
+    /// A symbol that an argument is the value of.
+    pub(crate) fn size_argument(&self, leaf: usize, sym: Sym, varies: Axes) -> Result<()> {
+        self.param(Type::Size(Index::sym(sym), varies), Input::Leaf(leaf)).map(drop)
+    }
+
+    /// The operand that a tensor is here: traced, landed before, or a constant.
+    fn operand(self: &Rc<Self>, tensor: &Tensor, op: &str, site: Site) -> Result<Value> {
+        let Some(traced) = &tensor.traced else { return self.constant(tensor, op, site) };
+        if traced.landed().is_some() {
+            return self.carried(traced, tensor);
+        }
+        traced.check(self, op, site)?;
+        if let Some(start) = traced.start() {
+            self.wait_for(&start, site)?;
+        }
+        let (value, depth) = traced.place();
+        self.enter(value, depth)
+    }
+
+    /// A value of this block or of one around it, as this block sees it.
+    fn enter(&self, value: Value, depth: usize) -> Result<Value> {
+        let mut value = value;
+        let frames = self.segment.borrow().frames.len();
+        for frame in depth..frames {
+            let known =
+                self.segment.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
+            value = match known {
+                Some((_, inner)) => inner,
+                None => {
+                    let inner = self.build(|builder| {
+                        let ty = builder.ty(value).cloned();
+                        ty.map(|ty| builder.outside(frame + 1, |builder| builder.param(ty)))
+                    })?;
+                    let inner =
+                        inner.map_err(|violation| Error::rule("compile", violation, Location::caller()))?;
+                    self.segment.borrow_mut().frames[frame].push((value, inner));
+                    inner
+                }
+            };
+        }
+        Ok(value)
+    }
+
+    fn constant(self: &Rc<Self>, tensor: &Tensor, op: &str, site: Site) -> Result<Value> {
+        let same = |input: &Input| match input {
+            Input::Constant(other, _) => {
+                other.layout == tensor.layout
+                    && match (&other.storage, &tensor.storage) {
+                        (Some(a), Some(b)) => Rc::ptr_eq(a, b),
+                        _ => false,
+                    }
+            }
+            _ => false,
+        };
+        let known =
+            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+        let value = match known {
+            Some(value) => value,
+            None if self.fullgraph => {
+                let message = "expected tensors that come from the arguments, got one that was captured or made from numbers\n  \
+                               note: pass it as an argument, or compile without fullgraph: then it is a constant";
+                return Err(Error::new(spoken_op(op), message, site));
+            }
+            None => self.param((*tensor.ty).clone().into(), Input::Constant(tensor.clone(), site))?,
+        };
+        self.enter(value, 0)
+    }
+
+    /// What landed in a segment before, as a parameter of this one. Its sizes are new symbols where they were symbols.
+    fn carried(self: &Rc<Self>, traced: &Rc<Traced>, tensor: &Tensor) -> Result<Value> {
+        let same = |input: &Input| matches!(input, Input::Carried(other) if Rc::ptr_eq(other, traced));
+        let known =
+            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+        if let Some(value) = known {
+            return self.enter(value, 0);
+        }
+        let mut ty = (*tensor.ty).clone();
+        let sizes: Vec<usize> = tensor.hint_shape().to_vec();
+        for (size, hint) in ty.shape.iter_mut().zip(sizes) {
+            if size.as_const().is_some() {
+                continue;
+            }
+            *size = if hint < 2 { Index::from(hint) } else { Index::sym(self.fresh(hint as i64)?) };
+        }
+        let value = self.param(ty.into(), Input::Carried(Rc::clone(traced)))?;
+        self.enter(value, 0)
+    }
+
+    /// A backed symbol that no argument has.
+    fn fresh(&self, hint: i64) -> Result<Sym> {
+        let last = self.hints.borrow().keys().rev().find_map(|sym| match sym {
+            Sym::Backed(number) => Some(*number),
+            _ => None,
+        });
+        let sym = Sym::Backed(last.map_or(0, |number| number + 1));
+        self.declare(sym, SymbolFacts { min: 2, ..SymbolFacts::default() }, hint)?;
+        Ok(sym)
+    }
+
+    /// Makes what an op's attributes mention known in this segment.
+    fn bind_symbols(&self, op: &dyn OpDef, site: Site) -> Result<()> {
+        let mut missing = Vec::new();
+        self.build(|builder| {
+            op.indices(&mut |index| {
+                index.symbols(&mut |sym| {
+                    if builder.facts().get(sym).is_none() && !missing.contains(&sym) {
+                        missing.push(sym);
+                    }
+                });
+            });
+        })?;
+        for sym in missing {
+            self.bind(sym, op.info().name, site)?;
+        }
+        Ok(())
+    }
+
+    /// A symbol of a segment before, as a parameter of this one.
+    fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
+        if !self.hints.borrow().contains_key(&sym) {
+            let message =
+                "expected sizes of this function, got one of another, or one read from data before a break";
+            return Err(Error::new(spoken_op(op), message, site));
+        }
+        self.build(|builder| builder.declare(sym, SymbolFacts::default()))?;
+        self.param(Type::Size(Index::sym(sym), Axes::NONE), Input::Symbol(sym)).map(drop)
+    }
+
+    /// Writes down an op; gives the types and values of its results.
+    fn node(self: &Rc<Self>, op: &dyn OpDef, args: &[Tensor], site: Site) -> Result<Vec<(Value, Type)>> {
+        self.check()?;
+        let name = spoken(op.info().name);
+        check_types(op, &self.world, args, site)?;
+        self.bind_symbols(op, site)?;
+        let values = args.iter().map(|arg| self.operand(arg, name, site)).collect::<Result<Vec<_>>>()?;
+        let known = self.build(|builder| builder.guards().len())?;
+        let results = self.build(|builder| {
+            builder.set_loc(loc(site));
+            let results = builder.node(op.to_op(), &values, Vec::new())?;
+            results
+                .into_iter()
+                .map(|value| Ok((value, builder.ty(value)?.clone())))
+                .collect::<std::result::Result<Vec<_>, _>>()
+        })?;
+        let results = results.map_err(|violation| Error::rule(name, violation, site))?;
+        self.check_guards(known, name, site)?;
+        Ok(results)
+    }
+
+    /// Conditions that were written down hold at this call.
+    fn check_guards(&self, known: usize, op: &str, site: Site) -> Result<()> {
+        let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
+        let env = |sym: Sym| hints.get(&sym).copied();
+        let broken = self.segment.borrow().draft.as_ref().and_then(|draft| {
+            let new = draft.guards().get(known..).unwrap_or(&[]);
+            new.iter()
+                .find(|guard| guard.holds(&env) == Ok(false))
+                .map(|guard| guard.display(&mesh).to_string())
+        });
+        match broken {
+            Some(guard) => Err(Error::new(op, format!("expected {guard}, which does not hold"), site)),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes down the wait of a start, unless it is there.
+    pub(crate) fn wait_for(&self, start: &Rc<Start>, site: Site) -> Result<()> {
+        if start.waited() {
+            return Ok(());
+        }
+        let values = self.build(|builder| {
+            builder.outside(start.depth, |builder| {
+                builder.set_loc(loc(site));
+                builder.op(Wait {}, &[start.pending])
+            })
+        })?;
+        start.set_waited(values.map_err(|violation| Error::rule("wait", violation, site))?);
+        Ok(())
+    }
+
+    /// Ends the segment, because its values are read on the host: what is alive lands.
+    pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
+        self.check()?;
+        if !self.segment.borrow().frames.is_empty() {
+            let message =
+                "expected no host read inside cond or scan\n  note: return the tensor and read it outside";
+            return Err(Error::new(op, message, site));
+        }
+        if self.fullgraph {
+            let message = "expected no host read of a traced tensor under fullgraph\n  \
+                           note: return it and read it outside, or compile without fullgraph";
+            return Err(Error::new(op, message, site));
+        }
+        let run = self.run.borrow().clone();
+        let run = run.ok_or_else(|| Error::new(op, "expected no host read here", site))?;
+        self.breaks.borrow_mut().push(Break { op: op.to_string(), site });
+        let live: Vec<Rc<Traced>> = self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
+        let finished = self.finish(live, site)?;
+        let this = Rc::clone(self);
+        let tensors = within(None, || run(&this, &finished))?;
+        for (traced, tensors) in finished.results.iter().zip(tensors) {
+            traced.iter().zip(tensors).for_each(|(traced, tensor)| traced.land(tensor));
+        }
+        Ok(())
+    }
+
+    /// The segment, with these values as its results. A new one begins.
+    pub(crate) fn finish(self: &Rc<Self>, live: Vec<Rc<Traced>>, site: Site) -> Result<Finished> {
+        self.check()?;
+        let mut results: Vec<(Value, Vec<Rc<Traced>>)> = Vec::new();
+        for traced in live {
+            if traced.landed().is_some() {
+                continue;
+            }
+            traced.check(self, "return", site)?;
+            // A pending of several tensors is waited for: a handle of one of them cannot be returned alone.
+            let value = match traced.start().filter(|start| !start.waited()) {
+                Some(start) if start.tensors == 1 => start.return_pending(),
+                Some(start) => {
+                    self.wait_for(&start, site)?;
+                    traced.place().0
+                }
+                None => traced.place().0,
+            };
+            match results.iter_mut().find(|(other, _)| *other == value) {
+                Some((_, list)) => list.push(traced),
+                None => results.push((value, vec![traced])),
+            }
+        }
+        let dropped: Vec<Rc<Start>> = self.segment.borrow().starts.clone();
+        for start in dropped {
+            if !start.returned() {
+                self.wait_for(&start, site)?;
+            }
+        }
+        let segment = self.segment.replace(new_segment(&self.world));
+        self.number.set(self.number.get() + 1);
+        let draft =
+            segment.draft.ok_or_else(|| Error::new("compile", "the trace is in use by itself", site))?;
+        let values: Vec<Value> = results.iter().map(|(value, _)| *value).collect();
+        let func = Builder::resume(&self.world.mesh(), draft).finish(&values);
+        let inputs = segment.inputs.into_iter().map(|(_, input)| input).collect();
+        Ok(Finished { func, inputs, results: results.into_iter().map(|(_, list)| list).collect() })
+    }
+}
+
+fn spoken_op(op: &str) -> &str {
+    op.strip_suffix("_start").unwrap_or(op)
+}
+
+/// Writes an op down, if a trace is going on.
+pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Result<Tensors>> {
+    let session = current()?;
+    Some((|| {
+        let depth = session.segment.borrow().frames.len();
+        let mut tensors = Tensors::new();
+        for (value, ty) in session.node(op, args, site)? {
+            match ty {
+                Type::Tensor(ty) => tensors.push(session.tensor(ty, Traced::at(&session, value, depth))),
+                _ => return Err(Error::new(op.info().name, "it gives no tensor", site)),
+            }
+        }
+        Ok(tensors)
+    })())
+}
+
+/// Writes a start down, if a trace is going on.
+pub(crate) fn record_start(
+    op: &dyn OpDef,
+    args: &[Tensor],
+    site: Site,
+) -> Option<Result<(Tensors, Rc<Start>)>> {
+    let session = current()?;
+    Some((|| {
+        let depth = session.segment.borrow().frames.len();
+        let results = session.node(op, args, site)?;
+        let [(pending, Type::Pending(types))] = &results[..] else {
+            return Err(Error::new(spoken(op.info().name), "expected one pending", site));
+        };
+        let start = Start::new(*pending, depth, types.len());
+        session.segment.borrow_mut().starts.push(Rc::clone(&start));
+        let one = |(place, ty): (usize, &TensorType)| {
+            session.tensor(ty.clone(), Traced::pending(&session, Rc::clone(&start), place))
+        };
+        Ok((types.iter().enumerate().map(one).collect(), start))
+    })())
+}
+
+/// Reads sizes out of a tensor inside a trace: symbols that are known only when the program runs.
+pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Vec<Index>>> {
+    let session = current()?;
+    Some((|| {
+        let symbols = session.build(|builder| (0..n).map(|_| builder.fresh_symbol()).collect::<Vec<_>>())?;
+        let op = consort_ir::ops::ToSize { symbols: symbols.clone(), min: Index::constant(0), max: None };
+        session.node(&op, std::slice::from_ref(x), site)?;
+        Ok(symbols.into_iter().map(Index::sym).collect())
+    })())
+}
+
+/// Ends the segment so that `f` runs untraced: what it makes goes on as if it had been an argument.
+///
+/// ```
+/// use consort::{Tensor, compile};
+///
+/// # fn main() -> consort::Result<()> {
+/// let f = compile(|x: Tensor| {
+///     let y = x.exp()?;
+///     let most = consort::uncompiled(|| y.to_vec::<f32>().map(|y| y.into_iter().fold(0.0, f32::max)))?;
+///     y.div(&Tensor::from_slice(&[most], &[1])?)
+/// });
+/// assert_eq!(f.call(Tensor::from_slice(&[0.0f32, 0.0], &[2])?)?.to_vec::<f32>()?, [1.0, 1.0]);
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn uncompiled<T: crate::Flatten>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let Some(session) = current() else { return f() };
+    session.break_at("uncompiled", Location::caller())?;
+    let made = within(None, f)?;
+    Ok(made.map(&mut crate::flatten::MapTensors(|tensor: &Tensor| match tensor.traced {
+        Some(_) => tensor.clone(),
+        None => session.landed(tensor.clone()),
+    })))
+}
+
+impl Session {
+    /// A tensor that is here already, as one that this trace made.
+    fn landed(self: &Rc<Self>, tensor: Tensor) -> Tensor {
+        let traced = Rc::new(Traced::at(self, Value(0), 0));
+        let ty = (*tensor.ty).clone();
+        traced.land(tensor);
+        Tensor::of_trace(ty, &self.hints.borrow(), traced, &self.world)
+    }
+
+    /// The number of the segment being written.
+    pub(crate) fn segment_number(&self) -> u32 {
+        self.number.get()
+    }
+}

@@ -1,0 +1,123 @@
+//! Numbers of symbolic sizes: what is asked of one in a trace becomes a condition.
+
+use std::cmp::Ordering;
+
+use consort_ir::index::{Assumed, Guard, Index, Sym};
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+use crate::world::World;
+
+use super::{Session, Site, current, settle};
+
+const RANK: &str = "expected a number that is the same on all ranks, got one that depends on the rank\n  \
+                    note: ranks that branch apart trace different programs; starts, sizes and peers may stay symbolic, and \
+                    cond takes a tensor";
+const DATA: &str = "expected a number that is known while tracing, got a size that is read from data\n  \
+                    note: `item` reads it, at the price of a graph break";
+
+/// The number of a size on this rank. In a trace it becomes a condition.
+pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
+    match current() {
+        None => eager(index, site),
+        Some(session) => {
+            let number = session.hint(index, site)?;
+            session.assume(Guard::Eq(index.clone(), Index::constant(number)), site)?;
+            Ok(number)
+        }
+    }
+}
+
+/// How two sizes compare. In a trace the outcome becomes a condition; one that cannot be decided fails the trace.
+pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
+    let Some(session) = current() else {
+        return match (eager(a, site), eager(b, site)) {
+            (Ok(a), Ok(b)) => a.cmp(&b),
+            _ => a.cmp(b),
+        };
+    };
+    let outcome = (|| {
+        let ordering = session.hint(a, site)?.cmp(&session.hint(b, site)?);
+        let one = Index::constant(1);
+        let guard = match ordering {
+            Ordering::Equal => Guard::Eq(a.clone(), b.clone()),
+            Ordering::Less => Guard::Le(a + &one, b.clone()),
+            Ordering::Greater => Guard::Le(b + &one, a.clone()),
+        };
+        session.assume(guard, site)?;
+        Ok(ordering)
+    })();
+    outcome.unwrap_or_else(|error: Error| {
+        session.fail(error);
+        a.cmp(b)
+    })
+}
+
+/// A tensor's sizes are asked for as numbers: they become conditions, and sizes that come from data a graph break.
+pub(crate) fn pin_shape(tensor: &Tensor, site: Site) {
+    let Some(session) = current() else { return };
+    if tensor.traced.as_ref().is_none_or(|traced| traced.landed().is_some()) {
+        return;
+    }
+    for size in tensor.ty.shape.iter().filter(|size| size.as_const().is_none()) {
+        let outcome = match mentions(size, |sym| matches!(sym, Sym::Unbacked(_))) {
+            true => settle(tensor, "shape", site).map(drop),
+            false => number_of(size, site).map(drop),
+        };
+        if let Err(error) = outcome {
+            session.fail(error);
+        }
+    }
+}
+
+fn mentions(index: &Index, what: impl Fn(Sym) -> bool) -> bool {
+    let mut found = false;
+    index.symbols(&mut |sym| found |= what(sym));
+    found
+}
+
+fn eager(index: &Index, site: Site) -> Result<i64> {
+    let world = World::current()?;
+    let mesh = world.mesh();
+    world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.0, site))
+}
+
+impl Session {
+    /// The number of a size at this call, where all ranks have the same.
+    fn hint(&self, index: &Index, site: Site) -> Result<i64> {
+        if mentions(index, |sym| matches!(sym, Sym::Rank(_) | Sym::GroupRank(_))) {
+            return Err(Error::new("index", RANK, site));
+        }
+        if mentions(index, |sym| matches!(sym, Sym::Unbacked(_))) {
+            return Err(Error::new("index", DATA, site));
+        }
+        if !self.build(|builder| builder.facts().varies(index))?.is_empty() {
+            return Err(Error::new("index", RANK, site));
+        }
+        let hints = self.hints.borrow();
+        index
+            .eval(&|sym| hints.get(&sym).copied())
+            .map_err(|_| Error::new("index", "expected a size of this call, got one of another", site))
+    }
+
+    /// Writes down a condition that holds at this call.
+    fn assume(&self, guard: Guard, site: Site) -> Result<()> {
+        let mut missing = Vec::new();
+        self.build(|builder| {
+            guard.symbols(&mut |sym| {
+                if builder.facts().get(sym).is_none() && !missing.contains(&sym) {
+                    missing.push(sym);
+                }
+            });
+        })?;
+        for sym in missing {
+            self.bind(sym, "index", site)?;
+        }
+        match self.build(|builder| builder.assume(guard))? {
+            Assumed::New | Assumed::Known => Ok(()),
+            Assumed::Contradiction => {
+                Err(Error::new("index", "expected a condition that can hold, got a contradiction", site))
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Values of a trace, as tensors hold them.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::panic::Location;
+use std::rc::{Rc, Weak};
+
+use consort_ir::entity::Value;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+use super::{Session, Site};
+
+/// A value of a segment, and the tensor that it is once the segment has run.
+pub(crate) struct Traced {
+    session: Weak<Session>,
+    segment: u32,
+    is: Is,
+    landed: OnceCell<Tensor>,
+}
+
+enum Is {
+    /// A tensor of the function, and how many blocks were open around it.
+    Value(Value, usize),
+    /// One of the tensors of a start.
+    Pending(Rc<Start>, usize),
+}
+
+/// A start in a trace: its wait is written down when its results are first used.
+pub(crate) struct Start {
+    pub(crate) pending: Value,
+    /// How many blocks were open around it.
+    pub(crate) depth: usize,
+    /// How many tensors it gives.
+    pub(crate) tensors: usize,
+    waited: RefCell<Option<Vec<Value>>>,
+    returned: Cell<bool>,
+}
+
+impl Start {
+    pub(super) fn new(pending: Value, depth: usize, tensors: usize) -> Rc<Start> {
+        Rc::new(Start { pending, depth, tensors, waited: RefCell::default(), returned: Cell::new(false) })
+    }
+
+    pub(crate) fn waited(&self) -> bool {
+        self.waited.borrow().is_some()
+    }
+
+    pub(super) fn set_waited(&self, values: Vec<Value>) {
+        *self.waited.borrow_mut() = Some(values);
+    }
+
+    /// The pending, which is somebody else's to wait for now.
+    pub(super) fn return_pending(&self) -> Value {
+        self.returned.set(true);
+        self.pending
+    }
+
+    pub(super) fn returned(&self) -> bool {
+        self.returned.get()
+    }
+}
+
+impl Traced {
+    pub(super) fn value(session: &Rc<Session>, value: Value) -> Traced {
+        Traced::at(session, value, 0)
+    }
+
+    pub(super) fn at(session: &Rc<Session>, value: Value, depth: usize) -> Traced {
+        Traced::new(session, Is::Value(value, depth))
+    }
+
+    pub(super) fn pending(session: &Rc<Session>, start: Rc<Start>, place: usize) -> Traced {
+        Traced::new(session, Is::Pending(start, place))
+    }
+
+    fn new(session: &Rc<Session>, is: Is) -> Traced {
+        let segment = session.segment_number();
+        Traced { session: Rc::downgrade(session), segment, is, landed: OnceCell::new() }
+    }
+
+    /// The tensor that it became.
+    pub(crate) fn landed(&self) -> Option<&Tensor> {
+        self.landed.get()
+    }
+
+    pub(super) fn land(&self, tensor: Tensor) {
+        // It lands once: a segment runs once in a session.
+        let _ = self.landed.set(tensor);
+    }
+
+    /// The start, if it is a result of one.
+    pub(super) fn start(&self) -> Option<Rc<Start>> {
+        if let Is::Pending(start, _) = &self.is { Some(Rc::clone(start)) } else { None }
+    }
+
+    /// The value and how many blocks were open around it; of a start, after its wait.
+    pub(super) fn place(&self) -> (Value, usize) {
+        match &self.is {
+            Is::Value(value, depth) => (*value, *depth),
+            Is::Pending(start, place) => {
+                let value = start.waited.borrow().as_ref().and_then(|values| values.get(*place).copied());
+                (value.unwrap_or(start.pending), start.depth)
+            }
+        }
+    }
+
+    /// An error where it is no value of the segment that this session writes.
+    pub(super) fn check(&self, session: &Rc<Session>, op: &str, site: Site) -> Result<()> {
+        let here = self.session.upgrade().is_some_and(|own| Rc::ptr_eq(&own, session));
+        match here && self.segment == session.segment_number() {
+            true => Ok(()),
+            false => Err(Error::new(op, OVER, site)),
+        }
+    }
+
+    /// Writes down the wait of the start that gives it, or waits for what it became.
+    pub(crate) fn wait(&self, site: Site) -> Result<()> {
+        match (self.landed(), self.start(), super::current()) {
+            (Some(landed), _, _) => landed.wait(),
+            (None, Some(start), Some(session)) => session.wait_for(&start, site),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn session(&self) -> Option<Rc<Session>> {
+        self.session.upgrade()
+    }
+}
+
+const OVER: &str = "expected a tensor of this call, got one that a traced function kept\n  \
+                    note: return it from the compiled function instead";
+
+/// The tensor itself: what a traced one became, at a graph break if need be.
+#[track_caller]
+pub(crate) fn settle(tensor: &Tensor, op: &str, site: &'static Location<'static>) -> Result<Tensor> {
+    let Some(traced) = &tensor.traced else { return Ok(tensor.clone()) };
+    if let Some(landed) = traced.landed() {
+        return Ok(landed.clone());
+    }
+    match traced.session() {
+        Some(session) if super::current().is_some_and(|now| Rc::ptr_eq(&now, &session)) => {
+            traced.check(&session, op, site)?;
+            session.break_at(op, site)?;
+        }
+        _ => return Err(Error::new(op, OVER, site)),
+    }
+    traced.landed().cloned().ok_or_else(|| Error::new(op, OVER, site))
+}

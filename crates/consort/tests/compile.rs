@@ -1,0 +1,32 @@
+//! Compiled functions on ranks that are threads: they give what the same functions give as they are.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+#[path = "compile/cases.rs"]
+mod cases;
+
+/// Runs the cases whose names begin so.
+fn run(prefix: &str) {
+    let mut found = 0;
+    for (name, sizes, case) in cases::CASES.iter().filter(|(name, ..)| name.starts_with(prefix)) {
+        for n in *sizes {
+            found += 1;
+            for (rank, outcome) in consort::spawn(*n, case).into_iter().enumerate() {
+                if let Err(error) = outcome {
+                    panic!("{name}: rank {rank} of {n}: {error}");
+                }
+            }
+        }
+    }
+    assert!(found > 0, "there is no case {prefix}");
+}
+
+macro_rules! rows {
+    ($($row:ident)*) => {$(
+        #[test]
+        fn $row() {
+            run(concat!(stringify!($row), "_"));
+        }
+    )*};
+}
+
+rows!(a16 b1 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c7 d2 d4 trace);

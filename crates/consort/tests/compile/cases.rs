@@ -1,0 +1,797 @@
+//! Compiled functions beside the same functions as they are, one case for each row of the specification. The tests run
+//! them on threads (`tests/compile.rs`) and on processes (the example `compiled`).
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use consort::{
+    Batched, Dtype, Flatten, Index, Mesh, Missing, Reduce, Result, Route, Tensor, compile, compile_mut, cond,
+    scan,
+};
+
+macro_rules! cases {
+    ($($name:ident $sizes:expr;)*) => {
+        /// Each case, and on how many threads it runs.
+        pub(crate) const CASES: &[(&str, &[usize], fn(Mesh) -> Result<()>)] = &[$((stringify!($name), &$sizes, $name)),*];
+    };
+}
+
+cases! {
+    b1_compiled_equals_eager_for_every_collective [1, 2, 3, 4];
+    b6_the_program_of_a_collective_is_a_start_and_a_wait [2];
+    b5_copies_are_made_only_where_the_data_flow_forces_them [2];
+    b9_a_second_size_makes_a_symbol_and_a_third_needs_nothing [2];
+    b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice [2];
+    b10_rank_and_size_stay_symbols [3];
+    b11_an_async_handle_is_no_break [2];
+    b3_a_start_may_be_waited_for_on_the_other_side [2];
+    b7_scalars_gaps_and_unused_results [2];
+    b8_splits_read_from_a_tensor_are_symbols [2];
+    b12_many_calls_leave_nothing_behind [2];
+    b21_captured_tensors_are_reported_constants [1];
+    c1_messages_compile [2, 3, 4];
+    c2_the_ring_kernel_compiles_without_copies [2, 3, 4, 8];
+    c5_halo_steps_with_mutable_slices_compile_without_copies [1, 2, 3];
+    c5_in_place_forms_compile [2];
+    d4_breaks_and_recompiles_are_told_apart [2];
+    d2_a_rank_that_differs_is_named_on_all_ranks [2, 3];
+    d2_a_rank_that_misses_takes_the_others_with_it [2];
+    trace_a_step_of_gradient_descent_updates_its_model_in_place [2];
+    trace_lets_nothing_escape_silently [1];
+    trace_too_often_runs_the_function_as_it_is [1];
+    b4_what_is_in_flight_is_not_overwritten [2, 3];
+    b19_all_ranks_have_one_text [2, 4];
+    b20_ops_of_users_are_compiled [2];
+    a16_pendings_inside_structs_cross [2];
+    c7_plans_name_op_buffer_queue_and_line [2];
+    trace_cond_and_scan_stay_in_the_program [2, 3];
+    trace_uncompiled_parts_run_between_segments [2];
+    trace_compiled_inside_compiled_is_one_program [2];
+    trace_declared_sizes_are_symbols_at_once [2];
+    trace_groups_and_settings_are_guards [4];
+}
+
+fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
+    let n = shape.iter().product();
+    Tensor::from_slice(&(0..n).map(|i| ((i * 7 + seed * 3) % 11) as f32 - 4.0).collect::<Vec<_>>(), shape)
+}
+
+fn same(a: &Tensor, b: &Tensor) -> Result<()> {
+    assert_eq!(a.shape(), b.shape());
+    assert_eq!(a.to_vec::<f32>()?, b.to_vec::<f32>()?);
+    Ok(())
+}
+
+fn b1_compiled_equals_eager_for_every_collective(mesh: Mesh) -> Result<()> {
+    let me = mesh.number(&mesh.rank())?;
+    type Step = Rc<dyn Fn(&Mesh, Tensor) -> Result<Tensor>>;
+    let steps: Vec<Step> = vec![
+        Rc::new(|mesh, x| mesh.broadcast(x, 0)),
+        Rc::new(|mesh, x| mesh.all_reduce(x, Reduce::Sum)),
+        Rc::new(|mesh, x| mesh.all_reduce(x, Reduce::Max)),
+        Rc::new(|mesh, x| mesh.all_gather(x, 0)),
+        Rc::new(|mesh, x| mesh.all_gather(x, 1)),
+        Rc::new(|mesh, x| mesh.reduce_scatter(x, Reduce::Sum, 0)),
+        Rc::new(|mesh, x| mesh.reduce_scatter(x, Reduce::Sum, 1)),
+        Rc::new(|mesh, x| mesh.all_to_all(x, None, None)),
+        Rc::new(|mesh, x| mesh.permute(x, Route::Ring(1), Missing::Error)),
+        Rc::new(|mesh, x| mesh.reduce(x, Reduce::Sum, 0)),
+        Rc::new(|mesh, x| mesh.gather(x, 0, 0)),
+        Rc::new(|mesh, x| mesh.scatter(x, 0, 0)),
+    ];
+    for (number, step) in steps.into_iter().enumerate() {
+        let (group, own) = (mesh.clone(), Rc::clone(&step));
+        let alone = compile(move |x: Tensor| own(&group, x));
+        let (group, own) = (mesh.clone(), Rc::clone(&step));
+        let after = compile(move |(x, w): (Tensor, Tensor)| {
+            let y = x.matmul(&w)?;
+            own(&group, Tensor::concat(&[&y, &x], 0)?)?.add(&own(&group, Tensor::concat(&[&x, &y], 0)?)?)
+        });
+        for round in 0..3 {
+            let (x, w) = (numbers(&[12, 12], me + round)?, numbers(&[12, 12], number)?);
+            same(&alone.call(x.clone())?, &step(&mesh, x.clone())?)?;
+            let y = x.matmul(&w)?;
+            let eager = step(&mesh, Tensor::concat(&[&y, &x], 0)?)?
+                .add(&step(&mesh, Tensor::concat(&[&x, &y], 0)?)?)?;
+            same(&after.call((x, w))?, &eager)?;
+        }
+        assert_eq!((alone.stats().graphs, alone.stats().breaks, alone.stats().recompiles), (1, 0, 0));
+    }
+    Ok(())
+}
+
+fn b6_the_program_of_a_collective_is_a_start_and_a_wait(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let functional = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)?.relu());
+    let group = mesh.clone();
+    let in_place = compile(move |mut x: Tensor| {
+        group.all_reduce_(&mut x, Reduce::Sum)?;
+        x.relu()
+    });
+    let x = numbers(&[8], 1)?;
+    same(&functional.call(x.clone())?, &in_place.call(x)?)?;
+    let lines = |text: &str| text.lines().filter(|line| line.contains(" = ")).count();
+    for explained in [functional.explain(), in_place.explain()] {
+        assert_eq!(lines(&explained.graphs[0].program), 3, "{explained}");
+    }
+    Ok(())
+}
+
+fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Result<()> {
+    let bytes = 4 * 8;
+    // A dead intermediate is reduced in place.
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    f.call(numbers(&[8], 0)?)?.wait()?;
+    assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+    // One that is needed later is copied, once.
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let y = x.neg()?;
+        group.all_reduce(&y, Reduce::Sum)?.add(&y)
+    });
+    f.call(numbers(&[8], 0)?)?.wait()?;
+    assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+    // An argument that somebody else owns is copied, once; one that is given away is not.
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+    let kept = numbers(&[8], 0)?;
+    let before = kept.to_vec::<f32>()?;
+    f.call(kept.clone())?.wait()?;
+    assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+    assert_eq!(kept.to_vec::<f32>()?, before);
+    f.call(numbers(&[8], 0)?)?.wait()?;
+    assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
+    assert_eq!(f.explain().graphs[0].copied_bytes, 0);
+    Ok(())
+}
+
+fn b9_a_second_size_makes_a_symbol_and_a_third_needs_nothing(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |(x, w): (Tensor, Tensor)| {
+        let y = x.matmul(&w)?.add(&x)?;
+        group.all_reduce(y, Reduce::Sum)
+    });
+    for (calls, rows) in [3usize, 5, 7, 3, 9].into_iter().enumerate() {
+        let (x, w) = (numbers(&[rows, 4], calls)?, numbers(&[4, 4], 1)?);
+        let eager = mesh.all_reduce(x.matmul(&w)?.add(&x)?, Reduce::Sum)?;
+        same(&f.call((x, w))?, &eager)?;
+        assert_eq!(f.stats().recompiles, u64::from(calls > 0), "{}", f.explain());
+    }
+    assert_eq!(f.stats().graphs, 2);
+    Ok(())
+}
+
+#[derive(Flatten)]
+struct Cache {
+    keys: Tensor,
+    values: Tensor,
+}
+
+/// One token: keys and values are written at a position that changes with each.
+fn decode(cache: &mut Cache, q: &Tensor, position: &Index) -> Result<Tensor> {
+    cache.keys.narrow_mut(2, position.clone(), 1)?.copy_from(q)?;
+    cache.values.narrow_mut(2, position.clone(), 1)?.copy_from(&q.neg()?)?;
+    let seen = position + 1;
+    let keys = cache.keys.narrow(2, 0, seen.clone())?;
+    let values = cache.values.narrow(2, 0, seen)?;
+    q.attention(&keys, &values, 1.0, None)
+}
+
+fn b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let step = compile_mut(move |cache: &mut Cache, (q, position): (Tensor, Index)| {
+        group.all_reduce(decode(cache, &q, &position)?, Reduce::Sum)
+    });
+    let new = || -> Result<Cache> {
+        Ok(Cache {
+            keys: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?,
+            values: Tensor::zeros(Dtype::F32, &[1, 2, 128, 4])?,
+        })
+    };
+    let (mut cache, mut plain) = (new()?, new()?);
+    for position in 0..100usize {
+        let q = numbers(&[1, 2, 1, 4], position)?;
+        let eager = mesh.all_reduce(decode(&mut plain, &q, &Index::from(position))?, Reduce::Sum)?;
+        let got = step.call(&mut cache, (q, Index::from(position)))?;
+        let (got, eager) = (got.to_vec::<f32>()?, eager.to_vec::<f32>()?);
+        assert!(got.iter().zip(&eager).all(|(a, b)| (a - b).abs() < 1e-5), "{position}: {got:?} {eager:?}");
+    }
+    assert!(step.compiled().stats().recompiles <= 1, "{}", step.compiled().explain());
+    same(&cache.keys, &plain.keys)
+}
+
+fn b10_rank_and_size_stay_symbols(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let mine = x.narrow(0, group.rank() * 2, 2)?;
+        group.all_gather(mine, 0)?.add(&Tensor::index(group.rank())?.cast(Dtype::F32)?)
+    });
+    let x = numbers(&[2 * mesh.size()], 0)?;
+    let me = mesh.number(&mesh.rank())? as f32;
+    let expected: Vec<f32> = x.to_vec::<f32>()?.into_iter().map(|x| x + me).collect();
+    assert_eq!(f.call(x)?.to_vec::<f32>()?, expected);
+    let program = &f.explain().graphs[0].program;
+    assert!(program.contains("rank(world)"), "{program}");
+    // Branching on it is refused, with a way out.
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| if group.rank() == 0 { x.neg() } else { Ok(x) });
+    let error = f.call(numbers(&[6], 0)?).unwrap_err().to_string();
+    assert!(error.contains("depends on the rank") && error.contains("note:"), "{error}");
+    Ok(())
+}
+
+fn b11_an_async_handle_is_no_break(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |(x, y): (Tensor, Tensor)| {
+        let pending = group.all_reduce_async(x.neg()?, Reduce::Sum)?;
+        let z = y.matmul(&y)?;
+        pending.wait()?.add(&z)
+    });
+    let (x, y) = (numbers(&[4, 4], 0)?, numbers(&[4, 4], 1)?);
+    let eager = mesh.all_reduce(x.neg()?, Reduce::Sum)?.add(&y.matmul(&y)?)?;
+    same(&f.call((x, y))?, &eager)?;
+    f.expect_steady(0, 1, 0)?;
+    // B2: the independent product stands between start and wait.
+    let program = f.explain().graphs[0].program.clone();
+    let at = |what: &str| program.find(what).unwrap_or_else(|| panic!("{what}: {program}"));
+    assert!(at("all_reduce_start") < at("matmul") && at("matmul") < at("= wait"), "{program}");
+    Ok(())
+}
+
+fn b3_a_start_may_be_waited_for_on_the_other_side(mesh: Mesh) -> Result<()> {
+    // Started here, waited for in compiled code.
+    let f = compile(|x: Tensor| x.add(&x));
+    let pending = mesh.all_reduce(numbers(&[8], 1)?, Reduce::Sum)?;
+    assert_eq!(mesh.in_flight(), 1);
+    let eager = mesh.all_reduce(numbers(&[8], 1)?, Reduce::Sum)?;
+    same(&f.call(pending)?, &eager.add(&eager)?)?;
+    assert_eq!(mesh.in_flight(), 0);
+    // Started in compiled code, waited for here.
+    let group = mesh.clone();
+    let g = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    let y = g.call(numbers(&[8], 1)?)?;
+    assert_eq!(mesh.in_flight(), 1);
+    same(&y, &eager.neg()?)?;
+    assert_eq!(mesh.in_flight(), 0);
+    Ok(())
+}
+
+fn b7_scalars_gaps_and_unused_results(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |(s, x): (Tensor, Tensor)| {
+        drop(group.all_gather(&x, 0)?);
+        Ok((group.all_reduce(s, Reduce::Sum)?, group.all_reduce(&x, Reduce::Sum)?))
+    });
+    let s = Tensor::from_slice(&[3.0f32], &[])?;
+    let x = numbers(&[3, 4], 2)?.transpose(0, 1)?;
+    let eager = (mesh.all_reduce(&s, Reduce::Sum)?, mesh.all_reduce(&x, Reduce::Sum)?);
+    for _ in 0..2 {
+        let (a, b) = f.call((s.clone(), x.clone()))?;
+        same(&a, &eager.0)?;
+        same(&b, &eager.1)?;
+    }
+    Ok(())
+}
+
+fn b8_splits_read_from_a_tensor_are_symbols(mesh: Mesh) -> Result<()> {
+    let me = mesh.number(&mesh.rank())?;
+    let group = mesh.clone();
+    let f = compile(move |(x, sizes): (Tensor, Tensor)| {
+        let ins = sizes.to_sizes()?;
+        let outs = group.all_to_all(&sizes, None, None)?.to_sizes()?;
+        group.all_to_all(x, Some(&outs), Some(&ins))?.neg()
+    })
+    .fullgraph(true);
+    let part = |from: usize, to: usize, round: usize| (from + 2 * to + round) % 3 + 1;
+    for round in 0..3usize {
+        let ins: Vec<usize> = (0..mesh.size()).map(|to| part(me, to, round)).collect();
+        let outs: Vec<usize> = (0..mesh.size()).map(|from| part(from, me, round)).collect();
+        let x = numbers(&[ins.iter().sum(), 2], me)?;
+        let sizes = Tensor::from_iter(ins.iter().map(|n| *n as i64))?;
+        let eager = mesh.all_to_all(&x, Some(&outs), Some(&ins))?.neg()?;
+        same(&f.call((x, sizes))?, &eager)?;
+    }
+    assert_eq!(f.stats().breaks, 0);
+    Ok(())
+}
+
+fn b12_many_calls_leave_nothing_behind(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x.matmul(&x)?, Reduce::Sum)?.relu());
+    let heap = mesh.raw().unwrap().heap().clone();
+    let mut used = 0;
+    for round in 0..200usize {
+        let size = [4, 8, 6][round % 3];
+        let x = numbers(&[size, size], round)?;
+        let eager = mesh.all_reduce(x.matmul(&x)?, Reduce::Sum)?.relu()?;
+        same(&f.call(x)?, &eager)?;
+        drop(eager);
+        if round == 20 {
+            used = heap.in_use();
+        }
+    }
+    assert!(heap.in_use() <= used, "{} after {used}", heap.in_use());
+    Ok(())
+}
+
+fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
+    let w = numbers(&[4], 1)?;
+    let own = w.clone();
+    let f = compile(move |x: Tensor| x.mul(&own));
+    same(&f.call(numbers(&[4], 2)?)?, &numbers(&[4], 2)?.mul(&w)?)?;
+    let explained = f.explain();
+    assert_eq!(explained.constants.len(), 1, "{explained}");
+    let own = w.clone();
+    let f = compile(move |x: Tensor| x.mul(&own)).fullgraph(true);
+    let error = f.call(numbers(&[4], 2)?).unwrap_err().to_string();
+    assert!(error.starts_with("mul: expected tensors that come from the arguments"), "{error}");
+    // A captured number that changes is found when the function is traced again.
+    let factor = Rc::new(Cell::new(1.0));
+    let own = Rc::clone(&factor);
+    let f = compile(move |x: Tensor| x.mul(&Tensor::full(Dtype::F32, &[4], own.get())?));
+    f.call(numbers(&[4], 2)?)?;
+    factor.set(2.0);
+    if cfg!(debug_assertions) {
+        let error = f.call(numbers(&[4], 2)?).unwrap_err().to_string();
+        assert!(error.contains("it depends on something that is no argument"), "{error}");
+    }
+    Ok(())
+}
+
+fn c1_messages_compile(mesh: Mesh) -> Result<()> {
+    let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
+        let mut y = Tensor::zeros(Dtype::F32, &[4])?;
+        let batch = vec![Batched::send(&x, Route::Ring(1), 3), Batched::recv(&mut y, Route::Ring(-1), 3)];
+        mesh.batch(batch)?.wait()?;
+        let z = mesh.irecv(Dtype::F32, &[4], Route::Ring(-1), 5)?;
+        mesh.isend(&x, Route::Ring(1), 5)?.wait()?;
+        y.sub(&x)?.add(&z)
+    };
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| step(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..3 {
+        let x = numbers(&[4], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+/// The seed's kernel: two interleaved rings, each step computes on what came while the next is on its way.
+fn ring(mesh: &Mesh, x: Tensor) -> Result<Tensor> {
+    let (mut a, mut sum) = (x.clone(), x);
+    for _ in 1..mesh.size() {
+        let next = mesh.irecv(Dtype::F32, &[4, 4], Route::Ring(-1), 0)?;
+        let sent = mesh.isend(&a, Route::Ring(1), 0)?;
+        sum = sum.matmul(&a)?.tanh()?;
+        sent.wait()?;
+        a = next;
+        sum = sum.add(&a)?;
+    }
+    Ok(sum)
+}
+
+fn c2_the_ring_kernel_compiles_without_copies(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| ring(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..3 {
+        let x = numbers(&[4, 4], me + round)?;
+        let eager = ring(&mesh, x.clone())?;
+        same(&f.call(x)?, &eager)?;
+    }
+    assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+    f.expect_steady(0, 1, 0)
+}
+
+/// One step of a stencil on rows that are shared out, with open borders: halo rows are received in the array itself.
+fn halo(mesh: &Mesh, mut x: Tensor) -> Result<Tensor> {
+    let rows = x.dim(0)?;
+    let (first, last) = (x.narrow(0, 1, 1)?, x.narrow(0, &rows - 2, 1)?);
+    mesh.batch(vec![
+        Batched::send(first, Route::Shift(-1), 0),
+        Batched::recv(x.narrow_mut(0, &rows - 1, 1)?, Route::Shift(1), 0),
+    ])?
+    .wait()?;
+    mesh.batch(vec![
+        Batched::send(last, Route::Shift(1), 1),
+        Batched::recv(x.narrow_mut(0, 0, 1)?, Route::Shift(-1), 1),
+    ])?
+    .wait()?;
+    let (up, down) = (x.narrow(0, 0, &rows - 2)?, x.narrow(0, 2, &rows - 2)?);
+    let inside = up.add(&down)?;
+    x.narrow_mut(0, 1, &rows - 2)?.copy_from(&inside)?;
+    Ok(x)
+}
+
+fn c5_halo_steps_with_mutable_slices_compile_without_copies(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| halo(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    let (mut x, mut plain) = (numbers(&[6, 5], me)?, numbers(&[6, 5], me)?);
+    for _ in 0..3 {
+        x = f.call(x)?;
+        plain = halo(&mesh, plain)?;
+        same(&x, &plain)?;
+    }
+    assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+    Ok(())
+}
+
+fn c5_in_place_forms_compile(mesh: Mesh) -> Result<()> {
+    let step = |mesh: &Mesh, mut x: Tensor| -> Result<Tensor> {
+        mesh.all_reduce_(&mut x, Reduce::Sum)?;
+        mesh.all_reduce_(x.narrow_mut(0, 1, 2)?, Reduce::Max)?;
+        mesh.broadcast_(&mut x, 1)?;
+        let mut list = vec![x.neg()?, x.abs()?];
+        mesh.all_reduce_coalesced_(&mut list, Reduce::Sum)?;
+        let n = mesh.size();
+        let mut out = Tensor::zeros(Dtype::F32, &[5 * n])?;
+        mesh.all_gather_into(out.narrow_mut(0, 1, 4 * n)?, &list[0], 0)?;
+        let mut half = Tensor::zeros(Dtype::F32, &[5])?;
+        mesh.reduce_scatter_into(&mut half, &out, Reduce::Sum, 0)?;
+        half.add_(&Tensor::ones(Dtype::F32, &[5])?)?;
+        Ok(half)
+    };
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| step(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..2 {
+        let x = numbers(&[4], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+fn d4_breaks_and_recompiles_are_told_apart(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |(x, scale): (Tensor, f64)| {
+        let y = group.all_reduce(x, Reduce::Sum)?;
+        let most = y.to_vec::<f32>()?.into_iter().fold(0.0, f32::max); // break
+        y.mul(&Tensor::full(Dtype::F32, &[4], f64::from(most) * scale)?)
+    });
+    for (round, scale) in [1.0, 1.0, 2.0].into_iter().enumerate() {
+        let x = numbers(&[4], round)?;
+        let y = mesh.all_reduce(&x, Reduce::Sum)?;
+        let most = y.to_vec::<f32>()?.into_iter().fold(0.0, f32::max);
+        let eager = y.mul(&Tensor::full(Dtype::F32, &[4], f64::from(most) * scale)?)?;
+        same(&f.call((x, scale))?, &eager)?;
+    }
+    let explained = f.explain();
+    assert!(explained.breaks.iter().all(|one| one.op == "to_vec"), "{explained}");
+    assert!(explained.breaks[0].site.file().ends_with("cases.rs"));
+    assert_eq!((explained.stats.breaks, explained.stats.recompiles), (2, 1), "{explained}");
+    assert!(explained.recompiles[0].contains("expected 1.0, got 2.0"), "{explained}");
+    assert!(f.expect_steady(0, 10, 10).unwrap_err().to_string().contains("break: to_vec"));
+    Ok(())
+}
+
+fn d2_a_rank_that_differs_is_named_on_all_ranks(mesh: Mesh) -> Result<()> {
+    let me = mesh.number(&mesh.rank())?;
+    let group = mesh.clone();
+    let last = mesh.size() - 1;
+    let f = compile(move |x: Tensor| {
+        let x = if me == last { x.neg()? } else { x };
+        group.all_reduce(x, Reduce::Sum)
+    });
+    let error = f.call(numbers(&[4], 0)?).map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("compile: expected one program on all ranks"), "{error}");
+    assert!(error.contains(&format!("rank {last}: v")) && error.contains("neg"), "{error}");
+    // The ranks go on together.
+    mesh.all_reduce(numbers(&[4], 0)?, Reduce::Sum)?.wait()
+}
+
+fn d2_a_rank_that_misses_takes_the_others_with_it(mesh: Mesh) -> Result<()> {
+    let me = mesh.number(&mesh.rank())?;
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let sums = group.all_reduce(x.sum(&[0], false)?, Reduce::Sum)?;
+        x.add(&sums)
+    });
+    // The sizes of one rank alone change.
+    for (round, rows) in [4usize, 4, 6, 7, 4].into_iter().enumerate() {
+        let rows = if me == 0 { 4 } else { rows };
+        let x = numbers(&[rows, 3], round + me)?;
+        let eager = x.add(&mesh.all_reduce(x.sum(&[0], false)?, Reduce::Sum)?)?;
+        same(&f.call(x)?, &eager)?;
+    }
+    assert_eq!(f.stats().recompiles, 1, "{}", f.explain());
+    Ok(())
+}
+
+fn trace_a_step_of_gradient_descent_updates_its_model_in_place(mesh: Mesh) -> Result<()> {
+    #[derive(Flatten)]
+    struct Model {
+        w: Tensor,
+        b: Option<Tensor>,
+    }
+    let group = mesh.clone();
+    let step = compile_mut(move |model: &mut Model, (x, rate): (Tensor, Tensor)| {
+        let grad = group.all_reduce(x.transpose(0, 1)?.matmul(&x.matmul(&model.w)?)?, Reduce::Avg)?;
+        model.w.sub_(&grad.mul(&rate)?)?;
+        if let Some(b) = &mut model.b {
+            b.add_(&rate)?;
+        }
+        grad.sum_all()
+    });
+    let new = || -> Result<Model> { Ok(Model { w: numbers(&[4, 4], 3)?, b: Some(numbers(&[4], 4)?) }) };
+    let (mut model, mut plain) = (new()?, new()?);
+    for round in 0..4 {
+        let (x, rate) = (numbers(&[8, 4], round)?, Tensor::from_slice(&[0.001f32], &[])?);
+        let grad = mesh.all_reduce(x.transpose(0, 1)?.matmul(&x.matmul(&plain.w)?)?, Reduce::Avg)?;
+        plain.w.sub_(&grad.mul(&rate)?)?;
+        plain.b.as_mut().unwrap().add_(&rate)?;
+        same(&step.call(&mut model, (x, rate))?, &grad.sum_all()?)?;
+        same(&model.w, &plain.w)?;
+        same(model.b.as_ref().unwrap(), plain.b.as_ref().unwrap())?;
+    }
+    step.compiled().expect_steady(0, 1, 0)
+}
+
+fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
+    // A traced tensor that is kept is refused when it is used.
+    let kept: Rc<RefCell<Option<Tensor>>> = Rc::default();
+    let own = Rc::clone(&kept);
+    let f = compile(move |x: Tensor| {
+        let y = x.neg()?;
+        *own.borrow_mut() = Some(y.clone());
+        Ok(y)
+    });
+    f.call(numbers(&[4], 0)?)?;
+    let error = kept.borrow().as_ref().unwrap().exp().map(drop).unwrap_err().to_string();
+    assert!(error.contains("a traced function kept"), "{error}");
+    // A size that is compared becomes a condition.
+    let f = compile(|x: Tensor| if x.dim(0)? < 4 { x.neg() } else { Ok(x) });
+    for n in [2usize, 3, 5, 3, 6] {
+        let x = numbers(&[n], n)?;
+        let eager = if n < 4 { x.neg()? } else { x.clone() };
+        same(&f.call(x)?, &eager)?;
+    }
+    // So does a shape that is asked for as numbers.
+    let f = compile(|x: Tensor| x.reshape(&[x.shape()[0] / 2, 2]));
+    for n in [2usize, 4, 6, 4] {
+        assert_eq!(f.call(numbers(&[n], n)?)?.shape(), [n / 2, 2]);
+    }
+    Ok(())
+}
+
+fn trace_too_often_runs_the_function_as_it_is(_: Mesh) -> Result<()> {
+    let f = compile(|(x, n): (Tensor, usize)| x.mul(&Tensor::full(Dtype::F32, &[4], n as f64)?)).limit(3);
+    for n in 0..6usize {
+        let x = numbers(&[4], 0)?;
+        same(&f.call((x.clone(), n))?, &x.mul(&Tensor::full(Dtype::F32, &[4], n as f64)?)?)?;
+    }
+    let explained = f.explain();
+    assert_eq!((explained.limit, explained.stats.uncompiled), (Some(3), 3), "{explained}");
+    assert!(explained.to_string().contains("an Index in its place may change"), "{explained}");
+    Ok(())
+}
+
+fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
+    // What is gathered and what is sent stay as they are while much is computed in memory of the same size.
+    let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
+        let y = x.neg()?;
+        let all = mesh.all_gather(&y, 0)?;
+        let moved = mesh.permute(&y, Route::Ring(1), Missing::Error)?;
+        let mut busy = x.clone();
+        for _ in 0..6 {
+            busy = busy.add(&x)?.tanh()?;
+        }
+        let sum = all.sum(&[0], false)?;
+        moved.add(&busy)?.add(&sum.broadcast_to(&[8, 8])?)
+    };
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| step(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..50 {
+        let x = numbers(&[8, 8], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+    }
+    Ok(())
+}
+
+fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let mine = x.narrow(0, group.rank(), 1)?;
+        group.all_gather(mine, 0)?.add(&x)
+    });
+    f.call(numbers(&[mesh.size(), 3], 0)?)?;
+    let text = f.explain().graphs[0].program.clone().into_bytes();
+    let all = mesh.all_gather(Tensor::from_slice(&text, &[text.len()])?, 0)?.to_vec::<u8>()?;
+    assert!(all.chunks(text.len()).all(|other| other == text));
+    Ok(())
+}
+
+/// x * x + 1, as somebody outside of consort would write it.
+mod users {
+    use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+    use consort_ir::tensor::Tensor;
+    use consort_ir::types::Type;
+
+    consort_ir::op! {
+        /// Squares and adds one.
+        pub struct SquareAndOne("square_and_one")(x) {}
+        example ""
+    }
+
+    impl OpDef for SquareAndOne {
+        fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+            Ok(vec![cx.tensor(0)?.clone().into()])
+        }
+        fn cost(&self, cx: &CostCx<'_>) -> Cost {
+            cx.kernel(cx.arg_numel(0))
+        }
+        fn eval(&self, _: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+            let x = args[0];
+            let bytes: Vec<f64> = x
+                .to_bytes()
+                .chunks_exact(4)
+                .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+                .collect();
+            Ok(vec![Tensor::floats(
+                x.dtype,
+                x.shape.clone(),
+                bytes.into_iter().map(|x| x * x + 1.0).collect(),
+            )])
+        }
+    }
+}
+
+fn b20_ops_of_users_are_compiled(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let y = consort::apply(&users::SquareAndOne {}, [x])?.remove(0);
+        group.all_reduce(y, Reduce::Sum)
+    });
+    let x = numbers(&[5], 1)?;
+    let n = mesh.size() as f32;
+    let expected: Vec<f32> = x.to_vec::<f32>()?.into_iter().map(|x| n * (x * x + 1.0)).collect();
+    for _ in 0..2 {
+        assert_eq!(f.call(x.clone())?.to_vec::<f32>()?, expected);
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+#[derive(Flatten)]
+struct InFlight {
+    sum: Tensor,
+    scale: f32,
+    more: Vec<Tensor>,
+}
+
+fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let start = compile(move |x: Tensor| {
+        assert!(consort::is_tracing());
+        Ok(InFlight { sum: group.all_reduce(x.neg()?, Reduce::Sum)?, scale: 2.0, more: vec![x] })
+    });
+    let end = compile(|flying: InFlight| {
+        let scale = Tensor::full(Dtype::F32, &[4], f64::from(flying.scale))?;
+        flying.sum.mul(&scale)?.add(&flying.more[0])
+    });
+    for round in 0..3 {
+        let x = numbers(&[4], round)?;
+        let flying = start.call(x.clone())?;
+        assert_eq!(mesh.in_flight(), 1);
+        let got = end.call(flying)?;
+        let two = Tensor::full(Dtype::F32, &[4], 2.0)?;
+        same(&got, &mesh.all_reduce(x.neg()?, Reduce::Sum)?.mul(&two)?.add(&x)?)?;
+    }
+    start.expect_steady(0, 1, 0)?;
+    end.expect_steady(0, 1, 0)
+}
+
+fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum)).name("step"); // the line
+    let kept = numbers(&[4], 0)?;
+    f.call(kept.clone())?;
+    let explained = f.explain();
+    let plan = explained.graphs[0].plan.clone().unwrap();
+    let start = plan.lines().find(|line| line.contains("all_reduce_start")).unwrap();
+    assert!(
+        start.contains("queue world #0") && start.contains("lease") && start.contains("cases.rs:"),
+        "{start}"
+    );
+    assert!(explained.graphs[0].cost.wire > 0 && explained.graphs[0].peak_bytes > 0);
+    assert!(explained.to_string().starts_with("step: 1 call, 1 graph, 0 breaks, 0 recompiles, 1 plan"));
+    Ok(())
+}
+
+fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
+    let step = |mesh: &Mesh, (x, xs): (Tensor, Tensor)| -> Result<(Tensor, Tensor)> {
+        // Equal on all ranks, so that a collective may depend on it; the other function captures.
+        let total = mesh.all_reduce(x.sum_all()?, Reduce::Sum)?;
+        let positive = total.gt(&Tensor::full(Dtype::F32, Vec::<usize>::new(), 0.0)?)?;
+        let (group, own) = (mesh.clone(), xs.clone());
+        let y = cond(
+            &positive,
+            x,
+            |x| group.all_reduce(x, Reduce::Max),
+            |x| x.add(&own.narrow(0, 0, 1)?.reshape(&[4])?),
+        )?;
+        let weight = y.abs()?;
+        scan(xs.dim(0)?, y, xs, |sum: Tensor, x: Tensor| {
+            let sum = sum.add(&x)?.mul(&weight)?.tanh()?;
+            let all = group.all_reduce(&sum, Reduce::Sum)?;
+            Ok((sum, all))
+        })
+    };
+    let group = mesh.clone();
+    let f = compile(move |args: (Tensor, Tensor)| step(&group, args));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..4 {
+        let (x, xs) = (numbers(&[4], me + round)?, numbers(&[3, 4], me + round)?);
+        let (x, xs) = if round % 2 == 0 { (x.abs()?, xs) } else { (x.abs()?.neg()?, xs) };
+        let (a, b) = f.call((x.clone(), xs.clone()))?;
+        let (c, d) = step(&mesh, (x, xs))?;
+        same(&a, &c)?;
+        same(&b, &d)?;
+    }
+    f.expect_steady(0, 1, 0)?;
+    let program = f.explain().graphs[0].program.clone();
+    assert!(program.contains("= cond ") && program.contains("= scan["), "{program}");
+    Ok(())
+}
+
+fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let y = group.all_reduce(x, Reduce::Sum)?;
+        let z = consort::uncompiled(|| {
+            assert!(!consort::is_tracing());
+            let most = y.to_vec::<f32>()?.into_iter().fold(f32::MIN, f32::max);
+            Tensor::full(Dtype::F32, &[4], f64::from(most))
+        })?;
+        assert!(consort::is_tracing());
+        y.add(&z)
+    });
+    for round in 0..3 {
+        let x = numbers(&[4], round)?;
+        let y = mesh.all_reduce(&x, Reduce::Sum)?;
+        let most = y.to_vec::<f32>()?.into_iter().fold(f32::MIN, f32::max);
+        same(&f.call(x)?, &y.add(&Tensor::full(Dtype::F32, &[4], f64::from(most))?)?)?;
+    }
+    let stats = f.stats();
+    assert_eq!((stats.breaks, stats.graphs, stats.retraced), (1, 2, 2), "{}", f.explain());
+    Ok(())
+}
+
+fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let inner = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    let outer = compile(move |x: Tensor| inner.call(x.clone())?.add(&inner.call(x)?));
+    let x = numbers(&[4], 1)?;
+    let once = mesh.all_reduce(x.neg()?, Reduce::Sum)?;
+    same(&outer.call(x)?, &once.add(&once)?)?;
+    outer.expect_steady(0, 1, 0)
+}
+
+fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_gather(x.exp()?, 0)).dynamic(0, 0);
+    for rows in [3usize, 4, 5] {
+        let x = numbers(&[rows, 2], rows)?;
+        same(&f.call(x.clone())?, &mesh.all_gather(x.exp()?, 0)?)?;
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
+    let pairs = mesh.split("pairs", Some(mesh.number(&mesh.rank())? as u32 / 2), 0)?;
+    let f = compile(|(group, x, twice): (consort::Group, Tensor, bool)| {
+        let y = group.all_reduce(x, Reduce::Sum)?;
+        if twice { y.add(&y) } else { Ok(y) }
+    });
+    let all: consort::Group = (*mesh).clone();
+    let x = numbers(&[4], mesh.number(&mesh.rank())?)?;
+    for _ in 0..2 {
+        same(&f.call((all.clone(), x.clone(), false))?, &all.all_reduce(&x, Reduce::Sum)?)?;
+        same(&f.call((pairs.clone(), x.clone(), false))?, &pairs.all_reduce(&x, Reduce::Sum)?)?;
+        let y = pairs.all_reduce(&x, Reduce::Sum)?;
+        same(&f.call((pairs.clone(), x.clone(), true))?, &y.add(&y)?)?;
+    }
+    f.expect_steady(0, 3, 2)
+}

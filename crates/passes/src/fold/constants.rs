@@ -1,0 +1,121 @@
+//! What is computed from constants alone, by the op's own evaluation, where that is exact: a kernel gives the same
+//! bits. A constant that has one element for all places stays one, whatever its shape.
+
+use std::collections::BTreeMap;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::mesh::Rank;
+use consort_ir::ops::{Constant, Elements, EvalCx, Op, OpDef};
+use consort_ir::program::Node;
+use consort_ir::tensor::{Data, Tensor};
+
+use super::{Rewrite, View};
+
+/// The most elements that are computed here, of any operand or of the result.
+const MAX_ELEMENTS: i64 = 256;
+
+/// How elements of the result come from those of the operands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Each from the elements at its own place.
+    Elementwise,
+    /// Each is one of them.
+    Moves,
+    /// Otherwise.
+    Whole,
+}
+
+/// How an op computes, and whether it is exact on floats too; none where it may not be exact at all.
+fn kind(name: &str) -> Option<(Kind, bool)> {
+    Some(match name {
+        "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "neg" | "abs" | "sqrt" | "eq" | "ne"
+        | "lt" | "le" | "gt" | "ge" | "is_nan" | "is_finite" | "and" | "or" | "xor" | "not" | "select"
+        | "cast" => (Kind::Elementwise, true),
+        "rem" | "pow" => (Kind::Elementwise, false),
+        "reshape" | "permute" | "slice" | "update_slice" | "concat" | "broadcast" | "flip" => {
+            (Kind::Moves, true)
+        }
+        "pad" | "index" => (Kind::Whole, true),
+        "sum" | "prod" | "max" | "min" | "any" | "all" => (Kind::Whole, false),
+        _ => return None,
+    })
+}
+
+pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
+    let (kind, floats) = kind(node.op.info().name)?;
+    let constant = |arg| view.def::<Constant>(arg).map(|(constant, _)| constant);
+    let args: Vec<&Constant> = node.args.iter().map(|arg| constant(*arg)).collect::<Option<_>>()?;
+    if !floats && args.iter().any(|arg| arg.dtype.is_float()) {
+        return None;
+    }
+    let [result] = node.results[..] else { return None };
+    let ty = view.tensor(result)?;
+    let splats: Option<Vec<Tensor>> = args.iter().map(|arg| splat(arg)).collect();
+    let tensor = match (kind, splats) {
+        (Kind::Elementwise, Some(splats)) => eval(view, &*node.op, &splats)?,
+        (Kind::Moves, Some(splats)) if splats.iter().all(|other| other.same(&splats[0])) => {
+            splats.into_iter().next()?
+        }
+        _ => {
+            let mut known = true;
+            node.op.indices(&mut |index| known &= index.as_const().is_some());
+            let sizes = args.iter().map(|arg| &arg.shape).chain([&ty.shape]);
+            let small = |shape: &Vec<_>| {
+                consort_ir::index::Index::product(shape).as_const().is_some_and(|n| n <= MAX_ELEMENTS)
+            };
+            if !known || !sizes.into_iter().all(small) {
+                return None;
+            }
+            let args = args.iter().map(|arg| eval(view, *arg, &[])).collect::<Option<Vec<_>>>()?;
+            eval(view, &*node.op, &args)?
+        }
+    };
+    let value = elements(&tensor)?;
+    let constant = Constant { dtype: ty.dtype, shape: ty.shape.clone(), value };
+    Some(Rewrite::Op(Op::new(constant), Vec::new()))
+}
+
+/// The one element that stands at all places of a constant, as a 0-d tensor.
+pub(super) fn splat(constant: &Constant) -> Option<Tensor> {
+    let dtype = constant.dtype;
+    Some(match &constant.value {
+        Elements::Float(x) => Tensor::floats(dtype, vec![], vec![*x]),
+        Elements::Int(x) => Tensor::ints(dtype, vec![], vec![*x]),
+        Elements::Floats(list) if list.len() == 1 => Tensor::floats(dtype, vec![], list.clone()),
+        Elements::Ints(list) if list.len() == 1 => Tensor::ints(dtype, vec![], list.clone()),
+        _ => return None,
+    })
+}
+
+/// The truth value that a node is everywhere, where it is a constant one.
+pub(super) fn truth(node: &Node) -> Option<bool> {
+    let constant = node.op.as_op::<Constant>().filter(|constant| constant.dtype == Dtype::Bool)?;
+    splat(constant)?.as_size().map(|truth| truth != 0)
+}
+
+/// What an op gives that is the same on all ranks and asks for no symbol.
+fn eval(view: &View<'_>, op: &dyn OpDef, args: &[Tensor]) -> Option<Tensor> {
+    let cx = EvalCx { mesh: view.mesh, rank: Rank(0), symbols: &BTreeMap::new() };
+    let args: Vec<&Tensor> = args.iter().collect();
+    op.eval(&cx, &args).ok()?.into_iter().next()
+}
+
+/// A tensor's elements as a constant has them, one for all where they are equal. None where one is NaN, of which
+/// there are many: which one comes out is the kernel's.
+fn elements(tensor: &Tensor) -> Option<Elements> {
+    Some(match &tensor.data {
+        Data::Float(list) if list.iter().any(|x| x.is_nan()) => return None,
+        Data::Float(list) => match &list[..] {
+            [] => Elements::Float(0.0),
+            [first, rest @ ..] if rest.iter().all(|x| x.to_bits() == first.to_bits()) => {
+                Elements::Float(*first)
+            }
+            _ => Elements::Floats(list.clone()),
+        },
+        Data::Int(list) => match &list[..] {
+            [] => Elements::Int(0),
+            [first, rest @ ..] if rest.iter().all(|x| x == first) => Elements::Int(*first),
+            _ => Elements::Ints(list.clone()),
+        },
+    })
+}

@@ -1,0 +1,211 @@
+//! The passes that simplify a program, in the order in which they run.
+//!
+//! A pass is a function from program to program and one line in [`PASSES`]. Each leaves a program that verifies
+//! and gives the same results bit by bit on all ranks. What a pass decides depends on the program alone, which
+//! holds no rank, so all ranks come to the same program.
+
+use std::fmt;
+
+use consort_ir::diagnostic::Diagnostic;
+use consort_ir::program::Program;
+use consort_ir::verify::verify;
+
+use crate::{fold, remove, share};
+
+/// A pass.
+#[derive(Debug)]
+pub struct Pass {
+    /// Its name, as the command line and the dumps spell it.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub doc: &'static str,
+    run: fn(&mut Program, &mut Fuel),
+}
+
+/// The passes in order. Folding comes first, because it makes nodes equal; sharing leaves values without a use,
+/// so removing comes last.
+pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "fold",
+        doc: "computes what is constant, and drops ops that change nothing",
+        run: fold::run,
+    },
+    Pass { name: "share", doc: "computes and communicates equal things once", run: share::run },
+    Pass { name: "remove", doc: "removes what nothing uses", run: remove::run },
+];
+
+/// How often all passes run, if there is always something left to do.
+const MAX_ROUNDS: usize = 4;
+
+/// The pass of this name.
+pub fn pass(name: &str) -> Option<&'static Pass> {
+    PASSES.iter().find(|pass| pass.name == name)
+}
+
+/// How many more rewrites there may be. To find the rewrite that spoils a program, halve the fuel until one
+/// more or less makes the difference.
+#[derive(Debug)]
+pub(crate) struct Fuel {
+    left: u64,
+    burnt: u64,
+}
+
+impl Fuel {
+    /// Fuel for so many rewrites.
+    pub(crate) fn new(left: u64) -> Fuel {
+        Fuel { left, burnt: 0 }
+    }
+
+    /// Takes one rewrite's worth; false where there is none left, and the rewrite must not be made.
+    pub(crate) fn burn(&mut self) -> bool {
+        let some = self.left > 0;
+        self.left -= u64::from(some);
+        self.burnt += u64::from(some);
+        some
+    }
+
+    /// Whether there is none left.
+    pub(crate) fn is_out(&self) -> bool {
+        self.left == 0
+    }
+}
+
+/// How passes are run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most rewrites.
+    pub fuel: u64,
+    /// Whether the program is verified after each pass in release builds too. Debug builds always do.
+    pub verify: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { fuel: u64::MAX, verify: false }
+    }
+}
+
+/// What a pass has left.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    /// The pass.
+    pub pass: &'static Pass,
+    /// How many rewrites it made.
+    pub rewrites: u64,
+    /// The program after it, not verified yet.
+    pub program: &'a Program,
+}
+
+/// Why a program could not be simplified.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PassError {
+    /// A function has places already, which would no longer be right.
+    Planned {
+        /// The function.
+        func: String,
+    },
+    /// A pass left a program that does not verify: a defect of the pass.
+    Broken {
+        /// The pass.
+        pass: &'static str,
+        /// What the verifier says.
+        errors: Vec<Diagnostic>,
+    },
+}
+
+impl fmt::Display for PassError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PassError::Planned { func } => {
+                write!(f, "@{func}: expected a program, got a plan")?;
+                write!(f, "\n  note: passes change what is computed, and a plan has places for it already")
+            }
+            PassError::Broken { pass, errors } => {
+                write!(f, "pass {pass}: the program does not verify any more; this is a defect of consort")?;
+                errors.iter().try_for_each(|error| write!(f, "\n  {}", error.headline()))
+            }
+        }
+    }
+}
+
+impl std::error::Error for PassError {}
+
+/// Runs passes in order, again and again until none of them changes anything, at most a few times. `watch` sees
+/// what each has left. The program must verify.
+pub fn simplify(
+    program: &Program,
+    passes: &'static [Pass],
+    options: &Options,
+    watch: &mut dyn FnMut(Stage<'_>),
+) -> Result<Program, PassError> {
+    if let Some(func) = program.funcs.iter().find(|func| func.plan.is_some()) {
+        return Err(PassError::Planned { func: func.name.clone() });
+    }
+    let mut program = program.clone();
+    let mut fuel = Fuel::new(options.fuel);
+    for _ in 0..MAX_ROUNDS {
+        let before_round = fuel.burnt;
+        for pass in passes {
+            let before = fuel.burnt;
+            (pass.run)(&mut program, &mut fuel);
+            let rewrites = fuel.burnt - before;
+            watch(Stage { pass, rewrites, program: &program });
+            if rewrites > 0 && (options.verify || cfg!(debug_assertions)) {
+                let errors = verify(&program);
+                if !errors.is_empty() {
+                    return Err(PassError::Broken { pass: pass.name, errors });
+                }
+            }
+        }
+        if fuel.burnt == before_round || fuel.is_out() {
+            break;
+        }
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use consort_ir::mesh::Rank;
+    use consort_ir::ops::OpTable;
+    use consort_ir::text::parse;
+
+    const TEXT: &str =
+        "mesh ()\n\nfunc @f(v0: f32[4]) -> f32[4] {\n    v1 = neg v0 : f32[4]\n    return v1\n}\n";
+
+    /// A pass that leaves out a node whose result is used.
+    static SPOILS: [Pass; 1] = [Pass {
+        name: "spoil",
+        doc: "",
+        run: |program, fuel| {
+            if fuel.burn() {
+                program.funcs[0].body.nodes.pop();
+            }
+        },
+    }];
+
+    #[test]
+    fn a_pass_that_breaks_the_program_is_named() {
+        let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
+        let mut seen = Vec::new();
+        let options = Options { verify: true, ..Options::default() };
+        let error =
+            simplify(&program, &SPOILS, &options, &mut |stage| seen.push(stage.rewrites)).unwrap_err();
+        let expected = "pass spoil: the program does not verify any more; this is a defect of consort\n  \
+                        error[verify]: return: v1 is not defined before it is used (V1)";
+        assert_eq!((error.to_string().as_str(), &seen[..]), (expected, &[1][..]));
+        let no_fuel = Options { fuel: 0, verify: true };
+        assert_eq!(simplify(&program, &SPOILS, &no_fuel, &mut |_| {}), Ok(program));
+    }
+
+    #[test]
+    fn a_plan_is_refused() {
+        let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
+        let at = crate::At { rank: Rank(0), symbols: &std::collections::BTreeMap::new(), donated: &[] };
+        let func = crate::plan(&program.mesh, &program.funcs[0], &at).unwrap();
+        let planned = Program { mesh: program.mesh, funcs: vec![func] };
+        let error = simplify(&planned, PASSES, &Options::default(), &mut |_| {}).unwrap_err();
+        assert_eq!(error, PassError::Planned { func: "f".into() });
+    }
+}

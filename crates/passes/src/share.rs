@@ -1,0 +1,123 @@
+//! Equal nodes of a block become one: the same op with the same attributes, on the same values.
+//!
+//! A collective is shared like anything else, since all ranks run the same list and so leave out the same start.
+//! Its pending must be waited for in the same block as that of its equal: both waits become one, at the place of
+//! the earlier. What is shared has exactly the same type.
+//!
+//! Does not: share messages, whose matching counts them; barriers, which are there for their effect; reads of
+//! sizes, which define symbols; nodes with blocks; anything across blocks.
+
+use std::collections::BTreeMap;
+
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::Effects;
+use consort_ir::program::{Block, Node, Program};
+use consort_ir::types::Type;
+
+use crate::pipeline::Fuel;
+
+/// Runs the pass.
+pub(crate) fn run(program: &mut Program, fuel: &mut Fuel) {
+    let mesh = &program.mesh;
+    for func in &mut program.funcs {
+        let mut sharer = Sharer { mesh, types: &mut func.types, fuel, same: ValueMap::default() };
+        sharer.block(&mut func.body);
+    }
+}
+
+struct Sharer<'a> {
+    mesh: &'a Mesh,
+    types: &'a mut ValueMap<Type>,
+    fuel: &'a mut Fuel,
+    /// The value that stands for another from here on.
+    same: ValueMap<Value>,
+}
+
+impl Sharer<'_> {
+    fn block(&mut self, block: &mut Block) {
+        // What the wait for a pending gives, where it stands in this block.
+        let mut waits: ValueMap<Vec<Value>> = ValueMap::default();
+        for node in block.nodes.iter().filter(|node| node.op.effects() == Effects::Wait) {
+            node.args.iter().for_each(|arg| drop(waits.insert(*arg, node.results.clone())));
+        }
+        // What waits have given so far.
+        let mut gave: ValueMap<Vec<Value>> = ValueMap::default();
+        // Where equal nodes would be found. The youngest operand grows along the block, so what is near in the
+        // list is near in the map.
+        let mut seen: BTreeMap<(Option<Value>, u64), usize> = BTreeMap::new();
+        let mut attrs = String::new();
+        let mut kept = 0;
+        for at in 0..block.nodes.len() {
+            let (before, rest) = block.nodes.split_at_mut(at);
+            let node = &mut rest[0];
+            node.args.iter_mut().for_each(|arg| *arg = self.resolve(*arg));
+            node.blocks.iter_mut().for_each(|inside| self.block(inside));
+            if let (Effects::Wait, Some(pending)) = (node.op.effects(), node.args.first()) {
+                if let Some(first) = gave.get(*pending) {
+                    self.replace(node, first);
+                    continue;
+                }
+                gave.insert(*pending, node.results.clone());
+            } else if may_share(node, &waits) {
+                attrs.clear();
+                node.op.write_attrs(&mut attrs, self.mesh);
+                let key = (node.args.iter().max().copied(), fingerprint(node, &attrs));
+                let first = *seen.entry(key).or_insert(kept);
+                if first < kept && self.are_equal(&before[first], node, &waits) && self.fuel.burn() {
+                    self.replace(node, &before[first].results);
+                    continue;
+                }
+            }
+            block.nodes.swap(kept, at);
+            kept += 1;
+        }
+        block.nodes.truncate(kept);
+        block.results.iter_mut().for_each(|result| *result = self.resolve(*result));
+    }
+
+    /// Whether nodes do the same, and all that comes of them has the same types, spelled alike.
+    fn are_equal(&self, a: &Node, b: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
+        let same = |a: &[Value], b: &[Value]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.types.get(*a) == self.types.get(*b))
+        };
+        let results = |(a, b): (&Value, &Value)| match (waits.get(*a), waits.get(*b)) {
+            (Some(a), Some(b)) => same(a, b),
+            _ => true,
+        };
+        a.op == b.op
+            && a.args == b.args
+            && same(&a.results, &b.results)
+            && a.results.iter().zip(&b.results).all(results)
+    }
+
+    fn resolve(&self, value: Value) -> Value {
+        self.same.get(value).copied().unwrap_or(value)
+    }
+
+    /// Puts other values in the place of a node's results.
+    fn replace(&mut self, node: &Node, by: &[Value]) {
+        for (result, by) in node.results.iter().zip(by) {
+            self.same.insert(*result, *by);
+            self.types.remove(*result);
+        }
+    }
+}
+
+/// Whether an equal node may stand for this one. A start needs a wait in its own block, which takes part.
+fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
+    match node.op.effects() {
+        Effects::Pure => node.blocks.is_empty() && !node.results.is_empty(),
+        Effects::Collective(_) => {
+            !node.args.is_empty() && node.results.iter().all(|pending| waits.get(*pending).is_some())
+        }
+        Effects::Messages(_) | Effects::Wait | Effects::Host => false,
+    }
+}
+
+/// A number that equal nodes have in common, and others hardly ever: FNV-1a.
+fn fingerprint(node: &Node, attrs: &str) -> u64 {
+    let args = node.args.iter().flat_map(|arg| arg.0.to_le_bytes());
+    let bytes = args.chain(node.op.info().name.bytes()).chain(attrs.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

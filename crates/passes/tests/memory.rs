@@ -1,0 +1,137 @@
+//! Programs of some size take little more memory than they need, and copy nothing for communication.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+mod follow;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use consort_ir::mesh::Rank;
+use consort_ir::ops::OpTable;
+use consort_ir::program::Program;
+use consort_ir::text::{parse, print};
+use consort_ir::verify::verify;
+use consort_passes::{At, PlanReport, plan, report};
+
+/// The plan of a program's only function on its second rank takes little more than it needs, and copies nothing.
+fn close(name: &str, text: &str, donated: &[bool]) {
+    let Program { mesh, funcs } = parse(text, &OpTable::built_in()).unwrap().program;
+    let at = At { rank: Rank(1), symbols: &BTreeMap::new(), donated };
+    let func = plan(&mesh, &funcs[0], &at).unwrap();
+    let PlanReport { peak_bytes: takes, live_bytes: needs, copies, .. } = report(&mesh, &func);
+    println!("{name}: takes {takes}, needs {needs}, {:.3}", takes as f64 / needs as f64);
+    let plan = Program { mesh, funcs: vec![func] };
+    assert!(takes * 20 <= needs * 21, "{name}: takes {takes}, needs {needs}\n{}", print(&plan));
+    assert_eq!(copies, [], "{name}");
+    assert_eq!(verify(&plan), []);
+    if takes < 1 << 19 {
+        follow::follow(&plan);
+    }
+}
+
+/// Writes nodes one after the other and hands out their names.
+struct Text {
+    text: String,
+    next: usize,
+}
+
+impl Text {
+    fn node(&mut self, op: &str, ty: &str) -> String {
+        let name = format!("v{}", self.next);
+        self.next += 1;
+        writeln!(self.text, "    {name} = {op} : {ty}").unwrap();
+        name
+    }
+}
+
+/// Layers of a transformer whose heads and hidden features are split over ranks.
+fn transformer(layers: usize) -> String {
+    let head = "mesh (tp: 4)\n\nfunc @f(v0: f32[512,512], v1: f32[512], v2: f32[512,128]{tp}, v3: f32[128,512]{tp}, v4: f32[512,512]{tp}, v5: f32[512,512]{tp}) -> f32[512,512] {\n";
+    let mut t = Text { text: head.to_string(), next: 6 };
+    let (whole, split, heads) = ("f32[512,512]", "f32[512,512]{tp}", "f32[4,2,128,64]{tp}");
+    let mut x = "v0".to_string();
+    for _ in 0..layers {
+        let normal = t.node(&format!("rms_norm[eps=1e-5] {x}, v1"), whole);
+        let mut project = || {
+            let q = t.node(&format!("matmul {normal}, v2"), "f32[512,128]{tp}");
+            let q = t.node(&format!("reshape[shape=[4, 128, 2, 64]] {q}"), "f32[4,128,2,64]{tp}");
+            t.node(&format!("permute[dims=[0, 2, 1, 3]] {q}"), heads)
+        };
+        let (q, k, v) = (project(), project(), project());
+        let a = t.node(&format!("attention[scale=0.125, causal=0] {q}, {k}, {v}"), heads);
+        let a = t.node(&format!("permute[dims=[0, 2, 1, 3]] {a}"), "f32[4,128,2,64]{tp}");
+        let a = t.node(&format!("reshape[shape=[512, 128]] {a}"), "f32[512,128]{tp}");
+        let o = t.node(&format!("matmul {a}, v3"), split);
+        let p = t.node(&format!("all_reduce_start[reduce=sum, over=tp] {o}"), "pending<f32[512,512]>");
+        let o = t.node(&format!("wait {p}"), whole);
+        x = t.node(&format!("add {x}, {o}"), whole);
+        let normal = t.node(&format!("rms_norm[eps=1e-5] {x}, v1"), whole);
+        let h = t.node(&format!("matmul {normal}, v4"), split);
+        let h = t.node(&format!("gelu {h}"), split);
+        let o = t.node(&format!("matmul {h}, v5"), split);
+        let p = t.node(&format!("all_reduce_start[reduce=sum, over=tp] {o}"), "pending<f32[512,512]>");
+        let o = t.node(&format!("wait {p}"), whole);
+        x = t.node(&format!("add {x}, {o}"), whole);
+    }
+    t.text + &format!("    return {x}\n}}\n")
+}
+
+/// A step of data-parallel training: gradients are made in one bucket, averaged, and the weights updated.
+fn training_step(layers: usize, d: usize) -> String {
+    let (matrix, square) = (format!("f32[{d},{d}]"), d * d);
+    let (ty, flat) = (format!("{matrix}{{dp}}"), format!("f32[{square}]"));
+    let params: String = (1..=layers).map(|i| format!(", v{i}: {matrix}")).collect();
+    let results = vec![&matrix[..]; layers].join(", ");
+    let head = format!("mesh (dp: 2)\n\nfunc @f(v0: {ty}{params}) -> ({results}) {{\n");
+    let mut t = Text { text: head, next: layers + 1 };
+    let mut kept = vec!["v0".to_string()];
+    for i in 1..=layers {
+        let h = t.node(&format!("matmul {}, v{i}", kept[i - 1]), &ty);
+        kept.push(t.node(&format!("relu {h}"), &ty));
+    }
+    let mut g = kept[layers].clone();
+    let mut gradients = Vec::new();
+    for i in (1..=layers).rev() {
+        let x = t.node(&format!("permute[dims=[1, 0]] {}", kept[i - 1]), &ty);
+        let w = t.node(&format!("matmul {x}, {g}"), &ty);
+        gradients.push(t.node(&format!("reshape[shape=[{square}]] {w}"), &format!("{flat}{{dp}}")));
+        let back = t.node(&format!("permute[dims=[1, 0]] v{i}"), &matrix);
+        g = t.node(&format!("matmul {g}, {back}"), &ty);
+    }
+    let n = square * layers;
+    let bucket = t.node(&format!("concat[dim=0] {}", gradients.join(", ")), &format!("f32[{n}]{{dp}}"));
+    let p = t.node(&format!("all_reduce_start[reduce=avg, over=dp] {bucket}"), &format!("pending<f32[{n}]>"));
+    let mean = t.node(&format!("wait {p}"), &format!("f32[{n}]"));
+    let mut updated = Vec::new();
+    for i in (1..=layers).rev() {
+        let start = (layers - i) * square;
+        let g = t.node(&format!("slice[start=[{start}], size=[{square}], step=[1]] {mean}"), &flat);
+        let g = t.node(&format!("reshape[shape=[{d}, {d}]] {g}"), &matrix);
+        updated.push(t.node(&format!("sub v{i}, {g}"), &matrix));
+    }
+    updated.reverse();
+    t.text + &format!("    return {}\n}}\n", updated.join(", "))
+}
+
+/// A filetest with its sizes made larger.
+fn larger(name: &str, sizes: &[(&str, &str)]) -> String {
+    let path = format!("{}/../../filetests/programs/{name}.csr", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    sizes.iter().fold(text, |text, (from, to)| text.replace(from, to))
+}
+
+#[test]
+fn memory_is_close_to_what_is_needed() {
+    let sizes = [(",64]", ",16]"), (", 64]", ", 16]"), ("128", "32"), ("512", "128")];
+    let small = |text: String| sizes.iter().fold(text, |text, (from, to)| text.replace(from, to));
+    for given in [&[][..], &[true; 7]] {
+        close("transformer", &transformer(8), given);
+        close("small transformer", &small(transformer(3)), given);
+        close("training step", &training_step(6, 256), given);
+        close("small training step", &training_step(6, 64), given);
+        let matrices =
+            [("[2,2]", "[256,256]"), ("[2, 2]", "[256, 256]"), ("[2,1]", "[256,1]"), ("[2, 1]", "[256, 1]")];
+        close("ring attention", &larger("c4-ring-attention-forward", &matrices), given);
+        close("ring kernel", &larger("c2-ring-kernel-on-4-ranks", &[("[3]", "[30000]")]), given);
+    }
+}

@@ -1,0 +1,91 @@
+//! Random programs through each pass and through all of them: they verify and give the same results, bit by bit, on
+//! all ranks.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+mod rough;
+
+use consort_ir::generate::{self, inputs};
+use consort_ir::ops::OpTable;
+use consort_ir::oracle;
+use consort_ir::program::Program;
+use consort_ir::text::{parse, print};
+use consort_ir::verify::verify;
+use consort_passes::{Options, PASSES, Pass, simplify};
+
+/// How many programs are tried; `CONSORT_PROGRAMS` asks for more.
+fn n_programs() -> u64 {
+    std::env::var("CONSORT_PROGRAMS").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
+}
+
+/// A random program, every other one with detours.
+fn program(seed: u64) -> Program {
+    let program = generate::program(seed, 24);
+    if seed.is_multiple_of(2) { program } else { rough::roughen(&program, seed) }
+}
+
+/// Each pass alone, then all.
+fn pipelines() -> impl Iterator<Item = &'static [Pass]> {
+    PASSES.iter().map(std::slice::from_ref).chain([PASSES])
+}
+
+/// The program after some passes, and the rewrites they made.
+fn after(program: &Program, passes: &'static [Pass], fuel: u64) -> (Program, u64) {
+    let mut rewrites = 0;
+    let options = Options { fuel, verify: true };
+    let result = simplify(program, passes, &options, &mut |stage| rewrites += stage.rewrites);
+    let result = result.unwrap_or_else(|error| panic!("{error}\n{}", print(program)));
+    (result, rewrites)
+}
+
+#[test]
+fn results_stay_the_same_bit_by_bit() {
+    let ops = OpTable::built_in();
+    let mut total = [0; PASSES.len() + 1];
+    for seed in 0..n_programs() {
+        let program = program(seed);
+        let inputs = inputs(&program, seed);
+        let expected = oracle::run(&program, "f", &inputs).unwrap();
+        for (passes, total) in pipelines().zip(&mut total) {
+            let (simple, rewrites) = after(&program, passes, u64::MAX);
+            *total += rewrites;
+            let (before, text) = (print(&program), print(&simple));
+            assert_eq!(verify(&simple), [], "seed {seed}\n{before}\n{text}");
+            let got = oracle::run(&simple, "f", &inputs);
+            let got = got.unwrap_or_else(|error| panic!("seed {seed}: {error}\n{before}\n{text}"));
+            let same = expected.iter().flatten().zip(got.iter().flatten()).all(|(a, b)| a.same(b));
+            assert!(same && expected.len() == got.len(), "seed {seed}: other results\n{before}\n{text}");
+            assert_eq!(rewrites == 0, simple == program, "seed {seed}");
+            assert_eq!(parse(&text, &ops).unwrap().program, simple, "seed {seed}: reads back otherwise");
+            let (again, more) = after(&simple, passes, u64::MAX);
+            assert!(more == 0 && again == simple, "seed {seed}: {more} more\n{text}\n{}", print(&again));
+            assert_eq!(print(&after(&program, passes, u64::MAX).0), text, "seed {seed}");
+        }
+    }
+    println!("rewrites by pass, and by all: {total:?}");
+    assert!(total.iter().all(|n| *n > n_programs()), "hardly anything was rewritten: {total:?}");
+}
+
+#[test]
+fn fuel_stops_after_so_many_rewrites() {
+    for seed in 0..n_programs() / 10 {
+        let program = program(seed);
+        for passes in pipelines() {
+            let (whole, all) = after(&program, passes, u64::MAX);
+            let mut before = program.clone();
+            for fuel in 0..=all {
+                let (simple, rewrites) = after(&program, passes, fuel);
+                assert_eq!(rewrites, fuel, "seed {seed}");
+                // One pass goes on where it stopped, so one more rewrite is what it does next.
+                if passes.len() == 1 && fuel > 0 {
+                    assert_eq!(
+                        print(&after(&before, passes, 1).0),
+                        print(&simple),
+                        "seed {seed}, fuel {fuel}"
+                    );
+                }
+                before = simple;
+            }
+            assert_eq!(print(&before), print(&whole), "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Turns a plan into lines with everything found: kernels, slots, groups.
+
+use std::collections::BTreeMap;
+
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::index::{Index, Sym};
+use consort_ir::layout::{Dims, Layout};
+use consort_ir::mesh::{self, Mesh, Rank};
+use consort_ir::ops::{Alias, BUILT_IN, Concat, CostCx, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
+use consort_ir::plan::{NodePlan, Place, Region};
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::types::{TensorType, Type};
+use consort_ir::views::view;
+
+use crate::kernels::{self, Kernel};
+
+use super::RunError;
+use super::memory::{Home, Slot, SlotId};
+use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step};
+
+/// Builds the lines of one function.
+pub(super) struct Lowerer<'a> {
+    pub(super) mesh: &'a Mesh,
+    pub(super) rank: Rank,
+    func: &'a Func,
+    kernel: &'a dyn Fn(&str) -> Option<Kernel>,
+    pub(super) symbols: BTreeMap<Sym, i64>,
+    pub(super) homes: Vec<Home>,
+    pub(super) slots: Vec<Slot>,
+    values: ValueMap<Slots>,
+    flights: ValueMap<FlightId>,
+    pub(super) n_flights: usize,
+    pub(super) groups: Vec<mesh::Group>,
+    /// Whether a value is read by communication alone.
+    for_starts: ValueMap<bool>,
+    /// Slots of the line at hand that depend on sizes known later.
+    found: Vec<(SlotId, Found)>,
+}
+
+impl<'a> Lowerer<'a> {
+    pub(super) fn new(
+        mesh: &'a Mesh,
+        func: &'a Func,
+        kernel: &'a dyn Fn(&str) -> Option<Kernel>,
+    ) -> Result<Lowerer<'a>, RunError> {
+        let Some(head) = &func.plan else {
+            return Err(RunError::new(format!(
+                "@{}: expected a plan, got a program without places",
+                func.name
+            )));
+        };
+        let size = |(region, bytes): &(Region, u64)| {
+            let bytes = usize::try_from(*bytes);
+            let bytes = bytes.map_err(|_| RunError::new(format!("{region}: it does not fit in memory")))?;
+            Ok(Home::new(*region, bytes))
+        };
+        let mut lowerer = Lowerer {
+            mesh,
+            rank: head.rank,
+            func,
+            kernel,
+            symbols: head.symbols.iter().copied().collect(),
+            homes: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
+            slots: Vec::new(),
+            values: ValueMap::default(),
+            flights: ValueMap::default(),
+            n_flights: 0,
+            groups: Vec::new(),
+            for_starts: ValueMap::default(),
+            found: Vec::new(),
+        };
+        lowerer.uses(&func.body);
+        lowerer.define(&func.body.params, &func.body.places)?;
+        Ok(lowerer)
+    }
+
+    /// Notes which values are read by communication alone, seen otherwise or not. A block is gone through from its end.
+    fn uses(&mut self, block: &Block) {
+        for result in &block.results {
+            self.for_starts.insert(*result, false);
+        }
+        for node in block.nodes.iter().rev() {
+            let seen = node.plan.as_ref().is_some_and(|plan| plan.view);
+            let only = |result: &Value| self.for_starts.get(*result).copied().unwrap_or(false);
+            let of_start = match seen {
+                true => node.results.iter().all(only),
+                false => node.op.effects().starts().is_some(),
+            };
+            for arg in &node.args {
+                let before = self.for_starts.get(*arg).copied().unwrap_or(true);
+                self.for_starts.insert(*arg, before && of_start);
+            }
+            node.blocks.iter().for_each(|block| self.uses(block));
+        }
+    }
+
+    pub(super) fn sizes(&self) -> EvalCx<'_> {
+        EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols }
+    }
+
+    /// Gives values their slots.
+    fn define(&mut self, values: &[Value], places: &[Place]) -> Result<(), RunError> {
+        let mut places = places.iter();
+        for value in values {
+            let Some(ty) = self.func.ty(*value) else {
+                return Err(RunError::new(format!("{value} has no type")));
+            };
+            let mut slots = Slots::new();
+            for tensor in ty.tensors() {
+                let place = places.next().ok_or_else(|| RunError::new(format!("{value} has no place")))?;
+                slots.push(self.slot(tensor, *place)?);
+            }
+            if ty.is_pending() {
+                self.flights.insert(*value, self.n_flights);
+                self.n_flights += 1;
+            }
+            self.values.insert(*value, slots);
+        }
+        Ok(())
+    }
+
+    /// A slot of a tensor at a place.
+    fn slot(&mut self, ty: &TensorType, place: Place) -> Result<SlotId, RunError> {
+        let region = self.homes.iter().position(|home| home.region == place.region);
+        let region = region.ok_or_else(|| RunError::new(format!("{place} lies in no region of the plan")))?;
+        let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
+        let shape = ty.shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>();
+        let known = shape.is_ok() && !matches!(place.region, Region::Dyn(_));
+        let layout =
+            Layout { start: offset / ty.dtype.size(), ..Layout::contiguous(&shape.unwrap_or_default()) };
+        self.slots.push(Slot::new(region, ty.dtype, layout, known));
+        let slot = self.slots.len() - 1;
+        if !known {
+            self.found.push((slot, Found::At { shape: ty.shape.clone(), offset }));
+        }
+        Ok(slot)
+    }
+
+    /// A slot of what an op sees of another one.
+    fn seen(&mut self, op: &Op, of: SlotId, result: usize) -> SlotId {
+        let from = &self.slots[of];
+        let known = match from.fixed {
+            true => view(&**op, &self.sizes(), &from.layout).ok(),
+            false => None,
+        };
+        // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
+        let layout = match &known {
+            Some(Some(layouts)) => layouts.get(result).cloned().unwrap_or_else(|| from.layout.clone()),
+            _ => from.layout.clone(),
+        };
+        let slot = Slot::new(from.region, from.dtype, layout, known.is_some());
+        self.slots.push(slot);
+        if known.is_none() {
+            self.found.push((self.slots.len() - 1, Found::View { op: op.clone(), of, result }));
+        }
+        self.slots.len() - 1
+    }
+
+    pub(super) fn slots_of(&self, value: Value) -> &[SlotId] {
+        self.values.get(value).map_or(&[], |slots| slots)
+    }
+
+    /// The slots of some values, those inside pendings included.
+    pub(super) fn all_slots(&self, values: &[Value]) -> Slots {
+        values.iter().flat_map(|value| self.slots_of(*value)).copied().collect()
+    }
+
+    pub(super) fn flight(&self, value: Value) -> Result<FlightId, RunError> {
+        self.flights.get(value).copied().ok_or_else(|| RunError::new(format!("{value} is not pending")))
+    }
+
+    fn ty(&self, value: Value) -> Option<&Type> {
+        self.func.ty(value)
+    }
+
+    pub(super) fn block(&mut self, block: &Block) -> Result<Vec<Line>, RunError> {
+        let mut lines = Vec::new();
+        for node in &block.nodes {
+            let (op, loc) = (node.op.info().name, node.loc.as_ref());
+            let step = self.node(node).map_err(|error| error.at(op, loc))?;
+            let found = std::mem::take(&mut self.found);
+            if !(found.is_empty() && matches!(step, Step::Nothing)) {
+                lines.push(Line { op, loc: node.loc.clone(), found, step, work: self.work(node) });
+            }
+        }
+        Ok(lines)
+    }
+
+    /// How much a node does, roughly in bytes of memory that it passes.
+    fn work(&self, node: &Node) -> u64 {
+        let types =
+            |values: &[Value]| values.iter().filter_map(|value| self.ty(*value).cloned()).collect::<Vec<_>>();
+        let (args, results) = (types(&node.args), types(&node.results));
+        let cost = node.op.cost(&CostCx { mesh: self.mesh, args: &args, results: &results });
+        let number =
+            |index: &Index| self.sizes().index(index).ok().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        number(&cost.bytes).saturating_add(number(&cost.flops) / 4)
+    }
+
+    fn node(&mut self, node: &Node) -> Result<Step, RunError> {
+        let none = NodePlan::default();
+        let plan = node.plan.as_deref().unwrap_or(&none);
+        let args = self.all_slots(&node.args);
+        if plan.view {
+            for (i, result) in node.results.iter().enumerate() {
+                let of = *args.first().ok_or_else(|| RunError::new("a view of nothing"))?;
+                let slot = self.seen(&node.op, of, i);
+                self.values.insert(*result, [slot].into_iter().collect());
+            }
+            return Ok(Step::Nothing);
+        }
+        self.define(&node.results, &plan.places)?;
+        let results = self.all_slots(&node.results);
+        match (node.op.flow(), node.op.effects()) {
+            (Flow::Cond, _) => self.cond(node),
+            (Flow::Scan { length, carries, slices }, _) => self.scan(node, length.clone(), carries, slices),
+            (_, Effects::Wait) => Ok(Step::Wait(self.flight(node.args[0])?)),
+            (_, Effects::Collective(group) | Effects::Messages(group)) => self.start(node, plan, group),
+            (_, Effects::Host) => {
+                let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
+                let symbols = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
+                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols })
+            }
+            // It gives sizes, which types know already.
+            (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),
+            (_, Effects::Pure) => self.pure(node, args, results),
+        }
+    }
+
+    fn pure(&mut self, node: &Node, args: Slots, results: Slots) -> Result<Step, RunError> {
+        let op = node.op.clone();
+        if let (Alias::View(0), [to]) = (op.alias(), &results[..]) {
+            let counted = node.results.iter().all(|result| self.for_starts.get(*result) == Some(&true));
+            return Ok(Step::Copy { from: self.seen(&op, first(&args)?, 0), to: *to, counted });
+        }
+        if let Some(Concat { dim }) = op.as_op() {
+            return Ok(Step::Concat { dim: *dim, parts: args, result: first(&results)? });
+        }
+        if let (Some(UpdateSlice { start }), [base, part]) = (op.as_op(), &args[..]) {
+            let (start, result) = (start.clone(), first(&results)?);
+            return Ok(Step::UpdateSlice { start, base: *base, part: *part, result });
+        }
+        let name = op.info().name;
+        match kernels::find(name).copied().or_else(|| (self.kernel)(name)) {
+            Some(kernel) => Ok(Step::Kernel { kernel, op, args, results }),
+            None if BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).any(|info| info.name == name) => {
+                Err(RunError::new("it has no kernel"))
+            }
+            None => Ok(Step::Eval { op, args, results }),
+        }
+    }
+
+    fn cond(&mut self, node: &Node) -> Result<Step, RunError> {
+        let [then, other] = &node.blocks[..] else { return Err(RunError::new("expected two blocks")) };
+        let condition = first(self.slots_of(node.args[0]))?;
+        // What depends on sizes is found once, before the line itself.
+        let mut found = std::mem::take(&mut self.found);
+        let mut branch = |lowerer: &mut Self, block: &Block| {
+            lowerer.define(&block.params, &block.places)?;
+            found.append(&mut lowerer.found);
+            let enter = lowerer.moves(&node.args[1..], &block.params, false)?;
+            let body = lowerer.block(block)?;
+            let leave = lowerer.moves(&block.results, &node.results, false)?;
+            Ok::<Branch, RunError>(Branch { enter, body, leave })
+        };
+        let branches = [branch(self, then)?, branch(self, other)?];
+        self.found = found;
+        Ok(Step::Cond(Box::new(Cond { condition, branches })))
+    }
+
+    fn scan(&mut self, node: &Node, length: Index, carries: usize, slices: usize) -> Result<Step, RunError> {
+        let [block] = &node.blocks[..] else { return Err(RunError::new("expected one block")) };
+        let mut found = std::mem::take(&mut self.found);
+        self.define(&block.params, &block.places)?;
+        found.append(&mut self.found);
+        let sliced = carries..carries + slices;
+        let whole = |values: &[Value]| {
+            values
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| !sliced.contains(i))
+                .map(|(_, value)| *value)
+                .collect::<Vec<_>>()
+        };
+        let enter = self.moves(&whole(&node.args), &whole(&block.params), true)?;
+        let cut = self.pairs(&node.args[sliced.clone()], &block.params[sliced.clone()])?;
+        let body = self.block(block)?;
+        let stacks = self.pairs(&block.results[carries..], &node.results[carries..])?;
+        let carry = self.moves(&block.results[..carries], &block.params[..carries], true)?;
+        let leave = self.moves(&block.params[..carries], &node.results[..carries], true)?;
+        self.found = found;
+        Ok(Step::Scan(Box::new(Scan { length, enter, slices: cut, body, carry, stacks, leave })))
+    }
+
+    fn pairs(&self, from: &[Value], to: &[Value]) -> Result<Vec<(SlotId, SlotId)>, RunError> {
+        let slot = |value: &Value| first(self.slots_of(*value));
+        from.iter().zip(to).map(|(from, to)| Ok((slot(from)?, slot(to)?))).collect()
+    }
+
+    /// What brings values to the places of others. A pending that cannot stay in flight, because it must move or
+    /// because a loop carries it, is waited for.
+    fn moves(&self, from: &[Value], to: &[Value], land: bool) -> Result<Moves, RunError> {
+        let mut moves = Moves::default();
+        for (from, to) in from.iter().zip(to) {
+            let (a, b) = (self.slots_of(*from), self.slots_of(*to));
+            let stays = a.iter().zip(b).all(|(a, b)| self.slots[*a].lies_at(&self.slots[*b]));
+            if self.ty(*from).is_some_and(Type::is_pending) {
+                match land || !stays {
+                    true => moves.land.push(self.flight(*from)?),
+                    false => moves.flights.push((self.flight(*from)?, self.flight(*to)?)),
+                }
+            }
+            for (from, to) in a.iter().zip(b) {
+                let (x, y) = (&self.slots[*from], &self.slots[*to]);
+                if x.fixed && y.fixed && x.lies_at(y) {
+                    continue;
+                }
+                // Of a slot that is not found yet nothing is known but its region.
+                let over = |before: &Move| {
+                    let y = &self.slots[before.to];
+                    x.overlaps(y) || (x.region == y.region && !(x.fixed && y.fixed))
+                };
+                let staged = moves.tensors.iter().any(over);
+                moves.tensors.push(Move { from: *from, to: *to, staged });
+            }
+        }
+        Ok(moves)
+    }
+}
+
+/// The only slot, or the first of several.
+pub(super) fn first(slots: &[SlotId]) -> Result<SlotId, RunError> {
+    slots.first().copied().ok_or_else(|| RunError::new("expected a tensor"))
+}
+
+/// Whether the op is one of this type.
+pub(super) fn is<T: OpDef>(op: &Op) -> bool {
+    op.as_op::<T>().is_some()
+}

@@ -1,0 +1,248 @@
+//! Runs plans. A plan is lowered once: kernels, places, groups and copies are found, so that each call only walks
+//! lines. Values lie in the buffers of the plan's regions; nothing is allocated but what is returned.
+
+mod control;
+mod error;
+mod lower;
+mod lower_start;
+mod memory;
+mod movement;
+mod start;
+mod state;
+mod step;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use consort_comm::{Buffer, Group, Heap, Pending};
+use consort_ir::dtype::Dtype;
+use consort_ir::index::Index;
+use consort_ir::layout::Layout;
+use consort_ir::mesh::{self, Mesh};
+use consort_ir::plan::Region;
+use consort_ir::program::Func;
+use consort_ir::types::Type;
+use smallvec::SmallVec;
+
+use crate::kernels::Kernel;
+use crate::threads::Threads;
+
+pub use error::RunError;
+pub use memory::Wait;
+
+use lower::Lowerer;
+use memory::{Memory, SlotId};
+use state::State;
+use step::{FlightId, Line, Slots};
+
+/// A plan of one rank, ready to be run again and again.
+pub struct Exec {
+    name: String,
+    params: Vec<Param>,
+    lines: Vec<Line>,
+    results: Vec<Returned>,
+    groups: Vec<mesh::Group>,
+    state: State,
+}
+
+/// In what a plan runs.
+pub struct RunCx<'a> {
+    /// This rank's heap.
+    pub heap: &'a Arc<Heap>,
+    /// The groups that [`Exec::groups`] lists, in its order; none where this rank is in no list.
+    pub groups: &'a [Option<Group>],
+    /// The threads that kernels may use.
+    pub threads: &'a Threads,
+    /// How long each operation may wait for other ranks.
+    pub timeout: Duration,
+}
+
+/// An argument.
+pub enum ArgValue {
+    /// A tensor without gaps, from the first byte of a buffer on.
+    Tensor {
+        /// Its storage; written where the plan says that it was given away.
+        buffer: Buffer,
+        /// What it waits for, where an operation in flight will write it. It is called when it is first needed.
+        pending: Option<Wait>,
+    },
+    /// A size.
+    Size(i64),
+}
+
+/// A result.
+pub enum Out {
+    /// A tensor.
+    Tensor(OutTensor),
+    /// A size.
+    Size(i64),
+    /// Tensors that are there when these operations have been waited for.
+    Pending {
+        /// The operations.
+        pending: SmallVec<[Pending; 1]>,
+        /// The tensors.
+        tensors: Vec<OutTensor>,
+    },
+}
+
+/// A tensor that is a result.
+pub struct OutTensor {
+    /// Whose storage it is: that of an argument, or new. Results of one region share storage.
+    pub region: Region,
+    /// All of the region.
+    pub buffer: Buffer,
+    /// Where it lies there, in elements.
+    pub layout: Layout,
+    /// Its element type.
+    pub dtype: Dtype,
+}
+
+enum Param {
+    Tensor(Region),
+    Size(Index),
+}
+
+enum Returned {
+    Tensor(SlotId),
+    Size(Index),
+    Pending(FlightId, Slots),
+}
+
+impl Exec {
+    /// Lowers a plan. `kernel` gives the kernels of users' own ops.
+    pub fn lower(
+        mesh: &Mesh,
+        func: &Func,
+        kernel: &dyn Fn(&str) -> Option<Kernel>,
+    ) -> Result<Exec, RunError> {
+        let mut lowerer = Lowerer::new(mesh, func, kernel)?;
+        let mut params = Vec::new();
+        for (number, param) in (0u32..).zip(&func.body.params) {
+            params.push(match func.ty(*param) {
+                Some(Type::Tensor(_)) => Param::Tensor(Region::Arg(number)),
+                Some(Type::Size(index, _)) => Param::Size(index.clone()),
+                _ => return Err(RunError::new(format!("@{}: {param} is a pending argument", func.name))),
+            });
+        }
+        let lines = lowerer.block(&func.body)?;
+        let mut results = Vec::new();
+        for result in &func.body.results {
+            let slots = lowerer.all_slots(&[*result]);
+            let lost = |slot: &&SlotId| {
+                matches!(lowerer.homes[lowerer.slots[**slot].region].region, Region::Arena | Region::Heap)
+            };
+            if slots.iter().find(lost).is_some() {
+                let message = "lies in memory that is kept, where the next call writes";
+                return Err(RunError::new(format!("@{}: result {result} {message}", func.name)));
+            }
+            results.push(match func.ty(*result) {
+                Some(Type::Tensor(_)) => Returned::Tensor(lower::first(&slots)?),
+                Some(Type::Size(index, _)) => Returned::Size(index.clone()),
+                _ => Returned::Pending(lowerer.flight(*result)?, slots),
+            });
+        }
+        let state = State {
+            mesh: mesh.clone(),
+            rank: lowerer.rank,
+            symbols: lowerer.symbols,
+            guards: func.guards.clone(),
+            memory: Memory(lowerer.homes),
+            handles: vec![None; lowerer.slots.len()],
+            slots: lowerer.slots,
+            flights: (0..lowerer.n_flights).map(|_| None).collect(),
+            in_flight: vec![0; lowerer.groups.len()],
+            all_in_flight: 0,
+            work: 0,
+            copied: 0,
+        };
+        Ok(Exec { name: func.name.clone(), params, lines, results, groups: lowerer.groups, state })
+    }
+
+    /// The groups on which it communicates, in the order in which a call wants them.
+    pub fn groups(&self) -> &[mesh::Group] {
+        &self.groups
+    }
+
+    /// Bytes copied so that they could take part in communication, in all calls.
+    pub fn copied_bytes(&self) -> u64 {
+        self.state.copied
+    }
+
+    /// Runs it once. Never waits longer than the context says.
+    pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Vec<Out>, RunError> {
+        let outcome =
+            self.open(cx, args).and_then(|()| self.state.run(&self.lines, cx)).and_then(|()| self.close(cx));
+        self.state.memory.close();
+        if outcome.is_err() {
+            // What is in flight goes on by itself.
+            self.state.flights.iter_mut().for_each(|flight| *flight = None);
+        }
+        outcome
+    }
+
+    /// Arguments and memory for a call.
+    fn open(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<(), RunError> {
+        let Exec { name, params, groups, state, .. } = self;
+        if args.len() != params.len() || cx.groups.len() != groups.len() {
+            let (a, b, c, d) = (params.len(), groups.len(), args.len(), cx.groups.len());
+            return Err(RunError::new(format!(
+                "@{name}: expected {a} arguments and {b} groups, got {c} and {d}"
+            )));
+        }
+        for (param, arg) in params.iter().zip(args) {
+            match (param, arg) {
+                (Param::Tensor(region), ArgValue::Tensor { buffer, pending }) => {
+                    state.memory.give(*region, buffer.clone(), pending.take())?;
+                }
+                (Param::Size(index), ArgValue::Size(got)) => {
+                    let expected = state.sizes().index(index)?;
+                    if expected != *got {
+                        let size = index.display(&state.mesh).to_string();
+                        let message = format!("@{name}: the plan is for {size} = {expected}, got {got}");
+                        return Err(RunError::new(message));
+                    }
+                }
+                _ => {
+                    return Err(RunError::new(format!(
+                        "@{name}: expected a tensor and got a size, or the reverse"
+                    )));
+                }
+            }
+        }
+        if state.memory.open(cx.heap)? {
+            state.handles.iter_mut().for_each(|handle| *handle = None);
+        }
+        state.in_flight.iter_mut().for_each(|n| *n = 0);
+        (state.all_in_flight, state.work) = (0, 0);
+        Ok(())
+    }
+
+    /// What a call gives.
+    fn close(&mut self, cx: &RunCx<'_>) -> Result<Vec<Out>, RunError> {
+        let mut outs = Vec::with_capacity(self.results.len());
+        for result in &self.results {
+            outs.push(match result {
+                Returned::Tensor(slot) => Out::Tensor(self.out(*slot)?),
+                Returned::Size(index) => Out::Size(self.state.sizes().index(index)?),
+                Returned::Pending(flight, slots) => {
+                    let flying = self.state.flights[*flight].as_ref();
+                    if flying.is_some_and(|flight| !flight.zeros_after.is_empty()) {
+                        self.state.wait(*flight, cx)?;
+                    }
+                    let pending =
+                        self.state.flights[*flight].take().map_or_else(SmallVec::new, |f| f.pending);
+                    let tensors = slots.iter().map(|slot| self.out(*slot)).collect::<Result<_, _>>()?;
+                    Out::Pending { pending, tensors }
+                }
+            });
+        }
+        Ok(outs)
+    }
+
+    fn out(&self, slot: SlotId) -> Result<OutTensor, RunError> {
+        let slot = &self.state.slots[slot];
+        let buffer = self.state.memory.buffer(slot.region)?.clone();
+        let region = self.state.memory.0[slot.region].region;
+        Ok(OutTensor { region, buffer, layout: slot.layout.clone(), dtype: slot.dtype })
+    }
+}

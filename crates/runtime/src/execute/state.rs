@@ -1,0 +1,230 @@
+//! Runs lines: kernels, evaluations, and everything that finds out sizes.
+
+use std::collections::BTreeMap;
+
+use consort_comm::{Buffer, Bytes};
+use consort_ir::index::{Guard, Sym};
+use consort_ir::layout::{Dims, Layout};
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::ops::{EvalCx, Op};
+use consort_ir::oracle::check_guards;
+use consort_ir::plan::Region;
+use consort_ir::tensor::Tensor;
+use consort_ir::views::view;
+use smallvec::SmallVec;
+
+use crate::kernels::operand::Storage;
+use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
+
+use super::memory::{Memory, Slot, SlotId};
+use super::step::{Flight, Found, Line, Step};
+use super::{RunCx, RunError};
+
+/// After so much work, operations in flight are made to go on: some tens of microseconds.
+const POLL: u64 = 1 << 18;
+
+/// All that changes as a plan runs.
+pub(super) struct State {
+    pub(super) mesh: Mesh,
+    pub(super) rank: Rank,
+    /// Those of the plan, and those that were read on the way.
+    pub(super) symbols: BTreeMap<Sym, i64>,
+    pub(super) guards: Vec<Guard>,
+    pub(super) memory: Memory,
+    pub(super) slots: Vec<Slot>,
+    /// Handles of slots that are the same at each call.
+    pub(super) handles: Vec<Option<Buffer>>,
+    pub(super) flights: Vec<Option<Flight>>,
+    /// How many operations of each group are in flight, and of all.
+    pub(super) in_flight: Vec<usize>,
+    pub(super) all_in_flight: usize,
+    pub(super) work: u64,
+    pub(super) copied: u64,
+}
+
+/// An operand: where it lies, or a copy where it would be written over.
+enum Read<'a> {
+    Bytes(Bytes<'a>),
+    Staged(Storage),
+    Result,
+}
+
+impl State {
+    /// What size expressions are now.
+    pub(super) fn sizes(&self) -> EvalCx<'_> {
+        EvalCx { mesh: &self.mesh, rank: self.rank, symbols: &self.symbols }
+    }
+
+    pub(super) fn run(&mut self, lines: &[Line], cx: &RunCx<'_>) -> Result<(), RunError> {
+        for line in lines {
+            self.line(line, cx).map_err(|error| error.at(line.op, line.loc.as_ref()))?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
+        for (slot, found) in &line.found {
+            self.find(*slot, found, cx)?;
+        }
+        match &line.step {
+            Step::Nothing => {}
+            Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
+            Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
+            Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
+            Step::Concat { dim, parts, result } => self.concat(*dim, parts, *result, cx)?,
+            Step::UpdateSlice { start, base, part, result } => {
+                let start =
+                    start.iter().map(|start| self.sizes().size(start)).collect::<Result<Dims, _>>()?;
+                self.update_slice(&start, [*base, *part, *result], cx)?;
+            }
+            Step::Start(start) => self.start(start, cx)?,
+            Step::Wait(flight) => self.wait(*flight, cx)?,
+            Step::ToSize { op, arg, symbols } => self.read_sizes(op, *arg, symbols, cx)?,
+            Step::Cond(cond) => self.cond(cond, cx)?,
+            Step::Scan(scan) => self.scan(scan, cx)?,
+        }
+        if self.all_in_flight > 0 {
+            self.poll(line.work, cx)?;
+        }
+        Ok(())
+    }
+
+    /// Makes operations in flight go on, where enough was done since.
+    fn poll(&mut self, work: u64, cx: &RunCx<'_>) -> Result<(), RunError> {
+        self.work = self.work.saturating_add(work);
+        if self.work < POLL {
+            return Ok(());
+        }
+        self.work = 0;
+        for (group, in_flight) in cx.groups.iter().zip(&self.in_flight) {
+            if let (Some(group), 1..) = (group, in_flight) {
+                group.poll()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds a slot that depends on sizes known only now.
+    fn find(&mut self, slot: SlotId, found: &Found, cx: &RunCx<'_>) -> Result<(), RunError> {
+        let Slot { region, dtype, .. } = self.slots[slot];
+        let layout = match found {
+            Found::At { shape, offset } => {
+                let shape = shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>()?;
+                let layout = Layout { start: offset / dtype.size(), ..Layout::contiguous(&shape) };
+                let bytes = consort_ir::layout::numel(&shape).and_then(|n| n.checked_mul(dtype.size()));
+                let end = bytes.and_then(|bytes| bytes.checked_add(*offset));
+                let end =
+                    end.ok_or_else(|| RunError::new(format!("a tensor of shape {shape:?} is too large")))?;
+                if matches!(self.memory.0[region].region, Region::Dyn(_)) {
+                    self.memory.make_room(region, end, cx.heap)?;
+                }
+                layout
+            }
+            Found::View { op, of, result } => {
+                let of = &self.slots[*of].layout;
+                let seen = view(&**op, &self.sizes(), of)?;
+                // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
+                seen.map_or_else(|| of.clone(), |mut layouts| layouts.swap_remove(*result))
+            }
+        };
+        self.slots[slot] = Slot::new(region, dtype, layout, false);
+        Ok(())
+    }
+
+    fn kernel(
+        &mut self,
+        kernel: &Kernel,
+        op: &Op,
+        args: &[SlotId],
+        results: &[SlotId],
+        cx: &RunCx<'_>,
+    ) -> Result<(), RunError> {
+        let (slots, memory) = (&self.slots, &self.memory);
+        // What the kernel cannot read while it writes is set aside first.
+        let mut reads: SmallVec<[Option<Read<'_>>; 4]> = SmallVec::new();
+        for arg in args {
+            let arg = &slots[*arg];
+            let over = results.iter().position(|result| slots[*result].overlaps(arg));
+            reads.push(match over {
+                None => None,
+                Some(0)
+                    if kernel.in_place
+                        && arg.layout.shape == slots[results[0]].layout.shape
+                        && arg.lies_at(&slots[results[0]]) =>
+                {
+                    Some(Read::Result)
+                }
+                Some(_) => Some(Read::Staged(Storage::of(&memory.read(arg)?))),
+            });
+        }
+        let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+        for result in results {
+            writes.push(memory.write(&slots[*result], cx.timeout)?);
+        }
+        for (arg, read) in args.iter().zip(&mut reads).filter(|(_, read)| read.is_none()) {
+            *read = Some(Read::Bytes(memory.read(&slots[*arg])?));
+        }
+        let mut views: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
+        for (arg, read) in args.iter().zip(&reads) {
+            views.push(match read {
+                Some(Read::Bytes(bytes)) => Arg::View(seen(&slots[*arg], bytes)),
+                Some(Read::Staged(storage)) => Arg::View(seen(&slots[*arg], storage.bytes())),
+                Some(Read::Result) | None => Arg::Result,
+            });
+        }
+        let mut outs: SmallVec<[ViewMut<'_>; 2]> = SmallVec::new();
+        for (result, bytes) in results.iter().zip(&mut writes) {
+            let Slot { dtype, layout, .. } = &slots[*result];
+            outs.push(ViewMut { dtype: *dtype, shape: &layout.shape, bytes });
+        }
+        let cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
+        Ok((kernel.run)(&cx, &**op, &views, &mut outs)?)
+    }
+
+    /// Runs an op of the user's own through its evaluation.
+    fn eval(&mut self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
+        let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
+        let made = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
+        for (result, made) in results.iter().zip(made) {
+            let (slot, bytes) = (&self.slots[*result], made.to_bytes());
+            if slot.dtype != made.dtype || slot.layout.shape[..] != made.shape[..] {
+                let (dtype, shape) = (slot.dtype, &slot.layout.shape);
+                return Err(RunError::new(format!(
+                    "its evaluation gave {}{:?} where {dtype}{shape:?} was inferred",
+                    made.dtype, made.shape
+                )));
+            }
+            self.memory.write(slot, cx.timeout)?.copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    /// A copy of a tensor, as evaluations take it.
+    pub(super) fn tensor(&self, slot: SlotId, cx: &RunCx<'_>) -> Result<Tensor, RunError> {
+        let slot = &self.slots[slot];
+        let packed = self.packed(slot, cx)?;
+        let tensor = Tensor::from_bytes(slot.dtype, slot.layout.shape.to_vec(), packed.bytes());
+        tensor.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
+    }
+
+    /// A copy of a tensor's elements, without gaps.
+    pub(super) fn packed(&self, slot: &Slot, cx: &RunCx<'_>) -> Result<Storage, RunError> {
+        let mut packed = Storage::new(slot.dtype, slot.layout.numel());
+        copy::copy(cx.threads, &seen(slot, &self.memory.read(slot)?), packed.bytes_mut())?;
+        Ok(packed)
+    }
+
+    /// Reads sizes, which have values from here on.
+    fn read_sizes(&mut self, op: &Op, arg: SlotId, symbols: &[Sym], cx: &RunCx<'_>) -> Result<(), RunError> {
+        let values = op.eval(&self.sizes(), &[&self.tensor(arg, cx)?])?;
+        for (sym, value) in symbols.iter().zip(&values) {
+            self.symbols.insert(*sym, value.as_size().unwrap_or(0));
+        }
+        check_guards(&self.mesh, self.rank, &self.guards, &self.symbols, Some(symbols)).map_err(RunError::new)
+    }
+}
+
+/// A tensor as kernels see it.
+pub(super) fn seen<'a>(slot: &'a Slot, bytes: &'a [u8]) -> View<'a> {
+    View { dtype: slot.dtype, shape: &slot.layout.shape, strides: &slot.layout.strides, bytes }
+}

@@ -1,0 +1,153 @@
+//! What a line of a plan has become: everything it needs, found.
+
+use consort_comm::Pending;
+use consort_ir::index::{Index, Sym};
+use consort_ir::ops::Op;
+use consort_ir::program::Loc;
+use smallvec::SmallVec;
+
+use crate::kernels::Kernel;
+
+use super::memory::SlotId;
+
+/// Numbers of slots.
+pub(super) type Slots = SmallVec<[SlotId; 4]>;
+
+/// The number of a pending.
+pub(super) type FlightId = usize;
+
+/// A line that does something.
+pub(super) struct Line {
+    pub(super) op: &'static str,
+    pub(super) loc: Option<Loc>,
+    /// Slots that depend on sizes known only now.
+    pub(super) found: Vec<(SlotId, Found)>,
+    pub(super) step: Step,
+    /// How much it does, roughly in bytes of memory that it passes.
+    pub(super) work: u64,
+}
+
+/// How a slot is found that is not the same at each call.
+pub(super) enum Found {
+    /// A tensor of this shape lies so many bytes into its region.
+    At { shape: Vec<Index>, offset: usize },
+    /// It is so numbered a result of an op that sees this slot otherwise.
+    View { op: Op, of: SlotId, result: usize },
+}
+
+pub(super) enum Step {
+    /// Only slots were to be found.
+    Nothing,
+    Kernel {
+        kernel: Kernel,
+        op: Op,
+        args: Slots,
+        results: Slots,
+    },
+    /// An op of the user's own that has no kernel.
+    Eval {
+        op: Op,
+        args: Slots,
+        results: Slots,
+    },
+    /// Elements are written out; it is counted where communication is what they are for.
+    Copy {
+        from: SlotId,
+        to: SlotId,
+        counted: bool,
+    },
+    Concat {
+        dim: usize,
+        parts: Slots,
+        result: SlotId,
+    },
+    UpdateSlice {
+        start: Vec<Index>,
+        base: SlotId,
+        part: SlotId,
+        result: SlotId,
+    },
+    Start(Box<Start>),
+    Wait(FlightId),
+    ToSize {
+        op: Op,
+        arg: SlotId,
+        symbols: Vec<Sym>,
+    },
+    Cond(Box<Cond>),
+    Scan(Box<Scan>),
+}
+
+/// Communication begins.
+pub(super) struct Start {
+    /// The number of its group; none where this rank is in no list of it.
+    pub(super) group: Option<usize>,
+    /// Operands that take part elsewhere than where they lie, and whether that is counted.
+    pub(super) copies: Vec<(SlotId, SlotId, bool)>,
+    /// Results that are zeros here, at once.
+    pub(super) zeros: Slots,
+    /// Results that are zeros here, and lie where peers read until then.
+    pub(super) zeros_after: Slots,
+    /// What peers must be done with.
+    pub(super) written: Slots,
+    pub(super) calls: Vec<Call>,
+    pub(super) flight: FlightId,
+}
+
+/// One operation of a group. A start of several tensors may be several of them.
+pub(super) struct Call {
+    pub(super) op: Op,
+    pub(super) operands: Slots,
+    pub(super) results: Slots,
+}
+
+/// What is in flight.
+pub(super) struct Flight {
+    pub(super) group: usize,
+    pub(super) pending: SmallVec<[Pending; 1]>,
+    pub(super) zeros_after: Slots,
+}
+
+/// Values go from one place to another, all at the same time.
+#[derive(Default)]
+pub(super) struct Moves {
+    /// These are waited for first.
+    pub(super) land: Vec<FlightId>,
+    /// These go on under another number.
+    pub(super) flights: Vec<(FlightId, FlightId)>,
+    pub(super) tensors: Vec<Move>,
+}
+
+pub(super) struct Move {
+    pub(super) from: SlotId,
+    pub(super) to: SlotId,
+    /// Whether one before it may overwrite what it moves.
+    pub(super) staged: bool,
+}
+
+pub(super) struct Cond {
+    pub(super) condition: SlotId,
+    /// What happens where it is true, and where it is false.
+    pub(super) branches: [Branch; 2],
+}
+
+pub(super) struct Branch {
+    pub(super) enter: Moves,
+    pub(super) body: Vec<Line>,
+    pub(super) leave: Moves,
+}
+
+pub(super) struct Scan {
+    pub(super) length: Index,
+    /// The first carries, and what every iteration sees.
+    pub(super) enter: Moves,
+    /// From a whole to a parameter, an entry for each iteration.
+    pub(super) slices: Vec<(SlotId, SlotId)>,
+    pub(super) body: Vec<Line>,
+    /// From a block's results to its parameters.
+    pub(super) carry: Moves,
+    /// From a block's result to an entry of a whole, for each iteration.
+    pub(super) stacks: Vec<(SlotId, SlotId)>,
+    /// From the last carries to the results.
+    pub(super) leave: Moves,
+}

@@ -1,0 +1,106 @@
+//! Plans on threads: every case under `filetests/` that runs, planned by a planner of the tests' own, against the
+//! oracle; and what the words of a plan mean.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+#[path = "execute/calls.rs"]
+mod calls;
+#[path = "execute/naive.rs"]
+mod naive;
+#[path = "execute/ranks.rs"]
+mod ranks;
+#[path = "execute/words.rs"]
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use consort_ir::mesh::Rank;
+use consort_ir::ops::OpTable;
+use consort_ir::oracle::{self, OracleError};
+use consort_ir::program::{Func, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::{parse, print, run_lines};
+use consort_ir::verify::verify;
+
+use ranks::{near, run};
+
+/// All cases that run, but for those that show the oracle's own limits.
+fn cases() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => found.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap())),
+            }
+        }
+    }
+    found.retain(|(name, text)| text.contains("; test: oracle\n") && !name.contains("filetests/oracle/"));
+    found.sort();
+    found
+}
+
+/// Plans for all ranks, which hold to the rules of plans.
+fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -> Result<Vec<Func>, String> {
+    let symbols = oracle::bind(&program.mesh, func, inputs)?;
+    let mut plans = Vec::new();
+    for (rank, symbols) in (0u32..).map(Rank).zip(&symbols) {
+        let func = naive::plan(&program.mesh, func, rank, symbols, lazy);
+        let plan = Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] };
+        if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {
+            return Err(format!("{}\n{}", error.headline(), print(&plan)));
+        }
+        plans.push(func);
+    }
+    Ok(plans)
+}
+
+/// Compares what ranks gave with what the oracle gave.
+fn compare(
+    expected: &Result<Vec<Vec<Tensor>>, OracleError>,
+    got: &[Result<Vec<Tensor>, String>],
+) -> Result<(), String> {
+    let expected = match expected {
+        Ok(expected) => expected,
+        Err(_) if got.iter().any(Result::is_err) => return Ok(()),
+        Err(error) => return Err(format!("expected {error}")),
+    };
+    for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
+        let got = got.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
+        let same = got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| near(b, a));
+        if !same {
+            let text = |list: &[Tensor]| list.iter().map(Tensor::text).collect::<Vec<_>>().join(", ");
+            return Err(format!("rank {rank}: expected {}, got {}", text(expected), text(got)));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_case_gives_what_the_oracle_gives() {
+    let (mut wrong, mut ran) = (Vec::new(), 0);
+    for (name, text) in cases() {
+        let program = parse(&text, &OpTable::built_in()).unwrap().program;
+        for line in run_lines(&text).unwrap() {
+            let func = program.func(&line.func).unwrap();
+            let Ok(inputs) = line.inputs(&program) else { continue };
+            let expected = oracle::run(&program, &line.func, &inputs);
+            let refused = matches!(expected, Err(OracleError::Input(_) | OracleError::Deadlock(_)));
+            if func.plan.is_some() || refused {
+                continue;
+            }
+            for lazy in [false, true] {
+                ran += 1;
+                let outcome = planned(&program, func, &inputs, lazy)
+                    .and_then(|plans| compare(&expected, &run(&program.mesh, &plans, &inputs)));
+                if let Err(error) = outcome {
+                    wrong.push(format!("{name}:{}: {error}", line.line));
+                }
+            }
+        }
+    }
+    println!("{ran} runs");
+    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
+    assert!(ran > 2000);
+}

@@ -1,0 +1,149 @@
+//! Runs plans of all ranks on threads.
+
+use std::time::{Duration, Instant};
+
+use consort_comm::{Group, spawn_with_heap};
+use consort_ir::dtype::Dtype;
+use consort_ir::mesh::{self, Mesh, Rank};
+use consort_ir::program::{Block, Func};
+use consort_ir::tensor::{Data, Tensor};
+use consort_ir::types::Type;
+use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
+use consort_runtime::threads::Threads;
+
+/// A rank: its group of all, and those that programs use.
+pub(crate) struct OneRank<'a> {
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) all: Group,
+    pub(crate) timeout: Duration,
+    groups: Vec<(mesh::Group, Option<Group>)>,
+}
+
+impl<'a> OneRank<'a> {
+    pub(crate) fn new(mesh: &'a Mesh, all: Group) -> OneRank<'a> {
+        OneRank { mesh, all, timeout: Duration::from_secs(20), groups: Vec::new() }
+    }
+
+    /// The group, which all ranks ask for in the same order.
+    pub(crate) fn group(&mut self, over: mesh::Group) -> Option<Group> {
+        if let Some((_, group)) = self.groups.iter().find(|(other, _)| *other == over) {
+            return group.clone();
+        }
+        if over == mesh::Group::Axes(self.mesh.all_axes()) {
+            return Some(self.all.clone());
+        }
+        let ranks = (0..self.mesh.n_ranks()).map(Rank);
+        let mut lists: Vec<Vec<usize>> = ranks
+            .filter_map(|rank| self.mesh.members(over, rank))
+            .map(|list| list.into_iter().map(|rank| rank.0 as usize).collect())
+            .collect();
+        lists.sort();
+        lists.dedup();
+        let group = self.all.subgroup(&lists, Instant::now() + self.timeout).unwrap();
+        self.groups.push((over, group.clone()));
+        group
+    }
+
+    /// A plan, lowered; all groups that it mentions are there then.
+    pub(crate) fn lower(&mut self, func: &Func) -> Result<Exec, String> {
+        let mut used = Vec::new();
+        groups_of(&func.body, &mut used);
+        for group in used {
+            self.group(group);
+        }
+        Exec::lower(self.mesh, func, &|_| None).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn run(&mut self, exec: &mut Exec, args: &mut [ArgValue]) -> Result<Vec<Out>, String> {
+        let list = exec.groups().to_vec();
+        let groups: Vec<Option<Group>> = list.into_iter().map(|group| self.group(group)).collect();
+        let (heap, timeout) = (self.all.heap(), self.timeout);
+        let cx = RunCx { heap, groups: &groups, threads: &Threads::ONE, timeout };
+        exec.run(&cx, args).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn args(&self, func: &Func, inputs: &[Tensor]) -> Vec<ArgValue> {
+        let params = func.body.params.iter().map(|param| func.ty(*param).unwrap());
+        let one = |(ty, input): (&Type, &Tensor)| match ty {
+            Type::Size(..) => ArgValue::Size(input.as_size().unwrap()),
+            _ => {
+                let buffer = self.all.heap().alloc_from(&input.to_bytes()).unwrap();
+                ArgValue::Tensor { buffer, pending: None }
+            }
+        };
+        params.zip(inputs).map(one).collect()
+    }
+
+    /// The results as reference tensors; pendings are waited for.
+    pub(crate) fn tensors(&self, outs: Vec<Out>) -> Result<Vec<Tensor>, String> {
+        let mut tensors = Vec::new();
+        for out in outs {
+            match out {
+                Out::Tensor(one) => tensors.push(tensor(&one)),
+                Out::Size(value) => tensors.push(Tensor::size(value)),
+                Out::Pending { pending, tensors: inside } => {
+                    for pending in pending {
+                        pending.wait_within(self.timeout).map_err(|error| error.to_string())?;
+                    }
+                    tensors.extend(inside.iter().map(tensor));
+                }
+            }
+        }
+        Ok(tensors)
+    }
+}
+
+/// A result, element by element.
+pub(crate) fn tensor(out: &OutTensor) -> Tensor {
+    let OutTensor { buffer, layout, dtype, .. } = out;
+    let (bytes, width) = (buffer.bytes().unwrap(), dtype.size());
+    let mut packed = Vec::new();
+    for i in 0..layout.numel() {
+        let (mut rest, mut at) = (i, layout.start);
+        for (size, stride) in layout.shape.iter().zip(&layout.strides).rev() {
+            at += rest % size * stride;
+            rest /= size;
+        }
+        packed.extend_from_slice(&bytes[at * width..(at + 1) * width]);
+    }
+    Tensor::from_bytes(*dtype, layout.shape.to_vec(), &packed).unwrap()
+}
+
+/// Runs one plan for each rank, once.
+pub(crate) fn run(mesh: &Mesh, plans: &[Func], inputs: &[Vec<Tensor>]) -> Vec<Result<Vec<Tensor>, String>> {
+    spawn_with_heap(plans.len(), 1 << 26, |all| {
+        let me = all.rank();
+        let mut rank = OneRank::new(mesh, all);
+        let mut exec = rank.lower(&plans[me])?;
+        let mut args = rank.args(&plans[me], &inputs[me]);
+        let outs = rank.run(&mut exec, &mut args)?;
+        rank.tensors(outs)
+    })
+}
+
+/// The groups that a program mentions, on every rank the same.
+fn groups_of(block: &Block, used: &mut Vec<mesh::Group>) {
+    for node in &block.nodes {
+        used.extend(node.op.effects().starts());
+        node.blocks.iter().for_each(|block| groups_of(block, used));
+    }
+}
+
+/// Whether what kernels gave is what the oracle gave, but for roundings.
+pub(crate) fn near(expected: &Tensor, got: &Tensor) -> bool {
+    let tolerance = match expected.dtype {
+        Dtype::F64 => 1e-12,
+        Dtype::F32 => 4e-6,
+        Dtype::F16 => 2e-3,
+        _ => 2e-2,
+    };
+    match (&expected.data, &got.data) {
+        (Data::Float(a), Data::Float(b)) if expected.shape == got.shape && expected.dtype == got.dtype => {
+            let largest = a.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).min(1.0);
+            a.iter().zip(b).all(|(a, b)| {
+                a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * a.abs().max(largest)
+            })
+        }
+        _ => expected.same(got),
+    }
+}
