@@ -6,6 +6,7 @@
 
 mod bench;
 mod exec;
+mod explain;
 mod files;
 mod ops;
 mod opt;
@@ -32,6 +33,7 @@ struct Cli {
 enum Command {
     Ops(ops::Args),
     Opt(opt::Args),
+    Explain(explain::Args),
     Exec(exec::Args),
     Run(run::Args),
     Bench(bench::Args),
@@ -73,6 +75,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         None => Ok(Report::fine(Cli::command().render_help().to_string())),
         Some(Command::Ops(args)) => ops::run(&args),
         Some(Command::Opt(args)) => opt::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Rank(args)) => run::run_rank(&args),
