@@ -43,6 +43,8 @@ enum Command {
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
+    #[command(name = bench::COMPILE, hide = true)]
+    CompileRank(bench::CompileArgs),
 }
 
 fn main() -> ExitCode {
@@ -82,5 +84,6 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
+        Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
     }
 }
