@@ -15,6 +15,7 @@ use super::compile_model::{Model, SIZES};
 use super::compile_scale;
 use super::figures::median;
 use super::table::write_out;
+use super::worker::Cores;
 use crate::report::{Machine, Report};
 
 /// The name of the entry that becomes a rank. It is not for users.
@@ -68,6 +69,7 @@ pub(crate) fn run_compile_rank(args: &CompileArgs) -> anyhow::Result<Report> {
     let run = || -> anyhow::Result<()> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
         let rank = mesh.number(&mesh.rank())?;
+        Cores::of_this_process()?.pin(rank, mesh.size())?;
         let cases = args.cases.split(',').map(String::from).collect();
         let bench = Bench { mesh, rank, seconds: args.seconds, cases };
         bench.models()?;

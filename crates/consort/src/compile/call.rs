@@ -14,7 +14,7 @@ use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
 use super::agree::{self, MISS, digest, envelope, gather};
-use super::graph::{Donated, Given, Graph};
+use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Site};
@@ -46,15 +46,20 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     pub(super) fn run(&self, args: &A, site: Site) -> Result<R> {
         // Inside another trace it is a function like any other.
         let world = World::current()?;
-        if trace::is_tracing() || world.heap().is_none() || has_shapes(args) {
+        if trace::is_tracing() || world.heap().is_none() {
             return self.plain(args);
         }
-        check_tensors(args, &world, site)?;
+        let found = self.find(args, &world);
+        if found.is_none() {
+            if has_shapes(args) {
+                return self.plain(args);
+            }
+            check_tensors(args, &world, site)?;
+        }
         let number = self.calls.get();
         if !world.warming.get() {
             self.calls.set(number + 1);
         }
-        let found = self.find(args);
         let entries = self.entries.borrow().len();
         let joint = self.entries.borrow().iter().any(|entry| entry.communicates);
         if joint {
@@ -98,10 +103,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// The compilation that fits, the one used last first.
-    fn find(&self, args: &A) -> Option<(Rc<Entry<R>>, Bound)> {
+    fn find(&self, args: &A, world: &World) -> Option<(Rc<Entry<R>>, Bound)> {
         let entries = self.entries.borrow();
         let (place, bound) = entries.iter().enumerate().find_map(|(place, entry)| {
-            let bound = entry.pattern.bind(args)?;
+            let bound = entry.pattern.bind(args, world)?;
             let holds = match &entry.replay {
                 Some(replay) => bound.is_empty() || replay.graph.holds(&entry.pattern.values(&bound)),
                 None => true,
@@ -162,7 +167,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.log.borrow_mut().compiling += start.elapsed();
         match (&entry.replay, traced.result) {
             (Some(replay), _) => {
-                let bound = entry.pattern.bind(args).unwrap_or_default();
+                let bound = entry.pattern.bind(args, world).unwrap_or_default();
                 self.replay(&entry, replay, args, world, &bound, site)
             }
             (None, Some(result)) => Ok(result),
@@ -259,7 +264,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         site: Site,
     ) -> Result<Traced<R>> {
         let session = Session::new(Rc::clone(world), self.options.fullgraph);
-        let bound = pattern.bind(args).unwrap_or_default();
+        let bound = pattern.bind(args, world).unwrap_or_default();
         let traced_args = Self::arguments(&session, args, pattern, &bound)?;
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, site));
@@ -462,7 +467,7 @@ fn run_segment(
     graph: &Graph,
     parts: &[Part],
     site: Site,
-) -> Result<Vec<Vec<Tensor>>> {
+) -> Result<Results> {
     let missing = || Error::new("compile", "an argument is missing", site);
     let hints = session.hints.borrow();
     let mut given = Vec::new();

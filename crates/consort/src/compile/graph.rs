@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use consort_ir::index::Sym;
+use consort_ir::layout::Layout;
+use consort_ir::mesh::Axes;
 use consort_ir::ops::Effects;
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
@@ -48,9 +50,22 @@ pub(crate) struct Planned {
     donated: Donated,
     exec: RefCell<Exec>,
     groups: Vec<Option<consort_comm::Group>>,
-    varies: Vec<Vec<TensorType>>,
+    /// The axes over which each tensor of each result may differ.
+    varies: Vec<Vec<Axes>>,
+    /// What the tensors of the results were at the call before, in order.
+    made: RefCell<Vec<Option<Made>>>,
     pub(crate) func: Func,
 }
+
+/// Where a result lies, and what a tensor has of that.
+struct Made {
+    from: Rc<Layout>,
+    ty: Rc<TensorType>,
+    layout: Rc<Placed>,
+}
+
+/// Results: of each its tensors.
+pub(crate) type Results = SmallVec<[SmallVec<[Tensor; 1]>; 1]>;
 
 /// Which parameters were given away, one bit for each.
 pub(crate) type Donated = SmallVec<[u64; 2]>;
@@ -150,10 +165,13 @@ impl Graph {
         let groups =
             exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
-        let tensors = |ty: &Type| ty.tensors().to_vec();
-        let varies = func.body.results.iter().filter_map(|value| func.ty(*value)).map(tensors).collect();
+        let varies = |ty: &Type| ty.tensors().iter().map(|tensor| tensor.varies).collect::<Vec<_>>();
+        let varies: Vec<_> =
+            func.body.results.iter().filter_map(|value| func.ty(*value)).map(varies).collect();
+        let made = varies.iter().flatten().map(|_| None).collect();
+        let made = RefCell::new(made);
         let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
-        Ok(Planned { symbols, donated, exec, groups, varies, func })
+        Ok(Planned { symbols, donated, exec, groups, varies, made, func })
     }
 
     /// Plans, the one used last among them.
@@ -174,7 +192,7 @@ impl Planned {
     }
 
     /// Runs it. Arguments that were given away may be written.
-    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Vec<Vec<Tensor>>> {
+    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Results> {
         let failed = |error| Error::comm("compile", error, site);
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
@@ -215,18 +233,19 @@ impl Planned {
         let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
         world.count_copy((exec.copied_bytes() - before) as usize);
         let mut shared: SmallVec<[(Region, Rc<Storage>); 2]> = SmallVec::new();
-        let mut results = Vec::with_capacity(self.varies.len());
-        for (out, types) in outs?.into_iter().zip(&self.varies) {
+        let (mut results, mut number) = (Results::new(), 0);
+        for (out, varies) in outs?.into_iter().zip(&self.varies) {
             let (pending, tensors) = match out {
                 Out::Size(_) => continue,
                 Out::Tensor(tensor) => (SmallVec::new(), smallvec::smallvec![tensor]),
-                Out::Pending { pending, tensors } => (pending, SmallVec::<[OutTensor; 1]>::from_vec(tensors)),
+                Out::Pending { pending, tensors } => (pending, tensors),
             };
-            let flights: Vec<Rc<Flight>> =
+            let flights: SmallVec<[Rc<Flight>; 1]> =
                 pending.into_iter().map(|pending| Flight::new(pending, world, "compile", site)).collect();
-            let mut list = Vec::with_capacity(tensors.len());
-            for (out, ty) in tensors.into_iter().zip(types) {
-                let tensor = self.tensor(world, given, &whole, &mut shared, out, ty);
+            let mut list = SmallVec::new();
+            for (out, varies) in tensors.into_iter().zip(varies) {
+                let tensor = self.tensor(world, given, &whole, &mut shared, out, number, *varies);
+                number += 1;
                 if let Some(storage) = &tensor.storage {
                     flights
                         .iter()
@@ -247,9 +266,9 @@ impl Planned {
         whole: &[Option<Tensor>],
         shared: &mut SmallVec<[(Region, Rc<Storage>); 2]>,
         out: OutTensor,
-        ty: &TensorType,
+        number: usize,
+        varies: Axes,
     ) -> Tensor {
-        let mut layout = out.layout;
         let known =
             shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
         let argument = match out.region {
@@ -264,11 +283,9 @@ impl Planned {
             }
             _ => None,
         };
+        let first = argument.map_or(0, |argument| argument.layout.start);
         let storage = match (argument, known) {
-            (Some(argument), _) => {
-                layout.start += argument.layout.start;
-                argument.storage.clone()
-            }
+            (Some(argument), _) => argument.storage.clone(),
             (None, Some(storage)) => Some(storage),
             (None, None) => {
                 let storage = Storage::new(out.buffer);
@@ -276,8 +293,21 @@ impl Planned {
                 Some(storage)
             }
         };
-        let ty = TensorType::new(out.dtype, constant_shape(&layout.shape), ty.varies);
-        let ty = world.memo().share(ty);
-        Tensor { ty, layout: Placed::new(layout), storage, traced: None, world: world.id }
+        let mut made = self.made.borrow_mut();
+        let made = &mut made[number];
+        let same = |made: &&mut Made| {
+            Rc::ptr_eq(&made.from, &out.layout) && made.layout.start == first + out.layout.start
+        };
+        let Made { ty, layout, .. } = match made.as_mut().filter(same) {
+            Some(made) => made,
+            None => {
+                let ty = TensorType::new(out.dtype, constant_shape(&out.layout.shape), varies);
+                let layout = Layout { start: first + out.layout.start, ..Layout::clone(&out.layout) };
+                let (ty, layout) = (world.memo().share(ty), Placed::new(layout));
+                made.insert(Made { from: out.layout, ty, layout })
+            }
+        };
+        let (ty, layout) = (Rc::clone(ty), Rc::clone(layout));
+        Tensor { ty, layout, storage, traced: None, world: world.id }
     }
 }

@@ -1,6 +1,7 @@
 //! Runs lines: kernels, evaluations, and everything that finds out sizes.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use consort_comm::{Buffer, Bytes};
 use consort_ir::index::{Guard, Sym};
@@ -118,13 +119,13 @@ impl State {
                 if matches!(self.memory.0[region].region, Region::Dyn(_)) {
                     self.memory.make_room(region, end, cx.heap)?;
                 }
-                layout
+                layout.into()
             }
             Found::View { op, of, result } => {
                 let of = &self.slots[*of].layout;
                 let seen = view(&**op, &self.sizes(), of)?;
                 // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
-                seen.map_or_else(|| of.clone(), |mut layouts| layouts.swap_remove(*result))
+                seen.map_or_else(|| Rc::clone(of), |mut layouts| layouts.swap_remove(*result).into())
             }
         };
         self.slots[slot] = Slot::new(region, dtype, layout, false);
