@@ -178,6 +178,9 @@ impl Checker<'_> {
             }
         }
         self.arrive(pending);
+        if let Some(started) = self.starts.get_mut(pending) {
+            started.waited_here = true;
+        }
         let known = self.errors.len();
         for ((value, tensor), there) in given.iter().zip(&there) {
             let ranges = there.bytes();
