@@ -6,12 +6,12 @@ use consort_ir::ops::{self, OpDef};
 
 use super::formats::{Bf16, F16, F32, F64, Format};
 use super::isa::{Loop, vectorize};
-use super::lines::{RUN, fold};
+use super::lines::fold;
 use super::numbers::{Number, Real};
 use super::operand::{attributes, view};
 use super::places::each_run;
 use super::reduce::{BLOCK, Plan, in_parts, last};
-use super::softmax::{AddPowers, Largest, add_powers, larger};
+use super::softmax::{AddPowers, Largest, larger, sum_of_powers};
 use super::source::{Offsets, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
@@ -34,7 +34,7 @@ impl<C: Real> Loop for SumOfPowers<'_, C> {
     type Output = C;
     #[inline(always)]
     fn run(self) -> C {
-        add_powers(self.run, self.shift, &mut [C::ZERO; RUN])
+        sum_of_powers(self.run, self.shift)
     }
 }
 
