@@ -3,10 +3,9 @@
 use std::iter::repeat;
 use std::marker::PhantomData;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
 use super::lines::{Lines, RUN, each_columns, each_row, fold, replace, replace_and_sum};
 use super::numbers::Real;
@@ -185,13 +184,7 @@ fn floats<E: Ending>(
     let ([x], [result]) = (args, results) else {
         return Err(KernelError("expected an operand and a result".into()));
     };
-    match result.dtype {
-        Dtype::F32 => along::<E, F32>(cx, dim, x, result),
-        Dtype::F64 => along::<E, F64>(cx, dim, x, result),
-        Dtype::F16 => along::<E, F16>(cx, dim, x, result),
-        Dtype::Bf16 => along::<E, Bf16>(cx, dim, x, result),
-        other => Err(KernelError(format!("not defined for {other}"))),
-    }
+    by_format!(result.dtype, floats F => along::<E, F>(cx, dim, x, result))
 }
 
 /// The kernels of this family.
