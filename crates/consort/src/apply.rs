@@ -148,6 +148,10 @@ fn prepare(
     let types = types_of(op, world, args, site)?;
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
+    // Numbers of the program around it may be others on every rank; those that are symbols say so themselves.
+    let mut symbolic = false;
+    op.indices(&mut |index| symbolic |= index.as_const().is_none());
+    let made_from_numbers = args.is_empty() && op.effects().starts().is_none() && !symbolic;
     let mut results = SmallVec::new();
     for ty in types {
         let types = match ty {
@@ -158,8 +162,11 @@ fn prepare(
             }
         };
         for ty in types {
-            let (ty, shape) =
+            let (mut ty, shape) =
                 concrete(ty, &sizes).map_err(|message| Error::new(spoken(name), message, site))?;
+            if made_from_numbers {
+                ty.varies = mesh.all_axes();
+            }
             results.push((world.memo().share(ty), Placed::new(Layout::contiguous(&shape))));
         }
     }

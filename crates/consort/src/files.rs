@@ -268,6 +268,19 @@ impl Safetensors {
         Ok(&self.entry(name, Location::caller())?.0.shape)
     }
 
+    /// An error where a tensor has another shape.
+    #[track_caller]
+    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<()> {
+        let got = self.shape(name)?;
+        match got == expected {
+            true => Ok(()),
+            false => {
+                let message = format!("`{name}`: expected the shape {expected:?}, got {got:?}");
+                Err(self.fault(Location::caller()).error(message))
+            }
+        }
+    }
+
     /// The element type of a tensor.
     ///
     /// [`Safetensors`] has an example.

@@ -17,6 +17,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// So that what is derived here finds the crate by the name that users have for it.
+extern crate self as consort;
+
 mod apply;
 mod collectives;
 mod compile;
@@ -35,6 +38,7 @@ mod mesh;
 #[cfg(feature = "ndarray")]
 mod ndarrays;
 mod network;
+pub mod nn;
 pub mod npy;
 mod p2p;
 mod pending;
@@ -73,8 +77,10 @@ pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
 
-/// The examples of the README and of the guide to compiled functions, as tests.
+/// The examples of the README and of the guides, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 #[doc = include_str!("../../../docs/compile.md")]
+#[doc = include_str!("../../../docs/tensor-parallel.md")]
+#[doc = include_str!("../../../docs/messages.md")]
 struct Examples;

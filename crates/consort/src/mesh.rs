@@ -361,6 +361,31 @@ impl Mesh {
         self.world.set_threads(n);
     }
 
+    /// Calls compiled functions so that they are compiled and their memory is there, before anything counts. All ranks do
+    /// so together, with arguments like those of real steps; the calls are not counted, and nobody goes on before all
+    /// are done.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, compile};
+    ///
+    /// let done = consort::spawn(2, |mesh| {
+    ///     let group = mesh.clone();
+    ///     let step = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    ///     mesh.warm_up(|| step.call(Tensor::from_iter([0.0f32])?).map(drop))?;
+    ///     assert_eq!((step.stats().calls, step.stats().graphs), (0, 1));
+    ///     step.call(Tensor::from_iter([1.0f32])?)?;
+    ///     step.expect_steady(0, 1, 0)
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
+    #[track_caller]
+    pub fn warm_up(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        let before = self.world.warming.replace(true);
+        let outcome = f();
+        self.world.warming.set(before);
+        outcome.and_then(|()| self.barrier())
+    }
+
     /// Bytes that were copied so that they could take part in communication: operands with other owners, and those
     /// that did not lie in one piece.
     ///

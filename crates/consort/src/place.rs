@@ -20,7 +20,7 @@ use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc};
-use crate::trace::{is_tracing, settle};
+use crate::trace::{equal, is_tracing, settle};
 use crate::world::World;
 
 /// A part of a tensor that is written in place.
@@ -168,9 +168,11 @@ impl SliceMut<'_> {
 
     /// In a trace, the tensor becomes one with this in the place of the slice.
     pub(crate) fn replace(&mut self, part: Tensor, site: &'static Location<'static>) -> Result<()> {
-        let same = |(a, b): (&ir::Index, &ir::Index)| Index(a.clone()) == Index(b.clone());
-        let fits = part.dtype() == self.dtype() && part.rank() == self.shape.len();
-        if !fits || !part.ty.shape.iter().zip(&self.shape).all(same) {
+        let mut fits = part.dtype() == self.dtype() && part.rank() == self.shape.len();
+        for (a, b) in part.ty.shape.iter().zip(&self.shape) {
+            fits = fits && equal(a, b, site)?;
+        }
+        if !fits {
             let (expected, got) = (&self.layout.shape[..], part.hint_shape());
             let message = format!("expected {}{expected:?}, got {}{got:?}", self.dtype(), part.dtype());
             return Err(Error::new("copy_from", message, site));

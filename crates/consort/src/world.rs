@@ -36,6 +36,8 @@ pub(crate) struct World {
     threads: RefCell<Threads>,
     timeout: Cell<Duration>,
     copied: Cell<u64>,
+    /// Whether calls are made to warm up.
+    pub(crate) warming: Cell<bool>,
     unwaited: RefCell<Vec<Unwaited>>,
     kernels: RefCell<Vec<Kernel>>,
     memo: RefCell<Memo>,
@@ -98,6 +100,7 @@ impl World {
             threads: RefCell::new(Threads::ONE),
             timeout: Cell::new(TIMEOUT),
             copied: Cell::new(0),
+            warming: Cell::new(false),
             unwaited: RefCell::new(Vec::new()),
             kernels: RefCell::new(Vec::new()),
             memo: RefCell::new(Memo::default()),

@@ -29,4 +29,4 @@ macro_rules! rows {
     )*};
 }
 
-rows!(a16 b1 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c7 d2 d4 trace);
+rows!(a16 b1 b2 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c6 c7 d2 d3 d4 d5 trace);

@@ -1,6 +1,6 @@
 //! A call of a compiled function: guards, agreement, then a replay; or a trace.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use consort_ir::index::{Index, Sym};
@@ -50,14 +50,17 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         check_tensors(args, &world, site)?;
         let number = self.calls.get();
-        self.calls.set(number + 1);
+        if !world.warming.get() {
+            self.calls.set(number + 1);
+        }
         let found = self.find(args);
         let entries = self.entries.borrow().len();
-        let joint = self.entries.borrow().iter().any(|entry| entry.communicates);
-        if joint {
+        // What all ranks have compiled; what does not communicate is each rank's own matter.
+        let agreed = self.entries.borrow().iter().filter(|entry| entry.communicates).count();
+        if agreed > 0 {
             let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
             if !envelope(&world, key, site)? {
-                return match entries < self.options.limit {
+                return match agreed < self.options.limit {
                     true => self.compile_and_run(args, &world, true, site),
                     false => self.past_limit(args),
                 };
@@ -121,32 +124,35 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let before: Vec<Pattern> = self.entries.borrow().iter().map(|entry| entry.pattern.clone()).collect();
         let own = Signature::new(&leaves, &before, &self.options.dynamic, &world.mesh());
         let recompiled = before.first().map(|pattern| pattern.misfit(&leaves, &world.mesh()));
-        let mut pattern = Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh());
-        let mut all = None;
-        if joint {
+        let agreed = || -> Result<Pattern> {
             let signatures = self.signatures(world, &own, site)?;
-            pattern = Signature::pattern(&leaves, &signatures, &world.mesh());
-            all = Some(signatures);
-        }
-        let traced = self.trace(args, world, &pattern, site);
-        if let (true, Err(error)) = (joint, &traced) {
-            // The others wait for a program: they learn that there is none.
-            let _ = agree::check_same(world, "program", &format!("no program: {error}"), site);
-        }
-        let mut traced = traced?;
-        if traced.communicates && all.is_none() {
+            Ok(Signature::pattern(&leaves, &signatures, &world.mesh()))
+        };
+        let mut pattern = match joint {
+            true => agreed()?,
+            false => Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()),
+        };
+        let started = Cell::new(false);
+        let mut traced = self.trace(args, world, &pattern, &started, site);
+        if started.get() && !joint {
             // Only now it is known that the others have a part in it.
-            let signatures = self.signatures(world, &own, site)?;
-            let agreed = Signature::pattern(&leaves, &signatures, &world.mesh());
+            let agreed = agreed()?;
             if agreed.leaves != pattern.leaves {
                 pattern = agreed;
-                traced = self.trace(args, world, &pattern, site)?;
+                traced = self.trace(args, world, &pattern, &started, site);
             }
         }
-        if traced.communicates {
-            agree::check_same(world, "program", &traced.text, site)?;
-            check_declared(args, world, site)?;
+        if started.get() || joint {
+            // Where there is no program, the others learn that too.
+            let none = |error: &Error| format!("no program: {error}");
+            let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
+            let same = agree::check_same(world, "program", &text, site);
+            if traced.is_ok() {
+                same?;
+                check_declared(args, world, site)?;
+            }
         }
+        let traced = traced?;
         let digest = digest(traced.text.as_bytes()) | 1;
         self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
         let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
@@ -233,14 +239,22 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         map.failed.map_or(Ok(traced), Err)
     }
 
-    /// Runs the function under a trace.
-    fn trace(&self, args: &A, world: &Rc<World>, pattern: &Pattern, site: Site) -> Result<Traced<R>> {
+    /// Runs the function under a trace, and says whether it communicates, even where it fails.
+    fn trace(
+        &self,
+        args: &A,
+        world: &Rc<World>,
+        pattern: &Pattern,
+        started: &Cell<bool>,
+        site: Site,
+    ) -> Result<Traced<R>> {
         let session = Session::new(Rc::clone(world), self.options.fullgraph);
         let bound = pattern.bind(args).unwrap_or_default();
         let traced_args = Self::arguments(&session, args, pattern, &bound)?;
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, site));
         let result = trace::within(Some(Rc::clone(&session)), || (self.f)(traced_args));
+        started.set(started.get() || session.started.get());
         session.check()?;
         let result = result?;
         let tensors = result.flatten();
@@ -307,7 +321,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 
     /// A call of a function with breaks: it is traced again, with its segments at hand.
     fn traced_call(&self, args: &A, world: &Rc<World>, pattern: &Pattern, site: Site) -> Result<R> {
-        let traced = self.trace(args, world, pattern, site)?;
+        let traced = self.trace(args, world, pattern, &Cell::new(false), site)?;
         self.log.borrow_mut().retraced += 1;
         traced
             .result
@@ -323,7 +337,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         replay: &Replay<R>,
         site: Site,
     ) -> Result<()> {
-        let traced = self.trace(args, world, pattern, site)?;
+        let traced = self.trace(args, world, pattern, &Cell::new(false), site)?;
         if traced.text == replay.graph.text {
             return Ok(());
         }

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::world::World;
 
-pub(crate) use sizes::{compare, number_of, pin_shape};
+pub(crate) use sizes::{compare, equal, number_of, pin_shape};
 pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;
@@ -62,6 +62,8 @@ pub(crate) struct Session {
     segment: RefCell<Segment>,
     /// The number of the segment being written.
     number: Cell<u32>,
+    /// Whether it has communicated, or tried to.
+    pub(crate) started: Cell<bool>,
     /// What the symbols are at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
@@ -138,6 +140,7 @@ impl Session {
             fullgraph,
             segment,
             number: Cell::new(0),
+            started: Cell::new(false),
             hints: RefCell::default(),
             breaks: RefCell::default(),
             failed: RefCell::default(),
@@ -469,6 +472,7 @@ pub(crate) fn record_start(
     site: Site,
 ) -> Option<Result<(Tensors, Rc<Start>)>> {
     let session = current()?;
+    session.started.set(true);
     Some((|| {
         let depth = session.segment.borrow().frames.len();
         let results = session.node(op, args, site)?;

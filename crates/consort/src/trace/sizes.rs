@@ -53,6 +53,20 @@ pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     })
 }
 
+/// Whether two sizes are equal at this call; that they are becomes a condition. Nothing branches on it, so it may be one
+/// of each rank's own sizes.
+pub(crate) fn equal(a: &Index, b: &Index, site: Site) -> Result<bool> {
+    let Some(session) = current() else { return Ok(a == b) };
+    if a == b {
+        return Ok(true);
+    }
+    let same = session.hint_here(a, site)? == session.hint_here(b, site)?;
+    if same {
+        session.assume(Guard::Eq(a.clone(), b.clone()), site)?;
+    }
+    Ok(same)
+}
+
 /// A tensor's sizes are asked for as numbers: they become conditions, and sizes that come from data a graph break.
 pub(crate) fn pin_shape(tensor: &Tensor, site: Site) {
     let Some(session) = current() else { return };
@@ -94,9 +108,18 @@ impl Session {
         if !self.build(|builder| builder.facts().varies(index))?.is_empty() {
             return Err(Error::new("index", RANK, site));
         }
-        let hints = self.hints.borrow();
+        self.hint_here(index, site)
+    }
+
+    /// The number of a size at this call on this rank.
+    fn hint_here(&self, index: &Index, site: Site) -> Result<i64> {
+        let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
+        let own = |sym: Sym| match sym {
+            Sym::Rank(_) | Sym::GroupRank(_) => self.world.sizes(&mesh).index(&Index::sym(sym)).ok(),
+            _ => hints.get(&sym).copied(),
+        };
         index
-            .eval(&|sym| hints.get(&sym).copied())
+            .eval(&own)
             .map_err(|_| Error::new("index", "expected a size of this call, got one of another", site))
     }
 

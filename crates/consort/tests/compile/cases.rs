@@ -24,6 +24,7 @@ cases! {
     b9_a_decode_step_over_a_hundred_positions_compiles_at_most_twice [2];
     b10_rank_and_size_stay_symbols [3];
     b11_an_async_handle_is_no_break [2];
+    b2_independent_work_stands_between_start_and_wait [2];
     b3_a_start_may_be_waited_for_on_the_other_side [2];
     b7_scalars_gaps_and_unused_results [2];
     b8_splits_read_from_a_tensor_are_symbols [2];
@@ -33,6 +34,8 @@ cases! {
     c2_the_ring_kernel_compiles_without_copies [2, 3, 4, 8];
     c5_halo_steps_with_mutable_slices_compile_without_copies [1, 2, 3];
     c5_in_place_forms_compile [2];
+    d3_each_call_is_compared [2];
+    d5_a_steady_state_is_asserted [2];
     d4_breaks_and_recompiles_are_told_apart [2];
     d2_a_rank_that_differs_is_named_on_all_ranks [2, 3];
     d2_a_rank_that_misses_takes_the_others_with_it [2];
@@ -43,6 +46,7 @@ cases! {
     b19_all_ranks_have_one_text [2, 4];
     b20_ops_of_users_are_compiled [2];
     a16_pendings_inside_structs_cross [2];
+    c6_owned_buffers_rings_and_halos_copy_nothing [2, 3];
     c7_plans_name_op_buffer_queue_and_line [2];
     trace_cond_and_scan_stay_in_the_program [2, 3];
     trace_uncompiled_parts_run_between_segments [2];
@@ -231,11 +235,82 @@ fn b11_an_async_handle_is_no_break(mesh: Mesh) -> Result<()> {
     let (x, y) = (numbers(&[4, 4], 0)?, numbers(&[4, 4], 1)?);
     let eager = mesh.all_reduce(x.neg()?, Reduce::Sum)?.add(&y.matmul(&y)?)?;
     same(&f.call((x, y))?, &eager)?;
-    f.expect_steady(0, 1, 0)?;
-    // B2: the independent product stands between start and wait.
-    let program = f.explain().graphs[0].program.clone();
-    let at = |what: &str| program.find(what).unwrap_or_else(|| panic!("{what}: {program}"));
-    assert!(at("all_reduce_start") < at("matmul") && at("matmul") < at("= wait"), "{program}");
+    f.expect_steady(0, 1, 0)
+}
+
+fn b2_independent_work_stands_between_start_and_wait(mesh: Mesh) -> Result<()> {
+    let step = |mesh: &Mesh, (a, b): (Tensor, Tensor)| -> Result<Tensor> {
+        let c = Tensor::concat(&[&a.matmul(&b)?, &a], 0)?;
+        let sum = mesh.all_reduce(c, Reduce::Sum)?;
+        let other = b.matmul(&a)?;
+        sum.add(&Tensor::concat(&[&other, &other], 0)?)
+    };
+    let group = mesh.clone();
+    let f = compile(move |args: (Tensor, Tensor)| step(&group, args));
+    let me = mesh.number(&mesh.rank())?;
+    let args = || -> Result<(Tensor, Tensor)> { Ok((numbers(&[4, 4], me)?, numbers(&[4, 4], me + 1)?)) };
+    same(&f.call(args()?)?, &step(&mesh, args()?)?)?;
+    let plan = f.explain().graphs[0].plan.clone().unwrap();
+    let lines: Vec<&str> = plan.lines().collect();
+    let at = |what: &str| {
+        lines.iter().position(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {plan}"))
+    };
+    let last = lines.iter().rposition(|line| line.contains("= matmul")).unwrap();
+    assert!(at("all_reduce_start") < last && last < at("= wait"), "{plan}");
+    Ok(())
+}
+
+fn c6_owned_buffers_rings_and_halos_copy_nothing(mesh: Mesh) -> Result<()> {
+    // What the plans state, and what the copies counted as they ran.
+    let group = mesh.clone();
+    let owned = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+    let group = mesh.clone();
+    let rings = compile(move |x: Tensor| ring(&group, x));
+    let group = mesh.clone();
+    let halos = compile(move |x: Tensor| halo(&group, x));
+    for round in 0..3 {
+        owned.call(numbers(&[64], round)?)?.wait()?;
+        rings.call(numbers(&[4, 4], round)?)?.wait()?;
+        halos.call(numbers(&[6, 5], round)?)?.wait()?;
+    }
+    for f in [&owned, &rings, &halos] {
+        assert_eq!((f.explain().graphs[0].copied_bytes, f.stats().copied_bytes), (0, 0), "{}", f.explain());
+    }
+    Ok(())
+}
+
+fn d3_each_call_is_compared(mesh: Mesh) -> Result<()> {
+    // Ranks that call with other settings are told so, before anything runs, and can go on.
+    let me = mesh.number(&mesh.rank())?;
+    let group = mesh.clone();
+    let f = compile(move |(x, twice): (Tensor, bool)| {
+        let x = if twice { x.add(&x)? } else { x };
+        group.all_reduce(x, Reduce::Sum)
+    });
+    f.call((numbers(&[4], me)?, false))?.wait()?;
+    let error = f.call((numbers(&[4], me)?, me == 0)).map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("compile: expected one kind of arguments on all ranks"), "{error}");
+    assert!(error.contains("rank 0: 1"), "{error}");
+    let x = numbers(&[4], me)?;
+    same(&f.call((x.clone(), false))?, &mesh.all_reduce(x, Reduce::Sum)?)
+}
+
+fn d5_a_steady_state_is_asserted(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    for rows in [3usize, 3, 3, 5, 6] {
+        f.call(numbers(&[rows], 0)?)?.wait()?;
+    }
+    f.expect_steady(0, 2, 1)?;
+    let error = f.expect_steady(0, 1, 0).unwrap_err().to_string();
+    assert!(
+        error.contains("expected at most 0 breaks, 1 graphs and 0 recompiles, got 0, 2 and 1"),
+        "{error}"
+    );
+    assert!(
+        error.contains("recompile: part 0 of the arguments: expected f32[3]{world}, got f32[5]{world}"),
+        "{error}"
+    );
     Ok(())
 }
 

@@ -1,0 +1,153 @@
+//! Generating tokens, one after the other: greedily or by chance, eager or compiled.
+
+use crate::compile::{CompiledMut, compile_mut};
+use crate::{Flatten, Index, Result, Tensor};
+
+use super::attention::KvCache;
+use super::model::Llama;
+
+/// How a token is chosen.
+///
+/// [`Generator`] has an example.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// How far chances are drawn together: near 0 the likeliest is taken, at 1 chances are as the model has them.
+    pub temperature: f32,
+    /// The same seed gives the same tokens.
+    pub seed: u64,
+}
+
+/// What a step reads and changes.
+#[derive(Flatten)]
+struct State {
+    model: Llama,
+    caches: Vec<KvCache>,
+}
+
+/// A model that generates tokens, with its step compiled.
+///
+/// ```
+/// use consort::nn::{Config, Generator, Llama, Sampling};
+///
+/// let done = consort::spawn(2, |mesh| {
+///     let config = Config::tiny();
+///     let model = Llama::random(&config, &mesh, 7)?;
+///     let plain = model.generate(&[1, 2, 3], 6, None)?;
+///     let mut generator = Generator::new(model, config.places)?;
+///     assert_eq!(generator.generate(&[1, 2, 3], 6, None)?, plain);
+///     let some = generator.generate(&[1, 2, 3], 6, Some(Sampling { temperature: 0.8, seed: 1 }))?;
+///     assert_eq!(some.len(), 6);
+///     Ok(())
+/// });
+/// assert!(done.into_iter().all(|done| done.is_ok()));
+/// ```
+pub struct Generator {
+    state: State,
+    step: CompiledMut<State, (Tensor, Index), Tensor>,
+    places: usize,
+}
+
+impl Generator {
+    /// With room for so many tokens.
+    ///
+    /// [`Generator`] has an example.
+    #[track_caller]
+    pub fn new(model: Llama, places: usize) -> Result<Generator> {
+        let step = compile_mut(|state: &mut State, (tokens, first): (Tensor, Index)| {
+            state.model.forward(&tokens, &mut state.caches, &first)
+        });
+        let caches = model.caches(places)?;
+        Ok(Generator {
+            state: State { model, caches },
+            step: step.with(|step| step.name("generate")),
+            places,
+        })
+    }
+
+    /// So many tokens that follow these.
+    ///
+    /// [`Generator`] has an example.
+    #[track_caller]
+    pub fn generate(&mut self, prompt: &[i64], n: usize, sampling: Option<Sampling>) -> Result<Vec<i64>> {
+        let Generator { state, step, places } = self;
+        follow(prompt, n, *places, sampling, |tokens, first| step.call(state, (tokens, first)))
+    }
+
+    /// What was compiled, and why.
+    ///
+    /// [`Compiled::explain`](crate::Compiled::explain) has an example.
+    pub fn explain(&self) -> crate::Explanation {
+        self.step.compiled().explain()
+    }
+}
+
+impl Llama {
+    /// So many tokens that follow these, without compiling anything.
+    ///
+    /// [`nn`](super) has an example.
+    #[track_caller]
+    pub fn generate(&self, prompt: &[i64], n: usize, sampling: Option<Sampling>) -> Result<Vec<i64>> {
+        let places = prompt.len() + n;
+        let mut caches = self.caches(places)?;
+        follow(prompt, n, places, sampling, |tokens, first| self.forward(&tokens, &mut caches, &first))
+    }
+}
+
+/// Chooses token after token from what a step gives for those before.
+#[track_caller]
+fn follow(
+    prompt: &[i64],
+    n: usize,
+    places: usize,
+    sampling: Option<Sampling>,
+    mut step: impl FnMut(Tensor, Index) -> Result<Tensor>,
+) -> Result<Vec<i64>> {
+    if prompt.is_empty() || prompt.len() + n > places {
+        let message = format!(
+            "expected a prompt, and room for it and {n} tokens in {places} places, got {}",
+            prompt.len()
+        );
+        return Err(crate::Error::new("generate", message, std::panic::Location::caller()));
+    }
+    let mut chance = sampling.map(|sampling| sampling.seed);
+    let (mut tokens, mut given) = (prompt.to_vec(), 0);
+    while tokens.len() < prompt.len() + n {
+        let new = Tensor::from_slice(&tokens[given..], &[tokens.len() - given])?.replicated()?;
+        let numbers = step(new, Index::from(given))?;
+        given = tokens.len();
+        let last = numbers.narrow(0, numbers.dim(0)? - 1, 1)?.cast(crate::Dtype::F32)?.to_vec::<f32>()?;
+        tokens.push(match (&mut chance, sampling) {
+            (Some(state), Some(sampling)) => choose(&last, sampling.temperature, state),
+            _ => likeliest(&last),
+        });
+    }
+    Ok(tokens.split_off(prompt.len()))
+}
+
+/// The first of the largest numbers.
+fn likeliest(numbers: &[f32]) -> i64 {
+    let best = numbers.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (place, number)| {
+        if *number > best.1 { (place, *number) } else { best }
+    });
+    best.0 as i64
+}
+
+/// A token by chance. All ranks have the same numbers and the same seed, so they choose the same.
+fn choose(numbers: &[f32], temperature: f32, state: &mut u64) -> i64 {
+    let most = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> =
+        numbers.iter().map(|number| f64::from((number - most) / temperature.max(1e-6)).exp()).collect();
+    // splitmix64.
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut bits = *state;
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let mut rest = ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
+    for (place, weight) in weights.iter().enumerate() {
+        rest -= weight;
+        if rest < 0.0 {
+            return place as i64;
+        }
+    }
+    likeliest(numbers)
+}

@@ -1,0 +1,188 @@
+//! Layers whose weights are shared out: by outputs, by inputs, by rows of the vocabulary.
+
+use crate::mesh::Group;
+use crate::{Dtype, Flatten, Index, Reduce, Result, Tensor};
+
+/// A linear layer whose outputs are shared out: x is the same on all members, each computes its own columns of the
+/// result.
+///
+/// ```
+/// use consort::nn::{ColumnLinear, RowLinear, share};
+/// use consort::{Dtype, Tensor};
+///
+/// // Two layers with one all_reduce between them and the next: columns first, rows second.
+/// let sums = consort::spawn(2, |mesh| {
+///     let own = share(6, mesh.number(&mesh.rank())?, mesh.size());
+///     let up = ColumnLinear { weight: Tensor::ones(Dtype::F32, &[own.len(), 4])?, bias: None };
+///     let down = RowLinear { weight: Tensor::ones(Dtype::F32, &[4, own.len()])?, bias: None, group: (*mesh).clone() };
+///     down.forward(&up.forward(&Tensor::ones(Dtype::F32, &[1, 4])?)?)?.to_vec::<f32>()
+/// });
+/// assert!(sums.into_iter().all(|sums| sums.is_ok_and(|sums| sums == [24.0; 4])));
+/// ```
+#[derive(Flatten, Clone)]
+pub struct ColumnLinear {
+    /// This member's rows of `[out, in]`.
+    pub weight: Tensor,
+    /// This member's part of the bias.
+    pub bias: Option<Tensor>,
+}
+
+impl ColumnLinear {
+    /// This member's columns of the result.
+    ///
+    /// [`ColumnLinear`] has an example.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = x.matmul(&self.weight.transpose(0, 1)?)?;
+        match &self.bias {
+            Some(bias) => y.add(bias),
+            None => Ok(y),
+        }
+    }
+}
+
+/// A linear layer whose inputs are shared out: each member has its columns of x, and the parts of the result are added.
+///
+/// [`ColumnLinear`] has an example.
+#[derive(Flatten, Clone)]
+pub struct RowLinear {
+    /// This member's columns of `[out, in]`.
+    pub weight: Tensor,
+    /// The bias, the same on all members.
+    pub bias: Option<Tensor>,
+    /// Who shares it.
+    pub group: Group,
+}
+
+impl RowLinear {
+    /// The result, the same on all members; it is on its way.
+    ///
+    /// [`ColumnLinear`] has an example.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.group.all_reduce(x.matmul(&self.weight.transpose(0, 1)?)?, Reduce::Sum)?;
+        match &self.bias {
+            Some(bias) => y.add(bias),
+            None => Ok(y),
+        }
+    }
+}
+
+/// A table of rows for tokens, shared out by rows; and the same table as the last layer, which gives a number for each
+/// token.
+///
+/// ```
+/// use consort::nn::{Embedding, share};
+/// use consort::{Dtype, Tensor};
+///
+/// let rows = consort::spawn(2, |mesh| {
+///     let own = share(5, mesh.number(&mesh.rank())?, mesh.size());
+///     let table = Tensor::iota(Dtype::F32, &[5, 2], 0)?.narrow(0, own.start, own.len())?;
+///     let table = Embedding { table, first: own.start.into(), sizes: vec![2, 3], group: (*mesh).clone() };
+///     let rows = table.forward(&Tensor::from_iter([4i64, 0])?)?;
+///     assert_eq!(table.logits(&Tensor::ones(Dtype::F32, &[1, 2])?)?.to_vec::<f32>()?, [0.0, 2.0, 4.0, 6.0, 8.0]);
+///     rows.to_vec::<f32>()
+/// });
+/// assert!(rows.into_iter().all(|rows| rows.is_ok_and(|rows| rows == [4.0, 4.0, 0.0, 0.0])));
+/// ```
+#[derive(Flatten, Clone)]
+pub struct Embedding {
+    /// This member's rows.
+    pub table: Tensor,
+    /// The token of the first of them.
+    pub first: Index,
+    /// How many rows each member has.
+    pub sizes: Vec<usize>,
+    /// Who shares it.
+    pub group: Group,
+}
+
+impl Embedding {
+    /// The rows of some tokens.
+    ///
+    /// [`Embedding`] has an example.
+    #[track_caller]
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        // A token that another member has is looked up as row 0 here, and gives zeros.
+        let place = tokens.sub(&Tensor::index(self.first.clone())?)?;
+        let (zero, rows) = (Tensor::index(0)?, Tensor::index(self.table.dim(0)?)?);
+        let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
+        let found = self.table.gather(&mine.select(&place, &zero)?, 0)?;
+        let found =
+            mine.unsqueeze(tokens.rank())?.select(&found, &Tensor::zeros(found.dtype(), [0usize; 0])?)?;
+        self.group.all_reduce(found, Reduce::Sum)
+    }
+
+    /// A number for each token of the vocabulary, along the last dimension, on all members.
+    ///
+    /// [`Embedding`] has an example.
+    #[track_caller]
+    pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let own = x.matmul(&self.table.transpose(0, 1)?)?;
+        let dim = own.rank() - 1;
+        match self.sizes.iter().all(|size| *size == self.sizes[0]) {
+            true => self.group.all_gather(own, dim),
+            false => self.group.all_gather_v(own, dim, &self.sizes),
+        }
+    }
+}
+
+/// Divides by the root of the mean square along the last dimension, times a weight.
+///
+/// ```
+/// use consort::nn::RmsNorm;
+/// use consort::{Dtype, Tensor};
+///
+/// let rows = consort::spawn(2, |mesh| {
+///     // Each member has two of four columns; the mean is over all of them.
+///     let norm = RmsNorm { weight: Tensor::ones(Dtype::F32, &[2])?, eps: 0.0, group: Some((*mesh).clone()) };
+///     norm.forward(&Tensor::full(Dtype::F32, &[1, 2], 3.0)?)?.to_vec::<f32>()
+/// });
+/// assert!(rows.into_iter().all(|row| row.is_ok_and(|row| row == [1.0, 1.0])));
+/// ```
+#[derive(Flatten, Clone)]
+pub struct RmsNorm {
+    /// The weight: this member's part where the last dimension is shared out.
+    pub weight: Tensor,
+    /// What is added to the mean square.
+    pub eps: f64,
+    /// Who shares the last dimension; none where every member has all of it.
+    pub group: Option<Group>,
+}
+
+impl RmsNorm {
+    /// The normalised x.
+    ///
+    /// [`RmsNorm`] has an example.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(group) = &self.group else { return x.rms_norm(&self.weight, self.eps) };
+        let last = x.rank() - 1;
+        let wide = x.cast(Dtype::F32)?;
+        let columns = group.all_reduce(Tensor::index(x.dim(last)?)?, Reduce::Sum)?.cast(Dtype::F32)?;
+        let squares = group.all_reduce(wide.mul(&wide)?.sum(&[last], true)?, Reduce::Sum)?;
+        let mean = squares.div(&columns)?.add(&Tensor::full(Dtype::F32, [0usize; 0], self.eps)?)?;
+        wide.mul(&mean.rsqrt()?)?.cast(x.dtype())?.mul(&self.weight)
+    }
+}
+
+/// The two layers of a transformer's feed-forward part: silu(gate x) * (up x), then down.
+///
+/// [`Block`](super::Block) is made of it.
+#[derive(Flatten, Clone)]
+pub struct SwiGlu {
+    /// The first layer, which passes through silu.
+    pub gate: ColumnLinear,
+    /// The first layer, which is multiplied with it.
+    pub up: ColumnLinear,
+    /// The second layer.
+    pub down: RowLinear,
+}
+
+impl SwiGlu {
+    /// The result, the same on all members.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.down.forward(&self.gate.forward(x)?.silu()?.mul(&self.up.forward(x)?)?)
+    }
+}

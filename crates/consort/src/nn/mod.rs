@@ -1,0 +1,44 @@
+//! Tensor-parallel layers: one code, eager and compiled, on any number of ranks.
+//!
+//! Each layer holds this rank's part of its weights and the group that shares them. Heads, rows of the vocabulary and
+//! columns of the hidden layers are shared out as evenly as they go, so that any number of ranks will do. Weights lie as
+//! files have them: `[out, in]`.
+//!
+//! ```
+//! use consort::nn::{Config, Llama};
+//!
+//! let done = consort::spawn(2, |mesh| {
+//!     let config = Config::tiny();
+//!     let model = Llama::random(&config, &mesh, 7)?;
+//!     let tokens = model.generate(&[1, 2, 3], 4, None)?;
+//!     assert_eq!(tokens.len(), 4);
+//!     Ok(tokens)
+//! });
+//! let tokens: Vec<_> = done.into_iter().map(|tokens| tokens.ok()).collect();
+//! assert_eq!(tokens[0], tokens[1]); // All ranks have the same.
+//! ```
+
+mod attention;
+mod generate;
+mod layers;
+mod model;
+mod weights;
+
+pub use attention::{Attention, KvCache, rotate};
+pub use generate::{Generator, Sampling};
+pub use layers::{ColumnLinear, Embedding, RmsNorm, RowLinear, SwiGlu};
+pub use model::{Block, Config, Llama};
+pub use weights::Weights;
+
+use std::ops::Range;
+
+/// The part of so many entries that a member has, where they are shared out as evenly as they go.
+///
+/// ```
+/// use consort::nn::share;
+///
+/// assert_eq!([share(16, 0, 3), share(16, 1, 3), share(16, 2, 3)], [0..5, 5..10, 10..16]);
+/// ```
+pub fn share(entries: usize, member: usize, members: usize) -> Range<usize> {
+    entries * member / members..entries * (member + 1) / members
+}

@@ -1,0 +1,199 @@
+//! A model of the shape of Llama, assembled from the layers.
+
+use crate::mesh::Group;
+use crate::{Dtype, Flatten, Index, Result, Tensor};
+
+use super::attention::{Attention, KvCache};
+use super::layers::{ColumnLinear, Embedding, RmsNorm, RowLinear, SwiGlu};
+use super::share;
+use super::weights::Weights;
+
+/// The sizes of a model.
+///
+/// [`nn`](super) has an example.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// How many tokens there are.
+    pub vocabulary: usize,
+    /// The hidden dimension.
+    pub hidden: usize,
+    /// How many blocks.
+    pub layers: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values: a divisor of the others.
+    pub kv_heads: usize,
+    /// How wide the feed-forward part is.
+    pub feed_forward: usize,
+    /// How many tokens a cache has room for.
+    pub places: usize,
+    /// The base of the rotary angles.
+    pub base: f64,
+    /// What norms add to the mean square.
+    pub eps: f64,
+    /// The element type.
+    pub dtype: Dtype,
+}
+
+impl Config {
+    /// A model for tests: two blocks of four heads.
+    ///
+    /// [`nn`](super) has an example.
+    pub fn tiny() -> Config {
+        Config {
+            vocabulary: 67,
+            hidden: 32,
+            layers: 2,
+            heads: 4,
+            kv_heads: 4,
+            feed_forward: 48,
+            places: 64,
+            base: 10000.0,
+            eps: 1e-6,
+            dtype: Dtype::F32,
+        }
+    }
+
+    /// How wide a head is.
+    pub fn width(&self) -> usize {
+        self.hidden / self.heads
+    }
+}
+
+/// Attention and the feed-forward part, each after a norm and added to what came in.
+///
+/// [`Llama`] is made of them.
+#[derive(Flatten, Clone)]
+pub struct Block {
+    /// The norm before attention.
+    pub norm: RmsNorm,
+    /// Attention.
+    pub attention: Attention,
+    /// The norm before the feed-forward part.
+    pub feed_norm: RmsNorm,
+    /// The feed-forward part.
+    pub feed: SwiGlu,
+}
+
+impl Block {
+    /// For tokens `[length, hidden]` from place `first` on.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, cache: &mut KvCache, first: &Index) -> Result<Tensor> {
+        let x = self.attention.forward(&self.norm.forward(x)?, cache, first)?.add(x)?;
+        self.feed.forward(&self.feed_norm.forward(&x)?)?.add(&x)
+    }
+}
+
+/// A model of the shape of Llama; each member of a group has its part of the weights.
+///
+/// [`nn`](super) has an example.
+#[derive(Flatten, Clone)]
+pub struct Llama {
+    /// Rows for tokens.
+    pub embedding: Embedding,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// The norm after them.
+    pub norm: RmsNorm,
+    /// Numbers for tokens.
+    pub head: Embedding,
+}
+
+impl Llama {
+    /// A model with random weights: the same ones however many members share them.
+    ///
+    /// [`nn`](super) has an example.
+    #[track_caller]
+    pub fn random(config: &Config, group: &Group, key: i64) -> Result<Llama> {
+        Llama::build(config, group, &Weights::Random { key })
+    }
+
+    /// A model with the weights of a safetensors file, of which each member reads its own part alone. Names are those of
+    /// files for Llama: `model.layers.0.self_attn.q_proj.weight` and so on.
+    #[track_caller]
+    pub fn load(config: &Config, group: &Group, path: impl AsRef<std::path::Path>) -> Result<Llama> {
+        Llama::build(config, group, &Weights::File(crate::Safetensors::open(path)?))
+    }
+
+    #[track_caller]
+    fn build(config: &Config, group: &Group, weights: &Weights) -> Result<Llama> {
+        let Config { vocabulary, hidden, feed_forward, kv_heads, eps, dtype, .. } = *config;
+        let (me, n, width) = (group.number(&group.rank())?, group.size(), config.width());
+        // Whole groups of heads go to one member, so that queries find their keys there.
+        let own_kv = share(kv_heads, me, n);
+        let each = config.heads / kv_heads;
+        let own = own_kv.start * each * width..own_kv.end * each * width;
+        let own_kv = own_kv.start * width..own_kv.end * width;
+        let own_feed = share(feed_forward, me, n);
+        let column = |name: String, out: usize, own: &std::ops::Range<usize>| -> Result<ColumnLinear> {
+            let weight = weights.part(&name, &[out, hidden], 0, own.clone(), dtype)?;
+            Ok(ColumnLinear { weight, bias: None })
+        };
+        let row = |name: String, inputs: usize, own: &std::ops::Range<usize>| -> Result<RowLinear> {
+            let weight = weights.part(&name, &[hidden, inputs], 1, own.clone(), dtype)?;
+            Ok(RowLinear { weight, bias: None, group: group.clone() })
+        };
+        let norm = |name: String| -> Result<RmsNorm> {
+            Ok(RmsNorm { weight: weights.norm(&name, hidden, dtype)?, eps, group: None })
+        };
+        let block = |layer: usize| -> Result<Block> {
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            let (q, kv) = (config.heads * width, kv_heads * width);
+            Ok(Block {
+                norm: norm(name("input_layernorm"))?,
+                attention: Attention {
+                    query: column(name("self_attn.q_proj"), q, &own)?,
+                    key: column(name("self_attn.k_proj"), kv, &own_kv)?,
+                    value: column(name("self_attn.v_proj"), kv, &own_kv)?,
+                    out: row(name("self_attn.o_proj"), q, &own)?,
+                    width,
+                    base: config.base,
+                },
+                feed_norm: norm(name("post_attention_layernorm"))?,
+                feed: SwiGlu {
+                    gate: column(name("mlp.gate_proj"), feed_forward, &own_feed)?,
+                    up: column(name("mlp.up_proj"), feed_forward, &own_feed)?,
+                    down: row(name("mlp.down_proj"), feed_forward, &own_feed)?,
+                },
+            })
+        };
+        let table = |name: &str| -> Result<Embedding> {
+            let own = share(vocabulary, me, n);
+            let first = Index::from(own.start);
+            Ok(Embedding {
+                table: weights.part(name, &[vocabulary, hidden], 0, own, dtype)?,
+                first,
+                sizes: (0..n).map(|member| share(vocabulary, member, n).len()).collect(),
+                group: group.clone(),
+            })
+        };
+        Ok(Llama {
+            embedding: table("model.embed_tokens.weight")?,
+            blocks: (0..config.layers).map(block).collect::<Result<_>>()?,
+            norm: norm("model.norm.weight".into())?,
+            head: table("lm_head.weight")?,
+        })
+    }
+
+    /// Caches for this member's heads.
+    #[track_caller]
+    pub fn caches(&self, places: usize) -> Result<Vec<KvCache>> {
+        let one = |block: &Block| {
+            let width = block.attention.width;
+            let weight = &block.attention.key.weight;
+            KvCache::new(weight.dtype(), weight.shape()[0] / width, places, width)
+        };
+        self.blocks.iter().map(one).collect()
+    }
+
+    /// Numbers for the token that follows each of `tokens`, which begin at place `first`: `[length, vocabulary]`, the same on
+    /// all members.
+    #[track_caller]
+    pub fn forward(&self, tokens: &Tensor, caches: &mut [KvCache], first: &Index) -> Result<Tensor> {
+        let mut x = self.embedding.forward(tokens)?;
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = block.forward(&x, cache, first)?;
+        }
+        self.head.logits(&self.norm.forward(&x)?)
+    }
+}

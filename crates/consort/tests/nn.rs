@@ -1,0 +1,204 @@
+//! Tensor-parallel layers: on any number of ranks they give what one rank gives, and what plain loops give; eager and
+//! compiled alike.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, rotate, share};
+use consort::{Index, Result, Tensor, compile};
+
+/// What all ranks return, which is the same on all.
+fn on<T: Send + PartialEq + std::fmt::Debug>(n: usize, f: impl Fn(consort::Mesh) -> Result<T> + Sync) -> T {
+    let mut all: Vec<T> = consort::spawn(n, f).into_iter().map(|outcome| outcome.unwrap()).collect();
+    let first = all.remove(0);
+    assert!(all.iter().all(|other| *other == first), "{first:?} {all:?}");
+    first
+}
+
+fn close(a: &[f32], b: &[f32], tolerance: f32) {
+    assert_eq!(a.len(), b.len());
+    for (place, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{place}: {a} and {b}");
+    }
+}
+
+fn configs() -> Vec<Config> {
+    vec![Config::tiny(), Config { heads: 8, kv_heads: 4, ..Config::tiny() }]
+}
+
+#[test]
+fn e1_the_model_is_the_same_on_any_number_of_ranks() {
+    for config in configs() {
+        let logits = |n: usize| {
+            on(n, |mesh| {
+                let model = Llama::random(&config, &mesh, 3)?;
+                let mut caches = model.caches(config.places)?;
+                let tokens = Tensor::from_iter([5i64, 66, 0, 17])?.replicated()?;
+                let first = model.forward(&tokens, &mut caches, &Index::from(0))?.to_vec::<f32>()?;
+                let more = Tensor::from_iter([9i64, 9])?.replicated()?;
+                let second = model.forward(&more, &mut caches, &Index::from(4))?.to_vec::<f32>()?;
+                Ok((first, second))
+            })
+        };
+        let one = logits(1);
+        assert_eq!(one.0.len(), 4 * config.vocabulary);
+        for n in [2, 3, 4] {
+            let many = logits(n);
+            close(&many.0, &one.0, 1e-4);
+            close(&many.1, &one.1, 1e-4);
+        }
+    }
+}
+
+#[test]
+fn e1_tokens_one_by_one_are_tokens_at_once() {
+    let config = Config::tiny();
+    on(2, |mesh| {
+        let model = Llama::random(&config, &mesh, 3)?;
+        let tokens = [5i64, 66, 0, 17];
+        let mut caches = model.caches(config.places)?;
+        let at_once =
+            model.forward(&Tensor::from_iter(tokens)?, &mut caches, &Index::from(0))?.to_vec::<f32>()?;
+        let mut caches = model.caches(config.places)?;
+        for (place, token) in tokens.into_iter().enumerate() {
+            let one = model.forward(&Tensor::from_iter([token])?, &mut caches, &Index::from(place))?;
+            close(&one.to_vec::<f32>()?, &at_once[place * config.vocabulary..][..config.vocabulary], 1e-4);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn e2_one_code_runs_eager_and_compiled() {
+    let config = Config::tiny();
+    for n in [1, 2, 3] {
+        on(n, |mesh| {
+            let model = Llama::random(&config, &mesh, 3)?;
+            let plain = model.generate(&[1, 2, 3], 12, None)?;
+            let chance = Some(Sampling { temperature: 0.9, seed: 5 });
+            let some = model.generate(&[1, 2, 3], 12, chance)?;
+            let mut generator = Generator::new(model, config.places)?;
+            assert_eq!(generator.generate(&[1, 2, 3], 12, None)?, plain);
+            assert_eq!(generator.generate(&[1, 2, 3], 12, chance)?, some);
+            let stats = generator.explain().stats;
+            // The prompt, then one token at a time, from the third place on with a symbol for it.
+            assert!(stats.breaks == 0 && stats.graphs <= 3, "{}", generator.explain());
+            Ok(plain)
+        });
+    }
+}
+
+#[test]
+fn e4_weights_are_cut_as_they_are_read() {
+    let config = Config { heads: 8, kv_heads: 4, ..Config::tiny() };
+    let path = std::env::temp_dir().join(format!("consort-nn-{}.safetensors", std::process::id()));
+    let expected = on(1, |mesh| {
+        let model = Llama::random(&config, &mesh, 3)?;
+        let mut all = vec![
+            ("model.embed_tokens.weight".to_string(), model.embedding.table.clone()),
+            ("model.norm.weight".to_string(), model.norm.weight.clone()),
+            ("lm_head.weight".to_string(), model.head.table.clone()),
+        ];
+        for (layer, block) in model.blocks.iter().enumerate() {
+            let parts = [
+                ("input_layernorm", &block.norm.weight),
+                ("self_attn.q_proj", &block.attention.query.weight),
+                ("self_attn.k_proj", &block.attention.key.weight),
+                ("self_attn.v_proj", &block.attention.value.weight),
+                ("self_attn.o_proj", &block.attention.out.weight),
+                ("post_attention_layernorm", &block.feed_norm.weight),
+                ("mlp.gate_proj", &block.feed.gate.weight),
+                ("mlp.up_proj", &block.feed.up.weight),
+                ("mlp.down_proj", &block.feed.down.weight),
+            ];
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            all.extend(parts.into_iter().map(|(part, weight)| (name(part), weight.clone())));
+        }
+        let all: Vec<(&str, &Tensor)> = all.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        Tensor::save_safetensors(&path, &all)?;
+        model.generate(&[7, 8], 8, None)
+    });
+    for n in [1, 2, 3, 4] {
+        let got = on(n, |mesh| Llama::load(&config, &mesh, &path)?.generate(&[7, 8], 8, None));
+        assert_eq!(got, expected, "{n} ranks");
+    }
+    let other = Config { hidden: 64, ..config.clone() };
+    let error = on(1, |mesh| Ok(Llama::load(&other, &mesh, &path).map(drop).unwrap_err().to_string()));
+    assert!(
+        error.contains("expected the shape [64], got [32]") || error.contains("expected the shape"),
+        "{error}"
+    );
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn e1_layers_give_what_plain_loops_give() {
+    for n in [1, 2, 3, 4] {
+        on(n, |mesh| {
+            let me = mesh.number(&mesh.rank())?;
+            // Embedding and logits of a vocabulary that does not go into the ranks.
+            let (vocabulary, hidden) = (7, 3);
+            let own = share(vocabulary, me, n);
+            let table: Vec<f32> = (0..vocabulary * hidden).map(|i| (i % 5) as f32 - 1.5).collect();
+            let whole = Tensor::from_slice(&table, &[vocabulary, hidden])?;
+            let embedding = Embedding {
+                table: whole.narrow(0, own.start, own.len())?,
+                first: own.start.into(),
+                sizes: (0..n).map(|member| share(vocabulary, member, n).len()).collect(),
+                group: (*mesh).clone(),
+            };
+            let tokens = [6i64, 0, 3, 3, 1];
+            let rows = embedding.forward(&Tensor::from_iter(tokens)?)?.to_vec::<f32>()?;
+            let expected: Vec<f32> = tokens
+                .iter()
+                .flat_map(|token| table[*token as usize * hidden..][..hidden].to_vec())
+                .collect();
+            assert_eq!(rows, expected);
+            let x = [1.0f32, -2.0, 0.5];
+            let logits = embedding.logits(&Tensor::from_slice(&x, &[1, 3])?)?.to_vec::<f32>()?;
+            let dot = |row: usize| (0..hidden).map(|i| x[i] * table[row * hidden + i]).sum::<f32>();
+            close(&logits, &(0..vocabulary).map(dot).collect::<Vec<_>>(), 1e-6);
+            // A norm over a dimension that is shared out.
+            let own = share(8, me, n);
+            let (values, weights): (Vec<f32>, Vec<f32>) =
+                (0..8).map(|i| (i as f32 - 2.5, 1.0 + i as f32)).unzip();
+            let norm = RmsNorm {
+                weight: Tensor::from_slice(&weights[own.clone()], &[own.len()])?,
+                eps: 1e-5,
+                group: Some((*mesh).clone()),
+            };
+            let got =
+                norm.forward(&Tensor::from_slice(&values[own.clone()], &[1, own.len()])?)?.to_vec::<f32>()?;
+            let mean = values.iter().map(|x| x * x).sum::<f32>() / 8.0 + 1e-5;
+            let expected: Vec<f32> = own.map(|i| values[i] / mean.sqrt() * weights[i]).collect();
+            close(&got, &expected, 1e-5);
+            // Rotation keeps lengths and turns by the angle of the place.
+            let x = Tensor::from_slice(&[3.0f32, 1.0, 4.0, 1.0], &[1, 1, 1, 4])?;
+            let turned = rotate(&x, &Index::from(5), 100.0)?.to_vec::<f32>()?;
+            for pair in 0..2 {
+                let angle = 5.0 / 100f64.powf(pair as f64 / 2.0);
+                let (a, b) = ([3.0, 1.0][pair], [4.0, 1.0][pair]);
+                let expected = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
+                close(&[turned[pair], turned[pair + 2]], &expected.map(|x| x as f32), 1e-5);
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn e2_the_block_compiles_into_one_graph() {
+    let config = Config::tiny();
+    on(2, |mesh| {
+        let model = Llama::random(&config, &mesh, 3)?;
+        let f = compile(|(model, tokens): (Llama, Tensor)| {
+            let mut caches = model.caches(16)?;
+            model.forward(&tokens, &mut caches, &Index::from(0))
+        });
+        let tokens = Tensor::from_iter([5i64, 66, 0, 17])?.replicated()?;
+        let mut caches = model.caches(16)?;
+        let eager = model.forward(&tokens, &mut caches, &Index::from(0))?.to_vec::<f32>()?;
+        close(&f.call((model, tokens))?.to_vec::<f32>()?, &eager, 1e-5);
+        f.expect_steady(0, 1, 0)?;
+        assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
+        Ok(())
+    });
+}
