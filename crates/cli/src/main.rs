@@ -6,6 +6,7 @@
 
 mod bench;
 mod exec;
+mod explain;
 mod files;
 mod ops;
 mod opt;
@@ -32,6 +33,7 @@ struct Cli {
 enum Command {
     Ops(ops::Args),
     Opt(opt::Args),
+    Explain(explain::Args),
     Exec(exec::Args),
     Run(run::Args),
     Bench(bench::Args),
@@ -43,6 +45,8 @@ enum Command {
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
+    #[command(name = bench::COMPILE, hide = true)]
+    CompileRank(bench::CompileArgs),
 }
 
 fn main() -> ExitCode {
@@ -75,6 +79,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         None => Ok(Report::fine(Cli::command().render_help().to_string())),
         Some(Command::Ops(args)) => ops::run(&args),
         Some(Command::Opt(args)) => opt::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Rank(args)) => run::run_rank(&args),
@@ -82,5 +87,6 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
+        Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
     }
 }

@@ -11,7 +11,7 @@ fn consort_alone_prints_its_help() {
     let help = Scratch::new().run("");
     assert_eq!((help.code, help.stderr.as_str()), (0, ""));
     assert!(help.stdout.contains("Usage: consort [COMMAND]"), "{}", help.stdout);
-    for command in ["ops", "opt", "exec"] {
+    for command in ["ops", "opt", "explain", "exec"] {
         assert!(
             help.stdout.lines().any(|line| line.starts_with(&format!("  {command} "))),
             "{}",
@@ -24,7 +24,7 @@ fn consort_alone_prints_its_help() {
 
 #[test]
 fn no_help_is_wider_than_the_page() {
-    for command in ["--help", "ops --help", "opt --help", "exec --help", "exec -h"] {
+    for command in ["--help", "ops --help", "opt --help", "explain --help", "exec --help", "exec -h"] {
         let help = Scratch::new().run(command);
         assert_eq!(help.code, 0, "{command}");
         assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{command}\n{}", help.stdout);

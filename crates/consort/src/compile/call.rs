@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
 use smallvec::SmallVec;
@@ -120,6 +121,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// Traces the function, agrees on it with the other ranks where it communicates, and runs it.
     #[track_caller]
     fn compile_and_run(&self, args: &A, world: &Rc<World>, joint: bool, site: Site) -> Result<R> {
+        let start = Instant::now();
         let leaves = leaves_of(args);
         let before: Vec<Pattern> = self.entries.borrow().iter().map(|entry| entry.pattern.clone()).collect();
         let own = Signature::new(&leaves, &before, &self.options.dynamic, &world.mesh());
@@ -146,7 +148,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             // Where there is no program, the others learn that too.
             let none = |error: &Error| format!("no program: {error}");
             let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
-            let same = agree::check_same(world, "program", &text, site);
+            let same = self.agreeing(|| agree::check_same(world, "program", &text, site));
             if traced.is_ok() {
                 same?;
                 check_declared(args, world, site)?;
@@ -158,6 +160,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
         let entry = Rc::new(entry);
         self.entries.borrow_mut().insert(0, Rc::clone(&entry));
+        self.log.borrow_mut().compiling += start.elapsed();
         match (&entry.replay, traced.result) {
             (Some(replay), _) => {
                 let bound = entry.pattern.bind(args).unwrap_or_default();
@@ -168,11 +171,19 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
     }
 
+    /// Does a part of the agreement with other ranks.
+    fn agreeing<T>(&self, part: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let outcome = part();
+        self.log.borrow_mut().agreeing += start.elapsed();
+        outcome
+    }
+
     /// All ranks' signatures; an error on all where they are not of one kind.
     #[track_caller]
     fn signatures(&self, world: &World, own: &Signature, site: Site) -> Result<Vec<Signature>> {
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let all = gather(world, &own.bytes(), site)?;
+        let all = self.agreeing(|| gather(world, &own.bytes(), site))?;
         let all: Vec<Signature> =
             all.iter().map(|bytes| Signature::read(bytes).ok_or_else(lost)).collect::<Result<_>>()?;
         if all.iter().any(|other| other.kinds != own.kinds) {

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use consort_ir::index::Sym;
 use consort_ir::ops::Effects;
@@ -13,7 +14,7 @@ use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_ir::types::{TensorType, Type};
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
+use consort_passes::{At, Options, PASSES, plan, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use smallvec::SmallVec;
 
@@ -37,6 +38,8 @@ pub(crate) struct Graph {
     plans: RefCell<Vec<Rc<Planned>>>,
     /// How many plans were made.
     pub(crate) planned: Cell<u64>,
+    /// How long that took.
+    pub(crate) planning: Cell<Duration>,
 }
 
 /// A plan, ready to run.
@@ -47,7 +50,6 @@ pub(crate) struct Planned {
     groups: Vec<Option<consort_comm::Group>>,
     varies: Vec<Vec<TensorType>>,
     pub(crate) func: Func,
-    pub(crate) report: PlanReport,
 }
 
 /// Which parameters were given away, one bit for each.
@@ -80,7 +82,8 @@ impl Graph {
             .map_err(|error| wrong(error.to_string()))?;
         let text = print(&program);
         let communicates = program.funcs.iter().any(|func| starts(&func.body));
-        Ok(Graph { program, text, communicates, plans: RefCell::default(), planned: Cell::new(0) })
+        let (plans, planned, planning) = Default::default();
+        Ok(Graph { program, text, communicates, plans, planned, planning })
     }
 
     pub(crate) fn func(&self) -> Option<&Func> {
@@ -106,7 +109,9 @@ impl Graph {
         if let Some(planned) = self.plans.borrow().iter().find(fits) {
             return Ok(Rc::clone(planned));
         }
+        let start = Instant::now();
         let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
+        self.planning.set(self.planning.get() + start.elapsed());
         let mut plans = self.plans.borrow_mut();
         plans.insert(0, Rc::clone(&planned));
         plans.truncate(PLANS);
@@ -147,9 +152,8 @@ impl Graph {
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
         let tensors = |ty: &Type| ty.tensors().to_vec();
         let varies = func.body.results.iter().filter_map(|value| func.ty(*value)).map(tensors).collect();
-        let report = report(mesh, &func);
         let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
-        Ok(Planned { symbols, donated, exec, groups, varies, func, report })
+        Ok(Planned { symbols, donated, exec, groups, varies, func })
     }
 
     /// Plans, the one used last among them.
