@@ -66,7 +66,8 @@ impl Checker<'_> {
         results.iter().for_each(|(value, tensor)| self.write(*value, tensor));
     }
 
-    /// `concat` and `update_slice`: what lies where it belongs stays, the rest is written.
+    /// `concat` and `update_slice`: what lies where it belongs stays, the rest is written. Nobody reads what stays: bytes
+    /// of it that hold something else by now are no matter until the whole is read there.
     pub(super) fn join(&mut self, node: &Node) {
         let args = self.operands(&node.args);
         let Some(result) = self.operands(&node.results).pop() else { return };
@@ -77,12 +78,10 @@ impl Checker<'_> {
             return;
         };
         let mut written: Vec<Range<u64>> = Vec::new();
-        for piece in &pieces {
+        for piece in pieces.iter().filter(|piece| !piece.stays()) {
             let (value, tensor) = &args[piece.operand];
             self.check_read(*value, tensor.root, tensor.region(), &piece.from.bytes().unwrap_or_default());
-            if !piece.stays() {
-                written.extend(piece.to.bytes().unwrap_or_default());
-            }
+            written.extend(piece.to.bytes().unwrap_or_default());
         }
         written.sort_unstable_by_key(|range| range.start);
         for piece in pieces.iter().filter(|piece| !piece.stays()) {
