@@ -77,8 +77,10 @@ pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
 
-/// The examples of the README and of the guide to compiled functions, as tests.
+/// The examples of the README and of the guides, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 #[doc = include_str!("../../../docs/compile.md")]
+#[doc = include_str!("../../../docs/tensor-parallel.md")]
+#[doc = include_str!("../../../docs/messages.md")]
 struct Examples;

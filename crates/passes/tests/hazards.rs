@@ -21,7 +21,7 @@ fn random_programs() {
         let func = &program.funcs[0];
         let inputs = generate::inputs(&program, seed);
         let plans =
-            plans(&program, func, &inputs, |rank, param| (seed >> (rank as usize + param) % 5) & 1 == 1);
+            plans(&program, func, &inputs, |rank, param| (seed >> ((rank as usize + param) % 5)) & 1 == 1);
         let timings = [Timing::Earliest, Timing::Latest, Timing::Mixed(seed)];
         check(&program, func, &plans, &inputs, &timings, &format!("seed {seed}"));
     }

@@ -115,6 +115,7 @@ impl Annotator<'_> {
             return plan;
         }
         let mut written = match line.writes {
+            None if node.op.flow() == Flow::Cond => self.left(node),
             None => self.spans(&node.results),
             Some(writes) => {
                 let part = self.planner.part(node.results[0]);
@@ -132,6 +133,23 @@ impl Annotator<'_> {
         }
         written.into_iter().for_each(|bytes| self.leases.write(bytes, met));
         plan
+    }
+
+    /// The results of a `cond` that not all blocks leave where they belong.
+    fn left(&mut self, node: &Node) -> Vec<Bytes> {
+        let mut written = Vec::new();
+        for (i, result) in node.results.iter().enumerate() {
+            for (k, part) in self.planner.parts_of(*result).enumerate() {
+                let place = self.planner.storage.first(part);
+                let stays = node.blocks.iter().all(|block| {
+                    let part = self.planner.parts_of(block.results[i]).start + k as u32;
+                    self.planner.storage.first(part) == place
+                });
+                let span = self.planner.storage.span(part);
+                written.extend(self.bytes(span).filter(|_| !stays));
+            }
+        }
+        written
     }
 
     fn start(&mut self, node: &Node, plan: &mut NodePlan, group: Group, block: u32) {

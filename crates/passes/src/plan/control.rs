@@ -2,7 +2,7 @@
 
 use consort_ir::entity::Value;
 use consort_ir::program::{Block, Node};
-use consort_ir::types::Type;
+use consort_ir::types::{TensorType, Type};
 
 use super::PlanError;
 use super::decide::{Line, Planner};
@@ -12,27 +12,65 @@ use super::uses::END;
 impl<'a> Planner<'a> {
     /// Both blocks find their operands where they are, and leave results in one place where they can be made there.
     pub(super) fn cond(&mut self, node: &'a Node) -> Result<Line, PlanError> {
-        node.results.iter().try_for_each(|result| self.fresh(*result))?;
+        let line = self.now;
         node.args.iter().for_each(|arg| self.enters(*arg));
+        let mut ids = Vec::with_capacity(node.blocks.len());
         for block in &node.blocks {
             let id = self.inside(block, Vec::new(), |planner| {
                 for (param, arg) in block.params.iter().zip(&node.args[1..]) {
                     planner.lies_with(*param, *arg);
                 }
-                Ok(())
             })?;
-            for (inner, outer) in block.results.iter().zip(&node.results) {
-                for (inner, outer) in self.parts_of(*inner).zip(self.parts_of(*outer)) {
-                    let (from, to) = (self.storage.movable(inner, id), self.storage.span(outer));
-                    if let Some(from) =
-                        from.filter(|from| self.storage.bufs[*from as usize].size == to.to - to.from)
-                    {
-                        self.storage.join(from, to.buf, to.from);
-                    }
-                }
+            ids.push(id);
+        }
+        for (i, result) in node.results.iter().enumerate() {
+            let tensors = self.func.ty(*result).map_or(&[][..], Type::tensors);
+            let mut lies = Vec::with_capacity(tensors.len());
+            for (k, tensor) in tensors.iter().enumerate() {
+                let left: Vec<u32> = node
+                    .blocks
+                    .iter()
+                    .map(|block| self.parts_of(block.results[i]).start + k as u32)
+                    .collect();
+                lies.push(match self.meet(&left, *result) {
+                    Some(lies) => lies,
+                    None => self.left_in(tensor, &left, &ids, line)?,
+                });
             }
+            self.define(*result, lies);
+            self.touch(*result);
         }
         Ok(Line::default())
+    }
+
+    /// Where all blocks leave a result, if that is one place.
+    fn meet(&mut self, left: &[u32], result: Value) -> Option<Lies> {
+        let first = left.first()?;
+        let place = self.storage.first(*first);
+        let one =
+            |part: &u32| self.storage.first(*part) == place && self.storage.parts[*part as usize].is_flat();
+        let together = left.iter().all(one);
+        (together && self.returns_there(result, *first))
+            .then(|| self.storage.parts[*first as usize].lies.without_gaps())
+    }
+
+    /// Storage for a result that blocks leave, in which they make it if they can.
+    fn left_in(
+        &mut self,
+        tensor: &TensorType,
+        left: &[u32],
+        blocks: &[u32],
+        line: u32,
+    ) -> Result<Lies, PlanError> {
+        let lies = self.new_buf(tensor, line)?;
+        for (part, block) in left.iter().zip(blocks) {
+            let size = self.storage.bufs[lies.buf as usize].size;
+            let made = self.storage.movable(*part, *block);
+            if let Some(made) = made.filter(|made| self.storage.bufs[*made as usize].size == size) {
+                self.storage.join(made, lies.buf, 0);
+            }
+        }
+        Ok(lies)
     }
 
     /// Carries and slices have places of their own, which each iteration finds filled; a carry's may be that of the
@@ -58,7 +96,7 @@ impl<'a> Planner<'a> {
             .iter()
             .map(|param| self.parts_of(*param).next().map(|part| self.storage.span(part)))
             .collect();
-        let id = self.inside(block, spans, |_| Ok(()))?;
+        let id = self.inside(block, spans, |_| {})?;
         for (result, param) in block.results.iter().zip(&block.params[..carries]) {
             for (from, to) in self.parts_of(*result).zip(self.parts_of(*param)) {
                 let to = self.storage.span(to);
@@ -87,13 +125,13 @@ impl<'a> Planner<'a> {
         &mut self,
         block: &'a Block,
         carries: Vec<Option<Span>>,
-        enter: impl FnOnce(&mut Self) -> Result<(), PlanError>,
+        enter: impl FnOnce(&mut Self),
     ) -> Result<u32, PlanError> {
         let id = self.blocks;
         self.blocks += 1;
         let outer = (self.block, self.results, std::mem::replace(&mut self.carries, carries));
         (self.block, self.results) = (id, &block.results);
-        enter(self)?;
+        enter(self);
         self.body(block)?;
         (self.block, self.results, self.carries) = outer;
         Ok(id)

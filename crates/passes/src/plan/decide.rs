@@ -118,7 +118,7 @@ impl<'a> Planner<'a> {
         let number = self.lines.len();
         self.lines.push(Line::default());
         let line = match (node.op.effects(), node.op.flow()) {
-            (Effects::Collective(group) | Effects::Messages(group), _) => self.start(node, group)?,
+            (Effects::Collective(_) | Effects::Messages(_), _) => self.start(node)?,
             (Effects::Wait, _) => self.wait(node),
             (_, Flow::Straight) => self.straight(node)?,
             (_, Flow::Cond) => self.cond(node)?,
@@ -160,8 +160,9 @@ impl<'a> Planner<'a> {
     /// Makes all that can be views of a value, from now on: only the bytes that they see are needed until they are
     /// used. What cannot be a view reads the value when it runs.
     fn views(&mut self, value: Value) {
-        let mut values = vec![value];
-        while let Some(value) = values.pop() {
+        let mut values = Vec::new();
+        let mut next = Some(value);
+        while let Some(value) = next {
             let views: Vec<View<'a>> = self.uses.views_of(value).collect();
             for View { node, line, .. } in views {
                 if self.view(node) {
@@ -171,6 +172,7 @@ impl<'a> Planner<'a> {
                     self.storage.prolong(part, line, line);
                 }
             }
+            next = values.pop();
         }
     }
 
@@ -225,14 +227,14 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Storage for one tensor.
-    pub(super) fn new_buf(&mut self, tensor: &TensorType) -> Result<Lies, PlanError> {
+    /// Storage for one tensor, from a line on.
+    pub(super) fn new_buf(&mut self, tensor: &TensorType, line: u32) -> Result<Lies, PlanError> {
         let layout = self.layout(tensor)?;
         let (kind, size) = match &layout {
             Some(layout) => (Kind::Own, bytes(layout, tensor)),
             None => (Kind::Dyn, 0),
         };
-        let buf = self.storage.add_buf(kind, size, self.now, self.block);
+        let buf = self.storage.add_buf(kind, size, line, self.block);
         Ok(Lies { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
     }
 
@@ -240,12 +242,14 @@ impl<'a> Planner<'a> {
     pub(super) fn fresh(&mut self, value: Value) -> Result<(), PlanError> {
         match self.func.ty(value) {
             Some(Type::Tensor(tensor)) => {
-                let lies = self.new_buf(tensor)?;
+                let lies = self.new_buf(tensor, self.now)?;
                 self.define(value, [lies]);
             }
             Some(Type::Pending(tensors)) => {
-                let lies =
-                    tensors.iter().map(|tensor| self.new_buf(tensor)).collect::<Result<Vec<_>, _>>()?;
+                let lies = tensors
+                    .iter()
+                    .map(|tensor| self.new_buf(tensor, self.now))
+                    .collect::<Result<Vec<_>, _>>()?;
                 self.define(value, lies);
             }
             _ => {}

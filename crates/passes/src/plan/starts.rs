@@ -1,9 +1,8 @@
 //! The storage of what starts and waits give.
 
-use consort_ir::mesh::Group;
-use consort_ir::ops::{BroadcastStart, ExchangeStart, Peer};
 use consort_ir::plan::Why;
 use consort_ir::program::Node;
+use consort_ir::storage::is_read;
 use consort_ir::types::Type;
 
 use super::PlanError;
@@ -27,12 +26,15 @@ impl<'a> Planner<'a> {
         Line::default()
     }
 
-    pub(super) fn start(&mut self, node: &'a Node, group: Group) -> Result<Line, PlanError> {
+    pub(super) fn start(&mut self, node: &'a Node) -> Result<Line, PlanError> {
         let mut line = Line::default();
         let tensors = self.func.ty(node.results[0]).map_or(&[][..], Type::tensors);
         let overwritten = overwritten(self.func, node);
         let rivals = self.rivals(node, &overwritten);
-        let matters: Vec<bool> = (0..tensors.len()).map(|result| self.matters(node, group, result)).collect();
+        let is_read = |result| {
+            node.op.overwrites(result).is_some_and(|operand| is_read(&*node.op, operand, &self.sizes))
+        };
+        let matters: Vec<bool> = (0..tensors.len()).map(is_read).collect();
         // Results that need what their operand holds choose first.
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|result| !matters[*result]);
@@ -40,7 +42,7 @@ impl<'a> Planner<'a> {
             (vec![None; tensors.len()], vec![false; node.args.len()]);
         for result in order {
             let Some(operand) = node.op.overwrites(result) else {
-                parts[result] = Some(self.new_buf(&tensors[result])?);
+                parts[result] = Some(self.new_buf(&tensors[result], self.now)?);
                 continue;
             };
             let (value, from) = (node.args[operand], self.part(node.args[operand]));
@@ -51,7 +53,7 @@ impl<'a> Planner<'a> {
                 parts[result] = Some(self.storage.parts[from as usize].lies.without_gaps());
                 continue;
             };
-            parts[result] = Some(self.new_buf(&tensors[result])?);
+            parts[result] = Some(self.new_buf(&tensors[result], self.now)?);
             if matters[result] {
                 line.copies.push(Copied { value, why, from, to: result as u32 });
                 let span = self.storage.span(from);
@@ -98,21 +100,5 @@ impl<'a> Planner<'a> {
             }
         }
         rivals
-    }
-
-    /// Whether a result depends on what the operand under it holds on this rank.
-    fn matters(&self, node: &Node, group: Group, result: usize) -> bool {
-        let mesh = self.sizes.mesh;
-        // Outside the group it is passed through.
-        let Some(me) = mesh.group_rank(group, self.sizes.rank) else { return true };
-        if let Some(BroadcastStart { root, .. }) = node.op.as_op() {
-            return *root == me as usize;
-        }
-        match node.op.as_op::<ExchangeStart>().and_then(|op| op.recv.get(result)).map(|message| &message.peer)
-        {
-            Some(Peer::Route(route)) => route.to(me, mesh.group_size(group)).is_none(),
-            Some(Peer::At(index)) => self.sizes.index(index).map_or(true, |peer| peer == -1),
-            None => true,
-        }
     }
 }

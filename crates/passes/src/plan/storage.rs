@@ -20,9 +20,10 @@ pub(super) struct Lies {
 }
 
 impl Lies {
-    /// Where its first element lies.
+    /// Where its first element lies; its place, where it has none.
     fn first(&self) -> u64 {
-        self.at + self.layout.as_ref().map_or(0, |layout| layout.start as u64 * self.element)
+        let some = self.layout.as_ref().filter(|layout| !layout.shape.contains(&0));
+        self.at + some.map_or(0, |layout| layout.start as u64 * self.element)
     }
 
     /// The same, with its first element at its place.

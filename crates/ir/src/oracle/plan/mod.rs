@@ -170,6 +170,8 @@ struct Flight {
     /// Whether what is read for it had changed.
     spoiled: bool,
     written: bool,
+    /// Whether a line of its own block has waited for it.
+    waited_here: bool,
     released: bool,
 }
 
@@ -196,8 +198,16 @@ impl<'a> World<'a> {
         let leased: Result<Vec<_>, String> =
             leased.iter().map(|seat| Ok((seat.clone(), memory.bytes(seat)?))).collect();
         let pace = self.timing.pace(rank, self.flights.len());
-        let (leased, spoiled, written, released) = (leased?, false, false, false);
-        self.flights.push(Flight { rank, pace, results, leased, spoiled, written, released });
+        self.flights.push(Flight {
+            rank,
+            pace,
+            results,
+            leased: leased?,
+            spoiled: false,
+            written: false,
+            waited_here: false,
+            released: false,
+        });
         let id = self.comm.start(cx, node, args).map_err(|error| error.0)?;
         let early = (0..self.flights.len()).filter(|at| {
             let flight = &self.flights[*at];

@@ -180,6 +180,9 @@ impl<'a> PlanRank<'a> {
                     return Ok(Some(id));
                 }
                 self.seat(&node.results, &plan.places);
+                if let Some(PendingId(at)) = self.starts.get(node.args[0]) {
+                    world.flights[*at].waited_here = true;
+                }
             }
             (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan, world)?,
             _ if plan.view => self.view(node)?,
@@ -427,7 +430,7 @@ impl<'a> PlanRank<'a> {
         join(self.memory(world), &moves)
     }
 
-    /// A block has run: its leases end, and its results go where they belong. Pendings among them are waited for,
+    /// A block has run: leases that no line could end do, and its results go where they belong. Pendings among them are waited for,
     /// unless they may stay in flight where they are.
     fn leave(&mut self, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
         let Some(Frame { block, then, .. }) = self.frames.last() else { return Ok(None) };
@@ -443,7 +446,10 @@ impl<'a> PlanRank<'a> {
             return Ok(Some(id));
         }
         let starts = block.nodes.iter().filter(|node| node.op.effects().starts().is_some());
-        let starts: Vec<Value> = starts.filter_map(|node| node.results.first().copied()).collect();
+        let starts = starts.filter_map(|node| node.results.first().copied());
+        // Those that no line of the block waits for, none can release.
+        let left = |start: &Value| self.starts.get(*start).is_some_and(|id| !world.flights[id.0].waited_here);
+        let starts: Vec<Value> = starts.filter(left).collect();
         if !matches!(then, Then::Return)
             && let Some(id) = self.release(&starts, world)?
         {

@@ -172,11 +172,11 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A block has run: leases of its own starts end.
+    /// A block has run: leases of its starts end that no line of it could end.
     fn leave(&mut self, block: &Block) {
         for start in block.nodes.iter().filter(|node| node.op.effects().starts().is_some()) {
             if let Some(started) = start.results.first().and_then(|pending| self.starts.get_mut(*pending)) {
-                started.released = true;
+                started.released |= !started.waited_here;
             }
         }
     }

@@ -66,8 +66,7 @@ impl Checker<'_> {
         results.iter().for_each(|(value, tensor)| self.write(*value, tensor));
     }
 
-    /// `concat` and `update_slice`: what lies where it belongs stays, the rest is written. Nobody reads what stays: bytes
-    /// of it that hold something else by now are no matter until the whole is read there.
+    /// `concat` and `update_slice`: what lies where it belongs stays, unread, whatever it holds; the rest is written.
     pub(super) fn join(&mut self, node: &Node) {
         let args = self.operands(&node.args);
         let Some(result) = self.operands(&node.results).pop() else { return };
@@ -179,6 +178,9 @@ impl Checker<'_> {
             }
         }
         self.arrive(pending);
+        if let Some(started) = self.starts.get_mut(pending) {
+            started.waited_here = true;
+        }
         let known = self.errors.len();
         for ((value, tensor), there) in given.iter().zip(&there) {
             let ranges = there.bytes();

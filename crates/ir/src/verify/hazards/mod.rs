@@ -21,9 +21,10 @@
 //! - **H10** Blocks: operands of a `cond`, and what every iteration of a `scan` sees, have the places of the block's
 //!   parameters, which lie as they do, gaps and all; the last carries lie where they were carried.
 //!
-//! What blocks do at their ends, which no line says: leases of their own starts end; what a scan stacks is copied to
-//! its entry; and what is not yet where it belongs is copied there, all at once, as if through a buffer. A pending that
-//! must move, or that a scan carries, is waited for; another stays in flight.
+//! What blocks do at their ends, which no line says: what a scan stacks is copied to its entry, and what is not yet
+//! where it belongs is copied there, all at once, as if through a buffer. A pending that must move, or that a scan
+//! carries, is waited for; another stays in flight. Leases of starts that no line of their block waits for end, since
+//! no line can name them any more; others need a `release` in the block.
 //!
 //! A value whose size is known only as the program runs stands for its whole region.
 
@@ -104,6 +105,8 @@ impl Tensor {
 #[derive(Clone, Copy, Default)]
 struct Started {
     waited: bool,
+    /// Whether a line of its own block waits for it, so that one can release it too.
+    waited_here: bool,
     released: bool,
 }
 
