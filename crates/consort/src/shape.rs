@@ -10,6 +10,7 @@ use crate::apply::{Tensors, run, run_one};
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
 use crate::tensor::Tensor;
+use crate::trace::outside_of_updates;
 
 impl Tensor {
     /// The same elements in another shape. No element moves where their layout allows.
@@ -78,15 +79,38 @@ impl Tensor {
     #[track_caller]
     pub fn narrow(&self, dim: usize, start: impl Into<Index>, size: impl Into<Index>) -> Result<Tensor> {
         let site = Location::caller();
+        let (start, size) = self.narrowed("narrow", dim, start.into(), size.into(), site)?;
+        self.part(start, size, &vec![1; self.rank()], site)
+    }
+
+    /// Where the part of a dimension begins, and its sizes.
+    pub(crate) fn narrowed(
+        &self,
+        op: &str,
+        dim: usize,
+        start: Index,
+        size: Index,
+        site: &'static Location<'static>,
+    ) -> Result<(Vec<ir::Index>, Vec<ir::Index>)> {
         if dim >= self.rank() {
             let message = format!("expected a dimension below {}, got {dim}", self.rank());
-            return Err(Error::new("narrow", message, site));
+            return Err(Error::new(op, message, site));
         }
-        let mut starts = vec![ir::Index::constant(0); self.rank()];
-        let mut sizes = self.ty.shape.clone();
-        (starts[dim], sizes[dim]) = (start.into().0, size.into().0);
-        let op = ops::Slice { start: starts, size: sizes, step: vec![1; self.rank()] };
-        run_one(&op, smallvec![self.clone()], site)
+        let (mut starts, mut sizes) = (vec![ir::Index::constant(0); self.rank()], self.ty.shape.clone());
+        (starts[dim], sizes[dim]) = (start.0, size.0);
+        Ok((starts, sizes))
+    }
+
+    /// A box of it. One that a message in flight has nothing to do with is not waited for.
+    pub(crate) fn part(
+        &self,
+        start: Vec<ir::Index>,
+        size: Vec<ir::Index>,
+        step: &[usize],
+        site: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let whole = outside_of_updates(self, &start, &size, step);
+        run_one(&ops::Slice { start, size, step: step.to_vec() }, smallvec![whole], site)
     }
 
     /// A box of it: where it begins, how many places it has, and how far apart they are, along each dimension. No
@@ -100,9 +124,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn slice(&self, start: impl Shape, size: impl Shape, step: &[usize]) -> Result<Tensor> {
-        let (start, size) = (plain(start.sizes()), plain(size.sizes()));
-        let op = ops::Slice { start, size, step: step.to_vec() };
-        run_one(&op, smallvec![self.clone()], Location::caller())
+        self.part(plain(start.sizes()), plain(size.sizes()), step, Location::caller())
     }
 
     /// One entry along a dimension, which the result does not have.
