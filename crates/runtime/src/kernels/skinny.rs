@@ -235,7 +235,10 @@ where
         let (cols, first) = (self.block.cols, self.first);
         let data = self.block.data();
         let rows: [&[E]; N] = runs(&data[row * self.block.rs..], self.block.rs, cols);
-        let factors: [&[W]; COUNT] = runs(&self.vectors[row..], self.stride, N);
+        let mut factors = [[W::ZERO; N]; COUNT];
+        for (v, factors) in factors.iter_mut().enumerate() {
+            factors.copy_from_slice(&self.vectors[v * self.stride + row..][..N]);
+        }
         let mut rest = &mut *self.sums;
         let mut sums: [&mut [W]; COUNT] = array::from_fn(|_| {
             let (here, others) = std::mem::take(&mut rest).split_at_mut(self.width);
