@@ -39,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     #[command(name = run::RANK, hide = true)]
     Rank(run::RankArgs),
+    #[command(name = exec::EXEC, hide = true)]
+    ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
@@ -81,6 +83,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Rank(args)) => run::run_rank(&args),
+        Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),

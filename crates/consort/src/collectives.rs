@@ -20,7 +20,7 @@ use crate::flight::{Flight, Way};
 use crate::mesh::Group;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc, fill_new};
-use crate::trace::{record_start, settle};
+use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 use crate::world::World;
 
 /// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
@@ -61,6 +61,12 @@ impl Group {
     ) -> Result<Started> {
         let (world, name) = (&self.world, spoken(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
+        if self.breaks && is_tracing() {
+            let results = uncompiled_at(name, site, || {
+                Ok(self.start(op, args, owners, outs, site)?.results.into_vec())
+            })?;
+            return Ok(Started { results: results.into(), flight: None });
+        }
         if let Some(traced) = record_start(op, args, site) {
             let (results, start) = traced?;
             return Ok(Started { results, flight: Some(Way::Traced(start)) });

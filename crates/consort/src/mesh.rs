@@ -224,6 +224,8 @@ pub struct Group {
     pub(crate) over: mesh::Group,
     /// None where there are only shapes, or where this rank is in no list.
     pub(crate) comm: Option<consort_comm::Group>,
+    /// Whether its operations end the graph of a compiled function.
+    pub(crate) breaks: bool,
 }
 
 impl Mesh {
@@ -446,7 +448,7 @@ impl Mesh {
 
 fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<'static>) -> Result<Group> {
     let comm = world.group(over).map_err(|error| Error::comm(op, error, site))?;
-    Ok(Group { world, over, comm })
+    Ok(Group { world, over, comm, breaks: false })
 }
 
 impl Group {
@@ -456,6 +458,25 @@ impl Group {
             mesh::Group::Axes(axes) => axes.iter().map(|axis| 1i128 << axis.0).sum::<i128>(),
             mesh::Group::List(id) => -1 - i128::from(id.0),
         }
+    }
+
+    /// The same group, with operations that are never compiled: each ends the graph, as [`uncompiled`](crate::uncompiled)
+    /// does. What that costs is what compiling them saves.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, compile};
+    ///
+    /// let breaks = consort::spawn(2, |mesh| {
+    ///     let group = mesh.uncompiled();
+    ///     let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum)?.exp());
+    ///     assert_eq!(f.call(Tensor::from_iter([0.0f32])?)?.to_vec::<f32>()?, [1.0]);
+    ///     Ok((f.stats().breaks, f.stats().graphs))
+    /// });
+    /// assert!(breaks.into_iter().all(|breaks| breaks.is_ok_and(|breaks| breaks == (1, 2))));
+    /// ```
+    #[must_use]
+    pub fn uncompiled(&self) -> Group {
+        Group { breaks: true, ..self.clone() }
     }
 
     /// How many ranks it has.

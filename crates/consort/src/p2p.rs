@@ -17,7 +17,7 @@ use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
 use crate::tensor::{Placed, Tensor};
-use crate::trace::{is_tracing, record_start, settle};
+use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
 ///
@@ -162,6 +162,9 @@ impl Group {
 
     #[track_caller]
     fn batch_at(&self, messages: Vec<Batched<'_>>, site: &'static Location<'static>) -> Result<Pending<()>> {
+        if self.breaks && is_tracing() {
+            return self.batch_between(messages, site);
+        }
         let (mut send, mut recv, mut args, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for message in messages {
             match message {
@@ -233,6 +236,38 @@ impl Group {
             place.take_result(result, site)?;
         }
         Ok(Pending { gives: (), flight: Some(Way::Flying(flight)) })
+    }
+}
+
+impl Group {
+    /// A batch between two graphs. What is received lands in tensors of its own first.
+    fn batch_between(
+        &self,
+        messages: Vec<Batched<'_>>,
+        site: &'static Location<'static>,
+    ) -> Result<Pending<()>> {
+        let (mut sends, mut ends, mut views, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for message in messages {
+            match message {
+                Batched::Send { .. } => sends.push(message),
+                Batched::Recv { into, from, tag } => {
+                    ends.push((from, tag));
+                    views.push(into.view());
+                    places.push(into);
+                }
+            }
+        }
+        let landed = uncompiled_at("exchange", site, || {
+            let settled = views.iter().map(|view| settle(view, "exchange", site));
+            let mut landed = settled.collect::<Result<Vec<Tensor>>>()?;
+            let recvs = landed.iter_mut().zip(ends).map(|(x, (from, tag))| Batched::recv(x, from, tag));
+            self.batch_at(sends.into_iter().chain(recvs).collect(), site)?.wait()?;
+            Ok(landed)
+        })?;
+        for (mut place, result) in places.into_iter().zip(landed) {
+            place.take_result(result, site)?;
+        }
+        Ok(Pending { gives: (), flight: None })
     }
 }
 

@@ -20,7 +20,7 @@ use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc};
-use crate::trace::{equal, is_tracing, settle};
+use crate::trace::{equal, is_tracing, settle, update_later};
 use crate::world::World;
 
 /// A part of a tensor that is written in place.
@@ -76,18 +76,44 @@ impl Tensor {
         start: impl Into<Index>,
         size: impl Into<Index>,
     ) -> Result<SliceMut<'_>> {
+        let (starts, sizes) =
+            self.narrowed("narrow_mut", dim, start.into(), size.into(), Location::caller())?;
+        self.slice_mut_at(starts, sizes, Location::caller())
+    }
+
+    /// A box of it, to be written in place: where it begins and how many places it has, along each dimension.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let mut x = Tensor::zeros(Dtype::F32, &[3, 3])?;
+    /// x.slice_mut(&[1, 1], &[1, 2])?.copy_from(&Tensor::from_slice(&[1.0f32, 2.0], &[1, 2])?)?;
+    /// assert_eq!(x.to_string(), "[[0. 0. 0.]\n [0. 1. 2.]\n [0. 0. 0.]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn slice_mut(
+        &mut self,
+        start: &(impl Shape + ?Sized),
+        size: &(impl Shape + ?Sized),
+    ) -> Result<SliceMut<'_>> {
+        self.slice_mut_at(plain(start.sizes()), plain(size.sizes()), Location::caller())
+    }
+
+    fn slice_mut_at(
+        &mut self,
+        start: Vec<ir::Index>,
+        size: Vec<ir::Index>,
+        site: &'static Location<'static>,
+    ) -> Result<SliceMut<'_>> {
         // Elements that are repeated have one place: what is written to one would be written to all.
         if self.layout.repeats() && self.storage.is_some() {
-            self.move_to_own(Location::caller())?;
+            self.move_to_own(site)?;
         }
-        let mut starts = vec![ir::Index::constant(0); self.rank()];
-        let start: Index = start.into();
-        if let Some(place) = starts.get_mut(dim) {
-            *place = start.0.clone();
-        }
-        let part = self.narrow(dim, start, size)?;
+        let part = self.part(start.clone(), size, &vec![1; self.rank()], site)?;
         let (layout, shape) = (part.layout.clone(), part.ty.shape.clone());
-        Ok(SliceMut { layout, shape, start: starts, traced: is_tracing().then_some(part), tensor: self })
+        Ok(SliceMut { layout, shape, start, traced: is_tracing().then_some(part), tensor: self })
     }
 
     /// Takes over the elements of another tensor of the same shape and type.
@@ -179,6 +205,10 @@ impl SliceMut<'_> {
         }
         if self.is_whole() {
             *self.tensor = part;
+            return Ok(());
+        }
+        if let Some(late) = update_later(self.tensor, &part, &self.start) {
+            *self.tensor = late;
             return Ok(());
         }
         let op = ops::UpdateSlice { start: self.start.clone() };

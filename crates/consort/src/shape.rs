@@ -10,6 +10,7 @@ use crate::apply::{Tensors, run, run_one};
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
 use crate::tensor::Tensor;
+use crate::trace::outside_of_updates;
 
 impl Tensor {
     /// The same elements in another shape. No element moves where their layout allows.
@@ -21,7 +22,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn reshape(&self, shape: impl Shape) -> Result<Tensor> {
+    pub fn reshape(&self, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         run_one(&ops::Reshape { shape: plain(shape.sizes()) }, smallvec![self.clone()], Location::caller())
     }
 
@@ -78,15 +79,38 @@ impl Tensor {
     #[track_caller]
     pub fn narrow(&self, dim: usize, start: impl Into<Index>, size: impl Into<Index>) -> Result<Tensor> {
         let site = Location::caller();
+        let (start, size) = self.narrowed("narrow", dim, start.into(), size.into(), site)?;
+        self.part(start, size, &vec![1; self.rank()], site)
+    }
+
+    /// Where the part of a dimension begins, and its sizes.
+    pub(crate) fn narrowed(
+        &self,
+        op: &str,
+        dim: usize,
+        start: Index,
+        size: Index,
+        site: &'static Location<'static>,
+    ) -> Result<(Vec<ir::Index>, Vec<ir::Index>)> {
         if dim >= self.rank() {
             let message = format!("expected a dimension below {}, got {dim}", self.rank());
-            return Err(Error::new("narrow", message, site));
+            return Err(Error::new(op, message, site));
         }
-        let mut starts = vec![ir::Index::constant(0); self.rank()];
-        let mut sizes = self.ty.shape.clone();
-        (starts[dim], sizes[dim]) = (start.into().0, size.into().0);
-        let op = ops::Slice { start: starts, size: sizes, step: vec![1; self.rank()] };
-        run_one(&op, smallvec![self.clone()], site)
+        let (mut starts, mut sizes) = (vec![ir::Index::constant(0); self.rank()], self.ty.shape.clone());
+        (starts[dim], sizes[dim]) = (start.0, size.0);
+        Ok((starts, sizes))
+    }
+
+    /// A box of it. One that a message in flight has nothing to do with is not waited for.
+    pub(crate) fn part(
+        &self,
+        start: Vec<ir::Index>,
+        size: Vec<ir::Index>,
+        step: &[usize],
+        site: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let whole = outside_of_updates(self, &start, &size, step);
+        run_one(&ops::Slice { start, size, step: step.to_vec() }, smallvec![whole], site)
     }
 
     /// A box of it: where it begins, how many places it has, and how far apart they are, along each dimension. No
@@ -99,10 +123,13 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn slice(&self, start: impl Shape, size: impl Shape, step: &[usize]) -> Result<Tensor> {
-        let (start, size) = (plain(start.sizes()), plain(size.sizes()));
-        let op = ops::Slice { start, size, step: step.to_vec() };
-        run_one(&op, smallvec![self.clone()], Location::caller())
+    pub fn slice(
+        &self,
+        start: &(impl Shape + ?Sized),
+        size: &(impl Shape + ?Sized),
+        step: &[usize],
+    ) -> Result<Tensor> {
+        self.part(plain(start.sizes()), plain(size.sizes()), step, Location::caller())
     }
 
     /// One entry along a dimension, which the result does not have.
@@ -128,7 +155,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn update_slice(&self, part: &Tensor, start: impl Shape) -> Result<Tensor> {
+    pub fn update_slice(&self, part: &Tensor, start: &(impl Shape + ?Sized)) -> Result<Tensor> {
         let op = ops::UpdateSlice { start: plain(start.sizes()) };
         run_one(&op, smallvec![self.clone(), part.clone()], Location::caller())
     }
@@ -170,7 +197,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn split(&self, dim: usize, sizes: impl Shape) -> Result<Vec<Tensor>> {
+    pub fn split(&self, dim: usize, sizes: &(impl Shape + ?Sized)) -> Result<Vec<Tensor>> {
         let op = ops::Split { dim, sizes: plain(sizes.sizes()) };
         Ok(run(&op, &mut smallvec![self.clone()], Location::caller())?.into_vec())
     }
@@ -184,7 +211,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn broadcast_to(&self, shape: impl Shape) -> Result<Tensor> {
+    pub fn broadcast_to(&self, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         let op = ops::Broadcast { shape: plain(shape.sizes()) };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
@@ -238,7 +265,12 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn pad(&self, before: impl Shape, after: impl Shape, value: f64) -> Result<Tensor> {
+    pub fn pad(
+        &self,
+        before: &(impl Shape + ?Sized),
+        after: &(impl Shape + ?Sized),
+        value: f64,
+    ) -> Result<Tensor> {
         let op = ops::Pad { low: plain(before.sizes()), high: plain(after.sizes()), value };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }

@@ -1,9 +1,11 @@
-//! Programs of some size take little more memory than they need, and copy nothing for communication.
+//! Programs of some size take little more memory than they need, and copy nothing for communication. Sizes that memory
+//! cannot have are refused.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use consort_ir::index::Sym;
 use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
@@ -126,4 +128,20 @@ fn memory_is_close_to_what_is_needed() {
         close("ring attention", &larger("c4-ring-attention-forward", &matrices), given);
         close("ring kernel", &larger("c2-ring-kernel-on-4-ranks", &[("[3]", "[30000]")]), given);
     }
+}
+
+#[test]
+fn sizes_without_a_value_or_beyond_memory_are_refused() {
+    let text = "mesh ()\n\nfunc @f(v0: f32[s0]) -> f32[s0] {\n    return v0\n}\n";
+    let program = parse(text, &OpTable::built_in()).unwrap().program;
+    let refused = |symbols: &BTreeMap<Sym, i64>| {
+        let at = At { rank: Rank(0), symbols, donated: &[] };
+        plan(&program.mesh, &program.funcs[0], &at).unwrap_err()
+    };
+    let error = refused(&BTreeMap::new());
+    let expected = "plan: @f: expected sizes that are known, got f32[s0]: s0: a symbol has no value\n  \
+                    note: a plan is made for given values of the symbols; give each of them one";
+    assert_eq!(error.to_string(), expected);
+    let error = refused(&BTreeMap::from([(Sym::Backed(0), i64::MAX)]));
+    assert_eq!(error.to_string(), "plan: @f: f32[s0] does not fit in 64 bits of memory");
 }

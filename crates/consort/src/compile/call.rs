@@ -61,11 +61,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             self.calls.set(number + 1);
         }
         let entries = self.entries.borrow().len();
-        let joint = self.entries.borrow().iter().any(|entry| entry.communicates);
-        if joint {
+        // What all ranks have compiled; what does not communicate is each rank's own matter.
+        let agreed = self.entries.borrow().iter().filter(|entry| entry.communicates).count();
+        if agreed > 0 {
             let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
             if !envelope(&world, key, site)? {
-                return match entries < self.options.limit {
+                return match agreed < self.options.limit {
                     true => self.compile_and_run(args, &world, true, site),
                     false => self.past_limit(args),
                 };

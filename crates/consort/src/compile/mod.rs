@@ -137,7 +137,8 @@ pub fn compile_mut<S: Flatten + 'static, A: Flatten, R: Flatten>(
 pub struct CompiledMut<S, A, R>(Compiled<(S, A), (S, R)>);
 
 impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledMut<S, A, R> {
-    /// Calls it. Where it fails the state is as it was.
+    /// Calls it. Where it fails before anything ran, the state is as it was; where the ranks fail in the middle, its tensors
+    /// are there with whatever was written to them.
     ///
     /// [`compile_mut`] has an example.
     #[track_caller]

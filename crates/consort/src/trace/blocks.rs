@@ -29,6 +29,7 @@ impl Session {
 
     /// Opens a block; gives its parameters. What a block before took from outside, this one takes first.
     pub(crate) fn begin(self: &Rc<Self>, types: Vec<Type>, captured: &[Value]) -> Result<Vec<Tensor>> {
+        self.join_all(Location::caller())?;
         let more = self.types(captured)?;
         let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
         let (own, inner) = values.split_at(types.len());

@@ -5,6 +5,7 @@
 //! the next segment begins with it. The rules are in docs/design/0004-compile.md.
 
 mod blocks;
+mod late;
 mod sizes;
 mod value;
 
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::world::World;
 
+pub(crate) use late::{outside_of_updates, update_later};
 pub(crate) use sizes::{compare, equal, number_of, pin_shape};
 pub(crate) use value::{Start, Traced, settle};
 
@@ -215,6 +217,7 @@ impl Session {
         if let Some(start) = traced.start() {
             self.wait_for(&start, site)?;
         }
+        self.join(traced, site)?;
         let (value, depth) = traced.place();
         self.enter(value, depth)
     }
@@ -396,6 +399,7 @@ impl Session {
         let run = self.run.borrow().clone();
         let run = run.ok_or_else(|| Error::new(op, "expected no host read here", site))?;
         self.breaks.borrow_mut().push(Break { op: op.to_string(), site });
+        self.join_all(site)?;
         let live: Vec<Rc<Traced>> = self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
         let finished = self.finish(live, site)?;
         let this = Rc::clone(self);
@@ -415,6 +419,7 @@ impl Session {
                 continue;
             }
             traced.check(self, "return", site)?;
+            self.join(&traced, site)?;
             // A pending of several tensors is waited for: a handle of one of them cannot be returned alone.
             let value = match traced.start().filter(|start| !start.waited()) {
                 Some(start) if start.tensors == 1 => start.return_pending(),
@@ -516,8 +521,17 @@ pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Ve
 /// ```
 #[track_caller]
 pub fn uncompiled<T: crate::Flatten>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    uncompiled_at("uncompiled", Location::caller(), f)
+}
+
+/// The same for an operation, which the break names.
+pub(crate) fn uncompiled_at<T: crate::Flatten>(
+    op: &str,
+    site: Site,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let Some(session) = current() else { return f() };
-    session.break_at("uncompiled", Location::caller())?;
+    session.break_at(op, site)?;
     let made = within(None, f)?;
     Ok(made.map(&mut crate::flatten::MapTensors(|tensor: &Tensor| match tensor.traced {
         Some(_) => tensor.clone(),

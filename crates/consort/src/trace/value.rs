@@ -9,6 +9,7 @@ use consort_ir::entity::Value;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+use super::late::{Late, Update};
 use super::{Session, Site};
 
 /// A value of a segment, and the tensor that it is once the segment has run.
@@ -24,6 +25,8 @@ enum Is {
     Value(Value, usize),
     /// One of the tensors of a start.
     Pending(Rc<Start>, usize),
+    /// One of which a slice is on its way.
+    Late(RefCell<Late>),
 }
 
 /// A start in a trace: its wait is written down when its results are first used.
@@ -74,6 +77,10 @@ impl Traced {
         Traced::new(session, Is::Pending(start, place))
     }
 
+    pub(super) fn late(session: &Rc<Session>, late: Late) -> Traced {
+        Traced::new(session, Is::Late(RefCell::new(late)))
+    }
+
     fn new(session: &Rc<Session>, is: Is) -> Traced {
         let segment = session.segment_number();
         Traced { session: Rc::downgrade(session), segment, is, landed: OnceCell::new() }
@@ -102,6 +109,27 @@ impl Traced {
                 let value = start.waited.borrow().as_ref().and_then(|values| values.get(*place).copied());
                 (value.unwrap_or(start.pending), start.depth)
             }
+            Is::Late(late) => match &*late.borrow() {
+                Late::Joined(value) => (*value, 0),
+                // Whoever asks has joined it before.
+                Late::Flying(_) => (Value(u32::MAX), 0),
+            },
+        }
+    }
+
+    /// The slice that is on its way, while it is.
+    pub(super) fn update(&self) -> Option<Update> {
+        let Is::Late(late) = &self.is else { return None };
+        match &*late.borrow() {
+            Late::Flying(update) if self.landed().is_none() => Some(update.clone()),
+            _ => None,
+        }
+    }
+
+    /// The slice is in its place.
+    pub(super) fn set_joined(&self, value: Value) {
+        if let Is::Late(late) = &self.is {
+            late.replace(Late::Joined(value));
         }
     }
 
@@ -119,6 +147,7 @@ impl Traced {
         match (self.landed(), self.start(), super::current()) {
             (Some(landed), _, _) => landed.wait(),
             (None, Some(start), Some(session)) => session.wait_for(&start, site),
+            (None, None, Some(session)) => session.join(self, site),
             _ => Ok(()),
         }
     }

@@ -160,8 +160,9 @@ impl<'a> Planner<'a> {
     /// Makes all that can be views of a value, from now on: only the bytes that they see are needed until they are
     /// used. What cannot be a view reads the value when it runs.
     fn views(&mut self, value: Value) {
-        let mut values = vec![value];
-        while let Some(value) = values.pop() {
+        let mut values = Vec::new();
+        let mut next = Some(value);
+        while let Some(value) = next {
             let views: Vec<View<'a>> = self.uses.views_of(value).collect();
             for View { node, line, .. } in views {
                 if self.view(node) {
@@ -171,6 +172,7 @@ impl<'a> Planner<'a> {
                     self.storage.prolong(part, line, line);
                 }
             }
+            next = values.pop();
         }
     }
 

@@ -158,6 +158,7 @@ impl Exec {
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,
             flights: (0..lowerer.n_flights).map(|_| None).collect(),
+            sites: vec![None; lowerer.n_flights],
             in_flight: vec![0; lowerer.groups.len()],
             all_in_flight: 0,
             work: 0,
@@ -220,7 +221,9 @@ impl Exec {
             }
         }
         if state.memory.open(cx.heap)? {
-            state.handles.iter_mut().for_each(|handle| *handle = None);
+            // They were of another heap.
+            state.handles.fill(None);
+            state.sites.fill(None);
         }
         state.in_flight.iter_mut().for_each(|n| *n = 0);
         (state.all_in_flight, state.work) = (0, 0);

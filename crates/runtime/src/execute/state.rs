@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use consort_comm::{Buffer, Bytes};
+use consort_comm::{Buffer, Bytes, Name};
 use consort_ir::index::{Guard, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{Mesh, Rank};
@@ -36,6 +36,8 @@ pub(super) struct State {
     /// Handles of slots that are the same at each call.
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
+    /// The source lines of starts, by their pendings, as the recorder of this rank knows them.
+    pub(super) sites: Vec<Option<Name>>,
     /// How many operations of each group are in flight, and of all.
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,
@@ -78,7 +80,7 @@ impl State {
                     start.iter().map(|start| self.sizes().size(start)).collect::<Result<Dims, _>>()?;
                 self.update_slice(&start, [*base, *part, *result], cx)?;
             }
-            Step::Start(start) => self.start(start, cx)?,
+            Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
             Step::ToSize { op, arg, symbols } => self.read_sizes(op, *arg, symbols, cx)?,
             Step::Cond(cond) => self.cond(cond, cx)?,
