@@ -112,6 +112,12 @@ impl Graph {
         self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
     }
 
+    /// The plan for these sizes and gifts, if there is one.
+    pub(crate) fn known(&self, symbols: &[(Sym, i64)], donated: &Donated) -> Option<Rc<Planned>> {
+        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
+        self.plans.borrow().iter().find(fits).map(Rc::clone)
+    }
+
     /// The plan for these sizes and gifts; made if there is none.
     pub(crate) fn plan(
         &self,
@@ -120,9 +126,8 @@ impl Graph {
         donated: &Donated,
         site: Site,
     ) -> Result<Rc<Planned>> {
-        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
-        if let Some(planned) = self.plans.borrow().iter().find(fits) {
-            return Ok(Rc::clone(planned));
+        if let Some(planned) = self.known(symbols, donated) {
+            return Ok(planned);
         }
         let start = Instant::now();
         let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
@@ -191,8 +196,14 @@ impl Planned {
         self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
     }
 
-    /// Runs it. Arguments that were given away may be written.
-    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Results> {
+    /// Runs it, if it may once all is ready. Arguments that were given away may be written.
+    pub(crate) fn run(
+        &self,
+        world: &Rc<World>,
+        given: &[Given<'_>],
+        may_run: &mut dyn FnMut() -> Result<bool>,
+        site: Site,
+    ) -> Result<Option<Results>> {
         let failed = |error| Error::comm("compile", error, site);
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
@@ -229,6 +240,9 @@ impl Planned {
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
+        if !may_run()? {
+            return Ok(None);
+        }
         let before = exec.copied_bytes();
         let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
         world.count_copy((exec.copied_bytes() - before) as usize);
@@ -244,7 +258,8 @@ impl Planned {
                 pending.into_iter().map(|pending| Flight::new(pending, world, "compile", site)).collect();
             let mut list = SmallVec::new();
             for (out, varies) in tensors.into_iter().zip(varies) {
-                let tensor = self.tensor(world, given, &whole, &mut shared, out, number, *varies);
+                let argument = self.argument(given, &whole, out.region);
+                let tensor = self.tensor(world, argument, &mut shared, out, number, *varies);
                 number += 1;
                 if let Some(storage) = &tensor.storage {
                     flights
@@ -255,15 +270,29 @@ impl Planned {
             }
             results.push(list);
         }
-        Ok(results)
+        Ok(Some(results))
+    }
+
+    /// The argument in which a result lies, if it lies in one that was not given away.
+    fn argument<'a>(
+        &self,
+        given: &[Given<'a>],
+        whole: &'a [Option<Tensor>],
+        region: Region,
+    ) -> Option<&'a Tensor> {
+        let Region::Arg(place) = region else { return None };
+        let place = place as usize;
+        let own = |given: &Given<'a>| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None };
+        let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
+        let packed = whole.get(place).and_then(Option::as_ref);
+        packed.or_else(|| given.get(place).and_then(own)).filter(|_| kept)
     }
 
     /// A result as a tensor. What lies in an argument that was not given away shares its storage.
     fn tensor(
         &self,
         world: &Rc<World>,
-        given: &[Given<'_>],
-        whole: &[Option<Tensor>],
+        argument: Option<&Tensor>,
         shared: &mut SmallVec<[(Region, Rc<Storage>); 2]>,
         out: OutTensor,
         number: usize,
@@ -271,18 +300,6 @@ impl Planned {
     ) -> Tensor {
         let known =
             shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
-        let argument = match out.region {
-            Region::Arg(place) => {
-                let place = place as usize;
-                let packed = whole.get(place).and_then(Option::as_ref);
-                let own = given
-                    .get(place)
-                    .and_then(|given| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None });
-                let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
-                packed.or(own).filter(|_| kept)
-            }
-            _ => None,
-        };
         let first = argument.map_or(0, |argument| argument.layout.start);
         let storage = match (argument, known) {
             (Some(argument), _) => argument.storage.clone(),
