@@ -20,6 +20,8 @@ mod worker;
 use crate::report::Report;
 
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
+pub(crate) use figures::median;
+pub(crate) use table::{size, write_out};
 pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
 
 /// Measure operations between ranks, tensors, or the launcher

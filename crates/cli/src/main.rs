@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod demo;
 mod exec;
 mod files;
 mod ops;
 mod opt;
+mod programs;
 mod report;
 mod run;
 mod source;
@@ -34,6 +36,7 @@ enum Command {
     Opt(opt::Args),
     Exec(exec::Args),
     Run(run::Args),
+    Demo(demo::Args),
     Bench(bench::Args),
     #[command(name = run::RANK, hide = true)]
     Rank(run::RankArgs),
@@ -41,6 +44,8 @@ enum Command {
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
+    #[command(name = demo::DEMO, hide = true)]
+    DemoRank(demo::DemoArgs),
 }
 
 fn main() -> ExitCode {
@@ -79,5 +84,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
+        Some(Command::Demo(args)) => demo::run(&args),
+        Some(Command::DemoRank(args)) => demo::run_rank(&args),
     }
 }
