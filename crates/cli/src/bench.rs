@@ -26,6 +26,8 @@ use crate::report::Report;
 
 pub(crate) use compile_cases::{COMPILE, CompileArgs, run_compile_rank};
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
+pub(crate) use figures::median;
+pub(crate) use table::{size, write_out};
 pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
 
 /// Measure operations between ranks, tensors, compiled functions, or the launcher

@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod demo;
 mod exec;
 mod explain;
 mod files;
 mod ops;
 mod opt;
+mod programs;
 mod report;
 mod run;
 mod source;
@@ -36,6 +38,7 @@ enum Command {
     Explain(explain::Args),
     Exec(exec::Args),
     Run(run::Args),
+    Demo(demo::Args),
     Bench(bench::Args),
     #[command(name = run::RANK, hide = true)]
     Rank(run::RankArgs),
@@ -47,6 +50,8 @@ enum Command {
     EagerRank(bench::EagerArgs),
     #[command(name = bench::COMPILE, hide = true)]
     CompileRank(bench::CompileArgs),
+    #[command(name = demo::DEMO, hide = true)]
+    DemoRank(demo::DemoArgs),
 }
 
 fn main() -> ExitCode {
@@ -88,5 +93,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
         Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
+        Some(Command::Demo(args)) => demo::run(&args),
+        Some(Command::DemoRank(args)) => demo::run_rank(&args),
     }
 }

@@ -138,7 +138,7 @@ pub fn plain(grid: &Sharing, height: usize, width: usize, steps: usize) -> Resul
 /// This rank's cells, without the border.
 pub fn cells(x: &Tensor) -> Result<Vec<f32>> {
     let [height, width] = [x.shape()[0] - 2, x.shape()[1] - 2];
-    x.slice([1, 1], [height, width], &[1, 1])?.to_vec()
+    x.slice(&[1, 1], &[height, width], &[1, 1])?.to_vec()
 }
 
 fn run() -> Result<bool> {

@@ -77,7 +77,7 @@ pub fn ring_attention(
         let from = (ring.rank() + (n - step)) % n;
         for ((first, size), seen) in tiles.iter().zip(&mut seen) {
             let places = |part: &Index, first: usize, shape: [usize; 2], dim: usize| {
-                Tensor::iota(Dtype::I64, shape, dim)?.add(&Tensor::index(part * length + first)?)
+                Tensor::iota(Dtype::I64, &shape, dim)?.add(&Tensor::index(part * length + first)?)
             };
             let mask = match causal {
                 true => Some(places(&from, 0, [1, length], 1)?.le(&places(
@@ -105,7 +105,7 @@ pub fn ring_attention(
 pub fn part(mesh: &Mesh, heads: usize, length: usize, width: usize, key: i64) -> Result<Tensor> {
     let (own, whole) = ([1, heads, length, width], [1, heads, length * mesh.size(), width]);
     let start = [Index::from(0), 0.into(), mesh.rank() * length, 0.into()];
-    Tensor::normal_part(Dtype::F32, own, whole, &start, key)
+    Tensor::normal_part(Dtype::F32, &own, &whole, &start, key)
 }
 
 /// The same by one op on the whole sequence.

@@ -16,7 +16,7 @@ use crate::index::{Shape, plain};
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::tensor::{Tensor, constant_shape};
-use crate::trace::is_tracing;
+use crate::trace::{is_tracing, settle, uncompiled_at};
 
 impl Group {
     /// Starts an operation with one operand and one result.
@@ -251,6 +251,13 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<Pending<Tensor>> {
         let list = constant_shape(sizes);
+        if self.breaks && is_tracing() {
+            let between = || Ok(self.uneven(x, dim, sizes, site)?.gives);
+            return Ok(Pending { gives: uncompiled_at("all_gather_v", site, between)?, flight: None });
+        }
+        if x.traced.is_some() && !is_tracing() {
+            x = settle(&x, "all_gather_v", site)?;
+        }
         let mine = self.number(&self.rank()).ok().and_then(|me| sizes.get(me)).filter(|_| !is_tracing());
         // Its size is another on each rank, which its type says by an entry of the table for each.
         if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {

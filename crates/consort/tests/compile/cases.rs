@@ -50,6 +50,7 @@ cases! {
     c7_plans_name_op_buffer_queue_and_line [2];
     trace_cond_and_scan_stay_in_the_program [2, 3];
     trace_uncompiled_parts_run_between_segments [2];
+    trace_operations_of_an_uncompiled_group_run_between_segments [2, 3];
     trace_compiled_inside_compiled_is_one_program [2];
     trace_declared_sizes_are_symbols_at_once [2];
     trace_groups_and_settings_are_guards [4];
@@ -831,6 +832,30 @@ fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
     }
     let stats = f.stats();
     assert_eq!((stats.breaks, stats.graphs, stats.retraced), (1, 2, 2), "{}", f.explain());
+    Ok(())
+}
+
+fn trace_operations_of_an_uncompiled_group_run_between_segments(mesh: Mesh) -> Result<()> {
+    let step = |group: &consort::Group, mesh: &Mesh, mut x: Tensor| -> Result<Tensor> {
+        let n = mesh.size();
+        let sums = group.all_reduce(x.neg()?, Reduce::Sum)?;
+        let sizes: Vec<usize> = (0..n).map(|i| i + 1).collect();
+        let mine = x.narrow(0, 0, mesh.rank() + 1)?;
+        let all = group.all_gather_v(mine, 0, &sizes)?.sum_all()?;
+        let last = x.narrow(0, 3, 1)?;
+        let first = Batched::recv(x.narrow_mut(0, 0, 1)?, Route::Ring(-1), 0);
+        group.batch(vec![Batched::send(last, Route::Ring(1), 0), first])?.wait()?;
+        group.all_reduce_(x.narrow_mut(0, 1, 2)?, Reduce::Max)?;
+        x.add(&sums)?.add(&all)
+    };
+    let (group, own) = (mesh.uncompiled(), mesh.clone());
+    let f = compile(move |x: Tensor| step(&group, &own, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..3 {
+        let x = numbers(&[4], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, &mesh, x)?)?;
+    }
+    assert_eq!((f.stats().breaks, f.stats().recompiles), (4, 0), "{}", f.explain());
     Ok(())
 }
 

@@ -1,0 +1,150 @@
+//! `consort demo`: small programs on several ranks, compiled, with broken graphs, and eager: that they agree, and how fast
+//! they are.
+//!
+//! Ranks are processes of this binary (`demo/rank.rs`, with the programs in `demo/cases.rs`). They say how far they are and
+//! what they found in lines of JSON; this starts them and shows it.
+
+mod cases;
+mod rank;
+mod summary;
+
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write, stderr};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::report::{MACHINE, Machine, Report};
+
+pub(crate) use rank::{DEMO, DemoArgs, run_rank};
+
+const EXAMPLES: &str = "\
+Each program runs traced (compiled, its collectives in the graph), broken (compiled, every collective ends the graph) and
+eager, and is compared with one rank. The exit code is 1 where they differ, 2 where the machine fails.
+
+Examples:
+  consort demo              a model generates tokens, its weights shared out over 2 ranks
+  consort demo ring -n 4    ring attention on 4 ranks
+  consort demo halo --json  one JSON object a line";
+
+/// Run a small program on several ranks, compiled and eager, and compare
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Which program
+    #[arg(value_enum, default_value_t = Which::Tp)]
+    which: Which,
+    /// How many ranks
+    #[arg(short = 'n', value_name = "N", default_value_t = 2)]
+    ranks: usize,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Sizes for tests
+    #[arg(long, hide = true)]
+    small: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Which {
+    /// A model of the shape of Llama generates tokens
+    Tp,
+    /// Attention over a sequence that is shared out; keys and values go round
+    Ring,
+    /// A stencil on a grid that is shared out; borders come from the neighbours
+    Halo,
+    /// A convolution of an image that is shared out by rows
+    Conv,
+    /// Experts, one on each rank; tokens go where a router sends them
+    Moe,
+}
+
+impl Which {
+    fn name(self) -> &'static str {
+        match self {
+            Which::Tp => "tp",
+            Which::Ring => "ring",
+            Which::Halo => "halo",
+            Which::Conv => "conv",
+            Which::Moe => "moe",
+        }
+    }
+}
+
+/// The most ranks of a demo.
+const MAX_RANKS: usize = 16;
+/// How long it may take, in seconds.
+const LIMIT: &str = "300";
+
+/// Starts the ranks and shows what they found.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    if !(1..=MAX_RANKS).contains(&args.ranks) {
+        bail!("demo: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["run", "--timeout", LIMIT, "-n", &args.ranks.to_string(), "--", "/proc/self/exe", DEMO]);
+    command.arg(args.which.name());
+    if args.small {
+        command.arg("--small");
+    }
+    let failed = |what: String| anyhow::Error::from(Machine(format!("demo: {what}")));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| failed(format!("cannot start the ranks: {error}")))?;
+    let (out, errors) = (child.stdout.take(), child.stderr.take());
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
+        text
+    });
+    let mut found: Vec<Value> = Vec::new();
+    let bar = Bar { shown: stderr().is_terminal() };
+    for line in BufReader::new(out.context("demo: no output")?).lines() {
+        let line = line.map_err(|error| failed(format!("cannot read from the ranks: {error}")))?;
+        let Some(value) = line.find('{').and_then(|at| serde_json::from_str::<Value>(&line[at..]).ok())
+        else {
+            continue;
+        };
+        match value["done"].as_f64() {
+            Some(done) => bar.show(done, value["doing"].as_str().unwrap_or("")),
+            None => found.push(value),
+        }
+    }
+    bar.clear();
+    let status = child.wait().map_err(|error| failed(format!("cannot wait for the ranks: {error}")))?;
+    let said = errors.join().unwrap_or_default();
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
+    if code > 1 || found.is_empty() {
+        return Err(failed(format!("the ranks failed\n{}", said.trim_end())));
+    }
+    let text = match args.json {
+        true => found.iter().map(|value| format!("{value}\n")).collect(),
+        false => summary::text(args.which, args.ranks, &found),
+    };
+    // What the ranks said is what CONSORT_LOG asked for.
+    Ok(Report { notes: said, ..Report::checked(text, code == 0) })
+}
+
+/// How far the ranks are, on a terminal.
+struct Bar {
+    shown: bool,
+}
+
+impl Bar {
+    fn show(&self, done: f64, doing: &str) {
+        const WIDTH: usize = 30;
+        let full = (done.clamp(0.0, 1.0) * WIDTH as f64) as usize;
+        self.write(&format!("\r\x1b[K  {}{} {doing}", "█".repeat(full), "░".repeat(WIDTH - full)));
+    }
+
+    fn clear(&self) {
+        self.write("\r\x1b[K");
+    }
+
+    fn write(&self, text: &str) {
+        if self.shown {
+            let mut stream = stderr();
+            let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! `consort demo`: every program, with small sizes, on processes.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn demo(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_consort")).arg("demo").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The lines of a demo on two ranks.
+fn lines(which: &str) -> Vec<Value> {
+    let output = demo(&[which, "-n", "2", "--small", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Checks the lines, given the breaks of a step with broken graphs where there is such a way.
+fn check(which: &str, broken: Option<u64>) {
+    let lines = lines(which);
+    let modes: Vec<&str> = lines.iter().map(|line| line["mode"].as_str().unwrap()).collect();
+    let expected: &[&str] =
+        if broken.is_some() { &["traced", "broken", "eager"] } else { &["traced", "eager"] };
+    assert_eq!(modes, expected);
+    for line in &lines {
+        assert!(
+            line["demo"] == which && line["ranks"] == 2 && line["per_second"].as_f64().unwrap() > 0.0,
+            "{line}"
+        );
+        let (breaks, graphs) = match line["mode"].as_str().unwrap() {
+            "traced" => (Some(0), Some(1)),
+            "broken" => (broken, broken.map(|breaks| breaks + 1)),
+            _ => (None, None),
+        };
+        assert_eq!((line["breaks"].as_u64(), line["graphs"].as_u64()), (breaks, graphs), "{line}");
+        assert_eq!(line["break_lines"].as_array().unwrap().is_empty(), breaks.unwrap_or(0) == 0, "{line}");
+    }
+    assert_eq!(lines[0]["new_graphs"], 0, "{}", lines[0]);
+}
+
+#[test]
+fn e3_a_model_in_three_modes() {
+    // Two blocks with two all_reduces each, one for the embedding, and the gathered numbers.
+    check("tp", Some(6));
+}
+
+#[test]
+fn c4_ring() {
+    check("ring", Some(1));
+}
+
+#[test]
+fn c3_halo() {
+    check("halo", Some(2));
+    assert_eq!(lines("halo")[0]["copied_bytes"], 0);
+}
+
+#[test]
+fn c8_conv() {
+    check("conv", Some(2));
+}
+
+#[test]
+fn a7_experts() {
+    check("moe", None);
+}
+
+#[test]
+fn the_summary_says_what_was_found() {
+    let output = demo(&["halo", "-n", "3", "--small"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for part in [
+        "halo: a five-point stencil",
+        "3 ranks",
+        "ok ",
+        "steps/s",
+        "traced",
+        "broken",
+        "eager",
+        "examples/halo.rs:",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // No bar where nobody looks.
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    for (args, expected) in [
+        (&["nothing"][..], "invalid value 'nothing'"),
+        (&["tp", "-n", "0"], "demo: -n: expected a number from 1 to 16, got 0"),
+        (&["tp", "-n", "17"], "demo: -n: expected a number from 1 to 16, got 17"),
+    ] {
+        let output = demo(args);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{args:?}");
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+    }
+}
