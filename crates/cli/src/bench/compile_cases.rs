@@ -252,7 +252,8 @@ impl Bench {
             return Ok(());
         }
         let group = self.mesh.raw().context("bench: no group")?;
-        let mut given = Some(Tensor::ones(Dtype::F32, &[1])?);
+        // Equal on all ranks from the start, as results are.
+        let mut given = Some(Tensor::ones(Dtype::F32, &[1])?.replicated()?);
         let mut buffer = Some(group.heap().alloc_from(&1f32.to_le_bytes())?);
         let deadline = Instant::now() + TIMEOUT;
         let mesh = self.mesh.clone();
