@@ -2,7 +2,8 @@
 //!
 //! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
-//! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of.
+//! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of,
+//! `programs.rs` whole programs.
 
 mod eager;
 mod eager_cases;
@@ -13,6 +14,8 @@ mod ops;
 mod options;
 mod points;
 mod process;
+mod programs;
+mod programs_cases;
 mod table;
 mod team;
 mod worker;
@@ -21,10 +24,11 @@ use crate::report::Report;
 
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
+pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
 pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
 
-/// Measure operations between ranks, tensors, or the launcher
+/// Measure operations between ranks, tensors, programs, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -36,6 +40,7 @@ enum What {
     Comm(options::CommArgs),
     Eager(eager::Args),
     Launch(launch::Args),
+    Programs(programs::Args),
 }
 
 /// Runs the subcommand. Figures are written as they come, and do not wait for the report.
@@ -44,5 +49,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         What::Comm(args) => points::run(&args.check()?),
         What::Eager(args) => eager::run(args),
         What::Launch(args) => launch::run(args),
+        What::Programs(args) => programs::run(args),
     }
 }

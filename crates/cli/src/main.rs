@@ -14,6 +14,7 @@ mod programs;
 mod report;
 mod run;
 mod source;
+mod ways;
 
 use std::io::{ErrorKind, Write, stderr, stdout};
 use std::panic::catch_unwind;
@@ -44,6 +45,8 @@ enum Command {
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
+    #[command(name = bench::PROGRAMS, hide = true)]
+    ProgramsRank(bench::ProgramsArgs),
     #[command(name = demo::DEMO, hide = true)]
     DemoRank(demo::DemoArgs),
 }
@@ -84,6 +87,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
+        Some(Command::ProgramsRank(args)) => bench::run_programs_rank(&args),
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::DemoRank(args)) => demo::run_rank(&args),
     }
