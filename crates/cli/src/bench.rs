@@ -3,8 +3,12 @@
 //! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
 //! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of,
-//! `programs.rs` whole programs.
+//! `programs.rs` whole programs, `compile.rs` compiled functions beside the same functions as they are.
 
+mod compile;
+mod compile_cases;
+mod compile_model;
+mod compile_scale;
 mod eager;
 mod eager_cases;
 mod figures;
@@ -22,13 +26,14 @@ mod worker;
 
 use crate::report::Report;
 
+pub(crate) use compile_cases::{COMPILE, CompileArgs, run_compile_rank};
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
 pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
 pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
 
-/// Measure operations between ranks, tensors, programs, or the launcher
+/// Measure operations between ranks, tensors, compiled functions, programs, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -38,6 +43,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Comm(options::CommArgs),
+    Compile(compile::Args),
     Eager(eager::Args),
     Launch(launch::Args),
     Programs(programs::Args),
@@ -47,6 +53,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     match &args.what {
         What::Comm(args) => points::run(&args.check()?),
+        What::Compile(args) => compile::run(args),
         What::Eager(args) => eager::run(args),
         What::Launch(args) => launch::run(args),
         What::Programs(args) => programs::run(args),

@@ -1,20 +1,28 @@
-//! `consort exec FILE -n N`: runs a text program on the oracle, on the inputs of its `; run:` lines or on files.
+//! `consort exec FILE -n N`: runs a text program on the inputs of its `; run:` lines or on files, compiled and on a
+//! process for each rank, or on the oracle.
 //!
 //! The verifier's word stands, with one exception: communication under a condition that may differ (V9) is a
 //! warning here. Such a program may complete, and where it does not, the oracle's verdict says which ranks wait
 //! for what.
 
 mod inputs;
+mod rank;
+mod ranks;
 mod results;
+
+pub(crate) use ranks::{EXEC, RankArgs, run_rank};
 
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use consort_ir::diagnostic::Diagnostic;
-use consort_ir::oracle;
+use consort_ir::oracle::{self, OracleError};
 use consort_ir::program::{Func, Program};
+use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, Parsed, RunLine, run_lines};
+use consort_runtime::tolerance;
 use serde_json::{Value, json};
 
 use crate::files;
@@ -26,13 +34,18 @@ const EXAMPLES: &str = "\
 Without --input, every `; run:` line of the file is run and compared with what it expects.
 With --input, the function is run on files; the results are printed, or written to --output.
 
+Each rank is a process that plans the program for itself and runs kernels. These may round otherwise
+than the definitions of ops do, so floats are compared as closely as the ops allow. --oracle runs
+the definitions, slowly and in one process. Where ranks fail, the oracle is asked why.
+
 Examples:
   consort exec tp.csr -n 2                                     run the `; run:` lines of the file
+  consort exec tp.csr -n 2 --oracle                            the same by the ops' definitions
   consort exec tp.csr -n 2 --input x{rank}.npy                 x0.npy on rank 0, x1.npy on rank 1
   consort exec tp.csr -n 2 --input w.safetensors:up --input 8  a tensor of a file, and a size
   consort exec tp.csr -n 2 --input x.npy --output out          write out/result0.rank0.npy, ..";
 
-/// Run a text program on all its ranks, slowly and plainly
+/// Run a text program on all its ranks
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -53,6 +66,12 @@ pub(crate) struct Args {
     /// Overwrite files of --output
     #[arg(long, requires = "output")]
     force: bool,
+    /// Run the definitions of the ops in this process, slowly and plainly
+    #[arg(long)]
+    oracle: bool,
+    /// How long an operation may wait for other ranks, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 30.0, conflicts_with = "oracle")]
+    timeout: f64,
     /// Print JSON: {"func", "ok", "ranks", "error"}; of run lines {"ok", "runs"}
     #[arg(long)]
     json: bool,
@@ -95,6 +114,10 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         let mesh = mesh_text(&program);
         bail!("{}: expected -n {ranks}, the ranks of {mesh}, got -n {}", source.name, args.ranks);
     }
+    let seconds = Duration::try_from_secs_f64(args.timeout);
+    if !seconds.is_ok_and(|time| !time.is_zero() && time < Duration::from_secs(1 << 20)) {
+        bail!("--timeout: expected a number of seconds above 0, got {}", args.timeout);
+    }
     // Asked before inputs are read for so many.
     if ranks > oracle::MAX_RANKS {
         bail!("{}: expected at most {} ranks, got {ranks}", source.name, oracle::MAX_RANKS);
@@ -113,7 +136,7 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         let Some(func) = only else {
             bail!("{}: expected --func with one of {}, got none", source.name, func_names(&program));
         };
-        run_on_files(args, &program, func)?
+        run_on_files(args, &source, &program, func)?
     };
     let warnings = warnings.iter().map(|warning| warning.render(&source.name, &source.text, &lines));
     let warnings: String = warnings.map(|text| text.replacen("error", "warning", 1)).collect();
@@ -158,7 +181,8 @@ fn run_all(
     if args.output.is_some() {
         bail!("--output: expected --input, got none\n  note: the results of run lines are only printed");
     }
-    let calls: Vec<Call<'_>> = run_lines.iter().map(|line| run_line(program, line)).collect();
+    let calls = run_lines.iter().map(|line| run_line(args, source, program, line));
+    let calls = calls.collect::<anyhow::Result<Vec<Call<'_>>>>()?;
     let failed = calls.iter().filter(|call| call.verdict.is_err()).count();
     if args.json {
         let runs: Vec<Value> = calls.iter().map(|call| call_json(call, None)).collect();
@@ -172,12 +196,43 @@ fn run_all(
     Ok(report)
 }
 
-fn run_line<'a>(program: &Program, line: &'a RunLine) -> Call<'a> {
-    let outcome = line
-        .inputs(program)
-        .and_then(|inputs| oracle::run(program, &line.func, &inputs).map_err(|error| error.to_string()));
-    let verdict = line.check(program, &outcome);
-    Call { func: &line.func, line: Some(line), outcome, verdict }
+fn run_line<'a>(
+    args: &Args,
+    source: &Source,
+    program: &Program,
+    line: &'a RunLine,
+) -> anyhow::Result<Call<'a>> {
+    let outcome = match line.inputs(program) {
+        Ok(inputs) => run_func(args, source, program, &line.func, &inputs)?,
+        Err(error) => Err(error),
+    };
+    let mut expected = line.clone();
+    if let (Expect::Results(_, tolerance), Some(func), false) =
+        (&mut expected.expect, program.func(&line.func), args.oracle)
+    {
+        *tolerance = tolerance.max(tolerance::of_func(func));
+    }
+    let verdict = expected.check(program, &outcome);
+    Ok(Call { func: &line.func, line: Some(line), outcome, verdict })
+}
+
+/// Runs a function: the results of all ranks, or what went wrong.
+fn run_func(
+    args: &Args,
+    source: &Source,
+    program: &Program,
+    func: &str,
+    inputs: &[Vec<Tensor>],
+) -> anyhow::Result<Result<Results, String>> {
+    let oracle = || oracle::run(program, func, inputs).map_err(|error| error.to_string());
+    let Some(found) = program.func(func).filter(|_| !args.oracle) else { return Ok(oracle()) };
+    if let Err(error) = oracle::bind(&program.mesh, found, inputs) {
+        return Ok(Err(OracleError::Input(error).to_string()));
+    }
+    let timeout = Duration::from_secs_f64(args.timeout);
+    let outcome = ranks::run_on_processes(&source.text, func, inputs, timeout)?;
+    // The oracle sees all ranks at once, so it knows more of what they have failed in.
+    Ok(outcome.map_err(|error| oracle().err().unwrap_or(error)))
 }
 
 /// What a call did, in lines.
@@ -209,14 +264,14 @@ fn call_json(call: &Call<'_>, files: Option<&[Vec<PathBuf>]>) -> Value {
 }
 
 /// Runs a function on the files of `--input`.
-fn run_on_files(args: &Args, program: &Program, func: &Func) -> anyhow::Result<Report> {
+fn run_on_files(args: &Args, source: &Source, program: &Program, func: &Func) -> anyhow::Result<Report> {
     let inputs = inputs::read(program, func, &args.input)?;
     let output = args.output.as_ref().map(|folder| (folder, results::paths(program, func, folder)));
     if let Some((_, paths)) = output.as_ref().filter(|_| !args.force) {
         // Before the run, which may take long.
         paths.iter().flatten().try_for_each(|path| files::require_free(path))?;
     }
-    let results = oracle::run(program, &func.name, &inputs).map_err(|error| Rendered(error.to_string()))?;
+    let results = run_func(args, source, program, &func.name, &inputs)?.map_err(Rendered)?;
     let (mut files, mut text, mut notes) = (None, None, String::new());
     if let Some((folder, paths)) = output {
         let (lines, of_writing) = results::write(&results, &paths, folder, args.force)?;

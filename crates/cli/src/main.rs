@@ -7,6 +7,7 @@
 mod bench;
 mod demo;
 mod exec;
+mod explain;
 mod files;
 mod ops;
 mod opt;
@@ -35,12 +36,15 @@ struct Cli {
 enum Command {
     Ops(ops::Args),
     Opt(opt::Args),
+    Explain(explain::Args),
     Exec(exec::Args),
     Run(run::Args),
     Demo(demo::Args),
     Bench(bench::Args),
     #[command(name = run::RANK, hide = true)]
     Rank(run::RankArgs),
+    #[command(name = exec::EXEC, hide = true)]
+    ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
@@ -49,6 +53,8 @@ enum Command {
     ProgramsRank(bench::ProgramsArgs),
     #[command(name = demo::DEMO, hide = true)]
     DemoRank(demo::DemoArgs),
+    #[command(name = bench::COMPILE, hide = true)]
+    CompileRank(bench::CompileArgs),
 }
 
 fn main() -> ExitCode {
@@ -81,14 +87,17 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         None => Ok(Report::fine(Cli::command().render_help().to_string())),
         Some(Command::Ops(args)) => ops::run(&args),
         Some(Command::Opt(args)) => opt::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Rank(args)) => run::run_rank(&args),
+        Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
         Some(Command::ProgramsRank(args)) => bench::run_programs_rank(&args),
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::DemoRank(args)) => demo::run_rank(&args),
+        Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
     }
 }

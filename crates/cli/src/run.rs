@@ -95,6 +95,6 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     Err(report_error(become_rank(args.launcher, &args.program)))
 }
 
-fn report_error(error: LaunchError) -> anyhow::Error {
+pub(crate) fn report_error(error: LaunchError) -> anyhow::Error {
     if error.is_machine() { Machine(error.to_string()).into() } else { error.into() }
 }

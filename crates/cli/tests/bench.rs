@@ -114,6 +114,9 @@ fn wrong_arguments_are_one_error() {
     check("programs|--cases|nothing", "--cases: no case begins with `nothing`");
     check("eager|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case begins with `add_9,some`");
+    check("compile|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
+    check("compile|-n|0", "-n: expected a number from 1 to 64, got 0");
+    check("compile|--cases|tp_huge|--seconds|0.01", "--cases: no case for 2 ranks begins with `tp_huge`");
     check("launch|--seconds|nan", "--seconds: expected a number above 0 and up to 3600, got NaN");
     let (code, _, err) = bench("comm|--ops|all_reduce,some");
     assert!(code == 1 && err.starts_with("error: bench: --ops: expected some of all_reduce, "), "{err}");
@@ -199,6 +202,40 @@ fn programs_are_measured_in_their_modes() {
     }
     let (code, out, err) = bench("programs|--cases|ring_k|--seconds|0.01|--small");
     assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 3));
+}
+
+#[test]
+fn compiled_functions_are_measured_beside_themselves() {
+    let figures = objects("compile|--cases|tp_tiny,one_op,b5_,agree,ops_10k|--seconds|0.01|--json");
+    let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
+    let expected = ["tp_tiny", "one_op", "one_op_comm", "b5_dead", "b5_needed", "agree", "ops_10k"];
+    assert_eq!(cases, expected);
+    for figure in &figures {
+        assert_eq!(
+            (&figure["bench"], &figure["breaks"], &figure["graphs"]),
+            (&"compile".into(), &0.into(), &1.into())
+        );
+        for field in ["compile_ms", "copied_bytes", "peak_bytes", "live_bytes"] {
+            assert!(figure[field].is_number(), "{field} in {figure}");
+        }
+        let of_text = figure["case"] == "ops_10k";
+        assert_eq!(
+            (figure["call_us"].is_number(), figure["copies_agree"] == true),
+            (!of_text, !of_text),
+            "{figure}"
+        );
+    }
+    assert!(figures[0]["eager_us"].is_number() && figures[0]["ratio"].is_number(), "{}", figures[0]);
+    assert!(figures[1]["kernel_us"].is_number() && figures[2]["overhead_us"].is_number(), "{}", figures[2]);
+    let copied: Vec<u64> = figures.iter().map(|figure| figure["copied_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(copied[..6], [0, 0, 0, 0, 4096, 0]);
+    assert!(figures[5]["agree_ms"].is_number() && figures[6]["ops"].as_u64().unwrap() > 10_000);
+    let (code, out, err) = bench("compile|--cases|b5_dead|-n|1|--seconds|0.01");
+    assert_eq!((code, err.as_str()), (0, ""));
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("case ") && lines[0].ends_with(" wanted"), "{out}");
+    assert!(lines[1].starts_with("b5_dead ") && lines[1].ends_with(" copied_bytes 0 of 0"), "{out}");
+    assert_eq!(lines.len(), 2, "{out}");
 }
 
 /// The processes that have these bytes among their arguments.

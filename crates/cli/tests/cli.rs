@@ -6,6 +6,8 @@ mod bad_input;
 mod bad_program;
 #[path = "cli/exec.rs"]
 mod exec;
+#[path = "cli/explain.rs"]
+mod explain;
 #[path = "cli/ops_and_opt.rs"]
 mod ops_and_opt;
 #[path = "cli/scratch.rs"]

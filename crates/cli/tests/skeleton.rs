@@ -2,11 +2,13 @@
 //! oracle. What each stage leaves is the section "The life of a program" of ARCHITECTURE.md.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+#[allow(dead_code, reason = "the command uses the rest")]
+#[path = "../src/exec/rank.rs"]
+mod rank;
+
+use std::time::Duration;
 
 use consort_ir::dtype::Dtype;
-use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print};
@@ -31,20 +33,18 @@ fn inputs() -> Vec<Vec<Tensor>> {
     vec![rank(1.0), rank(10.0)]
 }
 
-/// The plan on two threads; each rank's results or what went wrong there.
-fn execute(plan: &Program) -> Vec<Result<Vec<Tensor>, consort_runtime::RunError>> {
+/// The program on two threads: the plan of the first rank, and the results of both.
+fn execute(program: &Program) -> (Program, Vec<Vec<Tensor>>) {
     let inputs = inputs();
-    consort_comm::spawn(2, |group| {
-        let until = Instant::now() + Duration::from_secs(10);
-        consort_runtime::execute(&plan.mesh, &plan.funcs[0], &group, &inputs[group.rank()], until)
-    })
-}
-
-/// The plan of the first rank, which has the same lines on the others.
-fn planned(program: &Program) -> Program {
-    let at = consort_passes::At { rank: Rank(0), symbols: &BTreeMap::new(), donated: &[] };
-    let func = consort_passes::plan(&program.mesh, &program.funcs[0], &at).unwrap();
-    Program { mesh: program.mesh.clone(), funcs: vec![func] }
+    let ranks = consort_comm::spawn(2, |group| {
+        let timeout = Duration::from_secs(10);
+        let ready = rank::prepare(program, &program.funcs[0], &group, &inputs, false, timeout);
+        let mut ready = ready.map_err(|failure| failure.message)?;
+        let results = ready.run(&inputs[group.rank()]).map_err(|failure| failure.message)?;
+        Ok::<_, String>((ready.plan, results))
+    });
+    let (mut plans, results): (Vec<_>, Vec<_>) = ranks.into_iter().map(|rank| rank.unwrap()).unzip();
+    (Program { mesh: program.mesh.clone(), funcs: vec![plans.swap_remove(0)] }, results)
 }
 
 #[test]
@@ -52,9 +52,8 @@ fn a_program_runs_from_text_to_ranks() {
     let program = parse(SOURCE, &OpTable::built_in()).unwrap().program;
     assert_eq!(print(&program), SOURCE);
     assert_eq!(verify(&program), []);
-    let plan = planned(&program);
+    let (plan, results) = execute(&program);
     assert_eq!(verify(&plan), []);
-    let results: Vec<Vec<Tensor>> = execute(&plan).into_iter().map(|results| results.unwrap()).collect();
     // (x + 1 summed over both ranks) times 2, by hand.
     let expected = Tensor::floats(Dtype::F32, vec![4], vec![26.0, 48.0, 70.0, 92.0]);
     assert!(results.iter().all(|results| results[0].same(&expected)), "{results:?}");
@@ -68,9 +67,9 @@ fn life(plan: &Program, result: &Tensor) {
     let text = format!(
         "`text::parse` and `verify::verify`: what the user wrote, rank-free. `x + 1`, an all_reduce, `* 2`.\n\n\
          ```csr\n{SOURCE}\n; run: @f([1, 2, 3, 4] | [10, 20, 30, 40]) == {0}\n```\n\n\
-         `passes::plan`: the same lines with a place for every tensor, and a queue for every start.\n\n\
+         `passes::plan`: the same lines with a place for every tensor, and a queue for every start; here for rank 0.\n\n\
          ```text\n{1}```\n\n\
-         `runtime::execute` on two ranks, and `oracle::run`, give `{0}` on both.\n",
+         `runtime::Exec` on two ranks, and `oracle::run`, give `{0}` on both.\n",
         result.text(),
         print(plan),
     );
@@ -83,17 +82,5 @@ fn life(plan: &Program, result: &Tensor) {
         std::fs::write(path, format!("{before}{begin}\n{text}\n{end}{after}")).unwrap();
     } else {
         assert_eq!(shown.trim(), text.trim(), "run CONSORT_BLESS=1 cargo test --workspace");
-    }
-}
-
-#[test]
-fn an_op_the_executor_lacks_is_an_error_on_every_rank() {
-    let source = SOURCE.replace("all_reduce_start[reduce=sum, over=dp]", "broadcast_start[root=0, over=dp]");
-    let program = parse(&source, &OpTable::built_in()).unwrap().program;
-    let plan = planned(&program);
-    for result in execute(&plan) {
-        assert!(
-            result.unwrap_err().to_string().starts_with("broadcast_start: the executor cannot run it yet")
-        );
     }
 }

@@ -21,7 +21,7 @@ use crate::op::{Op, Outers, Splits};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
 use crate::progress_thread::ProgressThread;
-use crate::recorder::{Recorder, read_segment};
+use crate::recorder::{Name, Recorder, read_segment};
 use crate::row::{Row, STAGE};
 use crate::siblings;
 
@@ -122,6 +122,12 @@ impl Group {
     /// bytes tell nothing, as a digest.
     pub fn note(&self, digest: u64) {
         self.inner.note.set(digest);
+    }
+
+    /// Where the next operation is said to be started, by a name of this group's recorder, where that is not the line
+    /// that starts it: a program's own line.
+    pub fn said_at(&self, site: Name) {
+        self.inner.site.set(site);
     }
 
     /// Makes operations in flight go on; never waits.

@@ -37,6 +37,8 @@ pub(crate) struct Inner {
     pub(crate) recorder: Recorder,
     /// What the members must have in common in the next call besides what it says itself.
     pub(crate) note: Cell<u64>,
+    /// Where the next call is said to be made, if not where it is.
+    pub(crate) site: Cell<Name>,
     state: RefCell<State>,
 }
 
@@ -139,12 +141,21 @@ impl Inner {
             failed: None,
         };
         let progress_thread = OnceCell::new();
-        let (note, state) = (Cell::new(0), RefCell::new(state));
-        Inner { members, heap, alarm, cores, progress_thread, recorder, note, state }
+        let (note, site, state) = (Cell::new(0), Cell::default(), RefCell::new(state));
+        Inner { members, heap, alarm, cores, progress_thread, recorder, note, site, state }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
         self.state.borrow_mut()
+    }
+
+    /// Where the call at hand is made.
+    #[inline]
+    fn site_of(&self, site: &'static Location<'static>) -> Name {
+        match self.site.take() {
+            said if said != Name::default() => said,
+            _ => self.recorder.site(site),
+        }
     }
 
     /// Takes a call on, and makes it go as far as it can. Inlined, so that the call is made where it stays.
@@ -162,7 +173,7 @@ impl Inner {
         }
         claim_all(&self.heap, accesses(&op, self.members.me, common, &buffers.0, &buffers.1))?;
         let number = state.next();
-        let site = self.recorder.site(site);
+        let site = self.site_of(site);
         let call = state.calls.take_on();
         call.renew(number, op, buffers, common, self.members.n(), site);
         call.key.extra ^= self.note.take();
@@ -322,7 +333,7 @@ impl Inner {
         let reads = sends.iter().map(|message| (&message.buffer, Access::Read));
         claim_all(&self.heap, reads.chain(recvs.iter().map(|message| (&message.buffer, Access::Write))))?;
         let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
-        let site = self.recorder.site(site);
+        let site = self.site_of(site);
         let record = recorder::Call::batch(state.mails.next_batch(), bytes);
         let event = self.recorder.start(record, site, bytes > STAGE);
         let batch = state.mails.start((sends, recvs), site, event);

@@ -151,3 +151,23 @@ fn a_failed_group_gives_its_buffers_back() {
         }
     });
 }
+
+#[test]
+fn a_handle_is_the_only_one_when_nobody_else_has_any_of_its_block() {
+    spawn(2, |group| {
+        let buffer = filled(&group, 64, 1);
+        assert!(buffer.is_only());
+        let part = buffer.part(0..8).unwrap();
+        assert!(!buffer.is_only() && !part.is_only());
+        drop(part);
+        let copy = buffer.clone();
+        assert!(!buffer.is_only());
+        drop(copy);
+        // An operation has one, until its outcome is taken.
+        let result = group.heap().alloc(128).unwrap();
+        let pending = group.all_gather(buffer.clone(), result, 1).unwrap();
+        assert!(!buffer.is_only());
+        drop(pending.wait(soon()).unwrap());
+        assert!(buffer.is_only());
+    });
+}

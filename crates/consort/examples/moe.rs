@@ -26,8 +26,8 @@ impl Expert {
     pub fn new(mesh: &Mesh, width: usize, hidden: usize) -> Result<Expert> {
         let me = mesh.number(&mesh.rank())? as i64;
         let weight = |rows: usize, columns: usize, key: i64| {
-            let scale = Tensor::full(Dtype::F32, [0usize; 0], (1.0 / rows as f64).sqrt())?;
-            Tensor::normal(Dtype::F32, [rows, columns], key)?.mul(&scale)
+            let scale = Tensor::full(Dtype::F32, &[0usize; 0], (1.0 / rows as f64).sqrt())?;
+            Tensor::normal(Dtype::F32, &[rows, columns], key)?.mul(&scale)
         };
         let router = weight(width, mesh.size(), 0)?.replicated()?;
         Ok(Expert {
@@ -57,7 +57,7 @@ pub fn moe(ranks: &Group, x: &Tensor, own: &Expert) -> Result<Tensor> {
 /// This rank's tokens of some round.
 pub fn tokens(mesh: &Mesh, tokens: usize, width: usize, round: usize) -> Result<Tensor> {
     let key = 1000 + (round * mesh.size() + mesh.number(&mesh.rank())?) as i64;
-    Tensor::normal(Dtype::F32, [tokens, width], key)
+    Tensor::normal(Dtype::F32, &[tokens, width], key)
 }
 
 /// The same by plain loops over the weights of all experts.

@@ -22,7 +22,7 @@ struct Seen {
 
 /// Attends to more keys; those that the mask does not allow count for nothing.
 fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Seen> {
-    let scalar = |value: f64| Tensor::full(Dtype::F32, [0usize; 0], value);
+    let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
     let width = q.shape()[3] as f64;
     let mut scores = q.mul(&scalar(width.powf(-0.5))?)?.matmul(&k.transpose(2, 3)?)?;
     if let Some(mask) = mask {
@@ -110,7 +110,7 @@ pub fn part(mesh: &Mesh, heads: usize, length: usize, width: usize, key: i64) ->
 
 /// The same by one op on the whole sequence.
 pub fn plain(mesh: &Mesh, heads: usize, length: usize, width: usize, causal: bool) -> Result<Vec<f32>> {
-    let whole = |key| Tensor::normal(Dtype::F32, [1, heads, length * mesh.size(), width], key);
+    let whole = |key| Tensor::normal(Dtype::F32, &[1, heads, length * mesh.size(), width], key);
     let me = mesh.number(&mesh.rank())?;
     let q = whole(1)?.narrow(2, me * length, length)?;
     let first = causal.then(|| Index::from(me * length));

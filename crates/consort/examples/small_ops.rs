@@ -1,15 +1,26 @@
-//! Adds eight floats, or reduces one over a group of one, many times, for instruction counts:
-//! `valgrind --tool=callgrind target/release/examples/small_ops 20000 all_reduce`.
+//! Small work many times, for instruction counts: adds eight floats, reduces one over a group of one, or adds in a
+//! compiled function, alone or among many arguments:
+//! `valgrind --tool=callgrind target/release/examples/small_ops 20000 add|all_reduce|compiled|many`.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use consort::{Reduce, Result, Tensor};
+use consort::{Reduce, Result, Tensor, compile};
 
 fn main() -> ExitCode {
     let count = std::env::args().nth(1).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1_000_000);
-    let reduces = std::env::args().nth(2).is_some_and(|what| what == "all_reduce");
-    match if reduces { reduce(count) } else { add(count) } {
+    let what = std::env::args().nth(2);
+    let outcome = match what.as_deref() {
+        None | Some("add") => add(count),
+        Some("all_reduce") => reduce(count),
+        Some("compiled") => compiled(count, 0),
+        Some("many") => compiled(count, 56),
+        Some(_) => {
+            eprintln!("usage: small_ops [COUNT] [add|all_reduce|compiled|many]");
+            return ExitCode::FAILURE;
+        }
+    };
+    match outcome {
         Ok(nanos) => {
             println!("{nanos:.0} ns an op");
             ExitCode::SUCCESS
@@ -27,6 +38,20 @@ fn add(count: u32) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..count {
         let z = x.add(&y)?;
+        std::hint::black_box(&z);
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(count))
+}
+
+/// How long the same takes in a compiled function that has so many more arguments.
+fn compiled(count: u32, more: usize) -> Result<f64> {
+    let (x, y) = (Tensor::from_slice(&[1.0f32; 8], &[8])?, Tensor::from_slice(&[2.0f32; 8], &[8])?);
+    let more = vec![y.clone(); more];
+    let f = compile(|(x, y, _more): (Tensor, Tensor, Vec<Tensor>)| x.add(&y));
+    f.call((x.clone(), y.clone(), more.clone()))?;
+    let start = Instant::now();
+    for _ in 0..count {
+        let z = f.call((x.clone(), y.clone(), more.clone()))?;
         std::hint::black_box(&z);
     }
     Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(count))

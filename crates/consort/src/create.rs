@@ -24,7 +24,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn full(dtype: Dtype, shape: impl Shape, value: f64) -> Result<Tensor> {
+    pub fn full(dtype: Dtype, shape: &(impl Shape + ?Sized), value: f64) -> Result<Tensor> {
         let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
         let op = ops::Constant { dtype, shape: plain(shape.sizes()), value };
         run_one(&op, Tensors::new(), Location::caller())
@@ -38,7 +38,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn zeros(dtype: Dtype, shape: impl Shape) -> Result<Tensor> {
+    pub fn zeros(dtype: Dtype, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         Tensor::full(dtype, shape, 0.0)
     }
 
@@ -50,7 +50,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn ones(dtype: Dtype, shape: impl Shape) -> Result<Tensor> {
+    pub fn ones(dtype: Dtype, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         Tensor::full(dtype, shape, 1.0)
     }
 
@@ -63,7 +63,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn iota(dtype: Dtype, shape: impl Shape, dim: usize) -> Result<Tensor> {
+    pub fn iota(dtype: Dtype, shape: &(impl Shape + ?Sized), dim: usize) -> Result<Tensor> {
         let op = ops::Iota { dtype, shape: plain(shape.sizes()), dim };
         run_one(&op, Tensors::new(), Location::caller())
     }
@@ -115,9 +115,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn uniform(dtype: Dtype, shape: impl Shape, key: i64) -> Result<Tensor> {
+    pub fn uniform(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
         let shape = shape.sizes();
-        Tensor::uniform_part(dtype, &shape, &shape, vec![0usize; shape.len()], key)
+        Tensor::uniform_part(dtype, &shape, &shape, &vec![0usize; shape.len()], key)
     }
 
     /// The part of a larger tensor of random numbers that begins at `start`: however many ranks share it, together they
@@ -134,9 +134,9 @@ impl Tensor {
     #[track_caller]
     pub fn uniform_part(
         dtype: Dtype,
-        shape: impl Shape,
-        of: impl Shape,
-        start: impl Shape,
+        shape: &(impl Shape + ?Sized),
+        of: &(impl Shape + ?Sized),
+        start: &(impl Shape + ?Sized),
         key: i64,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
@@ -152,9 +152,9 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn normal(dtype: Dtype, shape: impl Shape, key: i64) -> Result<Tensor> {
+    pub fn normal(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
         let shape = shape.sizes();
-        Tensor::normal_part(dtype, &shape, &shape, vec![0usize; shape.len()], key)
+        Tensor::normal_part(dtype, &shape, &shape, &vec![0usize; shape.len()], key)
     }
 
     /// The part of a larger tensor of normal random numbers that begins at `start`, as
@@ -164,9 +164,9 @@ impl Tensor {
     #[track_caller]
     pub fn normal_part(
         dtype: Dtype,
-        shape: impl Shape,
-        of: impl Shape,
-        start: impl Shape,
+        shape: &(impl Shape + ?Sized),
+        of: &(impl Shape + ?Sized),
+        start: &(impl Shape + ?Sized),
         key: i64,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);

@@ -203,12 +203,6 @@ macro_rules! shapes {
 
 shapes!(usize, Index);
 
-impl<S: Shape + ?Sized> Shape for &S {
-    fn sizes(&self) -> Vec<Index> {
-        (**self).sizes()
-    }
-}
-
 /// As attributes of ops hold them.
 pub(crate) fn plain(list: Vec<Index>) -> Vec<index::Index> {
     list.into_iter().map(|index| index.0).collect()

@@ -93,7 +93,11 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn slice_mut(&mut self, start: impl Shape, size: impl Shape) -> Result<SliceMut<'_>> {
+    pub fn slice_mut(
+        &mut self,
+        start: &(impl Shape + ?Sized),
+        size: &(impl Shape + ?Sized),
+    ) -> Result<SliceMut<'_>> {
         self.slice_mut_at(plain(start.sizes()), plain(size.sizes()), Location::caller())
     }
 

@@ -22,7 +22,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn reshape(&self, shape: impl Shape) -> Result<Tensor> {
+    pub fn reshape(&self, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         run_one(&ops::Reshape { shape: plain(shape.sizes()) }, smallvec![self.clone()], Location::caller())
     }
 
@@ -123,7 +123,12 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn slice(&self, start: impl Shape, size: impl Shape, step: &[usize]) -> Result<Tensor> {
+    pub fn slice(
+        &self,
+        start: &(impl Shape + ?Sized),
+        size: &(impl Shape + ?Sized),
+        step: &[usize],
+    ) -> Result<Tensor> {
         self.part(plain(start.sizes()), plain(size.sizes()), step, Location::caller())
     }
 
@@ -150,7 +155,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn update_slice(&self, part: &Tensor, start: impl Shape) -> Result<Tensor> {
+    pub fn update_slice(&self, part: &Tensor, start: &(impl Shape + ?Sized)) -> Result<Tensor> {
         let op = ops::UpdateSlice { start: plain(start.sizes()) };
         run_one(&op, smallvec![self.clone(), part.clone()], Location::caller())
     }
@@ -192,7 +197,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn split(&self, dim: usize, sizes: impl Shape) -> Result<Vec<Tensor>> {
+    pub fn split(&self, dim: usize, sizes: &(impl Shape + ?Sized)) -> Result<Vec<Tensor>> {
         let op = ops::Split { dim, sizes: plain(sizes.sizes()) };
         Ok(run(&op, &mut smallvec![self.clone()], Location::caller())?.into_vec())
     }
@@ -206,7 +211,7 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn broadcast_to(&self, shape: impl Shape) -> Result<Tensor> {
+    pub fn broadcast_to(&self, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
         let op = ops::Broadcast { shape: plain(shape.sizes()) };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
@@ -260,7 +265,12 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn pad(&self, before: impl Shape, after: impl Shape, value: f64) -> Result<Tensor> {
+    pub fn pad(
+        &self,
+        before: &(impl Shape + ?Sized),
+        after: &(impl Shape + ?Sized),
+        value: f64,
+    ) -> Result<Tensor> {
         let op = ops::Pad { low: plain(before.sizes()), high: plain(after.sizes()), value };
         run_one(&op, smallvec![self.clone()], Location::caller())
     }

@@ -31,6 +31,8 @@ pub(crate) struct World {
     mesh: RefCell<mesh::Mesh>,
     facts: RefCell<Facts>,
     symbols: BTreeMap<Sym, i64>,
+    /// What compiled functions tell the other ranks with at each call.
+    pub(crate) envelope: Cell<Option<consort_comm::Buffer>>,
     /// None where there are only shapes.
     comm: Option<Comm>,
     threads: RefCell<Threads>,
@@ -104,6 +106,7 @@ impl World {
             unwaited: RefCell::new(Vec::new()),
             kernels: RefCell::new(Vec::new()),
             memo: RefCell::new(Memo::default()),
+            envelope: Cell::new(None),
         }
     }
 

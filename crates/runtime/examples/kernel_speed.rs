@@ -1,6 +1,7 @@
 //! How fast kernels are, beside what memory and a plain loop allow: `cargo run --release -p consort-runtime --example
 //! kernel_speed`.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,18 +10,30 @@ use consort_ir::dtype::Dtype;
 use consort_ir::mesh::{Mesh, Rank};
 use consort_ir::ops::{EvalCx, Op, OpTable};
 use consort_ir::text::Cursor;
-use consort_runtime::kernels::isa::isa;
+use consort_runtime::kernels::isa::{Loop, isa, vectorize};
 use consort_runtime::kernels::{Arg, Kernel, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
 
-/// The fastest of many runs, in nanoseconds, each of `times` calls.
-fn best(times: usize, mut work: impl FnMut()) -> f64 {
-    let run = |_| {
+/// The time of some work in nanoseconds, and that of other work in turns with it. Of many times, it is the one that a
+/// quarter was below: other programs come and go.
+struct Beside {
+    ns: f64,
+    other: f64,
+}
+
+/// Measures, each time with `times` calls.
+fn alternate(times: usize, mut work: impl FnMut(), mut other: impl FnMut()) -> Beside {
+    fn run(times: usize, work: &mut impl FnMut()) -> f64 {
         let start = Instant::now();
         (0..times).for_each(|_| work());
         start.elapsed().as_nanos() as f64 / times as f64
-    };
-    (0..15).map(run).fold(f64::INFINITY, f64::min)
+    }
+    fn quarter(mut list: Vec<f64>) -> f64 {
+        list.sort_by(f64::total_cmp);
+        list[list.len() / 4]
+    }
+    let (others, own) = (0..60).map(|_| (run(times, &mut other), run(times, &mut work))).unzip();
+    Beside { ns: quarter(own), other: quarter(others) }
 }
 
 fn find_op(text: &str) -> Option<(Op, &'static Kernel)> {
@@ -44,13 +57,52 @@ impl Aligned {
     }
 
     fn get(&self) -> &[f32] {
-        &self.0[self.1..]
+        &self.0[self.1..][..self.0.len() - 16]
     }
 
     fn get_mut(&mut self) -> &mut [f32] {
-        &mut self.0[self.1..]
+        let len = self.0.len() - 16;
+        &mut self.0[self.1..][..len]
     }
 }
+
+/// What is measured beside a kernel: it is given the same storage.
+type Other = fn(&[Aligned], &mut [f32]);
+
+/// The first operand is copied.
+fn copy(operands: &[Aligned], out: &mut [f32]) {
+    let x = operands[0].get();
+    black_box(&mut out[..x.len()]).copy_from_slice(black_box(x));
+}
+
+/// What a compiler makes of an addition.
+fn plain_add(operands: &[Aligned], out: &mut [f32]) {
+    let (x, y) = (operands[0].get(), operands[1].get());
+    for ((z, x), y) in black_box(out).iter_mut().zip(black_box(x)).zip(black_box(y)) {
+        *z = x + y;
+    }
+}
+
+/// The second operand is read.
+fn sweep(operands: &[Aligned], _: &mut [f32]) {
+    struct Sweep<'a>(&'a [[f32; 64]]);
+    impl Loop for Sweep<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            let mut all = [0.0; 16];
+            for x in self.0 {
+                for i in 0..16 {
+                    all[i] += (x[i] + x[i + 16]) + (x[i + 32] + x[i + 48]);
+                }
+            }
+            black_box(all);
+        }
+    }
+    vectorize(Sweep(black_box(operands[1].get().as_chunks().0)));
+}
+
+fn nothing(_: &[Aligned], _: &mut [f32]) {}
 
 /// The time of one call on operands given as dtype, shape and strides.
 fn time(
@@ -58,7 +110,8 @@ fn time(
     operands: &[(Dtype, &[usize], &[usize])],
     result: (Dtype, &[usize]),
     times: usize,
-) -> Option<f64> {
+    other: Other,
+) -> Option<Beside> {
     let (op, kernel) = find_op(text)?;
     let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
     let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
@@ -66,7 +119,7 @@ fn time(
     let storage: Vec<Aligned> = operands
         .iter()
         .map(|(dtype, shape, _)| {
-            let n = shape.iter().product::<usize>().max(1) * dtype.size().div_ceil(4);
+            let n = (shape.iter().product::<usize>().max(1) * dtype.size()).div_ceil(4);
             let value = |i: usize| ((i * 7919) % 1000) as f32 * 0.004 - 2.0;
             // Two equal 16-bit floats, or one number.
             let twice = |x: f32| f32::from_bits(x.to_bits() >> 16 | x.to_bits() & 0xffff_0000);
@@ -81,123 +134,125 @@ fn time(
         })
         .collect();
     let size = result.1.iter().product::<usize>() * result.0.size();
-    let mut out = Aligned::new(size.div_ceil(4), |_| 0.0);
-    let bytes = &mut bytemuck::cast_slice_mut::<f32, u8>(out.get_mut())[..size];
-    let ns = best(times, || {
-        let result = ViewMut { dtype: result.0, shape: result.1, bytes: &mut *bytes };
+    // As long as the first operand, because that may be copied to it.
+    let len = size.div_ceil(4).max(storage.first()?.get().len());
+    let out = RefCell::new(Aligned::new(len, |_| 0.0));
+    let work = || {
+        let mut out = out.borrow_mut();
+        let bytes = &mut bytemuck::cast_slice_mut::<f32, u8>(out.get_mut())[..size];
+        let result = ViewMut { dtype: result.0, shape: result.1, bytes };
         let done = (kernel.run)(&cx, &*op, black_box(&args), &mut [result]);
         assert!(done.is_ok(), "{text}");
-    });
-    Some(ns)
+    };
+    Some(alternate(times, work, || other(&storage, out.borrow_mut().get_mut())))
+}
+
+/// Prints how fast an op of 4 Mi elements is beside a copy of its first operand.
+fn show(what: &str, text: &str, operands: &[(Dtype, &[usize], &[usize])], result: (Dtype, &[usize])) {
+    let Some(time) = time(text, operands, result, 1, copy) else { return println!("{what}: not there") };
+    // What repeats, with a stride of 0, is moved once.
+    let repeated = |(dtype, shape, strides): &(Dtype, &[usize], &[usize])| {
+        let sizes = shape.iter().zip(*strides).filter(|(_, stride)| **stride != 0);
+        sizes.map(|(size, _)| size).product::<usize>() * dtype.size()
+    };
+    let first = operands[0].1.iter().product::<usize>();
+    let read: usize = operands.iter().map(repeated).sum();
+    let moved = (read + result.1.iter().product::<usize>() * result.0.size()) as f64;
+    let copied = (2 * first * operands[0].0.size()) as f64;
+    println!(
+        "{what}: {:.2} ms, {:.2} ns/element, {:.2} of copying's speed ({:.2} ms)",
+        time.ns / 1e6,
+        time.ns / first as f64,
+        time.other / time.ns * moved / copied,
+        time.other / 1e6
+    );
+}
+
+/// Prints how long a call on few elements takes.
+fn show_few(what: &str, text: &str, operands: &[(Dtype, &[usize], &[usize])], result: (Dtype, &[usize])) {
+    let ns = time(text, operands, result, 10_000, nothing).map_or(0.0, |time| time.ns);
+    println!("{what}: {ns:.1} ns");
 }
 
 fn main() {
     println!("{:?}", isa());
     let n = 4 << 20;
-    let [x, y, mut z] = [0, 1, 2].map(|_| Aligned::new(n, |i| i as f32));
-    let (x, y, z) = (&x.get()[..n], &y.get()[..n], &mut z.get_mut()[..n]);
-    let plain = best(2, || {
-        for ((z, x), y) in black_box(&mut *z).iter_mut().zip(black_box(x)).zip(black_box(y)) {
-            *z = x + y;
-        }
-    });
-    let copy = best(2, || black_box(&mut *z).copy_from_slice(black_box(x)));
-    println!("plain add of 16 MiB {:.2} ms, copy of 16 MiB {:.2} ms", plain / 1e6, copy / 1e6);
-    let (whole, flat): (&[usize], &[usize]) = (&[4096, 1024], &[1024, 1]);
-    let show = |text: &str, ns: Option<f64>, moved: f64| {
-        let Some(ns) = ns else { return println!("{text}: not there") };
-        // A copy moves 32 MiB: half read, half written.
-        let by_copy = copy * moved / 32.0;
-        println!(
-            "{text}: {:.2} ms, {:.2} ns/element, {:.2} of copying's speed",
-            ns / 1e6,
-            ns / n as f64,
-            by_copy / ns
-        );
-    };
-    let add = time("add", &[(F32, &[n], &[1]), (F32, &[n], &[1])], (F32, &[n]), 2);
-    println!("add: {:.2} of the plain loop's speed", add.map_or(0.0, |ns| plain / ns));
-    show("add", add, 48.0);
-    show("add row", time("add", &[(F32, whole, flat), (F32, whole, &[0, 1])], (F32, whole), 2), 32.0);
-    show("add column", time("add", &[(F32, whole, flat), (F32, whole, &[1, 0])], (F32, whole), 2), 32.0);
-    show("add scalar", time("add", &[(F32, whole, flat), (F32, whole, &[0, 0])], (F32, whole), 2), 32.0);
-    show(
-        "add transposed",
-        time("add", &[(F32, whole, flat), (F32, whole, &[1, 4096])], (F32, whole), 2),
-        48.0,
-    );
+    let (all, x): (&[usize], _) = (&[n], (F32, &[n][..], &[1][..]));
+    if let Some(add) = time("add", &[x, x], (F32, all), 1, plain_add) {
+        println!("add: {:.2} of a plain loop's speed ({:.2} ms)", add.other / add.ns, add.other / 1e6);
+    }
+    show("add", "add", &[x, x], (F32, all));
+    let whole: &[usize] = &[4096, 1024];
+    let x = (F32, whole, &[1024, 1][..]);
+    for (what, strides) in
+        [("row", &[0, 1]), ("column", &[1, 0]), ("scalar", &[0, 0]), ("transposed", &[1, 4096])]
+    {
+        show(&format!("add {what}"), "add", &[x, (F32, whole, strides)], (F32, whole));
+    }
     for name in [
         "exp", "log", "tanh", "sigmoid", "silu", "erf", "gelu", "sqrt", "rsqrt", "neg", "sin", "cos", "log2",
         "log1p", "expm1", "exp2",
     ] {
-        show(name, time(name, &[(F32, whole, flat)], (F32, whole), 2), 32.0);
+        show(name, name, &[x], (F32, whole));
     }
     for name in ["exp", "gelu"] {
-        show(
-            &format!("{name} bf16"),
-            time(name, &[(Dtype::Bf16, whole, flat)], (Dtype::Bf16, whole), 2),
-            16.0,
-        );
-        show(
-            &format!("{name} f64, 8 MiB"),
-            time(name, &[(Dtype::F64, &[1024, 1024], flat)], (Dtype::F64, &[1024, 1024]), 2)
-                .map(|ns| ns * 4.0),
-            64.0,
-        );
+        for dtype in [Dtype::Bf16, Dtype::F64] {
+            show(&format!("{name} {dtype}"), name, &[(dtype, whole, &[1024, 1])], (dtype, whole));
+        }
     }
-    show("cast f32 to bf16", time("cast[to=bf16]", &[(F32, whole, flat)], (Dtype::Bf16, whole), 2), 24.0);
-    show("softmax last", time("softmax[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
-    show("softmax first", time("softmax[dim=0]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
-    show("log_softmax last", time("log_softmax[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
+    show("cast f32 to bf16", "cast[to=bf16]", &[x], (Dtype::Bf16, whole));
+    for size in [32, 64, 128, 1024, 4096, 65536] {
+        let shape = [n / size, size];
+        let x = (F32, &shape[..], &[size, 1][..]);
+        show(&format!("softmax of rows of {size}"), "softmax[dim=1]", &[x], (F32, &shape));
+    }
+    show("softmax first", "softmax[dim=0]", &[x], (F32, whole));
+    show("log_softmax last", "log_softmax[dim=1]", &[x], (F32, whole));
     for (what, dims, shape) in [("last", "[1]", &[4096][..]), ("first", "[0]", &[1024][..])] {
         let text = format!("logsumexp[dims={dims}, keep=false]");
-        show(&format!("logsumexp {what}"), time(&text, &[(F32, whole, flat)], (F32, shape), 2), 16.0);
+        show(&format!("logsumexp {what}"), &text, &[x], (F32, shape));
     }
-    show(
-        "rms_norm",
-        time("rms_norm[eps=1e-5]", &[(F32, whole, flat), (F32, &[1024], &[1])], (F32, whole), 2),
-        32.0,
-    );
-    let norm = time(
-        "layer_norm[eps=1e-5]",
-        &[(F32, whole, flat), (F32, &[1024], &[1]), (F32, &[1024], &[1])],
-        (F32, whole),
-        2,
-    );
-    show("layer_norm", norm, 32.0);
+    let row = (F32, &[1024][..], &[1][..]);
+    show("rms_norm", "rms_norm[eps=1e-5]", &[x, row], (F32, whole));
+    show("layer_norm", "layer_norm[eps=1e-5]", &[x, row, row], (F32, whole));
     for name in ["sum", "mean", "max", "argmax"] {
         let dtype = if name == "argmax" { Dtype::I64 } else { F32 };
         for (what, dims, shape) in
             [("last", "[1]", &[4096][..]), ("first", "[0]", &[1024][..]), ("all", "[0, 1]", &[][..])]
         {
             let text = format!("{name}[dims={dims}, keep=false]");
-            show(&format!("{name} {what}"), time(&text, &[(F32, whole, flat)], (dtype, shape), 2), 16.0);
+            show(&format!("{name} {what}"), &text, &[x], (dtype, shape));
         }
     }
-    show(
-        "sum of rows of 4",
-        time("sum[dims=[1], keep=false]", &[(F32, &[1 << 20, 4], &[4, 1])], (F32, &[1 << 20]), 2),
-        16.0,
-    );
-    show("cumsum last", time("cumsum[dim=1]", &[(F32, whole, flat)], (F32, whole), 2), 32.0);
+    let short = (F32, &[1 << 20, 4][..], &[4, 1][..]);
+    show("sum of rows of 4", "sum[dims=[1], keep=false]", &[short], (F32, &[1 << 20]));
+    show("cumsum last", "cumsum[dim=1]", &[x], (F32, whole));
     for dtype in [F32, Dtype::Bf16] {
-        let vector: (Dtype, &[usize], &[usize]) = (dtype, &[1, 1024], &[1024, 1]);
-        for (what, strides) in [("rows", &[1408, 1]), ("columns", &[1, 1024])] {
+        for (rows, what, strides) in [
+            (1, "rows", &[1408, 1]),
+            (1, "columns", &[1, 1024]),
+            (4, "rows", &[1408, 1]),
+            (4, "columns", &[1, 1024]),
+        ] {
+            let x: (Dtype, &[usize], &[usize]) = (dtype, &[rows, 1024], &[1024, 1]);
             let matrix: (Dtype, &[usize], &[usize]) = (dtype, &[1024, 1408], strides);
-            let ns = time("matmul", &[vector, matrix], (dtype, &[1, 1408]), 20);
-            println!("{dtype} vector times matrix of {what}: {:.1} us", ns.unwrap_or(0.0) / 1e3);
+            let Some(time) = time("matmul", &[x, matrix], (dtype, &[rows, 1408]), 5, sweep) else {
+                continue;
+            };
+            println!(
+                "{dtype}, {rows} rows times a matrix of {what}: {:.1} us, {:.1} GB/s, {:.2} of the speed of reading it",
+                time.ns / 1e3,
+                (1024 * 1408 * dtype.size()) as f64 / time.ns,
+                time.other / time.ns
+            );
         }
     }
     for (name, arity) in [("add", 2), ("mul", 2), ("exp", 1), ("gelu", 1), ("relu", 1)] {
         for n in [1, 8, 64] {
-            let ns = time(name, &vec![(F32, &[n][..], &[1][..]); arity], (F32, &[n]), 100_000);
-            println!("{name} of {n}: {:.1} ns", ns.unwrap_or(0.0));
+            show_few(&format!("{name} of {n}"), name, &vec![(F32, &[n][..], &[1][..]); arity], (F32, &[n]));
         }
     }
-    let small = time("add", &[(F32, &[8], &[1]), (F32, &[8], &[0])], (F32, &[8]), 100_000);
-    println!("add of 8 and a scalar: {:.1} ns", small.unwrap_or(0.0));
-    let small = time("softmax[dim=0]", &[(F32, &[8], &[1])], (F32, &[8]), 100_000);
-    println!("softmax of 8: {:.1} ns", small.unwrap_or(0.0));
-    let small = time("sum[dims=[0], keep=false]", &[(F32, &[8], &[1])], (F32, &[]), 100_000);
-    println!("sum of 8: {:.1} ns", small.unwrap_or(0.0));
+    show_few("add of 8 and a scalar", "add", &[(F32, &[8], &[1]), (F32, &[8], &[0])], (F32, &[8]));
+    show_few("softmax of 8", "softmax[dim=0]", &[(F32, &[8], &[1])], (F32, &[8]));
+    show_few("sum of 8", "sum[dims=[0], keep=false]", &[(F32, &[8], &[1])], (F32, &[]));
 }

@@ -1,5 +1,6 @@
 //! The threads of one rank. One by default: ranks are what fills the cores.
 
+use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 
 /// How many threads kernels of this rank may use.
@@ -28,15 +29,23 @@ impl Threads {
     /// are.
     pub fn for_each<T: Send>(&self, parts: Vec<T>, work: impl Fn(T) + Sync) {
         match &self.pool {
-            Some(pool) if parts.len() > 1 => pool.scope(|scope| {
-                for part in parts {
-                    let work = &work;
-                    scope.spawn(move |_| work(part));
-                }
-            }),
+            Some(pool) if parts.len() > 1 => {
+                let parts = Mutex::new(parts.into_iter());
+                let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+                on_each(pool, &|| {
+                    while let Some(part) = next() {
+                        work(part);
+                    }
+                });
+            }
             _ => parts.into_iter().for_each(work),
         }
     }
+}
+
+/// Calls `work` on each thread. There is one of this for all kernels: what a pool needs around it is much code.
+fn on_each(pool: &rayon::ThreadPool, work: &(dyn Fn() + Sync)) {
+    pool.broadcast(|_| work());
 }
 
 #[cfg(test)]

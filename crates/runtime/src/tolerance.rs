@@ -6,6 +6,7 @@
 
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Attention, EvalCx, OpDef};
+use consort_ir::program::{Block, Func};
 use consort_ir::tensor::{Data, Tensor};
 
 /// How far a result may lie from the reference.
@@ -94,6 +95,32 @@ pub fn of(op: &str, dtype: Dtype) -> Tolerance {
         "attention" => Tolerance::Near { roundings: 4.0, of: Size::LargestOfLastByScores },
         // + - * / and square roots round once, and all else moves, counts or compares.
         _ => Tolerance::Bits,
+    }
+}
+
+/// How far results of a whole program may lie from the reference, relative to their size and at least absolute: not at
+/// all where each of its ops gives the same bits, and some roundings of the widest float type in it otherwise.
+pub fn of_func(func: &Func) -> f64 {
+    let (mut exact, mut unit) = (true, 0.0f64);
+    let mut types = Vec::new();
+    func.types.iter().for_each(|(_, ty)| types.extend(ty.tensors().iter().map(|ty| ty.dtype)));
+    for dtype in types.into_iter().filter(|dtype| dtype.is_float()) {
+        // One step of a narrow type is more than all roundings of what computes it.
+        let steps = if dtype.size() == 2 { 2.0 } else { 32.0 };
+        unit = unit.max(steps * ulp(dtype, 1.0));
+    }
+    visit(&func.body, &mut |op| {
+        // Who reduces over a group adds in an order of its own.
+        let name = op.info().name;
+        exact &= of(name, Dtype::F32) == Tolerance::Bits && !name.contains("reduce");
+    });
+    if exact { 0.0 } else { unit }
+}
+
+fn visit(block: &Block, f: &mut impl FnMut(&dyn OpDef)) {
+    for node in &block.nodes {
+        f(&*node.op);
+        node.blocks.iter().for_each(|block| visit(block, f));
     }
 }
 

@@ -1,13 +1,13 @@
 //! Softmax, normalizations and running sums against the ops' own evaluations.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-mod operands;
+mod common;
 
+use common::{Near, PLACES, Place, Placed, assert_none, check, check_threads, op};
 use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::ops::OpTable;
 use consort_runtime::threads::Threads;
-use operands::{Near, Operand, PLACES, Place, check, op};
 
 const SHAPES: [&[usize]; 8] =
     [&[1], &[8], &[1100], &[3, 5, 7], &[33, 70], &[5, 600], &[2, 0, 3], &[3, 2, 40, 2]];
@@ -44,10 +44,10 @@ fn ops_along_any_dimension() {
                 }
                 let op = op(&format!("{name}[dim={dim}]"));
                 for place in PLACES {
-                    let x = Operand::moderate(dtype, shape, place, &mut rng);
+                    let x = Placed::moderate(dtype, shape, place, &mut rng);
                     let in_place = if place == Place::Whole { Some(0) } else { None };
                     for in_place in [None, in_place] {
-                        if let Err(error) = check(&op, &[&x], in_place, &Threads::ONE, near(name, dtype)) {
+                        if let Err(error) = check(&*op, &[&x], in_place, &Threads::ONE, near(name, dtype)) {
                             failures.push(format!("{name} {dtype}{shape:?} along {dim} {place:?}: {error}"));
                         }
                     }
@@ -55,12 +55,7 @@ fn ops_along_any_dimension() {
             }
         }
     }
-    assert!(
-        failures.is_empty(),
-        "{} failures:\n{}",
-        failures.len(),
-        failures[..failures.len().min(40)].join("\n")
-    );
+    assert_none(&failures);
 }
 
 #[test]
@@ -74,9 +69,9 @@ fn normalized_rows() {
             for shape in SHAPES {
                 for place in PLACES {
                     let last = &shape[shape.len() - 1..];
-                    let x = Operand::random(dtype, shape, place, &mut rng);
-                    let weight = Operand::moderate(dtype, last, PLACES[rng.below(6)], &mut rng);
-                    let bias = Operand::moderate(dtype, last, PLACES[rng.below(6)], &mut rng);
+                    let x = Placed::random(dtype, shape, place, &mut rng);
+                    let weight = Placed::moderate(dtype, last, rng.pick(&PLACES), &mut rng);
+                    let bias = Placed::moderate(dtype, last, rng.pick(&PLACES), &mut rng);
                     let operands = &[&x, &weight, &bias][..arity];
                     let near = match dtype {
                         // A product and a bias that cancel leave their errors.
@@ -86,7 +81,7 @@ fn normalized_rows() {
                     // A row alone may lie where its weight does.
                     let choices = if shape.len() == 1 { arity } else { 1 };
                     for in_place in [None].into_iter().chain((0..choices).map(Some)) {
-                        if let Err(error) = check(&op, operands, in_place, &Threads::ONE, near) {
+                        if let Err(error) = check(&*op, operands, in_place, &Threads::ONE, near) {
                             failures.push(format!("{name} {dtype}{shape:?} {place:?} {in_place:?}: {error}"));
                         }
                     }
@@ -94,12 +89,7 @@ fn normalized_rows() {
             }
         }
     }
-    assert!(
-        failures.is_empty(),
-        "{} failures:\n{}",
-        failures.len(),
-        failures[..failures.len().min(40)].join("\n")
-    );
+    assert_none(&failures);
 }
 
 #[test]
@@ -107,9 +97,7 @@ fn threads_change_no_bit() {
     let mut rng = Rng::new(23);
     for text in ["softmax[dim=0]", "softmax[dim=1]", "softmax[dim=2]"] {
         let op = op(text);
-        let x = Operand::moderate(Dtype::F32, &[10, 70, 300], Place::Whole, &mut rng);
-        let one = operands::run(&op, &[&x], None, &Threads::ONE).unwrap();
-        let two = operands::run(&op, &[&x], None, &Threads::new(2)).unwrap();
-        assert!(one.same(&two), "{text}");
+        let x = Placed::moderate(Dtype::F32, &[10, 70, 300], Place::Whole, &mut rng);
+        check_threads(&*op, &[&x], text);
     }
 }

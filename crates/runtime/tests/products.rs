@@ -2,16 +2,15 @@
 //! differ by no more than rounding allows.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use std::collections::BTreeMap;
+mod common;
 
+use common::{Near, Placed, both, check_threads, compare};
 use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::index::Index;
-use consort_ir::mesh::{Mesh, Rank};
-use consort_ir::ops::{Attention, Conv1d, Conv2d, EvalCx, Matmul, OpDef};
-use consort_ir::tensor::{Data, Tensor, unravel};
-use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
-use consort_runtime::layout::{row_major, span};
+use consort_ir::ops::{Attention, Conv1d, Conv2d, Matmul, OpDef};
+use consort_ir::tensor::Tensor;
+use consort_runtime::layout::Layout;
 use consort_runtime::threads::Threads;
 
 /// The distance from 1 to the next number.
@@ -24,15 +23,6 @@ fn eps(dtype: Dtype) -> f64 {
     }
 }
 
-/// A tensor somewhere in storage.
-struct Placed {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    strides: Vec<usize>,
-    storage: Vec<u64>,
-    start: usize,
-}
-
 /// How a tensor may lie.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
@@ -41,115 +31,58 @@ enum Lie {
     Anyhow,
 }
 
-impl Placed {
-    fn random(dtype: Dtype, shape: &[usize], lie: Lie, rng: &mut Rng) -> Placed {
-        let mut order: Vec<usize> = (0..shape.len()).collect();
-        let mut strides = row_major(shape).to_vec();
-        let (mut start, mut count) = (0, shape.iter().product::<usize>());
-        if matches!(lie, Lie::Anyhow) {
-            for i in (1..order.len()).rev() {
-                if rng.one_in(2) {
-                    order.swap(i, rng.next_u64() as usize % (i + 1));
-                }
+/// An operand of random numbers between -1 and 1, or of any integers.
+fn random(dtype: Dtype, shape: &[usize], lie: Lie, rng: &mut Rng) -> Placed {
+    let mut order: Vec<usize> = (0..shape.len()).collect();
+    let mut layout = Layout::contiguous(shape);
+    if matches!(lie, Lie::Anyhow) {
+        for i in (1..order.len()).rev() {
+            if rng.one_in(2) {
+                order.swap(i, rng.below(i + 1));
             }
-            let mut next = 1;
-            for dim in order.iter().rev() {
-                if rng.one_in(8) {
-                    strides[*dim] = 0;
-                    continue;
-                }
-                let gap = if rng.one_in(3) { 1 + rng.next_u64() as usize % 3 } else { 0 };
-                let step = if rng.one_in(8) { 2 } else { 1 };
-                strides[*dim] = next * step;
-                next *= (shape[*dim] + gap).max(1) * step;
+        }
+        let mut next = 1;
+        for dim in order.iter().rev() {
+            if rng.one_in(8) {
+                layout.strides[*dim] = 0;
+                continue;
             }
-            start = rng.next_u64() as usize % 5;
-            count = span(shape, &strides);
+            let gap = if rng.one_in(3) { 1 + rng.below(3) } else { 0 };
+            let step = if rng.one_in(8) { 2 } else { 1 };
+            layout.strides[*dim] = next * step;
+            next *= (shape[*dim] + gap).max(1) * step;
         }
-        let values = Self::values(dtype, start + count, rng);
-        Placed { strides, start, ..Placed::holding(&values, shape) }
+        layout.start = rng.below(5);
     }
-
-    /// These elements, from the first on.
-    fn holding(values: &Tensor, shape: &[usize]) -> Placed {
-        let mut bytes = values.to_bytes();
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let storage = bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect();
-        let strides = row_major(shape).to_vec();
-        Placed { dtype: values.dtype, shape: shape.to_vec(), strides, storage, start: 0 }
-    }
-
-    fn values(dtype: Dtype, count: usize, rng: &mut Rng) -> Tensor {
-        if dtype.is_float() {
-            let mut float = || (rng.next_u64() as i64) as f64 / 2f64.powi(63);
-            return Tensor::floats(dtype, vec![count], (0..count).map(|_| float()).collect());
-        }
-        Tensor::ints(dtype, vec![count], (0..count).map(|_| rng.next_u64() as i64).collect())
-    }
-
-    fn bytes(&self) -> &[u8] {
-        let size = self.dtype.size();
-        let bytes: &[u8] = bytemuck::cast_slice(&self.storage);
-        &bytes[self.start * size..][..span(&self.shape, &self.strides) * size]
-    }
-
-    fn view(&self) -> View<'_> {
-        View { dtype: self.dtype, shape: &self.shape, strides: &self.strides, bytes: self.bytes() }
-    }
-
-    fn tensor(&self) -> Tensor {
-        let count = span(&self.shape, &self.strides);
-        let all = Tensor::from_bytes(self.dtype, vec![count], self.bytes()).unwrap();
-        let at = |i| unravel(i, &self.shape).iter().zip(&self.strides).map(|(at, stride)| at * stride).sum();
-        all.pick(self.shape.clone(), at)
-    }
+    let count = shape.iter().product();
+    let tensor = if dtype.is_float() {
+        let mut float = || (rng.next_u64() as i64) as f64 / 2f64.powi(63);
+        Tensor::floats(dtype, shape.to_vec(), (0..count).map(|_| float()).collect())
+    } else {
+        Tensor::ints(dtype, shape.to_vec(), (0..count).map(|_| rng.next_u64() as i64).collect())
+    };
+    Placed::new(&tensor, layout)
 }
 
-/// What the op's evaluation and its kernel give. The kernel's result lies in NaNs, which it must not read.
-fn both(op: &dyn OpDef, args: &[Placed], threads: &Threads) -> (Tensor, Tensor) {
-    let (mesh, symbols) = (Mesh::default(), BTreeMap::new());
-    let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &symbols };
-    let tensors: Vec<Tensor> = args.iter().map(Placed::tensor).collect();
-    let expected = op.eval(&sizes, &tensors.iter().collect::<Vec<_>>()).unwrap().remove(0);
-    let len = expected.numel() * expected.dtype.size();
-    let mut storage = vec![u64::MAX; len.div_ceil(8)];
-    let bytes = &mut bytemuck::cast_slice_mut(&mut storage)[..len];
-    let shape = expected.shape.clone();
-    let views: Vec<Arg<'_>> = args.iter().map(|arg| Arg::View(arg.view())).collect();
-    let result = ViewMut { dtype: expected.dtype, shape: &shape, bytes };
-    let kernel = find(op.info().name).unwrap();
-    (kernel.run)(&KernelCx { sizes, threads }, op, &views, &mut [result]).unwrap();
-    let bytes: &[u8] = bytemuck::cast_slice(&storage);
-    let got = Tensor::from_bytes(expected.dtype, shape, &bytes[..len]).unwrap();
-    (expected, got)
-}
-
-/// Fails where two tensors differ by more than `tolerance`, relative to the larger of 1 and the value.
-fn check(expected: &Tensor, got: &Tensor, tolerance: f64, what: &str) {
-    match (&expected.data, &got.data) {
-        (Data::Float(expected), Data::Float(got)) => {
-            for (i, (e, g)) in expected.iter().zip(got).enumerate() {
-                let near = (e - g).abs() <= tolerance * e.abs().max(1.0);
-                assert!(near || e == g || e.is_nan() && g.is_nan(), "{what}: element {i}: {e} or {g}");
-            }
-        }
-        (expected, got) => assert_eq!(expected, got, "{what}"),
-    }
+/// Fails where a kernel's result differs by more than `tolerance`, relative to the larger of 1 and the value.
+fn check(op: &dyn OpDef, args: &[Placed], tolerance: f64, threads: &Threads, what: &str) {
+    let args: Vec<&Placed> = args.iter().collect();
+    common::check(op, &args, None, threads, Near::Within(tolerance))
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
 /// By how much sums of `terms` products of numbers up to 1 may differ: each of them is rounded in the type of sums,
 /// and the result once in its own.
 fn sum_tolerance(dtype: Dtype, terms: usize) -> f64 {
     // The sum of the products' sizes is at most `terms`; errors of both signs cancel to about its root.
-    let rounding = (terms as f64).sqrt() * 8.0 * eps(dtype.accumulator());
+    let rounding = (terms as f64).sqrt() * 16.0 * eps(dtype.accumulator());
     rounding + eps(dtype)
 }
 
 fn check_matmul(dtype: Dtype, x: &[usize], y: &[usize], lie: Lie, threads: &Threads, rng: &mut Rng) {
-    let args = [Placed::random(dtype, x, lie, rng), Placed::random(dtype, y, lie, rng)];
-    let (expected, got) = both(&Matmul {}, &args, threads);
-    let what = format!("{dtype} {x:?} {:?} {y:?} {:?}", args[0].strides, args[1].strides);
-    check(&expected, &got, sum_tolerance(dtype, x[x.len() - 1]), &what);
+    let args = [random(dtype, x, lie, rng), random(dtype, y, lie, rng)];
+    let what = format!("{dtype} {x:?} {:?} {y:?} {:?}", args[0].layout.strides, args[1].layout.strides);
+    check(&Matmul {}, &args, sum_tolerance(dtype, x[x.len() - 1]), threads, &what);
 }
 
 #[test]
@@ -191,10 +124,8 @@ fn a_product_is_the_same_on_any_number_of_threads() {
     let mut rng = Rng::new(9);
     for dtype in [Dtype::F32, Dtype::F64, Dtype::F16] {
         for (m, k, n) in [(400, 1030, 130), (130, 1030, 400), (2, 1500, 2500), (2500, 700, 1)] {
-            let args = [[m, k], [k, n]].map(|shape| Placed::random(dtype, &shape, Lie::Contiguous, &mut rng));
-            let (_, one) = both(&Matmul {}, &args, &Threads::ONE);
-            let (_, two) = both(&Matmul {}, &args, &Threads::new(2));
-            assert!(one.same(&two), "{dtype} {m} {k} {n}");
+            let args = [[m, k], [k, n]].map(|shape| random(dtype, &shape, Lie::Contiguous, &mut rng));
+            check_threads(&Matmul {}, &args.each_ref(), &format!("{dtype} {m} {k} {n}"));
         }
     }
 }
@@ -203,19 +134,19 @@ fn a_product_is_the_same_on_any_number_of_threads() {
 fn attention(dtype: Dtype, sizes: [usize; 7], lie: Lie, rng: &mut Rng) -> [Placed; 3] {
     let [batch, heads, own, queries, keys, depth, width] = sizes;
     let shapes = [[batch, heads, queries, depth], [batch, own, keys, depth], [batch, own, keys, width]];
-    shapes.map(|shape| Placed::random(dtype, &shape, lie, rng))
+    shapes.map(|shape| random(dtype, &shape, lie, rng))
 }
 
 fn check_attention(args: &[Placed], causal: Option<i64>, scale: f64, threads: &Threads) {
     let op = Attention { scale, causal: causal.map(Index::constant) };
-    let (expected, got) = both(&op, args, threads);
-    let (dtype, depth) = (args[0].dtype, args[0].shape[3]);
+    let [q, k] = [&args[0].tensor, &args[1].tensor];
+    let (dtype, depth) = (q.dtype, q.shape[3]);
     // A score is off by the rounding of a sum; a power by as much of itself, and by 2 ulp; results are averages of
     // values up to 1.
     let score = scale.abs() * depth as f64 * sum_tolerance(dtype.accumulator(), depth);
-    let tolerance = 2.0 * score + sum_tolerance(dtype, args[1].shape[2]);
-    let what = format!("{dtype} {:?} {:?} {causal:?}", args[0].shape, args[1].shape);
-    check(&expected, &got, tolerance, &what);
+    let tolerance = 2.0 * score + sum_tolerance(dtype, k.shape[2]);
+    let what = format!("{dtype} {:?} {:?} {causal:?}", q.shape, k.shape);
+    check(&op, args, tolerance, threads, &what);
 }
 
 #[test]
@@ -272,23 +203,19 @@ fn scores_that_are_not_finite_are_as_defined() {
     ] {
         for queries in [1usize, 20] {
             let place = |shape: [usize; 4], value: &dyn Fn(usize) -> f64| {
-                let count = shape.iter().product();
-                let tensor = Tensor::floats(Dtype::F32, vec![count], (0..count).map(value).collect());
-                Placed::holding(&tensor, &shape)
+                let values = (0..shape.iter().product()).map(value).collect();
+                Placed::whole(&Tensor::floats(Dtype::F32, shape.to_vec(), values))
             };
             let args = [
                 place([1, 1, queries, 1], &|_| 1.0),
                 place([1, 1, 1500, 1], &|i| keys[i / 500]),
                 place([1, 1, 1500, 1], &|_| 1.0),
             ];
-            let (reference, got) = both(&Attention { scale: 1.0, causal: None }, &args, &Threads::ONE);
-            check(&reference, &got, 1e-5, "against the definition");
-            check(
-                &Tensor::floats(Dtype::F32, got.shape.clone(), vec![expected; queries]),
-                &got,
-                1e-5,
-                "value",
-            );
+            let op = Attention { scale: 1.0, causal: None };
+            check(&op, &args, 1e-5, &Threads::ONE, "against the definition");
+            let (_, got) = both(&op, &args.each_ref(), None, &Threads::ONE).unwrap();
+            let expected = Tensor::floats(Dtype::F32, got.shape.clone(), vec![expected; queries]);
+            compare(&got, &expected, Near::Within(1e-5)).unwrap();
         }
     }
 }
@@ -329,9 +256,9 @@ fn convolutions_of_all_types_layouts_and_moves() {
                 Box::new(op),
             )
         };
-        let args = [Placed::random(dtype, &x, lie, &mut rng), Placed::random(dtype, &weight, lie, &mut rng)];
-        let (expected, got) = both(&*op, &args, &threads);
-        check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?} {op:?}"));
+        let args = [random(dtype, &x, lie, &mut rng), random(dtype, &weight, lie, &mut rng)];
+        let what = format!("{dtype} {x:?} {weight:?} {op:?}");
+        check(&*op, &args, sum_tolerance(dtype, terms), &threads, &what);
     }
     assert!(done > 800, "{done} of them fit");
 }
@@ -346,11 +273,10 @@ fn convolutions_over_several_blocks() {
             ([1, 3, 9, 2100], [3, 1, 3, 3], 3),
         ] {
             let op = Conv2d { stride: vec![1, 1], padding: vec![1, 1], dilation: vec![1, 1], groups };
-            let args = [x, weight].map(|shape| Placed::random(dtype, &shape, Lie::Contiguous, &mut rng));
+            let args = [x, weight].map(|shape| random(dtype, &shape, Lie::Contiguous, &mut rng));
             for threads in [Threads::ONE, Threads::new(2)] {
-                let (expected, got) = both(&op, &args, &threads);
-                let terms = weight[1..].iter().product();
-                check(&expected, &got, sum_tolerance(dtype, terms), &format!("{dtype} {x:?} {weight:?}"));
+                let tolerance = sum_tolerance(dtype, weight[1..].iter().product());
+                check(&op, &args, tolerance, &threads, &format!("{dtype} {x:?} {weight:?}"));
             }
         }
     }
@@ -358,12 +284,11 @@ fn convolutions_over_several_blocks() {
 
 #[test]
 fn an_infinite_weight_outside_x_adds_nothing() {
-    let x = Placed::holding(&Tensor::floats(Dtype::F32, vec![3], vec![1.0, 2.0, 3.0]), &[1, 1, 3]);
+    let x = Placed::whole(&Tensor::floats(Dtype::F32, vec![1, 1, 3], vec![1.0, 2.0, 3.0]));
     let values = [f64::INFINITY, 1.0, 0.0].repeat(5);
-    let weight = Placed::holding(&Tensor::floats(Dtype::F32, vec![15], values), &[5, 1, 3]);
+    let weight = Placed::whole(&Tensor::floats(Dtype::F32, vec![5, 1, 3], values));
     let op = Conv1d { stride: 1, padding: 1, dilation: 1, groups: 1 };
-    let (expected, got) = both(&op, &[x, weight], &Threads::ONE);
-    assert!(expected.same(&got));
+    common::check(&op, &[&x, &weight], None, &Threads::ONE, Near::Same).unwrap();
 }
 
 #[test]
@@ -372,9 +297,8 @@ fn values_that_a_query_does_not_see_do_not_reach_it() {
     for queries in [3, 20, 200] {
         let [q, k, _] = attention(Dtype::F32, [1, 1, 1, queries, queries, 4, 2], Lie::Contiguous, &mut rng);
         let values = (0..queries * 2).map(|i| if i >= queries { f64::NAN } else { 1.0 }).collect();
-        let v = Placed::holding(&Tensor::floats(Dtype::F32, vec![queries * 2], values), &[1, 1, queries, 2]);
+        let v = Placed::whole(&Tensor::floats(Dtype::F32, vec![1, 1, queries, 2], values));
         let op = Attention { scale: 0.5, causal: Some(Index::constant(0)) };
-        let (expected, got) = both(&op, &[q, k, v], &Threads::ONE);
-        check(&expected, &got, 1e-5, "half of the values are NaN");
+        check(&op, &[q, k, v], 1e-5, &Threads::ONE, "half of the values are NaN");
     }
 }

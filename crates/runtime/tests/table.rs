@@ -3,18 +3,21 @@
 
 #[path = "table/cases.rs"]
 mod cases;
+mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cases::{Case, Holds, Operand, cases};
+use common::{Place, Placed, call, eval_cx, repeated};
 use consort_ir::dtype::Dtype;
+use consort_ir::generate::Rng;
 use consort_ir::index::{Facts, Index};
 use consort_ir::infer::infer;
-use consort_ir::mesh::{Axes, Mesh, Rank};
-use consort_ir::ops::{BUILT_IN, EvalCx, Undecided};
+use consort_ir::mesh::{Axes, Mesh};
+use consort_ir::ops::{BUILT_IN, Undecided};
 use consort_ir::tensor::Tensor;
 use consort_ir::types::{TensorType, Type};
-use consort_runtime::kernels::{Arg, Kernel, KernelCx, View, ViewMut, find};
+use consort_runtime::kernels::{Kernel, find};
 use consort_runtime::layout::Layout;
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
@@ -44,138 +47,32 @@ const OUTSIDE: [&str; 18] = [
 /// Ops whose kernel has not been written.
 const WITHOUT_KERNEL: [&str; 0] = [];
 
-/// A list of numbers that looks random (splitmix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+/// A tensor of what an operand holds; `special` puts infinities, NaN and zeros of both signs among floats.
+fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
+    let (dtype, shape) = (operand.dtype, operand.shape.clone());
+    let n: usize = shape.iter().product();
+    if let Holds::Below(end) = operand.holds {
+        return Tensor::ints(dtype, shape, (0..n).map(|_| rng.below(end) as i64).collect());
     }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    /// A tensor of what an operand holds; `special` puts infinities, NaN and zeros of both signs among floats.
-    fn tensor(&mut self, operand: &Operand, special: bool) -> Tensor {
-        let (dtype, shape) = (operand.dtype, operand.shape.clone());
-        let n: usize = shape.iter().product();
-        if let Holds::Below(end) = operand.holds {
-            return Tensor::ints(dtype, shape, (0..n).map(|_| self.below(end) as i64).collect());
-        }
-        if !dtype.is_float() {
-            let (low, high) = dtype.int_range();
-            let number = |at: usize| [low, high, 0, 1, -1][at];
-            let small = |x: u64| (x % 40) as i64 - 20;
-            let pick = |numbers: &mut Numbers| match numbers.below(12) {
-                at @ 0..5 => number(at),
-                _ => small(numbers.next()),
-            };
-            return Tensor::ints(dtype, shape, (0..n).map(|_| pick(self)).collect());
-        }
-        let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1.0, 1e-40, -2.5];
-        let pick = |numbers: &mut Numbers| {
-            if special && numbers.below(12) == 0 {
-                return specials[numbers.below(specials.len())];
-            }
-            let wide = [1.0, 1.0, 1.0, 10.0, 100.0][numbers.below(5)];
-            ((numbers.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * wide
+    if !dtype.is_float() {
+        let (low, high) = dtype.int_range();
+        let number = |at: usize| [low, high, 0, 1, -1][at];
+        let small = |x: u64| (x % 40) as i64 - 20;
+        let pick = |rng: &mut Rng| match rng.below(12) {
+            at @ 0..5 => number(at),
+            _ => small(rng.next_u64()),
         };
-        Tensor::floats(dtype, shape, (0..n).map(|_| pick(self)).collect())
+        return Tensor::ints(dtype, shape, (0..n).map(|_| pick(rng)).collect());
     }
-}
-
-/// Bytes at an address that fits every element type.
-struct Bytes(Vec<u64>, usize);
-
-impl Bytes {
-    fn new(len: usize) -> Bytes {
-        // What no element is: a kernel that reads between elements is seen.
-        Bytes(vec![0xabab_abab_abab_abab; len.div_ceil(8)], len)
-    }
-
-    fn get(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.0)[..self.1]
-    }
-
-    fn get_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..self.1]
-    }
-}
-
-/// How an operand lies.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Lies {
-    Contiguous,
-    Permuted,
-    Sliced,
-    Stepped,
-    Repeated(usize),
-}
-
-/// A tensor in storage.
-struct Placed {
-    tensor: Tensor,
-    layout: Layout,
-    bytes: Bytes,
-}
-
-impl Placed {
-    fn new(mut tensor: Tensor, lies: Lies) -> Placed {
-        let shape = tensor.shape.clone();
-        let layout = match lies {
-            Lies::Contiguous => Layout::contiguous(&shape),
-            Lies::Permuted => {
-                let back: Vec<usize> = (0..shape.len()).rev().collect();
-                Layout::contiguous(&shape.iter().rev().copied().collect::<Vec<_>>()).permuted(&back)
-            }
-            Lies::Sliced => {
-                let whole: Vec<usize> = shape.iter().map(|size| size + 3).collect();
-                let all = Layout::contiguous(&whole);
-                (0..shape.len()).fold(all, |layout, i| layout.narrowed(i, 1, shape[i]))
-            }
-            Lies::Stepped => {
-                let whole: Vec<usize> = shape.iter().map(|size| size * 2).collect();
-                let mut layout = Layout::contiguous(&whole);
-                (layout.shape, layout.strides) =
-                    (shape[..].into(), layout.strides.iter().map(|s| s * 2).collect());
-                layout
-            }
-            Lies::Repeated(dim) => {
-                let mut one = shape.clone();
-                one[dim] = 1.min(one[dim]);
-                let first = tensor.narrow(dim, 0, one[dim]);
-                let parts: Vec<&Tensor> = (0..shape[dim]).map(|_| &first).collect();
-                if !parts.is_empty() {
-                    tensor = Tensor::concat(&parts, dim);
-                }
-                Layout::contiguous(&one).broadcast(&shape)
-            }
-        };
-        let width = tensor.dtype.size();
-        let mut bytes = Bytes::new((layout.start + layout.span()) * width);
-        for (element, at) in tensor.to_bytes().chunks_exact(width).zip(offsets(&layout)) {
-            bytes.get_mut()[at * width..][..width].copy_from_slice(element);
+    let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1.0, 1e-40, -2.5];
+    let pick = |rng: &mut Rng| {
+        if special && rng.below(12) == 0 {
+            return rng.pick(&specials);
         }
-        Placed { tensor, layout, bytes }
-    }
-
-    fn view(&self) -> View<'_> {
-        let bytes = &self.bytes.get()[self.layout.start * self.tensor.dtype.size()..];
-        View { dtype: self.tensor.dtype, shape: &self.layout.shape, strides: &self.layout.strides, bytes }
-    }
-}
-
-fn offsets(layout: &Layout) -> Vec<usize> {
-    let mut list = vec![layout.start];
-    for (size, stride) in layout.shape.iter().zip(&layout.strides) {
-        list = list.iter().flat_map(|at| (0..*size).map(move |i| at + i * stride)).collect();
-    }
-    list
+        let wide = [1.0, 1.0, 1.0, 10.0, 100.0][rng.below(5)];
+        ((rng.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * wide
+    };
+    Tensor::floats(dtype, shape, (0..n).map(|_| pick(rng)).collect())
 }
 
 /// In what the kernels of this test run.
@@ -185,13 +82,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn cx(&self) -> EvalCx<'_> {
-        static NONE: BTreeMap<consort_ir::index::Sym, i64> = BTreeMap::new();
-        EvalCx { mesh: &self.mesh, rank: Rank(0), symbols: &NONE }
-    }
-
-    /// The types of the results, where the op's rule accepts the operands.
-    fn results(&self, case: &Case) -> Option<Vec<TensorType>> {
+    /// The types and shapes of the results, where the op's rule accepts the operands.
+    fn results(&self, case: &Case) -> Option<Vec<(Dtype, Vec<usize>)>> {
         let ty = |operand: &Operand| {
             let shape = operand.shape.iter().map(|size| Index::from(*size)).collect();
             Type::from(TensorType::new(operand.dtype, shape, Axes::NONE))
@@ -199,43 +91,29 @@ impl Bench {
         let args: Vec<Type> = case.operands.iter().map(ty).collect();
         let mut facts = Facts::new(&self.mesh);
         let types = infer(&*case.op, &self.mesh, &args, &[], &mut facts, Undecided::Refuse).ok()?;
-        types.iter().map(|ty| ty.as_tensor().cloned()).collect()
+        let size = |size: &Index| usize::try_from(size.as_const()?).ok();
+        let result = |ty: &Type| {
+            let ty = ty.as_tensor()?;
+            Some((ty.dtype, ty.shape.iter().map(size).collect::<Option<_>>()?))
+        };
+        types.iter().map(result).collect()
     }
 
     /// Runs a kernel and compares; those operands that are none lie where the first result goes, which holds `first`.
     fn run(
         &self,
-        kernel: &Kernel,
         case: &Case,
-        results: &[TensorType],
+        results: &[(Dtype, Vec<usize>)],
         operands: &[Option<&Placed>],
         first: Option<&Tensor>,
     ) -> Result<(), String> {
-        let size = |size: &Index| usize::try_from(size.as_const().unwrap()).unwrap();
-        let shapes: Vec<Vec<usize>> = results.iter().map(|ty| ty.shape.iter().map(size).collect()).collect();
+        let name = case.op.info().name;
+        let tensors: Vec<&Tensor> =
+            operands.iter().map(|x| x.map_or_else(|| first.unwrap(), |x| &x.tensor)).collect();
         for threads in &self.threads {
-            let bytes = |(ty, shape): (&TensorType, &Vec<usize>)| {
-                Bytes::new(shape.iter().product::<usize>() * ty.dtype.size())
-            };
-            let mut storage: Vec<Bytes> = results.iter().zip(&shapes).map(bytes).collect();
-            if let (Some(first), Some(storage)) = (first, storage.first_mut()) {
-                storage.get_mut().copy_from_slice(&first.to_bytes());
-            }
-            let mut out: Vec<ViewMut<'_>> = Vec::new();
-            for ((ty, shape), storage) in results.iter().zip(&shapes).zip(&mut storage) {
-                out.push(ViewMut { dtype: ty.dtype, shape, bytes: storage.get_mut() });
-            }
-            let args: Vec<Arg<'_>> =
-                operands.iter().map(|x| x.map_or(Arg::Result, |x| Arg::View(x.view()))).collect();
-            let cx = KernelCx { sizes: self.cx(), threads };
-            (kernel.run)(&cx, &*case.op, &args, &mut out)
-                .map_err(|error| format!("{}: {error}", kernel.op))?;
-            let tensors: Vec<&Tensor> =
-                operands.iter().map(|x| x.map_or_else(|| first.unwrap(), |x| &x.tensor)).collect();
-            let got = results.iter().zip(&shapes).zip(&storage).map(|((ty, shape), storage)| {
-                Tensor::from_bytes(ty.dtype, shape.clone(), storage.get()).unwrap()
-            });
-            tolerance::check(&*case.op, &self.cx(), &tensors, &got.collect::<Vec<_>>())?;
+            let got = call(&*case.op, operands, first, results, threads);
+            let got = got.map_err(|error| format!("{name}: {error}"))?;
+            tolerance::check(&*case.op, &eval_cx(), &tensors, &got)?;
         }
         Ok(())
     }
@@ -245,8 +123,8 @@ impl Bench {
         &self,
         kernel: &Kernel,
         case: &Case,
-        results: &[TensorType],
-        numbers: &mut Numbers,
+        results: &[(Dtype, Vec<usize>)],
+        rng: &mut Rng,
     ) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut note = |how: String, outcome: Result<(), String>| {
@@ -256,22 +134,20 @@ impl Bench {
         };
         for special in [false, true] {
             let tensors: Vec<Tensor> =
-                case.operands.iter().map(|operand| numbers.tensor(operand, special)).collect();
-            for lies in layouts(case, numbers) {
+                case.operands.iter().map(|operand| tensor(operand, special, rng)).collect();
+            for layouts in layouts(case, rng) {
+                let how = format!("{layouts:?}");
                 let placed: Vec<Placed> =
-                    tensors.iter().zip(&lies).map(|(x, lies)| Placed::new(x.clone(), *lies)).collect();
+                    tensors.iter().zip(layouts).map(|(x, layout)| Placed::new(x, layout)).collect();
                 let operands: Vec<Option<&Placed>> = placed.iter().map(Some).collect();
-                note(format!("{lies:?}"), self.run(kernel, case, results, &operands, None));
+                note(how, self.run(case, results, &operands, None));
             }
             if kernel.in_place {
-                let whole = |i: usize| {
-                    let size = |size: &Index| size.as_const().and_then(|size| usize::try_from(size).ok());
-                    let shape: Option<Vec<usize>> = results[0].shape.iter().map(size).collect();
-                    tensors[i].dtype == results[0].dtype && Some(&tensors[i].shape) == shape.as_ref()
-                };
-                let fitting: Vec<usize> = (0..tensors.len()).filter(|i| whole(*i)).collect();
-                let placed: Vec<Placed> =
-                    tensors.iter().map(|x| Placed::new(x.clone(), Lies::Permuted)).collect();
+                let fits =
+                    |i: &usize| (tensors[*i].dtype, &tensors[*i].shape) == (results[0].0, &results[0].1);
+                let fitting: Vec<usize> = (0..tensors.len()).filter(fits).collect();
+                let transposed = |x: &Tensor| Placed::new(x, Place::Transposed.layout(&x.shape));
+                let placed: Vec<Placed> = tensors.iter().map(transposed).collect();
                 let each = fitting.iter().map(|i| vec![*i]);
                 for here in each.chain((fitting.len() > 1).then(|| fitting.clone())) {
                     // Places must stay places, so they are what all share where they take part.
@@ -284,7 +160,7 @@ impl Bench {
                     };
                     let operands: Vec<Option<&Placed>> =
                         placed.iter().enumerate().map(|(i, x)| (!here.contains(&i)).then_some(x)).collect();
-                    let outcome = self.run(kernel, case, results, &operands, Some(&tensors[*first]));
+                    let outcome = self.run(case, results, &operands, Some(&tensors[*first]));
                     note(format!("in place of operands {here:?}"), outcome);
                 }
             }
@@ -299,24 +175,25 @@ fn types(case: &Case) -> String {
 }
 
 /// Each operand in each layout with the others without gaps, and all operands in each layout.
-fn layouts(case: &Case, numbers: &mut Numbers) -> Vec<Vec<Lies>> {
-    let n = case.operands.len();
-    let mut list = vec![vec![Lies::Contiguous; n]];
+fn layouts(case: &Case, rng: &mut Rng) -> Vec<Vec<Layout>> {
+    let all = |place: Place| -> Vec<Layout> {
+        case.operands.iter().map(|operand| place.layout(&operand.shape)).collect()
+    };
+    let places = [Place::Transposed, Place::Sliced, Place::Stepped];
+    let along = |shape: &[usize], repeats: usize| repeated(shape, |dim| dim == repeats);
+    let mut list = vec![all(Place::Whole)];
     for (i, operand) in case.operands.iter().enumerate() {
-        let repeated = (0..operand.shape.len()).map(Lies::Repeated);
-        for lies in [Lies::Permuted, Lies::Sliced, Lies::Stepped].into_iter().chain(repeated) {
-            let mut one = vec![Lies::Contiguous; n];
-            one[i] = lies;
+        let shape = &operand.shape[..];
+        let repeated = (0..shape.len()).map(|dim| along(shape, dim));
+        for layout in places.iter().map(|place| place.layout(shape)).chain(repeated) {
+            let mut one = all(Place::Whole);
+            one[i] = layout;
             list.push(one);
         }
     }
-    if n > 1 {
-        list.extend([Lies::Permuted, Lies::Sliced, Lies::Stepped].map(|lies| vec![lies; n]));
-        let repeated = |operand: &Operand| match operand.shape.len() {
-            0 => Lies::Contiguous,
-            rank => Lies::Repeated(numbers.below(rank)),
-        };
-        list.push(case.operands.iter().map(repeated).collect());
+    if case.operands.len() > 1 {
+        list.extend(places.map(all));
+        list.push(case.operands.iter().map(|x| along(&x.shape, rng.below(x.shape.len().max(1)))).collect());
     }
     list
 }
@@ -325,7 +202,7 @@ fn layouts(case: &Case, numbers: &mut Numbers) -> Vec<Vec<Lies>> {
 fn every_kernel_gives_what_its_op_means() {
     let mesh = Mesh::new(Vec::<(String, u32)>::new()).unwrap();
     let bench = Bench { mesh, threads: [Threads::ONE, Threads::new(2)] };
-    let mut numbers = Numbers(7);
+    let mut rng = Rng::new(7);
     let (mut runs, mut wrong) = (BTreeMap::new(), Vec::new());
     for dtype in Dtype::ALL {
         for case in cases(dtype) {
@@ -333,7 +210,7 @@ fn every_kernel_gives_what_its_op_means() {
             let Some(results) = bench.results(&case) else { continue };
             let Some(kernel) = find(name) else { continue };
             *runs.entry(name).or_insert(0) += 1;
-            wrong.extend(bench.check(kernel, &case, &results, &mut numbers));
+            wrong.extend(bench.check(kernel, &case, &results, &mut rng));
         }
     }
     let by_op: BTreeSet<&str> = wrong.iter().filter_map(|text| text.split(':').next()).collect();

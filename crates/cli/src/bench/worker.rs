@@ -128,16 +128,16 @@ fn cpu_time() -> Duration {
 }
 
 /// The cores that this process may use.
-struct Cores(Vec<usize>);
+pub(super) struct Cores(Vec<usize>);
 
 impl Cores {
-    fn of_this_process() -> anyhow::Result<Cores> {
+    pub(super) fn of_this_process() -> anyhow::Result<Cores> {
         let set = sched_getaffinity(None).context("bench: cannot ask for cores")?;
         Ok(Cores((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()))
     }
 
     /// Gives each of so many ranks a core of its own, where there are enough, and leaves it to the system where not.
-    fn pin(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {
+    pub(super) fn pin(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         match self.0.get(rank) {
             Some(core) if ranks <= self.0.len() => set.set(*core),

@@ -1,5 +1,9 @@
 //! `consort exec`: run lines, files in, files out.
 
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use crate::scratch::{SUM, Scratch, floats, npy, npy_f32, safetensors};
@@ -139,4 +143,118 @@ fn a_program_from_the_standard_input() {
     let text = format!("{SUM}; run: @sum(1) == 2\n");
     let outcome = Scratch::new().run_with_input("exec - -n 2", &text);
     assert_eq!(outcome.parts(), (0, "<stdin>:8: @sum: ok\n  ranks 0,1: [2, 2]\n", ""));
+}
+
+/// Every program on as many processes as it has ranks, against its run lines.
+#[test]
+fn programs_on_processes() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../filetests/programs");
+    let (scratch, mut ran) = (Scratch::new(), 0);
+    let paths = std::fs::read_dir(folder).expect("the programs");
+    for path in paths.map(|entry| entry.expect("a program").path()) {
+        let text = std::fs::read_to_string(&path).expect("a text");
+        let mesh = text.lines().find_map(|line| line.strip_prefix("mesh (")).expect("a mesh");
+        let sizes = mesh
+            .trim_end_matches(')')
+            .split(',')
+            .filter_map(|axis| axis.split(": ").nth(1)?.parse::<u32>().ok());
+        let ranks: u32 = sizes.product();
+        if ![2, 4].contains(&ranks) || !text.contains("; test: oracle\n") {
+            continue;
+        }
+        ran += 1;
+        let outcome = scratch.run(&format!("exec {} -n {ranks}", path.display()));
+        assert_eq!(
+            (outcome.code, outcome.stderr.as_str()),
+            (0, ""),
+            "{}\n{}",
+            path.display(),
+            outcome.stdout
+        );
+    }
+    assert!(ran >= 20, "{ran}");
+}
+
+/// Takes the second half of a table on one rank, where there is none.
+const TAKE: &str = "mesh (tp: 2)
+
+func @take(v0: f32[4], v1: i64[1]{tp}) -> f32[1] {
+    v2 = gather[dim=0] v0, v1                        : f32[1]{tp} ; take.rs:2
+    v3 = all_reduce_start[reduce=sum, over=tp] v2    : pending<f32[1]> ; take.rs:3
+    v4 = wait v3                                     : f32[1]
+    return v4
+}
+
+; run: @take([1, 2, 3, 4], [0] | [3]) == [5]
+; run: @take([1, 2, 3, 4], [0] | [4]) fails: rank 1: expected places in 0..4
+; run: @take([1, 2, 3, 4], [3] | [2]) == [7]
+";
+
+#[test]
+fn what_fails_on_one_rank_is_said_once_and_the_next_line_runs() {
+    let scratch = Scratch::new();
+    scratch.write("take.csr", TAKE);
+    for option in ["", " --oracle"] {
+        let outcome = scratch.run(&format!("exec take.csr -n 2{option}"));
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{}", outcome.stdout);
+        assert_eq!(outcome.stdout.matches("error[run]").count(), 1, "{}", outcome.stdout);
+        assert!(outcome.stdout.ends_with("ranks 0,1: [7]\n"), "{}", outcome.stdout);
+    }
+}
+
+/// Counts to a number that no rank reaches.
+const ENDLESS: &str = "mesh (tp: 2)
+
+func @endless(v0: i64[]) -> i64[] {
+    v1 = scan[length=4611686018427387904, carries=1, slices=0] v0 : i64[] {
+        body(v2: i64[]) {
+            v3 = all_reduce_start[reduce=max, over=tp] v2 : pending<i64[]>
+            v4 = wait v3 : i64[]
+            return v4
+        }
+    }
+    return v1
+}
+
+; run: @endless(0)
+";
+
+#[test]
+fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
+    let scratch = Scratch::new();
+    scratch.write("endless.csr", ENDLESS);
+    let exec = Command::new(env!("CARGO_BIN_EXE_consort"))
+        .args(["exec", "endless.csr", "-n", "2"])
+        .current_dir(scratch.path("."))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary");
+    let children = || {
+        let path = format!("/proc/{0}/task/{0}/children", exec.id());
+        let list = std::fs::read_to_string(path).unwrap_or_default();
+        list.split_whitespace().map(String::from).collect::<Vec<String>>()
+    };
+    let start = Instant::now();
+    // Both have begun to communicate when they have mapped their heaps.
+    let mapped = |rank: &String| {
+        let maps = std::fs::read_to_string(format!("/proc/{rank}/maps")).unwrap_or_default();
+        maps.matches("memfd:").count() >= 2
+            || maps.matches("/dev/shm").count() >= 2
+            || maps.contains("consort-")
+    };
+    let mut ranks = children();
+    while (ranks.len() < 2 || !ranks.iter().all(mapped)) && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+        ranks = children();
+    }
+    let killed = Command::new("kill").args(["-9", &ranks[1]]).status();
+    assert!(killed.is_ok_and(|status| status.success()), "{ranks:?}");
+    let outcome = exec.wait_with_output().expect("its end");
+    let error = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert!(error.starts_with("error: exec: a rank ended without results\n"), "{error}");
+    assert!(error.contains("rank 1"), "{error}");
+    assert_eq!(outcome.status.code(), Some(2));
+    assert!(start.elapsed() < Duration::from_secs(40));
+    assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()));
 }

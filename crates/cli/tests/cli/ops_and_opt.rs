@@ -11,7 +11,7 @@ fn consort_alone_prints_its_help() {
     let help = Scratch::new().run("");
     assert_eq!((help.code, help.stderr.as_str()), (0, ""));
     assert!(help.stdout.contains("Usage: consort [COMMAND]"), "{}", help.stdout);
-    for command in ["ops", "opt", "exec"] {
+    for command in ["ops", "opt", "explain", "exec"] {
         assert!(
             help.stdout.lines().any(|line| line.starts_with(&format!("  {command} "))),
             "{}",
@@ -24,7 +24,7 @@ fn consort_alone_prints_its_help() {
 
 #[test]
 fn no_help_is_wider_than_the_page() {
-    for command in ["--help", "ops --help", "opt --help", "exec --help", "exec -h"] {
+    for command in ["--help", "ops --help", "opt --help", "explain --help", "exec --help", "exec -h"] {
         let help = Scratch::new().run(command);
         assert_eq!(help.code, 0, "{command}");
         assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{command}\n{}", help.stdout);
@@ -222,8 +222,8 @@ fn opt_lists_its_passes_and_refuses_others() {
     scratch.refuses("opt rough.csr --fuel 3", error);
     scratch.refuses("opt rough.csr --dump out", &error.replace("--fuel", "--dump"));
     let plan = SUM
-        .replace("f32[2]{tp})", "f32[2]{tp} @arg+0x0)")
-        .replace("f32[2] {", "f32[2]\nplan (arg: 0x8, heap: 0x8) {");
+        .replace("f32[2]{tp})", "f32[2]{tp} @arg0+0x0)")
+        .replace("f32[2] {", "f32[2]\nplan (rank 0, arg0: 0x8, heap: 0x8) {");
     let plan = plan.replace("pending<f32[2]> ;", "pending<f32[2]> @heap+0x0 queue tp #0 lease v0 ;");
     scratch.write("plan.csr", plan.replace(": f32[2]\n    return", ": f32[2] @heap+0x0\n    return"));
     let error = "error: @sum: expected a program, got a plan\n  \

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
 use smallvec::SmallVec;
@@ -12,8 +13,8 @@ use crate::tensor::Tensor;
 use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
-use super::agree::{self, MISS, digest, envelope, gather};
-use super::graph::{Donated, Given, Graph};
+use super::agree::{self, MISS, digest, gather};
+use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Site};
@@ -45,44 +46,69 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     pub(super) fn run(&self, args: &A, site: Site) -> Result<R> {
         // Inside another trace it is a function like any other.
         let world = World::current()?;
-        if trace::is_tracing() || world.heap().is_none() || has_shapes(args) {
+        if trace::is_tracing() || world.heap().is_none() {
             return self.plain(args);
         }
-        check_tensors(args, &world, site)?;
+        let found = self.find(args, &world);
+        if found.is_none() {
+            if has_shapes(args) {
+                return self.plain(args);
+            }
+            check_tensors(args, &world, site)?;
+        }
         let number = self.calls.get();
         if !world.warming.get() {
             self.calls.set(number + 1);
         }
-        let found = self.find(args);
         let entries = self.entries.borrow().len();
         // What all ranks have compiled; what does not communicate is each rank's own matter.
         let agreed = self.entries.borrow().iter().filter(|entry| entry.communicates).count();
-        if agreed > 0 {
-            let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
-            if !envelope(&world, key, site)? {
-                return match agreed < self.options.limit {
-                    true => self.compile_and_run(args, &world, true, site),
-                    false => self.past_limit(args),
-                };
-            }
-        }
-        match found {
-            Some((entry, bound)) => match &entry.replay {
-                Some(replay) => {
-                    if cfg!(debug_assertions) {
-                        if number.is_power_of_two() {
-                            self.retrace(args, &world, &entry.pattern, replay, site)?;
-                        }
-                        if entry.communicates {
-                            check_declared(args, &world, site)?;
-                        }
+        let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
+        let mut sent = match agreed {
+            0 => None,
+            _ => Some(agree::send(&world, key, site)?),
+        };
+        let mut all_agree = || sent.take().map_or(Ok(true), |sent| sent.agreed(&world, site));
+        let result = match found {
+            // The others answer while the call is prepared.
+            Some((entry, bound)) if entry.replay.is_some() => {
+                let mut checked = false;
+                let mut may_run = || {
+                    let agree = all_agree()?;
+                    if cfg!(debug_assertions) && agree && !std::mem::replace(&mut checked, true) {
+                        self.check_call(&entry, args, &world, number, site)?;
                     }
-                    self.replay(&entry, replay, args, &world, &bound, site)
-                }
-                None => self.traced_call(args, &world, &entry.pattern, site),
-            },
-            None if entries >= self.options.limit => self.past_limit(args),
-            None => self.compile_and_run(args, &world, false, site),
+                    Ok(agree)
+                };
+                self.replay(&entry, args, &world, &bound, &mut may_run, site)?
+            }
+            _ if !all_agree()? => None,
+            Some((entry, _)) => Some(self.traced_call(args, &world, &entry.pattern, site)?),
+            None if entries >= self.options.limit => Some(self.past_limit(args)?),
+            None => Some(self.compile_and_run(args, &world, false, site)?),
+        };
+        match result {
+            Some(result) => Ok(result),
+            None if agreed < self.options.limit => self.compile_and_run(args, &world, true, site),
+            None => self.past_limit(args),
+        }
+    }
+
+    /// What debug builds check at a call on which the ranks agree.
+    fn check_call(
+        &self,
+        entry: &Entry<R>,
+        args: &A,
+        world: &Rc<World>,
+        number: u64,
+        site: Site,
+    ) -> Result<()> {
+        if let Some(replay) = entry.replay.as_ref().filter(|_| number.is_power_of_two()) {
+            self.retrace(args, world, &entry.pattern, replay, site)?;
+        }
+        match entry.communicates {
+            true => check_declared(args, world, site),
+            false => Ok(()),
         }
     }
 
@@ -98,10 +124,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// The compilation that fits, the one used last first.
-    fn find(&self, args: &A) -> Option<(Rc<Entry<R>>, Bound)> {
+    fn find(&self, args: &A, world: &World) -> Option<(Rc<Entry<R>>, Bound)> {
         let entries = self.entries.borrow();
         let (place, bound) = entries.iter().enumerate().find_map(|(place, entry)| {
-            let bound = entry.pattern.bind(args)?;
+            let bound = entry.pattern.bind(args, world)?;
             let holds = match &entry.replay {
                 Some(replay) => bound.is_empty() || replay.graph.holds(&entry.pattern.values(&bound)),
                 None => true,
@@ -120,6 +146,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// Traces the function, agrees on it with the other ranks where it communicates, and runs it.
     #[track_caller]
     fn compile_and_run(&self, args: &A, world: &Rc<World>, joint: bool, site: Site) -> Result<R> {
+        let start = Instant::now();
         let leaves = leaves_of(args);
         let before: Vec<Pattern> = self.entries.borrow().iter().map(|entry| entry.pattern.clone()).collect();
         let own = Signature::new(&leaves, &before, &self.options.dynamic, &world.mesh());
@@ -146,7 +173,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             // Where there is no program, the others learn that too.
             let none = |error: &Error| format!("no program: {error}");
             let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
-            let same = agree::check_same(world, "program", &text, site);
+            let same = self.agreeing(|| agree::check_same(world, "program", &text, site));
             if traced.is_ok() {
                 same?;
                 check_declared(args, world, site)?;
@@ -158,21 +185,30 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
         let entry = Rc::new(entry);
         self.entries.borrow_mut().insert(0, Rc::clone(&entry));
-        match (&entry.replay, traced.result) {
-            (Some(replay), _) => {
-                let bound = entry.pattern.bind(args).unwrap_or_default();
-                self.replay(&entry, replay, args, world, &bound, site)
+        self.log.borrow_mut().compiling += start.elapsed();
+        let result = match traced.result {
+            None => {
+                let bound = entry.pattern.bind(args, world).unwrap_or_default();
+                self.replay(&entry, args, world, &bound, &mut || Ok(true), site)?
             }
-            (None, Some(result)) => Ok(result),
-            (None, None) => Err(Error::new("compile", "the function gave nothing", site)),
-        }
+            ran => ran,
+        };
+        result.ok_or_else(|| Error::new("compile", "the function gave nothing", site))
+    }
+
+    /// Does a part of the agreement with other ranks.
+    fn agreeing<T>(&self, part: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let outcome = part();
+        self.log.borrow_mut().agreeing += start.elapsed();
+        outcome
     }
 
     /// All ranks' signatures; an error on all where they are not of one kind.
     #[track_caller]
     fn signatures(&self, world: &World, own: &Signature, site: Site) -> Result<Vec<Signature>> {
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let all = gather(world, &own.bytes(), site)?;
+        let all = self.agreeing(|| gather(world, &own.bytes(), site))?;
         let all: Vec<Signature> =
             all.iter().map(|bytes| Signature::read(bytes).ok_or_else(lost)).collect::<Result<_>>()?;
         if all.iter().any(|other| other.kinds != own.kinds) {
@@ -249,7 +285,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         site: Site,
     ) -> Result<Traced<R>> {
         let session = Session::new(Rc::clone(world), self.options.fullgraph);
-        let bound = pattern.bind(args).unwrap_or_default();
+        let bound = pattern.bind(args, world).unwrap_or_default();
         let traced_args = Self::arguments(&session, args, pattern, &bound)?;
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, site));
@@ -348,16 +384,17 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Err(Error::new("compile", difference + note, site))
     }
 
-    /// A call without breaks.
+    /// A call without breaks; nothing, and nothing is done, where it may not run after all.
     fn replay(
         &self,
         entry: &Entry<R>,
-        replay: &Replay<R>,
         args: &A,
         world: &Rc<World>,
         bound: &Bound,
+        may_run: &mut dyn FnMut() -> Result<bool>,
         site: Site,
-    ) -> Result<R> {
+    ) -> Result<Option<R>> {
+        let Some(replay) = &entry.replay else { return Ok(None) };
         let symbols = entry.pattern.values(bound);
         let mut donated = Donated::from_elem(0, replay.inputs.len().div_ceil(64));
         let (parts, missing) = (parts_of(args), || Error::new("compile", "an argument is missing", site));
@@ -377,10 +414,15 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 Input::Carried(_) => return Err(missing()),
             });
         }
-        let planned = replay.graph.plan(world, &symbols, &donated, site)?;
-        let outcome = planned.run(world, &given, site)?;
+        let planned = match replay.graph.known(&symbols, &donated) {
+            Some(planned) => planned,
+            // A new plan may need a new group, which all ranks make together.
+            None if !may_run()? => return Ok(None),
+            None => replay.graph.plan(world, &symbols, &donated, site)?,
+        };
+        let Some(outcome) = planned.run(world, &given, may_run, site)? else { return Ok(None) };
         let hints = symbols.iter().copied().collect();
-        Ok(fill(&replay.template, &replay.outs, &outcome, &hints))
+        Ok(Some(fill(&replay.template, &replay.outs, &outcome, &hints)))
     }
 }
 
@@ -452,7 +494,7 @@ fn run_segment(
     graph: &Graph,
     parts: &[Part],
     site: Site,
-) -> Result<Vec<Vec<Tensor>>> {
+) -> Result<Results> {
     let missing = || Error::new("compile", "an argument is missing", site);
     let hints = session.hints.borrow();
     let mut given = Vec::new();
@@ -472,5 +514,6 @@ fn run_segment(
     let symbols: Vec<(Sym, i64)> =
         used.into_iter().filter_map(|sym| Some((sym, *hints.get(&sym)?))).collect();
     let donated = Donated::from_elem(0, finished.inputs.len().div_ceil(64));
-    graph.plan(&session.world, &symbols, &donated, site)?.run(&session.world, &given, site)
+    let planned = graph.plan(&session.world, &symbols, &donated, site)?;
+    Ok(planned.run(&session.world, &given, &mut || Ok(true), site)?.unwrap_or_default())
 }

@@ -4,10 +4,16 @@ use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use consort_ir::entity::Value;
+use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
-use consort_ir::program::Program;
+use consort_ir::ops::{CostCx, EvalCx};
+use consort_ir::plan::Why;
+use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
+use consort_passes::{PlanReport, report};
 
 use crate::trace::Break;
 use crate::world::World;
@@ -35,6 +41,10 @@ pub struct Stats {
     pub uncompiled: u64,
     /// Bytes that were copied so that they could take part in communication.
     pub copied_bytes: u64,
+    /// Time that compilations took: trace, passes, agreement, plans.
+    pub compiling: Duration,
+    /// Time of that which went into agreement with other ranks, waits for them included.
+    pub agreeing: Duration,
 }
 
 /// What happened to a compiled function.
@@ -46,6 +56,8 @@ pub(crate) struct Log {
     constants: Vec<(String, &'static Location<'static>)>,
     pub(crate) retraced: u64,
     pub(crate) segments: u64,
+    pub(crate) compiling: Duration,
+    pub(crate) agreeing: Duration,
     uncompiled: u64,
     limit: usize,
 }
@@ -99,30 +111,19 @@ impl Log {
             retraced: self.retraced,
             uncompiled: self.uncompiled,
             copied_bytes: plans().map(|plan| plan.copied_bytes()).sum(),
+            compiling: self.compiling + graphs.iter().map(|graph| graph.planning.get()).sum(),
+            agreeing: self.agreeing,
         }
     }
 
     pub(crate) fn explain(&self, name: &str, stats: Stats, graphs: &[Rc<Graph>]) -> Explanation {
         let explained = |graph: &Rc<Graph>| {
+            let mesh = &graph.program.mesh;
             let plan = graph.plans().into_iter().next();
-            let mesh = graph.program.mesh.clone();
-            let text = |plan: &super::graph::Planned| {
-                print(&Program { mesh: mesh.clone(), funcs: vec![plan.func.clone()] })
-            };
-            let report = plan.as_ref().map(|plan| plan.report.clone()).unwrap_or_default();
-            ExplainedGraph {
-                program: graph.text.clone(),
-                plan: plan.as_ref().map(|plan| text(plan)),
-                peak_bytes: report.peak_bytes,
-                live_bytes: report.live_bytes,
-                copied_bytes: report.copied_bytes,
-                copies: report
-                    .copies
-                    .iter()
-                    .map(|(_, value, bytes, why)| format!("{value}: {bytes} bytes ({})", why.name()))
-                    .collect(),
-                cost: plan.as_ref().map(|plan| cost(&mesh, &plan.func)).unwrap_or_default(),
-            }
+            let func = plan.as_ref().map(|plan| &plan.func).or(graph.func());
+            func.map_or_else(ExplainedGraph::default, |func| {
+                ExplainedGraph::new(mesh, graph.text.clone(), func)
+            })
         };
         Explanation {
             name: name.to_string(),
@@ -147,16 +148,14 @@ pub struct Cost {
     pub wire: i64,
 }
 
-fn cost(mesh: &Mesh, func: &consort_ir::program::Func) -> Cost {
-    use consort_ir::ops::{CostCx, EvalCx};
+fn cost(mesh: &Mesh, func: &Func) -> Cost {
     let Some(plan) = &func.plan else { return Cost::default() };
     let symbols = plan.symbols.iter().copied().collect();
     let sizes = EvalCx { mesh, rank: plan.rank, symbols: &symbols };
-    let number = |index: &consort_ir::index::Index| sizes.index(index).unwrap_or(0);
+    let number = |index: &Index| sizes.index(index).unwrap_or(0);
     func.body.nodes.iter().fold(Cost::default(), |all, node| {
-        let types = |values: &[consort_ir::entity::Value]| {
-            values.iter().filter_map(|value| func.ty(*value).cloned()).collect::<Vec<_>>()
-        };
+        let types =
+            |values: &[Value]| values.iter().filter_map(|value| func.ty(*value).cloned()).collect::<Vec<_>>();
         let (args, results) = (types(&node.args), types(&node.results));
         let one = node.op.cost(&CostCx { mesh, args: &args, results: &results });
         Cost {
@@ -191,10 +190,16 @@ pub struct Explanation {
 /// A program that was compiled.
 ///
 /// [`Compiled::explain`](crate::Compiled::explain) has an example.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ExplainedGraph {
     /// The program, as all ranks have it.
     pub program: String,
+    /// How many ops it has, those in blocks included.
+    pub ops: usize,
+    /// How many of them start communication.
+    pub starts: usize,
+    /// The conditions on sizes under which it was compiled.
+    pub guards: Vec<String>,
     /// The plan that ran last on this rank.
     pub plan: Option<String>,
     /// Bytes that the plan needs besides its arguments.
@@ -207,6 +212,51 @@ pub struct ExplainedGraph {
     pub copies: Vec<String>,
     /// What a call costs by the ops' own estimates.
     pub cost: Cost,
+}
+
+impl ExplainedGraph {
+    /// Of a program's text, and of a plan that was made of it; of a function without places where there is no plan.
+    pub fn new(mesh: &Mesh, program: String, func: &Func) -> ExplainedGraph {
+        let mut graph = ExplainedGraph { program, ..ExplainedGraph::default() };
+        graph.count(&func.body);
+        graph.guards = func.guards.iter().map(|guard| guard.display(mesh).to_string()).collect();
+        if func.plan.is_some() {
+            let PlanReport { peak_bytes, live_bytes, copied_bytes, copies } = report(mesh, func);
+            (graph.peak_bytes, graph.live_bytes, graph.copied_bytes) = (peak_bytes, live_bytes, copied_bytes);
+            let copy = |(_, value, bytes, why): &(usize, Value, u64, Why)| {
+                format!("{value}: {bytes} bytes ({})", why.name())
+            };
+            graph.copies = copies.iter().map(copy).collect();
+            graph.cost = cost(mesh, func);
+            graph.plan = Some(print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
+        }
+        graph
+    }
+
+    fn count(&mut self, block: &Block) {
+        for node in &block.nodes {
+            self.ops += 1;
+            self.starts += usize::from(node.op.effects().starts().is_some());
+            node.blocks.iter().for_each(|block| self.count(block));
+        }
+    }
+}
+
+impl fmt::Display for ExplainedGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cost { flops, bytes, wire } = self.cost;
+        writeln!(f, "{}, {}", count(self.ops as u64, "op"), count(self.starts as u64, "start"))?;
+        for guard in &self.guards {
+            writeln!(f, "guard: {guard}")?;
+        }
+        writeln!(f, "cost: {flops} operations, {bytes} bytes moved, {wire} bytes received")?;
+        writeln!(f, "memory: {} bytes, {} alive at once", self.peak_bytes, self.live_bytes)?;
+        writeln!(f, "copied for communication: {} bytes", self.copied_bytes)?;
+        for copy in &self.copies {
+            writeln!(f, "  {copy}")?;
+        }
+        f.write_str(self.plan.as_ref().unwrap_or(&self.program))
+    }
 }
 
 fn count(n: u64, word: &str) -> String {
@@ -248,15 +298,12 @@ impl fmt::Display for Explanation {
             writeln!(f, "  constant: {what} at {}:{}", site.file(), site.line())?;
         }
         for (number, graph) in self.graphs.iter().enumerate() {
-            let Cost { flops, bytes, wire } = graph.cost;
-            writeln!(f, "  graph {number}: {flops} operations, {bytes} bytes moved, {wire} bytes received")?;
-            writeln!(f, "    memory: {} bytes, {} alive at once", graph.peak_bytes, graph.live_bytes)?;
-            writeln!(f, "    copied for communication: {} bytes", graph.copied_bytes)?;
-            for copy in &graph.copies {
-                writeln!(f, "      {copy}")?;
-            }
-            for line in graph.plan.as_ref().unwrap_or(&graph.program).lines() {
-                writeln!(f, "    {line}")?;
+            let text = graph.to_string();
+            for (line, text) in text.lines().enumerate() {
+                match line {
+                    0 => writeln!(f, "  graph {number}: {text}")?,
+                    _ => writeln!(f, "    {text}")?,
+                }
             }
         }
         Ok(())

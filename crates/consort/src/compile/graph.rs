@@ -5,15 +5,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use consort_ir::index::Sym;
+use consort_ir::layout::Layout;
+use consort_ir::mesh::Axes;
 use consort_ir::ops::Effects;
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_ir::types::{TensorType, Type};
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
+use consort_passes::{At, Options, PASSES, plan, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use smallvec::SmallVec;
 
@@ -37,6 +40,8 @@ pub(crate) struct Graph {
     plans: RefCell<Vec<Rc<Planned>>>,
     /// How many plans were made.
     pub(crate) planned: Cell<u64>,
+    /// How long that took.
+    pub(crate) planning: Cell<Duration>,
 }
 
 /// A plan, ready to run.
@@ -45,10 +50,22 @@ pub(crate) struct Planned {
     donated: Donated,
     exec: RefCell<Exec>,
     groups: Vec<Option<consort_comm::Group>>,
-    varies: Vec<Vec<TensorType>>,
+    /// The axes over which each tensor of each result may differ.
+    varies: Vec<Vec<Axes>>,
+    /// What the tensors of the results were at the call before, in order.
+    made: RefCell<Vec<Option<Made>>>,
     pub(crate) func: Func,
-    pub(crate) report: PlanReport,
 }
+
+/// Where a result lies, and what a tensor has of that.
+struct Made {
+    from: Rc<Layout>,
+    ty: Rc<TensorType>,
+    layout: Rc<Placed>,
+}
+
+/// Results: of each its tensors.
+pub(crate) type Results = SmallVec<[SmallVec<[Tensor; 1]>; 1]>;
 
 /// Which parameters were given away, one bit for each.
 pub(crate) type Donated = SmallVec<[u64; 2]>;
@@ -80,7 +97,8 @@ impl Graph {
             .map_err(|error| wrong(error.to_string()))?;
         let text = print(&program);
         let communicates = program.funcs.iter().any(|func| starts(&func.body));
-        Ok(Graph { program, text, communicates, plans: RefCell::default(), planned: Cell::new(0) })
+        let (plans, planned, planning) = Default::default();
+        Ok(Graph { program, text, communicates, plans, planned, planning })
     }
 
     pub(crate) fn func(&self) -> Option<&Func> {
@@ -94,6 +112,12 @@ impl Graph {
         self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
     }
 
+    /// The plan for these sizes and gifts, if there is one.
+    pub(crate) fn known(&self, symbols: &[(Sym, i64)], donated: &Donated) -> Option<Rc<Planned>> {
+        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
+        self.plans.borrow().iter().find(fits).map(Rc::clone)
+    }
+
     /// The plan for these sizes and gifts; made if there is none.
     pub(crate) fn plan(
         &self,
@@ -102,11 +126,12 @@ impl Graph {
         donated: &Donated,
         site: Site,
     ) -> Result<Rc<Planned>> {
-        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
-        if let Some(planned) = self.plans.borrow().iter().find(fits) {
-            return Ok(Rc::clone(planned));
+        if let Some(planned) = self.known(symbols, donated) {
+            return Ok(planned);
         }
+        let start = Instant::now();
         let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
+        self.planning.set(self.planning.get() + start.elapsed());
         let mut plans = self.plans.borrow_mut();
         plans.insert(0, Rc::clone(&planned));
         plans.truncate(PLANS);
@@ -145,11 +170,13 @@ impl Graph {
         let groups =
             exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
-        let tensors = |ty: &Type| ty.tensors().to_vec();
-        let varies = func.body.results.iter().filter_map(|value| func.ty(*value)).map(tensors).collect();
-        let report = report(mesh, &func);
+        let varies = |ty: &Type| ty.tensors().iter().map(|tensor| tensor.varies).collect::<Vec<_>>();
+        let varies: Vec<_> =
+            func.body.results.iter().filter_map(|value| func.ty(*value)).map(varies).collect();
+        let made = varies.iter().flatten().map(|_| None).collect();
+        let made = RefCell::new(made);
         let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
-        Ok(Planned { symbols, donated, exec, groups, varies, func, report })
+        Ok(Planned { symbols, donated, exec, groups, varies, made, func })
     }
 
     /// Plans, the one used last among them.
@@ -169,8 +196,14 @@ impl Planned {
         self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
     }
 
-    /// Runs it. Arguments that were given away may be written.
-    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Vec<Vec<Tensor>>> {
+    /// Runs it, if it may once all is ready. Arguments that were given away may be written.
+    pub(crate) fn run(
+        &self,
+        world: &Rc<World>,
+        given: &[Given<'_>],
+        may_run: &mut dyn FnMut() -> Result<bool>,
+        site: Site,
+    ) -> Result<Option<Results>> {
         let failed = |error| Error::comm("compile", error, site);
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
@@ -207,22 +240,27 @@ impl Planned {
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
+        if !may_run()? {
+            return Ok(None);
+        }
         let before = exec.copied_bytes();
         let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
         world.count_copy((exec.copied_bytes() - before) as usize);
         let mut shared: SmallVec<[(Region, Rc<Storage>); 2]> = SmallVec::new();
-        let mut results = Vec::with_capacity(self.varies.len());
-        for (out, types) in outs?.into_iter().zip(&self.varies) {
+        let (mut results, mut number) = (Results::new(), 0);
+        for (out, varies) in outs?.into_iter().zip(&self.varies) {
             let (pending, tensors) = match out {
                 Out::Size(_) => continue,
                 Out::Tensor(tensor) => (SmallVec::new(), smallvec::smallvec![tensor]),
-                Out::Pending { pending, tensors } => (pending, SmallVec::<[OutTensor; 1]>::from_vec(tensors)),
+                Out::Pending { pending, tensors } => (pending, tensors),
             };
-            let flights: Vec<Rc<Flight>> =
+            let flights: SmallVec<[Rc<Flight>; 1]> =
                 pending.into_iter().map(|pending| Flight::new(pending, world, "compile", site)).collect();
-            let mut list = Vec::with_capacity(tensors.len());
-            for (out, ty) in tensors.into_iter().zip(types) {
-                let tensor = self.tensor(world, given, &whole, &mut shared, out, ty);
+            let mut list = SmallVec::new();
+            for (out, varies) in tensors.into_iter().zip(varies) {
+                let argument = self.argument(given, &whole, out.region);
+                let tensor = self.tensor(world, argument, &mut shared, out, number, *varies);
+                number += 1;
                 if let Some(storage) = &tensor.storage {
                     flights
                         .iter()
@@ -232,39 +270,39 @@ impl Planned {
             }
             results.push(list);
         }
-        Ok(results)
+        Ok(Some(results))
+    }
+
+    /// The argument in which a result lies, if it lies in one that was not given away.
+    fn argument<'a>(
+        &self,
+        given: &[Given<'a>],
+        whole: &'a [Option<Tensor>],
+        region: Region,
+    ) -> Option<&'a Tensor> {
+        let Region::Arg(place) = region else { return None };
+        let place = place as usize;
+        let own = |given: &Given<'a>| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None };
+        let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
+        let packed = whole.get(place).and_then(Option::as_ref);
+        packed.or_else(|| given.get(place).and_then(own)).filter(|_| kept)
     }
 
     /// A result as a tensor. What lies in an argument that was not given away shares its storage.
     fn tensor(
         &self,
         world: &Rc<World>,
-        given: &[Given<'_>],
-        whole: &[Option<Tensor>],
+        argument: Option<&Tensor>,
         shared: &mut SmallVec<[(Region, Rc<Storage>); 2]>,
         out: OutTensor,
-        ty: &TensorType,
+        number: usize,
+        varies: Axes,
     ) -> Tensor {
-        let mut layout = out.layout;
         let known =
             shared.iter().find(|(region, _)| *region == out.region).map(|(_, storage)| Rc::clone(storage));
-        let argument = match out.region {
-            Region::Arg(place) => {
-                let place = place as usize;
-                let packed = whole.get(place).and_then(Option::as_ref);
-                let own = given
-                    .get(place)
-                    .and_then(|given| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None });
-                let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
-                packed.or(own).filter(|_| kept)
-            }
-            _ => None,
-        };
+        let first = argument.map_or(0, |argument| argument.layout.start);
         let storage = match (argument, known) {
-            (Some(argument), _) => {
-                layout.start += argument.layout.start;
-                argument.storage.clone()
-            }
+            (Some(argument), _) => argument.storage.clone(),
             (None, Some(storage)) => Some(storage),
             (None, None) => {
                 let storage = Storage::new(out.buffer);
@@ -272,8 +310,21 @@ impl Planned {
                 Some(storage)
             }
         };
-        let ty = TensorType::new(out.dtype, constant_shape(&layout.shape), ty.varies);
-        let ty = world.memo().share(ty);
-        Tensor { ty, layout: Placed::new(layout), storage, traced: None, world: world.id }
+        let mut made = self.made.borrow_mut();
+        let made = &mut made[number];
+        let same = |made: &&mut Made| {
+            Rc::ptr_eq(&made.from, &out.layout) && made.layout.start == first + out.layout.start
+        };
+        let Made { ty, layout, .. } = match made.as_mut().filter(same) {
+            Some(made) => made,
+            None => {
+                let ty = TensorType::new(out.dtype, constant_shape(&out.layout.shape), varies);
+                let layout = Layout { start: first + out.layout.start, ..Layout::clone(&out.layout) };
+                let (ty, layout) = (world.memo().share(ty), Placed::new(layout));
+                made.insert(Made { from: out.layout, ty, layout })
+            }
+        };
+        let (ty, layout) = (Rc::clone(ty), Rc::clone(layout));
+        Tensor { ty, layout, storage, traced: None, world: world.id }
     }
 }

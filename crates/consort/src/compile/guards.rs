@@ -11,6 +11,9 @@ use smallvec::SmallVec;
 
 use crate::flatten::{Flatten, Static, Visit};
 use crate::tensor::{Tensor, constant_shape};
+use crate::world::World;
+
+use super::parts::is_of;
 
 /// A part of the arguments, as a call has it.
 #[derive(Clone, PartialEq)]
@@ -113,6 +116,7 @@ pub(crate) fn for_each_tensor(args: &impl Flatten, f: impl FnMut(&Tensor)) {
 }
 
 struct Check<'a> {
+    world: &'a World,
     expected: std::slice::Iter<'a, Expected>,
     bound: Bound,
     fits: bool,
@@ -137,9 +141,7 @@ impl Visit for Check<'_> {
             self.fits = false;
             return;
         };
-        if tensor.storage.is_none() {
-            self.fits = false;
-        }
+        self.fits &= tensor.storage.is_some() && is_of(tensor, self.world);
         if !Rc::ptr_eq(&tensor.ty, seen) {
             let ty = &tensor.ty;
             self.fits &= ty.dtype == *dtype && ty.varies == *varies && ty.shape.len() == sizes.len();
@@ -163,8 +165,8 @@ impl Visit for Check<'_> {
 impl Pattern {
     /// What the symbols are, where the arguments fit.
     #[inline]
-    pub(crate) fn bind(&self, args: &impl Flatten) -> Option<Bound> {
-        let mut check = Check { expected: self.leaves.iter(), bound: Bound::new(), fits: true };
+    pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
+        let mut check = Check { world, expected: self.leaves.iter(), bound: Bound::new(), fits: true };
         args.visit(&mut check);
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }

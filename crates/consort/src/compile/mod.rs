@@ -21,6 +21,7 @@ use explain::Log;
 use graph::Graph;
 
 pub use explain::{Cost, ExplainedGraph, Explanation, Stats};
+pub(crate) use graph::Results;
 pub(crate) use guards::{Leaf, leaves_of};
 
 type Site = &'static Location<'static>;

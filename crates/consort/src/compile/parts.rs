@@ -13,6 +13,7 @@ use crate::tensor::Tensor;
 use crate::world::World;
 
 use super::agree::{digest, gather};
+use super::graph::Results;
 use super::{Site, guards};
 
 /// A part of the arguments.
@@ -32,11 +33,16 @@ pub(super) fn has_shapes(args: &impl Flatten) -> bool {
     found
 }
 
+/// Whether a tensor is of this world, and not of a trace that is over.
+pub(super) fn is_of(tensor: &Tensor, world: &World) -> bool {
+    tensor.traced.is_none() && (tensor.world == 0 || tensor.world == world.id)
+}
+
 /// Tensors are of this world, and not of a trace that is over.
 pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
     let mut wrong = None;
     guards::for_each_tensor(args, |tensor| {
-        if tensor.traced.is_some() || (tensor.world != 0 && tensor.world != world.id) {
+        if !is_of(tensor, world) {
             wrong = Some(
                 "expected tensors of this world, got one of another, or one that a traced function kept",
             );
@@ -88,12 +94,12 @@ pub(super) fn check_declared(args: &impl Flatten, world: &World, site: Site) -> 
 pub(super) fn fill<R: Flatten>(
     template: &R,
     outs: &[Option<usize>],
-    results: &[Vec<Tensor>],
+    results: &Results,
     hints: &BTreeMap<Sym, i64>,
 ) -> R {
     struct Fill<'a> {
         outs: std::slice::Iter<'a, Option<usize>>,
-        results: &'a [Vec<Tensor>],
+        results: &'a Results,
         hints: &'a BTreeMap<Sym, i64>,
     }
     impl Map for Fill<'_> {

@@ -22,7 +22,7 @@ use super::layers::{ColumnLinear, RowLinear};
 pub fn rotate(x: &Tensor, first: &Index, base: f64) -> Result<Tensor> {
     let (length, width) = (x.dim(2)?, x.dim(3)?);
     let half = &width / 2;
-    let scalar = |value: f64| Tensor::full(Dtype::F32, [0usize; 0], value);
+    let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
     // The angle of pair i at place p is p / base^(i / half).
     let pairs = Tensor::iota(Dtype::F32, &[Index::from(1), half.clone()], 1)?;
     let halves = Tensor::index(half.clone())?.cast(Dtype::F32)?;

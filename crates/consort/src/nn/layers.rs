@@ -109,7 +109,7 @@ impl Embedding {
         let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
         let found = self.table.gather(&mine.select(&place, &zero)?, 0)?;
         let found =
-            mine.unsqueeze(tokens.rank())?.select(&found, &Tensor::zeros(found.dtype(), [0usize; 0])?)?;
+            mine.unsqueeze(tokens.rank())?.select(&found, &Tensor::zeros(found.dtype(), &[0usize; 0])?)?;
         self.group.all_reduce(found, Reduce::Sum)
     }
 
@@ -161,7 +161,7 @@ impl RmsNorm {
         let wide = x.cast(Dtype::F32)?;
         let columns = group.all_reduce(Tensor::index(x.dim(last)?)?, Reduce::Sum)?.cast(Dtype::F32)?;
         let squares = group.all_reduce(wide.mul(&wide)?.sum(&[last], true)?, Reduce::Sum)?;
-        let mean = squares.div(&columns)?.add(&Tensor::full(Dtype::F32, [0usize; 0], self.eps)?)?;
+        let mean = squares.div(&columns)?.add(&Tensor::full(Dtype::F32, &[0usize; 0], self.eps)?)?;
         wide.mul(&mean.rsqrt()?)?.cast(x.dtype())?.mul(&self.weight)
     }
 }

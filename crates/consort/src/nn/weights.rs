@@ -33,8 +33,8 @@ impl Weights {
                 let mut start = [0; 2];
                 start[dim] = own.start;
                 // As large as keeps what passes through as it is.
-                let scale = Tensor::full(Dtype::F32, [0usize; 0], (1.0 / shape[1] as f64).sqrt())?;
-                Tensor::normal_part(Dtype::F32, part, shape, start, key + number(name))?
+                let scale = Tensor::full(Dtype::F32, &[0usize; 0], (1.0 / shape[1] as f64).sqrt())?;
+                Tensor::normal_part(Dtype::F32, &part, shape, &start, key + number(name))?
                     .mul(&scale)?
                     .cast(dtype)
             }

@@ -23,6 +23,7 @@ use consort_ir::program::{Func, Loc};
 use consort_ir::types::{TensorType, Type};
 
 use crate::apply::{Tensors, check_types, spoken};
+use crate::compile::Results;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::world::World;
@@ -55,7 +56,7 @@ pub(crate) struct Finished {
 }
 
 /// Compiles and runs a segment; gives a tensor for each that the results name.
-pub(crate) type RunSegment<'a> = dyn Fn(&Session, &Finished) -> Result<Vec<Vec<Tensor>>> + 'a;
+pub(crate) type RunSegment<'a> = dyn Fn(&Session, &Finished) -> Result<Results> + 'a;
 
 /// One traced call of a function.
 pub(crate) struct Session {

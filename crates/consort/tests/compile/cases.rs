@@ -780,7 +780,7 @@ fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
     let step = |mesh: &Mesh, (x, xs): (Tensor, Tensor)| -> Result<(Tensor, Tensor)> {
         // Equal on all ranks, so that a collective may depend on it; the other function captures.
         let total = mesh.all_reduce(x.sum_all()?, Reduce::Sum)?;
-        let positive = total.gt(&Tensor::full(Dtype::F32, Vec::<usize>::new(), 0.0)?)?;
+        let positive = total.gt(&Tensor::full(Dtype::F32, &[0usize; 0], 0.0)?)?;
         let (group, own) = (mesh.clone(), xs.clone());
         let y = cond(
             &positive,

@@ -117,7 +117,18 @@ fn bind_rank(
             }
         }
     }
-    for (sym, value) in &symbols {
+    check_symbols(mesh, rank, func, &symbols)?;
+    Ok(symbols)
+}
+
+/// Whether a function takes these values of its symbols: what it declares of each, and its guards.
+pub fn check_symbols(
+    mesh: &Mesh,
+    rank: Rank,
+    func: &Func,
+    symbols: &BTreeMap<Sym, i64>,
+) -> Result<(), String> {
+    for (sym, value) in symbols {
         let facts = func.declared(*sym);
         let fits = *value >= facts.min
             && facts.max.is_none_or(|max| *value <= max)
@@ -130,8 +141,7 @@ fn bind_rank(
             return Err(format!("{name} is {value}, but the function declares {}..{to}{by}", facts.min));
         }
     }
-    check_guards(mesh, rank, &func.guards, &symbols, None)?;
-    Ok(symbols)
+    check_guards(mesh, rank, &func.guards, symbols, None)
 }
 
 /// Checks the guards whose symbols all have a value; only those that mention `new` where it is given.

@@ -23,7 +23,7 @@ use crate::verify::verify;
 use comm::Comm;
 use rank::{RankState, Step};
 
-pub use inputs::{bind, check_guards, check_placement};
+pub use inputs::{bind, check_guards, check_placement, check_symbols};
 
 /// The most ranks the oracle runs.
 pub const MAX_RANKS: u32 = 4096;

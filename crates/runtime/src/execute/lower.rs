@@ -1,6 +1,7 @@
 //! Turns a plan into lines with everything found: kernels, slots, groups.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Index, Sym};
@@ -145,8 +146,10 @@ impl<'a> Lowerer<'a> {
         };
         // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
         let layout = match &known {
-            Some(Some(layouts)) => layouts.get(result).cloned().unwrap_or_else(|| from.layout.clone()),
-            _ => from.layout.clone(),
+            Some(Some(layouts)) => {
+                layouts.get(result).map_or_else(|| Rc::clone(&from.layout), |x| x.clone().into())
+            }
+            _ => Rc::clone(&from.layout),
         };
         let slot = Slot::new(from.region, from.dtype, layout, known.is_some());
         self.slots.push(slot);

@@ -54,9 +54,10 @@ impl Lowerer<'_> {
         for (i, result) in results.iter().enumerate() {
             let Some(at) = node.op.overwrites(i) else { continue };
             let (operand, stays) = (operands[at], self.slots[operands[at]].lies_at(&self.slots[*result]));
-            if copied(at) {
+            let matters = self.matters(&node.op, me, i);
+            if copied(at) && matters {
                 start.copies.push((operand, *result, true));
-            } else if !stays && self.needs_contents(&node.op, me, i) {
+            } else if !stays && matters && how != Results::Zeros {
                 let value = node.args[at];
                 let message =
                     format!("{value} lies elsewhere than the result, and the line has no `copy {value}`");
@@ -87,19 +88,15 @@ impl Lowerer<'_> {
         Ok(Step::Start(Box::new(start)))
     }
 
-    /// Whether what lies at an operand's place takes part, or is what is left there. Where it is not known yet, the
-    /// plan is believed.
-    fn needs_contents(&self, op: &Op, me: u32, result: usize) -> bool {
+    /// Whether a result depends on what the operand under it holds here.
+    fn matters(&self, op: &Op, me: u32, result: usize) -> bool {
         if let Some(BroadcastStart { root, .. }) = op.as_op() {
-            return *root == me as usize;
-        }
-        if let Some(ReduceStart { root, .. }) = op.as_op() {
             return *root == me as usize;
         }
         let Some(ExchangeStart { recv, over, .. }) = op.as_op() else { return true };
         match &recv[result].peer {
             Peer::Route(route) => route.to(me, self.mesh.group_size(*over)).is_none(),
-            Peer::At(index) => self.sizes().index(index) == Ok(-1),
+            Peer::At(index) => self.sizes().index(index).map_or(true, |peer| peer == -1),
         }
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Slot {
     pub(super) region: usize,
     pub(super) dtype: Dtype,
     /// Counted in elements from the start of the region.
-    pub(super) layout: Layout,
+    pub(super) layout: Rc<Layout>,
     /// From its first element to its last.
     pub(super) bytes: Range<usize>,
     /// Whether it is the same at each call.
@@ -34,7 +34,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(region: usize, dtype: Dtype, layout: Layout, fixed: bool) -> Slot {
+    pub(super) fn new(region: usize, dtype: Dtype, layout: impl Into<Rc<Layout>>, fixed: bool) -> Slot {
+        let layout = layout.into();
         let start = layout.start.saturating_mul(dtype.size());
         let bytes = start..start.saturating_add(layout.span().saturating_mul(dtype.size()));
         Slot { region, dtype, layout, bytes, fixed }
@@ -85,15 +86,10 @@ pub(super) struct Memory(pub(super) Vec<Home>);
 
 impl Memory {
     /// Gives a parameter its storage, for one call.
-    pub(super) fn give(
-        &mut self,
-        region: Region,
-        buffer: Buffer,
-        wait: Option<Wait>,
-    ) -> Result<(), RunError> {
-        let Some(home) = self.0.iter_mut().find(|home| home.region == region) else { return Ok(()) };
+    pub(super) fn give(&mut self, region: usize, buffer: Buffer, wait: Option<Wait>) -> Result<(), RunError> {
+        let home = &mut self.0[region];
         if buffer.len() < home.size {
-            let (expected, got) = (home.size, buffer.len());
+            let (region, expected, got) = (home.region, home.size, buffer.len());
             return Err(RunError::new(format!("{region}: expected at least {expected} bytes, got {got}")));
         }
         home.buffer = Some(buffer);

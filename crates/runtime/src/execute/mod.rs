@@ -11,6 +11,7 @@ mod start;
 mod state;
 mod step;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,9 +82,12 @@ pub enum Out {
         /// The operations.
         pending: SmallVec<[Pending; 1]>,
         /// The tensors.
-        tensors: Vec<OutTensor>,
+        tensors: SmallVec<[OutTensor; 1]>,
     },
 }
+
+/// Results in order.
+pub type Outs = SmallVec<[Out; 1]>;
 
 /// A tensor that is a result.
 pub struct OutTensor {
@@ -91,14 +95,15 @@ pub struct OutTensor {
     pub region: Region,
     /// All of the region.
     pub buffer: Buffer,
-    /// Where it lies there, in elements.
-    pub layout: Layout,
+    /// Where it lies there, in elements; at the same address at each call where it is the same.
+    pub layout: Rc<Layout>,
     /// Its element type.
     pub dtype: Dtype,
 }
 
 enum Param {
-    Tensor(Region),
+    /// A tensor, and the number of its region, if it has one.
+    Tensor(Option<usize>),
     Size(Index),
 }
 
@@ -119,7 +124,10 @@ impl Exec {
         let mut params = Vec::new();
         for (number, param) in (0u32..).zip(&func.body.params) {
             params.push(match func.ty(*param) {
-                Some(Type::Tensor(_)) => Param::Tensor(Region::Arg(number)),
+                Some(Type::Tensor(_)) => {
+                    let region = Region::Arg(number);
+                    Param::Tensor(lowerer.homes.iter().position(|home| home.region == region))
+                }
                 Some(Type::Size(index, _)) => Param::Size(index.clone()),
                 _ => return Err(RunError::new(format!("@{}: {param} is a pending argument", func.name))),
             });
@@ -150,6 +158,7 @@ impl Exec {
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,
             flights: (0..lowerer.n_flights).map(|_| None).collect(),
+            sites: vec![None; lowerer.n_flights],
             in_flight: vec![0; lowerer.groups.len()],
             all_in_flight: 0,
             work: 0,
@@ -169,7 +178,7 @@ impl Exec {
     }
 
     /// Runs it once. Never waits longer than the context says.
-    pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Vec<Out>, RunError> {
+    pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Outs, RunError> {
         let outcome =
             self.open(cx, args).and_then(|()| self.state.run(&self.lines, cx)).and_then(|()| self.close(cx));
         self.state.memory.close();
@@ -192,7 +201,9 @@ impl Exec {
         for (param, arg) in params.iter().zip(args) {
             match (param, arg) {
                 (Param::Tensor(region), ArgValue::Tensor { buffer, pending }) => {
-                    state.memory.give(*region, buffer.clone(), pending.take())?;
+                    if let Some(region) = region {
+                        state.memory.give(*region, buffer.clone(), pending.take())?;
+                    }
                 }
                 (Param::Size(index), ArgValue::Size(got)) => {
                     let expected = state.sizes().index(index)?;
@@ -210,7 +221,9 @@ impl Exec {
             }
         }
         if state.memory.open(cx.heap)? {
-            state.handles.iter_mut().for_each(|handle| *handle = None);
+            // They were of another heap.
+            state.handles.fill(None);
+            state.sites.fill(None);
         }
         state.in_flight.iter_mut().for_each(|n| *n = 0);
         (state.all_in_flight, state.work) = (0, 0);
@@ -218,8 +231,8 @@ impl Exec {
     }
 
     /// What a call gives.
-    fn close(&mut self, cx: &RunCx<'_>) -> Result<Vec<Out>, RunError> {
-        let mut outs = Vec::with_capacity(self.results.len());
+    fn close(&mut self, cx: &RunCx<'_>) -> Result<Outs, RunError> {
+        let mut outs = Outs::with_capacity(self.results.len());
         for result in &self.results {
             outs.push(match result {
                 Returned::Tensor(slot) => Out::Tensor(self.out(*slot)?),
@@ -243,6 +256,6 @@ impl Exec {
         let slot = &self.state.slots[slot];
         let buffer = self.state.memory.buffer(slot.region)?.clone();
         let region = self.state.memory.0[slot.region].region;
-        Ok(OutTensor { region, buffer, layout: slot.layout.clone(), dtype: slot.dtype })
+        Ok(OutTensor { region, buffer, layout: Rc::clone(&slot.layout), dtype: slot.dtype })
     }
 }

@@ -80,7 +80,7 @@ impl State {
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
         let (base, part, result) = (&self.slots[base], &self.slots[part], &self.slots[result]);
-        let mut place = result.layout.clone();
+        let mut place = Layout::clone(&result.layout);
         for (dim, start) in start.iter().enumerate() {
             let (size, of) = (part.layout.shape[dim], result.layout.shape[dim]);
             if start.saturating_add(size) > of {

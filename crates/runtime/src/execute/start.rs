@@ -1,5 +1,6 @@
 //! Runs what communicates: starts and waits.
 
+use consort_ir::program::Loc;
 use smallvec::SmallVec;
 
 use crate::start::{Operand, Operands, Outs, start};
@@ -10,7 +11,7 @@ use super::step::{Flight, FlightId, Start};
 use super::{RunCx, RunError};
 
 impl State {
-    pub(super) fn start(&mut self, line: &Start, cx: &RunCx<'_>) -> Result<(), RunError> {
+    pub(super) fn start(&mut self, line: &Start, loc: Option<&Loc>, cx: &RunCx<'_>) -> Result<(), RunError> {
         for (from, to, counted) in &line.copies {
             self.copy(*from, *to, *counted, cx)?;
         }
@@ -25,6 +26,12 @@ impl State {
         let Some(group) = cx.groups.get(number).and_then(Option::as_ref) else {
             return Err(RunError::new("this rank is a member of a group that it was not given"));
         };
+        // What ranks tell each other of a call is the user's line.
+        let site = match (self.sites[line.flight], loc) {
+            (None, Some(loc)) => group.recorder().name(&loc.to_string()),
+            (site, _) => site.unwrap_or_default(),
+        };
+        self.sites[line.flight] = Some(site);
         let mut pending = SmallVec::new();
         for call in &line.calls {
             for slot in call.operands.iter().chain(&call.results) {
@@ -40,6 +47,7 @@ impl State {
                 operands.push(Operand { buffer, dtype: slot.dtype, shape: &slot.layout.shape });
             }
             let results = call.results.iter().map(|slot| self.handle(*slot)).collect::<Result<Outs, _>>()?;
+            group.said_at(site);
             pending.push(start(&*call.op, &self.sizes(), group, operands, results)?);
         }
         self.in_flight[number] += 1;

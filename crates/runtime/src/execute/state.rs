@@ -1,8 +1,9 @@
 //! Runs lines: kernels, evaluations, and everything that finds out sizes.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use consort_comm::{Buffer, Bytes};
+use consort_comm::{Buffer, Bytes, Name};
 use consort_ir::index::{Guard, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{Mesh, Rank};
@@ -35,6 +36,8 @@ pub(super) struct State {
     /// Handles of slots that are the same at each call.
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
+    /// The source lines of starts, by their pendings, as the recorder of this rank knows them.
+    pub(super) sites: Vec<Option<Name>>,
     /// How many operations of each group are in flight, and of all.
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,
@@ -77,7 +80,7 @@ impl State {
                     start.iter().map(|start| self.sizes().size(start)).collect::<Result<Dims, _>>()?;
                 self.update_slice(&start, [*base, *part, *result], cx)?;
             }
-            Step::Start(start) => self.start(start, cx)?,
+            Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
             Step::ToSize { op, arg, symbols } => self.read_sizes(op, *arg, symbols, cx)?,
             Step::Cond(cond) => self.cond(cond, cx)?,
@@ -118,13 +121,13 @@ impl State {
                 if matches!(self.memory.0[region].region, Region::Dyn(_)) {
                     self.memory.make_room(region, end, cx.heap)?;
                 }
-                layout
+                layout.into()
             }
             Found::View { op, of, result } => {
                 let of = &self.slots[*of].layout;
                 let seen = view(&**op, &self.sizes(), of)?;
                 // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
-                seen.map_or_else(|| of.clone(), |mut layouts| layouts.swap_remove(*result))
+                seen.map_or_else(|| Rc::clone(of), |mut layouts| layouts.swap_remove(*result).into())
             }
         };
         self.slots[slot] = Slot::new(region, dtype, layout, false);

@@ -33,14 +33,37 @@ pub(crate) trait ElementOp<A, const N: usize> {
     #[inline(always)]
     fn lanes<const L: usize>(x: [[A; L]; N]) -> [Self::Out; L]
     where
-        A: Copy,
+        A: Copy + Zeroable,
     {
         let mut out = [Self::Out::zeroed(); L];
         for (i, out) in out.iter_mut().enumerate() {
-            *out = Self::apply(from_fn(|j| x[j][i]));
+            *out = Self::apply(one_of_each(&x, i));
         }
         out
     }
+}
+
+/// One element of each operand. It is the same for all ops, unlike a closure in each of them.
+#[inline(always)]
+fn one_of_each<R: AsRef<[A]>, A: Copy + Zeroable, const N: usize>(args: &[R; N], at: usize) -> [A; N] {
+    let mut x = [A::zeroed(); N];
+    for (x, arg) in x.iter_mut().zip(args) {
+        *x = arg.as_ref()[at];
+    }
+    x
+}
+
+/// `L` elements of each operand.
+#[inline(always)]
+fn lanes_of_each<A: Copy + Zeroable, const N: usize, const L: usize>(
+    args: &[&[A]; N],
+    at: usize,
+) -> [[A; L]; N] {
+    let mut x = [[A::zeroed(); L]; N];
+    for (x, arg) in x.iter_mut().zip(args) {
+        x.copy_from_slice(&arg[at..at + L]);
+    }
+    x
 }
 
 /// The micro-kernel of an op.
@@ -64,7 +87,7 @@ impl<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize> Loop for Elements<'
         if !O::LONG {
             let args = self.args.map(|arg| &arg[..n]);
             for (i, out) in self.out.iter_mut().enumerate() {
-                *out = O::apply(from_fn(|j| args[j][i]));
+                *out = O::apply(one_of_each(&args, i));
             }
             return;
         }
@@ -91,12 +114,7 @@ fn chunks<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize, const L: usize
     let args = args.map(|arg| &arg[..out.len()]);
     let mut at = 0;
     loop {
-        let x = from_fn(|j| {
-            let mut x = [A::zeroed(); L];
-            x.copy_from_slice(&args[j][at..at + L]);
-            x
-        });
-        out[at..at + L].copy_from_slice(&O::lanes(x));
+        out[at..at + L].copy_from_slice(&O::lanes::<L>(lanes_of_each(&args, at)));
         if at == last {
             return;
         }

@@ -3,7 +3,7 @@
 use consort_ir::dtype::Dtype;
 
 use super::blocks::{ElementOp, map, micro};
-use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8, to_odd_f32};
+use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8, by_format, to_odd_f32};
 use super::{Arg, KernelCx, KernelError, ViewMut};
 
 /// To the format: of floats to integers towards zero, saturating, NaN as 0; wider integers wrap.
@@ -82,15 +82,7 @@ pub(super) fn cast(
     args: &[Arg<'_>],
     result: &mut ViewMut<'_>,
 ) -> Result<(), KernelError> {
-    match from {
-        Dtype::F32 => cast_from::<F32>(cx, args, result),
-        Dtype::F64 => cast_from::<F64>(cx, args, result),
-        Dtype::F16 => cast_from::<F16>(cx, args, result),
-        Dtype::Bf16 => cast_from::<Bf16>(cx, args, result),
-        Dtype::I32 => cast_from::<I32>(cx, args, result),
-        Dtype::I64 => cast_from::<I64>(cx, args, result),
-        Dtype::U8 | Dtype::Bool => cast_from::<U8>(cx, args, result),
-    }
+    by_format!(from, F => cast_from::<F>(cx, args, result))
 }
 
 fn cast_from<F: Format>(
@@ -108,14 +100,8 @@ where
     To<U8>: ElementOp<F::Compute, 1, Out = u8>,
     ToTruth: ElementOp<F::Compute, 1, Out = u8>,
 {
-    match result.dtype {
-        Dtype::F32 => map::<1, F, F32>(cx, args, result, micro::<To<F32>, F::Compute, 1>),
-        Dtype::F64 => map::<1, F, F64>(cx, args, result, micro::<To<F64>, F::Compute, 1>),
-        Dtype::F16 => map::<1, F, F16>(cx, args, result, micro::<To<F16>, F::Compute, 1>),
-        Dtype::Bf16 => map::<1, F, Bf16>(cx, args, result, micro::<To<Bf16>, F::Compute, 1>),
-        Dtype::I32 => map::<1, F, I32>(cx, args, result, micro::<To<I32>, F::Compute, 1>),
-        Dtype::I64 => map::<1, F, I64>(cx, args, result, micro::<To<I64>, F::Compute, 1>),
-        Dtype::U8 => map::<1, F, U8>(cx, args, result, micro::<To<U8>, F::Compute, 1>),
-        Dtype::Bool => map::<1, F, U8>(cx, args, result, micro::<ToTruth, F::Compute, 1>),
+    if result.dtype == Dtype::Bool {
+        return map::<1, F, U8>(cx, args, result, micro::<ToTruth, F::Compute, 1>);
     }
+    by_format!(result.dtype, G => map::<1, F, G>(cx, args, result, micro::<To<G>, F::Compute, 1>))
 }

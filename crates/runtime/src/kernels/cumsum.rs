@@ -1,9 +1,8 @@
 //! Running sums along a dimension. Those of floats are kept in `f64`, so that each is rounded once.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
 use super::lines::{Lines, each_columns, each_row};
 use super::numbers::Number;
@@ -100,15 +99,7 @@ fn cumsum(
     let ([x], [result]) = (args, results) else {
         return Err(KernelError("expected an operand and a result".into()));
     };
-    match result.dtype {
-        Dtype::F32 => along::<F32>(cx, dim, x, result),
-        Dtype::F64 => along::<F64>(cx, dim, x, result),
-        Dtype::F16 => along::<F16>(cx, dim, x, result),
-        Dtype::Bf16 => along::<Bf16>(cx, dim, x, result),
-        Dtype::I32 => along::<I32>(cx, dim, x, result),
-        Dtype::I64 => along::<I64>(cx, dim, x, result),
-        Dtype::U8 | Dtype::Bool => along::<U8>(cx, dim, x, result),
-    }
+    by_format!(result.dtype, F => along::<F>(cx, dim, x, result))
 }
 
 /// The kernels of this family.

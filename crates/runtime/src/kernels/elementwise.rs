@@ -8,9 +8,10 @@ use consort_ir::ops::OpDef;
 
 use super::blocks::{ElementOp, map, micro, select};
 use super::cast::cast;
-use super::formats::{Bf16, Bits16, F16, F32, F64, I32, I64, U8};
+use super::formats::{Bits16, Format, I32, I64, U8, by_format};
 use super::math::{double, single};
 use super::numbers::Number;
+use super::operand::only;
 use super::{Arg, Kernel, KernelCx, KernelError, Run, ViewMut};
 
 /// Declares ops as what they do to an element: `Op[operands] types => result: expression`.
@@ -164,19 +165,13 @@ fn wide_gelu(x: f64) -> f64 {
     if x == f64::NEG_INFINITY { -0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
 }
 
-/// The result of an op that has one.
-fn only<'r, 'a>(results: &'r mut [ViewMut<'a>]) -> Result<&'r mut ViewMut<'a>, KernelError> {
-    results.first_mut().ok_or_else(|| KernelError("expected a result".into()))
-}
-
 /// The element type of the first operand.
 fn operand_dtype(args: &[Arg<'_>], result: &ViewMut<'_>) -> Dtype {
     if let Some(Arg::View(view)) = args.first() { view.dtype } else { result.dtype }
 }
 
-fn not_defined(dtype: Dtype) -> Result<(), KernelError> {
-    Err(KernelError(format!("not defined for {dtype}")))
-}
+/// What a format is computed in.
+type Compute<F> = <F as Format>::Compute;
 
 /// Ops over floats.
 fn floats<O, const N: usize>(
@@ -189,13 +184,7 @@ where
     O: ElementOp<f32, N, Out = f32> + ElementOp<f64, N, Out = f64>,
 {
     let result = only(results)?;
-    match result.dtype {
-        Dtype::F32 => map::<N, F32, F32>(cx, args, result, micro::<O, f32, N>),
-        Dtype::F64 => map::<N, F64, F64>(cx, args, result, micro::<O, f64, N>),
-        Dtype::F16 => map::<N, F16, F16>(cx, args, result, micro::<O, f32, N>),
-        Dtype::Bf16 => map::<N, Bf16, Bf16>(cx, args, result, micro::<O, f32, N>),
-        other => not_defined(other),
-    }
+    by_format!(result.dtype, floats F => map::<N, F, F>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
 /// Ops over integers and truth values.
@@ -209,18 +198,13 @@ where
     O: ElementOp<i32, N, Out = i32> + ElementOp<i64, N, Out = i64> + ElementOp<u8, N, Out = u8>,
 {
     let result = only(results)?;
-    match result.dtype {
-        Dtype::I32 => map::<N, I32, I32>(cx, args, result, micro::<O, i32, N>),
-        Dtype::I64 => map::<N, I64, I64>(cx, args, result, micro::<O, i64, N>),
-        Dtype::U8 | Dtype::Bool => map::<N, U8, U8>(cx, args, result, micro::<O, u8, N>),
-        other => not_defined(other),
-    }
+    by_format!(result.dtype, ints F => map::<N, F, F>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
 /// Ops over floats and integers.
 fn numbers<O, const N: usize>(
     cx: &KernelCx<'_>,
-    op: &dyn OpDef,
+    _op: &dyn OpDef,
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError>
@@ -228,11 +212,8 @@ where
     O: ElementOp<f32, N, Out = f32> + ElementOp<f64, N, Out = f64>,
     O: ElementOp<i32, N, Out = i32> + ElementOp<i64, N, Out = i64> + ElementOp<u8, N, Out = u8>,
 {
-    if only(results)?.dtype.is_float() {
-        floats::<O, N>(cx, op, args, results)
-    } else {
-        ints::<O, N>(cx, op, args, results)
-    }
+    let result = only(results)?;
+    by_format!(result.dtype, F => map::<N, F, F>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
 /// Questions about floats.
@@ -246,19 +227,13 @@ where
     O: ElementOp<f32, N, Out = u8> + ElementOp<f64, N, Out = u8>,
 {
     let result = only(results)?;
-    match operand_dtype(args, result) {
-        Dtype::F32 => map::<N, F32, U8>(cx, args, result, micro::<O, f32, N>),
-        Dtype::F64 => map::<N, F64, U8>(cx, args, result, micro::<O, f64, N>),
-        Dtype::F16 => map::<N, F16, U8>(cx, args, result, micro::<O, f32, N>),
-        Dtype::Bf16 => map::<N, Bf16, U8>(cx, args, result, micro::<O, f32, N>),
-        other => not_defined(other),
-    }
+    by_format!(operand_dtype(args, result), floats F => map::<N, F, U8>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
 /// Questions about elements of any type.
 fn questions<O, const N: usize>(
     cx: &KernelCx<'_>,
-    op: &dyn OpDef,
+    _op: &dyn OpDef,
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError>
@@ -267,12 +242,7 @@ where
     O: ElementOp<i32, N, Out = u8> + ElementOp<i64, N, Out = u8> + ElementOp<u8, N, Out = u8>,
 {
     let result = only(results)?;
-    match operand_dtype(args, result) {
-        Dtype::I32 => map::<N, I32, U8>(cx, args, result, micro::<O, i32, N>),
-        Dtype::I64 => map::<N, I64, U8>(cx, args, result, micro::<O, i64, N>),
-        Dtype::U8 | Dtype::Bool => map::<N, U8, U8>(cx, args, result, micro::<O, u8, N>),
-        _ => float_questions::<O, N>(cx, op, args, results),
-    }
+    by_format!(operand_dtype(args, result), F => map::<N, F, U8>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
 /// The complement, of which truth values have their own.

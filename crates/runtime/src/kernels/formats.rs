@@ -107,6 +107,33 @@ sixteen_bits! {
     Bf16(bf16_to_f32, f32_to_bf16);
 }
 
+/// Evaluates an expression in which a name stands for the format of an element type: `by_format!(dtype, F => f::<F>())`
+/// for all types, with `floats F` or `ints F` for those alone; others are an error. Truth values are bytes.
+macro_rules! by_format {
+    ($dtype:expr, $format:ident => $work:expr) => {
+        match $dtype {
+            dtype if dtype.is_float() => by_format!(dtype, floats $format => $work),
+            dtype => by_format!(dtype, ints $format => $work),
+        }
+    };
+    ($dtype:expr, floats $format:ident => $work:expr) => {
+        by_format!(@each $dtype, $format, $work, F32 F32, F64 F64, F16 F16, Bf16 Bf16)
+    };
+    ($dtype:expr, ints $format:ident => $work:expr) => {
+        by_format!(@each $dtype, $format, $work, I32 I32, I64 I64, U8 U8, Bool U8)
+    };
+    (@each $dtype:expr, $format:ident, $work:expr, $($name:ident $ty:ident),*) => {
+        match $dtype {
+            $(consort_ir::dtype::Dtype::$name => {
+                type $format = $crate::kernels::formats::$ty;
+                $work
+            })*
+            other => Err($crate::kernels::KernelError(format!("not defined for {other}"))),
+        }
+    };
+}
+pub(crate) use by_format;
+
 struct Convert<'a, A, B, F>(&'a [A], &'a mut [B], F);
 
 impl<A: Pod, B: Pod, F: Fn(A) -> B> Loop for Convert<'_, A, B, F> {

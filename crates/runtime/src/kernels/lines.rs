@@ -1,6 +1,10 @@
 //! Ops along one dimension: rows where it is the last, else many columns next to each other.
 
+use std::hint::black_box;
+use std::iter::repeat;
+
 use super::formats::Format;
+use super::numbers::Number;
 use super::source::Source;
 use super::{Arg, KernelCx, KernelError, ViewMut};
 
@@ -69,53 +73,90 @@ pub(super) fn each_row<F: Format>(
     Ok(())
 }
 
-/// Elements that are folded side by side: a loop over fewer is unrolled by the compiler before it can become vector
-/// instructions. Then how many of them are folded into one at a time, and so many that the same again leaves as many.
-const LANES: usize = 64;
-const PARTS: usize = 4;
-pub(super) const RUN: usize = PARTS * PARTS * LANES;
+/// Elements that go through instructions together. They are held by value, so that a compiler keeps them in registers.
+const LANES: usize = 16;
 
-/// Folds `f` of up to `RUN` elements, in steps that do not wait for each other.
+/// Elements that are summed up before the sum goes to that of others, so that no sum is made of too many steps.
+pub(super) const RUN: usize = 1024;
+
+/// `f` of what is there and of elements, side by side.
 #[inline(always)]
-pub(super) fn fold<C: Copy, T: Copy>(run: &[C], start: T, f: impl Fn(C) -> T, step: impl Fn(T, T) -> T) -> T {
-    if run.len() < LANES {
-        let mut total = start;
-        for x in run {
-            total = step(total, f(*x));
-        }
-        return total;
+fn side_by_side<T: Copy, C: Copy>(mut to: [T; LANES], x: &[C; LANES], f: impl Fn(T, C) -> T) -> [T; LANES] {
+    for i in 0..LANES {
+        to[i] = f(to[i], x[i]);
     }
-    let mut totals = [start; PARTS * LANES];
-    let (whole, rest) = run.as_chunks::<{ PARTS * LANES }>();
-    for (total, chunk) in totals.as_chunks_mut().0.iter_mut().zip(whole) {
-        fold_parts(chunk, total, &f, &step);
-    }
-    for (total, x) in totals.iter_mut().zip(rest) {
-        *total = step(*total, f(*x));
-    }
-    let mut last = [start; LANES];
-    fold_parts(&totals, &mut last, |x| x, &step);
-    let mut width = LANES;
-    while width > 1 {
-        width /= 2;
-        for i in 0..width {
-            last[i] = step(last[i], last[i + width]);
-        }
-    }
-    last[0]
+    to
 }
 
+/// Folds what was folded side by side.
 #[inline(always)]
-fn fold_parts<C: Copy, T: Copy>(
-    chunk: &[C; PARTS * LANES],
-    totals: &mut [T; LANES],
-    f: impl Fn(C) -> T,
-    step: impl Fn(T, T) -> T,
-) {
-    for i in 0..LANES {
-        let pair = |j: usize| step(f(chunk[j * LANES + i]), f(chunk[(j + 1) * LANES + i]));
-        totals[i] = step(pair(0), pair(2));
+fn fold_lanes<T: Copy>(all: [T; LANES], step: impl Fn(T, T) -> T) -> T {
+    // A compiler that saw these steps on single lanes would take the lanes apart in the loop before, too.
+    let mut all = black_box(all);
+    for i in 0..8 {
+        all[i] = step(all[i], all[i + 8]);
     }
+    for i in 0..4 {
+        all[i] = step(all[i], all[i + 4]);
+    }
+    step(step(all[0], all[2]), step(all[1], all[3]))
+}
+
+/// Folds a short function of elements, in steps that do not wait for each other.
+#[inline(always)]
+pub(super) fn fold<C: Copy, T: Copy>(run: &[C], start: T, f: impl Fn(C) -> T, step: impl Fn(T, T) -> T) -> T {
+    let add = |total: T, x: C| step(total, f(x));
+    let (vectors, rest) = run.as_chunks::<LANES>();
+    let mut total = start;
+    if !vectors.is_empty() {
+        let (pairs, others) = vectors.as_chunks::<2>();
+        let (mut all, mut second) = ([start; LANES], [start; LANES]);
+        for [x, y] in pairs {
+            all = side_by_side(all, x, add);
+            second = side_by_side(second, y, add);
+        }
+        for x in others {
+            all = side_by_side(all, x, add);
+        }
+        total = fold_lanes(side_by_side(all, &second, &step), &step);
+    }
+    for x in rest {
+        total = add(total, *x);
+    }
+    total
+}
+
+/// Replaces the elements of a row, or of the row of an operand, by `f` of them, and gives their sum.
+#[inline(always)]
+pub(super) fn replace_and_sum<C: Number>(from: Option<&[C]>, row: &mut [C], f: impl Fn(C) -> C) -> C {
+    let mut sum = C::ZERO;
+    for (i, run) in row.chunks_mut(RUN).enumerate() {
+        let from = from.map(|from| from[i * RUN..][..run.len()].as_chunks::<LANES>());
+        let (vectors, rest) = run.as_chunks_mut::<LANES>();
+        if !vectors.is_empty() {
+            let mut all = [C::ZERO; LANES];
+            match from {
+                Some((from, _)) => {
+                    for (to, x) in vectors.iter_mut().zip(from) {
+                        *to = side_by_side(*x, x, |x, _| f(x));
+                        all = side_by_side(all, to, C::plus);
+                    }
+                }
+                None => {
+                    for x in vectors {
+                        *x = side_by_side(*x, &{ *x }, |x, _| f(x));
+                        all = side_by_side(all, x, C::plus);
+                    }
+                }
+            }
+            sum = sum.plus(fold_lanes(all, C::plus));
+        }
+        replace(from.map(|(_, rest)| rest), rest, repeat(()), |x, ()| f(x));
+        for x in rest {
+            sum = sum.plus(*x);
+        }
+    }
+    sum
 }
 
 /// Replaces the elements of a row, or of the row of an operand, by `f` of them and of others.

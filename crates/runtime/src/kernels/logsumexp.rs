@@ -1,17 +1,16 @@
 //! The logarithm of the sum of powers over dimensions: the largest element first, then the powers of what others are
 //! less than it.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
-use super::lines::{RUN, fold};
+use super::lines::fold;
 use super::numbers::{Number, Real};
-use super::operand::{attributes, view};
+use super::operand::{attributes, only, view};
 use super::places::each_run;
 use super::reduce::{BLOCK, Plan, in_parts, last};
-use super::softmax::{AddPowers, Largest, add_powers, larger};
+use super::softmax::{AddPowers, Largest, larger, sum_of_powers};
 use super::source::{Offsets, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
@@ -34,7 +33,7 @@ impl<C: Real> Loop for SumOfPowers<'_, C> {
     type Output = C;
     #[inline(always)]
     fn run(self) -> C {
-        add_powers(self.run, self.shift, &mut [C::ZERO; RUN])
+        sum_of_powers(self.run, self.shift)
     }
 }
 
@@ -117,7 +116,7 @@ fn logsumexp<F: Format<Compute: Real>>(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let result = only(results)?;
     let (out, stored) = (result.elements::<F::Stored>()?, x.elements::<F::Stored>()?);
     let plan = Plan::new(&x, dims);
     if plan.count == 0 {
@@ -140,13 +139,7 @@ fn run(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let dims = &attributes::<ops::Logsumexp>(op)?.dims;
-    match view(args, 0)?.dtype {
-        Dtype::F32 => logsumexp::<F32>(cx, dims, args, results),
-        Dtype::F64 => logsumexp::<F64>(cx, dims, args, results),
-        Dtype::F16 => logsumexp::<F16>(cx, dims, args, results),
-        Dtype::Bf16 => logsumexp::<Bf16>(cx, dims, args, results),
-        other => Err(KernelError(format!("not defined for {other}"))),
-    }
+    by_format!(view(args, 0)?.dtype, floats F => logsumexp::<F>(cx, dims, args, results))
 }
 
 /// The kernels of this family.

@@ -2,14 +2,13 @@
 //! range of `f32`, and what is left of an element less its mean has the roundings of both. The root of the mean square
 //! needs neither where elements and weights are of usual sizes.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
 use super::lines::{RUN, each_row, fold, replace};
 use super::numbers::Real;
-use super::operand::attributes;
+use super::operand::{attributes, only};
 use super::source::Source;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
@@ -156,20 +155,6 @@ fn layer_norm<F: Format<Compute: Real>>(
     })
 }
 
-/// Calls a function with the format of the result.
-macro_rules! floats {
-    ($function:ident($cx:expr, $eps:expr, $args:expr, $results:expr)) => {{
-        let [result] = $results else { return Err(KernelError("expected a result".into())) };
-        match result.dtype {
-            Dtype::F32 => $function::<F32>($cx, $eps, $args, result),
-            Dtype::F64 => $function::<F64>($cx, $eps, $args, result),
-            Dtype::F16 => $function::<F16>($cx, $eps, $args, result),
-            Dtype::Bf16 => $function::<Bf16>($cx, $eps, $args, result),
-            other => Err(KernelError(format!("not defined for {other}"))),
-        }
-    }};
-}
-
 /// The kernels of this family.
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel {
@@ -177,7 +162,8 @@ pub(crate) static KERNELS: &[Kernel] = &[
         family: "normalize",
         in_place: true,
         run: |cx, op: &dyn OpDef, args, results| {
-            floats!(rms_norm(cx, attributes::<ops::RmsNorm>(op)?.eps, args, results))
+            let (eps, result) = (attributes::<ops::RmsNorm>(op)?.eps, only(results)?);
+            by_format!(result.dtype, floats F => rms_norm::<F>(cx, eps, args, result))
         },
     },
     Kernel {
@@ -185,7 +171,8 @@ pub(crate) static KERNELS: &[Kernel] = &[
         family: "normalize",
         in_place: true,
         run: |cx, op: &dyn OpDef, args, results| {
-            floats!(layer_norm(cx, attributes::<ops::LayerNorm>(op)?.eps, args, results))
+            let (eps, result) = (attributes::<ops::LayerNorm>(op)?.eps, only(results)?);
+            by_format!(result.dtype, floats F => layer_norm::<F>(cx, eps, args, result))
         },
     },
 ];

@@ -3,7 +3,7 @@
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::{EvalError, OpDef};
 
-use crate::kernels::{Arg, KernelError, View};
+use crate::kernels::{Arg, KernelError, View, ViewMut};
 use crate::layout::Layout;
 
 /// The op with its attributes, as its own type.
@@ -19,6 +19,11 @@ pub(crate) fn view<'a>(args: &[Arg<'a>], i: usize) -> Result<View<'a>, KernelErr
         Some(Arg::Result) => Err(KernelError(format!("operand {i} cannot be computed on in place"))),
         None => Err(KernelError(format!("operand {i} is missing"))),
     }
+}
+
+/// The result of an op that has one.
+pub(crate) fn only<'r, 'a>(results: &'r mut [ViewMut<'a>]) -> Result<&'r mut ViewMut<'a>, KernelError> {
+    results.first_mut().ok_or_else(|| KernelError("expected a result".into()))
 }
 
 /// The part of a view that a layout of its storage names.

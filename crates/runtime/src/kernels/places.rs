@@ -2,13 +2,12 @@
 
 use std::marker::PhantomData;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
 use super::numbers::Number;
-use super::operand::{attributes, view};
+use super::operand::{attributes, only, view};
 use super::reduce::{BLOCK, Fold, Max, Min, Plan, fold_run, in_parts, last};
 use super::source::{Offsets, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
@@ -40,7 +39,7 @@ fn find_places<O: Extreme<F::Compute>, F: Format<Compute: Number>>(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let result = only(results)?;
     let out = result.elements::<i64>()?;
     let stored = x.elements::<F::Stored>()?;
     let plan = Plan::new(&x, dims);
@@ -181,15 +180,7 @@ fn numbers<O>(
 where
     O: Extreme<f32> + Extreme<f64> + Extreme<i32> + Extreme<i64> + Extreme<u8>,
 {
-    match view(args, 0)?.dtype {
-        Dtype::F32 => find_places::<O, F32>(cx, dims, args, results),
-        Dtype::F64 => find_places::<O, F64>(cx, dims, args, results),
-        Dtype::F16 => find_places::<O, F16>(cx, dims, args, results),
-        Dtype::Bf16 => find_places::<O, Bf16>(cx, dims, args, results),
-        Dtype::I32 => find_places::<O, I32>(cx, dims, args, results),
-        Dtype::I64 => find_places::<O, I64>(cx, dims, args, results),
-        Dtype::U8 | Dtype::Bool => find_places::<O, U8>(cx, dims, args, results),
-    }
+    by_format!(view(args, 0)?.dtype, F => find_places::<O, F>(cx, dims, args, results))
 }
 
 /// The kernels of this family.

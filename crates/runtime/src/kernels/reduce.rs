@@ -4,13 +4,12 @@
 //! element of the result folds rows; else whole rows are folded into each other. In which order is a matter of sizes
 //! and strides alone: many partial results, so that errors stay small, and the same ones for any number of threads.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8};
+use super::formats::{Format, U8, by_format};
 use super::isa::{Loop, vectorize};
 use super::numbers::{Number, Real};
-use super::operand::{attributes, view};
+use super::operand::{attributes, only, view};
 use super::source::{Offsets, Steps, coalesce, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 use crate::layout::Dims;
@@ -239,7 +238,7 @@ fn reduce<O: Fold<F::Compute>, F: Format>(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let result = only(results)?;
     let out = result.elements::<F::Stored>()?;
     let stored = x.elements::<F::Stored>()?;
     // A single run needs no plan, which would take longer than a short one itself.
@@ -341,13 +340,7 @@ fn floats<O: Fold<f32> + Fold<f64>>(
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    match view(args, 0)?.dtype {
-        Dtype::F32 => reduce::<O, F32>(cx, dims, args, results),
-        Dtype::F64 => reduce::<O, F64>(cx, dims, args, results),
-        Dtype::F16 => reduce::<O, F16>(cx, dims, args, results),
-        Dtype::Bf16 => reduce::<O, Bf16>(cx, dims, args, results),
-        other => Err(KernelError(format!("not defined for {other}"))),
-    }
+    by_format!(view(args, 0)?.dtype, floats F => reduce::<O, F>(cx, dims, args, results))
 }
 
 fn numbers<O: Fold<f32> + Fold<f64> + Fold<i32> + Fold<i64> + Fold<u8>>(
@@ -356,12 +349,7 @@ fn numbers<O: Fold<f32> + Fold<f64> + Fold<i32> + Fold<i64> + Fold<u8>>(
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    match view(args, 0)?.dtype {
-        Dtype::I32 => reduce::<O, I32>(cx, dims, args, results),
-        Dtype::I64 => reduce::<O, I64>(cx, dims, args, results),
-        Dtype::U8 | Dtype::Bool => reduce::<O, U8>(cx, dims, args, results),
-        _ => floats::<O>(cx, dims, args, results),
-    }
+    by_format!(view(args, 0)?.dtype, F => reduce::<O, F>(cx, dims, args, results))
 }
 
 fn truths<O: Fold<u8>>(
@@ -381,7 +369,7 @@ fn products<F: Format<Compute: Real>>(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    let Some(result) = results.first_mut() else { return Err(KernelError("expected a result".into())) };
+    let result = only(results)?;
     let (out, stored) = (result.elements::<F::Stored>()?, x.elements::<F::Stored>()?);
     let plan = Plan::new(&x, dims);
     in_parts(cx, plan.count, out, |start, out| {
@@ -404,13 +392,8 @@ fn prod(
 ) -> Result<(), KernelError> {
     let dims = &attributes::<ops::Prod>(op)?.dims;
     match view(args, 0)?.dtype {
-        Dtype::F32 => products::<F32>(cx, dims, args, results),
-        Dtype::F64 => products::<F64>(cx, dims, args, results),
-        Dtype::F16 => products::<F16>(cx, dims, args, results),
-        Dtype::Bf16 => products::<Bf16>(cx, dims, args, results),
-        Dtype::I32 => reduce::<Prod, I32>(cx, dims, args, results),
-        Dtype::I64 => reduce::<Prod, I64>(cx, dims, args, results),
-        Dtype::U8 | Dtype::Bool => reduce::<Prod, U8>(cx, dims, args, results),
+        dtype if dtype.is_float() => by_format!(dtype, floats F => products::<F>(cx, dims, args, results)),
+        dtype => by_format!(dtype, ints F => reduce::<Prod, F>(cx, dims, args, results)),
     }
 }
 

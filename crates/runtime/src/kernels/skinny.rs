@@ -5,6 +5,7 @@
 //! vectors column by column; any other is gathered in small blocks.
 
 use std::array;
+use std::hint::black_box;
 
 use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Mat, MatMut};
@@ -18,6 +19,9 @@ const HELD: usize = 4096;
 
 /// Elements that are computed side by side: two vectors of `f32` with AVX2.
 const LANES: usize = 16;
+
+/// Rows of a matrix that are added at a time.
+const ROWS: usize = 4;
 
 /// Columns of a block that is gathered, and its rows.
 const GATHERED: (usize, usize) = (8, 256);
@@ -46,10 +50,10 @@ where
             gather(vectors.part(0..count, rows.clone()), held);
             let block = matrix.part(rows, cols.clone());
             match count {
-                1 => add::<E, W, 1, 8>(sums, held, block),
-                2 => add::<E, W, 2, 4>(sums, held, block),
-                3 => add::<E, W, 3, 4>(sums, held, block),
-                _ => add::<E, W, 4, 4>(sums, held, block),
+                1 => add::<E, W, 1>(sums, held, block),
+                2 => add::<E, W, 2>(sums, held, block),
+                3 => add::<E, W, 3>(sums, held, block),
+                _ => add::<E, W, 4>(sums, held, block),
             }
         }
         for (i, row) in sums.chunks_exact(cols.len()).enumerate() {
@@ -144,7 +148,7 @@ fn transpose<E: Element>(from: &[E], [rows, cols]: [usize; 2], stride: usize, to
 }
 
 /// Adds the products with a block of the matrix to the sums.
-fn add<E, W, const COUNT: usize, const ROWS: usize>(sums: &mut [W], vectors: &[W], block: Mat<'_, E>)
+fn add<E, W, const COUNT: usize>(sums: &mut [W], vectors: &[W], block: Mat<'_, E>)
 where
     E: Element<Wide = W>,
     W: Wide,
@@ -157,19 +161,12 @@ where
     if block.rs == 1 && (block.cs != 1 || cols == 1) || depth == 1 && block.cs != 1 {
         // A single vector has columns read one after the other: in turns, memory would be slower to follow.
         if COUNT == 1 {
-            return vectorize(Columns::<E, W, COUNT, 1, 4> { sums, vectors, block });
+            return vectorize(Columns::<E, W, COUNT, 1, 2> { sums, vectors, block });
         }
-        return vectorize(Columns::<E, W, COUNT, 2, 2> { sums, vectors, block });
+        return vectorize(Columns::<E, W, COUNT, 2, 1> { sums, vectors, block });
     }
     if block.cs == 1 || cols == 1 && block.rs > 0 {
-        return vectorize(Rows::<E, W, COUNT, ROWS> {
-            sums,
-            vectors,
-            stride: depth,
-            block,
-            first: 0,
-            width: cols,
-        });
+        return vectorize(Rows::<E, W, COUNT> { sums, vectors, stride: depth, block, first: 0, width: cols });
     }
     let mut gathered = [W::ZERO; GATHERED.0 * GATHERED.1];
     for first in (0..cols).step_by(GATHERED.1) {
@@ -180,13 +177,23 @@ where
             gather(block.part(rows, first..first + width), &mut gathered);
             let block = Mat::new(&gathered, size, [width, 1]);
             let vectors = &vectors[start..];
-            vectorize(Rows::<W, W, COUNT, ROWS> { sums, vectors, stride: depth, block, first, width: cols });
+            vectorize(Rows::<W, W, COUNT> { sums, vectors, stride: depth, block, first, width: cols });
         }
     }
 }
 
+/// Runs of so many elements that lie `stride` apart.
+#[inline(always)]
+fn runs<T, const N: usize>(data: &[T], stride: usize, len: usize) -> [&[T]; N] {
+    let mut runs = [&data[..0]; N];
+    for (i, run) in runs.iter_mut().enumerate() {
+        *run = &data[i * stride..][..len];
+    }
+    runs
+}
+
 /// Adds rows of a block, times an element of each vector, to the sums.
-struct Rows<'a, E, W, const COUNT: usize, const ROWS: usize> {
+struct Rows<'a, E, W, const COUNT: usize> {
     sums: &'a mut [W],
     vectors: &'a [W],
     /// How far apart the vectors lie.
@@ -197,7 +204,7 @@ struct Rows<'a, E, W, const COUNT: usize, const ROWS: usize> {
     width: usize,
 }
 
-impl<E, W, const COUNT: usize, const ROWS: usize> Loop for Rows<'_, E, W, COUNT, ROWS>
+impl<E, W, const COUNT: usize> Loop for Rows<'_, E, W, COUNT>
 where
     E: Element<Wide = W>,
     W: Wide,
@@ -217,7 +224,7 @@ where
     }
 }
 
-impl<E, W, const COUNT: usize, const ROWS: usize> Rows<'_, E, W, COUNT, ROWS>
+impl<E, W, const COUNT: usize> Rows<'_, E, W, COUNT>
 where
     E: Element<Wide = W>,
     W: Wide,
@@ -227,9 +234,11 @@ where
     fn add<const N: usize>(&mut self, row: usize) {
         let (cols, first) = (self.block.cols, self.first);
         let data = self.block.data();
-        let rows: [&[E]; N] = array::from_fn(|i| &data[(row + i) * self.block.rs..][..cols]);
-        let factors: [[W; N]; COUNT] =
-            array::from_fn(|v| array::from_fn(|i| self.vectors[v * self.stride + row + i]));
+        let rows: [&[E]; N] = runs(&data[row * self.block.rs..], self.block.rs, cols);
+        let mut factors = [[W::ZERO; N]; COUNT];
+        for (v, factors) in factors.iter_mut().enumerate() {
+            factors.copy_from_slice(&self.vectors[v * self.stride + row..][..N]);
+        }
         let mut rest = &mut *self.sums;
         let mut sums: [&mut [W]; COUNT] = array::from_fn(|_| {
             let (here, others) = std::mem::take(&mut rest).split_at_mut(self.width);
@@ -262,16 +271,13 @@ where
     }
 }
 
-/// Adds the products of the vectors with the columns of a block, which lie together, to the sums.
+/// Adds the products of the vectors with the columns of a block, which lie together, to the sums: so many vectors, as
+/// many columns at a time, and steps that do not wait for each other.
 struct Columns<'a, E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> {
     sums: &'a mut [W],
     vectors: &'a [W],
     block: Mat<'a, E>,
 }
-
-/// Lanes of the sums of a column. They lie in memory in between, and not in variables: a compiler makes vectors of a loop
-/// over so many, and the steps of one lane are far enough apart that none waits for the one before.
-const WIDE: usize = 64;
 
 impl<E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> Loop
     for Columns<'_, E, W, COUNT, OPEN, STEPS>
@@ -301,29 +307,37 @@ where
 {
     /// Adds up `N` columns at once, so that the vectors are read once for all of them.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "a compiler makes no vectors of loops over iterators here")]
     fn add<const N: usize>(&mut self, first: usize) {
         let (depth, cols) = (self.block.rows, self.block.cols);
         let data = self.block.data();
-        let columns: [&[E]; N] = array::from_fn(|j| &data[(first + j) * self.block.cs..][..depth]);
-        let vectors: [&[W]; COUNT] = array::from_fn(|v| &self.vectors[v * depth..][..depth]);
-        let mut lanes = [[[W::ZERO; WIDE]; COUNT]; N];
+        let columns: [&[E]; N] = runs(&data[first * self.block.cs..], self.block.cs, depth);
+        let vectors: [&[W]; COUNT] = runs(self.vectors, depth, depth);
+        let mut lanes = [[[[W::ZERO; LANES]; STEPS]; COUNT]; N];
         let mut at = 0;
-        while at + WIDE * STEPS <= depth {
-            add_lanes::<E, W, COUNT, N, STEPS, WIDE>(&mut lanes, columns, vectors, at);
-            at += WIDE * STEPS;
+        while at + STEPS <= depth / LANES {
+            for j in 0..N {
+                for step in 0..STEPS {
+                    let x = columns[j].as_chunks::<LANES>().0[at + step];
+                    for v in 0..COUNT {
+                        let y = vectors[v].as_chunks::<LANES>().0[at + step];
+                        for i in 0..LANES {
+                            let lane = &mut lanes[j][v][step][i];
+                            *lane = x[i].wide().times_plus(y[i], *lane);
+                        }
+                    }
+                }
+            }
+            at += STEPS;
         }
-        while at + WIDE <= depth {
-            add_lanes::<E, W, COUNT, N, 1, WIDE>(&mut lanes, columns, vectors, at);
-            at += WIDE;
-        }
-        while at + LANES <= depth {
-            add_lanes::<E, W, COUNT, N, 1, LANES>(&mut lanes, columns, vectors, at);
-            at += LANES;
-        }
-        for (j, (lanes, column)) in lanes.iter_mut().zip(columns).enumerate() {
-            for (v, (lanes, vector)) in lanes.iter_mut().zip(vectors).enumerate() {
-                let tail = column[at..].iter().zip(&vector[at..]);
-                let sum = tail.fold(total(lanes), |sum, (a, b)| a.wide().times_plus(*b, sum));
+        // A compiler that saw what becomes of single lanes would take the lanes apart in the loop before, too.
+        let lanes = black_box(lanes);
+        for j in 0..N {
+            for v in 0..COUNT {
+                let mut sum = total(&lanes[j][v]);
+                for (a, b) in columns[j][at * LANES..].iter().zip(&vectors[v][at * LANES..]) {
+                    sum = a.wide().times_plus(*b, sum);
+                }
                 let to = &mut self.sums[v * cols + first + j];
                 *to = to.plus(sum);
             }
@@ -331,43 +345,20 @@ where
     }
 }
 
-/// Adds products lane by lane, a few for each.
-#[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "loops over iterators become slower code, by a fifth")]
-fn add_lanes<E, W, const COUNT: usize, const N: usize, const STEPS: usize, const WIDTH: usize>(
-    lanes: &mut [[[W; WIDE]; COUNT]; N],
-    columns: [&[E]; N],
-    vectors: [&[W]; COUNT],
-    at: usize,
-) where
-    E: Element<Wide = W>,
-    W: Wide,
-{
-    let columns = columns.map(|column| &column[at..at + STEPS * WIDTH]);
-    let vectors = vectors.map(|vector| &vector[at..at + STEPS * WIDTH]);
-    for i in 0..WIDTH {
-        for j in 0..N {
-            for v in 0..COUNT {
-                let mut sum = lanes[j][v][i];
-                for step in 0..STEPS {
-                    let at = step * WIDTH + i;
-                    sum = columns[j][at].wide().times_plus(vectors[v][at], sum);
-                }
-                lanes[j][v][i] = sum;
-            }
-        }
-    }
-}
-
 /// The sum of all lanes, in halves.
 #[inline(always)]
-fn total<W: Wide>(lanes: &mut [W; WIDE]) -> W {
-    let mut half = WIDE / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = lanes[i].plus(lanes[i + half]);
+fn total<W: Wide, const STEPS: usize>(lanes: &[[W; LANES]; STEPS]) -> W {
+    let mut all = lanes[0];
+    for other in &lanes[1..] {
+        for i in 0..LANES {
+            all[i] = all[i].plus(other[i]);
         }
-        half /= 2;
     }
-    lanes[0]
+    for i in 0..8 {
+        all[i] = all[i].plus(all[i + 8]);
+    }
+    for i in 0..4 {
+        all[i] = all[i].plus(all[i + 4]);
+    }
+    all[0].plus(all[2]).plus(all[1].plus(all[3]))
 }

@@ -3,12 +3,11 @@
 use std::iter::repeat;
 use std::marker::PhantomData;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{self, OpDef};
 
-use super::formats::{Bf16, F16, F32, F64, Format};
+use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
-use super::lines::{Lines, RUN, each_columns, each_row, fold, replace};
+use super::lines::{Lines, RUN, each_columns, each_row, fold, replace, replace_and_sum};
 use super::numbers::Real;
 use super::operand::attributes;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
@@ -70,37 +69,29 @@ impl<C: Real, E: Ending> Loop for Row<'_, C, E> {
     #[inline(always)]
     fn run(self) {
         let (from, row) = (self.from, self.row);
-        let mut largest = C::LOWEST;
-        for run in from.unwrap_or(row).chunks(RUN) {
-            largest = larger(largest, fold(run, C::LOWEST, |x| x, larger));
-        }
-        let mut sum = C::ZERO;
+        let largest = fold(from.unwrap_or(row), C::LOWEST, |x| x, larger);
         if E::POWERS {
-            replace(from, row, repeat(()), |x, ()| x.minus(largest).power_below_one());
-            for run in row.chunks(RUN) {
-                sum = sum.plus(fold(run, C::ZERO, |power| power, C::plus));
-            }
+            let sum = replace_and_sum(from, row, |x| x.minus(largest).power_below_one());
             let factor = E::factor(sum);
             for x in row {
                 *x = E::result(*x, factor);
             }
         } else {
-            let mut powers = [C::ZERO; RUN];
-            for run in from.unwrap_or(row).chunks(RUN) {
-                sum = sum.plus(add_powers(run, largest, &mut powers));
-            }
-            let factor = E::factor(sum);
+            let factor = E::factor(sum_of_powers(from.unwrap_or(row), largest));
             replace(from, row, repeat(()), |x, ()| E::result(x.minus(largest), factor));
         }
     }
 }
 
-/// The sum of the powers of up to `RUN` elements less the largest of a row; they are written somewhere on the way.
+/// The sum of the powers of elements less the largest of a row. They are written somewhere on the way.
 #[inline(always)]
-pub(super) fn add_powers<C: Real>(run: &[C], largest: C, powers: &mut [C; RUN]) -> C {
-    let powers = &mut powers[..run.len()];
-    replace(Some(run), powers, repeat(()), |x, ()| x.minus(largest).power_below_one());
-    fold(powers, C::ZERO, |power| power, C::plus)
+pub(super) fn sum_of_powers<C: Real>(row: &[C], largest: C) -> C {
+    let (mut powers, mut sum) = ([C::ZERO; RUN], C::ZERO);
+    for run in row.chunks(RUN) {
+        let power = |x: C| x.minus(largest).power_below_one();
+        sum = sum.plus(replace_and_sum(Some(run), &mut powers[..run.len()], power));
+    }
+    sum
 }
 
 /// Replaces elements by larger ones of a row.
@@ -193,13 +184,7 @@ fn floats<E: Ending>(
     let ([x], [result]) = (args, results) else {
         return Err(KernelError("expected an operand and a result".into()));
     };
-    match result.dtype {
-        Dtype::F32 => along::<E, F32>(cx, dim, x, result),
-        Dtype::F64 => along::<E, F64>(cx, dim, x, result),
-        Dtype::F16 => along::<E, F16>(cx, dim, x, result),
-        Dtype::Bf16 => along::<E, Bf16>(cx, dim, x, result),
-        other => Err(KernelError(format!("not defined for {other}"))),
-    }
+    by_format!(result.dtype, floats F => along::<E, F>(cx, dim, x, result))
 }
 
 /// The kernels of this family.

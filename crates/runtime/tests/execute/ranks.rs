@@ -59,7 +59,7 @@ impl<'a> OneRank<'a> {
         let groups: Vec<Option<Group>> = list.into_iter().map(|group| self.group(group)).collect();
         let (heap, timeout) = (self.all.heap(), self.timeout);
         let cx = RunCx { heap, groups: &groups, threads: &Threads::ONE, timeout };
-        exec.run(&cx, args).map_err(|error| error.to_string())
+        exec.run(&cx, args).map(|outs| outs.into_vec()).map_err(|error| error.to_string())
     }
 
     pub(crate) fn args(&self, func: &Func, inputs: &[Tensor]) -> Vec<ArgValue> {

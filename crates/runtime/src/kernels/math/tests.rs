@@ -169,7 +169,7 @@ fn powers_below_one_keep_to_their_errors() {
             assert!((0.0..=f32::MIN_POSITIVE).contains(&got), "{x:e}: {got:e}");
         } else {
             let off = ulps(got, exact);
-            assert!(off <= 1.5, "{x:e}: {got:e}, off by {off}");
+            assert!(off <= if x > -20.0 { 3.0 } else { 5.0 }, "{x:e}: {got:e}, off by {off}");
         }
     }
     assert_eq!((single::exp_below_one(0.0), single::exp_below_one(f32::NEG_INFINITY)), (1.0, 0.0));

@@ -1,0 +1,127 @@
+//! `consort bench compile`: compiled functions beside the same functions as they are, and beside what is wanted of them.
+//!
+//! The ranks do the measuring (`compile_cases.rs`); this starts them and shows their figures.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use super::options::seconds;
+use super::process::Process;
+use super::table::{size, time};
+use crate::report::{Machine, Report};
+
+const EXAMPLES: &str = "\
+The last column has what is wanted of a figure, and `missed` where it is not so. docs/bench.md says what the cases are.
+
+Examples:
+  consort bench compile
+  consort bench compile --cases tp_,one_op --json
+  consort bench compile --cases agree -n 8";
+
+/// Measure compiled functions beside the same functions as they are
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How long each case is sampled
+    #[arg(long, value_name = "SECS", default_value_t = 0.5)]
+    seconds: f64,
+    /// Only cases whose names begin with one of these
+    #[arg(long, value_name = "NAME,..", default_value = "")]
+    cases: String,
+    /// How many ranks, as processes
+    #[arg(short = 'n', value_name = "RANKS", default_value_t = 2)]
+    ranks: usize,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// How long all cases may take.
+const LIMIT: Duration = Duration::from_secs(900);
+/// The most ranks that are measured.
+const MAX_RANKS: usize = 64;
+
+/// The most that a field of a case should be.
+const BARS: &[(&str, &str, f64)] = &[
+    ("tp_brief", "compile_ms", 50.0),
+    ("tp_brief", "peak_over_live", 1.05),
+    ("tp_brief", "ratio", 1.0),
+    ("tp_decode", "ratio", 1.0),
+    ("tp_tiny", "ratio", 1.0),
+    ("one_op", "overhead_us", 1.0),
+    ("one_op_comm", "overhead_us", 1.0),
+    ("b5_dead", "copied_bytes", 0.0),
+    ("b5_needed", "copied_bytes", 4096.0),
+    ("b6_in_place", "copied_bytes", 0.0),
+    ("c2_ring", "copied_bytes", 0.0),
+    ("a12_into", "copied_bytes", 0.0),
+    ("ops_10k", "compile_ms", 5000.0),
+    ("ops_100k", "compile_ms", 5000.0),
+    ("ops_100k", "ratio", 12.0),
+    ("agree", "agree_ms", 2.0),
+];
+
+/// Starts the ranks and shows what they measured.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    if seconds(args.seconds).is_none() {
+        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
+    }
+    if !(1..=MAX_RANKS).contains(&args.ranks) {
+        bail!("bench: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
+    }
+    let mut command = Command::new("/proc/self/exe");
+    let (seconds, ranks) = (args.seconds.to_string(), args.ranks.to_string());
+    command.args(["run", "-n", &ranks, "--", "/proc/self/exe", super::COMPILE, "--seconds", &seconds]);
+    command.args(["--cases", &args.cases]);
+    let mut process = Process::start(command).map_err(|error| Machine(format!("bench: {error:#}")))?;
+    process.wait(LIMIT);
+    let status = process.end();
+    let said = process.output();
+    if !status.is_some_and(|status| status.success()) {
+        return Err(Machine(format!("bench: the ranks failed{}", process.said())).into());
+    }
+    let objects = said.lines().filter_map(|line| line.find('{').map(|at| &line[at..]));
+    let figures: Vec<Value> = objects
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .context("bench: a figure cannot be read")?;
+    if figures.is_empty() {
+        bail!("bench: --cases: no case for {} ranks begins with `{}`", args.ranks, args.cases);
+    }
+    if args.json {
+        return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
+    }
+    let head = format!(
+        "{:<12} {:>9} {:>9} {:>9} {:>8} {:>9}  wanted\n",
+        "case", "compile", "call", "beside", "copied", "peak"
+    );
+    Ok(Report::fine(head + &figures.iter().map(row).collect::<String>()))
+}
+
+fn row(figure: &Value) -> String {
+    let case = figure["case"].as_str().unwrap_or("");
+    let shown = |key: &str, text: &dyn Fn(f64) -> String| figure[key].as_f64().map_or("-".to_string(), text);
+    let us = |us: f64| time(us);
+    let bytes = |bytes: f64| size(bytes as usize);
+    let beside = if figure["eager_us"].is_number() { "eager_us" } else { "kernel_us" };
+    let bars = BARS.iter().filter(|(of, _, _)| *of == case);
+    let wanted: Vec<String> = bars
+        .map(|(_, key, most)| {
+            let got = figure[key].as_f64().unwrap_or(f64::NAN);
+            format!("{key} {got} of {most}{}", if got <= *most { "" } else { " missed" })
+        })
+        .collect();
+    let row = format!(
+        "{case:<12} {:>9} {:>9} {:>9} {:>8} {:>9}  {}",
+        shown("compile_ms", &|ms| time(ms * 1e3)),
+        shown("call_us", &us),
+        shown(beside, &us),
+        shown("copied_bytes", &bytes),
+        shown("peak_bytes", &bytes),
+        wanted.join(", "),
+    );
+    format!("{}\n", row.trim_end())
+}

@@ -1,0 +1,77 @@
+//! Programs of many ops for `consort bench compile`: how long each stage takes on them.
+
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use consort::Dtype;
+use consort_ir::builder::Builder;
+use consort_ir::index::Index;
+use consort_ir::mesh::{Group, Mesh, Rank};
+use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reduce, Reshape, Sigmoid, Tanh, Violation};
+use consort_ir::program::{Func, Program};
+use consort_ir::types::TensorType;
+use consort_ir::verify::verify;
+use consort_passes::{At, Options, PASSES, plan, report, simplify};
+use consort_runtime::execute::Exec;
+use serde_json::{Value, json};
+
+/// Takes a program of so many ops through all stages; how long each took.
+pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
+    let mesh = Mesh::new([("dp", 2)]).map_err(|error| anyhow!("bench: {error:?}"))?;
+    let func = chain(&mesh, ops).map_err(|error| anyhow!("bench: {}", error.message))?;
+    let program = Program { mesh, funcs: vec![func] };
+    let ops = program.funcs[0].body.nodes.len();
+    let mut start = Instant::now();
+    let mut lap = || {
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        start = Instant::now();
+        (ms * 10.0).round() / 10.0
+    };
+    let errors = verify(&program);
+    let verify_ms = lap();
+    if let Some(error) = errors.first() {
+        return Err(anyhow!("bench: {}", error.headline()));
+    }
+    let program = simplify(&program, PASSES, &Options::default(), &mut |_| {})?;
+    let simplify_ms = lap();
+    let func = program.funcs.first().context("bench: no function")?;
+    let at = At { rank: Rank(0), symbols: &Default::default(), donated: &[] };
+    let planned = plan(&program.mesh, func, &at)?;
+    let plan_ms = lap();
+    let costs = report(&program.mesh, &planned);
+    let report_ms = lap();
+    Exec::lower(&program.mesh, &planned, &|_| None)?;
+    let lower_ms = lap();
+    let all = verify_ms + simplify_ms + plan_ms + report_ms + lower_ms;
+    Ok(json!({
+        "bench": "compile", "case": case, "compile_ms": (all * 10.0).round() / 10.0, "call_us": null,
+        "copied_bytes": costs.copied_bytes, "peak_bytes": costs.peak_bytes, "live_bytes": costs.live_bytes,
+        "breaks": 0, "graphs": 1, "ops": ops, "ops_left": planned.body.nodes.len(),
+        "verify_ms": verify_ms, "simplify_ms": simplify_ms, "plan_ms": plan_ms, "report_ms": report_ms,
+        "lower_ms": lower_ms,
+    }))
+}
+
+/// A chain of elementwise ops and views on small tensors, with a sum over all ranks after every 50.
+fn chain(mesh: &Mesh, ops: usize) -> Result<Func, Violation> {
+    let shape = |sizes: &[i64]| sizes.iter().map(|size| Index::constant(*size)).collect::<Vec<_>>();
+    let mut builder = Builder::new(mesh, "chain");
+    let ty = TensorType::new(Dtype::F32, shape(&[8, 8]), mesh.all_axes());
+    let (mut x, w) = (builder.param(ty.clone()), builder.param(ty));
+    let over = Group::Axes(mesh.all_axes());
+    for op in 0..ops {
+        x = match op % 50 {
+            49 => builder.start_wait(AllReduceStart { reduce: Reduce::Avg, over }, &[x])?[0],
+            n => match n % 7 {
+                0 => builder.one(Add {}, &[x, w])?,
+                1 => builder.one(Tanh {}, &[x])?,
+                2 => builder.one(Permute { dims: vec![1, 0] }, &[x])?,
+                3 => builder.one(Mul {}, &[x, w])?,
+                4 => builder.one(Reshape { shape: shape(&[64]) }, &[x])?,
+                5 => builder.one(Sigmoid {}, &[x])?,
+                _ => builder.one(Reshape { shape: shape(&[8, 8]) }, &[x])?,
+            },
+        };
+    }
+    Ok(builder.finish(&[x]))
+}

@@ -1,0 +1,175 @@
+//! All ranks of `consort exec`: processes of this program, started as `consort run` starts them.
+//!
+//! What they are to run, and what each says of it, lies in memory that has no name in the file system and that they
+//! open through this process, so nothing can be left behind.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use consort_comm::init;
+use consort_comm::launch::{Options, Sink, launch};
+use consort_ir::dtype::Dtype;
+use consort_ir::ops::OpTable;
+use consort_ir::tensor::Tensor;
+use consort_ir::text::parse;
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde_json::{Value, json};
+
+use super::rank::{Failure, prepare};
+use super::results::Results;
+use crate::report::{Machine, Report};
+use crate::run;
+
+/// The name of the entry that becomes a rank. It is not for users.
+pub(crate) const EXEC: &str = "__exec";
+
+/// Bytes of each rank's heap. They cost memory only as they are used.
+const HEAP: usize = 32 << 30;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RankArgs {
+    /// What to run.
+    job: PathBuf,
+    /// Where each rank says what came of it.
+    #[arg(required = true)]
+    outs: Vec<PathBuf>,
+}
+
+/// Runs a function of a program on as many processes as `inputs` has ranks: their results, or what failed first.
+pub(super) fn run_on_processes(
+    text: &str,
+    func: &str,
+    inputs: &[Vec<Tensor>],
+    timeout: Duration,
+) -> anyhow::Result<Result<Results, String>> {
+    let machine = |error: std::io::Error| Machine(format!("exec: cannot keep the ranks' values: {error}"));
+    let memory = || memfd_create("consort-exec", MemfdFlags::CLOEXEC).map(File::from);
+    let memory = || memory().map_err(|error| machine(error.into()));
+    let mut job = memory()?;
+    let types: Vec<Vec<Value>> = inputs.iter().map(|list| list.iter().map(type_json).collect()).collect();
+    let head = json!({ "text": text, "func": func, "seconds": timeout.as_secs_f64(), "inputs": types });
+    write(&mut job, &head, inputs.iter().flatten()).map_err(machine)?;
+    let mut outs = inputs.iter().map(|_| memory()).collect::<Result<Vec<File>, Machine>>()?;
+    let path = |file: &File| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+    let mut program = vec!["/proc/self/exe".into(), EXEC.into(), path(&job)];
+    program.extend(outs.iter().map(path));
+    let mut said = memory()?;
+    let options = Options {
+        ranks: inputs.len(),
+        program,
+        entry: vec!["/proc/self/exe".into(), run::RANK.into()],
+        tee: None,
+        flight: None,
+        timeout: None,
+        grace: Duration::from_secs(2),
+    };
+    let sink = || said.try_clone().map(Sink::new).map_err(machine);
+    let outcome = launch(&options, sink()?, sink()?).map_err(run::report_error)?;
+    let mut answers = Vec::new();
+    for out in &mut outs {
+        answers.push(read(out).ok().map(|(head, bytes)| answer(&head, &bytes)));
+    }
+    if answers.iter().any(Option::is_none) {
+        // It died, or the machine did not let it begin.
+        let mut text = Vec::new();
+        let _ = said.seek(SeekFrom::Start(0)).and_then(|_| said.read_to_end(&mut text));
+        let text = String::from_utf8_lossy(&text).into_owned() + &outcome.summary;
+        return Err(Machine(format!("exec: a rank ended without results\n{}", text.trim_end())).into());
+    }
+    let mut results = Vec::new();
+    let mut failures = Vec::new();
+    for (rank, answer) in answers.into_iter().flatten().enumerate() {
+        match answer? {
+            Ok(list) => results.push(list),
+            Err(failure) => failures.push((rank, failure)),
+        }
+    }
+    // What other ranks make of a failure is not worth saying beside it.
+    let first = failures.iter().find(|(_, failure)| !failure.follows).or(failures.first());
+    Ok(match first {
+        None => Ok(results),
+        Some((rank, failure)) => Err(format!("error[run]: rank {rank}: {}", failure.message)),
+    })
+}
+
+/// Runs what a job says as one of its ranks. What comes of it goes where the launching process reads it.
+pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
+    let mut job = File::open(&args.job).context("exec: cannot read what to run")?;
+    let (head, bytes) = read(&mut job)?;
+    let world = init()?;
+    let seconds = head["seconds"].as_f64().unwrap_or(0.0);
+    let timeout = Duration::try_from_secs_f64(seconds).context("exec: a timeout")?;
+    let all = world.group(HEAP, timeout)?;
+    let parsed = parse(head["text"].as_str().unwrap_or_default(), &OpTable::built_in());
+    let program = parsed.map_err(|error| anyhow::anyhow!("{error}"))?.program;
+    let func = program.func(head["func"].as_str().unwrap_or_default()).context("exec: no such function")?;
+    let mut rest = &bytes[..];
+    let lists = head["inputs"].as_array().map_or(&[][..], |lists| lists);
+    let inputs = lists.iter().map(|list| tensors(list, &mut rest)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mine = inputs.get(world.rank()).context("exec: no arguments for this rank")?;
+    // Arguments are read for this call alone.
+    let outcome = prepare(&program, func, &all, &inputs, true, timeout).and_then(|mut ready| ready.run(mine));
+    let path = args.outs.get(world.rank()).context("exec: no place for results")?;
+    let mut out = File::options().write(true).open(path).context("exec: cannot write results")?;
+    match outcome {
+        Ok(results) => {
+            let types: Vec<Value> = results.iter().map(type_json).collect();
+            write(&mut out, &json!({ "results": types }), results.iter())?;
+        }
+        Err(Failure { message, follows }) => {
+            write(&mut out, &json!({ "error": message, "follows": follows }), [].into_iter())?;
+        }
+    }
+    Ok(Report::fine(String::new()))
+}
+
+fn answer(head: &Value, mut bytes: &[u8]) -> anyhow::Result<Result<Vec<Tensor>, Failure>> {
+    if let Some(message) = head["error"].as_str() {
+        let follows = head["follows"] == json!(true);
+        return Ok(Err(Failure { message: message.to_string(), follows }));
+    }
+    Ok(Ok(tensors(&head["results"], &mut bytes)?))
+}
+
+fn type_json(tensor: &Tensor) -> Value {
+    json!([tensor.dtype.to_string(), tensor.shape])
+}
+
+/// A line of JSON, then the bytes of tensors.
+fn write<'a>(to: &mut File, head: &Value, tensors: impl Iterator<Item = &'a Tensor>) -> std::io::Result<()> {
+    to.write_all(format!("{head}\n").as_bytes())?;
+    for tensor in tensors {
+        to.write_all(&tensor.to_bytes())?;
+    }
+    Ok(())
+}
+
+fn read(from: &mut File) -> anyhow::Result<(Value, Vec<u8>)> {
+    let mut all = Vec::new();
+    from.seek(SeekFrom::Start(0))?;
+    from.read_to_end(&mut all)?;
+    let end = all.iter().position(|byte| *byte == b'\n').context("exec: nothing was said")?;
+    let bytes = all.split_off(end + 1);
+    Ok((serde_json::from_slice(&all)?, bytes))
+}
+
+/// The tensors of a list of types, from the bytes that come next.
+fn tensors(types: &Value, bytes: &mut &[u8]) -> anyhow::Result<Vec<Tensor>> {
+    let mut list = Vec::new();
+    for ty in types.as_array().map_or(&[][..], |types| types) {
+        let dtype = ty[0].as_str().and_then(Dtype::from_name).context("exec: an element type")?;
+        let shape: Vec<usize> = serde_json::from_value(ty[1].clone())?;
+        let n = consort_ir::tensor::numel(&shape).context("exec: a tensor is too large")? * dtype.size();
+        if bytes.len() < n {
+            bail!("exec: values are missing");
+        }
+        let (mine, rest) = bytes.split_at(n);
+        *bytes = rest;
+        list.extend(Tensor::from_bytes(dtype, shape, mine));
+    }
+    Ok(list)
+}

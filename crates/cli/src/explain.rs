@@ -1,0 +1,158 @@
+//! `consort explain FILE`: what a program becomes: its simplified form, its plan, and what that costs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use consort::ExplainedGraph;
+use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::Rank;
+use consort_ir::oracle::check_symbols;
+use consort_ir::program::{Func, Program};
+use consort_ir::text::print;
+use consort_passes::{At, Options, PASSES, PassError, plan, simplify};
+use serde_json::{Value, json};
+
+use crate::report::{MACHINE, Machine, Rendered, Report, exit_code};
+use crate::source::Source;
+
+const EXAMPLES: &str = "\
+A plan is made for one rank and for given sizes. An argument that is given away may be written.
+
+Examples:
+  consort explain tp.csr                        the plan of rank 0
+  consort explain tp.csr --rank 1 --donate v0   of rank 1, which may write v0
+  consort explain decode.csr --sizes s0=8,s1=4  for these sizes";
+
+/// Show what a text program becomes: its plan, memory, copies and cost
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The program, or - for the standard input
+    file: PathBuf,
+    /// Whose plan
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    rank: u32,
+    /// The parameters that are given away
+    #[arg(long, value_name = "VALUE,..", default_value = "")]
+    donate: String,
+    /// What the symbols are
+    #[arg(long, value_name = "SYMBOL=N,..", default_value = "")]
+    sizes: String,
+    /// Print JSON: {"ok", "funcs", "error"}
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    let explained = match explain(args) {
+        // Who reads JSON gets JSON as long as anything can be said at all.
+        Err(error) if args.json && exit_code(&error) != MACHINE => {
+            let object = json!({ "ok": false, "funcs": [], "error": format!("{error:#}") });
+            return Ok(Report::checked(format!("{object}\n"), false));
+        }
+        other => other?,
+    };
+    if args.json {
+        let funcs: Vec<Value> = explained.iter().map(|(name, graph)| to_json(name, graph)).collect();
+        let object = json!({ "ok": true, "funcs": funcs, "error": null });
+        return Ok(Report::fine(format!("{object}\n")));
+    }
+    let texts: Vec<String> = explained.iter().map(|(name, graph)| format!("@{name}: {graph}")).collect();
+    Ok(Report::fine(texts.join("\n")))
+}
+
+fn to_json(name: &str, graph: &ExplainedGraph) -> Value {
+    json!({
+        "func": name, "ops": graph.ops, "starts": graph.starts, "guards": graph.guards,
+        "flops": graph.cost.flops, "bytes": graph.cost.bytes, "wire": graph.cost.wire,
+        "peak_bytes": graph.peak_bytes, "live_bytes": graph.live_bytes,
+        "copied_bytes": graph.copied_bytes, "copies": graph.copies,
+        "program": graph.program, "plan": graph.plan,
+    })
+}
+
+/// All functions of the program, by name.
+fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
+    let source = Source::read(&args.file)?;
+    let checked = source.check();
+    let lines = checked.lines();
+    let Some(parsed) = checked.parsed.filter(|_| checked.errors.is_empty()) else {
+        return Err(Rendered(source.render(&checked.errors, &lines)).into());
+    };
+    let program = parsed.program;
+    let name = &source.name;
+    if args.rank >= program.mesh.n_ranks() {
+        bail!("{name}: --rank: expected a rank below {}, got {}", program.mesh.n_ranks(), args.rank);
+    }
+    let sizes = sizes(&args.sizes)?;
+    let is_bound = |sym: &Sym| program.funcs.iter().any(|func| func.bound_symbols().contains(sym));
+    if let Some(sym) = sizes.keys().find(|sym| !is_bound(sym)) {
+        bail!("{name}: --sizes: no function has a symbol {}", Index::sym(*sym).display(&program.mesh));
+    }
+    let given: Vec<&str> = args.donate.split(',').map(str::trim).filter(|text| !text.is_empty()).collect();
+    let is_param = |text: &str, func: &Func| func.body.params.iter().any(|param| param.to_string() == text);
+    if let Some(text) = given.iter().find(|text| !program.funcs.iter().any(|func| is_param(text, func))) {
+        bail!("{name}: --donate: expected parameters such as v0, got `{text}`");
+    }
+    // Passes keep the parameters, but may number values anew.
+    let donated: Vec<Vec<bool>> = program
+        .funcs
+        .iter()
+        .map(|func| {
+            func.body.params.iter().map(|param| given.contains(&param.to_string().as_str())).collect()
+        })
+        .collect();
+    let program =
+        simplify(&program, PASSES, &Options::default(), &mut |_| {}).map_err(|error| match error {
+            PassError::Planned { .. } => anyhow!("{name}: {error}"),
+            PassError::Broken { .. } => Machine(error.to_string()).into(),
+        })?;
+    let explained = program.funcs.iter().zip(&donated).map(|(func, donated)| {
+        let symbols = bound(&program, func, &sizes, args.rank).map_err(|error| anyhow!("{name}: {error}"))?;
+        let at = At { rank: Rank(args.rank), symbols: &symbols, donated };
+        let planned = plan(&program.mesh, func, &at).map_err(|error| anyhow!("{name}: {error}"))?;
+        let text = print(&Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] });
+        Ok((func.name.clone(), ExplainedGraph::new(&program.mesh, text, &planned)))
+    });
+    explained.collect()
+}
+
+/// The symbols of `--sizes`.
+fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
+    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+    let size = |item: &str| {
+        let (symbol, number) = item.split_once('=')?;
+        let number: i64 = number.trim().parse().ok().filter(|number| *number >= 0)?;
+        Some((Sym::Backed(symbol.trim().strip_prefix('s')?.parse().ok()?), number))
+    };
+    items
+        .map(|item| size(item).ok_or_else(|| anyhow!("--sizes: expected items such as s0=8, got `{item}`")))
+        .collect()
+}
+
+/// What the symbols of a function are, where all have a value and the function takes it.
+fn bound(
+    program: &Program,
+    func: &Func,
+    sizes: &BTreeMap<Sym, i64>,
+    rank: u32,
+) -> Result<BTreeMap<Sym, i64>, String> {
+    let (mesh, own) = (&program.mesh, func.bound_symbols());
+    let text = |sym: Sym| Index::sym(sym).display(mesh).to_string();
+    let missing: Vec<String> =
+        own.iter().filter(|sym| !sizes.contains_key(sym)).map(|sym| text(*sym)).collect();
+    if !missing.is_empty() {
+        let example: Vec<String> = missing.iter().map(|sym| format!("{sym}=8")).collect();
+        let (func, missing) = (&func.name, missing.join(", "));
+        return Err(format!(
+            "@{func}: expected a value for {missing}, got none\n  note: give --sizes {}",
+            example.join(",")
+        ));
+    }
+    let bound: BTreeMap<Sym, i64> = own.iter().filter_map(|sym| Some((*sym, *sizes.get(sym)?))).collect();
+    check_symbols(mesh, Rank(rank), func, &bound)
+        .map_err(|error| format!("@{}: --sizes: {error}", func.name))?;
+    Ok(bound)
+}

@@ -1,0 +1,119 @@
+//! Programs from text through the planner and the executor, on threads: every case under `filetests/` that runs,
+//! against the oracle; and what plans say that they copy, against what is copied.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+#[allow(dead_code, reason = "the command uses the rest")]
+#[path = "../src/exec/rank.rs"]
+mod rank;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use consort_comm::spawn_with_heap;
+use consort_ir::ops::{Flow, OpTable};
+use consort_ir::oracle::{self, OracleError};
+use consort_ir::program::{Block, Func, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::{Expect, RunLine, parse, print, run_lines};
+use consort_ir::verify::verify;
+
+/// All cases that run, but for those that show the oracle's own limits.
+fn cases() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => found.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap())),
+            }
+        }
+    }
+    found.retain(|(name, text)| text.contains("; test: oracle\n") && !name.contains("filetests/oracle/"));
+    found.sort();
+    found
+}
+
+fn loops(block: &Block) -> bool {
+    block.nodes.iter().any(|node| node.op.flow() != Flow::Straight)
+}
+
+/// Runs a line three times on all its ranks; the last results, and an error where calls or counts differ.
+fn run(
+    program: &Program,
+    line: &RunLine,
+    inputs: &[Vec<Tensor>],
+    donated: bool,
+) -> Vec<Result<Vec<Tensor>, String>> {
+    let func = program.func(&line.func).unwrap();
+    spawn_with_heap(inputs.len(), 1 << 26, |all| {
+        let ready = rank::prepare(program, func, &all, inputs, donated, Duration::from_secs(20));
+        let mut ready = ready.map_err(|failure| failure.message)?;
+        let plan = Program { mesh: program.mesh.clone(), funcs: vec![ready.plan.clone()] };
+        if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {
+            return Err(format!("{}\n{}", error.headline(), print(&plan)));
+        }
+        let said = consort_passes::report(&plan.mesh, &plan.funcs[0]).copied_bytes;
+        let mut last: Option<Vec<Tensor>> = None;
+        for call in 1..4 {
+            let results = ready.run(&inputs[all.rank()]).map_err(|failure| failure.message)?;
+            if last.iter().any(|last| !last.iter().zip(&results).all(|(a, b)| a.same(b))) {
+                return Err(format!("call {call} gives something else\n{}", print(&plan)));
+            }
+            let copied = ready.exec.copied_bytes();
+            if copied != call * said && !loops(&func.body) {
+                return Err(format!(
+                    "{copied} bytes were copied in {call} calls, not {said} each\n{}",
+                    print(&plan)
+                ));
+            }
+            last = Some(results);
+        }
+        Ok(last.unwrap_or_default())
+    })
+}
+
+/// Compares what ranks gave with what the oracle gave; kernels may round otherwise.
+fn compare(
+    func: &Func,
+    expected: &Result<Vec<Vec<Tensor>>, OracleError>,
+    got: Result<Vec<Vec<Tensor>>, String>,
+) -> Result<(), String> {
+    match (expected, got) {
+        (Err(_), Err(_)) => Ok(()),
+        (Err(error), Ok(_)) => Err(format!("expected {error}")),
+        (Ok(_), Err(error)) => Err(error),
+        (Ok(expected), Ok(got)) => {
+            let tolerance = consort_runtime::tolerance::of_func(func);
+            let mut all = expected.iter().flatten().zip(got.iter().flatten());
+            let wrong = all.find(|(a, b)| !Expect::close(a, b, tolerance));
+            wrong.map_or(Ok(()), |(a, b)| Err(format!("expected {}, got {}", a.text(), b.text())))
+        }
+    }
+}
+
+#[test]
+fn every_case_gives_what_the_oracle_gives() {
+    let (mut wrong, mut ran) = (Vec::new(), 0);
+    for (name, text) in cases() {
+        let program = parse(&text, &OpTable::built_in()).unwrap().program;
+        for line in run_lines(&text).unwrap() {
+            let Ok(inputs) = line.inputs(&program) else { continue };
+            let expected = oracle::run(&program, &line.func, &inputs);
+            if matches!(expected, Err(OracleError::Input(_) | OracleError::Deadlock(_))) {
+                continue;
+            }
+            for donated in [false, true] {
+                ran += 1;
+                let got = run(&program, &line, &inputs, donated).into_iter().collect();
+                if let Err(error) = compare(program.func(&line.func).unwrap(), &expected, got) {
+                    wrong.push(format!("{name}:{}: {error}", line.line));
+                }
+            }
+        }
+    }
+    println!("{ran} runs");
+    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
+    assert!(ran > 2000);
+}

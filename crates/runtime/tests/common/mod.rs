@@ -1,0 +1,335 @@
+//! What tests of kernels share: operands in storage, in many layouts; calls of a kernel beside the op's own evaluation;
+//! how near both must be.
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "in a test, what cannot be had is a failure; each file uses a part"
+)]
+
+use std::collections::BTreeMap;
+
+use consort_ir::dtype::Dtype;
+use consort_ir::generate::Rng;
+use consort_ir::index::Sym;
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::ops::{EvalCx, Op, OpDef, OpTable};
+use consort_ir::tensor::{Data, Tensor};
+use consort_ir::text::Cursor;
+use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
+use consort_runtime::layout::Layout;
+use consort_runtime::threads::Threads;
+
+/// Storage that is aligned for every element type. A kernel that reads what it should not is seen: as floats all of it
+/// is NaN.
+struct Storage {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Storage {
+    fn new(len: usize) -> Storage {
+        Storage { words: vec![u64::MAX; len.div_ceil(8)], len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+/// A tensor, and the same elements somewhere in storage.
+pub(crate) struct Placed {
+    pub(crate) tensor: Tensor,
+    pub(crate) layout: Layout,
+    storage: Storage,
+}
+
+impl Placed {
+    /// The elements of a tensor in a layout of its shape. Where that repeats elements, the tensor has them repeated.
+    pub(crate) fn new(tensor: &Tensor, layout: Layout) -> Placed {
+        let (dtype, size) = (tensor.dtype, tensor.dtype.size());
+        let mut storage = Storage::new((layout.start + layout.span()) * size);
+        let places = offsets(&layout);
+        for (element, at) in tensor.to_bytes().chunks_exact(size).zip(&places) {
+            storage.bytes_mut()[at * size..][..size].copy_from_slice(element);
+        }
+        let bytes: Vec<u8> =
+            places.iter().flat_map(|at| storage.bytes()[at * size..][..size].to_vec()).collect();
+        let tensor = Tensor::from_bytes(dtype, tensor.shape.clone(), &bytes).unwrap();
+        Placed { tensor, layout, storage }
+    }
+
+    /// Without gaps.
+    pub(crate) fn whole(tensor: &Tensor) -> Placed {
+        Placed::new(tensor, Layout::contiguous(&tensor.shape))
+    }
+
+    /// Random elements, large ones too.
+    pub(crate) fn random(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng) -> Placed {
+        Placed::new(&random(dtype, shape, rng), place.layout(shape))
+    }
+
+    /// Random elements, of which no finite one is so large that their sum leaves the range on the way to a result
+    /// within it.
+    pub(crate) fn moderate(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng) -> Placed {
+        let mut tensor = random(dtype, shape, rng);
+        if let Data::Float(data) = &mut tensor.data {
+            data.iter_mut().filter(|x| x.is_finite() && x.abs() > 1e3).for_each(|x| *x = 1.0);
+        }
+        Placed::new(&tensor, place.layout(shape))
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        let size = self.tensor.dtype.size();
+        View {
+            dtype: self.tensor.dtype,
+            shape: &self.layout.shape,
+            strides: &self.layout.strides,
+            bytes: &self.storage.bytes()[self.layout.start * size..][..self.layout.span() * size],
+        }
+    }
+}
+
+/// Where the elements of a layout lie, in row-major order.
+fn offsets(layout: &Layout) -> Vec<usize> {
+    let mut list = vec![layout.start];
+    for (size, stride) in layout.shape.iter().zip(&layout.strides) {
+        list = list.iter().flat_map(|at| (0..*size).map(move |i| at + i * stride)).collect();
+    }
+    list
+}
+
+/// How an operand lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Without gaps.
+    Whole,
+    /// Dimensions in the opposite order.
+    Transposed,
+    /// A part of something larger in every dimension.
+    Sliced,
+    /// Every second element of something larger in every dimension.
+    Stepped,
+    /// Repeated along the first dimension.
+    RowRepeated,
+    /// Repeated along the last dimension.
+    ColumnRepeated,
+    /// One element, repeated.
+    Constant,
+}
+
+pub(crate) const PLACES: [Place; 7] = [
+    Place::Whole,
+    Place::Transposed,
+    Place::Sliced,
+    Place::Stepped,
+    Place::RowRepeated,
+    Place::ColumnRepeated,
+    Place::Constant,
+];
+
+impl Place {
+    /// How a tensor of a shape lies so.
+    pub(crate) fn layout(self, shape: &[usize]) -> Layout {
+        let rank = shape.len();
+        match self {
+            Place::Whole => Layout::contiguous(shape),
+            Place::Transposed => {
+                let stored: Vec<usize> = shape.iter().rev().copied().collect();
+                Layout::contiguous(&stored).permuted(&(0..rank).rev().collect::<Vec<_>>())
+            }
+            Place::Sliced => {
+                let stored: Vec<usize> = shape.iter().map(|size| size + 3).collect();
+                let narrow = |layout: Layout, dim| layout.narrowed(dim, 1 + dim % 2, shape[dim]);
+                (0..rank).fold(Layout::contiguous(&stored), narrow)
+            }
+            Place::Stepped => {
+                let stored: Vec<usize> = shape.iter().map(|size| size * 2).collect();
+                let strides = Layout::contiguous(&stored).strides.iter().map(|stride| stride * 2).collect();
+                Layout { shape: shape.into(), strides, start: 0 }
+            }
+            Place::RowRepeated => repeated(shape, |dim| dim == 0),
+            Place::ColumnRepeated => repeated(shape, |dim| dim + 1 == rank),
+            Place::Constant => repeated(shape, |_| true),
+        }
+    }
+}
+
+/// A layout that repeats elements along some dimensions.
+pub(crate) fn repeated(shape: &[usize], along: impl Fn(usize) -> bool) -> Layout {
+    let one = |dim: usize| if along(dim) { shape[dim].min(1) } else { shape[dim] };
+    let stored: Vec<usize> = (0..shape.len()).map(one).collect();
+    Layout::contiguous(&stored).broadcast(shape)
+}
+
+/// A tensor of random elements with all that floats can be.
+pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
+    let n: usize = shape.iter().product();
+    let odd = [
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        0.0,
+        -0.0,
+        1e-45,
+        -6e-8,
+        65504.0,
+        3e38,
+        1.0,
+        -1.0,
+        0.5,
+        -2.5,
+    ];
+    // Tensors with odd elements everywhere would leave reductions nothing to compute.
+    let odd_ones = rng.one_in(2);
+    let mut float = || {
+        if odd_ones && rng.one_in(16) { rng.pick(&odd) } else { rng.next_u64() as i64 as f64 / 2f64.powi(60) }
+    };
+    if dtype.is_float() {
+        return Tensor::floats(dtype, shape.to_vec(), (0..n).map(|_| float()).collect());
+    }
+    // Small ones too, so that there are equals and zeros.
+    let mut int = || if rng.one_in(2) { rng.next_u64() as i64 } else { rng.below(7) as i64 - 3 };
+    Tensor::ints(dtype, shape.to_vec(), (0..n).map(|_| int()).collect())
+}
+
+/// An op from its name and attributes as programs write them.
+pub(crate) fn op(text: &str) -> Op {
+    let name = text.split('[').next().unwrap();
+    let mut cursor = Cursor::new(&text[name.len()..], Mesh::default()).unwrap();
+    (OpTable::built_in().get(name).unwrap().read)(&mut cursor).unwrap()
+}
+
+/// In which ops are evaluated: no mesh, no symbols.
+pub(crate) fn eval_cx() -> EvalCx<'static> {
+    static CX: std::sync::LazyLock<(Mesh, BTreeMap<Sym, i64>)> = std::sync::LazyLock::new(Default::default);
+    EvalCx { mesh: &CX.0, rank: Rank(0), symbols: &CX.1 }
+}
+
+/// What an op means.
+pub(crate) fn evaluate(op: &dyn OpDef, args: &[&Placed]) -> Result<Tensor, String> {
+    let tensors: Vec<&Tensor> = args.iter().map(|arg| &arg.tensor).collect();
+    Ok(op.eval(&eval_cx(), &tensors).map_err(|error| error.to_string())?.remove(0))
+}
+
+/// What a kernel gives, as these types and shapes. Operands that are none lie where the first result goes, which holds
+/// `first`.
+pub(crate) fn call(
+    op: &dyn OpDef,
+    args: &[Option<&Placed>],
+    first: Option<&Tensor>,
+    results: &[(Dtype, Vec<usize>)],
+    threads: &Threads,
+) -> Result<Vec<Tensor>, String> {
+    let bytes = |(dtype, shape): &(Dtype, Vec<usize>)| shape.iter().product::<usize>() * dtype.size();
+    let mut storage: Vec<Storage> = results.iter().map(|result| Storage::new(bytes(result))).collect();
+    if let (Some(first), Some(storage)) = (first, storage.first_mut()) {
+        storage.bytes_mut().copy_from_slice(&first.to_bytes());
+    }
+    let out = results.iter().zip(&mut storage);
+    let mut out: Vec<ViewMut<'_>> = out
+        .map(|((dtype, shape), storage)| ViewMut { dtype: *dtype, shape, bytes: storage.bytes_mut() })
+        .collect();
+    let args: Vec<Arg<'_>> = args.iter().map(|x| x.map_or(Arg::Result, |x| Arg::View(x.view()))).collect();
+    let kernel = find(op.info().name).ok_or("no kernel")?;
+    (kernel.run)(&KernelCx { sizes: eval_cx(), threads }, op, &args, &mut out)
+        .map_err(|error| error.to_string())?;
+    let tensor = |((dtype, shape), storage): (&(Dtype, Vec<usize>), &Storage)| {
+        Tensor::from_bytes(*dtype, shape.clone(), storage.bytes()).unwrap()
+    };
+    Ok(results.iter().zip(&storage).map(tensor).collect())
+}
+
+/// What an op means and what its kernel gives. One operand may lie where the result goes.
+pub(crate) fn both(
+    op: &dyn OpDef,
+    args: &[&Placed],
+    in_place: Option<usize>,
+    threads: &Threads,
+) -> Result<(Tensor, Tensor), String> {
+    let want = evaluate(op, args)?;
+    let others: Vec<Option<&Placed>> =
+        args.iter().enumerate().map(|(i, arg)| (in_place != Some(i)).then_some(*arg)).collect();
+    let results = [(want.dtype, want.shape.clone())];
+    let got = call(op, &others, in_place.map(|i| &args[i].tensor), &results, threads)?.remove(0);
+    Ok((want, got))
+}
+
+/// Runs a kernel, and says where its result differs from the op's own evaluation.
+pub(crate) fn check(
+    op: &dyn OpDef,
+    args: &[&Placed],
+    in_place: Option<usize>,
+    threads: &Threads,
+    near: Near,
+) -> Result<(), String> {
+    let (want, got) = both(op, args, in_place, threads)?;
+    compare(&got, &want, near)
+}
+
+/// Fails where the results on one thread and on two have other bits.
+pub(crate) fn check_threads(op: &dyn OpDef, args: &[&Placed], what: &str) {
+    let [one, two] = [1, 2].map(|n| both(op, args, None, &Threads::new(n)).unwrap().1);
+    assert!(one.same(&two), "{what}");
+}
+
+/// Fails where something did, and shows the first of it.
+pub(crate) fn assert_none(failures: &[String]) {
+    let first = failures[..failures.len().min(40)].join("\n");
+    assert!(failures.is_empty(), "{} failures:\n{first}", failures.len());
+}
+
+/// How near a result must be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Near {
+    /// The same bits, or both NaN.
+    Same,
+    /// So many units in the last place.
+    Ulps(f64),
+    /// So much, absolutely, of numbers about 1.
+    Within(f64),
+    /// Such a part of the number.
+    Relative(f64),
+}
+
+/// Where a result differs by more than it may.
+pub(crate) fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), String> {
+    let (Data::Float(got_data), Data::Float(want_data)) = (&got.data, &want.data) else {
+        return if got.same(want) {
+            Ok(())
+        } else {
+            Err(format!("got {}, expected {}", got.text(), want.text()))
+        };
+    };
+    for (i, (a, b)) in got_data.iter().zip(want_data).enumerate() {
+        let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        let most = match near {
+            Near::Same => 0.0,
+            Near::Ulps(n) => n * unit(want.dtype, *b),
+            Near::Within(most) => most * b.abs().max(1.0),
+            Near::Relative(most) => most * b.abs(),
+        };
+        // Written so that a NaN is no small difference.
+        let close = (a - b).abs() <= most && !matches!(near, Near::Same);
+        if !same && !close {
+            return Err(format!("element {i}: got {a:e}, expected {b:e}, {near:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// One unit in the last place of a number.
+fn unit(dtype: Dtype, x: f64) -> f64 {
+    let (digits, smallest) = match dtype {
+        Dtype::F16 => (11, -14),
+        Dtype::Bf16 => (8, -126),
+        Dtype::F32 => (24, -126),
+        _ => (53, -1022),
+    };
+    let exponent =
+        if x == 0.0 || !x.is_finite() { smallest } else { (x.abs().log2().floor() as i32).max(smallest) };
+    2f64.powi((exponent - digits + 1).max(-1074))
+}
