@@ -8,7 +8,7 @@
 
 use std::process::ExitCode;
 
-use consort::{Batched, Dtype, Group, Index, Mesh, Result, Route, Tensor};
+use consort::{Batched, Group, Index, Mesh, Result, Route, Tensor};
 
 /// How a grid is shared out.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Sharing {
 fn update(x: &Tensor, [top, left]: &[Index; 2], size: &[Index; 2]) -> Result<Tensor> {
     let near = |down: i64, right: i64| x.slice(&[top + down, left + right], size, &[1, 1]);
     let sum = near(-1, 0)?.add(&near(1, 0)?)?.add(&near(0, -1)?.add(&near(0, 1)?)?)?;
-    sum.mul(&Tensor::full(Dtype::F32, &[0usize; 0], 0.25)?)
+    sum * 0.25
 }
 
 /// One step for this rank's box, `[2 + height, 2 + width]` with its border; at least three cells each way.
@@ -138,7 +138,7 @@ pub fn plain(grid: &Sharing, height: usize, width: usize, steps: usize) -> Resul
 /// This rank's cells, without the border.
 pub fn cells(x: &Tensor) -> Result<Vec<f32>> {
     let [height, width] = [x.shape()[0] - 2, x.shape()[1] - 2];
-    x.slice([1, 1], [height, width], &[1, 1])?.to_vec()
+    x.slice(&[1, 1], &[height, width], &[1, 1])?.to_vec()
 }
 
 fn run() -> Result<bool> {

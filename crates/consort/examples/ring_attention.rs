@@ -22,11 +22,10 @@ struct Seen {
 
 /// Attends to more keys; those that the mask does not allow count for nothing.
 fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Seen> {
-    let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
     let width = q.shape()[3] as f64;
-    let mut scores = q.mul(&scalar(width.powf(-0.5))?)?.matmul(&k.transpose(2, 3)?)?;
+    let mut scores = (q * width.powf(-0.5))?.matmul(&k.transpose(2, 3)?)?;
     if let Some(mask) = mask {
-        scores = mask.select(&scores, &scalar(f64::NEG_INFINITY)?)?;
+        scores = mask.select(&scores, &Tensor::full(Dtype::F32, &[0usize; 0], f64::NEG_INFINITY)?)?;
     }
     let most = scores.max(&[3], true)?;
     let most = match &seen {
@@ -77,7 +76,7 @@ pub fn ring_attention(
         let from = (ring.rank() + (n - step)) % n;
         for ((first, size), seen) in tiles.iter().zip(&mut seen) {
             let places = |part: &Index, first: usize, shape: [usize; 2], dim: usize| {
-                Tensor::iota(Dtype::I64, shape, dim)?.add(&Tensor::index(part * length + first)?)
+                Tensor::iota(Dtype::I64, &shape, dim)?.add(&Tensor::index(part * length + first)?)
             };
             let mask = match causal {
                 true => Some(places(&from, 0, [1, length], 1)?.le(&places(
@@ -105,7 +104,7 @@ pub fn ring_attention(
 pub fn part(mesh: &Mesh, heads: usize, length: usize, width: usize, key: i64) -> Result<Tensor> {
     let (own, whole) = ([1, heads, length, width], [1, heads, length * mesh.size(), width]);
     let start = [Index::from(0), 0.into(), mesh.rank() * length, 0.into()];
-    Tensor::normal_part(Dtype::F32, own, whole, &start, key)
+    Tensor::normal_part(Dtype::F32, &own, &whole, &start, key)
 }
 
 /// The same by one op on the whole sequence.

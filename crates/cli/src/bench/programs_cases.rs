@@ -103,8 +103,7 @@ struct Block {
 impl Block {
     fn new(hidden: usize, feed_forward: usize, ranks: usize, key: i64) -> Result<Block> {
         let weight = |rows: usize, columns: usize, key: i64| {
-            let scale = Tensor::full(Dtype::F32, [0usize; 0], (1.0 / rows as f64).sqrt())?;
-            Tensor::normal(Dtype::F32, [rows, columns], key)?.mul(&scale)
+            Tensor::normal(Dtype::F32, &[rows, columns], key)? * (1.0 / rows as f64).sqrt()
         };
         Ok(Block {
             qkv: weight(hidden, 3 * hidden / ranks, key)?,
@@ -112,8 +111,8 @@ impl Block {
             gate: weight(hidden, feed_forward / ranks, key + 2)?,
             up: weight(hidden, feed_forward / ranks, key + 3)?,
             down: weight(feed_forward / ranks, hidden, key + 4)?,
-            norm1: Tensor::ones(Dtype::F32, [hidden])?,
-            norm2: Tensor::ones(Dtype::F32, [hidden])?,
+            norm1: Tensor::ones(Dtype::F32, &[hidden])?,
+            norm2: Tensor::ones(Dtype::F32, &[hidden])?,
         })
     }
 
@@ -122,11 +121,11 @@ impl Block {
         let own = self.out.shape()[0];
         let width = own / heads;
         let qkv = x.rms_norm(&self.norm1, 1e-6)?.matmul(&self.qkv)?;
-        let qkv = qkv.reshape([length, 3, heads, width])?.permute(&[1, 2, 0, 3])?;
+        let qkv = qkv.reshape(&[length, 3, heads, width])?.permute(&[1, 2, 0, 3])?;
         let [q, k, v] = [0, 1, 2].map(|part: usize| qkv.narrow(0, part, 1));
         let scale = (width as f64).powf(-0.5);
         let mixed = q?.attention(&k?, &v?, scale, Some(Index::from(0)))?.squeeze(0)?;
-        let x = x.add(&reduce(mixed.permute(&[1, 0, 2])?.reshape([length, own])?.matmul(&self.out)?)?)?;
+        let x = x.add(&reduce(mixed.permute(&[1, 0, 2])?.reshape(&[length, own])?.matmul(&self.out)?)?)?;
         let h = x.rms_norm(&self.norm2, 1e-6)?;
         let inner = h.matmul(&self.gate)?.silu()?.mul(&h.matmul(&self.up)?)?;
         x.add(&reduce(inner.matmul(&self.down)?)?)
@@ -135,18 +134,17 @@ impl Block {
 
 /// The kernel of p2p_kernel.py: two exchanges, each beside some work, the second of what the first gave.
 fn ring_kernel(ring: &Group, x: &Tensor) -> Result<Tensor> {
-    let scalar = |value: f64| Tensor::full(Dtype::F32, [0usize; 0], value);
     let exchange = |x: &Tensor, y: &mut Tensor| {
         ring.batch(vec![Batched::send(x, Route::Ring(1), 0), Batched::recv(y, Route::Ring(-1), 0)])
     };
     let mut y = Tensor::zeros(Dtype::F32, x.shape())?;
     let flying = exchange(x, &mut y)?;
-    let t = x.mul(&scalar(2.0)?)?.add(&scalar(1.0)?)?;
+    let t = ((x * 2.0)? + 1.0)?;
     flying.wait()?;
     let a = y.add(&t)?;
     let mut y = Tensor::zeros(Dtype::F32, x.shape())?;
     let flying = exchange(&a, &mut y)?;
-    let t = a.mul(&scalar(1.000244140625)?)?;
+    let t = (&a * 1.000244140625)?;
     flying.wait()?;
     y.add(&t)
 }
@@ -207,7 +205,7 @@ impl Bench {
         let me = self.mesh.number(&self.mesh.rank())? as i64;
         let block = |layer: i64| Block::new(hidden, feed_forward, ranks, 100 * layer + 10 * me);
         let blocks = (0..layers as i64).map(block).collect::<Result<Vec<Block>>>()?;
-        let x = Tensor::normal(Dtype::F32, [length, hidden], 1)?;
+        let x = Tensor::normal(Dtype::F32, &[length, hidden], 1)?;
         let modes = [
             ("compiled", true, Some((*self.mesh).clone())),
             ("eager", false, Some((*self.mesh).clone())),
@@ -251,7 +249,7 @@ impl Bench {
     }
 
     fn ring_kernel(&self) -> Result<Vec<Way>> {
-        let x = Tensor::normal(Dtype::F32, [if self.small { 8 } else { 1 << 20 }], 1)?;
+        let x = Tensor::normal(Dtype::F32, &[if self.small { 8 } else { 1 << 20 }], 1)?;
         let make = |mode, is_compiled| {
             let (ring, x) = ((*self.mesh).clone(), x.clone());
             way(mode, is_compiled, 1, move |x: Tensor| ring_kernel(&ring, &x), move |_| Ok(x.clone()))
@@ -294,7 +292,7 @@ impl Bench {
                 true => group.all_reduce_coalesced(list, Reduce::Avg),
                 false => list.into_iter().map(|x| group.all_reduce(x, Reduce::Avg)).collect(),
             };
-            let start = move || (0..100).map(|key| Tensor::normal(Dtype::F32, [floats], key)).collect();
+            let start = move || (0..100).map(|key| Tensor::normal(Dtype::F32, &[floats], key)).collect();
             way(mode, is_compiled, 1, f, move |last| last.map_or_else(start, Ok))
         };
         vec![

@@ -114,7 +114,7 @@ pub(crate) fn halo(mesh: &Mesh, small: bool) -> Result<Case> {
 pub(crate) fn conv(mesh: &Mesh, small: bool) -> Result<Case> {
     let (own, kernel) = if small { ([1, 2, 5, 4], [2, 2, 3, 3]) } else { ([1, 16, 64, 128], [16, 16, 5, 5]) };
     let (x, whole) = programs::conv::input(mesh, &own, 1)?;
-    let weight = Tensor::normal(Dtype::F32, kernel, 2)?;
+    let weight = Tensor::normal(Dtype::F32, &kernel, 2)?;
     let expected = programs::conv::plain(mesh, &whole, &weight)?;
     let program = Program {
         f: |group: &Group, (x, weight): (Tensor, Tensor)| programs::conv::conv(group, &x, &weight),
