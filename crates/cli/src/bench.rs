@@ -31,7 +31,7 @@ pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
 pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
-pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
+pub(crate) use worker::{WORKER, WorkerArgs, cpu_time, run_worker};
 
 /// Measure operations between ranks, tensors, compiled functions, programs, or the launcher
 #[derive(Debug, clap::Args)]

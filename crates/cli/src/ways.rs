@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use consort::{Explanation, Mesh, Reduce, Result, Tensor};
 
+use crate::bench::cpu_time;
+
 /// A way to run a program.
 pub(crate) struct Way {
     pub(crate) mode: &'static str,
@@ -18,6 +20,8 @@ pub(crate) struct Way {
 pub(crate) struct Measured {
     /// Seconds of a step on the slowest rank, for each sample.
     pub(crate) seconds: Vec<f64>,
+    /// Seconds of a step on cores, the most of a rank, for each sample.
+    pub(crate) cpu: Vec<f64>,
     steps: usize,
     copied: u64,
     /// Programs that were compiled meanwhile.
@@ -36,9 +40,11 @@ impl Way {
     pub(crate) fn sample(&mut self, mesh: &Mesh, steps: usize, measured: &mut Measured) -> Result<()> {
         let before = self.counts(mesh);
         mesh.barrier()?;
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_time());
         (0..steps).try_for_each(|_| (self.step)())?;
-        measured.seconds.push(largest(mesh, start.elapsed().as_secs_f64())? / steps as f64);
+        let (seconds, cpu) = (start.elapsed(), cpu_time() - cpu);
+        measured.seconds.push(largest(mesh, seconds.as_secs_f64())? / steps as f64);
+        measured.cpu.push(largest(mesh, cpu.as_secs_f64())? / steps as f64);
         let after = self.counts(mesh);
         measured.steps += steps;
         measured.copied += after.0 - before.0;

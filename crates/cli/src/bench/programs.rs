@@ -73,8 +73,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }
     let mut text = format!(
-        "{:<16} {:<16} {:>10} {:>7} {:>7} {:>10} {:>4}\n",
-        "case", "mode", "time", "x", "breaks", "copied", "of"
+        "{:<16} {:<16} {:>10} {:>7} {:>10} {:>7} {:>10} {:>4}\n",
+        "case", "mode", "time", "x", "cpu", "breaks", "copied", "of"
     );
     let mut first = &Value::Null;
     for figure in &figures {
@@ -83,11 +83,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         }
         let number = |figure: &Value, key: &str| figure[key].as_f64().unwrap_or(f64::NAN);
         text += &format!(
-            "{:<16} {:<16} {:>10} {:>6.2}x {:>7} {:>10} {:>4}\n",
+            "{:<16} {:<16} {:>10} {:>6.2}x {:>10} {:>7} {:>10} {:>4}\n",
             figure["case"].as_str().unwrap_or(""),
             figure["mode"].as_str().unwrap_or(""),
             time(1e3 * number(figure, "ms")),
             number(figure, "ms") / number(first, "ms"),
+            time(1e3 * number(figure, "cpu_ms")),
             figure["breaks"].as_u64().map_or("-".to_string(), |breaks| breaks.to_string()),
             size(figure["copied_bytes"].as_u64().unwrap_or(0) as usize),
             figure["samples"].as_u64().unwrap_or(0),

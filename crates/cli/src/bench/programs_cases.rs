@@ -186,11 +186,11 @@ impl Bench {
             }
         }
         for (way, measured) in ways.iter().zip(&all) {
-            let seconds = median(measured.seconds.iter().copied()).unwrap_or(f64::NAN);
+            let ms = |samples: &[f64]| round(1e3 * median(samples.iter().copied()).unwrap_or(f64::NAN));
             if self.mesh.number(&self.mesh.rank())? == 0 {
                 let figure = json!({
                     "bench": "programs", "case": name, "mode": way.mode, "ranks": self.mesh.size(),
-                    "ms": round(seconds * 1e3), "copied_bytes": measured.copied(), "breaks": way.breaks(),
+                    "ms": ms(&measured.seconds), "cpu_ms": ms(&measured.cpu), "copied_bytes": measured.copied(), "breaks": way.breaks(),
                     "samples": measured.seconds.len(),
                 });
                 write_out(&format!("{figure}\n"));

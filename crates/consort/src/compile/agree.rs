@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::time::Instant;
 
-use consort_comm::{Buffer, CommError, Element, Pending, Reduce};
+use consort_comm::{Buffer, CommError, Element, Reduce};
 
 use crate::error::{Error, Result};
 use crate::world::World;
@@ -99,24 +99,15 @@ pub(crate) fn difference(what: &str, texts: &[String]) -> String {
 /// What a rank is about to do at a call.
 pub(crate) const MISS: u64 = 0;
 
-/// What this rank is about to do, on its way to the others. Costs a line of cache to each of them.
-pub(crate) struct Envelope {
-    bytes: [u8; 16],
-    /// None where there are no others.
-    pending: Option<Pending>,
-}
-
-/// Tells the other ranks what this one is about to do.
+/// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
 #[track_caller]
-pub(crate) fn send(world: &World, key: u64, site: Site) -> Result<Envelope> {
+pub(crate) fn envelope(world: &World, key: u64, site: Site) -> Result<bool> {
+    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(key != MISS) };
     // The largest of the keys and of their complements: they are a key and its own where all are equal.
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&key.to_le_bytes());
     bytes[8..].copy_from_slice(&(!key).to_le_bytes());
-    let Some(all) = world.all().filter(|all| all.size() > 1) else {
-        return Ok(Envelope { bytes, pending: None });
-    };
-    let start = || {
+    let outcome = (|| {
         // The one handle of it goes into the operation and comes back, so that nothing need be noted.
         let buffer = match world.envelope.take().filter(Buffer::is_released) {
             Some(kept) => {
@@ -125,26 +116,12 @@ pub(crate) fn send(world: &World, key: u64, site: Site) -> Result<Envelope> {
             }
             None => all.heap().alloc_from(&bytes)?,
         };
-        all.all_reduce(buffer, Element::I64, Reduce::Max)
-    };
-    let pending = start().map_err(|error| Error::comm("compile", error, site))?;
-    Ok(Envelope { bytes, pending: Some(pending) })
-}
-
-impl Envelope {
-    /// Whether all ranks are about to do the same, which is not to miss.
-    #[track_caller]
-    pub(crate) fn agreed(self, world: &World, site: Site) -> Result<bool> {
-        let wait = || {
-            let Some(pending) = self.pending else { return Ok(true) };
-            let back = pending.wait_within(world.timeout())?.remove(0);
-            let same = back.bytes()?[..] == self.bytes;
-            world.envelope.set(Some(back));
-            Ok::<_, CommError>(same)
-        };
-        let same = wait().map_err(|error| Error::comm("compile", error, site))?;
-        Ok(same && self.bytes[..8] != MISS.to_le_bytes())
-    }
+        let back = all.all_reduce(buffer, Element::I64, Reduce::Max)?.wait_within(world.timeout())?.remove(0);
+        let same = back.bytes()?[..] == bytes;
+        world.envelope.set(Some(back));
+        Ok::<_, CommError>(same)
+    })();
+    Ok(outcome.map_err(|error| Error::comm("compile", error, site))? && key != MISS)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
-use super::agree::{self, MISS, digest, gather};
+use super::agree::{self, MISS, digest, envelope, gather};
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
@@ -63,52 +63,32 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let entries = self.entries.borrow().len();
         // What all ranks have compiled; what does not communicate is each rank's own matter.
         let agreed = self.entries.borrow().iter().filter(|entry| entry.communicates).count();
-        let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
-        let mut sent = match agreed {
-            0 => None,
-            _ => Some(agree::send(&world, key, site)?),
-        };
-        let mut all_agree = || sent.take().map_or(Ok(true), |sent| sent.agreed(&world, site));
-        let result = match found {
-            // The others answer while the call is prepared.
-            Some((entry, bound)) if entry.replay.is_some() => {
-                let mut checked = false;
-                let mut may_run = || {
-                    let agree = all_agree()?;
-                    if cfg!(debug_assertions) && agree && !std::mem::replace(&mut checked, true) {
-                        self.check_call(&entry, args, &world, number, site)?;
-                    }
-                    Ok(agree)
+        if agreed > 0 {
+            let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
+            if !envelope(&world, key, site)? {
+                return match agreed < self.options.limit {
+                    true => self.compile_and_run(args, &world, true, site),
+                    false => self.past_limit(args),
                 };
-                self.replay(&entry, args, &world, &bound, &mut may_run, site)?
             }
-            _ if !all_agree()? => None,
-            Some((entry, _)) => Some(self.traced_call(args, &world, &entry.pattern, site)?),
-            None if entries >= self.options.limit => Some(self.past_limit(args)?),
-            None => Some(self.compile_and_run(args, &world, false, site)?),
-        };
-        match result {
-            Some(result) => Ok(result),
-            None if agreed < self.options.limit => self.compile_and_run(args, &world, true, site),
-            None => self.past_limit(args),
         }
-    }
-
-    /// What debug builds check at a call on which the ranks agree.
-    fn check_call(
-        &self,
-        entry: &Entry<R>,
-        args: &A,
-        world: &Rc<World>,
-        number: u64,
-        site: Site,
-    ) -> Result<()> {
-        if let Some(replay) = entry.replay.as_ref().filter(|_| number.is_power_of_two()) {
-            self.retrace(args, world, &entry.pattern, replay, site)?;
-        }
-        match entry.communicates {
-            true => check_declared(args, world, site),
-            false => Ok(()),
+        match found {
+            Some((entry, bound)) => match &entry.replay {
+                Some(replay) => {
+                    if cfg!(debug_assertions) {
+                        if number.is_power_of_two() {
+                            self.retrace(args, &world, &entry.pattern, replay, site)?;
+                        }
+                        if entry.communicates {
+                            check_declared(args, &world, site)?;
+                        }
+                    }
+                    self.replay(&entry, replay, args, &world, &bound, site)
+                }
+                None => self.traced_call(args, &world, &entry.pattern, site),
+            },
+            None if entries >= self.options.limit => self.past_limit(args),
+            None => self.compile_and_run(args, &world, false, site),
         }
     }
 
@@ -186,14 +166,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let entry = Rc::new(entry);
         self.entries.borrow_mut().insert(0, Rc::clone(&entry));
         self.log.borrow_mut().compiling += start.elapsed();
-        let result = match traced.result {
-            None => {
+        match (&entry.replay, traced.result) {
+            (Some(replay), _) => {
                 let bound = entry.pattern.bind(args, world).unwrap_or_default();
-                self.replay(&entry, args, world, &bound, &mut || Ok(true), site)?
+                self.replay(&entry, replay, args, world, &bound, site)
             }
-            ran => ran,
-        };
-        result.ok_or_else(|| Error::new("compile", "the function gave nothing", site))
+            (None, Some(result)) => Ok(result),
+            (None, None) => Err(Error::new("compile", "the function gave nothing", site)),
+        }
     }
 
     /// Does a part of the agreement with other ranks.
@@ -384,17 +364,16 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Err(Error::new("compile", difference + note, site))
     }
 
-    /// A call without breaks; nothing, and nothing is done, where it may not run after all.
+    /// A call without breaks.
     fn replay(
         &self,
         entry: &Entry<R>,
+        replay: &Replay<R>,
         args: &A,
         world: &Rc<World>,
         bound: &Bound,
-        may_run: &mut dyn FnMut() -> Result<bool>,
         site: Site,
-    ) -> Result<Option<R>> {
-        let Some(replay) = &entry.replay else { return Ok(None) };
+    ) -> Result<R> {
         let symbols = entry.pattern.values(bound);
         let mut donated = Donated::from_elem(0, replay.inputs.len().div_ceil(64));
         let (parts, missing) = (parts_of(args), || Error::new("compile", "an argument is missing", site));
@@ -414,15 +393,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 Input::Carried(_) => return Err(missing()),
             });
         }
-        let planned = match replay.graph.known(&symbols, &donated) {
-            Some(planned) => planned,
-            // A new plan may need a new group, which all ranks make together.
-            None if !may_run()? => return Ok(None),
-            None => replay.graph.plan(world, &symbols, &donated, site)?,
-        };
-        let Some(outcome) = planned.run(world, &given, may_run, site)? else { return Ok(None) };
+        let planned = replay.graph.plan(world, &symbols, &donated, site)?;
+        let outcome = planned.run(world, &given, site)?;
         let hints = symbols.iter().copied().collect();
-        Ok(Some(fill(&replay.template, &replay.outs, &outcome, &hints)))
+        Ok(fill(&replay.template, &replay.outs, &outcome, &hints))
     }
 }
 
@@ -514,6 +488,5 @@ fn run_segment(
     let symbols: Vec<(Sym, i64)> =
         used.into_iter().filter_map(|sym| Some((sym, *hints.get(&sym)?))).collect();
     let donated = Donated::from_elem(0, finished.inputs.len().div_ceil(64));
-    let planned = graph.plan(&session.world, &symbols, &donated, site)?;
-    Ok(planned.run(&session.world, &given, &mut || Ok(true), site)?.unwrap_or_default())
+    graph.plan(&session.world, &symbols, &donated, site)?.run(&session.world, &given, site)
 }

@@ -112,12 +112,6 @@ impl Graph {
         self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
     }
 
-    /// The plan for these sizes and gifts, if there is one.
-    pub(crate) fn known(&self, symbols: &[(Sym, i64)], donated: &Donated) -> Option<Rc<Planned>> {
-        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
-        self.plans.borrow().iter().find(fits).map(Rc::clone)
-    }
-
     /// The plan for these sizes and gifts; made if there is none.
     pub(crate) fn plan(
         &self,
@@ -126,8 +120,9 @@ impl Graph {
         donated: &Donated,
         site: Site,
     ) -> Result<Rc<Planned>> {
-        if let Some(planned) = self.known(symbols, donated) {
-            return Ok(planned);
+        let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
+        if let Some(planned) = self.plans.borrow().iter().find(fits) {
+            return Ok(Rc::clone(planned));
         }
         let start = Instant::now();
         let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
@@ -196,14 +191,8 @@ impl Planned {
         self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
     }
 
-    /// Runs it, if it may once all is ready. Arguments that were given away may be written.
-    pub(crate) fn run(
-        &self,
-        world: &Rc<World>,
-        given: &[Given<'_>],
-        may_run: &mut dyn FnMut() -> Result<bool>,
-        site: Site,
-    ) -> Result<Option<Results>> {
+    /// Runs it. Arguments that were given away may be written.
+    pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Results> {
         let failed = |error| Error::comm("compile", error, site);
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
@@ -240,9 +229,6 @@ impl Planned {
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
-        if !may_run()? {
-            return Ok(None);
-        }
         let before = exec.copied_bytes();
         let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
         world.count_copy((exec.copied_bytes() - before) as usize);
@@ -270,7 +256,7 @@ impl Planned {
             }
             results.push(list);
         }
-        Ok(Some(results))
+        Ok(results)
     }
 
     /// The argument in which a result lies, if it lies in one that was not given away.
