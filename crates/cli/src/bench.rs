@@ -3,7 +3,7 @@
 //! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
 //! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of,
-//! `compile.rs` compiled functions beside the same functions as they are.
+//! `programs.rs` whole programs, `compile.rs` compiled functions beside the same functions as they are.
 
 mod compile;
 mod compile_cases;
@@ -18,6 +18,8 @@ mod ops;
 mod options;
 mod points;
 mod process;
+mod programs;
+mod programs_cases;
 mod table;
 mod team;
 mod worker;
@@ -27,10 +29,11 @@ use crate::report::Report;
 pub(crate) use compile_cases::{COMPILE, CompileArgs, run_compile_rank};
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
+pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
-pub(crate) use worker::{WORKER, WorkerArgs, run_worker};
+pub(crate) use worker::{WORKER, WorkerArgs, cpu_time, run_worker};
 
-/// Measure operations between ranks, tensors, compiled functions, or the launcher
+/// Measure operations between ranks, tensors, compiled functions, programs, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -43,6 +46,7 @@ enum What {
     Compile(compile::Args),
     Eager(eager::Args),
     Launch(launch::Args),
+    Programs(programs::Args),
 }
 
 /// Runs the subcommand. Figures are written as they come, and do not wait for the report.
@@ -52,5 +56,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         What::Compile(args) => compile::run(args),
         What::Eager(args) => eager::run(args),
         What::Launch(args) => launch::run(args),
+        What::Programs(args) => programs::run(args),
     }
 }

@@ -15,6 +15,7 @@ mod programs;
 mod report;
 mod run;
 mod source;
+mod ways;
 
 use std::io::{ErrorKind, Write, stderr, stdout};
 use std::panic::catch_unwind;
@@ -48,10 +49,12 @@ enum Command {
     BenchRank(bench::WorkerArgs),
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
-    #[command(name = bench::COMPILE, hide = true)]
-    CompileRank(bench::CompileArgs),
+    #[command(name = bench::PROGRAMS, hide = true)]
+    ProgramsRank(bench::ProgramsArgs),
     #[command(name = demo::DEMO, hide = true)]
     DemoRank(demo::DemoArgs),
+    #[command(name = bench::COMPILE, hide = true)]
+    CompileRank(bench::CompileArgs),
 }
 
 fn main() -> ExitCode {
@@ -92,8 +95,9 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
-        Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
+        Some(Command::ProgramsRank(args)) => bench::run_programs_rank(&args),
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::DemoRank(args)) => demo::run_rank(&args),
+        Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
     }
 }

@@ -110,6 +110,8 @@ fn wrong_arguments_are_one_error() {
         "comm|--peer|peer|--transport|local",
         "--peer: a peer has processes\n  note: leave out --transport local",
     );
+    check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
+    check("programs|--cases|nothing", "--cases: no case begins with `nothing`");
     check("eager|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case begins with `add_9,some`");
     check("compile|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
@@ -172,6 +174,34 @@ fn tensors_are_measured_beside_their_limits() {
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].starts_with("case ") && lines[1].starts_with("add_8_floats "), "{out}");
     assert_eq!(lines.len(), 2, "{out}");
+}
+
+#[test]
+fn programs_are_measured_in_their_modes() {
+    let figures = objects("programs|--seconds|0.01|--json|--small");
+    let of = |case: &str| -> Vec<&str> {
+        let of_case = figures.iter().filter(|figure| figure["case"] == case);
+        of_case.map(|figure| figure["mode"].as_str().unwrap()).collect()
+    };
+    for case in ["tp_brief", "tp_decode", "tp_tiny"] {
+        assert_eq!(of(case), ["compiled", "eager", "broken", "no_collectives"]);
+    }
+    for case in ["ring_attention", "halo_jacobi"] {
+        assert_eq!(of(case), ["compiled", "eager", "no_exchange"]);
+    }
+    for case in ["ring_kernel", "halo_exchange"] {
+        assert_eq!(of(case), ["compiled", "eager"]);
+    }
+    assert_eq!(of("coalesced"), ["compiled", "eager", "compiled_each", "eager_each"]);
+    for figure in &figures {
+        assert!(figure["bench"] == "programs" && figure["ranks"] == 2, "{figure}");
+        assert!(figure["ms"].as_f64().unwrap() > 0.0 && figure["samples"].as_u64().unwrap() > 0, "{figure}");
+        let broken = figure["mode"] == "broken";
+        assert_eq!(figure["breaks"].as_u64().unwrap_or(0), if broken { 4 } else { 0 }, "{figure}");
+        assert!(broken || figure["copied_bytes"] == 0, "{figure}");
+    }
+    let (code, out, err) = bench("programs|--cases|ring_k|--seconds|0.01|--small");
+    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 3));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use std::process::ExitCode;
 
-use consort::{Batched, Dtype, Group, Index, Mesh, Result, Route, Tensor};
+use consort::{Batched, Group, Index, Mesh, Result, Route, Tensor};
 
 /// How a grid is shared out.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Sharing {
 fn update(x: &Tensor, [top, left]: &[Index; 2], size: &[Index; 2]) -> Result<Tensor> {
     let near = |down: i64, right: i64| x.slice(&[top + down, left + right], size, &[1, 1]);
     let sum = near(-1, 0)?.add(&near(1, 0)?)?.add(&near(0, -1)?.add(&near(0, 1)?)?)?;
-    sum.mul(&Tensor::full(Dtype::F32, &[0usize; 0], 0.25)?)
+    sum * 0.25
 }
 
 /// One step for this rank's box, `[2 + height, 2 + width]` with its border; at least three cells each way.

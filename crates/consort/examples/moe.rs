@@ -26,8 +26,7 @@ impl Expert {
     pub fn new(mesh: &Mesh, width: usize, hidden: usize) -> Result<Expert> {
         let me = mesh.number(&mesh.rank())? as i64;
         let weight = |rows: usize, columns: usize, key: i64| {
-            let scale = Tensor::full(Dtype::F32, &[0usize; 0], (1.0 / rows as f64).sqrt())?;
-            Tensor::normal(Dtype::F32, &[rows, columns], key)?.mul(&scale)
+            Tensor::normal(Dtype::F32, &[rows, columns], key)? * (1.0 / rows as f64).sqrt()
         };
         let router = weight(width, mesh.size(), 0)?.replicated()?;
         Ok(Expert {

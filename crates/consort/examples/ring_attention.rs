@@ -22,11 +22,10 @@ struct Seen {
 
 /// Attends to more keys; those that the mask does not allow count for nothing.
 fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Seen> {
-    let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
     let width = q.shape()[3] as f64;
-    let mut scores = q.mul(&scalar(width.powf(-0.5))?)?.matmul(&k.transpose(2, 3)?)?;
+    let mut scores = (q * width.powf(-0.5))?.matmul(&k.transpose(2, 3)?)?;
     if let Some(mask) = mask {
-        scores = mask.select(&scores, &scalar(f64::NEG_INFINITY)?)?;
+        scores = mask.select(&scores, &Tensor::full(Dtype::F32, &[0usize; 0], f64::NEG_INFINITY)?)?;
     }
     let most = scores.max(&[3], true)?;
     let most = match &seen {

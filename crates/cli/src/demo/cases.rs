@@ -6,8 +6,9 @@ use std::rc::Rc;
 use consort::nn::{Config, Generator, KvCache, Llama};
 use consort::{Dtype, Flatten, Group, Index, Mesh, Result, Tensor, compile, compile_mut};
 
-use super::rank::{Case, Way};
+use super::rank::Case;
 use crate::programs;
+use crate::ways::Way;
 
 /// A program whose step is a function of a group and some arguments.
 struct Program<G, A> {
