@@ -1,0 +1,257 @@
+//! More cases of compiled functions: memory, users' ops, structs, control flow, segments.
+
+use consort::{Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Tensor, compile, cond, scan};
+
+use super::{numbers, same};
+
+pub(crate) fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
+    // What is gathered and what is sent stay as they are while much is computed in memory of the same size.
+    let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
+        let y = x.neg()?;
+        let all = mesh.all_gather(&y, 0)?;
+        let moved = mesh.permute(&y, Route::Ring(1), Missing::Error)?;
+        let mut busy = x.clone();
+        for _ in 0..6 {
+            busy = busy.add(&x)?.tanh()?;
+        }
+        let sum = all.sum(&[0], false)?;
+        moved.add(&busy)?.add(&sum.broadcast_to(&[8, 8])?)
+    };
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| step(&group, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..50 {
+        let x = numbers(&[8, 8], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, x)?)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let mine = x.narrow(0, group.rank(), 1)?;
+        group.all_gather(mine, 0)?.add(&x)
+    });
+    f.call(numbers(&[mesh.size(), 3], 0)?)?;
+    let text = f.explain().graphs[0].program.clone().into_bytes();
+    let all = mesh.all_gather(Tensor::from_slice(&text, &[text.len()])?, 0)?.to_vec::<u8>()?;
+    assert!(all.chunks(text.len()).all(|other| other == text));
+    Ok(())
+}
+
+/// x * x + 1, as somebody outside of consort would write it.
+mod users {
+    use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+    use consort_ir::tensor::Tensor;
+    use consort_ir::types::Type;
+
+    consort_ir::op! {
+        /// Squares and adds one.
+        pub struct SquareAndOne("square_and_one")(x) {}
+        example ""
+    }
+
+    impl OpDef for SquareAndOne {
+        fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+            Ok(vec![cx.tensor(0)?.clone().into()])
+        }
+        fn cost(&self, cx: &CostCx<'_>) -> Cost {
+            cx.kernel(cx.arg_numel(0))
+        }
+        fn eval(&self, _: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+            let x = args[0];
+            let bytes: Vec<f64> = x
+                .to_bytes()
+                .chunks_exact(4)
+                .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+                .collect();
+            Ok(vec![Tensor::floats(
+                x.dtype,
+                x.shape.clone(),
+                bytes.into_iter().map(|x| x * x + 1.0).collect(),
+            )])
+        }
+    }
+}
+
+pub(crate) fn b20_ops_of_users_are_compiled(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let y = consort::apply(&users::SquareAndOne {}, [x])?.remove(0);
+        group.all_reduce(y, Reduce::Sum)
+    });
+    let x = numbers(&[5], 1)?;
+    let n = mesh.size() as f32;
+    let expected: Vec<f32> = x.to_vec::<f32>()?.into_iter().map(|x| n * (x * x + 1.0)).collect();
+    for _ in 0..2 {
+        assert_eq!(f.call(x.clone())?.to_vec::<f32>()?, expected);
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+#[derive(Flatten)]
+struct InFlight {
+    sum: Tensor,
+    scale: f32,
+    more: Vec<Tensor>,
+}
+
+pub(crate) fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let start = compile(move |x: Tensor| {
+        assert!(consort::is_tracing());
+        Ok(InFlight { sum: group.all_reduce(x.neg()?, Reduce::Sum)?, scale: 2.0, more: vec![x] })
+    });
+    let end = compile(|flying: InFlight| {
+        let scale = Tensor::full(Dtype::F32, &[4], f64::from(flying.scale))?;
+        flying.sum.mul(&scale)?.add(&flying.more[0])
+    });
+    for round in 0..3 {
+        let x = numbers(&[4], round)?;
+        let flying = start.call(x.clone())?;
+        assert_eq!(mesh.in_flight(), 1);
+        let got = end.call(flying)?;
+        let two = Tensor::full(Dtype::F32, &[4], 2.0)?;
+        same(&got, &mesh.all_reduce(x.neg()?, Reduce::Sum)?.mul(&two)?.add(&x)?)?;
+    }
+    start.expect_steady(0, 1, 0)?;
+    end.expect_steady(0, 1, 0)
+}
+
+pub(crate) fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum)).name("step"); // the line
+    let kept = numbers(&[4], 0)?;
+    f.call(kept.clone())?;
+    let explained = f.explain();
+    let plan = explained.graphs[0].plan.clone().unwrap();
+    let start = plan.lines().find(|line| line.contains("all_reduce_start")).unwrap();
+    assert!(
+        start.contains("queue world #0") && start.contains("lease") && start.contains("cases.rs:"),
+        "{start}"
+    );
+    assert!(explained.graphs[0].cost.wire > 0 && explained.graphs[0].peak_bytes > 0);
+    assert!(explained.to_string().starts_with("step: 1 call, 1 graph, 0 breaks, 0 recompiles, 1 plan"));
+    Ok(())
+}
+
+pub(crate) fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> {
+    let step = |mesh: &Mesh, (x, xs): (Tensor, Tensor)| -> Result<(Tensor, Tensor)> {
+        // Equal on all ranks, so that a collective may depend on it; the other function captures.
+        let total = mesh.all_reduce(x.sum_all()?, Reduce::Sum)?;
+        let positive = total.gt(&Tensor::full(Dtype::F32, &[0usize; 0], 0.0)?)?;
+        let (group, own) = (mesh.clone(), xs.clone());
+        let y = cond(
+            &positive,
+            x,
+            |x| group.all_reduce(x, Reduce::Max),
+            |x| x.add(&own.narrow(0, 0, 1)?.reshape(&[4])?),
+        )?;
+        let weight = y.abs()?;
+        scan(xs.dim(0)?, y, xs, |sum: Tensor, x: Tensor| {
+            let sum = sum.add(&x)?.mul(&weight)?.tanh()?;
+            let all = group.all_reduce(&sum, Reduce::Sum)?;
+            Ok((sum, all))
+        })
+    };
+    let group = mesh.clone();
+    let f = compile(move |args: (Tensor, Tensor)| step(&group, args));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..4 {
+        let (x, xs) = (numbers(&[4], me + round)?, numbers(&[3, 4], me + round)?);
+        let (x, xs) = if round % 2 == 0 { (x.abs()?, xs) } else { (x.abs()?.neg()?, xs) };
+        let (a, b) = f.call((x.clone(), xs.clone()))?;
+        let (c, d) = step(&mesh, (x, xs))?;
+        same(&a, &c)?;
+        same(&b, &d)?;
+    }
+    f.expect_steady(0, 1, 0)?;
+    let program = f.explain().graphs[0].program.clone();
+    assert!(program.contains("= cond ") && program.contains("= scan["), "{program}");
+    Ok(())
+}
+
+pub(crate) fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| {
+        let y = group.all_reduce(x, Reduce::Sum)?;
+        let z = consort::uncompiled(|| {
+            assert!(!consort::is_tracing());
+            let most = y.to_vec::<f32>()?.into_iter().fold(f32::MIN, f32::max);
+            Tensor::full(Dtype::F32, &[4], f64::from(most))
+        })?;
+        assert!(consort::is_tracing());
+        y.add(&z)
+    });
+    for round in 0..3 {
+        let x = numbers(&[4], round)?;
+        let y = mesh.all_reduce(&x, Reduce::Sum)?;
+        let most = y.to_vec::<f32>()?.into_iter().fold(f32::MIN, f32::max);
+        same(&f.call(x)?, &y.add(&Tensor::full(Dtype::F32, &[4], f64::from(most))?)?)?;
+    }
+    let stats = f.stats();
+    assert_eq!((stats.breaks, stats.graphs, stats.retraced), (1, 2, 2), "{}", f.explain());
+    Ok(())
+}
+
+pub(crate) fn trace_operations_of_an_uncompiled_group_run_between_segments(mesh: Mesh) -> Result<()> {
+    let step = |group: &consort::Group, mesh: &Mesh, mut x: Tensor| -> Result<Tensor> {
+        let n = mesh.size();
+        let sums = group.all_reduce(x.neg()?, Reduce::Sum)?;
+        let sizes: Vec<usize> = (0..n).map(|i| i + 1).collect();
+        let mine = x.narrow(0, 0, mesh.rank() + 1)?;
+        let all = group.all_gather_v(mine, 0, &sizes)?.sum_all()?;
+        let last = x.narrow(0, 3, 1)?;
+        let first = Batched::recv(x.narrow_mut(0, 0, 1)?, Route::Ring(-1), 0);
+        group.batch(vec![Batched::send(last, Route::Ring(1), 0), first])?.wait()?;
+        group.all_reduce_(x.narrow_mut(0, 1, 2)?, Reduce::Max)?;
+        x.add(&sums)?.add(&all)
+    };
+    let (group, own) = (mesh.uncompiled(), mesh.clone());
+    let f = compile(move |x: Tensor| step(&group, &own, x));
+    let me = mesh.number(&mesh.rank())?;
+    for round in 0..3 {
+        let x = numbers(&[4], me + round)?;
+        same(&f.call(x.clone())?, &step(&mesh, &mesh, x)?)?;
+    }
+    assert_eq!((f.stats().breaks, f.stats().recompiles), (4, 0), "{}", f.explain());
+    Ok(())
+}
+
+pub(crate) fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let inner = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    let outer = compile(move |x: Tensor| inner.call(x.clone())?.add(&inner.call(x)?));
+    let x = numbers(&[4], 1)?;
+    let once = mesh.all_reduce(x.neg()?, Reduce::Sum)?;
+    same(&outer.call(x)?, &once.add(&once)?)?;
+    outer.expect_steady(0, 1, 0)
+}
+
+pub(crate) fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.all_gather(x.exp()?, 0)).dynamic(0, 0);
+    for rows in [3usize, 4, 5] {
+        let x = numbers(&[rows, 2], rows)?;
+        same(&f.call(x.clone())?, &mesh.all_gather(x.exp()?, 0)?)?;
+    }
+    f.expect_steady(0, 1, 0)
+}
+
+pub(crate) fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
+    let pairs = mesh.split("pairs", Some(mesh.number(&mesh.rank())? as u32 / 2), 0)?;
+    let f = compile(|(group, x, twice): (consort::Group, Tensor, bool)| {
+        let y = group.all_reduce(x, Reduce::Sum)?;
+        if twice { y.add(&y) } else { Ok(y) }
+    });
+    let all: consort::Group = (*mesh).clone();
+    let x = numbers(&[4], mesh.number(&mesh.rank())?)?;
+    for _ in 0..2 {
+        same(&f.call((all.clone(), x.clone(), false))?, &all.all_reduce(&x, Reduce::Sum)?)?;
+        same(&f.call((pairs.clone(), x.clone(), false))?, &pairs.all_reduce(&x, Reduce::Sum)?)?;
+        let y = pairs.all_reduce(&x, Reduce::Sum)?;
+        same(&f.call((pairs.clone(), x.clone(), true))?, &y.add(&y)?)?;
+    }
+    f.expect_steady(0, 3, 2)
+}
