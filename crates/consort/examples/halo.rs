@@ -43,7 +43,7 @@ impl Sharing {
 /// What the cells of a box become: a quarter of the sum of their neighbours.
 fn update(x: &Tensor, [top, left]: &[Index; 2], size: &[Index; 2]) -> Result<Tensor> {
     let near = |down: i64, right: i64| x.slice(&[top + down, left + right], size, &[1, 1]);
-    let sum = near(-1, 0)?.add(&near(1, 0)?)?.add(&near(0, -1)?.add(&near(0, 1)?)?)?;
+    let sum = ((near(-1, 0)? + near(1, 0)?)? + (near(0, -1)? + near(0, 1)?)?)?;
     sum * 0.25
 }
 
