@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
+use consort_ir::layout::{Layout, row_major};
 use consort_ir::mesh::{Mesh, Rank};
 use consort_ir::ops::{EvalCx, Gather, Normal, OpDef, Sort, Topk, Uniform};
 use consort_runtime::kernels::copy::copy;
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
-use consort_runtime::layout::{Layout, row_major};
 use consort_runtime::threads::Threads;
 
 /// Elements of a type, at an address that fits them.

@@ -7,7 +7,6 @@
 
 mod compile;
 mod compile_cases;
-mod compile_model;
 mod compile_scale;
 mod eager;
 mod eager_cases;
@@ -20,8 +19,10 @@ mod points;
 mod process;
 mod programs;
 mod programs_cases;
+mod ranks;
 mod table;
 mod team;
+mod tp_block;
 mod worker;
 
 use crate::report::Report;

@@ -11,8 +11,8 @@ use consort_ir::ops::{BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::parse;
 use consort_ir::types::Type;
+use consort_ir::views::VIEWS;
 use consort_runtime::kernels::{self, label};
-use consort_runtime::views::VIEWS;
 use serde_json::{Value, json};
 
 use crate::report::Report;

@@ -111,9 +111,9 @@ fn wrong_arguments_are_one_error() {
         "--peer: a peer has processes\n  note: leave out --transport local",
     );
     check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
-    check("programs|--cases|nothing", "--cases: no case begins with `nothing`");
+    check("programs|--cases|nothing", "--cases: no case for 2 ranks begins with `nothing`");
     check("eager|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
-    check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case begins with `add_9,some`");
+    check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case for 2 ranks begins with `add_9,some`");
     check("compile|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("compile|-n|0", "-n: expected a number from 1 to 64, got 0");
     check("compile|--cases|tp_huge|--seconds|0.01", "--cases: no case for 2 ranks begins with `tp_huge`");

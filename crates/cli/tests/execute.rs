@@ -19,19 +19,11 @@ use consort_ir::verify::verify;
 
 /// All cases that run, but for those that show the oracle's own limits.
 fn cases() -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => found.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap())),
-            }
-        }
-    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests");
+    let read = |path: PathBuf| (path.display().to_string(), std::fs::read_to_string(&path).unwrap());
+    let mut found: Vec<(String, String)> =
+        consort_filetests::cases(&folder).unwrap().into_iter().map(read).collect();
     found.retain(|(name, text)| text.contains("; test: oracle\n") && !name.contains("filetests/oracle/"));
-    found.sort();
     found
 }
 

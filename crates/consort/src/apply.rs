@@ -11,11 +11,11 @@ use consort_comm::Buffer;
 use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
+use consort_ir::layout::{Dims, Layout};
 use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
+use consort_ir::views::view;
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
-use consort_runtime::layout::{Dims, Layout};
-use consort_runtime::views::view;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use consort_comm::Buffer;
+use consort_ir::layout::Layout;
 use consort_ir::ops::{BroadcastStart, OpDef};
 use consort_ir::types::TensorType;
-use consort_runtime::layout::Layout;
 use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
 use smallvec::SmallVec;
 

@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 use consort_ir::dtype::Dtype;
-use consort_runtime::layout::numel;
+use consort_ir::layout::numel;
 use safetensors::tensor::{Dtype as FileDtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};

@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
+use consort_ir::layout::Layout;
 use consort_ir::mesh::Axes;
 use consort_ir::ops::{self, OpDef, Reduce};
-use consort_runtime::layout::Layout;
 use smallvec::smallvec;
 
 use crate::apply::{copy_into, run_one, write_into};

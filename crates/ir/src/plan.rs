@@ -133,13 +133,11 @@ pub enum Why {
     Returned,
     /// Its elements do not lie without gaps.
     Gaps,
-    /// The result lies inside another value, where it is needed.
-    Placed,
 }
 
 impl Why {
     /// Every reason.
-    pub const ALL: [Why; 5] = [Why::Needed, Why::Argument, Why::Returned, Why::Gaps, Why::Placed];
+    pub const ALL: [Why; 4] = [Why::Needed, Why::Argument, Why::Returned, Why::Gaps];
 
     /// How plans spell it.
     pub fn name(self) -> &'static str {
@@ -148,7 +146,6 @@ impl Why {
             Why::Argument => "argument",
             Why::Returned => "returned",
             Why::Gaps => "gaps",
-            Why::Placed => "placed",
         }
     }
 

@@ -10,5 +10,4 @@ pub mod start;
 pub mod threads;
 pub mod tolerance;
 
-pub use consort_ir::{layout, views};
 pub use execute::{Exec, RunError};

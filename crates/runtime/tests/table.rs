@@ -13,12 +13,12 @@ use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::index::{Facts, Index};
 use consort_ir::infer::infer;
+use consort_ir::layout::Layout;
 use consort_ir::mesh::{Axes, Mesh};
 use consort_ir::ops::{BUILT_IN, Undecided};
 use consort_ir::tensor::Tensor;
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{Kernel, find};
-use consort_runtime::layout::Layout;
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
 

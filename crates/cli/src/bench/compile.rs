@@ -2,16 +2,14 @@
 //!
 //! The ranks do the measuring (`compile_cases.rs`); this starts them and shows their figures.
 
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::Value;
 
-use super::options::seconds;
-use super::process::Process;
+use super::ranks::figures_of;
 use super::table::{size, time};
-use crate::report::{Machine, Report};
+use crate::report::Report;
 
 const EXAMPLES: &str = "\
 The last column has what is wanted of a figure, and `missed` where it is not so. docs/bench.md says what the cases are.
@@ -66,31 +64,10 @@ const BARS: &[(&str, &str, f64)] = &[
 
 /// Starts the ranks and shows what they measured.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
-    if seconds(args.seconds).is_none() {
-        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
-    }
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         bail!("bench: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
     }
-    let mut command = Command::new("/proc/self/exe");
-    let (seconds, ranks) = (args.seconds.to_string(), args.ranks.to_string());
-    command.args(["run", "-n", &ranks, "--", "/proc/self/exe", super::COMPILE, "--seconds", &seconds]);
-    command.args(["--cases", &args.cases]);
-    let mut process = Process::start(command).map_err(|error| Machine(format!("bench: {error:#}")))?;
-    process.wait(LIMIT);
-    let status = process.end();
-    let said = process.output();
-    if !status.is_some_and(|status| status.success()) {
-        return Err(Machine(format!("bench: the ranks failed{}", process.said())).into());
-    }
-    let objects = said.lines().filter_map(|line| line.find('{').map(|at| &line[at..]));
-    let figures: Vec<Value> = objects
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()
-        .context("bench: a figure cannot be read")?;
-    if figures.is_empty() {
-        bail!("bench: --cases: no case for {} ranks begins with `{}`", args.ranks, args.cases);
-    }
+    let figures = figures_of(super::COMPILE, args.ranks, args.seconds, &args.cases, &[], LIMIT)?;
     if args.json {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }

@@ -11,10 +11,10 @@ use consort_runtime::kernels::{self, Arg, KernelCx, View, ViewMut};
 use consort_runtime::threads::Threads;
 use serde_json::{Value, json};
 
-use super::compile_model::{Model, SIZES};
 use super::compile_scale;
 use super::figures::median;
 use super::table::write_out;
+use super::tp_block::{Model, SIZES};
 use super::worker::Cores;
 use crate::report::{Machine, Report};
 
@@ -211,7 +211,7 @@ impl Bench {
             let model = Model::new(&sizes, self.mesh.size())?;
             let x = Tensor::uniform(Dtype::F32, &[sizes.seq, sizes.hidden], 0)?;
             let mesh = self.mesh.clone();
-            let forward = move |(model, x): (Model, Tensor)| model.forward(&mesh, x);
+            let forward = move |(model, x): (Model, Tensor)| model.forward(Some(&mesh), x);
             self.beside_eager(case, forward, || Ok((model.clone(), x.clone())))?;
         }
         Ok(())

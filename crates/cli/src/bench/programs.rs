@@ -2,16 +2,13 @@
 //!
 //! The ranks do the measuring (`programs_cases.rs`); this starts them and shows their figures.
 
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use serde_json::Value;
 
-use super::options::seconds;
-use super::process::Process;
+use super::ranks::figures_of;
 use super::table::{size, time};
-use crate::report::{Machine, Report};
+use crate::report::Report;
 
 const EXAMPLES: &str = "\
 The modes of a case take turns in one run; times are medians, on the slowest rank. `x` is the time over that of the case's
@@ -44,31 +41,8 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// Starts the ranks and shows what they measured.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
-    if seconds(args.seconds).is_none() {
-        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
-    }
-    let mut command = Command::new("/proc/self/exe");
-    let seconds = args.seconds.to_string();
-    command.args(["run", "-n", "2", "--", "/proc/self/exe", super::PROGRAMS, "--seconds", &seconds]);
-    command.args(["--cases", &args.cases]);
-    if args.small {
-        command.arg("--small");
-    }
-    let mut process = Process::start(command).map_err(|error| Machine(format!("bench: {error:#}")))?;
-    process.wait(LIMIT);
-    let status = process.end();
-    let said = process.output();
-    if !status.is_some_and(|status| status.success()) {
-        return Err(Machine(format!("bench: the ranks failed{}", process.said())).into());
-    }
-    let objects = said.lines().filter_map(|line| line.find('{').map(|at| &line[at..]));
-    let figures: Vec<Value> = objects
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()
-        .context("bench: a figure cannot be read")?;
-    if figures.is_empty() {
-        bail!("bench: --cases: no case begins with `{}`", args.cases);
-    }
+    let more: &[&str] = if args.small { &["--small"] } else { &[] };
+    let figures = figures_of(super::PROGRAMS, 2, args.seconds, &args.cases, more, LIMIT)?;
     if args.json {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }

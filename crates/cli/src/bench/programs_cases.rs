@@ -3,11 +3,12 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use consort::{Batched, Dtype, Flatten, Group, Index, Init, Mesh, Reduce, Result, Route, Tensor, compile};
+use consort::{Batched, Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Route, Tensor, compile};
 use serde_json::json;
 
 use super::figures::median;
 use super::table::write_out;
+use super::tp_block::{Model, SIZES, Sizes};
 use crate::programs::{halo, ring_attention};
 use crate::report::{Machine, Report};
 use crate::ways::{Measured, Way, round};
@@ -48,9 +49,9 @@ pub(crate) fn run_programs_rank(args: &ProgramsArgs) -> anyhow::Result<Report> {
         let alone = mesh.split("alone", Some(mesh.number(&mesh.rank())? as u32), 0)?;
         let cases = args.cases.split(',').map(String::from).collect();
         let bench = Bench { mesh, alone, seconds: args.seconds, cases, small: args.small };
-        bench.case("tp_brief", || bench.tp([1024, 16, 2816, 256, 8]))?;
-        bench.case("tp_decode", || bench.tp([1024, 16, 2816, 1, 8]))?;
-        bench.case("tp_tiny", || bench.tp([128, 4, 256, 16, 8]))?;
+        for (case, sizes) in SIZES {
+            bench.case(case, || bench.tp(sizes))?;
+        }
         bench.case("ring_attention", || bench.ring_attention())?;
         bench.case("ring_kernel", || bench.ring_kernel())?;
         bench.case("halo_exchange", || Ok(bench.halo_exchange()))?;
@@ -88,51 +89,7 @@ fn way<A: Flatten + 'static, R: Flatten + 'static>(
     Way { mode, step: Box::new(step), explain }
 }
 
-/// A block of tp_block.py: this rank's part of its weights.
-#[derive(Flatten, Clone)]
-struct Block {
-    qkv: Tensor,
-    out: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
-    norm1: Tensor,
-    norm2: Tensor,
-}
-
-impl Block {
-    fn new(hidden: usize, feed_forward: usize, ranks: usize, key: i64) -> Result<Block> {
-        let weight = |rows: usize, columns: usize, key: i64| {
-            Tensor::normal(Dtype::F32, &[rows, columns], key)? * (1.0 / rows as f64).sqrt()
-        };
-        Ok(Block {
-            qkv: weight(hidden, 3 * hidden / ranks, key)?,
-            out: weight(hidden / ranks, hidden, key + 1)?,
-            gate: weight(hidden, feed_forward / ranks, key + 2)?,
-            up: weight(hidden, feed_forward / ranks, key + 3)?,
-            down: weight(feed_forward / ranks, hidden, key + 4)?,
-            norm1: Tensor::ones(Dtype::F32, &[hidden])?,
-            norm2: Tensor::ones(Dtype::F32, &[hidden])?,
-        })
-    }
-
-    fn forward(&self, reduce: &dyn Fn(Tensor) -> Result<Tensor>, x: &Tensor, heads: usize) -> Result<Tensor> {
-        let length = x.shape()[0];
-        let own = self.out.shape()[0];
-        let width = own / heads;
-        let qkv = x.rms_norm(&self.norm1, 1e-6)?.matmul(&self.qkv)?;
-        let qkv = qkv.reshape(&[length, 3, heads, width])?.permute(&[1, 2, 0, 3])?;
-        let [q, k, v] = [0, 1, 2].map(|part: usize| qkv.narrow(0, part, 1));
-        let scale = (width as f64).powf(-0.5);
-        let mixed = q?.attention(&k?, &v?, scale, Some(Index::from(0)))?.squeeze(0)?;
-        let x = x.add(&reduce(mixed.permute(&[1, 0, 2])?.reshape(&[length, own])?.matmul(&self.out)?)?)?;
-        let h = x.rms_norm(&self.norm2, 1e-6)?;
-        let inner = h.matmul(&self.gate)?.silu()?.mul(&h.matmul(&self.up)?)?;
-        x.add(&reduce(inner.matmul(&self.down)?)?)
-    }
-}
-
-/// The kernel of p2p_kernel.py: two exchanges, each beside some work, the second of what the first gave.
+/// Two exchanges, each beside some work, the second of what the first gave.
 fn ring_kernel(ring: &Group, x: &Tensor) -> Result<Tensor> {
     let exchange = |x: &Tensor, y: &mut Tensor| {
         ring.batch(vec![Batched::send(x, Route::Ring(1), 0), Batched::recv(y, Route::Ring(-1), 0)])
@@ -199,13 +156,11 @@ impl Bench {
         Ok(())
     }
 
-    fn tp(&self, sizes: [usize; 5]) -> Result<Vec<Way>> {
-        let [hidden, heads, feed_forward, length, layers] = if self.small { [16, 2, 8, 2, 2] } else { sizes };
-        let ranks = self.mesh.size();
-        let me = self.mesh.number(&self.mesh.rank())? as i64;
-        let block = |layer: i64| Block::new(hidden, feed_forward, ranks, 100 * layer + 10 * me);
-        let blocks = (0..layers as i64).map(block).collect::<Result<Vec<Block>>>()?;
-        let x = Tensor::normal(Dtype::F32, &[length, hidden], 1)?;
+    fn tp(&self, sizes: Sizes) -> Result<Vec<Way>> {
+        let small = Sizes { hidden: 16, heads: 2, ffn: 8, seq: 2, layers: 2 };
+        let sizes = if self.small { small } else { sizes };
+        let model = Model::new(&sizes, self.mesh.size())?;
+        let x = Tensor::normal(Dtype::F32, &[sizes.seq, sizes.hidden], 1)?;
         let modes = [
             ("compiled", true, Some((*self.mesh).clone())),
             ("eager", false, Some((*self.mesh).clone())),
@@ -213,15 +168,9 @@ impl Bench {
             ("no_collectives", true, None),
         ];
         let make = |(mode, is_compiled, group): (&'static str, bool, Option<Group>)| {
-            let f = move |(blocks, x): (Vec<Block>, Tensor)| {
-                let reduce = |x: Tensor| match &group {
-                    Some(group) => group.all_reduce(x, Reduce::Sum),
-                    None => Ok(x),
-                };
-                blocks.iter().try_fold(x, |x, block| block.forward(&reduce, &x, heads / ranks))
-            };
-            let (blocks, x) = (blocks.clone(), x.clone());
-            way(mode, is_compiled, 1, f, move |_| Ok((blocks.clone(), x.clone())))
+            let f = move |(model, x): (Model, Tensor)| model.forward(group.as_ref(), x);
+            let (model, x) = (model.clone(), x.clone());
+            way(mode, is_compiled, 1, f, move |_| Ok((model.clone(), x.clone())))
         };
         Ok(modes.into_iter().map(make).collect())
     }

@@ -322,7 +322,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ) -> Rc<trace::RunSegment<'static>> {
         let parts = parts_of(args);
         let used = Rc::clone(used);
-        let (segments, log) = (Rc::clone(&self.segments), Rc::clone(&self.log));
+        let segments = Rc::clone(&self.segments);
         Rc::new(move |session: &Session, finished: &Finished| {
             let graph = segment(&segments, &session.world, finished, site)?;
             let first = !used.borrow().iter().any(|own| Rc::ptr_eq(own, &graph));
@@ -330,7 +330,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 agree::check_same(&session.world, "program", &graph.text, site)?;
             }
             used.borrow_mut().push(Rc::clone(&graph));
-            log.borrow_mut().segments += 1;
             run_segment(session, finished, &graph, &parts, site)
         })
     }

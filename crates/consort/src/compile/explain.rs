@@ -55,7 +55,6 @@ pub(crate) struct Log {
     recompiles: Vec<String>,
     constants: Vec<(String, &'static Location<'static>)>,
     pub(crate) retraced: u64,
-    pub(crate) segments: u64,
     pub(crate) compiling: Duration,
     pub(crate) agreeing: Duration,
     uncompiled: u64,

@@ -323,8 +323,7 @@ impl FuncReader<'_, '_> {
     fn copy(&mut self) -> Result<(Value, Why), ParseError> {
         let value = self.cursor.value()?;
         self.cursor.expect("(")?;
-        let why =
-            self.cursor.one_of("a reason (needed, argument, returned, gaps, placed)", Why::from_name)?;
+        let why = self.cursor.one_of("a reason (needed, argument, returned, gaps)", Why::from_name)?;
         self.cursor.expect(")")?;
         Ok((value, why))
     }

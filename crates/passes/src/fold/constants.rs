@@ -32,9 +32,8 @@ fn kind(name: &str) -> Option<(Kind, bool)> {
         | "lt" | "le" | "gt" | "ge" | "is_nan" | "is_finite" | "and" | "or" | "xor" | "not" | "select"
         | "cast" => (Kind::Elementwise, true),
         "rem" | "pow" => (Kind::Elementwise, false),
-        "reshape" | "permute" | "slice" | "update_slice" | "concat" | "broadcast" | "flip" => {
-            (Kind::Moves, true)
-        }
+        "reshape" | "permute" | "slice" | "update_slice" | "concat" | "flip" => (Kind::Moves, true),
+        // Not `broadcast`: a repeated element is a view, and a constant of its shape would be written at each call.
         "pad" | "index" => (Kind::Whole, true),
         "sum" | "prod" | "max" | "min" | "any" | "all" => (Kind::Whole, false),
         _ => return None,

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::{KernelError, View};
-use crate::layout::{Layout, row_major, span};
 use crate::threads::Threads;
+use consort_ir::layout::{Layout, row_major, span};
 
 /// A dimension of a copy: how many, and how far apart on both sides. A source may be walked backwards.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use crate::kernels::copy::copy;
 use crate::kernels::operand::{Storage, attributes, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
-use crate::layout::{is_row_major, row_major};
 use crate::threads::Threads;
+use consort_ir::layout::{is_row_major, row_major};
 
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "gather", family: "lookup", in_place: false, run: gather },

@@ -46,9 +46,9 @@ use bytemuck::Pod;
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::{EvalCx, OpDef};
 
-use crate::layout::{is_row_major, span};
 use crate::threads::Threads;
-use crate::views::VIEWS;
+use consort_ir::layout::{is_row_major, span};
+use consort_ir::views::VIEWS;
 
 /// The kernel of an op.
 #[derive(Clone, Copy)]

@@ -6,8 +6,8 @@ use consort_ir::tensor::Tensor;
 use crate::kernels::copy::{copy, copy_flipped, copy_into};
 use crate::kernels::operand::{attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
-use crate::layout::Layout;
-use crate::views;
+use consort_ir::layout::Layout;
+use consort_ir::views;
 
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "reshape", family: "movement", in_place: false, run: write_out },

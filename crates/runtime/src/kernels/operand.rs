@@ -4,7 +4,7 @@ use consort_ir::dtype::Dtype;
 use consort_ir::ops::{EvalError, OpDef};
 
 use crate::kernels::{Arg, KernelError, View, ViewMut};
-use crate::layout::Layout;
+use consort_ir::layout::Layout;
 
 /// The op with its attributes, as its own type.
 pub(crate) fn attributes<T: OpDef>(op: &dyn OpDef) -> Result<&T, KernelError> {

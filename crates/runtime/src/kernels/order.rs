@@ -10,8 +10,8 @@ use consort_ir::ops::{OpDef, Sort, Topk};
 use crate::kernels::copy::copy;
 use crate::kernels::operand::{Storage, attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
-use crate::layout::Layout;
 use crate::threads::Threads;
+use consort_ir::layout::Layout;
 
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "sort", family: "order", in_place: false, run: sort },

@@ -12,7 +12,7 @@ use super::numbers::{Number, Real};
 use super::operand::{attributes, only, view};
 use super::source::{Offsets, Steps, coalesce, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
-use crate::layout::Dims;
+use consort_ir::layout::Dims;
 
 /// A fold of elements into one.
 pub(super) trait Fold<C: Copy> {

@@ -1,6 +1,6 @@
 //! The forward pass of a transformer whose weights are shared out: two sums over all ranks in each layer.
 
-use consort::{Dtype, Flatten, Mesh, Reduce, Result, Tensor};
+use consort::{Dtype, Flatten, Group, Reduce, Result, Tensor};
 
 /// How large a model is.
 #[derive(Clone, Copy)]
@@ -68,16 +68,21 @@ impl Model {
         Ok(Model { layers, heads: heads / ranks })
     }
 
-    pub(crate) fn forward(&self, mesh: &Mesh, mut x: Tensor) -> Result<Tensor> {
+    /// With sums over a group, or without them: then the result is wrong, and says what they cost.
+    pub(crate) fn forward(&self, group: Option<&Group>, mut x: Tensor) -> Result<Tensor> {
+        let reduce = |x: Tensor| match group {
+            Some(group) => group.all_reduce(x, Reduce::Sum),
+            None => Ok(x),
+        };
         for layer in &self.layers {
-            x = layer.forward(mesh, x, self.heads)?;
+            x = layer.forward(&reduce, x, self.heads)?;
         }
         Ok(x)
     }
 }
 
 impl Layer {
-    fn forward(&self, mesh: &Mesh, x: Tensor, heads: usize) -> Result<Tensor> {
+    fn forward(&self, reduce: &dyn Fn(Tensor) -> Result<Tensor>, x: Tensor, heads: usize) -> Result<Tensor> {
         let (seq, own) = (x.shape()[0], self.out.shape()[0]);
         let width = own / heads;
         let qkv = x.rms_norm(&self.norm1, 1e-6)?.matmul(&self.qkv)?;
@@ -85,9 +90,9 @@ impl Layer {
         let (q, k, v) = (qkv.narrow(0, 0, 1)?, qkv.narrow(0, 1, 1)?, qkv.narrow(0, 2, 1)?);
         let seen = q.attention(&k, &v, 1.0 / (width as f64).sqrt(), Some(0.into()))?;
         let seen = seen.permute(&[0, 2, 1, 3])?.reshape(&[seq, own])?;
-        let x = x.add(&mesh.all_reduce(seen.matmul(&self.out)?, Reduce::Sum)?)?;
+        let x = x.add(&reduce(seen.matmul(&self.out)?)?)?;
         let h = x.rms_norm(&self.norm2, 1e-6)?;
         let gated = h.matmul(&self.gate)?.silu()?.mul(&h.matmul(&self.up)?)?;
-        x.add(&mesh.all_reduce(gated.matmul(&self.down)?, Reduce::Sum)?)
+        x.add(&reduce(gated.matmul(&self.down)?)?)
     }
 }
