@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
+use crate::programs::source;
 use crate::report::{MACHINE, Machine, Report};
 
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
@@ -44,6 +45,9 @@ pub(crate) struct Args {
     /// Sizes for tests
     #[arg(long, hide = true)]
     small: bool,
+    /// Compare with something else, to see what is said then
+    #[arg(long, hide = true)]
+    wrong: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,9 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["run", "--timeout", LIMIT, "-n", &args.ranks.to_string(), "--", "/proc/self/exe", DEMO]);
     command.arg(args.which.name());
-    if args.small {
-        command.arg("--small");
-    }
+    command.args(args.small.then_some("--small")).args(args.wrong.then_some("--wrong"));
     let failed = |what: String| anyhow::Error::from(Machine(format!("demo: {what}")));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("cannot start the ranks: {error}")))?;
@@ -115,7 +117,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let said = errors.join().unwrap_or_default();
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
     if code > 1 || found.is_empty() {
-        return Err(failed(format!("the ranks failed\n{}", said.trim_end())));
+        return Err(failed(format!("the ranks failed\n{}", source(said.trim_end()))));
     }
     let text = match args.json {
         true => found.iter().map(|value| format!("{value}\n")).collect(),

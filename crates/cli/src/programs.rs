@@ -16,7 +16,7 @@ programs! {
     tp "../../consort/examples/tp.rs";
 }
 
-/// A path of a source file as one reads it: without the way by which this program includes it.
-pub(crate) fn source(path: &str) -> String {
-    path.replace("crates/cli/src/../../", "crates/")
+/// Paths of source files in a text as one reads them: without the way by which this program includes them.
+pub(crate) fn source(text: &str) -> String {
+    text.replace("crates/cli/src/../../", "crates/")
 }

@@ -111,6 +111,8 @@ fn wrong_arguments_are_one_error() {
         "--peer: a peer has processes\n  note: leave out --transport local",
     );
     check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
+    check("programs|--peer|halo", "--peer: expected CASE=COMMAND, got `halo`");
+    check("programs|--rounds|0", "--rounds: expected a number from 1 to 1000, got 0");
     check("programs|--cases|nothing", "--cases: no case for 2 ranks begins with `nothing`");
     check("eager|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("eager|--cases|add_9,some|--seconds|0.01", "--cases: no case for 2 ranks begins with `add_9,some`");
@@ -186,12 +188,10 @@ fn programs_are_measured_in_their_modes() {
     for case in ["tp_brief", "tp_decode", "tp_tiny"] {
         assert_eq!(of(case), ["compiled", "eager", "broken", "no_collectives"]);
     }
-    for case in ["ring_attention", "halo_jacobi"] {
+    for case in ["ring_attention", "halo_exchange", "halo_jacobi"] {
         assert_eq!(of(case), ["compiled", "eager", "no_exchange"]);
     }
-    for case in ["ring_kernel", "halo_exchange"] {
-        assert_eq!(of(case), ["compiled", "eager"]);
-    }
+    assert_eq!(of("ring_kernel"), ["compiled", "eager"]);
     assert_eq!(of("coalesced"), ["compiled", "eager", "compiled_each", "eager_each"]);
     for figure in &figures {
         assert!(figure["bench"] == "programs" && figure["ranks"] == 2, "{figure}");
@@ -202,6 +202,21 @@ fn programs_are_measured_in_their_modes() {
     }
     let (code, out, err) = bench("programs|--cases|ring_k|--seconds|0.01|--small");
     assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 3));
+}
+
+#[test]
+fn peers_of_programs_are_measured_in_turns() {
+    // What a peer says beside its figures is left out, and of figures of several rounds there is one, in the middle.
+    let figures = objects(
+        "programs|--cases|ring_k|--seconds|0.01|--small|--json|--rounds|3|--peer|ring_kernel=printf hello\\n{\"us\":2500,\"variant\":\"there\",\"samples\":7}\\n",
+    );
+    let modes: Vec<&str> = figures.iter().map(|figure| figure["mode"].as_str().unwrap()).collect();
+    assert_eq!(modes, ["compiled", "eager", "peer:there"]);
+    let peer = &figures[2];
+    assert!(peer["case"] == "ring_kernel" && peer["ms"] == 2.5 && peer["samples"] == 21, "{peer}");
+    let (code, out, err) = bench("programs|--cases|ring_k|--seconds|0.01|--small|--peer|ring_kernel=false");
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.contains("bench: peer of ring_kernel: it failed"), "{err}");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! `consort demo`: every program, with small sizes, on processes.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-use std::process::{Command, Output};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -89,6 +92,48 @@ fn the_summary_says_what_was_found() {
     }
     // No bar where nobody looks.
     assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn a_difference_is_an_exit_code() {
+    for which in ["tp", "conv"] {
+        let output = demo(&[which, "--small", "--wrong"]);
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
+        assert!(said.contains("WRONG ") && !said.contains("  ok "), "{said}");
+    }
+}
+
+/// The processes that a process has started, and those that they have.
+fn descendants(of: u32) -> Vec<u32> {
+    let tasks = fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    let children: Vec<u32> = tasks.split_whitespace().filter_map(|child| child.parse().ok()).collect();
+    children.iter().flat_map(|child| [vec![*child], descendants(*child)].concat()).collect()
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(["demo", "halo"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    // The launcher, and two ranks.
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut all = Vec::new();
+    while all.len() < 3 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+        all = descendants(child.id());
+    }
+    // They are in the middle of it.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(Command::new("kill").args(["-9", &all[2].to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{said}");
+    for part in ["error: demo: the ranks failed", "was killed by SIGKILL (signal 9)", "rank "] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // Nobody is left.
+    assert!(all.iter().all(|process| !Path::new(&format!("/proc/{process}")).exists()), "{all:?}");
 }
 
 #[test]

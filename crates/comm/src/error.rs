@@ -14,7 +14,7 @@ pub struct Side {
 }
 
 /// Why a call on a group gave no result. Calls are numbered per group, from 0, alike on every member.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum CommError {
     /// An argument is wrong here; nothing was started.
     Argument(String),
@@ -98,6 +98,13 @@ pub enum CommError {
         /// The first one.
         rank: usize,
     },
+}
+
+/// The same text: it is what a program prints whose `main` gives an error.
+impl fmt::Debug for CommError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for CommError {

@@ -203,9 +203,9 @@ impl Recorder {
         event
     }
 
-    /// The text of a call site.
+    /// The name of a source line.
     #[inline]
-    pub(crate) fn site(&self, site: &'static Location<'static>) -> Name {
+    pub fn site(&self, site: &'static Location<'static>) -> Name {
         let key = std::ptr::from_ref(site).addr();
         let near = &self.sites[(key >> 3 ^ key >> 8) % SITES];
         let (at, name) = near.get();

@@ -27,19 +27,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(error.site().file().ends_with(".rs")); // The line that called it.
 /// assert!(error.comm_error().is_none()); // The other ranks had no part in it.
 /// assert!(error.to_string().starts_with("reshape: expected"));
+/// assert_eq!(format!("{error:?}"), error.to_string()); // So a `main` that gives it prints it well.
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Inner {
     op: String,
     cause: Cause,
     site: &'static Location<'static>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Cause {
     /// A rule of the op does not hold: its number, what was expected, the way out.
     Rule(Violation),
@@ -89,6 +90,13 @@ impl Error {
     /// [`Error`] has an example.
     pub fn site(&self) -> &'static Location<'static> {
         self.0.site
+    }
+}
+
+/// The same text: it is what a program prints whose `main` gives an error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

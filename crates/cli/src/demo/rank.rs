@@ -22,6 +22,8 @@ pub(crate) struct DemoArgs {
     which: Which,
     #[arg(long)]
     small: bool,
+    #[arg(long)]
+    wrong: bool,
 }
 
 /// A program and its ways.
@@ -56,6 +58,7 @@ pub(crate) fn run_rank(args: &DemoArgs) -> anyhow::Result<Report> {
             Which::Conv => cases::conv(&rank.mesh, args.small)?,
             Which::Moe => cases::moe(&rank.mesh, args.small)?,
         };
+        let case = Case { difference: case.difference + f64::from(u8::from(args.wrong)), ..case };
         rank.measure(args.which, case)
     };
     let good = run().map_err(|error| Machine(format!("{error}")))?;

@@ -225,7 +225,10 @@ fn under_another_launcher_rank_0_knows_what_all_did() {
     let (other, first) = (start("1"), start("0"));
     let outputs = [first, other].map(|child| child.wait_with_output().unwrap());
     let text = String::from_utf8_lossy(&outputs[0].stdout).into_owned();
-    assert!(text.contains("\nerror rank 1 closed its connection without a goodbye, after group|"), "{text}");
+    assert!(
+        text.contains("\nerror rank 1 closed its connection without a goodbye, after start-up|"),
+        "{text}"
+    );
     assert!(line(&text, "  rank 1 ").contains("  matmul, 640 bytes  "), "{text}");
     assert!(line(&text, "first divergence: ").ends_with("; rank 1 has not started it"), "{text}");
 }

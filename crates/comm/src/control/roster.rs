@@ -20,7 +20,7 @@ use super::frame::Message;
 const WORD: Duration = Duration::from_millis(50);
 
 /// The name of the meeting to which ranks bring their heaps.
-pub(super) const HEAPS: &str = "group";
+pub(super) const HEAPS: &str = "start-up";
 
 /// A message and its descriptors, ready to be sent to several.
 #[derive(Debug)]

@@ -11,7 +11,6 @@ use crate::world::World;
 type Site = &'static Location<'static>;
 
 /// All ranks' bytes, in rank order.
-#[track_caller]
 pub(crate) fn gather(world: &World, mine: &[u8], site: Site) -> Result<Vec<Vec<u8>>> {
     let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(vec![mine.to_vec()]) };
     let failed = |error| Error::comm("compile", error, site);
@@ -19,6 +18,7 @@ pub(crate) fn gather(world: &World, mine: &[u8], site: Site) -> Result<Vec<Vec<u
     let lengths = (|| {
         let operand = all.heap().alloc_from(&(mine.len() as u64).to_le_bytes())?;
         let result = all.heap().alloc(8 * all.size())?;
+        all.said_at(all.recorder().site(site));
         let got = all.all_gather(operand, result.clone(), 1)?.wait(until())?;
         drop(got);
         let lengths = numbers(&result.bytes()?);
@@ -28,6 +28,7 @@ pub(crate) fn gather(world: &World, mine: &[u8], site: Site) -> Result<Vec<Vec<u
     let bytes = (|| {
         let operand = all.heap().alloc_from(mine)?;
         let result = all.heap().alloc(lengths.iter().sum())?;
+        all.said_at(all.recorder().site(site));
         let got = all.all_gather_v(operand, result.clone(), lengths.clone(), 1)?.wait(until())?;
         drop(got);
         let bytes = result.bytes()?.to_vec();
@@ -61,7 +62,6 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
 }
 
 /// An error on all ranks where a text is not the same on all: the first line that differs, and who has which.
-#[track_caller]
 pub(crate) fn check_same(world: &World, what: &str, text: &str, site: Site) -> Result<()> {
     let mine = digest(text.as_bytes());
     let all = gather(world, &mine.to_le_bytes(), site)?;
@@ -70,7 +70,12 @@ pub(crate) fn check_same(world: &World, what: &str, text: &str, site: Site) -> R
     }
     let texts = gather(world, text.as_bytes(), site)?;
     let texts: Vec<String> = texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
-    Err(Error::new("compile", difference(what, &texts), site))
+    let message = difference(what, &texts);
+    Err(Error::new(
+        "compile",
+        format!("{message}\n  note: what it captures or reads from outside is the same on all ranks"),
+        site,
+    ))
 }
 
 /// The first line in which texts differ, and the ranks of each.
@@ -100,7 +105,6 @@ pub(crate) fn difference(what: &str, texts: &[String]) -> String {
 pub(crate) const MISS: u64 = 0;
 
 /// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
-#[track_caller]
 pub(crate) fn envelope(world: &World, key: u64, site: Site) -> Result<bool> {
     let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(key != MISS) };
     // The largest of the keys and of their complements: they are a key and its own where all are equal.
@@ -116,6 +120,7 @@ pub(crate) fn envelope(world: &World, key: u64, site: Site) -> Result<bool> {
             }
             None => all.heap().alloc_from(&bytes)?,
         };
+        all.said_at(all.recorder().site(site));
         let back = all.all_reduce(buffer, Element::I64, Reduce::Max)?.wait_within(world.timeout())?.remove(0);
         let same = back.bytes()?[..] == bytes;
         world.envelope.set(Some(back));

@@ -3,6 +3,7 @@
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::op;
+use crate::ops::exact::Exact;
 use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor};
 use crate::types::Type;
@@ -68,7 +69,10 @@ impl OpDef for Matmul {
         let y_at = |b: usize, l: usize, j: usize| b * y_step + l * n + j;
         Ok(vec![match (&x.data, &y.data) {
             (Data::Float(xs), Data::Float(ys)) => {
-                let dot = |(b, i, j)| (0..k).fold(0.0, |a, l| a + xs[x_at(b, i, l)] * ys[y_at(b, l, j)]);
+                let dot = |(b, i, j)| {
+                    let term = |l| (xs[x_at(b, i, l)], ys[y_at(b, l, j)]);
+                    (0..k).map(term).fold(Exact::ZERO, |sum, (x, y)| sum.plus_product(x, y)).value()
+                };
                 Tensor::floats(x.dtype, shape, places.map(dot).collect())
             }
             (Data::Int(xs), Data::Int(ys)) => {

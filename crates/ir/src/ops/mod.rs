@@ -13,6 +13,7 @@ mod cx;
 mod def;
 mod docs;
 mod elementwise;
+mod exact;
 mod exchange;
 mod lookup;
 mod matmul;

@@ -4,6 +4,7 @@ use crate::dtype::Dtype;
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::{maximum, minimum};
+use crate::ops::exact::Exact;
 use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
@@ -71,6 +72,12 @@ fn fold(
     }
 }
 
+/// A sum and the number of its terms.
+fn sum(xs: &mut dyn Iterator<Item = f64>) -> (f64, f64) {
+    let (sum, n) = xs.fold((Exact::NOTHING, 0.0), |(sum, n), x| (sum.plus(x), n + 1.0));
+    (if n == 0.0 { 0.0 } else { sum.value() }, n)
+}
+
 const NUMBERS: (fn(Dtype) -> bool, &str) = (|dtype| dtype != Dtype::Bool, "a float or integer type");
 pub(super) const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float type");
 const TRUTH: (fn(Dtype) -> bool, &str) = (|dtype| dtype == Dtype::Bool, "bool");
@@ -111,14 +118,14 @@ reductions! {
     ///
     /// (C2) The dimensions exist and are distinct.
     Sum("sum") NUMBERS, empty true, "f32", "[[1, 2], [3, 5]]" => "[3, 8]",
-        |xs| xs.reduce(|a, x| a + x).unwrap_or(0.0), |xs| xs.fold(0, i64::wrapping_add);
+        |xs| sum(xs).0, |xs| xs.fold(0, i64::wrapping_add);
     /// The mean over dimensions; NaN of nothing.
     ///
     /// (C1) The element type is a float type.
     ///
     /// (C2) The dimensions exist and are distinct.
     Mean("mean") FLOATS, empty true, "f32", "[[1, 2], [3, 5]]" => "[1.5, 4]",
-        |xs| { let (sum, n) = xs.fold((0.0, 0.0), |(a, n), x| (a + x, n + 1.0)); sum / n }, |_| 0;
+        |xs| { let (sum, n) = sum(xs); sum / n }, |_| 0;
     /// The largest element over dimensions; NaN where one is NaN.
     ///
     /// (C1) The element type is a float or integer type.
