@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         false => summary::text(args.which, args.ranks, &found),
     };
     // What the ranks said is what CONSORT_LOG asked for.
-    Ok(Report { notes: said, ..Report::checked(text, code == 0) })
+    Ok(Report { notes: source(&said), ..Report::checked(text, code == 0) })
 }
 
 /// How far the ranks are, on a terminal.

@@ -45,7 +45,8 @@ pub(super) fn text(which: Which, ranks: usize, found: &[Value]) -> String {
     let (difference, allowed) =
         (number(first, "difference").unwrap_or(f64::INFINITY), number(first, "allowed"));
     let agree = allowed.is_some_and(|allowed| difference <= allowed);
-    let mut text = format!("{}: {title}\n{ranks} ranks, each a process\n\n", which.name());
+    let who = if ranks == 1 { "1 rank, alone".to_string() } else { format!("{ranks} ranks, each a process") };
+    let mut text = format!("{}: {title}\n{who}\n\n", which.name());
     let _ = match (which, agree) {
         (Which::Tp, true) => writeln!(text, "  ok      all ways and one rank alone generate the same tokens"),
         (Which::Tp, false) => writeln!(text, "  WRONG   {difference} tokens are not those of one rank"),

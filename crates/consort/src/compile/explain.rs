@@ -328,6 +328,9 @@ pub(crate) fn log(topic: &str, text: impl FnOnce() -> String) {
     });
     let rank = World::current().map_or(0, |world| world.rank.0);
     if wanted.is_none_or(|wanted| wanted == rank) {
-        text().lines().for_each(|line| eprintln!("[{rank}] {topic}: {line}"));
+        // `consort run` puts the rank before each line itself.
+        let who =
+            if std::env::var_os("CONSORT_RANK").is_some() { String::new() } else { format!("[{rank}] ") };
+        text().lines().for_each(|line| eprintln!("{who}{topic}: {line}"));
     }
 }
