@@ -131,7 +131,7 @@ impl<T: Outcome> Pending<T> {
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
-        if !self.poll().map_err(|stop| *stop)? {
+        if !self.look_and_poll().map_err(|stop| *stop)? {
             self.wait_long(until, Location::caller())?;
         }
         self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
@@ -140,10 +140,19 @@ impl<T: Outcome> Pending<T> {
     /// The same within some time from now. The clock is read only where it must wait.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
-        if !self.poll().map_err(|stop| *stop)? {
+        if !self.look_and_poll().map_err(|stop| *stop)? {
             self.wait_long(Instant::now() + time, Location::caller())?;
         }
         self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+    }
+
+    /// The same, but looks first at what must change, since all went as far as it could when it was started: a look is
+    /// over sooner than a turn of everything in flight.
+    fn look_and_poll(&self) -> Result<bool, Stop> {
+        if self.inner.cores.one_each() {
+            self.look();
+        }
+        self.poll()
     }
 
     fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {

@@ -117,8 +117,10 @@ impl State {
         let compared = self.compared;
         let over = |call: &Call| call.abandoned && call.number < compared;
         let count = self.calls.all().iter().take_while(|call| over(call)).count();
-        self.calls.forget(count);
-        self.first += count as u64;
+        if count > 0 {
+            self.calls.forget(count);
+            self.first += count as u64;
+        }
     }
 }
 

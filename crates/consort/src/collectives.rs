@@ -149,9 +149,12 @@ impl Group {
         if made.is_empty() {
             made = taken;
         }
-        let results =
-            results.iter().zip(made).map(|((ty, _), made)| self.awaited(ty, made, &flight)).collect();
-        Ok(Started { results, flight: Some(Way::Flying(flight)) })
+        // Not collected: this is on the way of every call.
+        let mut awaited = Tensors::new();
+        for ((ty, _), made) in results.iter().zip(made) {
+            awaited.push(self.awaited(ty, made, &flight));
+        }
+        Ok(Started { results: awaited, flight: Some(Way::Flying(flight)) })
     }
 
     /// A tensor that an operation in flight will write.

@@ -62,17 +62,16 @@ impl Flight {
 
     /// Waits until it is over. An error is the same each time.
     pub(crate) fn wait(&self) -> Result<()> {
-        let state = self.state.replace(State::Landed);
-        let state = match state {
+        let error = match self.state.replace(State::Landed) {
+            State::Landed => return Ok(()),
+            State::Failed(error) => error,
             State::Flying(pending) => match pending.wait_within(self.world.timeout()) {
-                Ok(_) => State::Landed,
-                Err(error) => State::Failed(Error::comm(self.op, error, self.site)),
+                Ok(_) => return Ok(()),
+                Err(error) => Error::comm(self.op, error, self.site),
             },
-            over => over,
         };
-        let outcome = if let State::Failed(error) = &state { Err(error.clone()) } else { Ok(()) };
-        self.state.replace(state);
-        outcome
+        self.state.replace(State::Failed(error.clone()));
+        Err(error)
     }
 
     /// Whether it is over; makes it go on, and never waits.

@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 
+use consort_ir::mesh::Axes;
 use consort_ir::ops::{Op, OpDef};
 use consort_ir::types::TensorType;
 use smallvec::SmallVec;
@@ -44,14 +45,29 @@ fn place(op: &dyn OpDef, args: &[Tensor]) -> usize {
 impl Memo {
     /// A type, at the address that an equal one has here.
     pub(crate) fn share(&mut self, ty: TensorType) -> Rc<TensorType> {
-        let mix = |hash: usize, number: i64| (hash ^ number as usize).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let sizes = ty.shape.iter().map(|size| size.as_const().unwrap_or(-1));
-        let start = mix(ty.dtype as usize, ty.varies.iter().map(|axis| 1 << axis.0).sum());
-        let place = &mut self.types[sizes.fold(start, mix) >> 40 & (PLACES - 1)];
+        let place = self.place_of_type(&ty, ty.varies);
         match place {
             Some(known) if **known == ty => Rc::clone(known),
             _ => Rc::clone(place.insert(Rc::new(ty))),
         }
+    }
+
+    /// A type that may differ along these axes, at the address that an equal one has here.
+    pub(crate) fn varying(&mut self, ty: &TensorType, varies: Axes) -> Rc<TensorType> {
+        let place = self.place_of_type(ty, varies);
+        match place {
+            Some(known) if known.varies == varies && known.dtype == ty.dtype && known.shape == ty.shape => {
+                Rc::clone(known)
+            }
+            _ => Rc::clone(place.insert(Rc::new(ty.with_varies(varies)))),
+        }
+    }
+
+    fn place_of_type(&mut self, ty: &TensorType, varies: Axes) -> &mut Option<Rc<TensorType>> {
+        let mix = |hash: usize, number: i64| (hash ^ number as usize).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let sizes = ty.shape.iter().map(|size| size.as_const().unwrap_or(-1));
+        let start = mix(ty.dtype as usize, varies.iter().map(|axis| 1 << axis.0).sum());
+        &mut self.types[sizes.fold(start, mix) >> 40 & (PLACES - 1)]
     }
 
     /// What an op's rule said of operands of these types.

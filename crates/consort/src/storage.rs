@@ -48,11 +48,15 @@ impl Storage {
         loop {
             let overlaps =
                 |(other, _): &(Range<usize>, _)| other.start < range.end && range.start < other.end;
-            let Some(at) = self.flights.borrow().iter().position(overlaps) else { return Ok(()) };
-            let flight = Rc::clone(&self.flights.borrow()[at].1);
-            // What failed stays, so that whoever asks next learns of it too.
-            flight.wait()?;
-            self.flights.borrow_mut().remove(at);
+            let mut flights = self.flights.borrow_mut();
+            let Some(at) = flights.iter().position(overlaps) else { return Ok(()) };
+            let (bytes, flight) = flights.swap_remove(at);
+            drop(flights);
+            if let Err(error) = flight.wait() {
+                // What failed stays, so that whoever asks next learns of it too.
+                self.add_flight(bytes, flight);
+                return Err(error);
+            }
         }
     }
 

@@ -391,7 +391,7 @@ impl Tensor {
         // What a program writes by itself may be another thing on every rank.
         let all = world.mesh().all_axes();
         if self.ty.varies != all {
-            self.ty = world.memo().share(self.ty.with_varies(all));
+            self.ty = world.memo().varying(&self.ty, all);
         }
         let failed = |error| Error::comm("update", error, site);
         let buffer = &self.data("update", site)?.buffer;

@@ -140,7 +140,7 @@ pub fn start(
         return group.barrier();
     }
     if let Some(ExchangeStart { send, recv, .. }) = op.downcast_ref() {
-        let (mut sends, mut recvs) = (Vec::new(), Vec::new());
+        let (mut sends, mut recvs): (SmallVec<[Message; 2]>, SmallVec<[Message; 2]>) = Default::default();
         for (i, (message, operand)) in send.iter().chain(recv).zip(operands).enumerate() {
             let peer = match &message.peer {
                 Peer::Route(route) => route.to(group.rank() as u32, n as u32).map(|peer| peer as usize),
@@ -188,10 +188,9 @@ fn expected(buffer: Option<Buffer>) -> Result<Buffer, CommError> {
     buffer.ok_or_else(|| CommError::Argument("expected a buffer for the result".into()))
 }
 
-fn first(operands: Operands<'_>) -> Result<Operand<'_>, CommError> {
-    let several = operands.len() > 1;
-    match operands.into_iter().next() {
-        Some(operand) if !several => Ok(operand),
+fn first(mut operands: Operands<'_>) -> Result<Operand<'_>, CommError> {
+    match (operands.pop(), operands.is_empty()) {
+        (Some(operand), true) => Ok(operand),
         _ => Err(CommError::Argument("expected one operand".into())),
     }
 }
