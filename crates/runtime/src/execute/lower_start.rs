@@ -3,8 +3,8 @@
 use consort_ir::dtype::Dtype;
 use consort_ir::mesh;
 use consort_ir::ops::{
-    AllReduceStart, BroadcastStart, ExchangeStart, GatherStart, Op, Peer, PermuteStart, ReduceScatterStart,
-    ReduceStart, ScatterStart,
+    AllReduceStart, BroadcastStart, ExchangeStart, GatherStart, Message, Op, Peer, PermuteStart,
+    ReduceScatterStart, ReduceStart, ScatterStart,
 };
 use consort_ir::plan::NodePlan;
 use consort_ir::program::Node;
@@ -70,6 +70,8 @@ impl Lowerer<'_> {
             operands[at] = *result;
             match how {
                 Results::Zeros => start.zeros_after.push(*result),
+                // A message that comes from nowhere writes nothing.
+                Results::InPlace if is::<ExchangeStart>(&node.op) && matters => {}
                 Results::InPlace => start.written.push(*result),
                 Results::Same | Results::New | Results::None => {}
             }
@@ -84,7 +86,10 @@ impl Lowerer<'_> {
             _ => {}
         }
         let outs = if how == Results::New { &results[..] } else { &[] };
-        start.calls = self.calls(&node.op, &operands, outs);
+        start.calls = match node.op.as_op() {
+            Some(exchange) => self.exchange(exchange, me, &operands).into_iter().collect(),
+            None => self.calls(&node.op, &operands, outs),
+        };
         Ok(Step::Start(Box::new(start)))
     }
 
@@ -98,6 +103,20 @@ impl Lowerer<'_> {
             Peer::Route(route) => route.to(me, self.mesh.group_size(*over)).is_none(),
             Peer::At(index) => self.sizes().index(index).map_or(true, |peer| peer == -1),
         }
+    }
+
+    /// An exchange without the messages that go nowhere, which is known now where they have routes; none, where all do.
+    fn exchange(&self, op: &ExchangeStart, me: u32, operands: &[SlotId]) -> Option<Call> {
+        let n = self.mesh.group_size(op.over);
+        let goes = |message: &Message| match &message.peer {
+            Peer::Route(route) => route.to(me, n).is_some(),
+            Peer::At(_) => true,
+        };
+        let messages = op.send.iter().chain(&op.recv).zip(operands);
+        let operands: Slots = messages.filter(|(message, _)| goes(message)).map(|(_, slot)| *slot).collect();
+        let left = |list: &[Message]| list.iter().filter(|message| goes(message)).cloned().collect();
+        let op = ExchangeStart { send: left(&op.send), recv: left(&op.recv), over: op.over };
+        (!operands.is_empty()).then(|| Call { op: Op::new(op), operands, results: Slots::new() })
     }
 
     /// The operations of the group that a start is: one, unless a group takes one tensor of a kind at a time.
