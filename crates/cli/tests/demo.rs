@@ -111,6 +111,13 @@ fn descendants(of: u32) -> Vec<u32> {
     children.iter().flat_map(|child| [vec![*child], descendants(*child)].concat()).collect()
 }
 
+/// How long a process has been on a core by itself.
+fn ticks(process: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // Behind the name, which may have anything in it.
+    stat.rsplit(')').next().unwrap().split_whitespace().nth(11).unwrap().parse().unwrap()
+}
+
 #[test]
 fn a_rank_that_is_killed_is_named() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
@@ -123,8 +130,10 @@ fn a_rank_that_is_killed_is_named() {
         std::thread::sleep(Duration::from_millis(20));
         all = descendants(child.id());
     }
-    // They are in the middle of it.
-    std::thread::sleep(Duration::from_millis(500));
+    // They are in the middle of it when they have worked for a while: a hundredth of a second is a tick.
+    while ticks(all[2]) < 20 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     assert!(Command::new("kill").args(["-9", &all[2].to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);

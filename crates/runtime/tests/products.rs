@@ -82,8 +82,7 @@ fn sum_tolerance(dtype: Dtype, terms: usize) -> f64 {
 fn check_matmul(dtype: Dtype, x: &[usize], y: &[usize], lie: Lie, threads: &Threads, rng: &mut Rng) {
     let args = [random(dtype, x, lie, rng), random(dtype, y, lie, rng)];
     let what = format!("{dtype} {x:?} {:?} {y:?} {:?}", args[0].layout.strides, args[1].layout.strides);
-    let tolerance = sum_tolerance(dtype, x[x.len() - 1]);
-    check(&Matmul {}, &args, tolerance, threads, &what);
+    check(&Matmul {}, &args, sum_tolerance(dtype, x[x.len() - 1]), threads, &what);
 }
 
 #[test]

@@ -27,6 +27,17 @@ fn takes(name: &str, dtype: Dtype) -> bool {
     }
 }
 
+/// How near a fold is: sums of some thousand elements of about 8 lose some of their last bits on the way.
+fn near(name: &str, dtype: Dtype) -> Near {
+    match (name, dtype) {
+        ("sum" | "mean", Dtype::F32) => Near::Within(1e-4),
+        ("sum" | "mean", Dtype::F64) => Near::Within(1e-12),
+        ("sum" | "mean", Dtype::F16) => Near::Within(2e-3),
+        ("sum" | "mean", Dtype::Bf16) => Near::Within(1.6e-2),
+        _ => Near::Same,
+    }
+}
+
 /// The kernel beside the definition, within what the table of tolerances allows.
 fn check_table(op: &dyn OpDef, x: &Placed) -> Result<(), String> {
     let (_, got) = both(op, &[x], None, &Threads::ONE)?;
@@ -49,7 +60,8 @@ fn every_reduction_in_every_type_and_layout() {
                     for place in PLACES {
                         let op = op(&format!("{name}[dims={dims:?}, keep={}]", rng.one_in(2)));
                         let x = Placed::moderate(dtype, shape, place, &mut rng);
-                        if let Err(error) = check_table(&*op, &x) {
+                        let near = check(&*op, &[&x], None, &Threads::ONE, near(name, dtype));
+                        if let Err(error) = near.and_then(|()| check_table(&*op, &x)) {
                             failures
                                 .push(format!("{name} {dtype}{shape:?} over {dims:?} {place:?}: {error}"));
                         }

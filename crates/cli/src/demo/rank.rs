@@ -83,7 +83,7 @@ impl Rank {
         let mut steps = Vec::new();
         for way in &mut case.ways {
             self.say(&json!({ "done": 0.2, "doing": format!("warming up {}", way.mode) }));
-            (0..case.warm).try_for_each(|_| (way.step)())?;
+            self.mesh.warm_up(|| (0..case.warm).try_for_each(|_| (way.step)()))?;
             steps.push(way.steps_in(&self.mesh, if self.small { 0.0 } else { ROUND_SECONDS })?);
         }
         let mut all: Vec<Measured> = case.ways.iter().map(|_| Measured::default()).collect();

@@ -42,7 +42,6 @@ pub(super) struct Replay<R> {
 
 impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// Calls it with arguments that are given away where nobody else owns them.
-    #[track_caller]
     pub(super) fn run(&self, args: &A, site: Site) -> Result<R> {
         // Inside another trace it is a function like any other.
         let world = World::current()?;
@@ -124,7 +123,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// Traces the function, agrees on it with the other ranks where it communicates, and runs it.
-    #[track_caller]
     fn compile_and_run(&self, args: &A, world: &Rc<World>, joint: bool, site: Site) -> Result<R> {
         let start = Instant::now();
         let leaves = leaves_of(args);
@@ -185,7 +183,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// All ranks' signatures; an error on all where they are not of one kind.
-    #[track_caller]
     fn signatures(&self, world: &World, own: &Signature, site: Site) -> Result<Vec<Signature>> {
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
         let all = self.agreeing(|| gather(world, &own.bytes(), site))?;

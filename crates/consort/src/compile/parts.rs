@@ -52,7 +52,6 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
 }
 
 /// Arguments that are declared equal on some ranks are equal there: the passes rely on it.
-#[track_caller]
 pub(super) fn check_declared(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
     let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();

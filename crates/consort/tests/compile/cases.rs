@@ -13,7 +13,7 @@ mod more;
 
 use more::{
     a16_pendings_inside_structs_cross, b4_what_is_in_flight_is_not_overwritten, b19_all_ranks_have_one_text,
-    b20_ops_of_users_are_compiled, c7_plans_name_op_buffer_queue_and_line,
+    b20_ops_of_users_are_compiled, c7_plans_name_op_buffer_queue_and_line, d7_steps_are_warmed_up_together,
     trace_compiled_inside_compiled_is_one_program, trace_cond_and_scan_stay_in_the_program,
     trace_declared_sizes_are_symbols_at_once, trace_groups_and_settings_are_guards,
     trace_operations_of_an_uncompiled_group_run_between_segments,
@@ -47,6 +47,7 @@ cases! {
     c5_in_place_forms_compile [2];
     d3_each_call_is_compared [2];
     d5_a_steady_state_is_asserted [2];
+    d7_steps_are_warmed_up_together [1, 2, 3];
     d4_breaks_and_recompiles_are_told_apart [2];
     d2_a_rank_that_differs_is_named_on_all_ranks [2, 3];
     d2_a_rank_that_misses_takes_the_others_with_it [2];

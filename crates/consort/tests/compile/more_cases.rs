@@ -255,3 +255,24 @@ pub(crate) fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
     }
     f.expect_steady(0, 3, 2)
 }
+
+pub(crate) fn d7_steps_are_warmed_up_together(mesh: Mesh) -> Result<()> {
+    let me = mesh.number(&mesh.rank())?;
+    let group = mesh.clone();
+    let step = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
+    mesh.warm_up(|| {
+        (0..3).try_for_each(|_| step.call(numbers(&[4], me)?)?.wait())?;
+        mesh.isend(numbers(&[2], me)?, Route::Ring(1), 0)?.wait()
+    })?;
+    // Nobody goes on before all are done: what the neighbour did last is here.
+    let from = (me + mesh.size() - 1) % mesh.size();
+    let came = mesh.irecv(Dtype::F32, &[2], Route::Ring(-1), 0)?;
+    assert!(came.is_ready()?);
+    same(&came, &numbers(&[2], from)?)?;
+    // It is compiled, and calls are counted from here on.
+    assert_eq!((step.stats().calls, step.stats().graphs), (0, 1));
+    let x = numbers(&[4], me + 7)?;
+    same(&step.call(x.clone())?, &mesh.all_reduce(x.neg()?, Reduce::Sum)?)?;
+    assert_eq!(step.stats().calls, 1);
+    step.expect_steady(0, 1, 0)
+}

@@ -71,7 +71,7 @@ impl Lowerer<'_> {
             match how {
                 Results::Zeros => start.zeros_after.push(*result),
                 // A message that comes from nowhere writes nothing.
-                Results::InPlace if is::<ExchangeStart>(&node.op) && matters => {}
+                Results::InPlace if self.comes(&node.op, me, i) == Some(false) => {}
                 Results::InPlace => start.written.push(*result),
                 Results::Same | Results::New | Results::None => {}
             }
@@ -98,23 +98,29 @@ impl Lowerer<'_> {
         if let Some(BroadcastStart { root, .. }) = op.as_op() {
             return *root == me as usize;
         }
-        let Some(ExchangeStart { recv, over, .. }) = op.as_op() else { return true };
-        match &recv[result].peer {
-            Peer::Route(route) => route.to(me, self.mesh.group_size(*over)).is_none(),
-            Peer::At(index) => self.sizes().index(index).map_or(true, |peer| peer == -1),
+        !is::<ExchangeStart>(op) || self.comes(op, me, result) != Some(true)
+    }
+
+    /// Whether a message comes into a result of an exchange, where that is known already.
+    fn comes(&self, op: &Op, me: u32, result: usize) -> Option<bool> {
+        let exchange: &ExchangeStart = op.as_op()?;
+        self.goes(&exchange.recv[result], me, exchange.over)
+    }
+
+    /// Whether a message has another end, where that is known already.
+    fn goes(&self, message: &Message, me: u32, over: mesh::Group) -> Option<bool> {
+        match &message.peer {
+            Peer::Route(route) => Some(route.to(me, self.mesh.group_size(over)).is_some()),
+            Peer::At(index) => self.sizes().index(index).ok().map(|peer| peer != -1),
         }
     }
 
-    /// An exchange without the messages that go nowhere, which is known now where they have routes; none, where all do.
+    /// An exchange without the messages that are known to go nowhere; none, where all do.
     fn exchange(&self, op: &ExchangeStart, me: u32, operands: &[SlotId]) -> Option<Call> {
-        let n = self.mesh.group_size(op.over);
-        let goes = |message: &Message| match &message.peer {
-            Peer::Route(route) => route.to(me, n).is_some(),
-            Peer::At(_) => true,
-        };
+        let stays = |message: &Message| self.goes(message, me, op.over) != Some(false);
         let messages = op.send.iter().chain(&op.recv).zip(operands);
-        let operands: Slots = messages.filter(|(message, _)| goes(message)).map(|(_, slot)| *slot).collect();
-        let left = |list: &[Message]| list.iter().filter(|message| goes(message)).cloned().collect();
+        let operands: Slots = messages.filter(|(message, _)| stays(message)).map(|(_, slot)| *slot).collect();
+        let left = |list: &[Message]| list.iter().filter(|message| stays(message)).cloned().collect();
         let op = ExchangeStart { send: left(&op.send), recv: left(&op.recv), over: op.over };
         (!operands.is_empty()).then(|| Call { op: Op::new(op), operands, results: Slots::new() })
     }
