@@ -308,7 +308,8 @@ impl Call {
             return awaits.map(|(_, word, seen)| (word, seen));
         }
         let needs = self.needs(members);
-        let member = needs.start + self.checked;
+        let next = needs.start + self.checked;
+        let member = next + usize::from(next == members.me);
         if member < needs.end { members.unpublished(member, self.number) } else { None }
     }
 

@@ -15,7 +15,7 @@ use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::Heap;
-use crate::mail::{Message, Messages};
+use crate::mail::{Ends, Message, Parcel};
 use crate::members::Members;
 use crate::op::{Op, Outers, Splits};
 use crate::pending::{Outcome, Pending, What};
@@ -431,16 +431,19 @@ impl Group {
         recvs: impl IntoIterator<Item = Message>,
     ) -> Result<Pending, CommError> {
         // Pushed one by one: there are few, and collecting them takes longer than sending one.
-        let (mut out, mut back) = (Messages::new(), Messages::new());
+        let mut parcel = Parcel { ends: Ends::new(), buffers: Buffers::default(), sends: 0 };
         for message in sends {
             self.check_peer(&message)?;
-            out.push(message);
+            parcel.ends.push((message.peer, message.tag));
+            parcel.buffers.push(message.buffer);
+            parcel.sends += 1;
         }
         for message in recvs {
             self.check_peer(&message)?;
-            back.push(message);
+            parcel.ends.push((message.peer, message.tag));
+            parcel.buffers.push(message.buffer);
         }
-        let batch = self.inner.start_batch((out, back), Location::caller())?;
+        let batch = self.inner.start_batch(parcel, Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 

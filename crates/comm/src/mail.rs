@@ -30,12 +30,35 @@ pub struct Message {
     pub buffer: Buffer,
 }
 
-/// Those of a batch that go one way.
-pub(crate) type Messages = SmallVec<[Message; 1]>;
+/// The other ends of a batch, sends first: member and tag.
+pub(crate) type Ends = SmallVec<[(usize, u64); 2]>;
 
-/// A batch in flight: for each message its buffer, here or on its way.
+/// A batch of messages that is to be started.
+pub(crate) struct Parcel {
+    pub(crate) ends: Ends,
+    /// In the same order.
+    pub(crate) buffers: Buffers,
+    /// How many are sent.
+    pub(crate) sends: usize,
+}
+
+impl Parcel {
+    /// What is done with each buffer.
+    #[inline]
+    pub(crate) fn accesses(&self) -> impl Iterator<Item = (&Buffer, Access)> + Clone {
+        self.buffers.iter().enumerate().map(|(index, buffer)| (buffer, access(index, self.sends)))
+    }
+}
+
+fn access(index: usize, sends: usize) -> Access {
+    if index < sends { Access::Read } else { Access::Write }
+}
+
+/// A batch in flight.
 struct Batch {
-    buffers: SmallVec<[Option<Buffer>; 2]>,
+    buffers: Buffers,
+    /// How many of them are sent; they come first.
+    sends: usize,
     open: usize,
     /// Its event in the flight recorder.
     event: u64,
@@ -44,19 +67,12 @@ struct Batch {
 }
 
 /// One message of a batch.
+#[derive(Clone, Copy)]
 struct Letter {
     batch: u64,
     index: usize,
     tag: u64,
-    buffer: Buffer,
-    access: Access,
     site: Name,
-}
-
-impl Letter {
-    fn unclaim(&self) {
-        self.buffer.unclaim(self.access);
-    }
 }
 
 /// What goes to one member.
@@ -106,27 +122,29 @@ impl Mails {
         self.first + self.batches.len() as u64
     }
 
-    /// Takes a batch on, sends first, and gives its number.
+    /// Takes a batch on, posts what has room, and gives its number.
     #[inline(always)]
-    pub(crate) fn start(&mut self, (sends, recvs): (Messages, Messages), site: Name, event: u64) -> u64 {
+    pub(crate) fn start(&mut self, members: &Members, parcel: Parcel, site: Name) -> u64 {
+        let Parcel { ends, buffers, sends } = parcel;
         let batch = self.next_batch();
-        let mut buffers = SmallVec::new();
-        for Message { peer, tag, buffer } in sends {
-            let index = buffers.len();
-            let letter = Letter { batch, index, tag, buffer, access: Access::Read, site };
-            self.outboxes[peer].waiting.push_back(letter);
-            buffers.push(None);
+        self.open += ends.len();
+        self.batches.push_back(Batch { buffers, sends, open: ends.len(), event: 0, over: false });
+        for (index, (peer, tag)) in ends.into_iter().enumerate() {
+            let letter = Letter { batch, index, tag, site };
+            if index >= sends {
+                self.inboxes[peer].receives.push_back(letter);
+            } else if self.outboxes[peer].waiting.is_empty() && self.outboxes[peer].has_room(members, peer) {
+                self.post(members, peer, letter);
+            } else {
+                self.outboxes[peer].waiting.push_back(letter);
+            }
         }
-        for Message { peer, tag, buffer } in recvs {
-            let index = buffers.len();
-            let letter = Letter { batch, index, tag, buffer, access: Access::Write, site };
-            self.inboxes[peer].receives.push_back(letter);
-            buffers.push(None);
-        }
-        let open = buffers.len();
-        self.open += open;
-        self.batches.push_back(Batch { buffers, open, event, over: false });
         batch
+    }
+
+    /// Notes the event of a batch.
+    pub(crate) fn set_event(&mut self, batch: u64, event: u64) {
+        self.batch(batch).into_iter().for_each(|batch| batch.event = event);
     }
 
     /// The buffers of a batch whose messages have all met their other end.
@@ -134,10 +152,7 @@ impl Mails {
         let batch = self.batch(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
         recorder.finish(batch.event);
-        let mut buffers = Buffers::default();
-        for buffer in &mut batch.buffers {
-            buffer.take().into_iter().for_each(|buffer| buffers.push(buffer));
-        }
+        let buffers = std::mem::take(&mut batch.buffers);
         self.forget();
         Some(buffers)
     }
@@ -220,29 +235,36 @@ impl Mails {
 
     /// Gives the buffers of what has not met its other end, and never will, back to whoever has handles of them.
     pub(crate) fn unclaim(&self) {
-        for outbox in &self.outboxes {
-            outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting).for_each(Letter::unclaim);
+        let out = self.outboxes.iter();
+        let out = out.flat_map(|outbox| outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting));
+        for letter in out.chain(self.inboxes.iter().flat_map(|inbox| &inbox.receives)) {
+            let batch = &self.batches[(letter.batch - self.first) as usize];
+            batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
         }
-        self.inboxes.iter().flat_map(|inbox| &inbox.receives).for_each(Letter::unclaim);
+    }
+
+    /// The buffer of a message that has not met its other end.
+    fn buffer(&self, letter: Letter) -> &Buffer {
+        &self.batches[(letter.batch - self.first) as usize].buffers[letter.index]
     }
 
     fn close(&mut self, letter: Letter) {
-        letter.unclaim();
         self.open -= 1;
-        if let Some(batch) = self.batch(letter.batch) {
-            batch.buffers[letter.index] = Some(letter.buffer);
-            batch.open -= 1;
-        }
+        let batch = &mut self.batches[(letter.batch - self.first) as usize];
+        batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
+        batch.open -= 1;
     }
 
-    /// Posts what has room, takes what has come, and notes what was taken from here. True if anything was published.
+    /// Posts what has room, takes what has come, and notes what was taken from here.
     pub(crate) fn advance(&mut self, members: &Members) -> Result<(), Stop> {
         if self.open == 0 {
             return Ok(());
         }
         for member in 0..members.n() {
-            if !self.outboxes[member].waiting.is_empty() {
-                self.post(members, member);
+            while !self.outboxes[member].waiting.is_empty() && self.outboxes[member].has_room(members, member)
+            {
+                let Some(letter) = self.outboxes[member].waiting.pop_front() else { break };
+                self.post(members, member, letter);
             }
             if !self.inboxes[member].receives.is_empty() {
                 self.receive(members, member)?;
@@ -255,62 +277,53 @@ impl Mails {
         Ok(())
     }
 
-    fn post(&mut self, members: &Members, to: usize) {
-        let row = members.mine();
-        while self.outboxes[to].has_room(members, to) {
-            let outbox = &mut self.outboxes[to];
-            let Some(letter) = outbox.waiting.pop_front() else { break };
-            let number = outbox.posted;
-            let words = row.mail(to, number);
-            let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
-            let len = letter.buffer.len();
-            set(MailWord::Tag, letter.tag);
-            set(MailWord::Bytes, len as u64);
-            set(MailWord::Site, letter.site.word());
-            if len <= STAGE {
-                members.mail_stage(to, number, len).copy_from_slice(members.given(
-                    letter.buffer.place(),
-                    0,
-                    len,
-                ));
-            } else {
-                set(MailWord::Place, letter.buffer.at() as u64);
-                let at = members.rows[to].taken_at(members.n(), members.me, number);
-                letter.buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
-            }
-            row.tell(&words[MailWord::Stamp as usize], number + 1);
-            outbox.posted += 1;
-            if len <= STAGE {
-                self.close(letter);
-            } else {
-                outbox.sent.push_back((number, letter));
-            }
+    /// Posts a message for which there is room.
+    fn post(&mut self, members: &Members, to: usize, letter: Letter) {
+        let (row, number, buffer) = (members.mine(), self.outboxes[to].posted, self.buffer(letter));
+        let words = row.mail(to, number);
+        let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
+        let len = buffer.len();
+        set(MailWord::Tag, letter.tag);
+        set(MailWord::Bytes, len as u64);
+        set(MailWord::Site, letter.site.word());
+        if len <= STAGE {
+            members.mail_stage(to, number, len).copy_from_slice(members.given(buffer.place(), 0, len));
+        } else {
+            set(MailWord::Place, buffer.at() as u64);
+            let at = members.rows[to].taken_at(members.n(), members.me, number);
+            buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
+        }
+        row.tell(&words[MailWord::Stamp as usize], number + 1);
+        self.outboxes[to].posted += 1;
+        if len <= STAGE {
+            self.close(letter);
+        } else {
+            self.outboxes[to].sent.push_back((number, letter));
         }
     }
 
     fn receive(&mut self, members: &Members, from: usize) -> Result<(), Stop> {
         let mut i = 0;
-        while let Some(letter) = self.inboxes[from].receives.get(i) {
+        while let Some(letter) = self.inboxes[from].receives.get(i).copied() {
             // An earlier receive with the same tag goes first.
-            let tag = letter.tag;
-            let blocked = self.inboxes[from].receives.iter().take(i).any(|earlier| earlier.tag == tag);
-            let found = if blocked { None } else { self.inboxes[from].find(members, from, tag) };
+            let mut earlier = self.inboxes[from].receives.iter().take(i);
+            let blocked = earlier.any(|earlier| earlier.tag == letter.tag);
+            let found = if blocked { None } else { self.inboxes[from].find(members, from, letter.tag) };
             let Some(number) = found else {
                 i += 1;
                 continue;
             };
-            let Some(letter) = self.inboxes[from].receives.remove(i) else { break };
             let words = members.rows[from].mail(members.me, number);
             let sent = words[MailWord::Bytes as usize].load(Relaxed) as usize;
-            if sent != letter.buffer.len() {
-                let error = lengths(members, from, number, &letter);
-                self.inboxes[from].receives.insert(i, letter);
-                return Err(error.into());
+            let place = self.buffer(letter).place();
+            if sent != place.len {
+                return Err(lengths(members, from, number, letter, place.len).into());
             }
-            members.copy_mail(from, number, letter.buffer.place());
+            members.copy_mail(from, number, place);
             let row = members.mine();
             row.tell(row.taken(members.n(), from, number), number + 1);
             self.inboxes[from].take(number);
+            self.inboxes[from].receives.remove(i);
             self.close(letter);
         }
         Ok(())
@@ -332,9 +345,6 @@ impl Outbox {
     /// Whether the next mail's entry is free: the mail before in it was taken. What is known of it is kept, so that
     /// the receiver's notes, which change with every mail, are read only once a ring is full.
     fn has_room(&mut self, members: &Members, to: usize) -> bool {
-        if self.waiting.is_empty() {
-            return false;
-        }
         if self.posted < self.taken + MAILS {
             return true;
         }
@@ -375,7 +385,7 @@ impl Inbox {
 }
 
 /// The error of a receive whose message has another length, with both source lines.
-fn lengths(members: &Members, from: usize, number: u64, letter: &Letter) -> CommError {
+fn lengths(members: &Members, from: usize, number: u64, letter: Letter, expected: usize) -> CommError {
     let get = |word: MailWord| members.rows[from].mail(members.me, number)[word as usize].load(Relaxed);
     let side = |member: usize, what: &str, bytes: usize, site: u64| Side {
         rank: members.rows[member].rank,
@@ -385,7 +395,7 @@ fn lengths(members: &Members, from: usize, number: u64, letter: &Letter) -> Comm
     CommError::Lengths {
         sides: Box::new([
             side(from, "send", get(MailWord::Bytes) as usize, get(MailWord::Site)),
-            side(members.me, "receive", letter.buffer.len(), letter.site.word()),
+            side(members.me, "receive", expected, letter.site.word()),
         ]),
     }
 }

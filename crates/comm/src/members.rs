@@ -61,6 +61,11 @@ impl Members {
         (seen != call + 1).then_some((stamp, seen))
     }
 
+    /// What a member has published for a call, if it has.
+    pub(crate) fn published(&self, member: usize, call: u64) -> Option<Key> {
+        self.rows[member].has_published(call).then(|| self.key(member, call))
+    }
+
     /// What a member has published for a call.
     pub(crate) fn key(&self, member: usize, call: u64) -> Key {
         let words = self.rows[member].words(call);
@@ -90,14 +95,9 @@ impl Members {
         Source { row, at: row.stage(number, bytes) + from }
     }
 
-    /// How many bytes a member sends to each, in an all_to_all.
-    pub(crate) fn splits(&self, member: usize, call: u64) -> impl Fn(usize) -> usize {
-        let (row, key) = (&self.rows[member], self.key(member, call));
-        let (table, n) = (row.table(call), self.n());
-        move |to| match key.is_even() {
-            true => key.bytes as usize / n,
-            false => row.segment.word(table + to * 8).load(Relaxed) as usize,
-        }
+    /// All members, this one first, so that not all read from one.
+    pub(crate) fn from_me(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.me..self.n()).chain(0..self.me)
     }
 
     /// A range of one of this member's own buffers, which a call in flight holds.

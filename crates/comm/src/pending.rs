@@ -101,68 +101,80 @@ impl<T: Outcome> Pending<T> {
 
     /// Goes on as far as it can; true if the operation is finished.
     fn poll(&self) -> Result<bool, Stop> {
-        let mut state = self.inner.state();
-        let is_finished = |state: &State| match self.what {
+        let state = &mut *self.inner.state();
+        if self.is_finished(state) {
+            return Ok(true);
+        }
+        self.inner.advance(state, false)?;
+        Ok(self.is_finished(state))
+    }
+
+    fn is_finished(&self, state: &State) -> bool {
+        match self.what {
             What::Call(number) => state.is_finished(number),
             What::Batch(batch) => state.mails.is_finished(batch),
             What::Over => false,
-        };
-        if is_finished(&state) {
-            return Ok(true);
         }
-        self.inner.advance(&mut state, false)?;
-        Ok(is_finished(&state))
     }
 
     /// The outcome of an operation that is finished, which is over then.
     #[inline]
     fn take(&mut self) -> Option<T> {
-        let mut state = self.inner.state();
-        let (buffers, common) = match self.what {
-            What::Call(number) => state.take(number)?,
-            What::Batch(batch) => (state.mails.take_finished(batch, &self.inner.recorder)?, None),
-            What::Over => return None,
-        };
-        self.what = What::Over;
-        T::of(buffers, common)
+        let inner = &*self.inner;
+        let (outcome, what) = take(inner, &mut inner.state(), self.what);
+        self.what = what;
+        outcome
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
-        if !self.look_and_poll().map_err(|stop| *stop)? {
-            self.wait_long(until, Location::caller())?;
+        if let Some(outcome) = self.first_look().map_err(|stop| *stop)? {
+            return Ok(outcome);
         }
-        self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+        self.wait_long(until, Location::caller())
     }
 
     /// The same within some time from now. The clock is read only where it must wait.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
-        if !self.look_and_poll().map_err(|stop| *stop)? {
-            self.wait_long(Instant::now() + time, Location::caller())?;
+        if let Some(outcome) = self.first_look().map_err(|stop| *stop)? {
+            return Ok(outcome);
         }
+        self.wait_long(Instant::now() + time, Location::caller())
+    }
+
+    /// What the operation gives, if it is finished soon. Looks first at what must change, since a look is over sooner
+    /// than a turn of everything in flight.
+    #[inline]
+    fn first_look(&mut self) -> Result<Option<T>, Stop> {
+        let inner = &*self.inner;
+        let state = &mut *inner.state();
+        if inner.cores.one_each() {
+            self.look(state);
+        }
+        if !self.is_finished(state) {
+            inner.advance(state, false)?;
+        }
+        let (outcome, what) = take(inner, state, self.what);
+        self.what = what;
+        Ok(outcome)
+    }
+
+    fn wait_long(mut self, until: Instant, site: &'static Location<'static>) -> Result<T, CommError> {
+        self.sleep(until, site)?;
         self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
     }
 
-    /// The same, but looks first at what must change, since all went as far as it could when it was started: a look is
-    /// over sooner than a turn of everything in flight.
-    fn look_and_poll(&self) -> Result<bool, Stop> {
-        if self.inner.cores.one_each() {
-            self.look();
-        }
-        self.poll()
-    }
-
-    fn wait_long(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
+    fn sleep(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut yields, mut recorded) = (None, 0, false);
         loop {
             if self.poll().map_err(|stop| *stop)? {
                 return Ok(());
             }
             let inner = &*self.inner;
-            if inner.cores.one_each() && self.look() {
+            if inner.cores.one_each() && self.look(&inner.state()) {
                 continue;
             }
             self.started();
@@ -209,8 +221,7 @@ impl<T: Outcome> Pending<T> {
     }
 
     /// Looks for a while at the one word that must change first; true if it did.
-    fn look(&self) -> bool {
-        let state = self.inner.state();
+    fn look(&self, state: &State) -> bool {
         let members = &self.inner.members;
         let awaits = match self.what {
             What::Call(number) => state.call(number).and_then(|call| call.awaits(members)),
@@ -296,6 +307,22 @@ impl<T: Outcome> Pending<T> {
             }
             What::Batch(_) | What::Over => "exchange".into(),
         }
+    }
+}
+
+/// The outcome of an operation that is finished, and what is left of it.
+#[inline]
+fn take<T: Outcome>(inner: &Inner, state: &mut State, what: What) -> (Option<T>, What) {
+    let taken = match what {
+        What::Call(number) => state.take(number),
+        What::Batch(batch) => {
+            state.mails.take_finished(batch, &inner.recorder).map(|buffers| (buffers, None))
+        }
+        What::Over => None,
+    };
+    match taken {
+        Some((buffers, common)) => (T::of(buffers, common), What::Over),
+        None => (None, what),
     }
 }
 

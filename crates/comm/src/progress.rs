@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::buffer::{Access, claim_all};
+use crate::buffer::claim_all;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage, accesses};
 use crate::common_result::Common;
@@ -16,7 +16,7 @@ use crate::cores::Cores;
 use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
-use crate::mail::{Mails, Messages};
+use crate::mail::{Mails, Parcel};
 use crate::members::Members;
 use crate::op::Op;
 use crate::progress_thread::ProgressThread;
@@ -113,7 +113,11 @@ impl State {
         self.forget();
     }
 
+    #[inline]
     fn forget(&mut self) {
+        if !self.calls.all().first().is_some_and(|call| call.abandoned) {
+            return;
+        }
         let compared = self.compared;
         let over = |call: &Call| call.abandoned && call.number < compared;
         let count = self.calls.all().iter().take_while(|call| over(call)).count();
@@ -160,7 +164,7 @@ impl Inner {
         }
     }
 
-    /// Takes a call on, and makes it go as far as it can. Inlined, so that the call is made where it stays.
+    /// Takes a call on and publishes it. Inlined, so that the call is made where it stays.
     #[inline(always)]
     pub(crate) fn start(
         &self,
@@ -174,13 +178,22 @@ impl Inner {
             return Err(error.clone());
         }
         claim_all(&self.heap, accesses(&op, self.members.me, common, &buffers.0, &buffers.1))?;
+        let state = &mut *state;
         let number = state.next();
         let site = self.site_of(site);
+        let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
         call.renew(number, op, buffers, common, self.members.n(), site);
         call.key.extra ^= self.note.take();
+        // Whoever waits for a small one looks at the others then. A large one begins with what they have.
+        let is_quick = is_next && call.key.is_staged() && !common;
+        let published = if is_quick { call.publish(&self.members, &self.heap) } else { Ok(()) };
         call.event = self.recorder.start(call.record(), site, !call.key.is_staged());
-        self.advance(&mut state, false).map_err(|stop| *stop)?;
+        match published {
+            Ok(()) if is_quick => {}
+            Ok(()) => self.advance(state, false).map_err(|stop| *stop)?,
+            Err(stop) => return Err(self.fail(state, *stop)),
+        }
         Ok(number)
     }
 
@@ -196,41 +209,66 @@ impl Inner {
     }
 
     fn advance_calls(&self, state: &mut State, thorough: bool) -> Result<(), Stop> {
-        let (done, compared) = (state.done, state.compared);
-        let calls = &mut state.calls.all_mut()[(compared - state.first) as usize..];
-        let mut uncompared = state.uncompared;
-        let mut outcome = Ok(());
-        if uncompared > 0 && (thorough || uncompared > UNCOMPARED) {
-            outcome = self.compare_all(calls, &mut uncompared);
+        let is_due = state.uncompared > 0 && (thorough || state.uncompared > UNCOMPARED);
+        if state.done + 1 == state.next() && !is_due {
+            return self.advance_last(state);
         }
-        let mut has_seen_all = false;
-        for call in &mut calls[(done - compared) as usize..] {
+        let mut outcome = if is_due { self.compare_all(state) } else { Ok(()) };
+        let (mut uncompared, mut has_seen_all) = (state.uncompared, false);
+        for call in &mut state.calls.all_mut()[(state.done - state.first) as usize..] {
             if outcome.is_ok() && call.stage != Stage::Finished {
                 outcome = self.advance_call(call, &mut state.released);
                 has_seen_all |= call.is_compared;
                 uncompared += usize::from(call.stage == Stage::Finished && !call.is_compared);
             }
         }
-        // Whoever needed all others has seen all that they called before, here and on groups of the same ranks.
-        if has_seen_all && (uncompared > 0 || siblings::uncompared() > state.uncompared) {
-            outcome = outcome.and_then(|()| self.compare_all(calls, &mut uncompared));
-            outcome = outcome.and_then(|()| siblings::compare_others(self));
-        }
         siblings::count(&mut state.uncompared, uncompared);
+        if has_seen_all {
+            outcome = outcome.and_then(|()| self.compare_rest(state));
+        }
+        self.settle(state);
+        outcome
+    }
+
+    /// The same where the last call alone is open, as it mostly is.
+    fn advance_last(&self, state: &mut State) -> Result<(), Stop> {
+        let Some(call) = state.calls.all_mut().last_mut() else { return Ok(()) };
+        self.advance_call(call, &mut state.released)?;
+        if call.stage != Stage::Finished {
+            return Ok(());
+        }
+        if !call.is_compared {
+            let uncompared = state.uncompared + 1;
+            siblings::count(&mut state.uncompared, uncompared);
+        } else if siblings::uncompared() > 0 {
+            let outcome = self.compare_rest(state);
+            self.settle(state);
+            return outcome;
+        } else {
+            state.compared += 1;
+        }
+        state.done += 1;
+        self.members.mine().set_done(state.done, state.compared);
+        state.forget();
+        Ok(())
+    }
+
+    /// Finds out how far all calls are, and tells the others.
+    fn settle(&self, state: &mut State) {
+        let (done, compared) = (state.done, state.compared);
         let upto = |start: u64, is: fn(&Call) -> bool| {
-            let rest = &calls[(start - compared) as usize..];
+            let rest = &state.calls.all()[(start - state.first) as usize..];
             start + rest.iter().take_while(|call| is(call)).count() as u64
         };
-        state.done = upto(done, |call| call.stage == Stage::Finished);
+        let now = upto(done, |call| call.stage == Stage::Finished);
         state.compared = upto(compared, |call| call.stage == Stage::Finished && call.is_compared);
-        let row = self.members.mine();
+        state.done = now;
         if state.done != done {
-            row.set_done(state.done, state.compared);
+            self.members.mine().set_done(state.done, state.compared);
         } else if state.compared != compared {
-            row.set_compared(state.compared);
+            self.members.mine().set_compared(state.compared);
         }
         state.forget();
-        outcome
     }
 
     /// One call, as far as it can.
@@ -282,11 +320,11 @@ impl Inner {
     fn compare(&self, call: &mut Call, range: Range<usize>) -> Result<bool, Stop> {
         let (members, number) = (&self.members, call.number);
         for member in range.start + call.checked..range.end {
-            if !members.rows[member].has_published(number) {
-                return Ok(false);
-            }
-            if member != members.me && !call.key.agrees(members.key(member, number)) {
-                return Err(self.mismatch(members.me, member, number).into());
+            if member != members.me {
+                let Some(key) = members.published(member, number) else { return Ok(false) };
+                if !call.key.agrees(key) {
+                    return Err(self.mismatch(members.me, member, number).into());
+                }
             }
             call.checked += 1;
         }
@@ -295,20 +333,33 @@ impl Inner {
 
     /// Compares what is finished with what all members called, as far as they have published it. They keep theirs until
     /// all have.
-    fn compare_all(&self, calls: &mut [Call], uncompared: &mut usize) -> Result<(), Stop> {
-        for call in calls.iter_mut().filter(|call| call.stage == Stage::Finished && !call.is_compared) {
-            call.is_compared = self.compare(call, 0..self.members.n())?;
-            *uncompared -= usize::from(call.is_compared);
+    fn compare_all(&self, state: &mut State) -> Result<(), Stop> {
+        let (mut uncompared, mut outcome) = (state.uncompared, Ok(()));
+        let calls = state.calls.all_mut().iter_mut();
+        for call in calls.filter(|call| call.stage == Stage::Finished && !call.is_compared) {
+            match self.compare(call, 0..self.members.n()) {
+                Ok(is_compared) => call.is_compared = is_compared,
+                Err(stop) => outcome = outcome.and(Err(stop)),
+            }
+            uncompared -= usize::from(call.is_compared);
         }
-        Ok(())
+        siblings::count(&mut state.uncompared, uncompared);
+        outcome
+    }
+
+    /// The same once somebody has needed all others, and so has seen all that they called before, here and on groups of
+    /// the same ranks.
+    fn compare_rest(&self, state: &mut State) -> Result<(), Stop> {
+        if siblings::uncompared() == 0 {
+            return Ok(());
+        }
+        self.compare_all(state)?;
+        siblings::compare_others(self)
     }
 
     /// The same where there is nothing else to do.
     pub(crate) fn compare_finished(&self, state: &mut State) -> Result<(), Stop> {
-        let mut uncompared = state.uncompared;
-        let outcome = self.compare_all(state.calls.all_mut(), &mut uncompared);
-        siblings::count(&mut state.uncompared, uncompared);
-        outcome.map_err(|error| self.fail(state, *error).into())
+        self.compare_all(state).map_err(|error| self.fail(state, *error).into())
     }
 
     /// Whether every member has done and compared the call that used this slot before. What is known of it is kept, so that
@@ -321,25 +372,26 @@ impl Inner {
         number < *released + SLOTS
     }
 
-    /// Takes a batch of messages on, and makes it go as far as it can.
+    /// Takes a batch of messages on and posts it; a large one also receives what has come.
     #[inline(always)]
     pub(crate) fn start_batch(
         &self,
-        (sends, recvs): (Messages, Messages),
+        parcel: Parcel,
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
-        let mut state = self.state();
+        let state = &mut *self.state();
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let reads = sends.iter().map(|message| (&message.buffer, Access::Read));
-        claim_all(&self.heap, reads.chain(recvs.iter().map(|message| (&message.buffer, Access::Write))))?;
-        let bytes = sends.iter().chain(&recvs).map(|message| message.buffer.len()).sum();
+        claim_all(&self.heap, parcel.accesses())?;
+        let bytes = parcel.buffers.bytes();
         let site = self.site_of(site);
-        let record = recorder::Call::batch(state.mails.next_batch(), bytes);
-        let event = self.recorder.start(record, site, bytes > STAGE);
-        let batch = state.mails.start((sends, recvs), site, event);
-        self.advance(&mut state, false).map_err(|stop| *stop)?;
+        let batch = state.mails.start(&self.members, parcel, site);
+        let event = self.recorder.start(recorder::Call::batch(batch, bytes), site, bytes > STAGE);
+        state.mails.set_event(batch, event);
+        if bytes > STAGE {
+            self.advance(state, false).map_err(|stop| *stop)?;
+        }
         Ok(batch)
     }
 

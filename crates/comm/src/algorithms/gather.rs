@@ -1,12 +1,13 @@
 //! Operands side by side: each result has as many rows as its operands, and in each row theirs one after another.
 
+use super::row_of;
 use crate::call::Call;
 use crate::members::Members;
 
 /// Operands of one size, one or a list of them.
 pub(crate) fn all(call: &Call, members: &Members, outers: &[usize]) {
     for (item, outer) in outers.iter().enumerate() {
-        let inner = call.operands[item].len() / outer;
+        let inner = row_of(call.operands[item].len(), *outer);
         join(call, members, item, *outer, |member| member * inner..(member + 1) * inner);
     }
 }
@@ -27,11 +28,11 @@ fn join(
     outer: usize,
     place: impl Fn(usize) -> std::ops::Range<usize>,
 ) {
-    let (n, me) = (members.n(), members.me);
+    let me = members.me;
     let result = &call.results[item];
-    let whole = result.len() / outer;
+    let whole = row_of(result.len(), outer);
     // Each begins with itself, so that not all read from one.
-    for member in (0..n).map(|step| (me + step) % n) {
+    for member in members.from_me() {
         let place = place(member);
         for row in 0..outer {
             let to = members.own(result.place(), row * whole + place.start, place.len());

@@ -1,10 +1,13 @@
 //! Data that moves as it is: from the root, along a table, or from each to each.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::CommError;
 use crate::call::Call;
 use crate::error::{Side, Stop};
 use crate::members::Members;
-use crate::row::Word;
+use crate::op::Op;
+use crate::row::{Row, Word};
 
 /// The root's operands, into this member's.
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
@@ -27,12 +30,49 @@ pub(crate) fn permute(call: &Call, members: &Members, to: &[Option<usize>]) {
     }
 }
 
+/// How many bytes a member sends to each.
+enum Splits<'a> {
+    Even(usize),
+    /// Where its table lies.
+    Table(&'a Row, usize),
+}
+
+impl Splits<'_> {
+    fn of<'a>(call: &Call, members: &'a Members, from: usize) -> Splits<'a> {
+        // The own slot is not read again: its line has gone to a peer.
+        let key = if from == members.me { call.key } else { members.key(from, call.number) };
+        let row = &members.rows[from];
+        match &call.op {
+            _ if !key.is_even() => Splits::Table(row, row.table(call.number)),
+            // Its parts are as large as the own ones, mostly.
+            Op::AllToAll { ins, .. } if key == call.key => Splits::Even(ins[0]),
+            _ => Splits::Even(key.bytes as usize / members.n()),
+        }
+    }
+
+    fn to(&self, member: usize) -> usize {
+        match self {
+            Splits::Even(size) => *size,
+            Splits::Table(row, table) => row.segment.word(table + member * 8).load(Relaxed) as usize,
+        }
+    }
+
+    /// To all before a member.
+    fn before(&self, member: usize) -> usize {
+        match self {
+            Splits::Even(size) => size * member,
+            Splits::Table(..) => (0..member).map(|to| self.to(to)).sum(),
+        }
+    }
+}
+
 /// What each member sends here, side by side.
 pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Result<(), Stop> {
-    let (n, me, number) = (members.n(), members.me, call.number);
+    let (me, number) = (members.me, call.number);
     let result = &call.results[0];
+    let splits = |from: usize| Splits::of(call, members, from);
     for (from, expected) in outs.iter().copied().enumerate() {
-        let sent = members.splits(from, number)(me);
+        let sent = splits(from).to(me);
         if sent != expected {
             let side = |member: usize, what: String| Side {
                 rank: members.rows[member].rank,
@@ -44,9 +84,9 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
         }
     }
     // Each begins with itself, so that not all read from one.
-    for from in (0..n).map(|step| (me + step) % n) {
-        let splits = members.splits(from, number);
-        let (sent, start) = (splits(me), (0..me).map(splits).sum::<usize>());
+    for from in members.from_me() {
+        let splits = splits(from);
+        let (sent, start) = (splits.to(me), splits.before(me));
         let to: usize = outs[..from].iter().sum();
         let out = members.own(result.place(), to, sent);
         match from == me {

@@ -12,7 +12,11 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
     for buffer in call.operands.iter() {
         let (len, bytes) = (buffer.len(), call.bytes());
         let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
-        let parts = parts(members.n(), |member| Part::Peer(staged(member)));
+        // The own slot is not read again: its line has gone to a peer.
+        let parts = parts(members.n(), |member| match member == members.me {
+            true => Part::Own,
+            false => Part::Peer(staged(member)),
+        });
         kernels::reduce(members.own(buffer.place(), 0, len), &parts, element, reduce);
         start += len;
     }

@@ -1,6 +1,6 @@
 //! Each member gets its part of every row, of all operands reduced or of the root's.
 
-use super::parts;
+use super::{parts, row_of};
 use crate::call::Call;
 use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
@@ -9,7 +9,7 @@ use crate::members::Members;
 /// Equal parts of operands reduced, one or a list of them.
 pub(crate) fn reduced(call: &Call, members: &Members, element: Element, reduce: Reduce, outers: &[usize]) {
     for (item, outer) in outers.iter().enumerate() {
-        let part = call.results[item].len() / outer;
+        let part = row_of(call.results[item].len(), *outer);
         let range = (part * members.n(), part * members.me, part);
         cut(call, members, (element, reduce), item, *outer, range);
     }
@@ -53,7 +53,7 @@ fn cut(
 pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize) {
     let (n, me) = (members.n(), members.me);
     let result = &call.results[0];
-    let part = result.len() / outer;
+    let part = row_of(result.len(), outer);
     for row in 0..outer {
         let (to, from) = (members.own(result.place(), row * part, part), (row * n + me) * part);
         match root == me {
