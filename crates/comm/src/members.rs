@@ -96,7 +96,7 @@ impl Members {
     }
 
     /// All members, this one first, so that not all read from one.
-    pub(crate) fn from_me(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn rotated(&self) -> impl Iterator<Item = usize> + use<> {
         (self.me..self.n()).chain(0..self.me)
     }
 

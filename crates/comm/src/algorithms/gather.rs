@@ -32,7 +32,7 @@ fn join(
     let result = &call.results[item];
     let whole = row_of(result.len(), outer);
     // Each begins with itself, so that not all read from one.
-    for member in members.from_me() {
+    for member in members.rotated() {
         let place = place(member);
         for row in 0..outer {
             let to = members.own(result.place(), row * whole + place.start, place.len());

@@ -84,7 +84,7 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
         }
     }
     // Each begins with itself, so that not all read from one.
-    for from in members.from_me() {
+    for from in members.rotated() {
         let splits = splits(from);
         let (sent, start) = (splits.to(me), splits.before(me));
         let to: usize = outs[..from].iter().sum();

@@ -76,7 +76,7 @@ impl Job {
             let mut all = self.reduced == own.len();
             let mut moved = false;
             // Each begins with its right neighbour, so that not all read from one.
-            for member in members.from_me().skip(1) {
+            for member in members.rotated().skip(1) {
                 let theirs = part(bytes, n, member);
                 let done = self.copied[member];
                 let ready = if done < theirs.len() { members.ready(member, self.number) } else { done };
