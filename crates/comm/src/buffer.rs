@@ -93,19 +93,36 @@ pub(crate) enum Access {
     Write,
 }
 
-/// Takes all of a list for an operation, or none.
-#[inline]
-pub(crate) fn claim_all<'a>(
+/// Takes all of a list for an operation, or none: the first so many for one access, the others to write. True if that
+/// was noted, so that they must be given back.
+#[inline(always)]
+pub(crate) fn claim_all(
     heap: &Arc<Heap>,
-    list: impl Iterator<Item = (&'a Buffer, Access)> + Clone,
-) -> Result<(), CommError> {
-    for (i, (buffer, access)) in list.clone().enumerate() {
-        if let Err(error) = buffer.claim(heap, access) {
-            list.take(i).for_each(|(buffer, access)| buffer.unclaim(access));
-            return Err(error);
+    list: &[Buffer],
+    first: (usize, Access),
+) -> Result<bool, CommError> {
+    let mut noted = false;
+    for (i, buffer) in list.iter().enumerate() {
+        match buffer.claim(heap, nth(i, first)) {
+            Ok(is_noted) => noted |= is_noted,
+            Err(error) => {
+                unclaim_all(&list[..i], first);
+                return Err(error);
+            }
         }
     }
-    Ok(())
+    Ok(noted)
+}
+
+/// Gives all of a list back after an operation.
+#[inline(always)]
+pub(crate) fn unclaim_all(list: &[Buffer], first: (usize, Access)) {
+    list.iter().enumerate().for_each(|(i, buffer)| buffer.unclaim(nth(i, first)));
+}
+
+/// What is done with one of a list: the first so many have one access, the others are written.
+fn nth(index: usize, (count, access): (usize, Access)) -> Access {
+    if index < count { access } else { Access::Write }
 }
 
 fn busy() -> CommError {
@@ -367,9 +384,9 @@ impl Buffer {
         uses.push(Use { range, how: How::Leased(lease) });
     }
 
-    /// Takes it for an operation, or says why it cannot have it.
+    /// Takes it for an operation, or says why it cannot have it. True if that was noted.
     #[inline]
-    fn claim(&self, heap: &Arc<Heap>, access: Access) -> Result<(), CommError> {
+    fn claim(&self, heap: &Arc<Heap>, access: Access) -> Result<bool, CommError> {
         let block = self.block();
         if !Arc::ptr_eq(&block.heap, heap) {
             return Err(CommError::Argument(
@@ -377,12 +394,12 @@ impl Buffer {
             ));
         }
         if self.is_only() && block.uses.borrow().is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         self.claim_shared(access)
     }
 
-    fn claim_shared(&self, access: Access) -> Result<(), CommError> {
+    fn claim_shared(&self, access: Access) -> Result<bool, CommError> {
         let mut uses = self.block().uses.borrow_mut();
         let range = self.range();
         match uses.iter().find(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
@@ -397,19 +414,23 @@ impl Buffer {
         if self.block().looks.borrow().iter().any(|look| look.is_in_the_way_of(&range, access)) {
             return Err(busy());
         }
-        if !self.is_only() {
+        let is_shared = !self.is_only();
+        if is_shared {
             uses.push(Use { range, how: How::InFlight(access) });
         }
-        Ok(())
+        Ok(is_shared)
     }
 
     /// Gives it back after an operation.
     #[inline]
     pub(crate) fn unclaim(&self, access: Access) {
-        let mut uses = self.block().uses.borrow_mut();
-        if uses.is_empty() {
-            return;
+        if !self.block().uses.borrow().is_empty() {
+            self.unclaim_shared(access);
         }
+    }
+
+    fn unclaim_shared(&self, access: Access) {
+        let mut uses = self.block().uses.borrow_mut();
         let range = self.range();
         let mine = |one: &Use| one.range == range && matches!(one.how, How::InFlight(how) if how == access);
         if let Some(at) = uses.iter().position(mine) {

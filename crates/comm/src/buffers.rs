@@ -22,25 +22,16 @@ impl Buffers {
     pub(crate) fn push(&mut self, buffer: Buffer) {
         self.0.push(buffer);
     }
+}
 
-    pub(crate) fn append(&mut self, other: &mut Buffers) {
-        self.0.append(&mut other.0);
-    }
+/// Bytes of all of a list.
+pub(crate) fn bytes(list: &[Buffer]) -> usize {
+    list.iter().map(Buffer::len).sum()
+}
 
-    /// Where one begins in all of them, laid end to end.
-    pub(crate) fn start_of(&self, index: usize) -> usize {
-        self.0[..index].iter().map(Buffer::len).sum()
-    }
-
-    /// Where they lie.
-    pub(crate) fn places(&self) -> Places {
-        self.0.iter().map(Buffer::place).collect()
-    }
-
-    /// Bytes of all of them.
-    pub(crate) fn bytes(&self) -> usize {
-        self.0.iter().map(Buffer::len).sum()
-    }
+/// Where they lie.
+pub(crate) fn places(list: &[Buffer]) -> Places {
+    list.iter().map(Buffer::place).collect()
 }
 
 /// Where the buffers of a list lie.

@@ -8,16 +8,17 @@ use std::sync::{Arc, Mutex};
 
 use crate::algorithms::two_phase::{self, Job};
 use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
-use crate::buffer::{Access, Buffer};
-use crate::buffers::Buffers;
+use crate::buffer::{Access, Buffer, unclaim_all};
+use crate::buffers::{Buffers, bytes, places};
 use crate::common_result::Common;
 use crate::error::Stop;
 use crate::heap::Heap;
 use crate::lease::Lease;
 use crate::members::{Item, Members, Source};
-use crate::op::{Key, Op};
+use crate::op::{Key, Lists, Op};
+use crate::queue::Place;
 use crate::recorder::{self, Name};
-use crate::row::{STAGE, Word};
+use crate::row::{Row, STAGE, Word};
 use crate::sync::AtomicU64;
 
 /// An operation in flight.
@@ -25,10 +26,14 @@ use crate::sync::AtomicU64;
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) op: Op,
-    /// What is published; in place it also takes the result.
-    pub(crate) operands: Buffers,
-    /// Where the results go, if not in place.
-    pub(crate) results: Buffers,
+    /// What few operations have besides.
+    lists: Option<Box<Lists>>,
+    /// What is published, which in place also takes the result; then where the results go, if not in place.
+    buffers: Buffers,
+    /// How many are published.
+    count: usize,
+    /// Whether a block noted that it is in use.
+    noted: bool,
     pub(crate) site: Name,
     /// Its event in the flight recorder.
     pub(crate) event: u64,
@@ -36,6 +41,8 @@ pub(crate) struct Call {
     pub(crate) stage: Stage,
     /// Whether it had to wait for a free slot.
     pub(crate) held: bool,
+    /// Whether it is timed when it is over: it is large, or was not over at the first look.
+    pub(crate) is_slow: bool,
     /// How many members' calls were compared with this one, of those that are being compared.
     pub(crate) checked: usize,
     /// All members called the same.
@@ -57,24 +64,16 @@ pub(crate) struct More {
     pub(crate) job: Option<Arc<Mutex<Job>>>,
 }
 
-/// What an operation does with each of its buffers.
+/// What an operation does with its operands; results are written.
 #[inline]
-pub(crate) fn accesses<'a>(
-    op: &Op,
-    me: usize,
-    common: bool,
-    operands: &'a Buffers,
-    results: &'a Buffers,
-) -> impl Iterator<Item = (&'a Buffer, Access)> + Clone {
+pub(crate) fn access(op: &Op, me: usize, common: bool) -> Access {
     let in_place = match op {
         Op::AllReduce { .. } => !common,
         Op::Broadcast { root } => *root != me && !common,
         Op::Reduce { root, .. } => *root == me,
         _ => false,
     };
-    let access = if in_place { Access::Write } else { Access::Read };
-    let operands = operands.iter().map(move |operand| (operand, access));
-    operands.chain(results.iter().map(|result| (result, Access::Write)))
+    if in_place { Access::Write } else { Access::Read }
 }
 
 /// How far a call is.
@@ -92,44 +91,87 @@ impl Call {
     pub(crate) fn renew(
         &mut self,
         number: u64,
-        op: Op,
-        (operands, results): (Buffers, Buffers),
+        (op, lists): (Op, Option<Box<Lists>>),
+        (buffers, count, noted): (Buffers, usize, bool),
         common: bool,
         n: usize,
         site: Name,
     ) {
-        self.key = match (&op, &*operands) {
+        let (operands, results) = buffers.split_at(count);
+        self.key = match (&op, operands) {
             // Members other than the root have no operand.
-            (Op::Scatter { .. }, _) => op.key(&[results.bytes() * n], common),
-            (_, [operand]) => op.key(&[operand.len()], common),
-            (_, operands) => op.key(&operands.iter().map(Buffer::len).collect::<Vec<_>>(), common),
+            (Op::Scatter { .. }, _) => op.key(None, &[bytes(results) * n], common),
+            (_, [operand]) => op.key(lists.as_deref(), &[operand.len()], common),
+            (_, operands) => {
+                op.key(lists.as_deref(), &operands.iter().map(Buffer::len).collect::<Vec<_>>(), common)
+            }
         };
         self.number = number;
         self.op = op;
-        self.operands = operands;
-        self.results = results;
+        if lists.is_some() || self.lists.is_some() {
+            self.lists = lists;
+        }
+        self.buffers = buffers;
+        self.count = count;
+        self.noted = noted;
         self.site = site;
         self.stage = Stage::New;
         self.checked = 0;
         self.held = false;
+        self.is_slow = !self.key.is_staged();
         self.is_compared = false;
         self.abandoned = false;
+    }
+
+    /// What is published; in place it also takes the result.
+    pub(crate) fn operands(&self) -> &[Buffer] {
+        &self.buffers[..self.count]
+    }
+
+    /// Where the results go, if not in place.
+    pub(crate) fn results(&self) -> &[Buffer] {
+        &self.buffers[self.count..]
     }
 
     /// Gives its buffers back to whoever else has handles of them.
     #[inline]
     pub(crate) fn unclaim(&self, me: usize) {
-        accesses(&self.op, me, self.key.is_common(), &self.operands, &self.results)
-            .for_each(|(buffer, access)| buffer.unclaim(access));
+        if !self.noted {
+            return;
+        }
+        unclaim_all(&self.buffers, (self.count, access(&self.op, me, self.key.is_common())));
     }
 
-    /// Lets go of what nobody took.
-    #[inline]
-    pub(crate) fn empty(&mut self) {
-        if !self.operands.is_empty() || !self.results.is_empty() {
-            (self.operands, self.results) = (Buffers::default(), Buffers::default());
+    /// The rows of one of the operands, where they are so many for one that is alone.
+    pub(crate) fn outer(&self, item: usize, alone: usize) -> usize {
+        match self.lists.as_deref() {
+            Some(Lists::Outers(list)) => list[item],
+            _ => alone,
         }
-        self.more = None;
+    }
+
+    /// The bytes of each member in one row.
+    pub(crate) fn sizes(&self) -> &[usize] {
+        match self.lists.as_deref() {
+            Some(Lists::Sizes(list)) => list,
+            _ => &[],
+        }
+    }
+
+    /// The bytes to each member and from each, where they are not all alike.
+    pub(crate) fn splits(&self) -> Option<(&[usize], &[usize])> {
+        match self.lists.as_deref() {
+            Some(Lists::Splits(ins, outs)) => Some((ins, outs)),
+            _ => None,
+        }
+    }
+
+    /// Where each member sends, if anywhere.
+    pub(crate) fn routes(&self) -> &[Option<usize>] {
+        match self.lists.as_deref() {
+            Some(Lists::Routes(to)) => to,
+            _ => &[],
+        }
     }
 
     /// What the flight recorder keeps of it.
@@ -146,7 +188,7 @@ impl Call {
         members.operand(
             self.number,
             member,
-            Item { index: item, of: self.operands.len(), start: self.operands.start_of(item) },
+            Item { index: item, of: self.count, start: bytes(&self.buffers[..item]) },
         )
     }
 
@@ -161,20 +203,19 @@ impl Call {
         if self.key.is_common() && self.giver(members.n()) == members.me {
             self.give(members, heap)?;
         }
+        if self.key.is_staged() && !self.key.is_common() {
+            self.publish_small(members);
+            return Ok(());
+        }
         let place = if !self.is_read(members.me) {
             0
         } else if self.key.is_staged() {
-            let mut rest = members.stage(number, self.bytes());
-            for operand in self.operands.iter() {
-                let (this, others) = rest.split_at_mut(operand.len());
-                this.copy_from_slice(members.given(operand.place(), 0, operand.len()));
-                rest = others;
-            }
+            self.copy_operands(members);
             0
         } else {
             self.lease_operands(members, heap)?
         };
-        if let Op::AllToAll { ins, .. } = &self.op
+        if let Some((ins, _)) = self.splits()
             && !self.key.is_even()
         {
             let table = row.table(number);
@@ -182,23 +223,48 @@ impl Call {
                 row.segment.word(table + i * 8).store(*size as u64, Relaxed);
             });
         }
-        let words = row.words(number);
+        if self.is_in_parts() {
+            row.words(number)[Word::Ready as usize].store(0, Relaxed);
+        }
+        self.fill(row, place);
+        if self.is_large_reduction() {
+            let job = Job::new(members, number, self.key, places(self.operands()), &self.op);
+            self.more().job = job.map(Mutex::new).map(Arc::new);
+        }
+        Ok(())
+    }
+
+    /// The same for one whose operands travel in its slot, with a result for each member.
+    #[inline]
+    pub(crate) fn publish_small(&mut self, members: &Members) {
+        if self.is_read(members.me) {
+            self.copy_operands(members);
+        }
+        self.fill(members.mine(), 0);
+    }
+
+    /// Copies the operands into the staging area.
+    #[inline]
+    fn copy_operands(&self, members: &Members) {
+        let mut rest = members.stage(self.number, self.bytes());
+        for operand in self.operands() {
+            let (this, others) = rest.split_at_mut(operand.len());
+            this.copy_from_slice(members.given(operand.place(), 0, operand.len()));
+            rest = others;
+        }
+    }
+
+    #[inline]
+    fn fill(&mut self, row: &Row, place: u64) {
+        let words = row.words(self.number);
         let set = |word: Word, value: u64| words[word as usize].store(value, Relaxed);
         set(Word::What, self.key.what);
         set(Word::Bytes, self.key.bytes);
         set(Word::Extra, self.key.extra);
         set(Word::Place, place);
         set(Word::Site, self.site.word());
-        if self.is_in_parts() {
-            set(Word::Ready, 0);
-        }
-        row.publish(number);
+        row.publish(self.number);
         self.stage = Stage::Published;
-        if self.is_large_reduction() {
-            let job = Job::new(members, number, self.key, self.operands.places(), &self.op);
-            self.more().job = job.map(Mutex::new).map(Arc::new);
-        }
-        Ok(())
     }
 
     /// Whether somebody reads this member's operands.
@@ -207,7 +273,7 @@ impl Call {
             Op::Broadcast { root } => *root == me && !self.key.is_common(),
             Op::Scatter { root, .. } => *root == me,
             Op::Reduce { root, .. } | Op::Gather { root, .. } => *root != me,
-            Op::Permute { to } => to[me].is_some(),
+            Op::Permute => self.routes()[me].is_some(),
             Op::Barrier => false,
             _ => true,
         }
@@ -216,12 +282,12 @@ impl Call {
     /// Where the operands lie, which peers may read from now on until they are done with the call.
     fn lease_operands(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<u64, Stop> {
         let lease = Lease::Call(Arc::clone(&members.rows), self.number);
-        self.operands.iter().for_each(|operand| operand.lease(lease.clone()));
-        if let [operand] = &*self.operands {
+        self.operands().iter().for_each(|operand| operand.lease(lease.clone()));
+        if let [operand] = self.operands() {
             return Ok(operand.at() as u64);
         }
-        let table = heap.alloc(self.operands.len() * 8)?;
-        for (i, operand) in self.operands.iter().enumerate() {
+        let table = heap.alloc(self.count * 8)?;
+        for (i, operand) in self.operands().iter().enumerate() {
             heap.segment().word(table.at() + i * 8).store(operand.at() as u64, Relaxed);
         }
         table.lease(lease);
@@ -243,8 +309,9 @@ impl Call {
         let n = members.n();
         let block = match &self.op {
             Op::Broadcast { .. } => {
-                let operand = self.operands.remove(0);
+                let operand = self.buffers.remove(0);
                 operand.unclaim(Access::Read);
+                self.count = 0;
                 operand
             }
             Op::AllGather { .. } => heap.alloc(self.bytes() * n)?,
@@ -263,7 +330,10 @@ impl Call {
         match &self.op {
             Op::Broadcast { root } | Op::Scatter { root, .. } => one(*root),
             Op::Reduce { root, .. } | Op::Gather { root, .. } if *root != members.me => one(members.me),
-            Op::Permute { to } => one(to.iter().position(|to| *to == Some(members.me)).unwrap_or(members.me)),
+            Op::Permute => {
+                let from = self.routes().iter().position(|to| *to == Some(members.me));
+                one(from.unwrap_or(members.me))
+            }
             _ => 0..members.n(),
         }
     }
@@ -324,32 +394,40 @@ impl Call {
             Op::Reduce { element, reduce, root } if *root == me => {
                 one_shot::reduce(self, members, *element, *reduce);
             }
-            Op::AllGather { outers } => gather::all(self, members, outers),
-            Op::Gather { outer, root } if *root == me => gather::all(self, members, &[*outer]),
-            Op::AllGatherV { sizes, outer } => gather::uneven(self, members, sizes, *outer),
-            Op::ReduceScatter { element, reduce, outers } => {
-                scatter::reduced(self, members, *element, *reduce, outers);
+            Op::AllGather { outer } => gather::all(self, members, *outer),
+            Op::Gather { outer, root } if *root == me => gather::all(self, members, *outer),
+            Op::AllGatherV { outer } => gather::uneven(self, members, *outer),
+            Op::ReduceScatter { element, reduce, outer } => {
+                scatter::reduced(self, members, (*element, *reduce), *outer);
             }
-            Op::ReduceScatterV { element, reduce, sizes, outer } => {
-                scatter::reduced_unevenly(self, members, *element, *reduce, sizes, *outer);
+            Op::ReduceScatterV { element, reduce, outer } => {
+                scatter::reduced_unevenly(self, members, (*element, *reduce), *outer);
             }
             Op::Scatter { outer, root } => scatter::of_root(self, members, *outer, *root),
-            Op::AllToAll { outs, .. } => moves::all_to_all(self, members, outs)?,
+            Op::AllToAll { part } => moves::all_to_all(self, members, *part)?,
             Op::Broadcast { root } if *root != me => moves::broadcast(self, members, *root),
-            Op::Permute { to } => moves::permute(self, members, to),
+            Op::Permute => moves::permute(self, members),
             Op::Broadcast { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::Barrier => {}
         }
         Ok(true)
     }
 
     /// The operands, then the results. Nobody waits for it after that.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Box<Common>>) {
         self.abandoned = true;
-        let mut buffers = std::mem::take(&mut self.operands);
-        if !self.results.is_empty() {
-            buffers.append(&mut self.results);
+        let common = if self.more.is_none() { None } else { self.more.take().and_then(|more| more.common) };
+        (std::mem::take(&mut self.buffers), common)
+    }
+}
+
+impl Place for Call {
+    #[inline]
+    fn empty(&mut self) {
+        if !self.buffers.is_empty() {
+            self.buffers = Buffers::default();
         }
-        (buffers, self.more.take().and_then(|more| more.common))
+        self.more = None;
+        self.lists = None;
     }
 }

@@ -17,7 +17,7 @@ use crate::flight::Flight;
 use crate::heap::Heap;
 use crate::mail::{Ends, Message, Parcel};
 use crate::members::Members;
-use crate::op::{Op, Outers, Splits};
+use crate::op::{Lists, Op};
 use crate::pending::{Outcome, Pending, What};
 use crate::progress::Inner;
 use crate::progress_thread::ProgressThread;
@@ -141,9 +141,21 @@ impl Group {
         &self,
         op: Op,
         operands: impl Into<Buffers>,
-        results: impl Into<Buffers>,
+        results: impl IntoIterator<Item = Buffer>,
     ) -> Result<Pending, CommError> {
-        self.start_as(op, operands, results, false)
+        self.start_as(op, None, operands, results, false)
+    }
+
+    /// The same with lists.
+    #[track_caller]
+    fn start_listed(
+        &self,
+        op: Op,
+        lists: Lists,
+        operands: impl Into<Buffers>,
+        results: impl IntoIterator<Item = Buffer>,
+    ) -> Result<Pending, CommError> {
+        self.start_as(op, Some(Box::new(lists)), operands, results, false)
     }
 
     #[track_caller]
@@ -151,12 +163,15 @@ impl Group {
     fn start_as<T: Outcome>(
         &self,
         op: Op,
+        lists: Option<Box<Lists>>,
         operands: impl Into<Buffers>,
-        results: impl Into<Buffers>,
+        results: impl IntoIterator<Item = Buffer>,
         common: bool,
     ) -> Result<Pending<T>, CommError> {
-        let buffers = (operands.into(), results.into());
-        let number = self.inner.start(op, buffers, common, Location::caller())?;
+        let mut buffers = operands.into();
+        let count = buffers.len();
+        results.into_iter().for_each(|result| buffers.push(result));
+        let number = self.inner.start((op, lists), (buffers, count), common, Location::caller())?;
         Ok(Pending::new(&self.inner, What::Call(number)))
     }
 
@@ -184,14 +199,14 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         check_reduction(&operand, element, reduce)?;
-        self.start_as(Op::AllReduce { element, reduce }, operand, None, true)
+        self.start_as(Op::AllReduce { element, reduce }, None, operand, None, true)
     }
 
     /// Joins the members' buffers side by side, in each of `outer` rows.
     #[track_caller]
     pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
         self.check_gathered(&operand, &result, outer)?;
-        self.start(Op::AllGather { outers: Outers::from_elem(outer, 1) }, operand, result)
+        self.start(Op::AllGather { outer }, operand, [result])
     }
 
     fn check_gathered(&self, operand: &Buffer, result: &Buffer, outer: usize) -> Result<(), CommError> {
@@ -204,7 +219,7 @@ impl Group {
     pub fn all_gather_list(&self, list: Vec<Moved>) -> Result<Pending, CommError> {
         list.iter().try_for_each(|moved| self.check_gathered(&moved.operand, &moved.result, moved.outer))?;
         let (operands, results, outers) = unzip(list);
-        self.start(Op::AllGather { outers }, operands, results)
+        self.start_listed(Op::AllGather { outer: 0 }, Lists::Outers(outers), operands, results)
     }
 
     /// Joins the members' buffers side by side, in each of `outer` rows, into one common result.
@@ -215,7 +230,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         check_rows(&operand, 1, outer, "a byte")?;
-        self.start_as(Op::AllGather { outers: Outers::from_elem(outer, 1) }, operand, None, true)
+        self.start_as(Op::AllGather { outer }, None, operand, None, true)
     }
 
     /// Joins buffers of different sizes; `sizes` are those of all members in one row.
@@ -236,7 +251,7 @@ impl Group {
             )
         })?;
         check_result(&result, total(&sizes, outer))?;
-        self.start(Op::AllGatherV { sizes, outer }, operand, result)
+        self.start_listed(Op::AllGatherV { outer }, Lists::Sizes(sizes), operand, [result])
     }
 
     /// Reduces the members' buffers and gives each its part of each of `outer` rows.
@@ -250,8 +265,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         self.check_scattered(&operand, &result, element, reduce, outer)?;
-        let outers = Outers::from_elem(outer, 1);
-        self.start(Op::ReduceScatter { element, reduce, outers }, operand, result)
+        self.start(Op::ReduceScatter { element, reduce, outer }, operand, [result])
     }
 
     fn check_scattered(
@@ -279,7 +293,8 @@ impl Group {
             self.check_scattered(operand, result, element, reduce, *outer)?;
         }
         let (operands, results, outers) = unzip(list);
-        self.start(Op::ReduceScatter { element, reduce, outers }, operands, results)
+        let op = Op::ReduceScatter { element, reduce, outer: 0 };
+        self.start_listed(op, Lists::Outers(outers), operands, results)
     }
 
     /// Reduces the members' buffers and gives each a part of its own size of each row.
@@ -303,7 +318,12 @@ impl Group {
             )
         })?;
         check_result(&result, sizes[self.rank()].checked_mul(outer))?;
-        self.start(Op::ReduceScatterV { element, reduce, sizes, outer }, operand, result)
+        self.start_listed(
+            Op::ReduceScatterV { element, reduce, outer },
+            Lists::Sizes(sizes),
+            operand,
+            [result],
+        )
     }
 
     /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
@@ -321,8 +341,12 @@ impl Group {
         })?;
         check(n * 8 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 8))?;
         check_result(&result, total(outs, 1))?;
-        let (ins, outs) = (Splits::from_slice(ins), Splits::from_slice(outs));
-        self.start(Op::AllToAll { ins, outs }, operand, result)
+        let part = ins[0];
+        if ins.iter().chain(outs).all(|size| *size == part) {
+            return self.start(Op::AllToAll { part }, operand, [result]);
+        }
+        let splits = Lists::Splits(ins.to_vec(), outs.to_vec());
+        self.start_listed(Op::AllToAll { part: 0 }, splits, operand, [result])
     }
 
     /// Gives every member the root's bytes, in place, one buffer or a list.
@@ -344,7 +368,7 @@ impl Group {
         check(operand.as_ref().is_none_or(Buffer::is_whole), || {
             "expected a whole buffer, got a part of one".into()
         })?;
-        self.start_as(Op::Broadcast { root }, operand, None, true)
+        self.start_as(Op::Broadcast { root }, None, operand, None, true)
     }
 
     /// Reduces the members' buffers, one or a list, into the root's, in place; the others keep theirs.
@@ -394,7 +418,7 @@ impl Group {
         self.check_at_root(&operand, root, "an operand")?;
         let whole = result.len() * self.size();
         operand.iter().try_for_each(|operand| check_length(operand, "operand", Some(whole)))?;
-        self.start(Op::Scatter { outer, root }, operand, result)
+        self.start(Op::Scatter { outer, root }, operand, [result])
     }
 
     /// Sends along a table from each member to another or none; who receives nothing gets zeros.
@@ -412,7 +436,7 @@ impl Group {
             format!("expected {n} entries, distinct members or none, got {to:?}")
         })?;
         check_result(&result, Some(operand.len()))?;
-        self.start(Op::Permute { to }, operand, result)
+        self.start_listed(Op::Permute, Lists::Routes(to), operand, [result])
     }
 
     /// Completes after all members have started it.
@@ -431,7 +455,7 @@ impl Group {
         recvs: impl IntoIterator<Item = Message>,
     ) -> Result<Pending, CommError> {
         // Pushed one by one: there are few, and collecting them takes longer than sending one.
-        let mut parcel = Parcel { ends: Ends::new(), buffers: Buffers::default(), sends: 0 };
+        let mut parcel = Parcel { ends: Ends::new(), buffers: Buffers::default(), sends: 0, noted: false };
         for message in sends {
             self.check_peer(&message)?;
             parcel.ends.push((message.peer, message.tag));
@@ -497,8 +521,8 @@ impl Group {
     }
 }
 
-fn unzip(list: Vec<Moved>) -> (Buffers, Buffers, Outers) {
-    let (mut operands, mut results, mut outers) = (Buffers::default(), Buffers::default(), Outers::new());
+fn unzip(list: Vec<Moved>) -> (Buffers, Buffers, Vec<usize>) {
+    let (mut operands, mut results, mut outers) = (Buffers::default(), Buffers::default(), Vec::new());
     for Moved { operand, result, outer } in list {
         operands.push(operand);
         results.push(result);

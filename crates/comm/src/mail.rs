@@ -12,10 +12,11 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::buffer::{Access, Buffer};
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, bytes};
 use crate::error::{Side, Stop};
 use crate::lease::Lease;
 use crate::members::Members;
+use crate::queue::{Place, Queue};
 use crate::recorder::{Name, Recorder};
 use crate::row::{MAILS, MailWord, STAGE};
 use crate::sync::AtomicU64;
@@ -40,14 +41,8 @@ pub(crate) struct Parcel {
     pub(crate) buffers: Buffers,
     /// How many are sent.
     pub(crate) sends: usize,
-}
-
-impl Parcel {
-    /// What is done with each buffer.
-    #[inline]
-    pub(crate) fn accesses(&self) -> impl Iterator<Item = (&Buffer, Access)> + Clone {
-        self.buffers.iter().enumerate().map(|(index, buffer)| (buffer, access(index, self.sends)))
-    }
+    /// Whether a block noted that it is in use.
+    pub(crate) noted: bool,
 }
 
 fn access(index: usize, sends: usize) -> Access {
@@ -55,15 +50,28 @@ fn access(index: usize, sends: usize) -> Access {
 }
 
 /// A batch in flight.
+#[derive(Default)]
 struct Batch {
     buffers: Buffers,
     /// How many of them are sent; they come first.
     sends: usize,
+    /// Whether a block noted that it is in use.
+    noted: bool,
     open: usize,
     /// Its event in the flight recorder.
     event: u64,
+    /// Whether it is timed when it is over: it is large, or was not over at the first look.
+    is_slow: bool,
     /// Taken by whoever waited for it, or nobody waits.
     over: bool,
+}
+
+impl Place for Batch {
+    fn empty(&mut self) {
+        if !self.buffers.is_empty() {
+            self.buffers = Buffers::default();
+        }
+    }
 }
 
 /// One message of a batch.
@@ -99,7 +107,7 @@ struct Inbox {
 /// What this member has to do with mails.
 pub(crate) struct Mails {
     first: u64,
-    batches: VecDeque<Batch>,
+    batches: Queue<Batch>,
     outboxes: Vec<Outbox>,
     inboxes: Vec<Inbox>,
     /// Messages that have not met their other end.
@@ -110,7 +118,7 @@ impl Mails {
     pub(crate) fn new(n: usize) -> Mails {
         Mails {
             first: 0,
-            batches: VecDeque::new(),
+            batches: Queue::default(),
             outboxes: (0..n).map(|_| Outbox::default()).collect(),
             inboxes: (0..n).map(|_| Inbox::default()).collect(),
             open: 0,
@@ -119,16 +127,23 @@ impl Mails {
 
     /// The number of the next batch.
     pub(crate) fn next_batch(&self) -> u64 {
-        self.first + self.batches.len() as u64
+        self.first + self.batches.all().len() as u64
     }
 
     /// Takes a batch on, posts what has room, and gives its number.
     #[inline(always)]
     pub(crate) fn start(&mut self, members: &Members, parcel: Parcel, site: Name) -> u64 {
-        let Parcel { ends, buffers, sends } = parcel;
+        let Parcel { ends, buffers, sends, noted } = parcel;
+        let is_slow = bytes(&buffers) > STAGE;
         let batch = self.next_batch();
         self.open += ends.len();
-        self.batches.push_back(Batch { buffers, sends, open: ends.len(), event: 0, over: false });
+        let place = self.batches.take_on();
+        place.buffers = buffers;
+        place.sends = sends;
+        place.noted = noted;
+        place.open = ends.len();
+        place.is_slow = is_slow;
+        place.over = false;
         for (index, (peer, tag)) in ends.into_iter().enumerate() {
             let letter = Letter { batch, index, tag, site };
             if index >= sends {
@@ -142,16 +157,17 @@ impl Mails {
         batch
     }
 
-    /// Notes the event of a batch.
-    pub(crate) fn set_event(&mut self, batch: u64, event: u64) {
-        self.batch(batch).into_iter().for_each(|batch| batch.event = event);
+    /// Notes the event of the last batch.
+    pub(crate) fn set_event(&mut self, event: u64) {
+        self.batches.all_mut().last_mut().into_iter().for_each(|batch| batch.event = event);
     }
 
     /// The buffers of a batch whose messages have all met their other end.
+    #[inline(always)]
     pub(crate) fn take_finished(&mut self, number: u64, recorder: &Recorder) -> Option<Buffers> {
         let batch = self.batch(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
-        recorder.finish(batch.event);
+        recorder.finish(batch.event, batch.is_slow);
         let buffers = std::mem::take(&mut batch.buffers);
         self.forget();
         Some(buffers)
@@ -160,12 +176,12 @@ impl Mails {
     /// Whether all messages of a batch have met their other end.
     pub(crate) fn is_finished(&self, number: u64) -> bool {
         let index = number.checked_sub(self.first).map(|index| index as usize);
-        index.and_then(|index| self.batches.get(index)).is_some_and(|batch| batch.open == 0)
+        index.and_then(|index| self.batches.all().get(index)).is_some_and(|batch| batch.open == 0)
     }
 
-    /// The event of a batch in the flight recorder.
-    pub(crate) fn event(&self, number: u64) -> Option<u64> {
-        self.batches.get(number.checked_sub(self.first)? as usize).map(|batch| batch.event)
+    /// Notes that a batch was not over at the first look.
+    pub(crate) fn slow(&mut self, number: u64) {
+        self.batch(number).into_iter().for_each(|batch| batch.is_slow = true);
     }
 
     /// Nobody waits for a batch any more.
@@ -177,19 +193,21 @@ impl Mails {
     }
 
     fn batch(&mut self, number: u64) -> Option<&mut Batch> {
-        self.batches.get_mut(number.checked_sub(self.first)? as usize)
+        self.batches.all_mut().get_mut(number.checked_sub(self.first)? as usize)
     }
 
     fn forget(&mut self) {
-        while self.batches.front().is_some_and(|batch| batch.over && batch.open == 0) {
-            self.batches.pop_front();
-            self.first += 1;
+        let is_over = |batch: &&Batch| batch.over && batch.open == 0;
+        let count = self.batches.all().iter().take_while(is_over).count();
+        if count > 0 {
+            self.batches.forget(count);
+            self.first += count as u64;
         }
     }
 
     /// How many batches are not over.
     pub(crate) fn in_flight(&self) -> usize {
-        self.batches.iter().filter(|batch| !batch.over).count()
+        self.batches.all().iter().filter(|batch| !batch.over).count()
     }
 
     /// The members that an unfinished batch waits for.
@@ -238,21 +256,23 @@ impl Mails {
         let out = self.outboxes.iter();
         let out = out.flat_map(|outbox| outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting));
         for letter in out.chain(self.inboxes.iter().flat_map(|inbox| &inbox.receives)) {
-            let batch = &self.batches[(letter.batch - self.first) as usize];
+            let batch = &self.batches.all()[(letter.batch - self.first) as usize];
             batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
         }
     }
 
     /// The buffer of a message that has not met its other end.
     fn buffer(&self, letter: Letter) -> &Buffer {
-        &self.batches[(letter.batch - self.first) as usize].buffers[letter.index]
+        &self.batches.all()[(letter.batch - self.first) as usize].buffers[letter.index]
     }
 
     fn close(&mut self, letter: Letter) {
         self.open -= 1;
-        let batch = &mut self.batches[(letter.batch - self.first) as usize];
-        batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
+        let batch = &mut self.batches.all_mut()[(letter.batch - self.first) as usize];
         batch.open -= 1;
+        if batch.noted {
+            batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
+        }
     }
 
     /// Posts what has room, takes what has come, and notes what was taken from here.
@@ -306,9 +326,9 @@ impl Mails {
         let mut i = 0;
         while let Some(letter) = self.inboxes[from].receives.get(i).copied() {
             // An earlier receive with the same tag goes first.
-            let mut earlier = self.inboxes[from].receives.iter().take(i);
-            let blocked = earlier.any(|earlier| earlier.tag == letter.tag);
-            let found = if blocked { None } else { self.inboxes[from].find(members, from, letter.tag) };
+            let inbox = &self.inboxes[from];
+            let blocked = i > 0 && inbox.receives.iter().take(i).any(|earlier| earlier.tag == letter.tag);
+            let found = if blocked { None } else { inbox.find(members, from, letter.tag) };
             let Some(number) = found else {
                 i += 1;
                 continue;
@@ -322,8 +342,9 @@ impl Mails {
             members.copy_mail(from, number, place);
             let row = members.mine();
             row.tell(row.taken(members.n(), from, number), number + 1);
-            self.inboxes[from].take(number);
-            self.inboxes[from].receives.remove(i);
+            let inbox = &mut self.inboxes[from];
+            inbox.take(number);
+            let _ = if i == 0 { inbox.receives.pop_front() } else { inbox.receives.remove(i) };
             self.close(letter);
         }
         Ok(())
@@ -371,6 +392,12 @@ impl Inbox {
         let word = |number: &u64, word: MailWord| &row.mail(members.me, *number)[word as usize];
         let published = |number: &u64| word(number, MailWord::Stamp).load(Acquire) == number + 1;
         let tagged = |number: &u64| word(number, MailWord::Tag).load(Relaxed) == tag;
+        // It is mostly the next one.
+        if self.taken == 0 && !published(&self.next) {
+            return None;
+        } else if self.taken == 0 && tagged(&self.next) {
+            return Some(self.next);
+        }
         (self.next..self.next + MAILS)
             .take_while(|number| is_taken(number) || published(number))
             .find(|number| !is_taken(number) && tagged(number))

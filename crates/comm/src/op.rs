@@ -4,25 +4,27 @@ use crate::element::{Element, Reduce};
 use crate::row::STAGE;
 
 /// An operation. Sizes are in bytes; `outer` is how many times a layout repeats, so that a dimension other than the
-/// first is gathered or cut without a copy: an operand is `outer` rows.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// first is gathered or cut without a copy: an operand is `outer` rows. It is small, since every call moves one; what
+/// few of them have is in [`Lists`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Op {
     AllReduce {
         element: Element,
         reduce: Reduce,
     },
-    /// For each operand of a list its rows.
+    /// A list has rows for each operand.
     AllGather {
-        outers: Outers,
+        outer: usize,
     },
+    /// A list has rows for each operand.
     ReduceScatter {
         element: Element,
         reduce: Reduce,
-        outers: Outers,
+        outer: usize,
     },
+    /// The bytes from each to each, where they are alike; splits otherwise.
     AllToAll {
-        ins: Splits,
-        outs: Splits,
+        part: usize,
     },
     Broadcast {
         root: usize,
@@ -40,25 +42,33 @@ pub(crate) enum Op {
         outer: usize,
         root: usize,
     },
+    /// With sizes.
     AllGatherV {
-        sizes: Vec<usize>,
         outer: usize,
     },
+    /// With sizes.
     ReduceScatterV {
         element: Element,
         reduce: Reduce,
-        sizes: Vec<usize>,
         outer: usize,
     },
-    Permute {
-        to: Vec<Option<usize>>,
-    },
+    /// With routes.
+    Permute,
     #[default]
     Barrier,
 }
 
-pub(crate) type Outers = smallvec::SmallVec<[usize; 1]>;
-pub(crate) type Splits = smallvec::SmallVec<[usize; 2]>;
+/// Numbers that an operation may have besides.
+pub(crate) enum Lists {
+    /// The rows of each operand.
+    Outers(Vec<usize>),
+    /// The bytes of each member in one row.
+    Sizes(Vec<usize>),
+    /// The bytes to each member, and from each.
+    Splits(Vec<usize>, Vec<usize>),
+    /// Where each member sends, if anywhere.
+    Routes(Vec<Option<usize>>),
+}
 
 const NAMES: [&str; 12] = [
     "all_reduce",
@@ -139,7 +149,7 @@ impl Op {
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
     /// Inlined: where the op is known, little of it is left.
     #[inline(always)]
-    pub(crate) fn key(&self, lengths: &[usize], common: bool) -> Key {
+    pub(crate) fn key(&self, lists: Option<&Lists>, lengths: &[usize], common: bool) -> Key {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
         let bytes = match lengths {
             [bytes] => *bytes,
@@ -148,53 +158,39 @@ impl Op {
                 lengths.iter().sum()
             }
         };
-        let mut reduced = |element: Element, reduce: Reduce| {
-            if let Reduce::PremulSum(factor) = reduce {
-                hash.add(factor.to_bits() as usize);
+        match *self {
+            Op::AllReduce { reduce, .. } | Op::Reduce { reduce, .. } => hash.add_factor(reduce),
+            Op::ReduceScatter { reduce, outer, .. } | Op::ReduceScatterV { reduce, outer, .. } => {
+                hash.add_factor(reduce);
+                hash.add(outer);
             }
-            (element as u64 + 1) << 8 | (reduce.code() + 1) << 16
-        };
+            Op::AllGather { outer }
+            | Op::AllGatherV { outer }
+            | Op::Gather { outer, .. }
+            | Op::Scatter { outer, .. } => hash.add(outer),
+            Op::AllToAll { .. } | Op::Broadcast { .. } | Op::Permute | Op::Barrier => {}
+        }
+        if let Some(lists) = lists {
+            hash.add_lists(lists);
+        }
+        let reduced =
+            |element: Element, reduce: Reduce| (element as u64 + 1) << 8 | (reduce.code() + 1) << 16;
         let rooted = |root: usize| (root as u64 + 1) << 24;
-        let what = match self {
-            Op::AllReduce { element, reduce } => reduced(*element, *reduce),
-            Op::AllGather { outers } => {
-                hash.add_all(outers);
-                1
-            }
-            Op::ReduceScatter { element, reduce, outers } => {
-                let what = reduced(*element, *reduce);
-                hash.add_all(outers);
-                2 | what
-            }
-            Op::AllToAll { ins, .. } => {
-                let even = ins.iter().all(|size| *size == ins[0]);
-                ALL_TO_ALL | if even { EVEN } else { 0 }
-            }
-            Op::Broadcast { root } => BROADCAST | rooted(*root),
-            Op::Reduce { element, reduce, root } => 5 | reduced(*element, *reduce) | rooted(*root),
-            Op::Gather { outer, root } => {
-                hash.add(*outer);
-                6 | rooted(*root)
-            }
-            Op::Scatter { outer, root } => {
-                hash.add(*outer);
-                7 | rooted(*root)
-            }
-            Op::AllGatherV { sizes, outer } => {
-                hash.add(*outer);
-                hash.add_all(sizes);
-                ALL_GATHER_V
-            }
-            Op::ReduceScatterV { element, reduce, sizes, outer } => {
-                let what = reduced(*element, *reduce);
-                hash.add(*outer);
-                hash.add_all(sizes);
-                9 | what
-            }
-            Op::Permute { to } => {
-                to.iter().for_each(|to| hash.add(to.map_or(0, |to| to + 1)));
-                10
-            }
+        let what = match *self {
+            Op::AllReduce { element, reduce } => reduced(element, reduce),
+            Op::AllGather { .. } => 1,
+            Op::ReduceScatter { element, reduce, .. } => 2 | reduced(element, reduce),
+            Op::AllToAll { .. } => match lists {
+                Some(Lists::Splits(ins, _)) if ins.iter().any(|size| *size != ins[0]) => ALL_TO_ALL,
+                _ => ALL_TO_ALL | EVEN,
+            },
+            Op::Broadcast { root } => BROADCAST | rooted(root),
+            Op::Reduce { element, reduce, root } => 5 | reduced(element, reduce) | rooted(root),
+            Op::Gather { root, .. } => 6 | rooted(root),
+            Op::Scatter { root, .. } => 7 | rooted(root),
+            Op::AllGatherV { .. } => ALL_GATHER_V,
+            Op::ReduceScatterV { element, reduce, .. } => 9 | reduced(element, reduce),
+            Op::Permute => 10,
             Op::Barrier => 11,
         };
         Key { what: what | if common { COMMON } else { 0 }, extra: hash.0, bytes: bytes as u64 }
@@ -209,8 +205,19 @@ impl Hash {
         self.0 = (self.0 ^ word as u64).wrapping_mul(0x100_0000_01b3);
     }
 
-    fn add_all(&mut self, words: &[usize]) {
-        words.iter().for_each(|word| self.add(*word));
+    fn add_factor(&mut self, reduce: Reduce) {
+        if let Reduce::PremulSum(factor) = reduce {
+            self.add(factor.to_bits() as usize);
+        }
+    }
+
+    /// Splits are compared where they meet.
+    fn add_lists(&mut self, lists: &Lists) {
+        match lists {
+            Lists::Outers(list) | Lists::Sizes(list) => list.iter().for_each(|word| self.add(*word)),
+            Lists::Routes(to) => to.iter().for_each(|to| self.add(to.map_or(0, |to| to + 1))),
+            Lists::Splits(..) => {}
+        }
     }
 }
 
@@ -221,15 +228,15 @@ mod tests {
     #[test]
     fn every_word_of_the_key_counts() {
         let sum = Op::AllReduce { element: Element::F32, reduce: Reduce::Sum };
-        let key = sum.key(&[64], false);
+        let key = sum.key(None, &[64], false);
         assert_eq!(describe(key.what), "all_reduce sum f32");
         let others = [
-            Op::AllReduce { element: Element::F32, reduce: Reduce::Max }.key(&[64], false),
-            Op::AllReduce { element: Element::I32, reduce: Reduce::Sum }.key(&[64], false),
-            Op::Reduce { element: Element::F32, reduce: Reduce::Sum, root: 0 }.key(&[64], false),
-            sum.key(&[60], false),
-            sum.key(&[32, 32], false),
-            sum.key(&[64], true),
+            Op::AllReduce { element: Element::F32, reduce: Reduce::Max }.key(None, &[64], false),
+            Op::AllReduce { element: Element::I32, reduce: Reduce::Sum }.key(None, &[64], false),
+            Op::Reduce { element: Element::F32, reduce: Reduce::Sum, root: 0 }.key(None, &[64], false),
+            sum.key(None, &[60], false),
+            sum.key(None, &[32, 32], false),
+            sum.key(None, &[64], true),
         ];
         assert!(key.agrees(key));
         for (i, other) in others.iter().enumerate() {
@@ -237,8 +244,8 @@ mod tests {
             assert!(others[..i].iter().all(|before| !before.agrees(*other)), "{i}");
         }
         let all_to_all = |ins: &[usize]| {
-            Op::AllToAll { ins: Splits::from_slice(ins), outs: Splits::from_elem(4, 2) }
-                .key(&[ins.iter().sum()], false)
+            let splits = Lists::Splits(ins.to_vec(), vec![4, 4]);
+            Op::AllToAll { part: 0 }.key(Some(&splits), &[ins.iter().sum()], false)
         };
         assert!(all_to_all(&[4, 4]).is_even() && !all_to_all(&[4, 8]).is_even());
         assert!(all_to_all(&[4, 4]).agrees(all_to_all(&[4, 8])), "compared where they meet");

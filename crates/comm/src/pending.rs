@@ -69,15 +69,14 @@ impl<T: Outcome> Pending<T> {
         Pending { inner: Rc::clone(inner), what, gives: PhantomData }
     }
 
-    /// Notes when it started, where that was not worth the while before.
-    fn started(&self) {
-        let state = self.inner.state();
-        let event = match self.what {
-            What::Call(number) => state.call(number).map(|call| call.event),
-            What::Batch(batch) => state.mails.event(batch),
-            What::Over => None,
-        };
-        event.into_iter().for_each(|event| self.inner.recorder.started(event));
+    /// Notes that it was not over at the first look.
+    fn slow(&self) {
+        let mut state = self.inner.state();
+        match self.what {
+            What::Call(number) => state.slow(number),
+            What::Batch(batch) => state.mails.slow(batch),
+            What::Over => {}
+        }
     }
 
     /// Records that it is waited for in sleep.
@@ -95,8 +94,7 @@ impl<T: Outcome> Pending<T> {
 
     /// What the operation gives, once, if it is finished; never waits.
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
-        self.poll().map_err(|stop| *stop)?;
-        Ok(self.take())
+        if self.poll().map_err(|stop| *stop)? { self.take().map(Some) } else { Ok(None) }
     }
 
     /// Goes on as far as it can; true if the operation is finished.
@@ -117,58 +115,53 @@ impl<T: Outcome> Pending<T> {
         }
     }
 
-    /// The outcome of an operation that is finished, which is over then.
-    #[inline]
-    fn take(&mut self) -> Option<T> {
+    /// The outcome of an operation that is finished, which is over then. Inlined, so that it is moved once.
+    #[inline(always)]
+    fn take(&mut self) -> Result<T, CommError> {
         let inner = &*self.inner;
-        let (outcome, what) = take(inner, &mut inner.state(), self.what);
-        self.what = what;
-        outcome
+        let state = &mut *inner.state();
+        let taken = match std::mem::replace(&mut self.what, What::Over) {
+            What::Call(number) => state.take(number),
+            What::Batch(batch) => {
+                state.mails.take_finished(batch, &inner.recorder).map(|buffers| (buffers, None))
+            }
+            What::Over => None,
+        };
+        let outcome = taken.and_then(|(buffers, common)| T::of(buffers, common));
+        outcome.ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
     }
 
     /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
-        if let Some(outcome) = self.first_look().map_err(|stop| *stop)? {
-            return Ok(outcome);
+        if !self.look_and_poll().map_err(|stop| *stop)? {
+            self.sleep(until, Location::caller())?;
         }
-        self.wait_long(until, Location::caller())
+        self.take()
     }
 
     /// The same within some time from now. The clock is read only where it must wait.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
-        if let Some(outcome) = self.first_look().map_err(|stop| *stop)? {
-            return Ok(outcome);
+        if !self.look_and_poll().map_err(|stop| *stop)? {
+            self.sleep(Instant::now() + time, Location::caller())?;
         }
-        self.wait_long(Instant::now() + time, Location::caller())
+        self.take()
     }
 
-    /// What the operation gives, if it is finished soon. Looks first at what must change, since a look is over sooner
-    /// than a turn of everything in flight.
-    #[inline]
-    fn first_look(&mut self) -> Result<Option<T>, Stop> {
-        let inner = &*self.inner;
-        let state = &mut *inner.state();
-        if inner.cores.one_each() {
-            self.look(state);
+    /// Looks for a while at what must change first, since a look is over sooner than a turn of everything in flight;
+    /// then goes on. True if the operation is finished.
+    fn look_and_poll(&self) -> Result<bool, Stop> {
+        if self.inner.cores.one_each() {
+            self.look(&self.inner.state());
         }
-        if !self.is_finished(state) {
-            inner.advance(state, false)?;
-        }
-        let (outcome, what) = take(inner, state, self.what);
-        self.what = what;
-        Ok(outcome)
-    }
-
-    fn wait_long(mut self, until: Instant, site: &'static Location<'static>) -> Result<T, CommError> {
-        self.sleep(until, site)?;
-        self.take().ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+        self.poll()
     }
 
     fn sleep(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut yields, mut recorded) = (None, 0, false);
+        self.slow();
         loop {
             if self.poll().map_err(|stop| *stop)? {
                 return Ok(());
@@ -177,7 +170,6 @@ impl<T: Outcome> Pending<T> {
             if inner.cores.one_each() && self.look(&inner.state()) {
                 continue;
             }
-            self.started();
             let busy = siblings::advance_others(inner);
             let busy = busy.and_then(|busy| inner.advance(&mut inner.state(), true).map(|()| busy));
             let busy = busy.map_err(|stop| inner.fail(&mut inner.state(), *stop))?;
@@ -307,22 +299,6 @@ impl<T: Outcome> Pending<T> {
             }
             What::Batch(_) | What::Over => "exchange".into(),
         }
-    }
-}
-
-/// The outcome of an operation that is finished, and what is left of it.
-#[inline]
-fn take<T: Outcome>(inner: &Inner, state: &mut State, what: What) -> (Option<T>, What) {
-    let taken = match what {
-        What::Call(number) => state.take(number),
-        What::Batch(batch) => {
-            state.mails.take_finished(batch, &inner.recorder).map(|buffers| (buffers, None))
-        }
-        What::Over => None,
-    };
-    match taken {
-        Some((buffers, common)) => (T::of(buffers, common), What::Over),
-        None => (None, what),
     }
 }
 

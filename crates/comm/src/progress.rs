@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::buffer::claim_all;
-use crate::buffers::Buffers;
-use crate::call::{Call, Stage, accesses};
+use crate::buffer::{Access, claim_all};
+use crate::buffers::{Buffers, bytes};
+use crate::call::{Call, Stage, access};
 use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::error::{Side, Stop};
@@ -18,7 +18,7 @@ use crate::event::Kind;
 use crate::heap::Heap;
 use crate::mail::{Mails, Parcel};
 use crate::members::Members;
-use crate::op::Op;
+use crate::op::{Lists, Op};
 use crate::progress_thread::ProgressThread;
 use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
 pub(crate) struct State {
     /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
     first: u64,
-    calls: Queue,
+    calls: Queue<Call>,
     /// The first call that is not finished.
     done: u64,
     /// The first call that is not finished, or not compared with what all others called.
@@ -95,13 +95,21 @@ impl State {
     }
 
     /// The outcome of a call that is finished.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
         let index = number.checked_sub(self.first)? as usize;
         let call = self.calls.all_mut().get_mut(index).filter(|call| call.stage == Stage::Finished)?;
         let outcome = call.take_outcome();
         self.forget();
         Some(outcome)
+    }
+
+    /// Notes that a call was not over at the first look.
+    pub(crate) fn slow(&mut self, number: u64) {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        if let Some(call) = index.and_then(|index| self.calls.all_mut().get_mut(index)) {
+            call.is_slow = true;
+        }
     }
 
     /// Nobody waits for a call any more.
@@ -168,8 +176,8 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn start(
         &self,
-        op: Op,
-        buffers: (Buffers, Buffers),
+        (op, lists): (Op, Option<Box<Lists>>),
+        (buffers, count): (Buffers, usize),
         common: bool,
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
@@ -177,22 +185,22 @@ impl Inner {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        claim_all(&self.heap, accesses(&op, self.members.me, common, &buffers.0, &buffers.1))?;
+        let noted = claim_all(&self.heap, &buffers, (count, access(&op, self.members.me, common)))?;
         let state = &mut *state;
         let number = state.next();
         let site = self.site_of(site);
         let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
-        call.renew(number, op, buffers, common, self.members.n(), site);
+        call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), site);
         call.key.extra ^= self.note.take();
         // Whoever waits for a small one looks at the others then. A large one begins with what they have.
         let is_quick = is_next && call.key.is_staged() && !common;
-        let published = if is_quick { call.publish(&self.members, &self.heap) } else { Ok(()) };
-        call.event = self.recorder.start(call.record(), site, !call.key.is_staged());
-        match published {
-            Ok(()) if is_quick => {}
-            Ok(()) => self.advance(state, false).map_err(|stop| *stop)?,
-            Err(stop) => return Err(self.fail(state, *stop)),
+        if is_quick {
+            call.publish_small(&self.members);
+        }
+        call.event = self.recorder.call(Kind::Start, call.record(), site);
+        if !is_quick {
+            self.advance(state, false).map_err(|stop| *stop)?;
         }
         Ok(number)
     }
@@ -312,7 +320,7 @@ impl Inner {
     fn finish(&self, call: &mut Call) {
         call.stage = Stage::Finished;
         call.unclaim(self.members.me);
-        self.recorder.finish(call.event);
+        self.recorder.finish(call.event, call.is_slow);
     }
 
     /// Compares a call with those of some members, in order; true when all of them have published theirs.
@@ -376,19 +384,19 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn start_batch(
         &self,
-        parcel: Parcel,
+        mut parcel: Parcel,
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
         let state = &mut *self.state();
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        claim_all(&self.heap, parcel.accesses())?;
-        let bytes = parcel.buffers.bytes();
+        parcel.noted = claim_all(&self.heap, &parcel.buffers, (parcel.sends, Access::Read))?;
+        let bytes = bytes(&parcel.buffers);
         let site = self.site_of(site);
         let batch = state.mails.start(&self.members, parcel, site);
-        let event = self.recorder.start(recorder::Call::batch(batch, bytes), site, bytes > STAGE);
-        state.mails.set_event(batch, event);
+        let event = self.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), site);
+        state.mails.set_event(event);
         if bytes > STAGE {
             self.advance(state, false).map_err(|stop| *stop)?;
         }

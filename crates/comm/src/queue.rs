@@ -1,47 +1,55 @@
-//! Calls in flight, in order: taken on at the end, forgotten at the beginning. Their places are used again, so that a
-//! call is filled in where it stays and never moved.
+//! What is in flight, in order: taken on at the end, forgotten at the beginning. Places are used again, so that a call is
+//! filled in where it stays and never moved.
 
-use crate::call::Call;
+/// Something in flight.
+pub(crate) trait Place: Default {
+    /// Lets go of what nobody took, when it is over.
+    fn empty(&mut self);
+}
 
-/// The calls from `begin` to `end` are in flight; the others are places to use again.
+/// Those from `begin` to `end` are in flight; the others are places to use again.
 #[derive(Default)]
-pub(crate) struct Queue {
-    calls: Vec<Call>,
+pub(crate) struct Queue<T> {
+    places: Vec<T>,
     begin: usize,
     end: usize,
 }
 
-impl Queue {
-    pub(crate) fn all(&self) -> &[Call] {
-        &self.calls[self.begin..self.end]
+impl<T: Place> Queue<T> {
+    #[inline]
+    pub(crate) fn all(&self) -> &[T] {
+        &self.places[self.begin..self.end]
     }
 
-    pub(crate) fn all_mut(&mut self) -> &mut [Call] {
-        &mut self.calls[self.begin..self.end]
+    #[inline]
+    pub(crate) fn all_mut(&mut self) -> &mut [T] {
+        &mut self.places[self.begin..self.end]
     }
 
     /// The place of one more, with whatever was there before.
     #[inline]
-    pub(crate) fn take_on(&mut self) -> &mut Call {
-        if self.end == self.calls.len() {
+    pub(crate) fn take_on(&mut self) -> &mut T {
+        if self.end == self.places.len() {
             self.make_room();
         }
         self.end += 1;
-        &mut self.calls[self.end - 1]
+        &mut self.places[self.end - 1]
     }
 
+    #[cold]
     fn make_room(&mut self) {
-        if self.begin > self.calls.len() / 2 {
-            self.calls.rotate_left(self.begin);
+        if self.begin > self.places.len() / 2 {
+            self.places.rotate_left(self.begin);
             (self.begin, self.end) = (0, self.end - self.begin);
         } else {
-            self.calls.push(Call::default());
+            self.places.push(T::default());
         }
     }
 
     /// Forgets so many at the beginning. What nobody took of them is freed now, not when their places are used again.
+    #[inline]
     pub(crate) fn forget(&mut self, count: usize) {
-        self.calls[self.begin..self.begin + count].iter_mut().for_each(Call::empty);
+        self.places[self.begin..self.begin + count].iter_mut().for_each(T::empty);
         self.begin += count;
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -52,10 +60,11 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Call;
 
     #[test]
     fn calls_come_and_go_in_order() {
-        let (mut queue, mut first, mut next) = (Queue::default(), 0, 0u64);
+        let (mut queue, mut first, mut next) = (Queue::<Call>::default(), 0, 0u64);
         for round in 0..1000u64 {
             for _ in 0..round % 7 {
                 queue.take_on().number = next;
@@ -64,11 +73,11 @@ mod tests {
             let count = queue.all().len().min((round % 5) as usize);
             queue.all_mut().iter_mut().for_each(|call| call.more = Some(Box::default()));
             queue.forget(count);
-            assert!(queue.calls[..queue.begin].iter().all(|call| call.more.is_none()));
+            assert!(queue.places[..queue.begin].iter().all(|call| call.more.is_none()));
             first += count as u64;
             let numbers: Vec<u64> = queue.all().iter().map(|call| call.number).collect();
             assert_eq!(numbers, (first..next).collect::<Vec<_>>(), "round {round}");
         }
-        assert!(queue.calls.len() < 2 * queue.all().len() + 8, "places are used again");
+        assert!(queue.places.len() < 2 * queue.all().len() + 8, "places are used again");
     }
 }

@@ -42,7 +42,7 @@ const TEXTS: usize = LINE + CAPACITY * LINE;
 const MAX_TEXT: usize = (1 << 14) - 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"consort1");
 
-/// The words of a record that say when it started and when it was over; 0 where that is not known.
+/// The words of a record that say when it started and when it was over; 0 where it is not.
 const STARTED: usize = 1;
 const OVER: usize = 2;
 
@@ -150,29 +150,14 @@ impl Recorder {
         self.write(kind, [call.number, what | CODE, bytes, extra], site)
     }
 
-    /// Records that an operation of the group starts, and gives the number of the event. The clock costs a tenth of a
-    /// small operation, so a small one is timed when it waits or is over.
+    /// Notes that an operation is over, if its event is still there. The clock costs a tenth of a small operation and
+    /// nothing while it waits, so one that was over at the first look has the time of its start.
     #[inline]
-    pub(crate) fn start(&self, call: Call, site: Name, timed: bool) -> u64 {
-        let Key { what, extra, bytes } = call.key;
-        let ticks = if timed { ticks() } else { 0 };
-        self.write_at(ticks, Kind::Start, [call.number, what | CODE, bytes, extra], site)
-    }
-
-    /// Notes when an operation started that was not timed then: it has not been over at once.
-    pub(crate) fn started(&self, event: u64) {
-        let record = self.ring.record(event);
-        if record[0].load(Relaxed) == event + 1 && record[STARTED].load(Relaxed) == 0 {
-            record[STARTED].store(ticks(), Relaxed);
-        }
-    }
-
-    /// Notes that an operation is over, if its event is still there.
-    #[inline]
-    pub(crate) fn finish(&self, event: u64) {
+    pub(crate) fn finish(&self, event: u64, timed: bool) {
         let record = self.ring.record(event);
         if record[0].load(Relaxed) == event + 1 {
-            record[OVER].store(ticks(), Relaxed);
+            let ticks = if timed { ticks() } else { record[STARTED].load(Relaxed) };
+            record[OVER].store(ticks, Relaxed);
         }
     }
 
@@ -183,19 +168,15 @@ impl Recorder {
         self.write(Kind::Error, [number, name.word(), 0, 0], site);
     }
 
-    fn write(&self, kind: Kind, words: [u64; 4], site: Name) -> u64 {
-        self.write_at(ticks(), kind, words, site)
-    }
-
     #[inline]
-    fn write_at(&self, ticks: u64, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
+    fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
         let event = self.ring.segment.word(COUNT).fetch_add(1, Relaxed);
         let record = self.ring.record(event);
         record[0].store(0, Relaxed);
         // The stamp is gone before anything else changes.
         fence(Release);
         let texts = self.group.word() << 32 | site.word();
-        let values = [ticks, 0, number << 8 | kind as u64, texts, op, bytes, extra];
+        let values = [ticks(), 0, number << 8 | kind as u64, texts, op, bytes, extra];
         for (word, value) in record[1..].iter().zip(values) {
             word.store(value, Relaxed);
         }
@@ -316,7 +297,7 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
     for (place, (record, again)) in copies.enumerate() {
         let Some(number) = record[0].checked_sub(1) else { continue };
-        // When it started and was over may be noted at any time.
+        // That it is over may be noted at any time.
         let same = record[0] == again[0] && record[OVER + 1..] == again[OVER + 1..];
         if same && number as usize % CAPACITY == place {
             for event in decode(again, &texts, &clock, rank).into_iter().flatten() {
@@ -332,8 +313,6 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
 /// The event of a record, and that it finished, if it did.
 fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
     let &[_, started, over, number, names, op, bytes, extra] = record else { return None };
-    // What started a moment ago has no time yet.
-    let ticks = [started, over, clock.now.0].into_iter().find(|ticks| *ticks > 0)?;
     let text = |name: u64| {
         let (at, len) = Name::place(name);
         let bytes = texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?;
@@ -347,7 +326,7 @@ fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Ve
     };
     let event = Event {
         rank,
-        time_ns: clock.nanoseconds(ticks),
+        time_ns: clock.nanoseconds(started),
         kind: *Kind::ALL.get(number as usize & 0xff)?,
         group: text(names >> 32).unwrap_or_default(),
         number: number >> 8,

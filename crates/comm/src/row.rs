@@ -37,6 +37,8 @@ pub(crate) const MAILS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
 pub(crate) const INLINE: usize = 16;
 
 const LINE: usize = 64;
+/// How many calls ahead the line of a slot is fetched.
+const AHEAD: u64 = 4;
 /// A line each for `done` and `compared`, for the bell and its waiters, and for the failure.
 const HEADER: usize = 3 * LINE;
 const SLOT: usize = 2 * LINE;
@@ -199,6 +201,9 @@ impl Row {
 
     pub(crate) fn publish(&self, call: u64) {
         self.tell(&self.words(call)[Word::Stamp as usize], call + 1);
+        // A slot that others have read is theirs as well, and takes a transfer to get back. This one nobody looks at
+        // yet.
+        self.segment.fetch_to_write(self.slot(call + AHEAD));
     }
 
     /// Where so many staged bytes of a call lie in the segment.

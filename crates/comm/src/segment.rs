@@ -79,6 +79,20 @@ impl Segment {
         unsafe { self.base.add(at).cast::<[AtomicU64; N]>().as_ref() }
     }
 
+    /// Asks for the line of a word that is to be written before long, so that it need not be waited for then. Nothing
+    /// changes, and whoever reads it may go on.
+    #[inline(always)]
+    pub(crate) fn fetch_to_write(&self, at: usize) {
+        let word: *const AtomicU64 = self.word(at);
+        // SAFETY: a hint to the processor, which writes to no register and no memory.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, readonly, preserves_flags))
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
+    }
+
     /// The half word at an offset that is a multiple of 4, for futexes.
     pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
         assert!(

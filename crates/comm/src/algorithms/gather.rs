@@ -5,15 +5,17 @@ use crate::call::Call;
 use crate::members::Members;
 
 /// Operands of one size, one or a list of them.
-pub(crate) fn all(call: &Call, members: &Members, outers: &[usize]) {
-    for (item, outer) in outers.iter().enumerate() {
-        let inner = row_of(call.operands[item].len(), *outer);
-        join(call, members, item, *outer, |member| member * inner..(member + 1) * inner);
+pub(crate) fn all(call: &Call, members: &Members, outer: usize) {
+    for (item, operand) in call.operands().iter().enumerate() {
+        let outer = call.outer(item, outer);
+        let inner = row_of(operand.len(), outer);
+        join(call, members, item, outer, |member| member * inner..(member + 1) * inner);
     }
 }
 
 /// Operands of a size of their own for each member.
-pub(crate) fn uneven(call: &Call, members: &Members, sizes: &[usize], outer: usize) {
+pub(crate) fn uneven(call: &Call, members: &Members, outer: usize) {
+    let sizes = call.sizes();
     join(call, members, 0, outer, |member| {
         let start: usize = sizes[..member].iter().sum();
         start..start + sizes[member]
@@ -29,7 +31,7 @@ fn join(
     place: impl Fn(usize) -> std::ops::Range<usize>,
 ) {
     let me = members.me;
-    let result = &call.results[item];
+    let result = &call.results()[item];
     let whole = row_of(result.len(), outer);
     // Each begins with itself, so that not all read from one.
     for member in members.rotated() {
@@ -38,7 +40,7 @@ fn join(
             let to = members.own(result.place(), row * whole + place.start, place.len());
             let from = row * place.len();
             match member == me {
-                true => to.copy_from_slice(members.given(call.operands[item].place(), from, place.len())),
+                true => to.copy_from_slice(members.given(call.operands()[item].place(), from, place.len())),
                 false => {
                     to.copy_from_slice(call.operand(members, member, item).range(from, place.len()));
                 }

@@ -1,7 +1,7 @@
 //! Results in a common buffer: each member makes its part there, and nobody copies.
 
 use super::{parts, two_phase};
-use crate::buffers::{spans, start_of};
+use crate::buffers::{places, spans, start_of};
 use crate::call::Call;
 use crate::common_result::Common;
 use crate::kernels::{self, Part};
@@ -25,7 +25,7 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
             Op::AllReduce { element, reduce } => {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
-                let places = call.operands.places();
+                let places = places(call.operands());
                 for (item, from, span) in spans(&places, own.clone()) {
                     let parts =
                         parts(n, |member| Part::Peer(call.operand(members, member, item).range(from, span)));
@@ -34,12 +34,12 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
                 }
                 members.set_ready(number, made);
             }
-            Op::AllGather { outers } => {
-                let rows = outers[0];
+            Op::AllGather { outer: rows } => {
+                let rows = *rows;
                 let inner = call.bytes() / rows;
                 for row in 0..rows {
                     let place = members.common(giver, at, (row * n + me) * inner, inner);
-                    place.copy_from_slice(members.given(call.operands[0].place(), row * inner, inner));
+                    place.copy_from_slice(members.given(call.operands()[0].place(), row * inner, inner));
                 }
                 members.set_ready(number, 1);
             }

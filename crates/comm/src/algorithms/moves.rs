@@ -11,17 +11,17 @@ use crate::row::{Row, Word};
 
 /// The root's operands, into this member's.
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
-    for (item, buffer) in call.operands.iter().enumerate() {
+    for (item, buffer) in call.operands().iter().enumerate() {
         let len = buffer.len();
         members.own(buffer.place(), 0, len).copy_from_slice(call.operand(members, root, item).range(0, len));
     }
 }
 
 /// What the member that sends here sends; zeros where none does.
-pub(crate) fn permute(call: &Call, members: &Members, to: &[Option<usize>]) {
-    let (operand, result) = (&call.operands[0], &call.results[0]);
+pub(crate) fn permute(call: &Call, members: &Members) {
+    let (operand, result) = (&call.operands()[0], &call.results()[0]);
     let out = members.own(result.place(), 0, result.len());
-    match to.iter().position(|to| *to == Some(members.me)) {
+    match call.routes().iter().position(|to| *to == Some(members.me)) {
         Some(from) if from == members.me => {
             out.copy_from_slice(members.given(operand.place(), 0, operand.len()))
         }
@@ -42,10 +42,10 @@ impl Splits<'_> {
         // The own slot is not read again: its line has gone to a peer.
         let key = if from == members.me { call.key } else { members.key(from, call.number) };
         let row = &members.rows[from];
-        match &call.op {
+        match (&call.op, call.splits()) {
             _ if !key.is_even() => Splits::Table(row, row.table(call.number)),
             // Its parts are as large as the own ones, mostly.
-            Op::AllToAll { ins, .. } if key == call.key => Splits::Even(ins[0]),
+            (Op::AllToAll { part }, None) if key == call.key => Splits::Even(*part),
             _ => Splits::Even(key.bytes as usize / members.n()),
         }
     }
@@ -67,12 +67,13 @@ impl Splits<'_> {
 }
 
 /// What each member sends here, side by side.
-pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Result<(), Stop> {
+pub(crate) fn all_to_all(call: &Call, members: &Members, part: usize) -> Result<(), Stop> {
     let (me, number) = (members.me, call.number);
-    let result = &call.results[0];
+    let result = &call.results()[0];
     let splits = |from: usize| Splits::of(call, members, from);
-    for (from, expected) in outs.iter().copied().enumerate() {
-        let sent = splits(from).to(me);
+    let expected = |from: usize| call.splits().map_or(part, |(_, outs)| outs[from]);
+    for from in 0..members.n() {
+        let (sent, expected) = (splits(from).to(me), expected(from));
         if sent != expected {
             let side = |member: usize, what: String| Side {
                 rank: members.rows[member].rank,
@@ -87,10 +88,10 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, outs: &[usize]) -> Resu
     for from in members.rotated() {
         let splits = splits(from);
         let (sent, start) = (splits.to(me), splits.before(me));
-        let to: usize = outs[..from].iter().sum();
+        let to = call.splits().map_or(part * from, |(_, outs)| outs[..from].iter().sum());
         let out = members.own(result.place(), to, sent);
         match from == me {
-            true => out.copy_from_slice(members.given(call.operands[0].place(), start, sent)),
+            true => out.copy_from_slice(members.given(call.operands()[0].place(), start, sent)),
             false => out.copy_from_slice(call.operand(members, from, 0).range(start, sent)),
         }
     }

@@ -9,7 +9,7 @@ use crate::members::Members;
 /// The small all_reduce. The operands are staged, so that each member's own is overwritten while others still read.
 pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
     let mut start = 0;
-    for buffer in call.operands.iter() {
+    for buffer in call.operands().iter() {
         let (len, bytes) = (buffer.len(), call.bytes());
         let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
         // The own slot is not read again: its line has gone to a peer.
@@ -24,7 +24,7 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
 
 /// The root reduces all operands into its own; the others need not wait.
 pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
-    for (item, buffer) in call.operands.iter().enumerate() {
+    for (item, buffer) in call.operands().iter().enumerate() {
         let len = buffer.len();
         let parts = parts(members.n(), |member| match member == members.me {
             true => Part::Own,

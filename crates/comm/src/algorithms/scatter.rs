@@ -7,26 +7,21 @@ use crate::kernels::{self, Part};
 use crate::members::Members;
 
 /// Equal parts of operands reduced, one or a list of them.
-pub(crate) fn reduced(call: &Call, members: &Members, element: Element, reduce: Reduce, outers: &[usize]) {
-    for (item, outer) in outers.iter().enumerate() {
-        let part = row_of(call.results[item].len(), *outer);
+pub(crate) fn reduced(call: &Call, members: &Members, kind: (Element, Reduce), outer: usize) {
+    for (item, result) in call.results().iter().enumerate() {
+        let outer = call.outer(item, outer);
+        let part = row_of(result.len(), outer);
         let range = (part * members.n(), part * members.me, part);
-        cut(call, members, (element, reduce), item, *outer, range);
+        cut(call, members, kind, item, outer, range);
     }
 }
 
 /// Parts of a size of their own for each member.
-pub(crate) fn reduced_unevenly(
-    call: &Call,
-    members: &Members,
-    element: Element,
-    reduce: Reduce,
-    sizes: &[usize],
-    outer: usize,
-) {
+pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Element, Reduce), outer: usize) {
+    let sizes = call.sizes();
     let start = sizes[..members.me].iter().sum();
     let range = (sizes.iter().sum(), start, sizes[members.me]);
-    cut(call, members, (element, reduce), 0, outer, range);
+    cut(call, members, kind, 0, outer, range);
 }
 
 /// Reduces this member's part of every row: rows are `whole` bytes, its part begins at `start`.
@@ -41,10 +36,10 @@ fn cut(
     for row in 0..outer {
         let from = row * whole + start;
         let parts = parts(members.n(), |member| match member == members.me {
-            true => Part::Peer(members.given(call.operands[item].place(), from, len)),
+            true => Part::Peer(members.given(call.operands()[item].place(), from, len)),
             false => Part::Peer(call.operand(members, member, item).range(from, len)),
         });
-        let out = members.own(call.results[item].place(), row * len, len);
+        let out = members.own(call.results()[item].place(), row * len, len);
         kernels::reduce(out, &parts, element, reduce);
     }
 }
@@ -52,12 +47,12 @@ fn cut(
 /// This member's part of every row of the root's operand.
 pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize) {
     let (n, me) = (members.n(), members.me);
-    let result = &call.results[0];
+    let result = &call.results()[0];
     let part = row_of(result.len(), outer);
     for row in 0..outer {
         let (to, from) = (members.own(result.place(), row * part, part), (row * n + me) * part);
         match root == me {
-            true => to.copy_from_slice(members.given(call.operands[0].place(), from, part)),
+            true => to.copy_from_slice(members.given(call.operands()[0].place(), from, part)),
             false => to.copy_from_slice(call.operand(members, root, 0).range(from, part)),
         }
     }

@@ -23,9 +23,9 @@ fn an_operation_that_is_over_says_when() {
     let (recorder, segment, _fd) = recorder();
     let event = recorder.call(Kind::Start, call(0), Name::default());
     start(&recorder, 1);
-    recorder.finish(event);
+    recorder.finish(event, true);
     // What was overwritten since is left alone.
-    recorder.finish(event + CAPACITY as u64);
+    recorder.finish(event + CAPACITY as u64, true);
     let tape = read_segment(&segment, 0).unwrap();
     let seen: Vec<_> = tape.events.iter().map(|e| (e.kind, e.number)).collect();
     assert_eq!(seen, [(Kind::Start, 0), (Kind::Start, 1), (Kind::Finish, 0)]);

@@ -64,6 +64,8 @@ impl Segment {
         self.words[at / 8..].first_chunk().expect("words inside the segment")
     }
 
+    pub(crate) fn fetch_to_write(&self, _at: usize) {}
+
     pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
         &self.halves[at / LINE][at % LINE / 4]
     }
