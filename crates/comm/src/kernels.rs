@@ -18,6 +18,8 @@ pub(crate) enum Part<'a> {
 
 /// Elements that are folded at once.
 const BLOCK: usize = 512;
+/// So many are few.
+const FEW: usize = 16;
 
 /// Folds the parts, in order, into `out`. All have the length of `out`, a multiple of the element's size, and lie
 /// aligned to it; there is at least one part, and at most one is `Own`.
@@ -146,21 +148,23 @@ fn fold<T: Pod, A: Copy + Default>(
             let pairs = cast_slice(a).iter().zip(cast_slice(b));
             out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = store(op(load(*a), load(*b))));
         }
-        _ => fold_blocks(out, parts, load, op, store),
+        // Few elements take few accumulators, which are zeroed first.
+        _ if out.len() <= FEW => fold_blocks::<T, A, FEW>(out, parts, load, op, store),
+        _ => fold_blocks::<T, A, BLOCK>(out, parts, load, op, store),
     }
 }
 
 /// Many parts, block by block, so that every part is read once and the accumulators stay in the first cache.
-fn fold_blocks<T: Pod, A: Copy + Default>(
+fn fold_blocks<T: Pod, A: Copy + Default, const N: usize>(
     out: &mut [T],
     parts: &[Part<'_>],
     load: impl Fn(T) -> A + Copy,
     op: impl Fn(A, A) -> A + Copy,
     store: impl Fn(A) -> T + Copy,
 ) {
-    let mut accumulators = [A::default(); BLOCK];
-    for (number, block) in out.chunks_mut(BLOCK).enumerate() {
-        let start = number * BLOCK;
+    let mut accumulators = [A::default(); N];
+    for (number, block) in out.chunks_mut(N).enumerate() {
+        let start = number * N;
         let accumulators = &mut accumulators[..block.len()];
         for (i, part) in parts.iter().enumerate() {
             let part: &[T] = match part {

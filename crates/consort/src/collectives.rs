@@ -141,7 +141,7 @@ impl Group {
             }
         }
         comm.note(prepared.digest);
-        let pending = start(op, &sizes, comm, operands, buffers);
+        let pending = start(op, &sizes, comm, &operands, &buffers);
         // A call that was refused has not taken the note, which is not meant for the next one.
         comm.note(0);
         let pending = pending.map_err(failed)?;

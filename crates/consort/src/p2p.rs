@@ -6,7 +6,7 @@ use std::rc::Rc;
 use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
-use consort_runtime::start::{Operand, Operands, Outs, start};
+use consort_runtime::start::{Operand, Operands, start};
 
 use crate::apply::{prepared, write_into};
 use crate::collectives::check_world;
@@ -224,7 +224,7 @@ impl Group {
             taken.push(into);
         }
         let mesh = world.mesh();
-        let pending = start(&op, &world.sizes(&mesh), comm, operands, Outs::new()).map_err(failed)?;
+        let pending = start(&op, &world.sizes(&mesh), comm, &operands, &[]).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         let results: Vec<Tensor> = prepared
             .results

@@ -67,74 +67,86 @@ pub fn start(
     op: &dyn OpDef,
     sizes: &EvalCx<'_>,
     group: &Group,
-    operands: Operands<'_>,
-    results: Outs,
+    operands: &[Operand<'_>],
+    results: &[Buffer],
 ) -> Result<Pending, CommError> {
     let (n, op) = (group.size(), op.as_any());
     let several = operands.len() != 1;
     if let Some(AllReduceStart { reduce, .. }) = op.downcast_ref() {
-        let Some(dtype) = one_type(&operands)? else { return group.barrier() };
+        let Some(dtype) = one_type(operands)? else { return group.barrier() };
         let element = element(dtype);
         return match several {
-            false => group.all_reduce(one(operands)?, element, reduction(*reduce)),
+            false => group.all_reduce(operands[0].buffer.clone(), element, reduction(*reduce)),
             true => group.all_reduce(buffers(operands), element, reduction(*reduce)),
         };
     }
     if let Some(AllGatherStart { dims, .. }) = op.downcast_ref() {
-        return group.all_gather_list(moved(operands, results, dims));
+        return match several {
+            false => {
+                let Moved { operand, result, outer } = alone(operands, results, dims)?;
+                group.all_gather(operand, result, outer)
+            }
+            true => group.all_gather_list(moved(operands, results, dims)),
+        };
     }
     if let Some(ReduceScatterStart { reduce, dims, .. }) = op.downcast_ref() {
-        let element = element(one_type(&operands)?.unwrap_or(Dtype::F32));
-        return group.reduce_scatter_list(moved(operands, results, dims), element, reduction(*reduce));
+        let element = element(one_type(operands)?.unwrap_or(Dtype::F32));
+        let reduce = reduction(*reduce);
+        return match several {
+            false => {
+                let Moved { operand, result, outer } = alone(operands, results, dims)?;
+                group.reduce_scatter(operand, result, element, reduce, outer)
+            }
+            true => group.reduce_scatter_list(moved(operands, results, dims), element, reduce),
+        };
     }
-    let mut results = results.into_iter();
     if let Some(AllToAllStart { in_splits, out_splits, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
-        let row = row_bytes(&operand, 0);
+        let row = row_bytes(operand, 0);
         let given = |list: &Option<Vec<_>>| match list {
             None => Ok(vec![operand.buffer.len() / n; n]),
             Some(list) => bytes_of(sizes, list, row),
         };
         let (ins, outs) = (given(in_splits)?, given(out_splits)?);
-        return group.all_to_all(operand.buffer, expected(results.next())?, &ins, &outs);
+        return group.all_to_all(operand.buffer.clone(), only(results)?, &ins, &outs);
     }
     if let Some(AllGatherVStart { dim, sizes: list, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
-        let list = bytes_of(sizes, list, row_bytes(&operand, *dim))?;
+        let list = bytes_of(sizes, list, row_bytes(operand, *dim))?;
         let outer = outer(operand.shape, *dim);
-        return group.all_gather_v(operand.buffer, expected(results.next())?, list, outer);
+        return group.all_gather_v(operand.buffer.clone(), only(results)?, list, outer);
     }
     if let Some(ReduceScatterVStart { reduce, dim, sizes: list, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
-        let list = bytes_of(sizes, list, row_bytes(&operand, *dim))?;
+        let list = bytes_of(sizes, list, row_bytes(operand, *dim))?;
         let (outer, element) = (outer(operand.shape, *dim), element(operand.dtype));
-        let result = expected(results.next())?;
-        return group.reduce_scatter_v(operand.buffer, result, element, reduction(*reduce), list, outer);
+        let (operand, result) = (operand.buffer.clone(), only(results)?);
+        return group.reduce_scatter_v(operand, result, element, reduction(*reduce), list, outer);
     }
     if let Some(BroadcastStart { root, .. }) = op.downcast_ref() {
         return match several {
-            false => group.broadcast(one(operands)?, *root),
+            false => group.broadcast(operands[0].buffer.clone(), *root),
             true => group.broadcast(buffers(operands), *root),
         };
     }
     if let Some(ReduceStart { reduce, root, .. }) = op.downcast_ref() {
-        let element = element(one_type(&operands)?.unwrap_or(Dtype::F32));
+        let element = element(one_type(operands)?.unwrap_or(Dtype::F32));
         return group.reduce(buffers(operands), element, reduction(*reduce), *root);
     }
     if let Some(GatherStart { dims, root, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
         let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
-        return group.gather(operand.buffer, results.next(), *root, outer);
+        return group.gather(operand.buffer.clone(), results.first().cloned(), *root, outer);
     }
     if let Some(ScatterStart { dims, root, .. }) = op.downcast_ref() {
         let operand = first(operands)?;
         let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
-        let given = (*root == group.rank()).then_some(operand.buffer);
-        return group.scatter(given, expected(results.next())?, *root, outer);
+        let given = (*root == group.rank()).then(|| operand.buffer.clone());
+        return group.scatter(given, only(results)?, *root, outer);
     }
     if let Some(PermuteStart { route, .. }) = op.downcast_ref() {
         let to = (0..n).map(|from| route.to(from as u32, n as u32).map(|to| to as usize)).collect();
-        return group.permute(first(operands)?.buffer, expected(results.next())?, to);
+        return group.permute(first(operands)?.buffer.clone(), only(results)?, to);
     }
     if op.is::<BarrierStart>() {
         return group.barrier();
@@ -152,7 +164,7 @@ pub fn start(
             let Some(peer) = peer else { continue };
             let tag = sizes.index(&message.tag).map_err(argument)? as u64;
             let list = if i < send.len() { &mut sends } else { &mut recvs };
-            list.push(Message { peer, tag, buffer: operand.buffer });
+            list.push(Message { peer, tag, buffer: operand.buffer.clone() });
         }
         return group.exchange(sends, recvs);
     }
@@ -175,32 +187,38 @@ fn one_type(operands: &[Operand<'_>]) -> Result<Option<Dtype>, CommError> {
 }
 
 /// Each operand with its result, along a dimension of its own.
-fn moved(operands: Operands<'_>, results: Outs, dims: &[usize]) -> Vec<Moved> {
-    let moved = |((operand, result), dim): ((Operand<'_>, Buffer), &usize)| Moved {
+fn moved(operands: &[Operand<'_>], results: &[Buffer], dims: &[usize]) -> Vec<Moved> {
+    let moved = |((operand, result), dim): ((&Operand<'_>, &Buffer), &usize)| Moved {
         outer: outer(operand.shape, *dim),
-        operand: operand.buffer,
-        result,
+        operand: operand.buffer.clone(),
+        result: result.clone(),
     };
-    operands.into_iter().zip(results).zip(dims).map(moved).collect()
+    operands.iter().zip(results).zip(dims).map(moved).collect()
 }
 
-fn expected(buffer: Option<Buffer>) -> Result<Buffer, CommError> {
-    buffer.ok_or_else(|| CommError::Argument("expected a buffer for the result".into()))
+/// The only operand with its result.
+fn alone(operands: &[Operand<'_>], results: &[Buffer], dims: &[usize]) -> Result<Moved, CommError> {
+    let operand = first(operands)?;
+    let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
+    Ok(Moved { operand: operand.buffer.clone(), result: only(results)?, outer })
 }
 
-fn first(mut operands: Operands<'_>) -> Result<Operand<'_>, CommError> {
-    match (operands.pop(), operands.is_empty()) {
-        (Some(operand), true) => Ok(operand),
+fn only(results: &[Buffer]) -> Result<Buffer, CommError> {
+    match results {
+        [result] => Ok(result.clone()),
+        _ => Err(CommError::Argument("expected a buffer for the result".into())),
+    }
+}
+
+fn first<'a, 'b>(operands: &'a [Operand<'b>]) -> Result<&'a Operand<'b>, CommError> {
+    match operands {
+        [operand] => Ok(operand),
         _ => Err(CommError::Argument("expected one operand".into())),
     }
 }
 
-fn one(operands: Operands<'_>) -> Result<Buffer, CommError> {
-    first(operands).map(|operand| operand.buffer)
-}
-
-fn buffers(operands: Operands<'_>) -> Vec<Buffer> {
-    operands.into_iter().map(|operand| operand.buffer).collect()
+fn buffers(operands: &[Operand<'_>]) -> Vec<Buffer> {
+    operands.iter().map(|operand| operand.buffer.clone()).collect()
 }
 
 /// How often the layout along a dimension repeats; once where there is nothing to repeat.

@@ -197,22 +197,20 @@ impl Planned {
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
         let mut args: SmallVec<[ArgValue; 4]> = SmallVec::new();
-        // Arguments with gaps take part as copies.
-        let mut whole: SmallVec<[Option<Tensor>; 4]> = SmallVec::new();
-        for one in given {
-            let tensor = match one {
+        // Arguments with gaps take part as copies; which these are.
+        let mut whole: Vec<(usize, Tensor)> = Vec::new();
+        for (place, one) in given.iter().enumerate() {
+            let mut tensor = match one {
                 Given::Size(size) => {
                     args.push(ArgValue::Size(*size));
-                    whole.push(None);
                     continue;
                 }
                 Given::Tensor(tensor) => *tensor,
             };
-            let packed = match tensor.layout.is_contiguous() {
-                true => None,
-                false => Some(tensor.contiguous_at(site)?),
-            };
-            let tensor = packed.as_ref().unwrap_or(tensor);
+            if !tensor.layout.is_contiguous() {
+                whole.push((place, tensor.contiguous_at(site)?));
+                tensor = whole.last().map_or(tensor, |(_, packed)| packed);
+            }
             let storage = tensor.data("compile", site)?;
             let range = tensor.byte_range();
             let pending = storage.has_flights().then(|| {
@@ -224,7 +222,6 @@ impl Planned {
                 false => storage.buffer.part(range).map_err(failed)?,
             };
             args.push(ArgValue::Tensor { buffer, pending });
-            whole.push(packed);
         }
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
@@ -240,19 +237,18 @@ impl Planned {
                 Out::Tensor(tensor) => (SmallVec::new(), smallvec::smallvec![tensor]),
                 Out::Pending { pending, tensors } => (pending, tensors),
             };
-            let flights: SmallVec<[Rc<Flight>; 1]> =
-                pending.into_iter().map(|pending| Flight::new(pending, world, "compile", site)).collect();
-            let mut list = SmallVec::new();
+            let mut list: SmallVec<[Tensor; 1]> = SmallVec::new();
             for (out, varies) in tensors.into_iter().zip(varies) {
                 let argument = self.argument(given, &whole, out.region);
-                let tensor = self.tensor(world, argument, &mut shared, out, number, *varies);
+                list.push(self.tensor(world, argument, &mut shared, out, number, *varies));
                 number += 1;
-                if let Some(storage) = &tensor.storage {
-                    flights
-                        .iter()
-                        .for_each(|flight| storage.add_flight(tensor.byte_range(), Rc::clone(flight)));
+            }
+            for pending in pending {
+                let flight = Flight::new(pending, world, "compile", site);
+                for tensor in &list {
+                    let storage = tensor.storage.iter();
+                    storage.for_each(|storage| storage.add_flight(tensor.byte_range(), Rc::clone(&flight)));
                 }
-                list.push(tensor);
             }
             results.push(list);
         }
@@ -263,14 +259,14 @@ impl Planned {
     fn argument<'a>(
         &self,
         given: &[Given<'a>],
-        whole: &'a [Option<Tensor>],
+        whole: &'a [(usize, Tensor)],
         region: Region,
     ) -> Option<&'a Tensor> {
         let Region::Arg(place) = region else { return None };
         let place = place as usize;
         let own = |given: &Given<'a>| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None };
         let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);
-        let packed = whole.get(place).and_then(Option::as_ref);
+        let packed = whole.iter().find(|(own, _)| *own == place).map(|(_, tensor)| tensor);
         packed.or_else(|| given.get(place).and_then(own)).filter(|_| kept)
     }
 

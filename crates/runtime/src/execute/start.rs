@@ -48,7 +48,7 @@ impl State {
             }
             let results = call.results.iter().map(|slot| self.handle(*slot)).collect::<Result<Outs, _>>()?;
             group.said_at(site);
-            pending.push(start(&*call.op, &self.sizes(), group, operands, results)?);
+            pending.push(start(&*call.op, &self.sizes(), group, &operands, &results)?);
         }
         self.in_flight[number] += 1;
         self.all_in_flight += 1;
