@@ -98,3 +98,17 @@ fn every_op_has_a_method() {
     let unknown: Vec<&&str> = called.iter().filter(|name| !expected.contains(**name)).collect();
     assert!(unknown.is_empty(), "there is no op {unknown:?}");
 }
+
+#[test]
+fn sums_larger_than_a_cache_are_those_of_a_loop() {
+    // 2 MiB each: more than the stream's limit together, and one place less than a multiple of any vector.
+    let n = (1 << 19) - 1;
+    let x: Vec<f32> = (0..n).map(|i| (i as f32).mul_add(0.37, -9.0e4)).collect();
+    let y: Vec<f32> = (0..n).map(|i| 1.0 / (i as f32 + 0.5)).collect();
+    let (a, b) = (Tensor::from_slice(&x, &[n]).unwrap(), Tensor::from_slice(&y, &[n]).unwrap());
+    let pairs = || x.iter().zip(&y);
+    let got = [a.add(&b), a.sub(&b), a.mul(&b)].map(|z| z.unwrap().to_vec::<f32>().unwrap());
+    assert_eq!(got[0], pairs().map(|(x, y)| x + y).collect::<Vec<_>>());
+    assert_eq!(got[1], pairs().map(|(x, y)| x - y).collect::<Vec<_>>());
+    assert_eq!(got[2], pairs().map(|(x, y)| x * y).collect::<Vec<_>>());
+}

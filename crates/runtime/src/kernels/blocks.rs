@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::copy::copy;
 use super::formats::{Format, U8};
-use super::isa::{Loop, vectorize};
+use super::isa::{Loop, stream, vectorize};
 use super::operand::Storage;
 use super::source::{Source, coalesce};
 use super::{Arg, KernelCx, KernelError, View, ViewMut};
@@ -18,13 +18,23 @@ use super::{Arg, KernelCx, KernelError, View, ViewMut};
 /// Computes one run: operands of one length, and the result.
 pub(crate) type Micro<const N: usize, A, B> = fn([&[A]; N], &mut [B]);
 
+/// How much an op does to an element.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// So little, and with instructions that all machines have, that memory decides how long many elements take.
+    Light,
+    Short,
+    /// So much that the last elements, fewer than an instruction takes, should go together too.
+    Long,
+}
+
 /// What an op does to one element of each operand.
 pub(crate) trait ElementOp<A, const N: usize> {
     /// The type of the result.
     type Out: Copy + Zeroable;
 
-    /// Whether it is so long that the last elements, fewer than an instruction takes, should go together too.
-    const LONG: bool;
+    /// How much it does.
+    const WORK: Work;
 
     /// One element; `#[inline(always)]`, so that it becomes part of a loop.
     fn apply(x: [A; N]) -> Self::Out;
@@ -71,7 +81,9 @@ pub(crate) fn micro<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize>(
     args: [&[A]; N],
     out: &mut [O::Out],
 ) {
-    vectorize(Elements::<O, A, N> { args, out });
+    let bytes = size_of_val(out) + N * size_of_val(args[0]);
+    let elements = Elements::<O, A, N> { args, out };
+    if O::WORK == Work::Light { stream(elements, bytes) } else { vectorize(elements) }
 }
 
 struct Elements<'a, O: ElementOp<A, N>, A, const N: usize> {
@@ -84,7 +96,7 @@ impl<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize> Loop for Elements<'
     #[inline(always)]
     fn run(self) {
         let n = self.out.len();
-        if !O::LONG {
+        if O::WORK != Work::Long {
             let args = self.args.map(|arg| &arg[..n]);
             for (i, out) in self.out.iter_mut().enumerate() {
                 *out = O::apply(one_of_each(&args, i));

@@ -2,7 +2,7 @@
 
 use consort_ir::dtype::Dtype;
 
-use super::blocks::{ElementOp, map, micro};
+use super::blocks::{ElementOp, Work, map, micro};
 use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8, by_format, to_odd_f32};
 use super::{Arg, KernelCx, KernelError, ViewMut};
 
@@ -16,7 +16,7 @@ macro_rules! conversions {
     ($($from:ident $to:ident($x:ident) $convert:expr;)*) => {$(
         impl ElementOp<$from, 1> for To<$to> {
             type Out = <$to as Format>::Compute;
-            const LONG: bool = false;
+            const WORK: Work = Work::Short;
             #[inline(always)]
             fn apply([$x]: [$from; 1]) -> Self::Out {
                 $convert
@@ -36,7 +36,7 @@ macro_rules! plain {
         }
         impl ElementOp<$from, 1> for ToTruth {
             type Out = u8;
-            const LONG: bool = false;
+            const WORK: Work = Work::Short;
             #[inline(always)]
             fn apply([x]: [$from; 1]) -> u8 {
                 u8::from(x != 0 as $from)

@@ -6,7 +6,7 @@
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpDef;
 
-use super::blocks::{ElementOp, map, micro, select};
+use super::blocks::{ElementOp, Work, map, micro, select};
 use super::cast::cast;
 use super::formats::{Bits16, Format, I32, I64, U8, by_format};
 use super::math::{double, single};
@@ -16,20 +16,20 @@ use super::{Arg, Kernel, KernelCx, KernelError, Run, ViewMut};
 
 /// Declares ops as what they do to an element: `Op[operands] types => result: expression`.
 macro_rules! ops {
-    ($long:literal $($op:ident $x:tt $($($ty:ident)+ => $out:ident: $apply:expr),+;)*) => {$(
+    ($work:ident $($op:ident $x:tt $($($ty:ident)+ => $out:ident: $apply:expr),+;)*) => {$(
         struct $op;
-        $(ops! { @each $long $op $x $apply, $out, $($ty)+ })+
+        $(ops! { @each $work $op $x $apply, $out, $($ty)+ })+
     )*};
-    (@each $long:literal $op:ident $x:tt $apply:expr, $out:ident, $($ty:ident)+) => {
-        $(ops! { @one $long $op $ty $out $x $apply })+
+    (@each $work:ident $op:ident $x:tt $apply:expr, $out:ident, $($ty:ident)+) => {
+        $(ops! { @one $work $op $ty $out $x $apply })+
     };
-    (@one $long:literal $op:ident $ty:ident same $x:tt $apply:expr) => {
-        ops! { @one $long $op $ty $ty $x $apply }
+    (@one $work:ident $op:ident $ty:ident same $x:tt $apply:expr) => {
+        ops! { @one $work $op $ty $ty $x $apply }
     };
-    (@one $long:literal $op:ident $ty:ident $out:ident $x:tt $apply:expr) => {
+    (@one $work:ident $op:ident $ty:ident $out:ident $x:tt $apply:expr) => {
         impl ElementOp<$ty, { ops!(@count $x) }> for $op {
             type Out = $out;
-            const LONG: bool = $long;
+            const WORK: Work = Work::$work;
             #[inline(always)]
             fn apply($x: [$ty; ops!(@count $x)]) -> $out {
                 $apply
@@ -40,12 +40,15 @@ macro_rules! ops {
     (@count [$x:ident, $y:ident]) => { 2 };
 }
 
-// Short ones.
 ops! {
-    false
+    Light
     Add[x, y] f32 f64 i32 i64 u8 => same: x.plus(y);
     Sub[x, y] f32 f64 => same: x - y, i32 i64 u8 => same: x.wrapping_sub(y);
     Mul[x, y] f32 f64 i32 i64 u8 => same: x.times(y);
+}
+
+ops! {
+    Short
     Div[x, y] f32 f64 => same: x / y, i32 i64 u8 => same: if y == 0 { 0 } else { x.wrapping_div(y) };
     Rem[x, y] f32 f64 => same: x % y, i32 i64 u8 => same: if y == 0 { 0 } else { x.wrapping_rem(y) };
     Maximum[x, y] f32 f64 i32 i64 u8 => same: x.larger_of(y);
@@ -79,9 +82,9 @@ ops! {
     Flip[x] u8 => same: x ^ 1;
 }
 
-// Functions, which are long.
+// Functions.
 ops! {
-    true
+    Long
     Exp[x] f32 => same: single::exp(x), f64 => same: double::exp(x);
     Exp2[x] f32 => same: single::exp2(x), f64 => same: double::exp2(x);
     Expm1[x] f32 => same: single::expm1(x), f64 => same: double::expm1(x);
@@ -97,7 +100,7 @@ ops! {
 
 // What the standard library computes one by one.
 ops! {
-    false
+    Short
     Pow[x, y] f32 => same: f64::from(x).powf(f64::from(y)) as f32, f64 => same: x.powf(y),
         i32 u8 => same: power(x.into(), y.into()) as _, i64 => same: power(x, y);
     Atan2[y, x] f32 => same: f64::from(y).atan2(f64::from(x)) as f32, f64 => same: y.atan2(x);
@@ -110,7 +113,7 @@ macro_rules! angles {
 
         impl ElementOp<f32, 1> for $op {
             type Out = f32;
-            const LONG: bool = true;
+            const WORK: Work = Work::Long;
             #[inline(always)]
             fn apply([x]: [f32; 1]) -> f32 {
                 single::$name(x)
@@ -130,7 +133,7 @@ macro_rules! angles {
 
         impl ElementOp<f64, 1> for $op {
             type Out = f64;
-            const LONG: bool = false;
+            const WORK: Work = Work::Short;
             #[inline(always)]
             fn apply([x]: [f64; 1]) -> f64 {
                 x.$name()
