@@ -45,10 +45,6 @@ pub(crate) struct Parcel {
     pub(crate) noted: bool,
 }
 
-fn access(index: usize, sends: usize) -> Access {
-    if index < sends { Access::Read } else { Access::Write }
-}
-
 /// A batch in flight.
 #[derive(Default)]
 struct Batch {
@@ -64,6 +60,16 @@ struct Batch {
     is_slow: bool,
     /// Taken by whoever waited for it, or nobody waits.
     over: bool,
+}
+
+impl Batch {
+    /// Gives one of its buffers back to whoever else has handles of it.
+    fn unclaim(&self, index: usize) {
+        if self.noted {
+            let access = if index < self.sends { Access::Read } else { Access::Write };
+            self.buffers[index].unclaim(access);
+        }
+    }
 }
 
 impl Place for Batch {
@@ -257,7 +263,7 @@ impl Mails {
         let out = out.flat_map(|outbox| outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting));
         for letter in out.chain(self.inboxes.iter().flat_map(|inbox| &inbox.receives)) {
             let batch = &self.batches.all()[(letter.batch - self.first) as usize];
-            batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
+            batch.unclaim(letter.index);
         }
     }
 
@@ -270,9 +276,7 @@ impl Mails {
         self.open -= 1;
         let batch = &mut self.batches.all_mut()[(letter.batch - self.first) as usize];
         batch.open -= 1;
-        if batch.noted {
-            batch.buffers[letter.index].unclaim(access(letter.index, batch.sends));
-        }
+        batch.unclaim(letter.index);
     }
 
     /// Posts what has room, takes what has come, and notes what was taken from here.
