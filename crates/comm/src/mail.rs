@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::buffer::{Access, Buffer};
-use crate::buffers::{Buffers, bytes};
+use crate::buffers::Buffers;
 use crate::error::{Side, Stop};
 use crate::lease::Lease;
 use crate::members::Members;
@@ -138,9 +138,8 @@ impl Mails {
 
     /// Takes a batch on, posts what has room, and gives its number.
     #[inline(always)]
-    pub(crate) fn start(&mut self, members: &Members, parcel: Parcel, site: Name) -> u64 {
+    pub(crate) fn start(&mut self, members: &Members, parcel: Parcel, is_slow: bool, site: Name) -> u64 {
         let Parcel { ends, buffers, sends, noted } = parcel;
-        let is_slow = bytes(&buffers) > STAGE;
         let batch = self.next_batch();
         self.open += ends.len();
         let place = self.batches.take_on();

@@ -69,6 +69,10 @@ impl State {
         self.calls.all().get(number.checked_sub(self.first)? as usize)
     }
 
+    fn call_mut(&mut self, number: u64) -> Option<&mut Call> {
+        self.calls.all_mut().get_mut(number.checked_sub(self.first)? as usize)
+    }
+
     /// Whether a call is not finished.
     fn has_open_calls(&self) -> bool {
         self.done < self.next()
@@ -97,8 +101,7 @@ impl State {
     /// The outcome of a call that is finished.
     #[inline(always)]
     pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
-        let index = number.checked_sub(self.first)? as usize;
-        let call = self.calls.all_mut().get_mut(index).filter(|call| call.stage == Stage::Finished)?;
+        let call = self.call_mut(number).filter(|call| call.stage == Stage::Finished)?;
         let outcome = call.take_outcome();
         self.forget();
         Some(outcome)
@@ -106,18 +109,12 @@ impl State {
 
     /// Notes that a call was not over at the first look.
     pub(crate) fn slow(&mut self, number: u64) {
-        let index = number.checked_sub(self.first).map(|index| index as usize);
-        if let Some(call) = index.and_then(|index| self.calls.all_mut().get_mut(index)) {
-            call.is_slow = true;
-        }
+        self.call_mut(number).into_iter().for_each(|call| call.is_slow = true);
     }
 
     /// Nobody waits for a call any more.
     pub(crate) fn abandon(&mut self, number: u64) {
-        let index = number.checked_sub(self.first).map(|index| index as usize);
-        if let Some(call) = index.and_then(|index| self.calls.all_mut().get_mut(index)) {
-            call.abandoned = true;
-        }
+        self.call_mut(number).into_iter().for_each(|call| call.abandoned = true);
         self.forget();
     }
 
@@ -394,10 +391,11 @@ impl Inner {
         parcel.noted = claim_all(&self.heap, &parcel.buffers, (parcel.sends, Access::Read))?;
         let bytes = bytes(&parcel.buffers);
         let site = self.site_of(site);
-        let batch = state.mails.start(&self.members, parcel, site);
+        let is_large = bytes > STAGE;
+        let batch = state.mails.start(&self.members, parcel, is_large, site);
         let event = self.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), site);
         state.mails.set_event(event);
-        if bytes > STAGE {
+        if is_large {
             self.advance(state, false).map_err(|stop| *stop)?;
         }
         Ok(batch)
