@@ -22,6 +22,7 @@ use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
 use crate::pending::SPIN;
 use crate::progress::BUSY;
+use crate::segment::outside;
 use crate::siblings::advance_all;
 
 /// A block of a rank's heap, or a part of one. Clones are handles of the same bytes.
@@ -84,6 +85,16 @@ enum How {
 pub(crate) struct Place {
     pub(crate) at: usize,
     pub(crate) len: usize,
+}
+
+impl Place {
+    /// Whether a range lies inside.
+    #[inline(always)]
+    pub(crate) fn check(self, from: usize, len: usize) {
+        if len > self.len || from > self.len - len {
+            outside(from, len, self.len);
+        }
+    }
 }
 
 /// What an operation does with a buffer.

@@ -14,7 +14,7 @@ use crate::common_result::Common;
 use crate::error::Stop;
 use crate::heap::Heap;
 use crate::lease::Lease;
-use crate::members::{Item, Members, Source};
+use crate::members::{Item, Members, Source, copy};
 use crate::op::{Key, Lists, Op};
 use crate::queue::Place;
 use crate::recorder::{self, Name};
@@ -247,9 +247,12 @@ impl Call {
     #[inline]
     fn copy_operands(&self, members: &Members) {
         let mut rest = members.stage(self.number, self.bytes());
+        if let [operand] = self.operands() {
+            return copy(rest, members.given(operand.place(), 0, rest.len()));
+        }
         for operand in self.operands() {
             let (this, others) = rest.split_at_mut(operand.len());
-            this.copy_from_slice(members.given(operand.place(), 0, operand.len()));
+            copy(this, members.given(operand.place(), 0, operand.len()));
             rest = others;
         }
     }

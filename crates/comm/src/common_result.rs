@@ -1,6 +1,5 @@
 //! Results that are equal on all members, once per host: one block in the heap of one member that all of them read.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 
 use crate::buffer::Buffer;
@@ -23,7 +22,7 @@ impl Common {
 
     /// This member's hold on a block in which every part is made.
     pub(crate) fn new(members: &Members, giver: usize, at: usize, len: usize) -> Common {
-        Common { members: Members { rows: Arc::clone(&members.rows), me: members.me }, giver, at, len }
+        Common { members: members.clone(), giver, at, len }
     }
 
     /// The bytes.

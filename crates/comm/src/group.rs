@@ -56,7 +56,7 @@ impl Group {
         cores: Cores,
     ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
-        let members = Members { rows: Arc::new(rows), me };
+        let members = Members::new(rows, me);
         let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
         siblings::add(&inner);
         inner.alarm.add(&inner.members.rows);

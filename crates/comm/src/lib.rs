@@ -37,6 +37,7 @@ mod element;
 pub mod env;
 mod error;
 mod event;
+mod fixed;
 mod flight;
 mod group;
 mod heap;

@@ -32,7 +32,7 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
         let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
-        let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
+        let row = |(rank, segment)| Row::new(segment, ROW, rank);
         let rows = segments.iter().enumerate().map(row).collect();
         let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))

@@ -14,11 +14,12 @@ use crate::CommError;
 use crate::buffer::{Access, Buffer};
 use crate::buffers::Buffers;
 use crate::error::{Side, Stop};
+use crate::fixed::Fixed;
 use crate::lease::Lease;
-use crate::members::Members;
+use crate::members::{Members, comes, copy};
 use crate::queue::{Place, Queue};
 use crate::recorder::{Name, Recorder};
-use crate::row::{MAILS, MailWord, STAGE};
+use crate::row::{MAILS, Mail, MailWord, Row, STAGE};
 use crate::sync::AtomicU64;
 
 /// One end of a message: the other member, the tag, and what is sent or where it goes.
@@ -54,6 +55,8 @@ struct Batch {
     /// Whether a block noted that it is in use.
     noted: bool,
     open: usize,
+    /// Whom its last message comes from or goes to.
+    last: usize,
     /// Its event in the flight recorder.
     event: u64,
     /// Whether it is timed when it is over: it is large, or was not over at the first look.
@@ -90,8 +93,10 @@ struct Letter {
 }
 
 /// What goes to one member.
-#[derive(Default)]
 struct Outbox {
+    /// Its mails, in this member's row, and what the receiver notes of them, in its own.
+    ring: Fixed<[Mail; MAILS as usize]>,
+    notes: Fixed<[AtomicU64; MAILS as usize]>,
     posted: u64,
     /// Mails below this number are known to be taken.
     taken: u64,
@@ -102,8 +107,10 @@ struct Outbox {
 }
 
 /// What comes from one member.
-#[derive(Default)]
 struct Inbox {
+    /// Its mails, in the sender's row, and what is noted of them, in this member's.
+    ring: Fixed<[Mail; MAILS as usize]>,
+    notes: Fixed<[AtomicU64; MAILS as usize]>,
     /// The first mail that was not taken, and a bit for each from it on that was.
     next: u64,
     taken: u64,
@@ -121,12 +128,28 @@ pub(crate) struct Mails {
 }
 
 impl Mails {
-    pub(crate) fn new(n: usize) -> Mails {
+    pub(crate) fn new(members: &Members) -> Mails {
+        let (n, me, mine) = (members.n(), members.me, members.mine());
+        let outbox = |(to, row): (usize, &Row)| Outbox {
+            ring: mine.mails(to),
+            notes: row.taken(n, me),
+            posted: 0,
+            taken: 0,
+            sent: VecDeque::new(),
+            waiting: VecDeque::new(),
+        };
+        let inbox = |(from, row): (usize, &Row)| Inbox {
+            ring: row.mails(me),
+            notes: mine.taken(n, from),
+            next: 0,
+            taken: 0,
+            receives: VecDeque::new(),
+        };
         Mails {
             first: 0,
             batches: Queue::default(),
-            outboxes: (0..n).map(|_| Outbox::default()).collect(),
-            inboxes: (0..n).map(|_| Inbox::default()).collect(),
+            outboxes: members.rows.iter().enumerate().map(outbox).collect(),
+            inboxes: members.rows.iter().enumerate().map(inbox).collect(),
             open: 0,
         }
     }
@@ -147,13 +170,14 @@ impl Mails {
         place.sends = sends;
         place.noted = noted;
         place.open = ends.len();
+        place.last = ends.last().map_or(0, |(peer, _)| *peer);
         place.is_slow = is_slow;
         place.over = false;
         for (index, (peer, tag)) in ends.into_iter().enumerate() {
             let letter = Letter { batch, index, tag, site };
             if index >= sends {
                 self.inboxes[peer].receives.push_back(letter);
-            } else if self.outboxes[peer].waiting.is_empty() && self.outboxes[peer].has_room(members, peer) {
+            } else if self.outboxes[peer].waiting.is_empty() && self.outboxes[peer].has_room() {
                 self.post(members, peer, letter);
             } else {
                 self.outboxes[peer].waiting.push_back(letter);
@@ -176,6 +200,31 @@ impl Mails {
         let buffers = std::mem::take(&mut batch.buffers);
         self.forget();
         Some(buffers)
+    }
+
+    /// The buffers of the last batch, if nothing else is open and the one message that it still waits for, if any, comes
+    /// while this looks for it so often.
+    #[inline]
+    pub(crate) fn finish_last(
+        &mut self,
+        members: &Members,
+        number: u64,
+        looks: usize,
+        recorder: &Recorder,
+    ) -> Result<Option<Buffers>, Stop> {
+        let is_last = self.next_batch() == number + 1;
+        let Some(batch) = self.batches.last() else { return Ok(None) };
+        if !is_last || self.open != batch.open || batch.open > 1 {
+            return Ok(None);
+        }
+        if batch.open == 1 {
+            let from = batch.last;
+            if !self.inboxes[from].comes(number, looks) {
+                return Ok(None);
+            }
+            self.receive(members, from)?;
+        }
+        Ok(self.take_finished(number, recorder))
     }
 
     /// Whether all messages of a batch have met their other end.
@@ -201,12 +250,11 @@ impl Mails {
         self.batches.all_mut().get_mut(number.checked_sub(self.first)? as usize)
     }
 
+    #[inline(always)]
     fn forget(&mut self) {
-        let is_over = |batch: &&Batch| batch.over && batch.open == 0;
-        let count = self.batches.all().iter().take_while(is_over).count();
-        if count > 0 {
-            self.batches.forget(count);
-            self.first += count as u64;
+        while self.batches.first().is_some_and(|batch| batch.over && batch.open == 0) {
+            self.batches.forget_first();
+            self.first += 1;
         }
     }
 
@@ -227,21 +275,19 @@ impl Mails {
     }
 
     /// Whether something of a member came, or was taken by it, since the last advance.
-    pub(crate) fn has_news(&self, members: &Members, member: usize) -> bool {
+    pub(crate) fn has_news(&self, member: usize) -> bool {
         let (inbox, outbox) = (&self.inboxes[member], &self.outboxes[member]);
-        let taken = |(number, _): &(u64, Letter)| outbox.is_taken(members, member, *number);
-        inbox.receives.iter().any(|letter| inbox.find(members, member, letter.tag).is_some())
+        let taken = |(number, _): &(u64, Letter)| outbox.is_taken(*number);
+        inbox.receives.iter().any(|letter| inbox.find(letter.tag).is_some())
             || outbox.sent.iter().any(taken)
-            || !outbox.waiting.is_empty() && outbox.posted < outbox.taken_below(members, member) + MAILS
+            || !outbox.waiting.is_empty() && outbox.posted < outbox.taken_below() + MAILS
     }
 
     /// A word that changes before a receive of an unfinished batch can go on, and what it is now.
-    pub(crate) fn awaits<'a>(&self, members: &'a Members, batch: u64) -> Option<(&'a AtomicU64, u64)> {
-        let inboxes = self.inboxes.iter().enumerate();
-        let (from, inbox) = inboxes
-            .filter(|(_, inbox)| inbox.receives.front().is_some_and(|letter| letter.batch == batch))
-            .find(|(_, inbox)| inbox.taken == 0)?;
-        let stamp = &members.rows[from].mail(members.me, inbox.next)[MailWord::Stamp as usize];
+    pub(crate) fn awaits(&self, batch: u64) -> Option<(&AtomicU64, u64)> {
+        let is_first = |inbox: &&Inbox| inbox.receives.front().is_some_and(|letter| letter.batch == batch);
+        let inbox = self.inboxes.iter().filter(is_first).find(|inbox| inbox.taken == 0)?;
+        let stamp = &inbox.mail(inbox.next)[MailWord::Stamp as usize];
         let seen = stamp.load(Relaxed);
         (seen != inbox.next + 1).then_some((stamp, seen))
     }
@@ -284,8 +330,7 @@ impl Mails {
             return Ok(());
         }
         for member in 0..members.n() {
-            while !self.outboxes[member].waiting.is_empty() && self.outboxes[member].has_room(members, member)
-            {
+            while !self.outboxes[member].waiting.is_empty() && self.outboxes[member].has_room() {
                 let Some(letter) = self.outboxes[member].waiting.pop_front() else { break };
                 self.post(members, member, letter);
             }
@@ -293,7 +338,7 @@ impl Mails {
                 self.receive(members, member)?;
             }
             if !self.outboxes[member].sent.is_empty() {
-                self.confirm(members, member);
+                self.confirm(member);
             }
         }
         self.forget();
@@ -303,14 +348,14 @@ impl Mails {
     /// Posts a message for which there is room.
     fn post(&mut self, members: &Members, to: usize, letter: Letter) {
         let (row, number, buffer) = (members.mine(), self.outboxes[to].posted, self.buffer(letter));
-        let words = row.mail(to, number);
+        let words = self.outboxes[to].mail(number);
         let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
         let len = buffer.len();
         set(MailWord::Tag, letter.tag);
         set(MailWord::Bytes, len as u64);
         set(MailWord::Site, letter.site.word());
         if len <= STAGE {
-            members.mail_stage(to, number, len).copy_from_slice(members.given(buffer.place(), 0, len));
+            copy(members.mail_stage(to, number, len), members.given(buffer.place(), 0, len));
         } else {
             set(MailWord::Place, buffer.at() as u64);
             let at = members.rows[to].taken_at(members.n(), members.me, number);
@@ -331,20 +376,19 @@ impl Mails {
             // An earlier receive with the same tag goes first.
             let inbox = &self.inboxes[from];
             let blocked = i > 0 && inbox.receives.iter().take(i).any(|earlier| earlier.tag == letter.tag);
-            let found = if blocked { None } else { inbox.find(members, from, letter.tag) };
+            let found = if blocked { None } else { inbox.find(letter.tag) };
             let Some(number) = found else {
                 i += 1;
                 continue;
             };
-            let words = members.rows[from].mail(members.me, number);
+            let words = inbox.mail(number);
             let sent = words[MailWord::Bytes as usize].load(Relaxed) as usize;
             let place = self.buffer(letter).place();
             if sent != place.len {
-                return Err(lengths(members, from, number, letter, place.len).into());
+                return Err(lengths(members, from, words, letter, place.len).into());
             }
-            members.copy_mail(from, number, place);
-            let row = members.mine();
-            row.tell(row.taken(members.n(), from, number), number + 1);
+            members.copy_mail(from, number, words, place);
+            members.mine().tell(&inbox.notes[(number % MAILS) as usize], number + 1);
             let inbox = &mut self.inboxes[from];
             inbox.take(number);
             let _ = if i == 0 { inbox.receives.pop_front() } else { inbox.receives.remove(i) };
@@ -353,10 +397,10 @@ impl Mails {
         Ok(())
     }
 
-    fn confirm(&mut self, members: &Members, to: usize) {
+    fn confirm(&mut self, to: usize) {
         let mut i = 0;
         while let Some((number, _)) = self.outboxes[to].sent.get(i) {
-            if !self.outboxes[to].is_taken(members, to, *number) {
+            if !self.outboxes[to].is_taken(*number) {
                 i += 1;
             } else if let Some((_, letter)) = self.outboxes[to].sent.remove(i) {
                 self.close(letter);
@@ -368,31 +412,47 @@ impl Mails {
 impl Outbox {
     /// Whether the next mail's entry is free: the mail before in it was taken. What is known of it is kept, so that
     /// the receiver's notes, which change with every mail, are read only once a ring is full.
-    fn has_room(&mut self, members: &Members, to: usize) -> bool {
+    fn has_room(&mut self) -> bool {
         if self.posted < self.taken + MAILS {
             return true;
         }
-        self.taken = self.taken_below(members, to);
+        self.taken = self.taken_below();
         self.posted < self.taken + MAILS
     }
 
-    fn is_taken(&self, members: &Members, to: usize, number: u64) -> bool {
-        members.rows[to].taken(members.n(), members.me, number).load(Acquire) > number
+    fn mail(&self, number: u64) -> &Mail {
+        &self.ring[(number % MAILS) as usize]
+    }
+
+    fn is_taken(&self, number: u64) -> bool {
+        self.notes[(number % MAILS) as usize].load(Acquire) > number
     }
 
     /// The first mail that was not taken.
-    fn taken_below(&self, members: &Members, to: usize) -> u64 {
-        let open = |number: &u64| !self.is_taken(members, to, *number);
+    fn taken_below(&self) -> u64 {
+        let open = |number: &u64| !self.is_taken(*number);
         (self.taken..self.posted).find(open).unwrap_or(self.posted)
     }
 }
 
 impl Inbox {
+    fn mail(&self, number: u64) -> &Mail {
+        &self.ring[(number % MAILS) as usize]
+    }
+
+    /// Whether the next mail comes within so many looks after the first, and a batch receives it, whatever its tag is.
+    #[inline(always)]
+    fn comes(&self, batch: u64, looks: usize) -> bool {
+        let is_awaited = self.receives.front().is_some_and(|letter| letter.batch == batch);
+        is_awaited
+            && self.taken == 0
+            && comes(&self.mail(self.next)[MailWord::Stamp as usize], self.next + 1, looks)
+    }
+
     /// The first mail with a tag that was not taken yet.
-    fn find(&self, members: &Members, from: usize, tag: u64) -> Option<u64> {
-        let row = &members.rows[from];
+    fn find(&self, tag: u64) -> Option<u64> {
         let is_taken = |number: &u64| self.taken >> (number - self.next) & 1 == 1;
-        let word = |number: &u64, word: MailWord| &row.mail(members.me, *number)[word as usize];
+        let word = |number: &u64, word: MailWord| &self.mail(*number)[word as usize];
         let published = |number: &u64| word(number, MailWord::Stamp).load(Acquire) == number + 1;
         let tagged = |number: &u64| word(number, MailWord::Tag).load(Relaxed) == tag;
         // It is mostly the next one.
@@ -415,8 +475,8 @@ impl Inbox {
 }
 
 /// The error of a receive whose message has another length, with both source lines.
-fn lengths(members: &Members, from: usize, number: u64, letter: Letter, expected: usize) -> CommError {
-    let get = |word: MailWord| members.rows[from].mail(members.me, number)[word as usize].load(Relaxed);
+fn lengths(members: &Members, from: usize, words: &Mail, letter: Letter, expected: usize) -> CommError {
+    let get = |word: MailWord| words[word as usize].load(Relaxed);
     let side = |member: usize, what: &str, bytes: usize, site: u64| Side {
         rank: members.rows[member].rank,
         what: format!("{what}, {bytes} bytes, tag {}", letter.tag),

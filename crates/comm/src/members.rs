@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::buffer::Place;
 use crate::op::Key;
 use crate::recorder::Name;
-use crate::row::{MailWord, Row, STAGE, Word};
+use crate::row::{Mail, MailWord, Row, STAGE, Slot, Word};
 use crate::sync::AtomicU64;
 
 /// The rows of a group, and which is this member's.
@@ -15,6 +15,8 @@ use crate::sync::AtomicU64;
 pub(crate) struct Members {
     pub(crate) rows: Arc<Vec<Row>>,
     pub(crate) me: usize,
+    /// This member's own, once more, since every call asks for it.
+    mine: Row,
 }
 
 /// One of the operands of a call.
@@ -45,13 +47,46 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Whether a stamp is there, by the last of so many looks after the first.
+#[inline(always)]
+pub(crate) fn comes(word: &AtomicU64, stamp: u64, looks: usize) -> bool {
+    let is_there = || word.load(Acquire) == stamp;
+    let look = |_| {
+        std::hint::spin_loop();
+        is_there()
+    };
+    is_there() || (0..looks).any(look)
+}
+
+/// Copies a few bytes without the call that copies many.
+#[inline(always)]
+pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
+    if let (Some(to), Some(from)) = (to.as_mut_array::<4>(), from.as_array::<4>()) {
+        *to = *from;
+    } else if let (Some(to), Some(from)) = (to.as_mut_array::<8>(), from.as_array::<8>()) {
+        *to = *from;
+    } else {
+        to.copy_from_slice(from);
+    }
+}
+
+/// What the words of a call say.
+fn key(words: &Slot) -> Key {
+    let get = |word: Word| words[word as usize].load(Relaxed);
+    Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
+}
+
 impl Members {
+    pub(crate) fn new(rows: Vec<Row>, me: usize) -> Members {
+        Members { mine: rows[me].clone(), rows: Arc::new(rows), me }
+    }
+
     pub(crate) fn n(&self) -> usize {
         self.rows.len()
     }
 
     pub(crate) fn mine(&self) -> &Row {
-        &self.rows[self.me]
+        &self.mine
     }
 
     /// The stamp of a call that a member has not published yet, and what it is now.
@@ -61,16 +96,16 @@ impl Members {
         (seen != call + 1).then_some((stamp, seen))
     }
 
-    /// What a member has published for a call, if it has.
-    pub(crate) fn published(&self, member: usize, call: u64) -> Option<Key> {
-        self.rows[member].has_published(call).then(|| self.key(member, call))
+    /// What a member has published for a call, if it has by the last of so many looks after the first.
+    #[inline(always)]
+    pub(crate) fn published(&self, member: usize, call: u64, looks: usize) -> Option<Key> {
+        let words = self.rows[member].words(call);
+        comes(&words[Word::Stamp as usize], call + 1, looks).then(|| key(words))
     }
 
     /// What a member has published for a call.
     pub(crate) fn key(&self, member: usize, call: u64) -> Key {
-        let words = self.rows[member].words(call);
-        let get = |word: Word| words[word as usize].load(Relaxed);
-        Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
+        key(self.rows[member].words(call))
     }
 
     /// One of the operands of a member that has published the call and agrees with it: which of a list of so many, and
@@ -102,16 +137,18 @@ impl Members {
 
     /// A range of one of this member's own buffers, which a call in flight holds.
     #[allow(clippy::mut_from_ref, reason = "the buffer is claimed by the call that asks")]
+    #[inline(always)]
     pub(crate) fn own(&self, place: Place, from: usize, len: usize) -> &mut [u8] {
-        assert!(from + len <= place.len, "range {from}+{len} of {}", place.len);
+        place.check(from, len);
         // SAFETY: the call in flight has claimed it for writing, so nobody else here reaches it, and peers read only
         // what the protocol leaves alone: see `Source::range`.
         unsafe { self.mine().segment.write(place.at + from, len) }
     }
 
     /// The same to read.
+    #[inline(always)]
     pub(crate) fn given(&self, place: Place, from: usize, len: usize) -> &[u8] {
-        assert!(from + len <= place.len, "range {from}+{len} of {}", place.len);
+        place.check(from, len);
         // SAFETY: the call in flight has claimed it, so nobody else here writes it.
         unsafe { self.mine().segment.read(place.at + from, len) }
     }
@@ -141,17 +178,17 @@ impl Members {
     }
 
     /// Copies a mail of a member, which is published and has the buffer's length, into one of this member's buffers.
-    pub(crate) fn copy_mail(&self, from: usize, number: u64, place: Place) {
+    pub(crate) fn copy_mail(&self, from: usize, number: u64, words: &Mail, place: Place) {
         let row = &self.rows[from];
         let len = place.len;
         let at = if len <= STAGE {
             row.mail_stage(self.me, number, len)
         } else {
-            row.mail(self.me, number)[MailWord::Place as usize].load(Relaxed) as usize
+            words[MailWord::Place as usize].load(Relaxed) as usize
         };
         // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
         let mail = unsafe { row.segment.read(at, len) };
-        self.own(place, 0, len).copy_from_slice(mail);
+        copy(self.own(place, 0, len), mail);
     }
 
     /// A text of a member, by its place and length.

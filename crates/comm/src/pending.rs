@@ -135,17 +135,43 @@ impl<T: Outcome> Pending<T> {
     /// waits past the time given.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
-        if !self.look_and_poll().map_err(|stop| *stop)? {
-            self.sleep(until, Location::caller())?;
+        match self.finish_last()? {
+            Some(outcome) => Ok(outcome),
+            None => self.wait_until(|| until, Location::caller()),
         }
-        self.take()
     }
 
     /// The same within some time from now. The clock is read only where it must wait.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
+        match self.finish_last()? {
+            Some(outcome) => Ok(outcome),
+            None => self.wait_until(|| Instant::now() + time, Location::caller()),
+        }
+    }
+
+    /// What it gives, where it alone is open and ends soon.
+    #[inline(always)]
+    fn finish_last(&mut self) -> Result<Option<T>, CommError> {
+        let looks = if self.inner.cores.one_each() { LOOKS } else { 0 };
+        let given = match self.what {
+            What::Call(number) => self.inner.finish_last(number, looks)?,
+            What::Batch(batch) => self.inner.finish_last_batch(batch, looks)?,
+            What::Over => None,
+        };
+        let Some((buffers, common)) = given else { return Ok(None) };
+        self.what = What::Over;
+        Ok(T::of(buffers, common))
+    }
+
+    #[inline(never)]
+    fn wait_until(
+        &mut self,
+        until: impl FnOnce() -> Instant,
+        site: &'static Location<'static>,
+    ) -> Result<T, CommError> {
         if !self.look_and_poll().map_err(|stop| *stop)? {
-            self.sleep(Instant::now() + time, Location::caller())?;
+            self.sleep(until(), site)?;
         }
         self.take()
     }
@@ -217,7 +243,7 @@ impl<T: Outcome> Pending<T> {
         let members = &self.inner.members;
         let awaits = match self.what {
             What::Call(number) => state.call(number).and_then(|call| call.awaits(members)),
-            What::Batch(batch) => state.mails.awaits(members, batch),
+            What::Batch(batch) => state.mails.awaits(batch),
             What::Over => None,
         };
         let Some((word, seen)) = awaits else { return false };
@@ -266,7 +292,7 @@ impl<T: Outcome> Pending<T> {
         let inner = &self.inner;
         let news = match self.what {
             // What is missing of a batch is known only by an advance.
-            What::Batch(_) => inner.state().mails.has_news(&inner.members, member),
+            What::Batch(_) => inner.state().mails.has_news(member),
             _ => !self.missing().contains(&member),
         };
         news || inner.elsewhere().is_some() || self.left().is_some()

@@ -59,6 +59,9 @@ pub(crate) struct State {
     pub(crate) failed: Option<CommError>,
 }
 
+/// The buffers of an operation, and its common result.
+pub(crate) type Given = (Buffers, Option<Box<Common>>);
+
 impl State {
     /// The number of the next call.
     pub(crate) fn next(&self) -> u64 {
@@ -100,7 +103,7 @@ impl State {
 
     /// The outcome of a call that is finished.
     #[inline(always)]
-    pub(crate) fn take(&mut self, number: u64) -> Option<(Buffers, Option<Box<Common>>)> {
+    pub(crate) fn take(&mut self, number: u64) -> Option<Given> {
         let call = self.call_mut(number).filter(|call| call.stage == Stage::Finished)?;
         let outcome = call.take_outcome();
         self.forget();
@@ -118,17 +121,11 @@ impl State {
         self.forget();
     }
 
-    #[inline]
+    #[inline(always)]
     fn forget(&mut self) {
-        if !self.calls.all().first().is_some_and(|call| call.abandoned) {
-            return;
-        }
-        let compared = self.compared;
-        let over = |call: &Call| call.abandoned && call.number < compared;
-        let count = self.calls.all().iter().take_while(|call| over(call)).count();
-        if count > 0 {
-            self.calls.forget(count);
-            self.first += count as u64;
+        while self.calls.first().is_some_and(|call| call.abandoned && call.number < self.compared) {
+            self.calls.forget_first();
+            self.first += 1;
         }
     }
 }
@@ -148,7 +145,7 @@ impl Inner {
             compared: 0,
             uncompared: 0,
             released: 0,
-            mails: Mails::new(members.n()),
+            mails: Mails::new(&members),
             failed: None,
         };
         let progress_thread = OnceCell::new();
@@ -237,25 +234,69 @@ impl Inner {
 
     /// The same where the last call alone is open, as it mostly is.
     fn advance_last(&self, state: &mut State) -> Result<(), Stop> {
-        let Some(call) = state.calls.all_mut().last_mut() else { return Ok(()) };
+        let Some(call) = state.calls.last() else { return Ok(()) };
         self.advance_call(call, &mut state.released)?;
-        if call.stage != Stage::Finished {
-            return Ok(());
-        }
-        if !call.is_compared {
-            let uncompared = state.uncompared + 1;
-            siblings::count(&mut state.uncompared, uncompared);
-        } else if siblings::uncompared() > 0 {
+        let is_compared = call.is_compared;
+        if call.stage == Stage::Finished { self.count_last(state, is_compared) } else { Ok(()) }
+    }
+
+    /// Counts the last call, which alone was open and is finished.
+    #[inline(always)]
+    fn count_last(&self, state: &mut State, is_compared: bool) -> Result<(), Stop> {
+        if is_compared && siblings::uncompared() > 0 {
             let outcome = self.compare_rest(state);
             self.settle(state);
             return outcome;
-        } else {
+        }
+        if is_compared {
             state.compared += 1;
+        } else {
+            let uncompared = state.uncompared + 1;
+            siblings::count(&mut state.uncompared, uncompared);
         }
         state.done += 1;
         self.members.mine().set_done(state.done, state.compared);
         state.forget();
         Ok(())
+    }
+
+    /// The outcome of a call that alone is open, if the members that it needs come while this looks at each of them so
+    /// often. This is the way of most small calls.
+    #[inline]
+    pub(crate) fn finish_last(&self, number: u64, looks: usize) -> Result<Option<Given>, CommError> {
+        let state = &mut *self.state();
+        let is_last = state.done == number && state.next() == number + 1;
+        if !is_last || state.uncompared > UNCOMPARED || state.failed.is_some() {
+            return Ok(None);
+        }
+        let Some(call) = state.calls.last() else { return Ok(None) };
+        if call.stage != Stage::Published || call.job().is_some() {
+            return Ok(None);
+        }
+        if let Err(stop) = self.go_on(call, looks) {
+            return Err(self.fail(state, *stop));
+        }
+        if call.stage != Stage::Finished {
+            return Ok(None);
+        }
+        let (outcome, is_compared) = (call.take_outcome(), call.is_compared);
+        match self.count_last(state, is_compared) {
+            Ok(()) => Ok(Some(outcome)),
+            Err(stop) => Err(self.fail(state, *stop)),
+        }
+    }
+
+    /// The same for a batch of messages.
+    #[inline]
+    pub(crate) fn finish_last_batch(&self, batch: u64, looks: usize) -> Result<Option<Given>, CommError> {
+        let state = &mut *self.state();
+        if state.has_open_calls() || state.failed.is_some() {
+            return Ok(None);
+        }
+        match state.mails.finish_last(&self.members, batch, looks, &self.recorder) {
+            Ok(buffers) => Ok(buffers.map(|buffers| (buffers, None))),
+            Err(stop) => Err(self.fail(state, *stop)),
+        }
     }
 
     /// Finds out how far all calls are, and tells the others.
@@ -302,8 +343,15 @@ impl Inner {
             }
             return Ok(());
         }
+        self.go_on(call, 0)
+    }
+
+    /// One that is published and has no job, with so many looks at each member that it needs.
+    #[inline(always)]
+    fn go_on(&self, call: &mut Call, looks: usize) -> Result<(), Stop> {
+        let members = &self.members;
         let needs = call.needs(members);
-        if !self.compare(call, needs.clone())? {
+        if !self.compare(call, needs.clone(), looks)? {
             return Ok(());
         }
         if call.step(members)? {
@@ -314,19 +362,21 @@ impl Inner {
         Ok(())
     }
 
+    #[inline(always)]
     fn finish(&self, call: &mut Call) {
         call.stage = Stage::Finished;
         call.unclaim(self.members.me);
         self.recorder.finish(call.event, call.is_slow);
     }
 
-    /// Compares a call with those of some members, in order; true when all of them have published theirs.
-    #[inline]
-    fn compare(&self, call: &mut Call, range: Range<usize>) -> Result<bool, Stop> {
+    /// Compares a call with those of some members, in order, looking at each so often; true when all of them have
+    /// published theirs.
+    #[inline(always)]
+    fn compare(&self, call: &mut Call, range: Range<usize>, looks: usize) -> Result<bool, Stop> {
         let (members, number) = (&self.members, call.number);
         for member in range.start + call.checked..range.end {
             if member != members.me {
-                let Some(key) = members.published(member, number) else { return Ok(false) };
+                let Some(key) = members.published(member, number, looks) else { return Ok(false) };
                 if !call.key.agrees(key) {
                     return Err(self.mismatch(members.me, member, number).into());
                 }
@@ -342,7 +392,7 @@ impl Inner {
         let (mut uncompared, mut outcome) = (state.uncompared, Ok(()));
         let calls = state.calls.all_mut().iter_mut();
         for call in calls.filter(|call| call.stage == Stage::Finished && !call.is_compared) {
-            match self.compare(call, 0..self.members.n()) {
+            match self.compare(call, 0..self.members.n(), 0) {
                 Ok(is_compared) => call.is_compared = is_compared,
                 Err(stop) => outcome = outcome.and(Err(stop)),
             }

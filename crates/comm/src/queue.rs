@@ -26,6 +26,12 @@ impl<T: Place> Queue<T> {
         &mut self.places[self.begin..self.end]
     }
 
+    /// The last one.
+    #[inline]
+    pub(crate) fn last(&mut self) -> Option<&mut T> {
+        if self.begin < self.end { self.places.get_mut(self.end - 1) } else { None }
+    }
+
     /// The place of one more, with whatever was there before.
     #[inline]
     pub(crate) fn take_on(&mut self) -> &mut T {
@@ -46,11 +52,17 @@ impl<T: Place> Queue<T> {
         }
     }
 
-    /// Forgets so many at the beginning. What nobody took of them is freed now, not when their places are used again.
+    /// The first one.
     #[inline]
-    pub(crate) fn forget(&mut self, count: usize) {
-        self.places[self.begin..self.begin + count].iter_mut().for_each(T::empty);
-        self.begin += count;
+    pub(crate) fn first(&self) -> Option<&T> {
+        if self.begin < self.end { self.places.get(self.begin) } else { None }
+    }
+
+    /// Forgets the first one. What nobody took of it is freed now, not when its place is used again.
+    #[inline]
+    pub(crate) fn forget_first(&mut self) {
+        self.places[self.begin].empty();
+        self.begin += 1;
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
         }
@@ -72,7 +84,7 @@ mod tests {
             }
             let count = queue.all().len().min((round % 5) as usize);
             queue.all_mut().iter_mut().for_each(|call| call.more = Some(Box::default()));
-            queue.forget(count);
+            (0..count).for_each(|_| queue.forget_first());
             assert!(queue.places[..queue.begin].iter().all(|call| call.more.is_none()));
             first += count as u64;
             let numbers: Vec<u64> = queue.all().iter().map(|call| call.number).collect();

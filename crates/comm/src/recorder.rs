@@ -25,6 +25,7 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::pread;
 
 use crate::event::{EXCHANGE, Event, Kind};
+use crate::fixed::Fixed;
 use crate::op::{Key, describe};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, fence};
@@ -72,6 +73,9 @@ pub struct Recorder {
 
 struct Ring {
     segment: Arc<Segment>,
+    /// How many events were ever written.
+    count: Fixed<AtomicU64>,
+    records: Fixed<[[AtomicU64; WORDS]; CAPACITY]>,
     texts: Mutex<Texts>,
 }
 
@@ -119,7 +123,12 @@ impl Recorder {
             segment.word(at).store(value, Relaxed);
         }
         segment.word(0).store(MAGIC, Release);
-        let ring = Arc::new(Ring { segment, texts: Mutex::default() });
+        let ring = Arc::new(Ring {
+            count: Fixed::new(&segment, |segment| segment.word(COUNT)),
+            records: Fixed::new(&segment, |segment| segment.words(LINE)),
+            segment,
+            texts: Mutex::default(),
+        });
         Recorder { group: ring.name(group), ring, group_name: group.into(), sites: Default::default() }
     }
 
@@ -170,7 +179,7 @@ impl Recorder {
 
     #[inline]
     fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
-        let event = self.ring.segment.word(COUNT).fetch_add(1, Relaxed);
+        let event = self.ring.count.fetch_add(1, Relaxed);
         let record = self.ring.record(event);
         record[0].store(0, Relaxed);
         // The stamp is gone before anything else changes.
@@ -201,7 +210,7 @@ impl Recorder {
 
 impl Ring {
     fn record(&self, event: u64) -> &[AtomicU64; WORDS] {
-        self.segment.words(LINE + event as usize % CAPACITY * LINE)
+        &self.records[event as usize % CAPACITY]
     }
 
     fn site(&self, key: usize, site: &Location<'_>) -> Name {

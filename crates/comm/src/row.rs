@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
+use crate::fixed::Fixed;
 #[cfg(any(loom, shuttle))]
 use crate::models::futex::{sleep_on, wake};
 use crate::segment::Segment;
@@ -42,7 +43,8 @@ const AHEAD: u64 = 4;
 /// A line each for `done` and `compared`, for the bell and its waiters, and for the failure.
 const HEADER: usize = 3 * LINE;
 const SLOT: usize = 2 * LINE;
-const MAIL: usize = LINE + STAGE;
+/// The mails to one destination: their lines, then their staging areas.
+const RING: usize = MAILS as usize * (LINE + STAGE);
 
 /// One member's row.
 #[derive(Clone)]
@@ -51,7 +53,17 @@ pub(crate) struct Row {
     pub(crate) at: usize,
     /// The owner's number in the world.
     pub(crate) rank: usize,
+    /// `done` and `compared`.
+    progress: Fixed<[AtomicU64; 2]>,
+    /// The bell and its waiters.
+    bell: Fixed<[AtomicU32; 2]>,
+    slots: Fixed<[Slot; SLOTS as usize]>,
 }
+
+/// The words of a call, by [`Word`].
+pub(crate) type Slot = [AtomicU64; SLOT / 8];
+/// The words of a mail, by [`MailWord`].
+pub(crate) type Mail = [AtomicU64; LINE / 8];
 
 /// The words of a slot. The first line ends with two words of operand.
 #[derive(Clone, Copy)]
@@ -89,39 +101,51 @@ pub(crate) enum MailWord {
 }
 
 impl Row {
+    /// The row at an offset of a segment, of the rank with that number.
+    pub(crate) fn new(segment: &Arc<Segment>, at: usize, rank: usize) -> Row {
+        Row {
+            segment: Arc::clone(segment),
+            at,
+            rank,
+            progress: Fixed::new(segment, |segment| segment.words(at)),
+            bell: Fixed::new(segment, |segment| segment.halves(at + LINE)),
+            slots: Fixed::new(segment, |segment| segment.words(at + HEADER)),
+        }
+    }
+
     /// How many bytes a row takes in a group of `n`.
     pub(crate) fn size(n: usize) -> usize {
         Row::mails_at(n) + n * MAILS as usize * 8
     }
 
     fn mails_at(members: usize) -> usize {
-        HEADER + SLOTS as usize * (SLOT + STAGE) + members * MAILS as usize * MAIL
+        HEADER + SLOTS as usize * (SLOT + STAGE) + members * RING
     }
 
     pub(crate) fn done(&self) -> u64 {
-        self.segment.word(self.at).load(Acquire)
+        self.progress[0].load(Acquire)
     }
 
     /// Sets both words, and wakes whoever waits for either.
     pub(crate) fn set_done(&self, done: u64, compared: u64) {
-        self.segment.word(self.at + 8).store(compared, Release);
-        self.tell(self.segment.word(self.at), done);
+        self.progress[1].store(compared, Release);
+        self.tell(&self.progress[0], done);
     }
 
     pub(crate) fn compared(&self) -> u64 {
-        self.segment.word(self.at + 8).load(Acquire)
+        self.progress[1].load(Acquire)
     }
 
     pub(crate) fn set_compared(&self, calls: u64) {
-        self.tell(self.segment.word(self.at + 8), calls);
+        self.tell(&self.progress[1], calls);
     }
 
     fn bell(&self) -> &AtomicU32 {
-        self.segment.half_word(self.at + LINE)
+        &self.bell[0]
     }
 
     fn waiters(&self) -> &AtomicU32 {
-        self.segment.half_word(self.at + LINE + 4)
+        &self.bell[1]
     }
 
     /// Stores one of the owner's words and wakes whoever sleeps on the row.
@@ -186,8 +210,8 @@ impl Row {
     }
 
     /// The words of a call, by [`Word`].
-    pub(crate) fn words(&self, call: u64) -> &[AtomicU64; SLOT / 8] {
-        self.segment.words(self.slot(call))
+    pub(crate) fn words(&self, call: u64) -> &Slot {
+        &self.slots[(call % SLOTS) as usize]
     }
 
     pub(crate) fn get(&self, call: u64, word: Word) -> u64 {
@@ -203,7 +227,7 @@ impl Row {
         self.tell(&self.words(call)[Word::Stamp as usize], call + 1);
         // A slot that others have read is theirs as well, and takes a transfer to get back. This one nobody looks at
         // yet.
-        self.segment.fetch_to_write(self.slot(call + AHEAD));
+        Segment::fetch_to_write(&self.words(call + AHEAD)[0]);
     }
 
     /// Where so many staged bytes of a call lie in the segment.
@@ -216,18 +240,19 @@ impl Row {
         self.at + HEADER + SLOTS as usize * SLOT + (call % SLOTS) as usize * STAGE
     }
 
-    fn mail_at(&self, to: usize, number: u64) -> usize {
-        self.at + Row::mails_at(to) + (number % MAILS) as usize * MAIL
-    }
-
-    /// The words of a mail of the owner to a member, by [`MailWord`].
-    pub(crate) fn mail(&self, to: usize, number: u64) -> &[AtomicU64; LINE / 8] {
-        self.segment.words(self.mail_at(to, number))
+    /// The ring of mails of the owner to a member.
+    pub(crate) fn mails(&self, to: usize) -> Fixed<[Mail; MAILS as usize]> {
+        Fixed::new(&self.segment, |segment| segment.words(self.at + Row::mails_at(to)))
     }
 
     /// Where so many staged bytes of a mail lie.
     pub(crate) fn mail_stage(&self, to: usize, number: u64, bytes: usize) -> usize {
-        self.mail_at(to, number) + if bytes <= INLINE { LINE - INLINE } else { LINE }
+        let (ring, index) = (self.at + Row::mails_at(to), (number % MAILS) as usize);
+        if bytes <= INLINE {
+            ring + index * LINE + LINE - INLINE
+        } else {
+            ring + MAILS as usize * LINE + index * STAGE
+        }
     }
 
     /// Where the owner, in a group of `n`, notes that it took a mail from a member: the mail's number and one.
@@ -235,8 +260,9 @@ impl Row {
         self.at + Row::mails_at(n) + (from * MAILS as usize + (number % MAILS) as usize) * 8
     }
 
-    pub(crate) fn taken(&self, n: usize, from: usize, number: u64) -> &AtomicU64 {
-        self.segment.word(self.taken_at(n, from, number))
+    /// All of its notes of mails from a member.
+    pub(crate) fn taken(&self, n: usize, from: usize) -> Fixed<[AtomicU64; MAILS as usize]> {
+        Fixed::new(&self.segment, |segment| segment.words(self.taken_at(n, from, 0)))
     }
 }
 

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use crate::fixed::Words;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
@@ -66,24 +67,33 @@ impl Segment {
         self.len
     }
 
+    /// Whether a range lies inside.
+    #[inline(always)]
+    fn check(&self, at: usize, len: usize) {
+        if len > self.len || at > self.len - len {
+            outside(at, len, self.len);
+        }
+    }
+
     /// The word at an offset that is a multiple of 8.
     pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
-        &self.words::<1>(at)[0]
+        self.words(at)
     }
 
     /// Words that follow one another, from an offset that is a multiple of 8.
-    pub(crate) fn words<const N: usize>(&self, at: usize) -> &[AtomicU64; N] {
-        assert!(at.is_multiple_of(8) && at <= self.len.saturating_sub(N * 8), "words {at}");
-        // SAFETY: inside the allocation, which is a page at least, and aligned; an atomic may be shared, and any bytes
-        // are one. Offsets of words are never inside ranges that are handed out.
-        unsafe { self.base.add(at).cast::<[AtomicU64; N]>().as_ref() }
+    pub(crate) fn words<T: Words>(&self, at: usize) -> &T {
+        self.check(at, size_of::<T>());
+        assert!(at.is_multiple_of(8));
+        // SAFETY: inside the allocation, and aligned; an atomic may be shared, and any bytes are one. Offsets of words
+        // are never inside ranges that are handed out.
+        unsafe { self.base.add(at).cast::<T>().as_ref() }
     }
 
     /// Asks for the line of a word that is to be written before long, so that it need not be waited for then. Nothing
     /// changes, and whoever reads it may go on.
     #[inline(always)]
-    pub(crate) fn fetch_to_write(&self, at: usize) {
-        let word: *const AtomicU64 = self.word(at);
+    pub(crate) fn fetch_to_write(word: &AtomicU64) {
+        let word: *const AtomicU64 = word;
         // SAFETY: a hint to the processor, which writes to no register and no memory.
         #[cfg(target_arch = "x86_64")]
         unsafe {
@@ -93,22 +103,20 @@ impl Segment {
         let _ = word;
     }
 
-    /// The half word at an offset that is a multiple of 4, for futexes.
-    pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
-        assert!(
-            at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= self.len()),
-            "half word {at}"
-        );
-        // SAFETY: as for `word`.
-        unsafe { self.base.add(at).cast::<AtomicU32>().as_ref() }
+    /// The halves of the word at an offset, for futexes.
+    pub(crate) fn halves(&self, at: usize) -> &[AtomicU32; 2] {
+        let word: *const AtomicU64 = self.word(at);
+        // SAFETY: as for `words`; what is used by halves is never used as a whole.
+        unsafe { &*word.cast() }
     }
 
     /// A range to read.
     ///
     /// # Safety
     /// Nobody writes to the range while the slice lives.
+    #[inline(always)]
     pub(crate) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "range {at}+{len}");
+        self.check(at, len);
         // SAFETY: inside the allocation; the caller keeps writers away.
         unsafe { std::slice::from_raw_parts(self.base.add(at).as_ptr(), len) }
     }
@@ -121,11 +129,19 @@ impl Segment {
     ///
     /// # Safety
     /// Nobody else reads from or writes to the range while the slice lives.
+    #[inline(always)]
     pub(crate) unsafe fn write(&self, at: usize, len: usize) -> &mut [u8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "range {at}+{len}");
+        self.check(at, len);
         // SAFETY: inside the allocation; the caller keeps everybody else away.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(at).as_ptr(), len) }
     }
+}
+
+/// Apart and cold, so that nothing is prepared for its message where all is well.
+#[cold]
+#[inline(never)]
+pub(crate) fn outside(at: usize, len: usize, whole: usize) -> ! {
+    panic!("range {at}+{len} of {whole}")
 }
 
 impl Drop for Segment {

@@ -68,7 +68,7 @@ impl World {
             control.on_failure(move || alarm.upgrade().iter().for_each(|alarm| alarm.ring()));
         }
         let (heap, recorder) = prepare(&segments[me], &alarm, cores, n, &self.name_group());
-        let row = |(rank, segment)| Row { segment, at: ROW, rank };
+        let row = |(rank, segment)| Row::new(&segment, ROW, rank);
         let rows = segments.into_iter().enumerate().map(row).collect();
         Ok(Group::new(rows, me, heap, alarm, recorder, cores))
     }

@@ -79,7 +79,8 @@ impl Group {
         let place = |member: &usize| {
             let bytes = &offsets[member * 8..member * 8 + 8];
             let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-            Row { at, ..self.inner.members.rows[*member].clone() }
+            let row = &self.inner.members.rows[*member];
+            Row::new(&row.segment, at, row.rank)
         };
         let rows: Vec<Row> = list.iter().map(place).collect();
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();

@@ -2,7 +2,7 @@
 
 use super::row_of;
 use crate::call::Call;
-use crate::members::Members;
+use crate::members::{Members, copy};
 
 /// Operands of one size, one or a list of them.
 pub(crate) fn all(call: &Call, members: &Members, outer: usize) {
@@ -40,10 +40,8 @@ fn join(
             let to = members.own(result.place(), row * whole + place.start, place.len());
             let from = row * place.len();
             match member == me {
-                true => to.copy_from_slice(members.given(call.operands()[item].place(), from, place.len())),
-                false => {
-                    to.copy_from_slice(call.operand(members, member, item).range(from, place.len()));
-                }
+                true => copy(to, members.given(call.operands()[item].place(), from, place.len())),
+                false => copy(to, call.operand(members, member, item).range(from, place.len())),
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Results in a common buffer: each member makes its part there, and nobody copies.
 
-use super::{parts, two_phase};
+use super::two_phase;
 use crate::buffers::{places, spans, start_of};
 use crate::call::Call;
 use crate::common_result::Common;
-use crate::kernels::{self, Part};
+use crate::kernels::Part;
 use crate::members::Members;
 use crate::op::Op;
 use crate::row::Word;
@@ -27,10 +27,9 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
                 let made = own.len();
                 let places = places(call.operands());
                 for (item, from, span) in spans(&places, own.clone()) {
-                    let parts =
-                        parts(n, |member| Part::Peer(call.operand(members, member, item).range(from, span)));
+                    let part = |member| Part::Peer(call.operand(members, member, item).range(from, span));
                     let start = start_of(&places, item) + from;
-                    kernels::reduce(members.common(giver, at, start, span), &parts, *element, *reduce);
+                    super::reduce(members.common(giver, at, start, span), n, part, (*element, *reduce));
                 }
                 members.set_ready(number, made);
             }

@@ -9,18 +9,24 @@ pub(crate) mod two_phase;
 
 use smallvec::SmallVec;
 
-use crate::kernels::Part;
+use crate::element::{Element, Reduce};
+use crate::kernels::{self, Part};
 
 /// Bytes of each of so many rows. There is mostly one, and a division takes as long as ten other instructions.
 pub(crate) fn row_of(bytes: usize, outer: usize) -> usize {
     if outer == 1 { bytes } else { bytes / outer }
 }
 
-/// What of each of `n` members goes into a reduction.
-pub(crate) fn parts<'a>(n: usize, part: impl Fn(usize) -> Part<'a>) -> SmallVec<[Part<'a>; 8]> {
-    let mut parts = SmallVec::new();
-    for member in 0..n {
-        parts.push(part(member));
+/// Reduces what each of `n` members gives.
+pub(crate) fn reduce<'a>(
+    out: &mut [u8],
+    n: usize,
+    part: impl Fn(usize) -> Part<'a>,
+    (element, reduce): (Element, Reduce),
+) {
+    // Two need no list.
+    match n {
+        2 => kernels::reduce(out, &[part(0), part(1)], element, reduce),
+        _ => kernels::reduce(out, &(0..n).map(part).collect::<SmallVec<[_; 8]>>(), element, reduce),
     }
-    parts
 }

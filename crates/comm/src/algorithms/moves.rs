@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::CommError;
 use crate::call::Call;
 use crate::error::{Side, Stop};
-use crate::members::Members;
+use crate::members::{Members, copy};
 use crate::op::Op;
 use crate::row::{Row, Word};
 
@@ -13,7 +13,7 @@ use crate::row::{Row, Word};
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     for (item, buffer) in call.operands().iter().enumerate() {
         let len = buffer.len();
-        members.own(buffer.place(), 0, len).copy_from_slice(call.operand(members, root, item).range(0, len));
+        copy(members.own(buffer.place(), 0, len), call.operand(members, root, item).range(0, len));
     }
 }
 
@@ -22,10 +22,8 @@ pub(crate) fn permute(call: &Call, members: &Members) {
     let (operand, result) = (&call.operands()[0], &call.results()[0]);
     let out = members.own(result.place(), 0, result.len());
     match call.routes().iter().position(|to| *to == Some(members.me)) {
-        Some(from) if from == members.me => {
-            out.copy_from_slice(members.given(operand.place(), 0, operand.len()))
-        }
-        Some(from) => out.copy_from_slice(call.operand(members, from, 0).range(0, operand.len())),
+        Some(from) if from == members.me => copy(out, members.given(operand.place(), 0, operand.len())),
+        Some(from) => copy(out, call.operand(members, from, 0).range(0, operand.len())),
         None => out.fill(0),
     }
 }
@@ -91,8 +89,8 @@ pub(crate) fn all_to_all(call: &Call, members: &Members, part: usize) -> Result<
         let to = call.splits().map_or(part * from, |(_, outs)| outs[..from].iter().sum());
         let out = members.own(result.place(), to, sent);
         match from == me {
-            true => out.copy_from_slice(members.given(call.operands()[0].place(), start, sent)),
-            false => out.copy_from_slice(call.operand(members, from, 0).range(start, sent)),
+            true => copy(out, members.given(call.operands()[0].place(), start, sent)),
+            false => copy(out, call.operand(members, from, 0).range(start, sent)),
         }
     }
     Ok(())

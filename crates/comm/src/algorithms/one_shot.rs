@@ -1,9 +1,8 @@
 //! One step: every member that wants the result reduces all operands by itself.
 
-use super::parts;
 use crate::call::Call;
 use crate::element::{Element, Reduce};
-use crate::kernels::{self, Part};
+use crate::kernels::Part;
 use crate::members::Members;
 
 /// The small all_reduce. The operands are staged, so that each member's own is overwritten while others still read.
@@ -13,11 +12,11 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
         let (len, bytes) = (buffer.len(), call.bytes());
         let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
         // The own slot is not read again: its line has gone to a peer.
-        let parts = parts(members.n(), |member| match member == members.me {
+        let part = |member| match member == members.me {
             true => Part::Own,
             false => Part::Peer(staged(member)),
-        });
-        kernels::reduce(members.own(buffer.place(), 0, len), &parts, element, reduce);
+        };
+        super::reduce(members.own(buffer.place(), 0, len), members.n(), part, (element, reduce));
         start += len;
     }
 }
@@ -26,10 +25,10 @@ pub(crate) fn all_reduce(call: &Call, members: &Members, element: Element, reduc
 pub(crate) fn reduce(call: &Call, members: &Members, element: Element, reduce: Reduce) {
     for (item, buffer) in call.operands().iter().enumerate() {
         let len = buffer.len();
-        let parts = parts(members.n(), |member| match member == members.me {
+        let part = |member| match member == members.me {
             true => Part::Own,
             false => Part::Peer(call.operand(members, member, item).range(0, len)),
-        });
-        kernels::reduce(members.own(buffer.place(), 0, len), &parts, element, reduce);
+        };
+        super::reduce(members.own(buffer.place(), 0, len), members.n(), part, (element, reduce));
     }
 }

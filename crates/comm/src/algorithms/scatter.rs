@@ -1,10 +1,10 @@
 //! Each member gets its part of every row, of all operands reduced or of the root's.
 
-use super::{parts, row_of};
+use super::{reduce, row_of};
 use crate::call::Call;
 use crate::element::{Element, Reduce};
-use crate::kernels::{self, Part};
-use crate::members::Members;
+use crate::kernels::Part;
+use crate::members::{Members, copy};
 
 /// Equal parts of operands reduced, one or a list of them.
 pub(crate) fn reduced(call: &Call, members: &Members, kind: (Element, Reduce), outer: usize) {
@@ -28,19 +28,19 @@ pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Element, R
 fn cut(
     call: &Call,
     members: &Members,
-    (element, reduce): (Element, Reduce),
+    kind: (Element, Reduce),
     item: usize,
     outer: usize,
     (whole, start, len): (usize, usize, usize),
 ) {
     for row in 0..outer {
         let from = row * whole + start;
-        let parts = parts(members.n(), |member| match member == members.me {
+        let part = |member| match member == members.me {
             true => Part::Peer(members.given(call.operands()[item].place(), from, len)),
             false => Part::Peer(call.operand(members, member, item).range(from, len)),
-        });
+        };
         let out = members.own(call.results()[item].place(), row * len, len);
-        kernels::reduce(out, &parts, element, reduce);
+        reduce(out, members.n(), part, kind);
     }
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn of_root(call: &Call, members: &Members, outer: usize, root: usize)
     for row in 0..outer {
         let (to, from) = (members.own(result.place(), row * part, part), (row * n + me) * part);
         match root == me {
-            true => to.copy_from_slice(members.given(call.operands()[0].place(), from, part)),
-            false => to.copy_from_slice(call.operand(members, root, 0).range(from, part)),
+            true => copy(to, members.given(call.operands()[0].place(), from, part)),
+            false => copy(to, call.operand(members, root, 0).range(from, part)),
         }
     }
 }

@@ -8,10 +8,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::parts;
 use crate::buffers::{Places, spans, start_of};
 use crate::element::{Element, Reduce};
-use crate::kernels::{self, Part};
+use crate::kernels::Part;
 use crate::members::{Item, Members};
 use crate::op::{Key, Op};
 use crate::row::Word;
@@ -109,12 +108,12 @@ impl Job {
     /// Reduces a range of all operands, laid end to end, into this member's own.
     fn reduce_range(&self, members: &Members, range: Range<usize>) {
         for (item, from, len) in spans(&self.operands, range) {
-            let parts = parts(members.n(), |member| match member == members.me {
+            let part = |member| match member == members.me {
                 true => Part::Own,
                 false => Part::Peer(members.operand(self.number, member, self.item(item)).range(from, len)),
-            });
+            };
             let own = members.own(self.operands[item], from, len);
-            kernels::reduce(own, &parts, self.element, self.reduce);
+            super::reduce(own, members.n(), part, (self.element, self.reduce));
         }
     }
 

@@ -199,7 +199,7 @@ fn no_wake_up_is_lost() {
     rung(|| {
         explore("tell against sleep", 3, || {
             let segment = Arc::new(Segment::private(reserved(1)).expect("a segment"));
-            let row = Row { segment, at: ROW, rank: 0 };
+            let row = Row::new(&segment, ROW, 0);
             let teller = {
                 let row = row.clone();
                 loom::thread::spawn(move || (1..3).for_each(|done| row.set_done(done, done)))
@@ -214,7 +214,7 @@ fn no_wake_up_is_lost() {
                 [(); 2].map(|()| Arc::new(Segment::private(reserved(1) + 128).expect("a segment")));
             let cores = Cores::of(2, [&[1][..]]);
             let (heap, _) = prepare(&segments[0], &Arc::new(Alarm::default()), cores, 1, "world");
-            let row = |(rank, segment)| Row { segment, at: ROW, rank };
+            let row = |(rank, segment)| Row::new(&segment, ROW, rank);
             let rows: Arc<Vec<Row>> = Arc::new(segments.into_iter().enumerate().map(row).collect());
             let mut buffer = heap.alloc(8).expect("room");
             buffer.lease(Lease::Call(Arc::clone(&rows), 0));

@@ -35,7 +35,7 @@ pub(super) fn run<T: Send + 'static>(
             // of them.
             let cores = Cores::of(n, [&[1][..]]);
             let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
-            let row = |(rank, segment)| Row { segment: Arc::clone(segment), at: ROW, rank };
+            let row = |(rank, segment)| Row::new(segment, ROW, rank);
             let rows = segments.iter().enumerate().map(row).collect();
             f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores), &alarm)
         };

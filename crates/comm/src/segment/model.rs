@@ -8,6 +8,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use crate::fixed::Words;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// Bytes that share a mark. Parts of an operand that different members touch at once must not share one.
@@ -56,18 +57,21 @@ impl Segment {
     }
 
     pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
-        &self.words::<1>(at)[0]
+        self.words(at)
     }
 
-    pub(crate) fn words<const N: usize>(&self, at: usize) -> &[AtomicU64; N] {
+    pub(crate) fn words<T: Words>(&self, at: usize) -> &T {
         assert!(at.is_multiple_of(8), "words {at}");
-        self.words[at / 8..].first_chunk().expect("words inside the segment")
+        let words = &self.words[at / 8..];
+        assert!(size_of::<T>() <= size_of_val(words), "words inside the segment");
+        // SAFETY: so many of these words follow one another.
+        unsafe { &*words.as_ptr().cast() }
     }
 
-    pub(crate) fn fetch_to_write(&self, _at: usize) {}
+    pub(crate) fn fetch_to_write(_: &AtomicU64) {}
 
-    pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
-        &self.halves[at / LINE][at % LINE / 4]
+    pub(crate) fn halves(&self, at: usize) -> &[AtomicU32; 2] {
+        &self.halves[at / LINE]
     }
 
     /// A range to read.
@@ -96,12 +100,18 @@ impl Segment {
     }
 
     fn touch(&self, at: usize, len: usize, access: impl Fn(&Mark)) {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "range {at}+{len}");
+        if at.checked_add(len).is_none_or(|end| end > self.len()) {
+            outside(at, len, self.len());
+        }
         if cfg!(shuttle) {
             self.turn.load(std::sync::atomic::Ordering::SeqCst);
         }
         self.marks[at / GRAIN..(at + len).div_ceil(GRAIN)].iter().for_each(access);
     }
+}
+
+pub(crate) fn outside(at: usize, len: usize, whole: usize) -> ! {
+    panic!("range {at}+{len} of {whole}")
 }
 
 #[cfg(shuttle)]

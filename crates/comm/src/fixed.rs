@@ -1,0 +1,52 @@
+//! Words at a place of a segment that is looked up once: what every call reaches for.
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::segment::Segment;
+use crate::sync::AtomicU64;
+
+/// What words are taken together as.
+///
+/// # Safety
+/// It is atomic words and nothing else.
+pub(crate) unsafe trait Words {}
+// SAFETY: it is one.
+unsafe impl Words for AtomicU64 {}
+// SAFETY: an array has nothing between its elements.
+unsafe impl<T: Words, const N: usize> Words for [T; N] {}
+
+/// Something that lies in a segment, which it keeps.
+pub(crate) struct Fixed<T> {
+    to: NonNull<T>,
+    segment: Arc<Segment>,
+}
+
+// SAFETY: it is a reference that its segment outlives.
+unsafe impl<T: Sync> Send for Fixed<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Fixed<T> {}
+
+impl<T> Fixed<T> {
+    /// What is found in a segment.
+    pub(crate) fn new(segment: &Arc<Segment>, find: impl FnOnce(&Segment) -> &T) -> Fixed<T> {
+        Fixed { to: NonNull::from(find(segment)), segment: Arc::clone(segment) }
+    }
+}
+
+impl<T> Clone for Fixed<T> {
+    fn clone(&self) -> Fixed<T> {
+        Fixed { to: self.to, segment: Arc::clone(&self.segment) }
+    }
+}
+
+impl<T> Deref for Fixed<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: a reference that was borrowed from the segment, whose memory stays where it is while it lives.
+        unsafe { self.to.as_ref() }
+    }
+}
