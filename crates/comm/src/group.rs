@@ -467,7 +467,7 @@ impl Group {
             parcel.ends.push((message.peer, message.tag));
             parcel.buffers.push(message.buffer);
         }
-        let batch = self.inner.start_batch(parcel, Location::caller())?;
+        let batch = self.inner.start_batch(&mut parcel, Location::caller())?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 

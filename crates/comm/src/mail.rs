@@ -161,21 +161,21 @@ impl Mails {
 
     /// Takes a batch on, posts what has room, and gives its number.
     #[inline(always)]
-    pub(crate) fn start(&mut self, members: &Members, parcel: Parcel, is_slow: bool, site: Name) -> u64 {
+    pub(crate) fn start(&mut self, members: &Members, parcel: &mut Parcel, is_slow: bool, site: Name) -> u64 {
         let Parcel { ends, buffers, sends, noted } = parcel;
         let batch = self.next_batch();
         self.open += ends.len();
         let place = self.batches.take_on();
-        place.buffers = buffers;
-        place.sends = sends;
-        place.noted = noted;
+        place.buffers = std::mem::take(buffers);
+        place.sends = *sends;
+        place.noted = *noted;
         place.open = ends.len();
         place.last = ends.last().map_or(0, |(peer, _)| *peer);
         place.is_slow = is_slow;
         place.over = false;
-        for (index, (peer, tag)) in ends.into_iter().enumerate() {
+        for (index, &(peer, tag)) in ends.iter().enumerate() {
             let letter = Letter { batch, index, tag, site };
-            if index >= sends {
+            if index >= *sends {
                 self.inboxes[peer].receives.push_back(letter);
             } else if self.outboxes[peer].waiting.is_empty() && self.outboxes[peer].has_room() {
                 self.post(members, peer, letter);

@@ -431,7 +431,7 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn start_batch(
         &self,
-        mut parcel: Parcel,
+        parcel: &mut Parcel,
         site: &'static Location<'static>,
     ) -> Result<u64, CommError> {
         let state = &mut *self.state();
