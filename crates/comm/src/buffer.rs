@@ -48,10 +48,13 @@ struct Block {
     room: usize,
     /// What somebody here looks at, or writes.
     looks: RefCell<SmallVec<[Look; 3]>>,
-    uses: RefCell<SmallVec<[Use; 1]>>,
+    /// What operations in flight read, or write.
+    flights: RefCell<SmallVec<[Look; 1]>>,
+    /// What peers may still read.
+    leases: RefCell<SmallVec<[Leased; 1]>>,
 }
 
-/// A part that somebody here looks at, or writes.
+/// A part that somebody looks at, or writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Look {
     start: usize,
@@ -67,17 +70,20 @@ impl Look {
     }
 }
 
-/// What is being done with a part, besides.
-struct Use {
+/// A part that peers may still read.
+struct Leased {
     range: Range<usize>,
-    how: How,
+    lease: Lease,
 }
 
-enum How {
-    /// An operation in flight reads it, or writes it.
-    InFlight(Access),
-    /// Peers may still read it.
-    Leased(Lease),
+impl Leased {
+    fn is_held(&self) -> bool {
+        self.lease.holder().is_some()
+    }
+
+    fn is_held_in(&self, range: &Range<usize>) -> bool {
+        self.range.start < range.end && range.start < self.range.end && self.is_held()
+    }
 }
 
 /// Where a buffer lies in its segment.
@@ -145,12 +151,12 @@ fn busy() -> CommError {
 impl Block {
     /// Notes that somebody here looks at some bytes, or writes them.
     fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
-        let uses = self.uses.borrow();
-        if !uses.is_empty() && uses.iter().any(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
-            return Err(busy());
-        }
+        let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
         let mut looks = self.looks.borrow_mut();
-        if looks.iter().any(|look| look.is_in_the_way_of(&range, access)) {
+        if looks.iter().any(in_the_way)
+            || self.flights.borrow().iter().any(in_the_way)
+            || access == Access::Write && self.is_leased(&range)
+        {
             return Err(busy());
         }
         looks.push(Look { start: range.start, end: range.end, access });
@@ -165,40 +171,18 @@ impl Block {
             looks.swap_remove(at);
         }
     }
-}
 
-impl Use {
-    fn overlaps(&self, range: &Range<usize>) -> bool {
-        self.range.start < range.end && range.start < self.range.end
-    }
-
-    /// Whether something that reads or writes may not begin.
-    fn is_in_the_way_of(&self, access: Access) -> bool {
-        match &self.how {
-            How::InFlight(how) => *how == Access::Write || access == Access::Write,
-            How::Leased(lease) => access == Access::Write && lease.holder().is_some(),
-        }
-    }
-
-    /// Whether it is a lease that nobody holds any more.
-    fn is_over(&self) -> bool {
-        matches!(self.how, How::Leased(_)) && !self.is_held()
-    }
-
-    /// Whether an operation in flight or a peer may still touch it.
-    fn is_held(&self) -> bool {
-        match &self.how {
-            How::InFlight(_) => true,
-            How::Leased(lease) => lease.holder().is_some(),
-        }
+    /// Whether peers may still read some of these bytes.
+    fn is_leased(&self, range: &Range<usize>) -> bool {
+        self.leases.borrow().iter().any(|leased| leased.is_held_in(range))
     }
 }
 
 impl Buffer {
     /// The buffer of a whole block.
     pub(crate) fn new(heap: Arc<Heap>, start: usize, room: usize, len: usize) -> Buffer {
-        let (looks, uses) = (RefCell::new(SmallVec::new()), RefCell::new(SmallVec::new()));
-        let block = Block { heap, start, room, looks, uses };
+        let (looks, flights, leases) = Default::default();
+        let block = Block { heap, start, room, looks, flights, leases };
         Buffer(Rc::new(Handle { at: start + LINE, len, home: Home::Block(block) }))
     }
 
@@ -296,8 +280,10 @@ impl Buffer {
 
     /// Whether no peer can read it any more, and nothing in flight touches it.
     pub fn is_released(&self) -> bool {
-        let uses = self.block().uses.borrow();
-        uses.is_empty() || !uses.iter().any(|one| one.overlaps(&self.range()) && one.is_held())
+        let (block, range) = (self.block(), self.range());
+        let is_touched =
+            || block.flights.borrow().iter().any(|look| look.is_in_the_way_of(&range, Access::Write));
+        !block.is_leased(&range) && !is_touched()
     }
 
     /// The bytes to write, as soon as nothing in flight touches them and no peer can read them any more. Never waits
@@ -359,16 +345,14 @@ impl Buffer {
             // Once this one is done it rings no more, so another one must not be awaited on its bell.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
         }
-        block.uses.borrow_mut().retain(|one| !one.is_over());
+        block.leases.borrow_mut().retain(|leased| leased.is_held());
         Ok(())
     }
 
     /// A lease on it that is still held.
     fn held_lease(&self) -> Option<Lease> {
-        let uses = self.block().uses.borrow();
-        let here = uses.iter().filter(|one| one.overlaps(&self.range()) && one.is_held());
-        here.filter_map(|one| if let How::Leased(lease) = &one.how { Some(lease.clone()) } else { None })
-            .next()
+        let (leases, range) = (self.block().leases.borrow(), self.range());
+        leases.iter().find(|leased| leased.is_held_in(&range)).map(|leased| leased.lease.clone())
     }
 
     /// The bytes to write of a block that is new.
@@ -380,19 +364,17 @@ impl Buffer {
 
     /// Notes that peers may read it. A later call of the same group is released after an earlier one.
     pub(crate) fn lease(&self, lease: Lease) {
-        let mut uses = self.block().uses.borrow_mut();
+        let mut leases = self.block().leases.borrow_mut();
         let range = self.range();
-        let old = uses
-            .iter_mut()
-            .find(|one| one.range == range && matches!(&one.how, How::Leased(old) if old.is_before(&lease)));
-        if let Some(old) = old {
-            old.how = How::Leased(lease);
+        let is_old = |leased: &&mut Leased| leased.range == range && leased.lease.is_before(&lease);
+        if let Some(old) = leases.iter_mut().find(is_old) {
+            old.lease = lease;
             return;
         }
-        if uses.len() >= 4 {
-            uses.retain(|one| !one.is_over());
+        if leases.len() >= 4 {
+            leases.retain(|leased| leased.is_held());
         }
-        uses.push(Use { range, how: How::Leased(lease) });
+        leases.push(Leased { range, lease });
     }
 
     /// Takes it for an operation, or says why it cannot have it. True if that was noted.
@@ -404,48 +386,39 @@ impl Buffer {
                 "expected a buffer of this group's heap, got one of another".into(),
             ));
         }
-        if self.is_only() && block.uses.borrow().is_empty() {
+        let is_only = self.is_only();
+        if is_only && block.leases.borrow().is_empty() {
             return Ok(false);
         }
-        self.claim_shared(access)
+        self.claim_shared(block, access)?;
+        if !is_only {
+            block.flights.borrow_mut().push(Look { start: self.0.at, end: self.0.at + self.0.len, access });
+        }
+        Ok(!is_only)
     }
 
-    fn claim_shared(&self, access: Access) -> Result<bool, CommError> {
-        let mut uses = self.block().uses.borrow_mut();
+    /// An error where something is in the way of an operation.
+    fn claim_shared(&self, block: &Block, access: Access) -> Result<(), CommError> {
         let range = self.range();
-        match uses.iter().find(|one| one.overlaps(&range) && one.is_in_the_way_of(access)) {
-            Some(Use { how: How::Leased(_), .. }) => {
-                return Err(CommError::Argument(
-                    "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into(),
-                ));
-            }
-            Some(_) => return Err(busy()),
-            None => {}
-        }
-        if self.block().looks.borrow().iter().any(|look| look.is_in_the_way_of(&range, access)) {
+        let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
+        if block.flights.borrow().iter().any(in_the_way) || block.looks.borrow().iter().any(in_the_way) {
             return Err(busy());
         }
-        let is_shared = !self.is_only();
-        if is_shared {
-            uses.push(Use { range, how: How::InFlight(access) });
+        if access == Access::Write && block.is_leased(&range) {
+            return Err(CommError::Argument(
+                "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into(),
+            ));
         }
-        Ok(is_shared)
+        Ok(())
     }
 
     /// Gives it back after an operation.
     #[inline]
     pub(crate) fn unclaim(&self, access: Access) {
-        if !self.block().uses.borrow().is_empty() {
-            self.unclaim_shared(access);
-        }
-    }
-
-    fn unclaim_shared(&self, access: Access) {
-        let mut uses = self.block().uses.borrow_mut();
-        let range = self.range();
-        let mine = |one: &Use| one.range == range && matches!(one.how, How::InFlight(how) if how == access);
-        if let Some(at) = uses.iter().position(mine) {
-            uses.swap_remove(at);
+        let mut flights = self.block().flights.borrow_mut();
+        let mine = Look { start: self.0.at, end: self.0.at + self.0.len, access };
+        if let Some(at) = flights.iter().position(|look| *look == mine) {
+            flights.swap_remove(at);
         }
     }
 }
@@ -505,12 +478,9 @@ impl Drop for BytesMut<'_> {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let uses = std::mem::take(&mut *self.uses.borrow_mut());
-        let leases: Leases = uses
-            .into_iter()
-            .filter_map(|one| if let How::Leased(lease) = one.how { Some(lease) } else { None })
-            .filter(|lease| lease.holder().is_some())
-            .collect();
+        let leases = std::mem::take(self.leases.get_mut());
+        let held = leases.into_iter().filter(Leased::is_held);
+        let leases: Leases = held.map(|leased| leased.lease).collect();
         self.heap.give_back(self.start, self.room, leases);
     }
 }

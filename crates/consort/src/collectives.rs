@@ -14,7 +14,7 @@ use consort_ir::types::TensorType;
 use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
 use smallvec::SmallVec;
 
-use crate::apply::{Tensors, copy_into, prepared, spoken};
+use crate::apply::{copy_into, prepared, spoken};
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::mesh::Group;
@@ -41,7 +41,7 @@ impl Taken {
 
 /// What an operation gives, and the operation.
 pub(crate) struct Started {
-    pub(crate) results: Tensors,
+    pub(crate) results: SmallVec<[Tensor; 1]>,
     pub(crate) flight: Option<Way>,
 }
 
@@ -69,7 +69,7 @@ impl Group {
         }
         if let Some(traced) = record_start(op, args, site) {
             let (results, start) = traced?;
-            return Ok(Started { results, flight: Some(Way::Traced(start)) });
+            return Ok(Started { results: results.into_iter().collect(), flight: Some(Way::Traced(start)) });
         }
         let settled: SmallVec<[Tensor; 2]>;
         let args = match args.iter().any(|arg| arg.traced.is_some()) {
@@ -100,9 +100,24 @@ impl Group {
             return Ok(Started { results: args.iter().cloned().collect(), flight: None });
         };
         let how = results_of(op, comm.rank());
+        // A call that was refused has not taken the note, which is not meant for the next one.
+        let begin = |operands: &[Operand<'_>], results: &[Buffer]| {
+            comm.note(prepared.digest);
+            let pending = start(op, &sizes, comm, operands, results);
+            comm.note(0);
+            Ok(Flight::new(pending.map_err(failed)?, world, name, site))
+        };
+        let contents = !op.as_any().is::<BroadcastStart>();
+        // One that is written where it lies is in no list: lists take longer than the rest.
+        if let ([x], [(ty, _)], Results::InPlace) = (args, &results[..], how) {
+            let taken = self.take_to_write(name, x, owners, contents, site)?;
+            let buffer = taken.buffer(&x.ty).map_err(failed)?;
+            let flight = begin(&[Operand { buffer, dtype: x.dtype(), shape: &x.layout.shape }], &[])?;
+            let results = SmallVec::from_buf([self.awaited(ty, taken, &flight)]);
+            return Ok(Started { results, flight: Some(Way::Flying(flight)) });
+        }
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
         for arg in args {
-            let contents = !op.as_any().is::<BroadcastStart>();
             taken.push(match how {
                 Results::InPlace => self.take_to_write(name, arg, owners, contents, site)?,
                 _ => self.take_to_read(name, arg, site)?,
@@ -140,17 +155,12 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
-        comm.note(prepared.digest);
-        let pending = start(op, &sizes, comm, &operands, &buffers);
-        // A call that was refused has not taken the note, which is not meant for the next one.
-        comm.note(0);
-        let pending = pending.map_err(failed)?;
-        let flight = Flight::new(pending, world, name, site);
+        let flight = begin(&operands, &buffers)?;
         if made.is_empty() {
             made = taken;
         }
         // Not collected: this is on the way of every call.
-        let mut awaited = Tensors::new();
+        let mut awaited = SmallVec::new();
         for ((ty, _), made) in results.iter().zip(made) {
             awaited.push(self.awaited(ty, made, &flight));
         }

@@ -24,9 +24,13 @@ pub(crate) fn reduce<'a>(
     part: impl Fn(usize) -> Part<'a>,
     (element, reduce): (Element, Reduce),
 ) {
-    // Two need no list.
-    match n {
-        2 => kernels::reduce(out, &[part(0), part(1)], element, reduce),
-        _ => kernels::reduce(out, &(0..n).map(part).collect::<SmallVec<[_; 8]>>(), element, reduce),
+    // Two need no list, and more are pushed one by one: a list that is collected is also moved.
+    if n == 2 {
+        return kernels::reduce(out, &[part(0), part(1)], element, reduce);
     }
+    let mut parts = SmallVec::<[_; 8]>::new();
+    for member in 0..n {
+        parts.push(part(member));
+    }
+    kernels::reduce(out, &parts, element, reduce);
 }
