@@ -47,7 +47,7 @@ struct Block {
     start: usize,
     room: usize,
     /// What somebody here looks at, or writes.
-    looks: RefCell<SmallVec<[Look; 3]>>,
+    looks: RefCell<SmallVec<[Look; 2]>>,
     /// What operations in flight read, or write.
     flights: RefCell<SmallVec<[Look; 1]>>,
     /// What peers may still read.

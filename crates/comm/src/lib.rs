@@ -63,6 +63,7 @@ mod row;
 mod segment;
 mod shm;
 mod siblings;
+mod state;
 mod subgroup;
 mod sync;
 mod ticks;

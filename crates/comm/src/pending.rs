@@ -14,10 +14,11 @@ use crate::error::Stop;
 use crate::event::Kind;
 use crate::flight::Flight;
 use crate::op::describe;
-use crate::progress::{BUSY, Inner, State};
+use crate::progress::{BUSY, Inner};
 use crate::recorder::{self, read_segment};
 use crate::row::{Row, SLOTS};
 use crate::siblings;
+use crate::state::State;
 use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps.

@@ -1,4 +1,4 @@
-//! What is in flight on a group here: making it go on, and finding out that it cannot.
+//! Making what is in flight on a group go on, and finding out that it cannot.
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::ops::Range;
@@ -11,19 +11,18 @@ use crate::alarm::Alarm;
 use crate::buffer::{Access, claim_all};
 use crate::buffers::{Buffers, bytes};
 use crate::call::{Call, Stage, access};
-use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::heap::Heap;
-use crate::mail::{Mails, Parcel};
+use crate::mail::Parcel;
 use crate::members::Members;
 use crate::op::{Lists, Op};
 use crate::progress_thread::ProgressThread;
-use crate::queue::Queue;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{Row, SLOTS, STAGE, Word};
 use crate::siblings;
+use crate::state::{Given, State};
 use crate::sync::yield_now;
 
 /// One member's side of a group, and everything in flight on it.
@@ -42,94 +41,6 @@ pub(crate) struct Inner {
     state: RefCell<State>,
 }
 
-/// What is in flight.
-pub(crate) struct State {
-    /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
-    first: u64,
-    calls: Queue<Call>,
-    /// The first call that is not finished.
-    done: u64,
-    /// The first call that is not finished, or not compared with what all others called.
-    compared: u64,
-    /// How many calls were not compared when this was last looked at.
-    uncompared: usize,
-    /// Every member is known to have done and compared the calls below.
-    released: u64,
-    pub(crate) mails: Mails,
-    pub(crate) failed: Option<CommError>,
-}
-
-/// The buffers of an operation, and its common result.
-pub(crate) type Given = (Buffers, Option<Box<Common>>);
-
-impl State {
-    /// The number of the next call.
-    pub(crate) fn next(&self) -> u64 {
-        self.first + self.calls.all().len() as u64
-    }
-
-    pub(crate) fn call(&self, number: u64) -> Option<&Call> {
-        self.calls.all().get(number.checked_sub(self.first)? as usize)
-    }
-
-    fn call_mut(&mut self, number: u64) -> Option<&mut Call> {
-        self.calls.all_mut().get_mut(number.checked_sub(self.first)? as usize)
-    }
-
-    /// Whether a call is not finished.
-    fn has_open_calls(&self) -> bool {
-        self.done < self.next()
-    }
-
-    /// Whether something is not finished.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.has_open_calls() || self.mails.is_open()
-    }
-
-    /// Whether something is finished and not compared yet, so that others cannot use its slot again.
-    pub(crate) fn has_uncompared(&self) -> bool {
-        self.uncompared > 0
-    }
-
-    /// How many operations nobody has waited for yet.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
-    }
-
-    /// Whether a call is finished.
-    pub(crate) fn is_finished(&self, number: u64) -> bool {
-        self.call(number).is_some_and(|call| call.stage == Stage::Finished)
-    }
-
-    /// The outcome of a call that is finished.
-    #[inline(always)]
-    pub(crate) fn take(&mut self, number: u64) -> Option<Given> {
-        let call = self.call_mut(number).filter(|call| call.stage == Stage::Finished)?;
-        let outcome = call.take_outcome();
-        self.forget();
-        Some(outcome)
-    }
-
-    /// Notes that a call was not over at the first look.
-    pub(crate) fn slow(&mut self, number: u64) {
-        self.call_mut(number).into_iter().for_each(|call| call.is_slow = true);
-    }
-
-    /// Nobody waits for a call any more.
-    pub(crate) fn abandon(&mut self, number: u64) {
-        self.call_mut(number).into_iter().for_each(|call| call.abandoned = true);
-        self.forget();
-    }
-
-    #[inline(always)]
-    fn forget(&mut self) {
-        while self.calls.first().is_some_and(|call| call.abandoned && call.number < self.compared) {
-            self.calls.forget_first();
-            self.first += 1;
-        }
-    }
-}
-
 impl Inner {
     pub(crate) fn new(
         members: Members,
@@ -138,16 +49,7 @@ impl Inner {
         cores: Cores,
         recorder: Recorder,
     ) -> Inner {
-        let state = State {
-            first: 0,
-            calls: Queue::default(),
-            done: 0,
-            compared: 0,
-            uncompared: 0,
-            released: 0,
-            mails: Mails::new(&members),
-            failed: None,
-        };
+        let state = State::new(&members);
         let progress_thread = OnceCell::new();
         let (note, site, state) = (Cell::new(0), Cell::default(), RefCell::new(state));
         Inner { members, heap, alarm, cores, progress_thread, recorder, note, site, state }
@@ -266,7 +168,8 @@ impl Inner {
     pub(crate) fn finish_last(&self, number: u64, looks: usize) -> Result<Option<Given>, CommError> {
         let state = &mut *self.state();
         let is_last = state.done == number && state.next() == number + 1;
-        if !is_last || state.uncompared > UNCOMPARED || state.failed.is_some() {
+        // Messages in flight must go on, too.
+        if !is_last || state.uncompared > UNCOMPARED || state.mails.is_open() || state.failed.is_some() {
             return Ok(None);
         }
         let Some(call) = state.calls.last() else { return Ok(None) };

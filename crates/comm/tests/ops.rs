@@ -140,6 +140,33 @@ fn messages_match_by_sender_and_tag_in_order() {
 }
 
 #[test]
+fn messages_go_on_while_small_calls_come_and_go() {
+    // More than fit into the ring of their destination: the last ones are posted while other calls are waited for.
+    const SENDS: usize = 40;
+    spawn_with_heap(2, HEAP, |group| {
+        let message =
+            |i: usize| Message { peer: 1 - group.rank(), tag: 0, buffer: buffer(&group, &[i as u8; 4]) };
+        let mut exchange = match group.rank() {
+            0 => group.exchange((0..SENDS).map(message), []).unwrap(),
+            _ => group.exchange([], (0..SENDS).map(|_| message(0))).unwrap(),
+        };
+        let mut got = None;
+        for round in 0..5000u32 {
+            let ones = buffer(&group, &round.to_le_bytes());
+            let sum = group.all_reduce(ones, Element::I32, Reduce::Sum).unwrap().wait(soon()).unwrap();
+            assert_eq!(*sum[0].bytes().unwrap(), (2 * round).to_le_bytes());
+            if group.rank() == 1 && got.is_none() {
+                got = exchange.test().unwrap();
+            }
+        }
+        if group.rank() == 1 {
+            let got = got.expect("all have come while nobody waited for them");
+            assert!(got.iter().enumerate().all(|(i, one)| *one.bytes().unwrap() == [i as u8; 4]));
+        }
+    });
+}
+
+#[test]
 fn a_buffer_is_written_only_after_release() {
     spawn_with_heap(2, HEAP, |group| {
         let len = 1 << 20;
