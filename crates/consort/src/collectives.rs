@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use consort_comm::Buffer;
+use consort_comm::{Buffer, CommError, Pending};
 use consort_ir::layout::Layout;
 use consort_ir::ops::{BroadcastStart, OpDef};
 use consort_ir::types::TensorType;
@@ -30,7 +30,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    pub(crate) fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, consort_comm::CommError> {
+    pub(crate) fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, CommError> {
         let (start, len) = (self.layout.start * ty.dtype.size(), self.layout.numel() * ty.dtype.size());
         match start == 0 && len == self.storage.buffer.len() {
             true => Ok(self.storage.buffer.clone()),
@@ -100,19 +100,19 @@ impl Group {
             return Ok(Started { results: args.iter().cloned().collect(), flight: None });
         };
         let how = results_of(op, comm.rank());
-        // A call that was refused has not taken the note, which is not meant for the next one.
-        let begin = |operands: &[Operand<'_>], results: &[Buffer]| {
-            comm.note(prepared.digest);
-            let pending = start(op, &sizes, comm, operands, results);
+        let contents = !op.as_any().is::<BroadcastStart>();
+        let flight_of = |pending: std::result::Result<Pending, CommError>| {
+            // A call that was refused has not taken the note, which is not meant for the next one.
             comm.note(0);
             Ok(Flight::new(pending.map_err(failed)?, world, name, site))
         };
-        let contents = !op.as_any().is::<BroadcastStart>();
         // One that is written where it lies is in no list: lists take longer than the rest.
         if let ([x], [(ty, _)], Results::InPlace) = (args, &results[..], how) {
             let taken = self.take_to_write(name, x, owners, contents, site)?;
             let buffer = taken.buffer(&x.ty).map_err(failed)?;
-            let flight = begin(&[Operand { buffer, dtype: x.dtype(), shape: &x.layout.shape }], &[])?;
+            let operand = Operand { buffer, dtype: x.dtype(), shape: &x.layout.shape };
+            comm.note(prepared.digest);
+            let flight = flight_of(start(op, &sizes, comm, &[operand], &[]))?;
             let results = SmallVec::from_buf([self.awaited(ty, taken, &flight)]);
             return Ok(Started { results, flight: Some(Way::Flying(flight)) });
         }
@@ -155,7 +155,8 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
-        let flight = begin(&operands, &buffers)?;
+        comm.note(prepared.digest);
+        let flight = flight_of(start(op, &sizes, comm, &operands, &buffers))?;
         if made.is_empty() {
             made = taken;
         }
