@@ -38,8 +38,10 @@ where
     if count == 0 {
         return;
     }
-    let (mut held, mut sums) = ([W::ZERO; HELD], [W::ZERO; HELD]);
     let width = HELD / count;
+    // No larger than needed: to fill what is not used would drive the rest out of the L1 cache.
+    let mut held = vec![W::ZERO; count * depth.min(width)];
+    let mut sums = vec![W::ZERO; count * matrix.cols.min(width)];
     for first in (0..matrix.cols).step_by(width) {
         let cols = first..matrix.cols.min(first + width);
         let sums = &mut sums[..count * cols.len()];
