@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::CommError;
 use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
-use crate::pending::SPIN;
+use crate::pending::spin;
 use crate::progress::BUSY;
 use crate::segment::outside;
 use crate::siblings::advance_all;
@@ -310,7 +310,7 @@ impl Buffer {
 
     fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
         let block = self.block();
-        let spin_until = block.heap.spins().then(|| Instant::now() + SPIN);
+        let spin_until = block.heap.spins().then(|| Instant::now() + spin(self.len()));
         while !self.is_released() {
             if spin_until.is_some_and(|spin_until| Instant::now() < spin_until) {
                 std::hint::spin_loop();

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::buffer::{Access, Buffer};
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, bytes};
 use crate::error::{Side, Stop};
 use crate::fixed::Fixed;
 use crate::lease::Lease;
@@ -231,6 +231,12 @@ impl Mails {
     pub(crate) fn is_finished(&self, number: u64) -> bool {
         let index = number.checked_sub(self.first).map(|index| index as usize);
         index.and_then(|index| self.batches.all().get(index)).is_some_and(|batch| batch.open == 0)
+    }
+
+    /// The bytes of a batch.
+    pub(crate) fn bytes(&self, number: u64) -> usize {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        index.and_then(|index| self.batches.all().get(index)).map_or(0, |batch| bytes(&batch.buffers))
     }
 
     /// Notes that a batch was not over at the first look.

@@ -21,8 +21,14 @@ use crate::siblings;
 use crate::state::State;
 use crate::sync::yield_now;
 
-/// How long a waiter spins before it sleeps.
-pub(crate) const SPIN: Duration = Duration::from_micros(50);
+/// How long a waiter spins before it sleeps: about as long as it takes to be woken, and as so many bytes take to move.
+/// Who waits for a large operation waits for somebody who is at it.
+pub(crate) fn spin(bytes: usize) -> Duration {
+    Duration::from_micros(50) + Duration::from_nanos(bytes as u64 / 4).min(MOST)
+}
+
+/// However large an operation is, not longer.
+const MOST: Duration = Duration::from_millis(20);
 /// How often a waiter that may not spin lets others go first before it sleeps.
 const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
 /// How often it looks at what it waits for before it looks at the clock and at failures.
@@ -188,6 +194,7 @@ impl<T: Outcome> Pending<T> {
 
     fn sleep(&self, until: Instant, site: &'static Location<'static>) -> Result<(), CommError> {
         let (mut since, mut yields, mut recorded) = (None, 0, false);
+        let spin = spin(self.bytes());
         self.slow();
         loop {
             if self.poll().map_err(|stop| *stop)? {
@@ -217,7 +224,7 @@ impl<T: Outcome> Pending<T> {
                 let error = self.late();
                 return Err(inner.fail(&mut inner.state(), error));
             }
-            if inner.cores.one_each() && now - *since.get_or_insert(now) < SPIN {
+            if inner.cores.one_each() && now - *since.get_or_insert(now) < spin {
                 continue;
             }
             // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
@@ -236,6 +243,16 @@ impl<T: Outcome> Pending<T> {
                 Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
                 None => yield_now(),
             }
+        }
+    }
+
+    /// How large it is.
+    fn bytes(&self) -> usize {
+        let state = self.inner.state();
+        match self.what {
+            What::Call(number) => state.call(number).map_or(0, Call::bytes),
+            What::Batch(batch) => state.mails.bytes(batch),
+            What::Over => 0,
         }
     }
 

@@ -16,8 +16,9 @@ use crate::op::{Key, Op};
 use crate::row::Word;
 use crate::sync::AtomicU64;
 
-/// Bytes that are reduced before the others are told: they are still in a cache when they are copied.
-const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 128 << 10 };
+/// Bytes that are reduced before the others are told: they are still in the reducer's L2 cache when they are copied, and
+/// few enough turns are taken that memory can be followed.
+const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 512 << 10 };
 /// Parts begin on a cache line.
 const LINE: usize = 64;
 
