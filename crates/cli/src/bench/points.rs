@@ -13,8 +13,9 @@ use crate::report::{Machine, Report};
 
 /// How long a loop lasts, where one operation does not last longer.
 const LOOP: Duration = Duration::from_millis(2);
-/// The most iterations of a loop.
-const MAX_ITERATIONS: u64 = 1 << 16;
+/// The fewest and the most iterations of a loop. In fewer, ranks would not take turns as roots, and how they happen to
+/// begin would be a good part of a large operation.
+const ITERATIONS: (u64, u64) = (4, 1 << 16);
 /// The most samples of a figure.
 const MAX_SAMPLES: usize = 500;
 /// With fewer samples in one mode or the other, the time is longer, so many times at most.
@@ -134,7 +135,7 @@ fn calibrate(mut run: impl FnMut(u64) -> anyhow::Result<Vec<Answer>>) -> anyhow:
     for _ in 0..3 {
         let slowest = run(iterations)?.iter().map(|answer| answer.nanos).fold(1.0, f64::max);
         let fits = LOOP.as_nanos() as f64 / (slowest / iterations as f64);
-        iterations = (fits as u64).clamp(1, MAX_ITERATIONS);
+        iterations = (fits as u64).clamp(ITERATIONS.0, ITERATIONS.1);
     }
     Ok(iterations)
 }
