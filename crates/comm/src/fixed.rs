@@ -50,3 +50,20 @@ impl<T> Deref for Fixed<T> {
         unsafe { self.to.as_ref() }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn what_is_found_keeps_its_segment() {
+        let segment = Arc::new(Segment::private(4096).unwrap());
+        let words: Fixed<[[AtomicU64; 2]; 4]> = Fixed::new(&segment, |segment| segment.words(64));
+        words[3][1].store(7, Relaxed);
+        assert_eq!(segment.word(64 + 3 * 16 + 8).load(Relaxed), 7);
+        let other = words.clone();
+        drop((segment, words));
+        assert_eq!(other[3][1].load(Relaxed), 7, "the memory is still there");
+    }
+}
