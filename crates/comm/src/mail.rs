@@ -194,7 +194,7 @@ impl Mails {
     /// The buffers of a batch whose messages have all met their other end.
     #[inline(always)]
     pub(crate) fn take_finished(&mut self, number: u64, recorder: &Recorder) -> Option<Buffers> {
-        let batch = self.batch(number).filter(|batch| batch.open == 0)?;
+        let batch = self.batch_mut(number).filter(|batch| batch.open == 0)?;
         batch.over = true;
         recorder.finish(batch.event, batch.is_slow);
         let buffers = std::mem::take(&mut batch.buffers);
@@ -229,30 +229,32 @@ impl Mails {
 
     /// Whether all messages of a batch have met their other end.
     pub(crate) fn is_finished(&self, number: u64) -> bool {
-        let index = number.checked_sub(self.first).map(|index| index as usize);
-        index.and_then(|index| self.batches.all().get(index)).is_some_and(|batch| batch.open == 0)
+        self.batch(number).is_some_and(|batch| batch.open == 0)
     }
 
     /// The bytes of a batch.
     pub(crate) fn bytes(&self, number: u64) -> usize {
-        let index = number.checked_sub(self.first).map(|index| index as usize);
-        index.and_then(|index| self.batches.all().get(index)).map_or(0, |batch| bytes(&batch.buffers))
+        self.batch(number).map_or(0, |batch| bytes(&batch.buffers))
     }
 
     /// Notes that a batch was not over at the first look.
     pub(crate) fn slow(&mut self, number: u64) {
-        self.batch(number).into_iter().for_each(|batch| batch.is_slow = true);
+        self.batch_mut(number).into_iter().for_each(|batch| batch.is_slow = true);
     }
 
     /// Nobody waits for a batch any more.
     pub(crate) fn abandon(&mut self, number: u64) {
-        if let Some(batch) = self.batch(number) {
+        if let Some(batch) = self.batch_mut(number) {
             batch.over = true;
         }
         self.forget();
     }
 
-    fn batch(&mut self, number: u64) -> Option<&mut Batch> {
+    fn batch(&self, number: u64) -> Option<&Batch> {
+        self.batches.all().get(number.checked_sub(self.first)? as usize)
+    }
+
+    fn batch_mut(&mut self, number: u64) -> Option<&mut Batch> {
         self.batches.all_mut().get_mut(number.checked_sub(self.first)? as usize)
     }
 

@@ -21,8 +21,8 @@ use crate::siblings;
 use crate::state::State;
 use crate::sync::yield_now;
 
-/// How long a waiter spins before it sleeps: about as long as it takes to be woken, and as so many bytes take to move.
-/// Who waits for a large operation waits for somebody who is at it.
+/// How long a waiter spins before it sleeps: a little, and as long as so many bytes take to move. Who waits for a large
+/// operation mostly waits for somebody who is at it.
 pub(crate) fn spin(bytes: usize) -> Duration {
     Duration::from_micros(50) + Duration::from_nanos(bytes as u64 / 4).min(MOST)
 }
