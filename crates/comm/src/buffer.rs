@@ -15,9 +15,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
-
 use crate::CommError;
+use crate::few::Few;
 use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
 use crate::pending::spin;
@@ -37,6 +36,7 @@ struct Handle {
 }
 
 /// The block itself, or the handle that has it.
+#[allow(clippy::large_enum_variant, reason = "parts are few, and most that is done to a block begins here")]
 enum Home {
     Block(Block),
     Part(Buffer),
@@ -47,11 +47,11 @@ struct Block {
     start: usize,
     room: usize,
     /// What somebody here looks at, or writes.
-    looks: RefCell<SmallVec<[Look; 2]>>,
+    looks: RefCell<Few<Look>>,
     /// What operations in flight read, or write.
-    flights: RefCell<SmallVec<[Look; 1]>>,
+    flights: RefCell<Few<Look>>,
     /// What peers may still read.
-    leases: RefCell<SmallVec<[Leased; 1]>>,
+    leases: RefCell<Few<Leased>>,
 }
 
 /// A part that somebody looks at, or writes.
@@ -153,8 +153,8 @@ impl Block {
     fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
         let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
         let mut looks = self.looks.borrow_mut();
-        if looks.iter().any(in_the_way)
-            || self.flights.borrow().iter().any(in_the_way)
+        if looks.any(in_the_way)
+            || self.flights.borrow().any(in_the_way)
             || access == Access::Write && self.is_leased(&range)
         {
             return Err(busy());
@@ -165,17 +165,19 @@ impl Block {
 
     /// The end of that.
     fn look_away(&self, range: &Range<usize>, access: Access) {
-        let mut looks = self.looks.borrow_mut();
         let mine = Look { start: range.start, end: range.end, access };
-        if let Some(at) = looks.iter().rposition(|look| *look == mine) {
-            looks.swap_remove(at);
-        }
+        self.looks.borrow_mut().take(|look| *look == mine);
     }
 
     /// Whether peers may still read some of these bytes.
     fn is_leased(&self, range: &Range<usize>) -> bool {
-        self.leases.borrow().iter().any(|leased| leased.is_held_in(range))
+        self.leases.borrow().any(|leased| leased.is_held_in(range))
     }
+}
+
+/// Forgets leases that nobody holds any more.
+fn forget_ended(leases: &mut Few<Leased>) {
+    while leases.take(|leased| !leased.is_held()).is_some() {}
 }
 
 impl Buffer {
@@ -281,8 +283,7 @@ impl Buffer {
     /// Whether no peer can read it any more, and nothing in flight touches it.
     pub fn is_released(&self) -> bool {
         let (block, range) = (self.block(), self.range());
-        let is_touched =
-            || block.flights.borrow().iter().any(|look| look.is_in_the_way_of(&range, Access::Write));
+        let is_touched = || block.flights.borrow().any(|look| look.is_in_the_way_of(&range, Access::Write));
         !block.is_leased(&range) && !is_touched()
     }
 
@@ -345,7 +346,7 @@ impl Buffer {
             // Once this one is done it rings no more, so another one must not be awaited on its bell.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
         }
-        block.leases.borrow_mut().retain(|leased| leased.is_held());
+        forget_ended(&mut block.leases.borrow_mut());
         Ok(())
     }
 
@@ -372,7 +373,7 @@ impl Buffer {
             return;
         }
         if leases.len() >= 4 {
-            leases.retain(|leased| leased.is_held());
+            forget_ended(&mut leases);
         }
         leases.push(Leased { range, lease });
     }
@@ -401,7 +402,7 @@ impl Buffer {
     fn claim_shared(&self, block: &Block, access: Access) -> Result<(), CommError> {
         let range = self.range();
         let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
-        if block.flights.borrow().iter().any(in_the_way) || block.looks.borrow().iter().any(in_the_way) {
+        if block.flights.borrow().any(in_the_way) || block.looks.borrow().any(in_the_way) {
             return Err(busy());
         }
         if access == Access::Write && block.is_leased(&range) {
@@ -415,11 +416,8 @@ impl Buffer {
     /// Gives it back after an operation.
     #[inline]
     pub(crate) fn unclaim(&self, access: Access) {
-        let mut flights = self.block().flights.borrow_mut();
         let mine = Look { start: self.0.at, end: self.0.at + self.0.len, access };
-        if let Some(at) = flights.iter().position(|look| *look == mine) {
-            flights.swap_remove(at);
-        }
+        self.block().flights.borrow_mut().take(|look| *look == mine);
     }
 }
 
@@ -478,9 +476,11 @@ impl Drop for BytesMut<'_> {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let leases = std::mem::take(self.leases.get_mut());
-        let held = leases.into_iter().filter(Leased::is_held);
-        let leases: Leases = held.map(|leased| leased.lease).collect();
-        self.heap.give_back(self.start, self.room, leases);
+        let leases = self.leases.get_mut();
+        let mut held = Leases::new();
+        while let Some(leased) = leases.take(Leased::is_held) {
+            held.push(leased.lease);
+        }
+        self.heap.give_back(self.start, self.room, held);
     }
 }

@@ -37,6 +37,7 @@ mod element;
 pub mod env;
 mod error;
 mod event;
+mod few;
 mod fixed;
 mod flight;
 mod group;
@@ -76,6 +77,8 @@ pub use element::{Element, Reduce};
 pub(crate) use error::ranks_text;
 pub use error::{CommError, Side};
 pub use event::{Event, Kind};
+#[doc(hidden)]
+pub use few::Few;
 pub use flight::{Divergence, Flight, Party};
 pub use group::{Group, Moved};
 pub use heap::Heap;

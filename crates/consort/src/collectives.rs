@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Pending};
+use consort_comm::{Buffer, CommError};
 use consort_ir::layout::Layout;
 use consort_ir::ops::{BroadcastStart, OpDef};
 use consort_ir::types::TensorType;
@@ -31,11 +31,7 @@ pub(crate) struct Taken {
 
 impl Taken {
     pub(crate) fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, CommError> {
-        let (start, len) = (self.layout.start * ty.dtype.size(), self.layout.numel() * ty.dtype.size());
-        match start == 0 && len == self.storage.buffer.len() {
-            true => Ok(self.storage.buffer.clone()),
-            false => self.storage.buffer.part(start..start + len),
-        }
+        self.storage.part(&self.layout.bytes(ty.dtype))
     }
 }
 
@@ -100,26 +96,10 @@ impl Group {
             return Ok(Started { results: args.iter().cloned().collect(), flight: None });
         };
         let how = results_of(op, comm.rank());
-        let contents = !op.as_any().is::<BroadcastStart>();
-        let flight_of = |pending: std::result::Result<Pending, CommError>| {
-            // A call that was refused has not taken the note, which is not meant for the next one.
-            comm.note(0);
-            Ok(Flight::new(pending.map_err(failed)?, world, name, site))
-        };
-        // One that is written where it lies is in no list: lists take longer than the rest.
-        if let ([x], [(ty, _)], Results::InPlace) = (args, &results[..], how) {
-            let taken = self.take_to_write(name, x, owners, contents, site)?;
-            let buffer = taken.buffer(&x.ty).map_err(failed)?;
-            let operand = Operand { buffer, dtype: x.dtype(), shape: &x.layout.shape };
-            comm.note(prepared.digest);
-            let flight = flight_of(start(op, &sizes, comm, &[operand], &[]))?;
-            let results = SmallVec::from_buf([self.awaited(ty, taken, &flight)]);
-            return Ok(Started { results, flight: Some(Way::Flying(flight)) });
-        }
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
         for arg in args {
             taken.push(match how {
-                Results::InPlace => self.take_to_write(name, arg, owners, contents, site)?,
+                Results::InPlace => self.take_to_write(op, arg, owners, site)?,
                 _ => self.take_to_read(name, arg, site)?,
             });
         }
@@ -156,7 +136,9 @@ impl Group {
             }
         }
         comm.note(prepared.digest);
-        let flight = flight_of(start(op, &sizes, comm, &operands, &buffers))?;
+        let pending =
+            start(op, &sizes, comm, &operands, &buffers).map_err(|error| refused(comm, failed(error)))?;
+        let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
             made = taken;
         }
@@ -166,6 +148,57 @@ impl Group {
             awaited.push(self.awaited(ty, made, &flight));
         }
         Ok(Started { results: awaited, flight: Some(Way::Flying(flight)) })
+    }
+
+    /// Starts an operation with one operand, which becomes its one result. It has no other owner here.
+    #[track_caller]
+    pub(crate) fn start_on(
+        &self,
+        op: &dyn OpDef,
+        x: &mut Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<Option<Way>> {
+        // What is written where it lies is in no list: lists take longer than the rest.
+        if let (Some(comm), Some(storage), None, false) = (&self.comm, &x.storage, &x.traced, is_tracing())
+            && results_of(op, comm.rank()) == Results::InPlace
+        {
+            let (world, name) = (&self.world, spoken(op.info().name));
+            check_world(name, world, std::iter::once(&*x), site)?;
+            let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
+            if let [(ty, _)] = &prepared.results[..] {
+                let other = match self.is_free(x, storage, 1)? {
+                    true => None,
+                    false => Some(self.instead(op, x, site)?),
+                };
+                let (layout, storage) = match &other {
+                    Some(other) => (&other.layout, &other.storage),
+                    None => (&x.layout, storage),
+                };
+                let range = layout.bytes(x.dtype());
+                let failed = |error| refused(comm, Error::comm(name, error, site));
+                let buffer = storage.part(&range).map_err(failed)?;
+                let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape };
+                let mesh = world.mesh();
+                comm.note(prepared.digest);
+                let pending = start(op, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
+                let flight = Flight::new(pending, world, name, site);
+                storage.add_flight(range, Rc::clone(&flight));
+                if let Some(other) = other {
+                    (x.layout, x.storage) = (other.layout, Some(other.storage));
+                }
+                if !Rc::ptr_eq(&x.ty, ty) {
+                    x.ty = Rc::clone(ty);
+                }
+                x.world = world.id;
+                return Ok(Some(Way::Flying(flight)));
+            }
+        }
+        let mut started = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
+        match started.results.pop() {
+            Some(result) => *x = result,
+            None => return Err(Error::new(op.info().name, "it has no result", site)),
+        }
+        Ok(started.flight)
     }
 
     /// A tensor that an operation in flight will write.
@@ -196,22 +229,32 @@ impl Group {
     /// An operand that is written in place: as above, and with no other owner.
     pub(crate) fn take_to_write(
         &self,
-        op: &str,
+        op: &dyn OpDef,
         x: &Tensor,
         owners: usize,
-        contents: bool,
         site: &'static Location<'static>,
     ) -> Result<Taken> {
-        let storage = x.data(op, site)?;
-        x.wait()?;
+        let storage = x.data(spoken(op.info().name), site)?;
+        match self.is_free(x, storage, owners)? {
+            true => Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) }),
+            false => self.instead(op, x, site),
+        }
+    }
+
+    /// Whether an operation can write a tensor where it lies. Waits for it.
+    fn is_free(&self, x: &Tensor, storage: &Rc<Storage>, owners: usize) -> Result<bool> {
+        storage.wait(x.byte_range())?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
         let own = near && Rc::strong_count(storage) <= owners && x.layout.is_contiguous();
-        if own && self.is_writable(storage, x) {
-            return Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) });
-        }
-        match contents {
-            true => self.copy(op, x, site),
-            false => self.make(op, &x.ty, &x.layout, site),
+        Ok(own && self.is_writable(storage, x))
+    }
+
+    /// What an operation writes instead of a tensor that is not free.
+    fn instead(&self, op: &dyn OpDef, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
+        let name = spoken(op.info().name);
+        match op.as_any().is::<BroadcastStart>() {
+            true => self.make(name, &x.ty, &x.layout, site),
+            false => self.copy(name, x, site),
         }
     }
 
@@ -259,6 +302,13 @@ impl Group {
         self.world.count_copy(taken.storage.buffer.len());
         Ok(taken)
     }
+}
+
+/// The error of a call that was refused. It has not taken the note, which is not meant for the next one.
+#[cold]
+fn refused(comm: &consort_comm::Group, error: Error) -> Error {
+    comm.note(0);
+    error
 }
 
 /// Tensors that have data belong to the world of the group.

@@ -13,7 +13,6 @@ use crate::world::World;
 /// An operation in flight, shared by the tensors that it makes.
 pub(crate) struct Flight {
     state: RefCell<State>,
-    world: Rc<World>,
     op: &'static str,
     site: &'static Location<'static>,
 }
@@ -45,7 +44,7 @@ impl Way {
 }
 
 enum State {
-    Flying(Pending),
+    Flying(Pending, Rc<World>),
     Landed,
     Failed(Error),
 }
@@ -57,16 +56,24 @@ impl Flight {
         op: &'static str,
         site: &'static Location<'static>,
     ) -> Rc<Flight> {
-        Rc::new(Flight { state: RefCell::new(State::Flying(pending)), world: Rc::clone(world), op, site })
+        let flight = Flight { state: RefCell::new(State::Flying(pending, Rc::clone(world))), op, site };
+        // An allocation costs more than the rest of this.
+        let Some(mut landed) = world.landed.take() else { return Rc::new(flight) };
+        let Some(place) = Rc::get_mut(&mut landed) else { return Rc::new(flight) };
+        *place = flight;
+        landed
     }
 
     /// Waits until it is over. An error is the same each time.
-    pub(crate) fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(self: &Rc<Flight>) -> Result<()> {
         let error = match self.state.replace(State::Landed) {
             State::Landed => return Ok(()),
             State::Failed(error) => error,
-            State::Flying(pending) => match pending.wait_within(self.world.timeout()) {
-                Ok(_) => return Ok(()),
+            State::Flying(pending, world) => match pending.wait_within(world.timeout()) {
+                Ok(_) => {
+                    world.landed.set(Some(Rc::clone(self)));
+                    return Ok(());
+                }
                 Err(error) => Error::comm(self.op, error, self.site),
             },
         };
@@ -78,7 +85,7 @@ impl Flight {
     pub(crate) fn test(&self) -> Result<bool> {
         let mut state = self.state.borrow_mut();
         let outcome = match &mut *state {
-            State::Flying(pending) => pending.test(),
+            State::Flying(pending, _) => pending.test(),
             State::Landed => return Ok(true),
             State::Failed(error) => return Err(error.clone()),
         };
@@ -99,8 +106,8 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if matches!(*self.state.borrow(), State::Flying(_)) {
-            self.world.note_unwaited(self.op, self.site);
+        if let State::Flying(_, world) = self.state.get_mut() {
+            world.note_unwaited(self.op, self.site);
         }
     }
 }

@@ -21,13 +21,14 @@ use crate::trace::{is_tracing, settle, uncompiled_at};
 impl Group {
     /// Starts an operation with one operand and one result.
     #[track_caller]
-    fn one(&self, op: &dyn OpDef, x: Tensor, site: &'static Location<'static>) -> Result<Pending<Tensor>> {
-        let args = [x];
-        let mut started = self.start(op, &args, 1, &[], site)?;
-        match started.results.pop() {
-            Some(gives) => Ok(Pending { gives, flight: started.flight }),
-            None => Err(Error::new(op.info().name, "it has no result", site)),
-        }
+    fn one(
+        &self,
+        op: &dyn OpDef,
+        mut x: Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<Pending<Tensor>> {
+        let flight = self.start_on(op, &mut x, site)?;
+        Ok(Pending { gives: x, flight })
     }
 
     /// Starts an operation on a list.

@@ -213,7 +213,7 @@ impl Group {
         for (place, layout) in places.iter_mut().zip(&layouts[n_sent..]) {
             place.make_own(site)?;
             // The tensor is one owner, this view of it another.
-            let into = self.take_to_write(name, &place.view(), 2, true, site)?;
+            let into = self.take_to_write(&op, &place.view(), 2, site)?;
             let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
             for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
                 let copy = heap.alloc_from(&sent.buffer.bytes().map_err(failed)?).map_err(failed)?;

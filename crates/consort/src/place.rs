@@ -305,11 +305,7 @@ impl Group {
         slice.make_own(site)?;
         // The whole tensor is replaced by the result; of a slice, the tensor itself is one more owner.
         if slice.is_whole() {
-            let mut started = self.start(op, std::slice::from_ref(slice.tensor), 1, &[], site)?;
-            if let Some(result) = started.results.pop() {
-                *slice.tensor = result;
-            }
-            return Ok(Pending { gives: (), flight: started.flight });
+            return Ok(Pending { gives: (), flight: self.start_on(op, slice.tensor, site)? });
         }
         let view = [slice.view()];
         let mut started = self.start(op, &view, 2, &[], site)?;

@@ -64,12 +64,14 @@ impl Placed {
         Rc::new(Placed { span: layout.span(), contiguous: layout.is_contiguous(), layout })
     }
 
-    pub(crate) fn is_contiguous(&self) -> bool {
-        self.contiguous
+    /// The bytes of storage from the first element to the last.
+    pub(crate) fn bytes(&self, dtype: Dtype) -> std::ops::Range<usize> {
+        let start = self.layout.start * dtype.size();
+        start..start + self.span * dtype.size()
     }
 
-    pub(crate) fn span(&self) -> usize {
-        self.span
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.contiguous
     }
 }
 
@@ -310,9 +312,7 @@ impl Tensor {
 
     /// The bytes of storage from its first element to its last.
     pub(crate) fn byte_range(&self) -> std::ops::Range<usize> {
-        let size = self.ty.dtype.size();
-        let start = self.layout.start * size;
-        start..start + self.layout.span() * size
+        self.layout.bytes(self.ty.dtype)
     }
 
     pub(crate) fn data(&self, op: &str, site: &'static Location<'static>) -> Result<&Rc<Storage>> {
@@ -421,7 +421,14 @@ impl Tensor {
         site: &'static Location<'static>,
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
-        let whole = settle(self, op, site)?.contiguous_at(site)?;
+        let copy;
+        let whole = match self.traced.is_none() && self.layout.is_contiguous() {
+            true => self,
+            false => {
+                copy = settle(self, op, site)?.contiguous_at(site)?;
+                &copy
+            }
+        };
         let storage = whole.data(op, site)?;
         storage.wait(whole.byte_range())?;
         let bytes = storage.buffer.bytes_of(whole.byte_range());

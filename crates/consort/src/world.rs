@@ -16,6 +16,7 @@ use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
 
 use crate::error::{Error, Result};
+use crate::flight::Flight;
 use crate::memo::Memo;
 
 /// How long an operation may wait where nothing else is said.
@@ -33,6 +34,8 @@ pub(crate) struct World {
     symbols: BTreeMap<Sym, i64>,
     /// What compiled functions tell the other ranks with at each call.
     pub(crate) envelope: Cell<Option<consort_comm::Buffer>>,
+    /// The last operation that was waited for: its memory serves the next one, once nobody else has it.
+    pub(crate) landed: Cell<Option<Rc<Flight>>>,
     /// None where there are only shapes.
     comm: Option<Comm>,
     threads: RefCell<Threads>,
@@ -107,6 +110,7 @@ impl World {
             kernels: RefCell::new(Vec::new()),
             memo: RefCell::new(Memo::default()),
             envelope: Cell::new(None),
+            landed: Cell::new(None),
         }
     }
 

@@ -57,7 +57,14 @@ pub(crate) fn run_eager_rank(args: &EagerArgs) -> anyhow::Result<Report> {
     Ok(Report::fine(String::new()))
 }
 
+/// Writes all elements. Like reading them it is compiled once, so that both sides of a comparison run the same code.
+#[inline(never)]
+fn fill(elements: &mut [f32], value: usize) {
+    elements.fill(value as f32);
+}
+
 /// Reads all elements.
+#[inline(never)]
 fn look(elements: &[f32]) {
     black_box(elements.iter().fold(0u32, |all, x| all ^ x.to_bits()));
 }
@@ -144,7 +151,7 @@ impl Bench {
         let deadline = until();
         let raw_write = |buffer: &mut Buffer, i: usize| -> anyhow::Result<()> {
             let mut bytes = buffer.bytes_mut(deadline)?;
-            bytemuck::cast_slice_mut::<u8, f32>(&mut bytes).fill(i as f32);
+            fill(bytemuck::cast_slice_mut(&mut bytes), i);
             Ok(())
         };
         let raw_read = |buffer: &Buffer| -> anyhow::Result<()> {
@@ -177,7 +184,7 @@ impl Bench {
             })?;
             buffer = given.context("bench: no buffer")?;
             self.mesh.barrier()?;
-            let update = |x: &mut Tensor, i: usize| x.update(|elements: &mut [f32]| elements.fill(i as f32));
+            let update = |x: &mut Tensor, i: usize| x.update(|elements| fill(elements, i));
             let tensor_plain = time(times, || {
                 i += 1;
                 update(&mut x, i)?;

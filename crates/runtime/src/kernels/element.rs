@@ -22,6 +22,14 @@ pub(crate) trait Element: Pod + Send + Sync {
     fn wide(self) -> Self::Wide;
     /// The nearest value of this type.
     fn narrow(wide: Self::Wide) -> Self;
+    /// The same elements, where they are wide already.
+    fn as_wide(_: &[Self]) -> Option<&[Self::Wide]> {
+        None
+    }
+    /// The same to be written.
+    fn as_wide_mut(_: &mut [Self]) -> Option<&mut [Self::Wide]> {
+        None
+    }
 }
 
 macro_rules! float {
@@ -71,6 +79,12 @@ macro_rules! itself {
             #[inline(always)]
             fn narrow(wide: $ty) -> $ty {
                 wide
+            }
+            fn as_wide(list: &[$ty]) -> Option<&[$ty]> {
+                Some(list)
+            }
+            fn as_wide_mut(list: &mut [$ty]) -> Option<&mut [$ty]> {
+                Some(list)
             }
         }
     };

@@ -43,6 +43,11 @@ impl<'a, T> Mat<'a, T> {
         Mat::new(&self.data[start..], [rows.len(), cols.len()], [self.rs, self.cs])
     }
 
+    /// A row, where its elements lie one after another.
+    pub(crate) fn row(self, row: usize) -> Option<&'a [T]> {
+        (self.cs == 1).then(|| &self.data[row * self.rs..][..self.cols])
+    }
+
     /// The elements from the first on, with whatever lies between them.
     pub(crate) fn data(self) -> &'a [T] {
         self.data
@@ -101,6 +106,16 @@ impl<'a, T: Element> MatMut<'a, T> {
         self.split_cols(cols.start).1.split_cols(cols.len()).0
     }
 
+    /// A row, where its elements lie one after another.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, row: usize) -> Option<&mut [T]> {
+        assert!(row < self.rows, "a row of the matrix");
+        let at = self.at.wrapping_add(row * self.rs);
+        // SAFETY: the row exists, by the check above, and its elements lie one after another within what this borrows
+        // exclusively.
+        (self.cs == 1).then(|| unsafe { std::slice::from_raw_parts_mut(at, self.cols) })
+    }
+
     /// Writes a part of a row, each element rounded.
     #[inline(always)]
     pub(crate) fn put(&mut self, row: usize, col: usize, values: &[T::Wide]) {
@@ -108,14 +123,11 @@ impl<'a, T: Element> MatMut<'a, T> {
             row < self.rows && col <= self.cols && values.len() <= self.cols - col,
             "a part within a row"
         );
-        let at = self.at.wrapping_add(row * self.rs + col * self.cs);
-        if self.cs == 1 {
-            // SAFETY: the row and these columns exist, by the check above, and lie one after another within what
-            // this borrows exclusively.
-            let to = unsafe { std::slice::from_raw_parts_mut(at, values.len()) };
-            to.iter_mut().zip(values).for_each(|(to, value)| *to = T::narrow(*value));
+        if let Some(to) = self.row(row) {
+            to[col..].iter_mut().zip(values).for_each(|(to, value)| *to = T::narrow(*value));
             return;
         }
+        let at = self.at.wrapping_add(row * self.rs + col * self.cs);
         for (i, value) in values.iter().enumerate() {
             // SAFETY: the row and the column exist, by the check above, so the place is one of those that this
             // borrows exclusively.

@@ -1,8 +1,6 @@
 //! `matmul`: f32 and f64 by the `gemm` crate, 16-bit floats in blocks widened to f32 for it, integers and products
 //! with few rows or columns by loops of our own.
 
-use std::ops::Range;
-
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpDef;
 use half::{bf16, f16};
@@ -10,7 +8,7 @@ use half::{bf16, f16};
 use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Gemm, Mat, MatMut, gemm};
 use crate::kernels::scratch::with_scratch;
-use crate::kernels::skinny::{MAX_VECTORS, gather, skinny, skinny_rows, widen};
+use crate::kernels::skinny::{MAX_VECTORS, blocks, gather, skinny, skinny_rows, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "matmul", family: "matmul", in_place: false, run }];
@@ -233,9 +231,4 @@ where
             }
         }
     });
-}
-
-/// The parts of a range of so many.
-fn blocks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
 }

@@ -1,30 +1,37 @@
 //! Products of up to four vectors with a matrix. They do little with each element of the matrix, so it is read once,
 //! in the order in which it lies, and converted as it is read.
 //!
-//! A matrix whose rows lie together adds its rows to the sums; one whose columns lie together is multiplied with the
+//! A matrix whose rows lie together adds its rows to the sums, some far apart at a time, so that memory is read in a few
+//! streams that go on from one row to the next; one whose columns lie together is multiplied with the
 //! vectors column by column; any other is gathered in small blocks.
 
 use std::array;
 use std::hint::black_box;
+use std::ops::Range;
 
 use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Mat, MatMut};
 use crate::kernels::isa::{Loop, vectorize};
+use crate::kernels::scratch::with_scratch;
 
 /// The most vectors.
 pub(crate) const MAX_VECTORS: usize = 4;
 
-/// Elements of vectors that are held at a time, in all, and as many sums: both fit into the L1 cache.
+/// Sums that are held at a time, of all vectors. They fit into the L1 cache, as do the elements of the vectors.
 const HELD: usize = 4096;
+
+/// Rows of a matrix that are taken at a time: as many for any number of vectors, so that each has the same sums.
+const DEPTH: usize = 1024;
 
 /// Elements that are computed side by side: two vectors of `f32` with AVX2.
 const LANES: usize = 16;
 
-/// Rows of a matrix that are added at a time.
-const ROWS: usize = 4;
+/// Rows of a matrix that are added at a time, and so streams that memory has to follow: two would have more sums written,
+/// four would drive sums and each other out of the L1 cache where rows lie a power of two apart.
+const ROWS: usize = 3;
 
-/// Columns of a block that is gathered, and its rows.
-const GATHERED: (usize, usize) = (8, 256);
+/// Rows of a block that is gathered, and its columns.
+const GATHERED: (usize, usize) = (3 * ROWS, 256);
 
 /// `out = vectors * matrix`, with up to four vectors as rows.
 pub(crate) fn skinny<O, V, E, W>(mut out: MatMut<'_, O>, vectors: Mat<'_, V>, matrix: Mat<'_, E>)
@@ -38,30 +45,46 @@ where
     if count == 0 {
         return;
     }
-    let width = HELD / count;
-    // No larger than needed: to fill what is not used would drive the rest out of the L1 cache.
-    let mut held = vec![W::ZERO; count * depth.min(width)];
-    let mut sums = vec![W::ZERO; count * matrix.cols.min(width)];
-    for first in (0..matrix.cols).step_by(width) {
-        let cols = first..matrix.cols.min(first + width);
-        let sums = &mut sums[..count * cols.len()];
+    // A vector and its sums that need no conversion are used where they lie.
+    if let (1, Some(vector)) = (count, vectors.row(0).and_then(V::as_wide))
+        && let Some(sums) = out.row(0).and_then(O::as_wide_mut)
+    {
         sums.fill(W::ZERO);
-        for start in (0..depth).step_by(width) {
-            let rows = start..depth.min(start + width);
-            let held = &mut held[..count * rows.len()];
-            gather(vectors.part(0..count, rows.clone()), held);
-            let block = matrix.part(rows, cols.clone());
-            match count {
-                1 => add::<E, W, 1>(sums, held, block),
-                2 => add::<E, W, 2>(sums, held, block),
-                3 => add::<E, W, 3>(sums, held, block),
-                _ => add::<E, W, 4>(sums, held, block),
+        for cols in blocks(matrix.cols, HELD) {
+            for rows in blocks(depth, DEPTH) {
+                add::<E, W, 1>(
+                    &mut sums[cols.clone()],
+                    &vector[rows.clone()],
+                    matrix.part(rows, cols.clone()),
+                );
             }
         }
-        for (i, row) in sums.chunks_exact(cols.len()).enumerate() {
-            out.put(i, first, row);
-        }
+        return;
     }
+    let width = HELD / count;
+    let sums_len = count * matrix.cols.min(width);
+    let held_len = count * depth.min(DEPTH);
+    with_scratch(sums_len + held_len, |scratch: &mut [W]| {
+        let (sums, held) = scratch.split_at_mut(sums_len);
+        for cols in blocks(matrix.cols, width) {
+            let sums = &mut sums[..count * cols.len()];
+            sums.fill(W::ZERO);
+            for rows in blocks(depth, DEPTH) {
+                let held = &mut held[..count * rows.len()];
+                gather(vectors.part(0..count, rows.clone()), held);
+                let block = matrix.part(rows, cols.clone());
+                match count {
+                    1 => add::<E, W, 1>(sums, held, block),
+                    2 => add::<E, W, 2>(sums, held, block),
+                    3 => add::<E, W, 3>(sums, held, block),
+                    _ => add::<E, W, 4>(sums, held, block),
+                }
+            }
+            for (i, row) in sums.chunks_exact(cols.len()).enumerate() {
+                out.put(i, cols.start, row);
+            }
+        }
+    });
 }
 
 /// The same for any number of vectors, four at a time.
@@ -79,6 +102,11 @@ where
         skinny(rows, vectors.part(row..row + count, 0..vectors.cols), matrix);
         (rest, row) = (below, row + count);
     }
+}
+
+/// The parts of a range of so many.
+pub(crate) fn blocks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
 }
 
 /// A matrix, widened, in row-major order.
@@ -214,14 +242,12 @@ where
     type Output = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut row = 0;
-        while row + ROWS <= self.block.rows {
-            self.add::<ROWS>(row);
-            row += ROWS;
+        let apart = self.block.rows / ROWS;
+        for row in 0..apart {
+            self.add::<ROWS>(row, apart);
         }
-        while row < self.block.rows {
-            self.add::<1>(row);
-            row += 1;
+        for row in apart * ROWS..self.block.rows {
+            self.add::<1>(row, 1);
         }
     }
 }
@@ -231,15 +257,16 @@ where
     E: Element<Wide = W>,
     W: Wide,
 {
-    /// Adds `N` rows at once, so that the sums are read and written once for all of them.
+    /// Adds `N` rows that lie so many rows apart at once, so that the sums are read and written once for all of them.
     #[inline(always)]
-    fn add<const N: usize>(&mut self, row: usize) {
+    fn add<const N: usize>(&mut self, row: usize, apart: usize) {
         let (cols, first) = (self.block.cols, self.first);
         let data = self.block.data();
-        let rows: [&[E]; N] = runs(&data[row * self.block.rs..], self.block.rs, cols);
+        let rows: [&[E]; N] = runs(&data[row * self.block.rs..], apart * self.block.rs, cols);
         let mut factors = [[W::ZERO; N]; COUNT];
         for (v, factors) in factors.iter_mut().enumerate() {
-            factors.copy_from_slice(&self.vectors[v * self.stride + row..][..N]);
+            let vector = &self.vectors[v * self.stride + row..];
+            factors.iter_mut().enumerate().for_each(|(i, factor)| *factor = vector[i * apart]);
         }
         let mut rest = &mut *self.sums;
         let mut sums: [&mut [W]; COUNT] = array::from_fn(|_| {
