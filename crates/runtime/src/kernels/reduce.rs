@@ -132,16 +132,40 @@ impl<O: Fold<C>, C: Copy> Loop for FoldRun<'_, O, C> {
         for (lane, x) in lanes.iter_mut().zip(rest) {
             *lane = O::step(*lane, *x);
         }
-        let mut width = if chunks.is_empty() { rest.len().next_power_of_two() } else { LANES };
-        while width > 1 {
-            width /= 2;
-            let (low, high) = lanes.split_at_mut(width);
-            for (low, high) in low.iter_mut().zip(high) {
-                *low = O::step(*low, *high);
-            }
+        // What was not folded into would change the sign of a zero, say, where there is no whole chunk.
+        if chunks.is_empty() {
+            return rest_of::<O, C>(lanes, rest.len());
         }
+        halve::<O, C, 32>(&mut lanes);
+        halve::<O, C, 16>(&mut lanes);
+        halve::<O, C, 8>(&mut lanes);
+        halve::<O, C, 4>(&mut lanes);
+        halve::<O, C, 2>(&mut lanes);
+        halve::<O, C, 1>(&mut lanes);
         lanes[0]
     }
+}
+
+/// Folds the second of two halves into the first. The width is known to the compiler, so that lanes stay in registers:
+/// by way of memory each step would wait until all elements before have come.
+#[inline(always)]
+fn halve<O: Fold<C>, C: Copy, const WIDTH: usize>(lanes: &mut [C; LANES]) {
+    for i in 0..WIDTH {
+        lanes[i] = O::step(lanes[i], lanes[i + WIDTH]);
+    }
+}
+
+/// Folds the first so many lanes, fewer than all, in halves.
+fn rest_of<O: Fold<C>, C: Copy>(mut lanes: [C; LANES], len: usize) -> C {
+    let mut width = len.next_power_of_two();
+    while width > 1 {
+        width /= 2;
+        let (low, high) = lanes.split_at_mut(width);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = O::step(*low, *high);
+        }
+    }
+    lanes[0]
 }
 
 /// Folds a row into others, element by element.
