@@ -90,6 +90,6 @@ mod tests {
         left.sort_unstable();
         assert_eq!(left, [11, 12, 14]);
         while few.take(|_| true).is_some() {}
-        assert!(few.is_empty() && few.len() == 0);
+        assert!(few.is_empty());
     }
 }

@@ -95,6 +95,42 @@ fn a12_in_place_forms_write_where_the_tensor_is() {
 }
 
 #[test]
+fn a_handle_of_what_is_over_is_not_one_of_what_comes_after() {
+    for n in SIZES {
+        on(2, |mesh| {
+            let (mut x, mut y) = (ones(n), ones(n));
+            let first = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
+            x.wait()?;
+            let second = mesh.all_reduce_async_(&mut y, Reduce::Sum)?;
+            assert!(first.test()?);
+            first.wait()?;
+            assert_eq!(mesh.in_flight(), 1);
+            second.wait()?;
+            holds(&x, 2.0);
+            holds(&y, 2.0);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn what_a_failed_group_refuses_is_left_as_it_was() {
+    for n in SIZES {
+        on(2, |mesh| {
+            let mut x = ones(n);
+            // Shared, so that a receiver would get another storage.
+            let shared = x.clone();
+            mesh.all_reduce(ones(n + me(&mesh)), Reduce::Sum).and_then(|sum| sum.wait()).unwrap_err();
+            mesh.broadcast_(&mut x, 0).and_then(|()| x.wait()).unwrap_err();
+            mesh.all_reduce_(&mut x, Reduce::Sum).and_then(|()| x.wait()).unwrap_err();
+            holds(&x, 1.0);
+            holds(&shared, 1.0);
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn a12_results_go_into_tensors_and_slices_that_are_there() {
     for n in SIZES {
         on(2, |mesh| {

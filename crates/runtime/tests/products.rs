@@ -10,7 +10,7 @@ use consort_ir::generate::Rng;
 use consort_ir::index::Index;
 use consort_ir::layout::Layout;
 use consort_ir::ops::{Attention, Conv1d, Conv2d, Matmul, OpDef};
-use consort_ir::tensor::Tensor;
+use consort_ir::tensor::{Data, Tensor};
 use consort_runtime::threads::Threads;
 
 /// The distance from 1 to the next number.
@@ -126,6 +126,27 @@ fn a_product_is_the_same_on_any_number_of_threads() {
         for (m, k, n) in [(400, 1030, 130), (130, 1030, 400), (2, 1500, 2500), (2500, 700, 1)] {
             let args = [[m, k], [k, n]].map(|shape| random(dtype, &shape, Lie::Contiguous, &mut rng));
             check_threads(&Matmul {}, &args.each_ref(), &format!("{dtype} {m} {k} {n}"));
+        }
+    }
+}
+
+#[test]
+fn rows_of_16_bits_have_the_same_sums_alone_and_together() {
+    let mut rng = Rng::new(10);
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        // Rows of y that streams do not divide evenly, in one block and in several.
+        for k in [1, 2, 3, 4, 5, 1023, 1024, 1026, 2500] {
+            let [x, y] = [[4, k], [k, 37]].map(|shape| random(dtype, &shape, Lie::Contiguous, &mut rng));
+            let product = |x: &Placed| match both(&Matmul {}, &[x, &y], None, &Threads::ONE).unwrap().1.data {
+                Data::Float(elements) => elements,
+                Data::Int(_) => unreachable!("a product of floats"),
+            };
+            let Data::Float(rows) = &x.tensor.data else { unreachable!("floats") };
+            let alone = rows.chunks(k).flat_map(|row| {
+                let row = Tensor::floats(dtype, vec![1, k], row.to_vec());
+                product(&Placed::new(&row, Layout::contiguous(&[1, k])))
+            });
+            assert_eq!(alone.collect::<Vec<f64>>(), product(&x), "{dtype} {k}");
         }
     }
 }

@@ -6,8 +6,9 @@ mod common;
 use common::{Near, PLACES, Place, Placed, assert_none, both, check, check_threads, eval_cx, op};
 use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
+use consort_ir::layout::Layout;
 use consort_ir::ops::{OpDef, OpTable};
-use consort_ir::tensor::Tensor;
+use consort_ir::tensor::{Data, Tensor};
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
 
@@ -71,6 +72,41 @@ fn every_reduction_in_every_type_and_layout() {
         }
     }
     assert_none(&failures);
+}
+
+#[test]
+fn rows_have_the_same_result_alone_and_together() {
+    let mut rng = Rng::new(12);
+    for name in ["sum", "max"] {
+        let op = op(&format!("{name}[dims=[1], keep=false]"));
+        for rows in 1..10 {
+            // Shorter ones are folded column by column.
+            for len in [16, 63, 64, 65, 255, 256, 257, 1024, 1025, 4096, 4097] {
+                let placed = |rows: usize, elements: &[f64]| {
+                    let tensor = Tensor::floats(Dtype::F32, vec![rows, len], elements.to_vec());
+                    Placed::new(&tensor, Layout::contiguous(&[rows, len]))
+                };
+                let elements: Vec<f64> =
+                    (0..rows * len).map(|_| f64::from((rng.next_u64() as i32) as f32)).collect();
+                let result = |x: &Placed| match both(&*op, &[x], None, &Threads::ONE).unwrap().1.data {
+                    Data::Float(elements) => elements,
+                    Data::Int(_) => unreachable!("floats"),
+                };
+                let together = result(&placed(rows, &elements));
+                let alone = elements.chunks(len).flat_map(|row| result(&placed(1, row)));
+                assert_eq!(together, alone.collect::<Vec<f64>>(), "{name} {rows} x {len}");
+                // And it is the right one, of the right row.
+                for (row, got) in elements.chunks(len).zip(&together) {
+                    let size: f64 = row.iter().map(|x| x.abs()).sum();
+                    let want = match name {
+                        "sum" => row.iter().sum(),
+                        _ => row.iter().copied().fold(f64::MIN, f64::max),
+                    };
+                    assert!((got - want).abs() <= size * 1e-6, "{name} {rows} x {len}: {got}, not {want}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! element of the result folds rows; else whole rows are folded into each other. In which order is a matter of sizes
 //! and strides alone: many partial results, so that errors stay small, and the same ones for any number of threads.
 
+use std::array;
+
 use consort_ir::ops::{self, OpDef};
 
 use super::formats::{Format, U8, by_format};
@@ -107,22 +109,47 @@ impl Fold<u8> for All {
 /// Partial results that a run is folded into at once.
 const LANES: usize = 64;
 
-/// Folds a run of elements.
-pub(super) struct FoldRun<'a, O, C> {
+/// Rows that are folded side by side, far apart: memory follows a few streams better than one.
+const OPEN: usize = 4;
+
+/// Elements of a row that are folded before it is the next one's turn.
+const TURN: usize = 4 * LANES;
+
+/// Folds elements, a whole number of lanes, into partial results.
+struct FoldTurn<'a, O, C> {
+    lanes: &'a mut [C; LANES],
     run: &'a [C],
     fold: std::marker::PhantomData<O>,
 }
 
-/// Folds a run of elements.
-pub(super) fn fold_run<O: Fold<C>, C: Copy>(run: &[C]) -> C {
-    vectorize(FoldRun::<O, C> { run, fold: std::marker::PhantomData })
+impl<O: Fold<C>, C: Copy> Loop for FoldTurn<'_, O, C> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let mut lanes = *self.lanes;
+        for chunk in self.run.as_chunks::<LANES>().0 {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = O::step(*lane, *x);
+            }
+        }
+        *self.lanes = lanes;
+    }
+}
+
+/// Folds the last elements of a run, of which others have been folded into partial results already, and then those.
+struct FoldRun<'a, O, C> {
+    lanes: [C; LANES],
+    run: &'a [C],
+    /// Elements of all of the run.
+    len: usize,
+    fold: std::marker::PhantomData<O>,
 }
 
 impl<O: Fold<C>, C: Copy> Loop for FoldRun<'_, O, C> {
     type Output = C;
     #[inline(always)]
     fn run(self) -> C {
-        let mut lanes = [O::START; LANES];
+        let mut lanes = self.lanes;
         let (chunks, rest) = self.run.as_chunks::<LANES>();
         for chunk in chunks {
             for (lane, x) in lanes.iter_mut().zip(chunk) {
@@ -132,9 +159,8 @@ impl<O: Fold<C>, C: Copy> Loop for FoldRun<'_, O, C> {
         for (lane, x) in lanes.iter_mut().zip(rest) {
             *lane = O::step(*lane, *x);
         }
-        // What was not folded into would change the sign of a zero, say, where there is no whole chunk.
-        if chunks.is_empty() {
-            return rest_of::<O, C>(lanes, rest.len());
+        if self.len < LANES {
+            return fold_first::<O, C>(lanes, self.len);
         }
         halve::<O, C, 32>(&mut lanes);
         halve::<O, C, 16>(&mut lanes);
@@ -144,6 +170,30 @@ impl<O: Fold<C>, C: Copy> Loop for FoldRun<'_, O, C> {
         halve::<O, C, 1>(&mut lanes);
         lanes[0]
     }
+}
+
+/// Folds a run of elements.
+pub(super) fn fold_run<O: Fold<C>, C: Copy>(run: &[C]) -> C {
+    vectorize(FoldRun::<O, C> {
+        lanes: [O::START; LANES],
+        run,
+        len: run.len(),
+        fold: std::marker::PhantomData,
+    })
+}
+
+/// Folds runs of equal length, each by itself, in turns.
+fn fold_runs<O: Fold<C>, C: Copy>(runs: [&[C]; OPEN]) -> [C; OPEN] {
+    let fold = std::marker::PhantomData::<O>;
+    let mut lanes = [[O::START; LANES]; OPEN];
+    let len = runs[0].len();
+    let last = len.saturating_sub(1) / TURN * TURN;
+    for at in (0..last).step_by(TURN) {
+        for (lanes, run) in lanes.iter_mut().zip(runs) {
+            vectorize(FoldTurn { lanes, run: &run[at..at + TURN], fold });
+        }
+    }
+    array::from_fn(|i| vectorize(FoldRun { lanes: lanes[i], run: &runs[i][last..], len, fold }))
 }
 
 /// Folds the second of two halves into the first. The width is known to the compiler, so that lanes stay in registers:
@@ -156,7 +206,7 @@ fn halve<O: Fold<C>, C: Copy, const WIDTH: usize>(lanes: &mut [C; LANES]) {
 }
 
 /// Folds the first so many lanes, fewer than all, in halves.
-fn rest_of<O: Fold<C>, C: Copy>(mut lanes: [C; LANES], len: usize) -> C {
+fn fold_first<O: Fold<C>, C: Copy>(mut lanes: [C; LANES], len: usize) -> C {
     let mut width = len.next_power_of_two();
     while width > 1 {
         width /= 2;
@@ -290,11 +340,26 @@ fn rows<O: Fold<F::Compute>, F: Format>(
 ) {
     let (inner, stride) = last(&plan.reduced);
     let outer = &plan.reduced[..plan.reduced.len() - 1];
-    let mut firsts = Offsets::new(&plan.kept, start);
     // What cannot be borrowed is copied in blocks, which then are the runs.
     let borrowed = stride == 1 && F::borrow(&stored[..0]).is_some();
     let most = if borrowed { RUN } else { inner.min(BLOCK) };
     let mut block = vec![O::START; if borrowed { 0 } else { most }];
+    let apart = if borrowed && outer.is_empty() && inner <= RUN { out.len() / OPEN } else { 0 };
+    if apart > 0 {
+        let mut firsts: [_; OPEN] = array::from_fn(|i| Offsets::new(&plan.kept, start + i * apart));
+        for at in 0..apart {
+            let mut runs = [&[][..]; OPEN];
+            for (run, first) in runs.iter_mut().zip(&mut firsts) {
+                *run = strided::<F>(&stored[first.next_offset()..], 1, inner, &mut []);
+            }
+            for (i, total) in fold_runs::<O, _>(runs).into_iter().enumerate() {
+                let total = O::step(O::START, O::step(O::START, total));
+                F::store(&[O::finish(total, inner)], &mut out[i * apart + at..][..1]);
+            }
+        }
+    }
+    let (_, out) = out.split_at_mut(OPEN * apart);
+    let mut firsts = Offsets::new(&plan.kept, start + OPEN * apart);
     for out in out.chunks_mut(1) {
         let first = firsts.next_offset();
         let mut starts = Offsets::new(outer, 0);
