@@ -46,7 +46,12 @@ pub fn apply(op: &dyn OpDef, args: impl IntoIterator<Item = Tensor>) -> Result<V
 /// The only result of an op.
 pub(crate) fn run_one(op: &dyn OpDef, mut args: Tensors, site: &'static Location<'static>) -> Result<Tensor> {
     let mut results = run(op, &mut args, site)?;
-    results.pop().ok_or_else(|| Error::new(op.info().name, "it has no result", site))
+    results.pop().ok_or_else(|| no_result(op, site))
+}
+
+#[cold]
+pub(crate) fn no_result(op: &dyn OpDef, site: &'static Location<'static>) -> Error {
+    Error::new(op.info().name, "it has no result", site)
 }
 
 /// What an op's rule says of some operands: the results, and which kernel makes them.

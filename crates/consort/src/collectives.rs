@@ -14,7 +14,7 @@ use consort_ir::types::TensorType;
 use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
 use smallvec::SmallVec;
 
-use crate::apply::{copy_into, prepared, spoken};
+use crate::apply::{copy_into, no_result, prepared, spoken};
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::mesh::Group;
@@ -158,47 +158,60 @@ impl Group {
         x: &mut Tensor,
         site: &'static Location<'static>,
     ) -> Result<Option<Way>> {
-        // What is written where it lies is in no list: lists take longer than the rest.
-        if let (Some(comm), Some(storage), None, false) = (&self.comm, &x.storage, &x.traced, is_tracing())
+        if let Some(comm) = &self.comm
+            && x.storage.is_some()
+            && x.traced.is_none()
+            && !is_tracing()
             && results_of(op, comm.rank()) == Results::InPlace
         {
-            let (world, name) = (&self.world, spoken(op.info().name));
-            check_world(name, world, std::iter::once(&*x), site)?;
-            let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
-            if let [(ty, _)] = &prepared.results[..] {
-                let other = match self.is_free(x, storage, 1)? {
-                    true => None,
-                    false => Some(self.instead(op, x, site)?),
-                };
-                let (layout, storage) = match &other {
-                    Some(other) => (&other.layout, &other.storage),
-                    None => (&x.layout, storage),
-                };
-                let range = layout.bytes(x.dtype());
-                let failed = |error| refused(comm, Error::comm(name, error, site));
-                let buffer = storage.part(&range).map_err(failed)?;
-                let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape };
-                let mesh = world.mesh();
-                comm.note(prepared.digest);
-                let pending = start(op, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
-                let flight = Flight::new(pending, world, name, site);
-                storage.add_flight(range, Rc::clone(&flight));
-                if let Some(other) = other {
-                    (x.layout, x.storage) = (other.layout, Some(other.storage));
-                }
-                if !Rc::ptr_eq(&x.ty, ty) {
-                    x.ty = Rc::clone(ty);
-                }
-                x.world = world.id;
-                return Ok(Some(Way::Flying(flight)));
-            }
+            return Ok(Some(Way::Flying(self.start_in_place(comm, op, x, site)?)));
         }
         let mut started = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
-        match started.results.pop() {
-            Some(result) => *x = result,
-            None => return Err(Error::new(op.info().name, "it has no result", site)),
-        }
+        *x = started.results.pop().ok_or_else(|| no_result(op, site))?;
         Ok(started.flight)
+    }
+
+    /// The same where the result lies where the operand does, or where a copy of it does. It is in no list: lists take
+    /// longer than the rest.
+    #[track_caller]
+    fn start_in_place(
+        &self,
+        comm: &consort_comm::Group,
+        op: &dyn OpDef,
+        x: &mut Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<Rc<Flight>> {
+        let (world, name) = (&self.world, spoken(op.info().name));
+        check_world(name, world, std::iter::once(&*x), site)?;
+        let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
+        let [(ty, _)] = &prepared.results[..] else { return Err(no_result(op, site)) };
+        let storage = x.data(name, site)?;
+        let other = match self.is_free(x, storage, 1)? {
+            true => None,
+            false => Some(self.instead(op, x, site)?),
+        };
+        let (layout, storage) = match &other {
+            Some(other) => (&other.layout, &other.storage),
+            None => (&x.layout, storage),
+        };
+        let range = layout.bytes(x.dtype());
+        let failed = |error| refused(comm, Error::comm(name, error, site));
+        let buffer = storage.part(&range).map_err(failed)?;
+        let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape };
+        let mesh = world.mesh();
+        comm.note(prepared.digest);
+        let pending = start(op, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
+        let flight = Flight::new(pending, world, name, site);
+        storage.add_flight(range, Rc::clone(&flight));
+        // Not before: what a call was refused for stays as it was.
+        if let Some(other) = other {
+            (x.layout, x.storage) = (other.layout, Some(other.storage));
+        }
+        if !Rc::ptr_eq(&x.ty, ty) {
+            x.ty = Rc::clone(ty);
+        }
+        x.world = world.id;
+        Ok(flight)
     }
 
     /// A tensor that an operation in flight will write.
