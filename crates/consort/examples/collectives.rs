@@ -9,7 +9,7 @@ use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tenso
 type Program = (&'static str, fn() -> Result<()>);
 
 /// All programs.
-pub(crate) const PROGRAMS: [Program; 26] = [
+pub(crate) const PROGRAMS: [Program; 27] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),
@@ -27,6 +27,7 @@ pub(crate) const PROGRAMS: [Program; 26] = [
     ("all_gather_v", all_gather_v),
     ("reduce_scatter_v", reduce_scatter_v),
     ("in_place", in_place),
+    ("own_parts", own_parts),
     ("into", into),
     ("slices", slices),
     ("messages", messages),
@@ -194,6 +195,18 @@ fn in_place() -> Result<()> {
     let y = x.clone(); // Now the storage has two owners.
     mesh.all_reduce_(&mut x, Reduce::Sum)?;
     println!("{x} and still {y}, {} bytes copied", mesh.copied_bytes());
+    Ok(())
+}
+
+fn own_parts() -> Result<()> {
+    let mesh = consort::init()?;
+    let me = mesh.number(&mesh.rank())?;
+    let mut x = Tensor::zeros(Dtype::I64, &[mesh.size()])?;
+    x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 1], &[1])?)?;
+    mesh.all_gather_(&mut x, 0)?;
+    println!("{x}");
+    mesh.reduce_scatter_(&mut x, Reduce::Sum, 0)?;
+    println!("{x}");
     Ok(())
 }
 

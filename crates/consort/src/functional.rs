@@ -21,7 +21,7 @@ use crate::trace::{is_tracing, settle, uncompiled_at};
 impl Group {
     /// Starts an operation with one operand and one result.
     #[track_caller]
-    fn one(
+    pub(crate) fn one(
         &self,
         op: &dyn OpDef,
         mut x: Tensor,

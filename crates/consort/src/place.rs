@@ -462,6 +462,81 @@ impl Group {
         Ok(())
     }
 
+    /// [`all_gather`](Group::all_gather) in place: each member has its part of a dimension, by its place in the group,
+    /// and all get the others' parts where they belong.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())?;
+    ///     let mut x = Tensor::from_slice(&[0i64, 0], &[2])?;
+    ///     x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 5], &[1])?)?;
+    ///     mesh.all_gather_(&mut x, 0)?; // [5, 6] on both.
+    ///     mesh.reduce_scatter_(&mut x, Reduce::Sum, 0)?; // Each reduces its part, and leaves the other.
+    ///     x.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[10, 6], [5, 12]]);
+    /// ```
+    #[track_caller]
+    pub fn all_gather_<'a>(&self, x: impl Place<'a>, dim: usize) -> Result<()> {
+        let site = Location::caller();
+        let mut slice = x.into_slice();
+        let (start, size) = self.own_part("all_gather_", &slice, dim, site)?;
+        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
+        let result = self.one(&op, slice.view().narrow(dim, start, size)?, site)?.gives;
+        if slice.is_whole() {
+            *slice.tensor = result;
+            return Ok(());
+        }
+        slice.make_own(site)?;
+        slice.take_result(result, site)
+    }
+
+    /// [`reduce_scatter`](Group::reduce_scatter) in place: each member's part of a dimension, by its place in the group,
+    /// becomes the reduction; the rest stays as it was.
+    ///
+    /// [`all_gather_`](Group::all_gather_) has an example.
+    #[track_caller]
+    pub fn reduce_scatter_<'a>(&self, x: impl Place<'a>, reduce: Reduce, dim: usize) -> Result<()> {
+        let site = Location::caller();
+        let slice = x.into_slice();
+        let (start, size) = self.own_part("reduce_scatter_", &slice, dim, site)?;
+        let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
+        let result = self.one(&op, slice.view(), site)?.gives;
+        let (mut starts, mut sizes) = (slice.start, slice.shape);
+        (starts[dim], sizes[dim]) = (&starts[dim] + &start.0, size.0);
+        let mut part = slice.tensor.slice_mut_at(starts, sizes, site)?;
+        part.make_own(site)?;
+        part.take_result(result, site)
+    }
+
+    /// Where this member's part of a dimension begins, and its size: all have equal parts.
+    fn own_part(
+        &self,
+        op: &str,
+        slice: &SliceMut<'_>,
+        dim: usize,
+        site: &'static Location<'static>,
+    ) -> Result<(Index, Index)> {
+        let n = self.size();
+        let Some(size) = slice.shape.get(dim) else {
+            let message = format!("expected a dimension below {}, got {dim}", slice.shape.len());
+            return Err(Error::new(op, message, site));
+        };
+        let places = slice.layout.shape[dim];
+        if !places.is_multiple_of(n) {
+            let message = format!(
+                "expected dimension {dim} to be shared out evenly among {n} members, got {places} places"
+            );
+            return Err(Error::new(op, message, site));
+        }
+        let size = Index(size.clone()) / n;
+        // The op refuses a group that leaves ranks out, so it does not matter where the part of such a rank is.
+        let me = if self.has_me() { self.rank() } else { Index::from(0usize) };
+        Ok((me * &size, size))
+    }
+
     /// [`all_gather`](Group::all_gather) into a tensor or slice that is there.
     ///
     /// ```

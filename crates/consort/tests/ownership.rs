@@ -94,6 +94,96 @@ fn a12_in_place_forms_write_where_the_tensor_is() {
     }
 }
 
+/// What rank `r` has at a place.
+fn at(r: usize, i: usize, j: usize) -> f32 {
+    (1000 * r + 100 * i + j) as f32
+}
+
+/// A matrix, element by element.
+fn matrix([rows, cols]: [usize; 2], f: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    (0..rows).flat_map(|i| (0..cols).map(|j| f(i, j)).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn a12_parts_are_gathered_and_reduced_where_they_are() {
+    for ranks in 1..=4 {
+        on(ranks, |mesh| {
+            let (n, me) = (mesh.size(), me(&mesh));
+            for dim in 0..2 {
+                let shape = if dim == 0 { [2 * n, 3] } else { [3, 2 * n] };
+                let owner = |i: usize, j: usize| [i, j][dim] / 2;
+                let gathered = matrix(shape, |i, j| at(owner(i, j), i, j));
+                let reduced = matrix(shape, |i, j| match owner(i, j) == me {
+                    true => (0..n).map(|r| at(r, i, j)).sum(),
+                    false => at(me, i, j),
+                });
+                let given = Tensor::from_slice(&matrix(shape, |i, j| at(me, i, j)), &shape)?;
+                // A tensor that has another owner, and one that has none.
+                for shared in [true, false] {
+                    let mut x = if shared { given.clone() } else { given.mul(&ones(1))? };
+                    let bytes = copied(&mesh, || mesh.all_gather_(&mut x, dim).unwrap());
+                    assert!(dim > 0 || bytes == 0, "{bytes}");
+                    assert_eq!(x.to_vec::<f32>()?, gathered);
+                    let mut x = if shared { given.clone() } else { given.mul(&ones(1))? };
+                    mesh.reduce_scatter_(&mut x, Reduce::Sum, dim)?;
+                    assert_eq!(x.to_vec::<f32>()?, reduced);
+                    assert_eq!(given.to_vec::<f32>()?, matrix(shape, |i, j| at(me, i, j)));
+                }
+                // A box of a larger one, whose borders stay.
+                let around = |inner: &[f32]| {
+                    let inside = |i: usize, j: usize| i > 0 && i <= shape[0] && j > 0;
+                    matrix([shape[0] + 2, shape[1] + 1], |i, j| match inside(i, j) {
+                        true => inner[(i - 1) * shape[1] + j - 1],
+                        false => -1.0,
+                    })
+                };
+                let mut outer = Tensor::full(Dtype::F32, &[shape[0] + 2, shape[1] + 1], -1.0)?;
+                outer.slice_mut(&[1, 1], &shape)?.copy_from(&given)?;
+                mesh.all_gather_(outer.slice_mut(&[1, 1], &shape)?, dim)?;
+                assert_eq!(outer.to_vec::<f32>()?, around(&gathered));
+                outer.slice_mut(&[1, 1], &shape)?.copy_from(&given)?;
+                mesh.reduce_scatter_(outer.slice_mut(&[1, 1], &shape)?, Reduce::Sum, dim)?;
+                assert_eq!(outer.to_vec::<f32>()?, around(&reduced));
+                // The same compiled.
+                let group = mesh.clone();
+                let gather = consort::compile(move |mut x: Tensor| {
+                    group.all_gather_(&mut x, dim)?;
+                    Ok(x)
+                });
+                assert_eq!(gather.call(given.clone())?.to_vec::<f32>()?, gathered);
+                let group = mesh.clone();
+                let reduce = consort::compile(move |mut x: Tensor| {
+                    group.reduce_scatter_(&mut x, Reduce::Sum, dim)?;
+                    Ok(x)
+                });
+                assert_eq!(reduce.call(given.clone())?.to_vec::<f32>()?, reduced);
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a12_parts_that_are_not_even_and_groups_that_leave_ranks_out_are_refused() {
+    on(3, |mesh| {
+        let mut x = ones(4);
+        let error = mesh.all_gather_(&mut x, 0).unwrap_err().to_string();
+        assert!(
+            error.contains("dimension 0") && error.contains("3 members") && error.contains("4 places"),
+            "{error}"
+        );
+        let error = mesh.reduce_scatter_(&mut x, Reduce::Sum, 1).unwrap_err().to_string();
+        assert!(error.contains("expected a dimension below 1, got 1"), "{error}");
+        let pair = mesh.lists("pair", &[&[0, 1]])?;
+        for error in [pair.reduce_scatter_(&mut x, Reduce::Sum, 0), pair.all_gather_(&mut x, 0)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("`pair` leaves some out"), "{error}");
+        }
+        holds(&x, 1.0);
+        Ok(())
+    });
+}
+
 #[test]
 fn a_handle_of_what_is_over_is_not_one_of_what_comes_after() {
     for n in SIZES {
