@@ -32,6 +32,7 @@ mod files;
 mod flatten;
 mod flight;
 mod functional;
+mod in_place;
 mod index;
 mod memo;
 mod mesh;

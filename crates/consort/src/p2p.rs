@@ -8,7 +8,7 @@ use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
 use consort_runtime::start::{Operand, Operands, start};
 
-use crate::apply::{prepared, write_into};
+use crate::apply::prepared;
 use crate::collectives::check_world;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
@@ -268,28 +268,5 @@ impl Group {
             place.take_result(result, site)?;
         }
         Ok(Pending { gives: (), flight: None })
-    }
-}
-
-impl SliceMut<'_> {
-    /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
-    pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
-        if is_tracing() {
-            return self.replace(result, site);
-        }
-        self.may_differ(result.ty.varies);
-        let landed = match (&result.storage, &self.tensor.storage) {
-            (Some(result), Some(own)) => Rc::ptr_eq(result, own),
-            _ => true,
-        };
-        if landed {
-            return Ok(());
-        }
-        if self.layout == self.tensor.layout {
-            *self.tensor = result;
-            return Ok(());
-        }
-        // It could not be written where it lies, for example because it has gaps.
-        write_into(&self.view(), &result, site)
     }
 }

@@ -1,4 +1,4 @@
-//! Collectives that write where something is: tensors and mutable slices of tensors.
+//! What collectives write in place: tensors and mutable slices of tensors.
 //!
 //! Storage with one owner is written where it lies. Storage with several is copied once, for value semantics: what one
 //! owner writes the others do not see.
@@ -10,14 +10,12 @@ use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
 use consort_ir::layout::Layout;
 use consort_ir::mesh::Axes;
-use consort_ir::ops::{self, OpDef, Reduce};
+use consort_ir::ops;
 use smallvec::smallvec;
 
 use crate::apply::{copy_into, run_one, write_into};
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
-use crate::mesh::Group;
-use crate::pending::Pending;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, alloc};
 use crate::trace::{equal, is_tracing, settle, update_later};
@@ -37,15 +35,15 @@ use crate::world::World;
 pub struct SliceMut<'a> {
     pub(crate) tensor: &'a mut Tensor,
     pub(crate) layout: Rc<Placed>,
-    shape: Vec<ir::Index>,
-    start: Vec<ir::Index>,
+    pub(crate) shape: Vec<ir::Index>,
+    pub(crate) start: Vec<ir::Index>,
     /// What lies there, in a trace.
     traced: Option<Tensor>,
 }
 
 /// What a collective can write in place: `&mut Tensor`, or a slice of one.
 ///
-/// [`all_reduce_`](Group::all_reduce_) has an example.
+/// [`all_reduce_`](crate::Group::all_reduce_) has an example.
 pub trait Place<'a> {
     /// As a slice.
     fn into_slice(self) -> SliceMut<'a>;
@@ -101,7 +99,7 @@ impl Tensor {
         self.slice_mut_at(plain(start.sizes()), plain(size.sizes()), Location::caller())
     }
 
-    fn slice_mut_at(
+    pub(crate) fn slice_mut_at(
         &mut self,
         start: Vec<ir::Index>,
         size: Vec<ir::Index>,
@@ -182,7 +180,7 @@ impl SliceMut<'_> {
     }
 
     /// Whether it is all of the tensor.
-    fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         match &self.traced {
             None => self.layout == self.tensor.layout,
             Some(_) => {
@@ -250,6 +248,27 @@ impl SliceMut<'_> {
         Ok(())
     }
 
+    /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
+    pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
+        if is_tracing() {
+            return self.replace(result, site);
+        }
+        self.may_differ(result.ty.varies);
+        let landed = match (&result.storage, &self.tensor.storage) {
+            (Some(result), Some(own)) => Rc::ptr_eq(result, own),
+            _ => true,
+        };
+        if landed {
+            return Ok(());
+        }
+        if self.layout == self.tensor.layout {
+            *self.tensor = result;
+            return Ok(());
+        }
+        // It could not be written where it lies, for example because it has gaps.
+        write_into(&self.view(), &result, site)
+    }
+
     /// Takes over the elements of another tensor of the same shape and type.
     ///
     /// [`SliceMut`] has an example.
@@ -289,317 +308,5 @@ impl SliceMut<'_> {
         write_into(&self.view(), other, site)?;
         self.may_differ(other.ty.varies);
         Ok(())
-    }
-}
-
-impl Group {
-    /// Runs an operation whose result goes where its operand is.
-    #[track_caller]
-    fn in_place<'a>(
-        &self,
-        op: &dyn OpDef,
-        place: impl Place<'a>,
-        site: &'static Location<'static>,
-    ) -> Result<Pending<()>> {
-        let mut slice = place.into_slice();
-        slice.make_own(site)?;
-        // The whole tensor is replaced by the result; of a slice, the tensor itself is one more owner.
-        if slice.is_whole() {
-            return Ok(Pending { gives: (), flight: self.start_on(op, slice.tensor, site)? });
-        }
-        let view = [slice.view()];
-        let mut started = self.start(op, &view, 2, &[], site)?;
-        if let Some(result) = started.results.pop() {
-            slice.take_result(result, site)?;
-        }
-        Ok(Pending { gives: (), flight: started.flight })
-    }
-
-    /// Runs an operation whose result goes into a tensor or slice that is there.
-    #[track_caller]
-    fn write_to_place<'a>(
-        &self,
-        op: &dyn OpDef,
-        out: impl Place<'a>,
-        x: Tensor,
-        site: &'static Location<'static>,
-    ) -> Result<()> {
-        let mut slice = out.into_slice();
-        let whole = slice.is_whole() && !is_tracing();
-        slice.make_own(site)?;
-        let args = [x];
-        if whole {
-            let mut started = self.start(op, &args, 1, std::slice::from_ref(slice.tensor), site)?;
-            if let Some(result) = started.results.pop() {
-                *slice.tensor = result;
-            }
-            return Ok(());
-        }
-        let view = [slice.view()];
-        let mut started = self.start(op, &args, 2, &view, site)?;
-        if let Some(result) = started.results.pop() {
-            slice.take_result(result, site)?;
-        }
-        Ok(())
-    }
-
-    /// [`all_reduce`](Group::all_reduce) in place.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut x = Tensor::from_slice(&[1i64, 2, 3], &[3])?;
-    ///     mesh.all_reduce_(&mut x, Reduce::Sum)?;
-    ///     mesh.all_reduce_(x.narrow_mut(0, 0usize, 1usize)?, Reduce::Sum)?;
-    ///     x.to_vec::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 4, 6])));
-    /// ```
-    #[track_caller]
-    pub fn all_reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<()> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        let _ = self.in_place(&op, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`all_reduce_`](Group::all_reduce_) with an explicit handle, which does not borrow the tensor.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut x = Tensor::from_slice(&[1i64], &[1])?;
-    ///     let pending = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
-    ///     pending.wait()?;
-    ///     x.item::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
-    /// ```
-    #[track_caller]
-    pub fn all_reduce_async_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<Pending<()>> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        self.in_place(&op, x, Location::caller())
-    }
-
-    /// [`all_reduce_coalesced`](Group::all_reduce_coalesced) in place.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut list = vec![Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[2i64, 3], &[2])?];
-    ///     mesh.all_reduce_coalesced_(&mut list, Reduce::Sum)?;
-    ///     list[1].to_vec::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 6])));
-    /// ```
-    #[track_caller]
-    pub fn all_reduce_coalesced_(&self, list: &mut [Tensor], reduce: Reduce) -> Result<()> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        let site = Location::caller();
-        let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
-        types.dedup();
-        // There is one communication for each run of one type.
-        let mut start = 0;
-        for dtype in types {
-            let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
-            let started = self.start(&op, &list[start..end], 1, &[], site)?;
-            list[start..end].iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
-            start = end;
-        }
-        Ok(())
-    }
-
-    /// [`broadcast`](Group::broadcast) in place.
-    ///
-    /// ```
-    /// use consort::{Missing, Reduce, Route, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
-    ///     let mut x = Tensor::from_slice(&[me + 1, me + 3], &[2])?;
-    ///     mesh.broadcast_(&mut x, 1)?; // [2, 4] on both.
-    ///     mesh.reduce_(&mut x, Reduce::Sum, 0)?; // [4, 8] and zeros.
-    ///     mesh.permute_(&mut x, Route::Ring(1), Missing::Error)?; // The other way round.
-    ///     mesh.all_to_all_(&mut x)?; // Each gets a part of both.
-    ///     x.to_vec::<i64>()
-    /// });
-    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 4], [0, 8]]);
-    /// ```
-    #[track_caller]
-    pub fn broadcast_<'a>(&self, x: impl Place<'a>, root: usize) -> Result<()> {
-        let _ = self.in_place(&ops::BroadcastStart { root, over: self.over }, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`reduce`](Group::reduce) in place.
-    ///
-    /// [`broadcast_`](Group::broadcast_) has an example.
-    #[track_caller]
-    pub fn reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce, root: usize) -> Result<()> {
-        let _ = self.in_place(&ops::ReduceStart { reduce, root, over: self.over }, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`permute`](Group::permute) in place.
-    ///
-    /// [`broadcast_`](Group::broadcast_) has an example.
-    #[track_caller]
-    pub fn permute_<'a>(&self, x: impl Place<'a>, route: ops::Route, missing: ops::Missing) -> Result<()> {
-        let _ =
-            self.in_place(&ops::PermuteStart { route, missing, over: self.over }, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`all_to_all`](Group::all_to_all) with equal parts, in place.
-    ///
-    /// [`broadcast_`](Group::broadcast_) has an example.
-    #[track_caller]
-    pub fn all_to_all_<'a>(&self, x: impl Place<'a>) -> Result<()> {
-        let op = ops::AllToAllStart { in_splits: None, out_splits: None, over: self.over };
-        let _ = self.in_place(&op, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`all_gather`](Group::all_gather) in place: each member has its part of a dimension, by its place in the group,
-    /// and all get the others' parts where they belong.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())?;
-    ///     let mut x = Tensor::from_slice(&[0i64, 0], &[2])?;
-    ///     x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 5], &[1])?)?;
-    ///     mesh.all_gather_(&mut x, 0)?; // [5, 6] on both.
-    ///     mesh.reduce_scatter_(&mut x, Reduce::Sum, 0)?; // Each reduces its part, and leaves the other.
-    ///     x.to_vec::<i64>()
-    /// });
-    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[10, 6], [5, 12]]);
-    /// ```
-    #[track_caller]
-    pub fn all_gather_<'a>(&self, x: impl Place<'a>, dim: usize) -> Result<()> {
-        let site = Location::caller();
-        let mut slice = x.into_slice();
-        let (start, size) = self.own_part("all_gather_", &slice, dim, site)?;
-        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
-        let result = self.one(&op, slice.view().narrow(dim, start, size)?, site)?.gives;
-        if slice.is_whole() {
-            *slice.tensor = result;
-            return Ok(());
-        }
-        slice.make_own(site)?;
-        slice.take_result(result, site)
-    }
-
-    /// [`reduce_scatter`](Group::reduce_scatter) in place: each member's part of a dimension, by its place in the group,
-    /// becomes the reduction; the rest stays as it was.
-    ///
-    /// [`all_gather_`](Group::all_gather_) has an example.
-    #[track_caller]
-    pub fn reduce_scatter_<'a>(&self, x: impl Place<'a>, reduce: Reduce, dim: usize) -> Result<()> {
-        let site = Location::caller();
-        let slice = x.into_slice();
-        let (start, size) = self.own_part("reduce_scatter_", &slice, dim, site)?;
-        let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
-        let result = self.one(&op, slice.view(), site)?.gives;
-        let (mut starts, mut sizes) = (slice.start, slice.shape);
-        (starts[dim], sizes[dim]) = (&starts[dim] + &start.0, size.0);
-        let mut part = slice.tensor.slice_mut_at(starts, sizes, site)?;
-        part.make_own(site)?;
-        part.take_result(result, site)
-    }
-
-    /// Where this member's part of a dimension begins, and its size: all have equal parts.
-    fn own_part(
-        &self,
-        op: &str,
-        slice: &SliceMut<'_>,
-        dim: usize,
-        site: &'static Location<'static>,
-    ) -> Result<(Index, Index)> {
-        let n = self.size();
-        let Some(size) = slice.shape.get(dim) else {
-            let message = format!("expected a dimension below {}, got {dim}", slice.shape.len());
-            return Err(Error::new(op, message, site));
-        };
-        let places = slice.layout.shape[dim];
-        if !places.is_multiple_of(n) {
-            let message = format!(
-                "expected dimension {dim} to be shared out evenly among {n} members, got {places} places"
-            );
-            return Err(Error::new(op, message, site));
-        }
-        let size = Index(size.clone()) / n;
-        // The op refuses a group that leaves ranks out, so it does not matter where the part of such a rank is.
-        let me = if self.has_me() { self.rank() } else { Index::from(0usize) };
-        Ok((me * &size, size))
-    }
-
-    /// [`all_gather`](Group::all_gather) into a tensor or slice that is there.
-    ///
-    /// ```
-    /// use consort::{Dtype, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
-    ///     let mut out = Tensor::zeros(Dtype::I64, &[4])?;
-    ///     mesh.all_gather_into(out.narrow_mut(0, 1usize, 2usize)?, Tensor::from_slice(&[me + 1], &[1])?, 0)?;
-    ///     out.to_vec::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [0, 1, 2, 0])));
-    /// ```
-    #[track_caller]
-    pub fn all_gather_into<'a>(&self, out: impl Place<'a>, x: impl Into<Tensor>, dim: usize) -> Result<()> {
-        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
-        self.write_to_place(&op, out, x.into(), Location::caller())
-    }
-
-    /// [`reduce_scatter`](Group::reduce_scatter) into a tensor or slice that is there.
-    ///
-    /// ```
-    /// use consort::{Dtype, Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut out = Tensor::zeros(Dtype::I64, &[2])?;
-    ///     let x = Tensor::from_slice(&[1i64, 2], &[2])?;
-    ///     mesh.reduce_scatter_into(out.narrow_mut(0, 1usize, 1usize)?, &x, Reduce::Sum, 0)?;
-    ///     let mut all = Tensor::zeros(Dtype::I64, &[2])?;
-    ///     mesh.all_to_all_into(&mut all, out, None, None)?;
-    ///     all.to_vec::<i64>()
-    /// });
-    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 0], [2, 4]]);
-    /// ```
-    #[track_caller]
-    pub fn reduce_scatter_into<'a>(
-        &self,
-        out: impl Place<'a>,
-        x: impl Into<Tensor>,
-        reduce: Reduce,
-        dim: usize,
-    ) -> Result<()> {
-        let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
-        self.write_to_place(&op, out, x.into(), Location::caller())
-    }
-
-    /// [`all_to_all`](Group::all_to_all) into a tensor or slice that is there.
-    ///
-    /// [`reduce_scatter_into`](Group::reduce_scatter_into) has an example.
-    #[track_caller]
-    pub fn all_to_all_into<'a>(
-        &self,
-        out: impl Place<'a>,
-        x: impl Into<Tensor>,
-        out_splits: Option<&dyn Shape>,
-        in_splits: Option<&dyn Shape>,
-    ) -> Result<()> {
-        let splits = |list: Option<&dyn Shape>| list.map(|list| plain(list.sizes()));
-        let op = ops::AllToAllStart {
-            in_splits: splits(in_splits),
-            out_splits: splits(out_splits),
-            over: self.over,
-        };
-        self.write_to_place(&op, out, x.into(), Location::caller())
     }
 }
