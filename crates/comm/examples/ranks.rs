@@ -57,8 +57,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         let want: Vec<f32> = (0..n).flat_map(|rank| [rank as f32, round as f32]).collect();
         assert_eq!(floats(&got[1])?, want);
         let (next, before) = ((me + 1) % n, (me + n - 1) % n);
-        let send = Message { peer: next, tag: round as u64, buffer: new(&group, &[me as f32; 300])? };
-        let recv = Message { peer: before, tag: round as u64, buffer: new(&group, &[-1.0; 300])? };
+        let send = Message::new(next, round as u64, new(&group, &[me as f32; 300])?);
+        let recv = Message::new(before, round as u64, new(&group, &[-1.0; 300])?);
         let got = group.exchange(vec![send], vec![recv])?.wait(until)?;
         assert!(floats(&got[1])?.iter().all(|x| *x == before as f32));
     }

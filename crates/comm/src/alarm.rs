@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::CommError;
 use crate::row::Row;
+use crate::rows::Rows;
 use crate::sync::{AtomicU64, in_one_order};
 
 /// Says that a rank of the world has failed.
@@ -14,12 +15,12 @@ pub(crate) struct Alarm {
     panicked: AtomicU64,
     watch: Option<Watch>,
     /// The rows of all groups here: whoever sleeps does so on one of them.
-    bells: Mutex<Vec<Weak<Vec<Row>>>>,
+    bells: Mutex<Vec<Weak<Rows>>>,
 }
 
-/// Whoever watches over ranks that are processes: what has happened, if anything. Asked while waiting, so it must be
-/// quick where nothing has.
-pub(crate) type Watch = Box<dyn Fn() -> Option<String> + Send + Sync>;
+/// Whoever watches over ranks that are processes: what has happened, if anything, and to which rank. Asked while waiting,
+/// so it must be quick where nothing has.
+pub(crate) type Watch = Box<dyn Fn() -> Option<(Option<usize>, String)> + Send + Sync>;
 
 impl Alarm {
     pub(crate) fn watched(watch: Watch) -> Alarm {
@@ -34,7 +35,7 @@ impl Alarm {
     }
 
     /// From now on whoever sleeps on these rows is woken by a failure.
-    pub(crate) fn add(&self, rows: &Arc<Vec<Row>>) {
+    pub(crate) fn add(&self, rows: &Arc<Rows>) {
         let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         bells.retain(|rows| rows.strong_count() > 0);
         bells.push(Arc::downgrade(rows));
@@ -44,7 +45,7 @@ impl Alarm {
     pub(crate) fn ring(&self) {
         let bells = || self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         // Not under the lock: whoever is woken may want it.
-        let rows: Vec<Arc<Vec<Row>>> = bells().iter().filter_map(Weak::upgrade).collect();
+        let rows: Vec<Arc<Rows>> = bells().iter().filter_map(Weak::upgrade).collect();
         rows.iter().for_each(|rows| rows.iter().for_each(Row::ring));
     }
 
@@ -54,6 +55,7 @@ impl Alarm {
 
     pub(crate) fn failure(&self) -> Option<CommError> {
         let panicked = self.panicked().map(|rank| CommError::Panicked { rank });
-        panicked.or_else(|| self.watch.as_ref().and_then(|watch| watch()).map(CommError::World))
+        let watched = || self.watch.as_ref().and_then(|watch| watch());
+        panicked.or_else(|| watched().map(|(rank, error)| CommError::World { rank, error }))
     }
 }

@@ -19,10 +19,12 @@ use crate::CommError;
 use crate::few::Few;
 use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
-use crate::pending::spin;
-use crate::progress::BUSY;
+use crate::progress::{BUSY, cause_of};
 use crate::segment::outside;
 use crate::siblings::advance_all;
+use crate::status::{WaitKind, Waits};
+use crate::waiter::spin;
+use crate::waiting::Watch;
 
 /// A block of a rank's heap, or a part of one. Clones are handles of the same bytes.
 #[derive(Clone)]
@@ -310,8 +312,9 @@ impl Buffer {
     }
 
     fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
-        let block = self.block();
-        let spin_until = block.heap.spins().then(|| Instant::now() + spin(self.len()));
+        let (block, start) = (self.block(), Instant::now());
+        let mut watch = Watch::new(block.heap.ranks(), start);
+        let spin_until = block.heap.spins().then(|| start + spin(self.len()));
         while !self.is_released() {
             if spin_until.is_some_and(|spin_until| Instant::now() < spin_until) {
                 std::hint::spin_loop();
@@ -335,13 +338,17 @@ impl Buffer {
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
             };
-            if let Some(stopped) = lease.rows().iter().find(|row| row.failure().is_some()) {
-                return Err(CommError::Elsewhere { rank: stopped.rank, error: String::new() });
+            if let Some(stopped) = lease.rows().iter().find(|row| row.stopped().is_some()) {
+                return Err(cause_of(stopped));
             }
             let Some(row) = lease.holder() else { continue };
             if now >= until {
                 return Err(CommError::Leased { rank: row.rank });
             }
+            let (number, missing) = (0, [row.rank]);
+            let (site, text, group) = Default::default();
+            let waits = Waits { kind: WaitKind::Release, number, site, text, group, missing: &missing };
+            watch.look(now, |say| say(waits), || "a write to memory that others still read".into())?;
             let turn = if goes_on { until.min(now + BUSY) } else { until };
             // Once this one is done it rings no more, so another one must not be awaited on its bell.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));

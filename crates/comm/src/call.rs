@@ -4,7 +4,7 @@
 //! travel in the slot's staging area, so that the caller's buffer is free at once.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::algorithms::two_phase::{self, Job};
 use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
@@ -15,10 +15,12 @@ use crate::error::Stop;
 use crate::heap::Heap;
 use crate::lease::Lease;
 use crate::members::{Item, Members, Source, copy};
-use crate::op::{Key, Lists, Op};
+use crate::op::{AGREEMENT, Key, Lists, Op, describe};
+use crate::progress::{Note, said};
 use crate::queue::Place;
 use crate::recorder::{self, Name};
 use crate::row::{Row, STAGE, Word};
+use crate::segment::Segment;
 use crate::sync::AtomicU64;
 
 /// An operation in flight.
@@ -35,6 +37,9 @@ pub(crate) struct Call {
     /// Whether a block noted that it is in use.
     noted: bool,
     pub(crate) site: Name,
+    /// What the caller says it is, and a number that it says with it.
+    pub(crate) text: Name,
+    said: u32,
     /// Its event in the flight recorder.
     pub(crate) event: u64,
     pub(crate) key: Key,
@@ -43,10 +48,8 @@ pub(crate) struct Call {
     pub(crate) held: bool,
     /// Whether it is timed when it is over: it is large, or was not over at the first look.
     pub(crate) is_slow: bool,
-    /// How many members' calls were compared with this one, of those that are being compared.
+    /// How many members' calls were compared with this one.
     pub(crate) checked: usize,
-    /// All members called the same.
-    pub(crate) is_compared: bool,
     /// What only large or unusual calls have.
     pub(crate) more: Option<Box<More>>,
     /// Nobody waits for it any more.
@@ -96,6 +99,7 @@ impl Call {
         common: bool,
         n: usize,
         site: Name,
+        note: &Note,
     ) {
         let (operands, results) = buffers.split_at(count);
         self.key = match (&op, operands) {
@@ -115,11 +119,14 @@ impl Call {
         self.count = count;
         self.noted = noted;
         self.site = site;
+        self.text = note.text;
+        self.said = note.number;
+        self.key.extra ^= note.digest;
+        self.key.what |= if note.is_agreement { AGREEMENT } else { 0 };
         self.stage = Stage::New;
         self.checked = 0;
         self.held = false;
         self.is_slow = !self.key.is_staged();
-        self.is_compared = false;
         self.abandoned = false;
     }
 
@@ -174,9 +181,17 @@ impl Call {
         }
     }
 
+    /// In words, for messages.
+    pub(crate) fn describe(&self, segment: &Segment) -> String {
+        match self.text.is_empty() {
+            true => describe(self.key.what),
+            false => said(self.text.text(segment), u64::from(self.said)),
+        }
+    }
+
     /// What the flight recorder keeps of it.
     pub(crate) fn record(&self) -> recorder::Call {
-        recorder::Call { number: self.number, key: self.key }
+        recorder::Call { number: self.number, key: self.key, text: self.text }
     }
 
     pub(crate) fn more(&mut self) -> &mut More {
@@ -211,15 +226,13 @@ impl Call {
             0
         } else if self.key.is_staged() {
             self.copy_operands(members);
-            0
+            u64::from(self.said)
         } else {
             self.lease_operands(members, heap)?
         };
-        if let Some((ins, _)) = self.splits()
-            && !self.key.is_even()
-        {
+        if let Some((ins, outs)) = self.splits() {
             let table = row.table(number);
-            ins.iter().enumerate().for_each(|(i, size)| {
+            ins.iter().chain(outs).enumerate().for_each(|(i, size)| {
                 row.segment.word(table + i * 8).store(*size as u64, Relaxed);
             });
         }
@@ -240,7 +253,7 @@ impl Call {
         if self.is_read(members.me) {
             self.copy_operands(members);
         }
-        self.fill(members.mine(), 0);
+        self.fill(members.mine(), u64::from(self.said));
     }
 
     /// Copies the operands into the staging area.
@@ -265,7 +278,7 @@ impl Call {
         set(Word::Bytes, self.key.bytes);
         set(Word::Extra, self.key.extra);
         set(Word::Place, place);
-        set(Word::Site, self.site.word());
+        set(Word::Site, Name::pair(self.site, self.text));
         row.publish(self.number);
         self.stage = Stage::Published;
     }
@@ -327,20 +340,6 @@ impl Call {
         Ok(())
     }
 
-    /// The members whose operands this one needs before it can do anything.
-    pub(crate) fn needs(&self, members: &Members) -> std::ops::Range<usize> {
-        let one = |member: usize| member..member + 1;
-        match &self.op {
-            Op::Broadcast { root } | Op::Scatter { root, .. } => one(*root),
-            Op::Reduce { root, .. } | Op::Gather { root, .. } if *root != members.me => one(members.me),
-            Op::Permute => {
-                let from = self.routes().iter().position(|to| *to == Some(members.me));
-                one(from.unwrap_or(members.me))
-            }
-            _ => 0..members.n(),
-        }
-    }
-
     fn is_large_reduction(&self) -> bool {
         matches!(self.op, Op::AllReduce { .. }) && !self.key.is_common() && self.bytes() > STAGE
     }
@@ -366,6 +365,13 @@ impl Call {
         (0..members.n()).filter(|m| members.ready(*m, self.number) < whole(*m)).collect()
     }
 
+    /// Sees to it that no other thread writes for it any more.
+    pub(crate) fn cancel(&self) {
+        if let Some(job) = self.job() {
+            job.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        }
+    }
+
     pub(crate) fn job(&self) -> Option<&Arc<Mutex<Job>>> {
         self.more.as_ref().and_then(|more| more.job.as_ref())
     }
@@ -380,13 +386,11 @@ impl Call {
             let awaits = job.try_lock().ok().and_then(|job| job.awaits(members));
             return awaits.map(|(_, word, seen)| (word, seen));
         }
-        let needs = self.needs(members);
-        let next = needs.start + self.checked;
-        let member = next + usize::from(next == members.me);
-        if member < needs.end { members.unpublished(member, self.number) } else { None }
+        let member = self.checked + usize::from(self.checked == members.me);
+        if member < members.n() { members.unpublished(member, self.number) } else { None }
     }
 
-    /// Goes on; true when the operation is finished here. All needed members have published, and agree.
+    /// Goes on; true when the operation is finished here. All members have published, and agree.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, Stop> {
         if self.key.is_common() {
             return Ok(made_once::step(self, members));
@@ -429,6 +433,7 @@ impl Place for Call {
     fn empty(&mut self) {
         if !self.buffers.is_empty() {
             self.buffers = Buffers::default();
+            self.count = 0;
         }
         self.more = None;
         self.lists = None;

@@ -1,6 +1,6 @@
 //! Results that are equal on all members, once per host: one block in the heap of one member that all of them read.
 
-use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::sync::atomic::Ordering::AcqRel;
 
 use crate::buffer::Buffer;
 use crate::heap::holders;
@@ -15,9 +15,10 @@ pub struct Common {
 }
 
 impl Common {
-    /// Counts all members as holders of a block that is not published yet.
+    /// Counts all members as holders of a block that is about to be published, beside those that hold it already as the
+    /// result of another call.
     pub(crate) fn open(members: &Members, block: &Buffer) {
-        members.mine().segment.word(holders(block.at())).store(members.n() as u64, Release);
+        members.mine().segment.word(holders(block.at())).fetch_add(members.n() as u64, AcqRel);
     }
 
     /// This member's hold on a block in which every part is made.

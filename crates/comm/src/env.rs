@@ -53,6 +53,8 @@ pub struct Launch {
     pub by: Launcher,
     /// How to reach the job's coordinator, where the environment says it.
     pub job: Option<Job>,
+    /// How long calls wait that name no deadline.
+    pub deadline: Option<std::time::Duration>,
 }
 
 /// The variables of a launcher.
@@ -131,9 +133,9 @@ impl Launch {
                 Some((name, value)) => number(name, &value)?,
                 None => rank,
             };
-            return Ok(Launch { rank, size, local_rank, by: family.by, job });
+            return Ok(Launch { rank, size, local_rank, by: family.by, job, deadline: None });
         }
-        Ok(Launch { rank: 0, size: 1, local_rank: 0, by: Launcher::Alone, job: None })
+        Ok(Launch { rank: 0, size: 1, local_rank: 0, by: Launcher::Alone, job: None, deadline: None })
     }
 }
 

@@ -2,14 +2,27 @@
 
 use std::fmt;
 
+use crate::control::write_rows;
+
 /// One side of a call that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// The rank.
     pub rank: usize,
-    /// What it called: op, reduction, element type, root, bytes.
+    /// What it called, or what it waits for.
     pub what: String,
     /// Its source line.
+    pub site: String,
+}
+
+/// Ranks that made the same call at the same source line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// The ranks.
+    pub ranks: Vec<usize>,
+    /// What they called: op, reduction, element type, shape, root.
+    pub what: String,
+    /// Their source line.
     pub site: String,
 }
 
@@ -39,9 +52,9 @@ pub enum CommError {
     Deadline {
         /// The operation.
         what: String,
-        /// The ranks that have not.
+        /// The ranks that are to blame: those that have not done their part and wait for nobody themselves.
         missing: Vec<usize>,
-        /// What these are in, or did last.
+        /// What these, and those between, are in or did last.
         doing: Vec<Side>,
     },
     /// The time was over before peers had finished reading a buffer.
@@ -49,14 +62,16 @@ pub enum CommError {
         /// One that has not.
         rank: usize,
     },
-    /// Two members called different things.
+    /// Members made different calls.
     Mismatch {
-        /// The call.
+        /// The number of the call, and its group.
         call: u64,
-        /// Who found it, and whose call is another, by their places in the group.
-        members: (usize, usize),
-        /// Both sides, by rank.
-        sides: Box<[Side; 2]>,
+        /// The group.
+        group: String,
+        /// What differs.
+        difference: &'static str,
+        /// Who called what, by their first ranks.
+        parties: Vec<Party>,
     },
     /// A member sends another number of bytes than the other expects.
     Splits {
@@ -65,10 +80,39 @@ pub enum CommError {
         /// The sender's side, then the receiver's.
         sides: Box<[Side; 2]>,
     },
-    /// A message has another length than its receiver expects.
-    Lengths {
+    /// A message is another than its receiver expects.
+    Message {
         /// The sender's side, then the receiver's.
         sides: Box<[Side; 2]>,
+    },
+    /// A message was sent that nobody received.
+    Unreceived {
+        /// Who sent it.
+        from: usize,
+        /// To whom.
+        to: usize,
+        /// The tag.
+        tag: u64,
+        /// What was sent, and where.
+        what: String,
+        /// The sender's source line.
+        site: String,
+    },
+    /// This rank left a group while others had made a call on it that it has not made.
+    Skipped {
+        /// This rank.
+        rank: usize,
+        /// The number of the call.
+        call: u64,
+        /// The group.
+        group: String,
+        /// Who made it.
+        parties: Vec<Party>,
+    },
+    /// Ranks wait for one another in a circle, so that none of them can ever go on.
+    Deadlock {
+        /// Each waits for the next one, the last for the first.
+        cycle: Vec<Side>,
     },
     /// A member has left the group without its part of an operation.
     Left {
@@ -82,15 +126,22 @@ pub enum CommError {
         /// Its error.
         error: Box<CommError>,
     },
-    /// Another rank found an error that only it can see, and stopped.
+    /// Another rank found an error that this one cannot see, and stopped.
     Elsewhere {
         /// The rank.
         rank: usize,
         /// Its error.
         error: String,
+        /// The ranks that it blames.
+        culprits: Vec<usize>,
     },
     /// A rank of the world died, aborted or left, in the words of whoever watches over them.
-    World(String),
+    World {
+        /// The rank, if it was one.
+        rank: Option<usize>,
+        /// What happened.
+        error: String,
+    },
     /// The machine did not give what was asked of it.
     Machine(String),
     /// A rank panicked.
@@ -100,6 +151,44 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// The ranks that are to blame, as far as that can be told.
+    pub fn culprits(&self) -> Vec<usize> {
+        match self {
+            CommError::Argument(_) | CommError::Exhausted { .. } | CommError::Machine(_) => Vec::new(),
+            CommError::Deadline { missing, .. } => missing.clone(),
+            CommError::Mismatch { parties, .. } => fewest(parties),
+            CommError::Splits { sides, .. } | CommError::Message { sides } => ranks_of(&**sides),
+            CommError::Unreceived { from, to, .. } => vec![*from, *to],
+            CommError::Deadlock { cycle } => ranks_of(cycle),
+            CommError::OtherGroup { error } => error.culprits(),
+            CommError::Elsewhere { culprits, .. } => culprits.clone(),
+            CommError::World { rank, .. } => rank.iter().copied().collect(),
+            CommError::Leased { rank }
+            | CommError::Left { rank, .. }
+            | CommError::Skipped { rank, .. }
+            | CommError::Panicked { rank } => vec![*rank],
+        }
+    }
+}
+
+/// The ranks of all parties but the largest; of all, where there is no largest.
+fn fewest(parties: &[Party]) -> Vec<usize> {
+    let most = parties.iter().map(|party| party.ranks.len()).max().unwrap_or(0);
+    let only = parties.iter().filter(|party| party.ranks.len() == most).count() == 1;
+    let others = parties.iter().filter(|party| !only || party.ranks.len() < most);
+    let mut ranks: Vec<usize> = others.flat_map(|party| party.ranks.iter().copied()).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+fn ranks_of(sides: &[Side]) -> Vec<usize> {
+    let mut ranks: Vec<usize> = sides.iter().map(|side| side.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}
+
 /// The same text: it is what a program prints whose `main` gives an error.
 impl fmt::Debug for CommError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,12 +196,15 @@ impl fmt::Debug for CommError {
     }
 }
 
+/// The way out of what comes of calls that are not alike.
+const ALIKE: &str = "\n  note: every member must make the same calls in the same order; look for a branch on the rank, or on \
+                     data that differ between ranks";
+
 impl fmt::Display for CommError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CommError::Argument(message) | CommError::World(message) | CommError::Machine(message) => {
-                f.write_str(message)
-            }
+            CommError::Argument(message) | CommError::Machine(message) => f.write_str(message),
+            CommError::World { error, .. } => f.write_str(error),
             CommError::Exhausted { asked, of, free, largest, used, leased, readers } => {
                 write!(
                     f,
@@ -126,32 +218,52 @@ impl fmt::Display for CommError {
             CommError::Deadline { what, missing, doing } => {
                 write!(f, "{what}: the deadline passed; missing: {}", ranks_text(missing))?;
                 write_sides(f, doing)?;
-                f.write_str("\n  note: every member makes the same calls in the same order")
+                f.write_str(ALIKE)
             }
             CommError::Leased { rank } => write!(
                 f,
                 "buffer: the deadline passed while rank {rank} could still read it\n  note: peers finish reading when they wait for the call"
             ),
-            CommError::Mismatch { call, sides, .. } => {
-                write!(f, "call {call} differs between ranks")?;
-                write_sides(f, &**sides)?;
-                write!(f, "\n  note: every member makes the same calls in the same order")
+            CommError::Mismatch { call, group, difference, parties } => {
+                write!(f, "call {call} on {group}: {difference} must be the same on all ranks")?;
+                write_parties(f, parties)?;
+                f.write_str(ALIKE)
             }
             CommError::Splits { call, sides } => {
-                write!(f, "all_to_all: call {call}: a part has another size than its receiver expects")?;
-                write_sides(f, &**sides)
+                write!(f, "all_to_all: call {call}: splits must fit together")?;
+                write_sides(f, &**sides)?;
+                f.write_str("\n  note: what a rank sends to another must be what that one expects of it")
             }
-            CommError::Lengths { sides } => {
-                f.write_str("exchange: a message has another length than its receiver expects")?;
-                write_sides(f, &**sides)
+            CommError::Message { sides } => {
+                f.write_str("exchange: a message must have the type and shape that its receiver expects")?;
+                write_sides(f, &**sides)?;
+                f.write_str("\n  note: messages match by sender, receiver and tag, in order")
+            }
+            CommError::Unreceived { from, to, tag, what, site } => {
+                write!(f, "exchange: a message of rank {from} to rank {to} was never received")?;
+                let what = if what.is_empty() { String::new() } else { format!("{what}, ") };
+                write_sides(
+                    f,
+                    &[Side { rank: *from, what: format!("send {what}tag {tag}"), site: site.clone() }],
+                )?;
+                f.write_str("\n  note: every send needs a receive with its tag")
+            }
+            CommError::Skipped { rank, call, group, parties } => {
+                write!(f, "call {call} on {group}: rank {rank} left without making it")?;
+                write_parties(f, parties)?;
+                f.write_str(ALIKE)
+            }
+            CommError::Deadlock { cycle } => {
+                f.write_str("deadlock: no rank can go on: each of these waits for the next")?;
+                write_sides(f, cycle)?;
+                f.write_str("\n  note: start the operations that others wait for before you wait yourself")
             }
             CommError::OtherGroup { error } => write!(f, "another group of this rank failed: {error}"),
-            CommError::Left { rank, what } => write!(
-                f,
-                "{what}: rank {rank} has left the group without its part of it\n  note: every member makes the same calls in the same order"
-            ),
-            CommError::Elsewhere { rank, error } if error.is_empty() => write!(f, "rank {rank} stopped"),
-            CommError::Elsewhere { rank, error } => write!(f, "rank {rank} stopped: {error}"),
+            CommError::Left { rank, what } => {
+                write!(f, "{what}: rank {rank} has left the group without its part of it{ALIKE}")
+            }
+            CommError::Elsewhere { rank, error, .. } if error.is_empty() => write!(f, "rank {rank} stopped"),
+            CommError::Elsewhere { rank, error, .. } => write!(f, "rank {rank} stopped: {error}"),
             CommError::Panicked { rank } => {
                 write!(f, "rank {rank} panicked\n  note: its own message says why")
             }
@@ -165,10 +277,41 @@ impl std::error::Error for CommError {}
 pub(crate) type Stop = Box<CommError>;
 
 fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side]) -> fmt::Result {
-    for side in sides {
-        write!(f, "\n  rank {}  {}  {}", side.rank, side.what, side.site)?;
+    let row = |side: &Side| [format!("rank {}", side.rank), side.what.clone(), side.site.clone()];
+    write_rows(f, &sides.iter().map(row).collect::<Vec<_>>())
+}
+
+fn write_parties(f: &mut fmt::Formatter<'_>, parties: &[Party]) -> fmt::Result {
+    let row = |party: &Party| [ranks_text(&party.ranks), party.what.clone(), party.site.clone()];
+    write_rows(f, &parties.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Calls of ranks, put together where they are the same.
+#[derive(Default)]
+pub(crate) struct Parties(Vec<(u64, Party)>);
+
+impl Parties {
+    /// Adds the call of a rank, with a hash of what its text may not show.
+    pub(crate) fn add(&mut self, rank: usize, what: String, site: String, hash: u64) {
+        let same =
+            |(other, party): &&mut (u64, Party)| *other == hash && party.what == what && party.site == site;
+        match self.0.iter_mut().find(same) {
+            Some((_, party)) => party.ranks.push(rank),
+            None => self.0.push((hash, Party { ranks: vec![rank], what, site })),
+        }
     }
-    Ok(())
+
+    /// All of them. Those whose texts are the same are told apart by their hashes.
+    pub(crate) fn list(mut self) -> Vec<Party> {
+        let texts: Vec<(u64, String)> =
+            self.0.iter().map(|(hash, party)| (*hash, party.what.clone())).collect();
+        for (hash, party) in &mut self.0 {
+            if texts.iter().any(|(other, what)| *other != *hash && *what == party.what) {
+                party.what += &format!(", digest {:04x}", *hash & 0xffff);
+            }
+        }
+        self.0.into_iter().map(|(_, party)| party).collect()
+    }
 }
 
 /// `rank 2`, `ranks 0,1,3`.

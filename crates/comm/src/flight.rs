@@ -2,7 +2,7 @@
 
 mod divergence;
 
-pub use divergence::{Divergence, Party};
+pub use divergence::Divergence;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,9 @@
-//! A group: every operation that its members can start. What is then in flight goes on in `progress.rs`.
+//! A group: every operation that its members can start. `progress.rs` advances what is then in flight.
 
 use std::panic::Location;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::CommError;
 use crate::alarm::Alarm;
@@ -15,15 +16,18 @@ use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::Heap;
-use crate::mail::{Ends, Message, Parcel};
+use crate::mail::{End, Ends, Message, Parcel};
 use crate::members::Members;
 use crate::op::{Lists, Op};
-use crate::pending::{Outcome, Pending, What};
-use crate::progress::Inner;
+use crate::pending::{Outcome, Pending};
+use crate::progress::{Inner, Note};
 use crate::progress_thread::ProgressThread;
-use crate::recorder::{Name, Recorder, read_segment};
-use crate::row::{Row, STAGE};
+use crate::recorder::{Recorder, read_segment};
+use crate::row::STAGE;
+use crate::rows::Rows;
+use crate::settings::Settings;
 use crate::siblings;
+use crate::waiter::What;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -34,6 +38,20 @@ use crate::siblings;
 pub struct Group {
     pub(crate) inner: Rc<Inner>,
     ranks: Rc<[usize]>,
+}
+
+/// A group that may be gone: it does not keep its members' memory.
+#[derive(Clone)]
+pub struct WeakGroup {
+    inner: Weak<Inner>,
+    ranks: Rc<[usize]>,
+}
+
+impl WeakGroup {
+    /// The group, as long as somebody has it.
+    pub fn upgrade(&self) -> Option<Group> {
+        Some(Group { inner: self.inner.upgrade()?, ranks: Rc::clone(&self.ranks) })
+    }
 }
 
 /// One of a list that moves: what is given, where the result goes, and in how many rows.
@@ -48,19 +66,25 @@ pub struct Moved {
 
 impl Group {
     pub(crate) fn new(
-        rows: Vec<Row>,
+        rows: Rows,
         me: usize,
         heap: Arc<Heap>,
         alarm: Arc<Alarm>,
         recorder: Recorder,
         cores: Cores,
+        settings: Rc<Settings>,
     ) -> Group {
         let ranks = rows.iter().map(|row| row.rank).collect();
         let members = Members::new(rows, me);
-        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder));
+        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder, settings));
         siblings::add(&inner);
         inner.alarm.add(&inner.members.rows);
         Group { inner, ranks }
+    }
+
+    /// A handle that does not keep it.
+    pub fn downgrade(&self) -> WeakGroup {
+        WeakGroup { inner: Rc::downgrade(&self.inner), ranks: Rc::clone(&self.ranks) }
     }
 
     /// This rank's place in the group.
@@ -118,21 +142,35 @@ impl Group {
         self.inner.members.ready(self.rank(), call)
     }
 
-    /// What members must have in common besides, in the next operation that is started: types and shapes, of which
-    /// bytes tell nothing, as a digest.
-    pub fn note(&self, digest: u64) {
-        self.inner.note.set(digest);
+    /// Says more of the next operation that is started than its arguments do.
+    pub fn note(&self, note: Note) {
+        self.inner.note.set(note);
     }
 
-    /// Where the next operation is said to be started, by a name of this group's recorder, where that is not the line
-    /// that starts it: a program's own line.
-    pub fn said_at(&self, site: Name) {
-        self.inner.site.set(site);
+    /// How long this rank waits, when its groups are dropped, for what is in flight on them. It is set for all groups of
+    /// this rank.
+    pub fn set_deadline(&self, deadline: Duration) {
+        self.inner.settings.deadline.set(deadline);
     }
 
-    /// Makes operations in flight go on; never waits.
+    /// Whether the wait of a send needs its receive, however small the message is. It is set for all groups of this rank;
+    /// at first it is as `CONSORT_STRICT` says, or else true in debug builds.
+    pub fn set_strict(&self, strict: bool) {
+        self.inner.settings.strict.set(strict);
+    }
+
+    /// Advances operations in flight; never blocks.
     pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance(&mut self.inner.state(), true).map_err(|stop| *stop)
+        self.inner.advance(&mut self.inner.state()).map_err(|stop| self.inner.give(*stop))
+    }
+
+    /// Joins the members' bytes, of one length, by which they agree on what the note says.
+    #[track_caller]
+    pub fn agree(&self, mine: &[u8], note: Note) -> Result<Pending, CommError> {
+        let operand = self.heap().alloc_from(mine)?;
+        let result = self.heap().alloc(mine.len() * self.size())?;
+        self.note(Note { is_agreement: true, ..note });
+        self.start(Op::AllGather { outer: 1 }, operand, [result])
     }
 
     #[track_caller]
@@ -339,7 +377,7 @@ impl Group {
         check(ins.len() == n && outs.len() == n && total(ins, 1) == Some(operand.len()), || {
             format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", operand.len())
         })?;
-        check(n * 8 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 8))?;
+        check(n * 16 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 16))?;
         check_result(&result, total(outs, 1))?;
         let part = ins[0];
         if ins.iter().chain(outs).all(|size| *size == part) {
@@ -458,13 +496,13 @@ impl Group {
         let mut parcel = Parcel { ends: Ends::new(), buffers: Buffers::default(), sends: 0, noted: false };
         for message in sends {
             self.check_peer(&message)?;
-            parcel.ends.push((message.peer, message.tag));
+            parcel.ends.push(End { peer: message.peer, tag: message.tag, about: message.about });
             parcel.buffers.push(message.buffer);
             parcel.sends += 1;
         }
         for message in recvs {
             self.check_peer(&message)?;
-            parcel.ends.push((message.peer, message.tag));
+            parcel.ends.push(End { peer: message.peer, tag: message.tag, about: message.about });
             parcel.buffers.push(message.buffer);
         }
         let batch = self.inner.start_batch(&mut parcel, Location::caller())?;

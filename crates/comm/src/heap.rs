@@ -15,6 +15,7 @@ use crate::alarm::Alarm;
 use crate::buffer::Buffer;
 use crate::lease::{Lease, Leases};
 use crate::segment::Segment;
+use crate::waiting::Ranks;
 
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 pub(crate) const LINE: usize = 64;
@@ -27,6 +28,8 @@ const BIN: usize = 64;
 pub struct Heap {
     segment: Arc<Segment>,
     alarm: Arc<Alarm>,
+    /// All ranks of the world, for whoever waits long.
+    ranks: Ranks,
     /// Whether waiting may spin: each rank has a core.
     spins: bool,
     state: Mutex<State>,
@@ -49,7 +52,13 @@ pub(crate) fn holders(at: usize) -> usize {
 
 impl Heap {
     /// The heap in a segment, from an offset on.
-    pub(crate) fn new(segment: Arc<Segment>, alarm: Arc<Alarm>, spins: bool, from: usize) -> Heap {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        alarm: Arc<Alarm>,
+        ranks: Ranks,
+        spins: bool,
+        from: usize,
+    ) -> Heap {
         let mut state = State {
             free: BTreeMap::new(),
             by_size: BTreeSet::new(),
@@ -57,11 +66,16 @@ impl Heap {
             retired: Vec::new(),
         };
         state.insert(from, segment.len() - from);
-        Heap { segment, alarm, spins, state: Mutex::new(state) }
+        Heap { segment, alarm, ranks, spins, state: Mutex::new(state) }
     }
 
     pub(crate) fn alarm(&self) -> &Alarm {
         &self.alarm
+    }
+
+    /// All ranks of the world.
+    pub(crate) fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// Whether waiting may spin.
@@ -90,18 +104,23 @@ impl Heap {
 
     /// A block of so many bytes; their contents are whatever was there before.
     pub fn alloc(self: &Arc<Heap>, len: usize) -> Result<Buffer, CommError> {
+        let (start, room) = self.take(len)?;
+        Ok(Buffer::new(Arc::clone(self), start, room, len))
+    }
+
+    /// Room for so many bytes: where its header begins, and how long it is with it.
+    fn take(&self, len: usize) -> Result<(usize, usize), CommError> {
         let room = len.checked_next_multiple_of(LINE).and_then(|room| room.checked_add(LINE));
         let mut state = self.lock();
-        if !state.retired.is_empty() {
-            state.reclaim();
-        }
-        let Some((start, room)) = room.and_then(|room| Some((state.take(room)?, room))) else {
-            return Err(self.exhausted(&state, len));
-        };
+        // Leases are dropped after the lock: the last one of a group frees the group's row, which takes it again.
+        let ended = if state.retired.is_empty() { Vec::new() } else { state.reclaim() };
+        let taken = room.and_then(|room| Some((state.take(room)?, room)));
+        let taken = taken.ok_or_else(|| self.exhausted(&state, len));
         drop(state);
-        let at = start + LINE;
-        self.segment.word(holders(at)).store(0, Release);
-        Ok(Buffer::new(Arc::clone(self), start, room, len))
+        drop(ended);
+        let (start, room) = taken?;
+        self.segment.word(holders(start + LINE)).store(0, Release);
+        Ok((start, room))
     }
 
     /// A block with a copy of some bytes from elsewhere.
@@ -132,10 +151,9 @@ impl Heap {
         }
     }
 
-    /// A block that is never freed, because peers may look at it as long as the heap exists.
-    pub(crate) fn alloc_for_ever(self: &Arc<Heap>, len: usize) -> Result<usize, CommError> {
-        let buffer = std::mem::ManuallyDrop::new(self.alloc(len)?);
-        Ok(buffer.at())
+    /// Room for a row, which its group gives back: where its header begins, and how long it is with it.
+    pub(crate) fn take_row(&self, len: usize) -> Result<(usize, usize), CommError> {
+        self.take(len)
     }
 }
 
@@ -194,17 +212,19 @@ impl State {
         Some(at)
     }
 
-    /// Frees what has been released since.
-    fn reclaim(&mut self) {
-        let mut i = 0;
+    /// Frees what has been released since, and gives the leases that ended.
+    fn reclaim(&mut self) -> Vec<Leases> {
+        let (mut i, mut ended) = (0, Vec::new());
         while i < self.retired.len() {
             if self.retired[i].2.iter().all(|lease| lease.holder().is_none()) {
-                let (at, room, _) = self.retired.swap_remove(i);
+                let (at, room, leases) = self.retired.swap_remove(i);
                 self.release(at, room);
+                ended.push(leases);
             } else {
                 i += 1;
             }
         }
+        ended
     }
 
     /// Joins a range with its free neighbours.

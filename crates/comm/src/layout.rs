@@ -1,5 +1,5 @@
-//! What lies at the beginning of every rank's segment: its flight recorder, then its row in the group of all ranks.
-//! Peers find both without being told where they are.
+//! What lies at the beginning of every rank's segment: its flight recorder, what it says of itself, then its row in the
+//! group of all ranks. Peers find them without being told where they are.
 
 use std::sync::Arc;
 
@@ -8,10 +8,13 @@ use crate::cores::Cores;
 use crate::heap::Heap;
 use crate::recorder::{self, Recorder};
 use crate::row::Row;
+use crate::rows::Rows;
 use crate::segment::Segment;
+use crate::status;
+use crate::waiting::Ranks;
 
 /// Where the row of the group of all ranks is.
-pub(crate) const ROW: usize = recorder::SIZE;
+pub(crate) const ROW: usize = recorder::SIZE + status::SIZE;
 
 /// Bytes of a segment that are not for the heap's users, in a world of `n`: what lies at its beginning, and a line for
 /// the header of a block.
@@ -23,15 +26,23 @@ fn heap_at(n: usize) -> usize {
     (ROW + Row::size(n)).next_multiple_of(64)
 }
 
-/// The heap in a new segment, and the recorder for the group of all ranks. New memory is zero, which is an empty row,
-/// so peers may look at it before its owner has.
+/// The heap in a rank's own segment, which is new, and the recorder for the group of all ranks. New memory is zero, which
+/// is an empty row, so peers may look at it before its owner has.
 pub(crate) fn prepare(
-    segment: &Arc<Segment>,
+    segments: &[Arc<Segment>],
+    me: usize,
     alarm: &Arc<Alarm>,
     cores: Cores,
-    n: usize,
     group: &str,
 ) -> (Arc<Heap>, Recorder) {
-    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), cores.one_each(), heap_at(n));
+    let (segment, n) = (&segments[me], segments.len());
+    let ranks = Ranks { segments: segments.to_vec(), me };
+    let heap = Heap::new(Arc::clone(segment), Arc::clone(alarm), ranks, cores.one_each(), heap_at(n));
     (Arc::new(heap), Recorder::new(Arc::clone(segment), group))
+}
+
+/// The rows of the group of all ranks.
+pub(crate) fn rows(segments: &[Arc<Segment>]) -> Rows {
+    let row = |(rank, segment)| Row::new(segment, ROW, rank);
+    Rows::new(segments.iter().enumerate().map(row).collect(), None)
 }

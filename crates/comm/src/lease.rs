@@ -7,16 +7,19 @@ use smallvec::SmallVec;
 
 use crate::heap::holders;
 use crate::row::Row;
+use crate::rows::Rows;
 
 /// Who may still read.
 #[derive(Clone)]
 pub(crate) enum Lease {
     /// The members of a group, until all are done with a call.
-    Call(Arc<Vec<Row>>, u64),
+    Call(Arc<Rows>, u64),
     /// The receiver of a mail, until it notes that it took it: its place, where it notes it, and the mail's number.
-    Mail(Arc<Vec<Row>>, usize, usize, u64),
+    Mail(Arc<Rows>, usize, usize, u64),
     /// Whoever holds the block as a common result: this member's place, and where the block lies.
-    Common(Arc<Vec<Row>>, usize, usize),
+    Common(Arc<Rows>, usize, usize),
+    /// The members of a group, whose row it is: until so many will not look at it any more.
+    Row(Row, u64),
 }
 
 pub(crate) type Leases = SmallVec<[Lease; 1]>;
@@ -34,12 +37,15 @@ impl Lease {
                 let row = &rows[*member];
                 (row.segment.word(holders(*at)).load(Acquire) > 0).then_some(row)
             }
+            Lease::Row(row, members) => (row.gone() < *members).then_some(row),
         }
     }
 
-    pub(crate) fn rows(&self) -> &Arc<Vec<Row>> {
+    /// The members among whom it is.
+    pub(crate) fn rows(&self) -> &[Row] {
         match self {
             Lease::Call(rows, ..) | Lease::Mail(rows, ..) | Lease::Common(rows, ..) => rows,
+            Lease::Row(row, _) => std::slice::from_ref(row),
         }
     }
 

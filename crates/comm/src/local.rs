@@ -1,15 +1,16 @@
 //! Ranks as threads of one process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
 use crate::alarm::Alarm;
 use crate::cores::{self, Cores};
 use crate::group::Group;
-use crate::layout::{ROW, prepare, reserved};
-use crate::row::Row;
+use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
+use crate::settings::{DEADLINE, Settings};
 
 /// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
 const HEAP: usize = 1 << 30;
@@ -31,10 +32,9 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let alarm = Arc::new(Alarm::default());
     let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
-        let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
-        let row = |(rank, segment)| Row::new(segment, ROW, rank);
-        let rows = segments.iter().enumerate().map(row).collect();
-        let group = Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores);
+        let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
+        let settings = Rc::new(Settings::new(DEADLINE, false));
+        let group = Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

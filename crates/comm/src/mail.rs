@@ -2,11 +2,11 @@
 //!
 //! A send is published like everything else, in a ring of mails for its destination, and read by the receiver where
 //! it lies. The receiver notes that it took it, which completes and releases the send. What is small travels in the
-//! mail itself, and its send is complete at once.
+//! mail itself, and its send is complete at once, unless the group is strict.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use smallvec::SmallVec;
 
@@ -30,10 +30,36 @@ pub struct Message {
     pub tag: u64,
     /// What is sent, or where it goes; both ends have one size.
     pub buffer: Buffer,
+    /// What it is, which both ends must say alike.
+    pub about: About,
 }
 
-/// The other ends of a batch, sends first: member and tag.
-pub(crate) type Ends = SmallVec<[(usize, u64); 2]>;
+/// What bytes are, of which they tell nothing themselves: types and shapes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct About {
+    /// A digest, which is compared.
+    pub digest: u64,
+    /// A text, for messages, by a name of the group's recorder.
+    pub text: Name,
+}
+
+impl Message {
+    /// A message of bytes that are nothing in particular.
+    pub fn new(peer: usize, tag: u64, buffer: Buffer) -> Message {
+        Message { peer, tag, buffer, about: About::default() }
+    }
+}
+
+/// The other end of a message.
+#[derive(Clone, Copy)]
+pub(crate) struct End {
+    pub(crate) peer: usize,
+    pub(crate) tag: u64,
+    pub(crate) about: About,
+}
+
+/// The other ends of a batch, sends first.
+pub(crate) type Ends = SmallVec<[End; 2]>;
 
 /// A batch of messages that is to be started.
 pub(crate) struct Parcel {
@@ -89,8 +115,24 @@ struct Letter {
     batch: u64,
     index: usize,
     tag: u64,
+    about: About,
     site: Name,
 }
+
+/// What a batch waits for.
+pub(crate) struct Open {
+    /// Whether a receive is among it; else there are sends only.
+    pub(crate) receives: bool,
+    /// Of the first: tag, source line and text.
+    pub(crate) tag: u64,
+    pub(crate) site: Name,
+    pub(crate) text: Name,
+    /// The members that it waits for.
+    pub(crate) members: Vec<usize>,
+}
+
+/// So many batches may stand behind one that is not over before it is parked.
+const BEHIND: usize = 64;
 
 /// What goes to one member.
 struct Outbox {
@@ -121,6 +163,8 @@ struct Inbox {
 pub(crate) struct Mails {
     first: u64,
     batches: Queue<Batch>,
+    /// Batches before the first that are still open, or that nobody took: they do not keep those behind them.
+    parked: BTreeMap<u64, Batch>,
     outboxes: Vec<Outbox>,
     inboxes: Vec<Inbox>,
     /// Messages that have not met their other end.
@@ -148,6 +192,7 @@ impl Mails {
         Mails {
             first: 0,
             batches: Queue::default(),
+            parked: BTreeMap::new(),
             outboxes: members.rows.iter().enumerate().map(outbox).collect(),
             inboxes: members.rows.iter().enumerate().map(inbox).collect(),
             open: 0,
@@ -161,7 +206,13 @@ impl Mails {
 
     /// Takes a batch on, posts what has room, and gives its number.
     #[inline(always)]
-    pub(crate) fn start(&mut self, members: &Members, parcel: &mut Parcel, is_slow: bool, site: Name) -> u64 {
+    pub(crate) fn start(
+        &mut self,
+        members: &Members,
+        parcel: &mut Parcel,
+        (is_slow, strict): (bool, bool),
+        site: Name,
+    ) -> u64 {
         let Parcel { ends, buffers, sends, noted } = parcel;
         let batch = self.next_batch();
         self.open += ends.len();
@@ -170,15 +221,15 @@ impl Mails {
         place.sends = *sends;
         place.noted = *noted;
         place.open = ends.len();
-        place.last = ends.last().map_or(0, |(peer, _)| *peer);
+        place.last = ends.last().map_or(0, |end| end.peer);
         place.is_slow = is_slow;
         place.over = false;
-        for (index, &(peer, tag)) in ends.iter().enumerate() {
-            let letter = Letter { batch, index, tag, site };
+        for (index, &End { peer, tag, about }) in ends.iter().enumerate() {
+            let letter = Letter { batch, index, tag, about, site };
             if index >= *sends {
                 self.inboxes[peer].receives.push_back(letter);
             } else if self.outboxes[peer].waiting.is_empty() && self.outboxes[peer].has_room() {
-                self.post(members, peer, letter);
+                self.post(members, peer, letter, strict);
             } else {
                 self.outboxes[peer].waiting.push_back(letter);
             }
@@ -251,24 +302,42 @@ impl Mails {
     }
 
     fn batch(&self, number: u64) -> Option<&Batch> {
-        self.batches.all().get(number.checked_sub(self.first)? as usize)
+        match number.checked_sub(self.first) {
+            Some(at) => self.batches.all().get(at as usize),
+            None => self.parked.get(&number),
+        }
     }
 
     fn batch_mut(&mut self, number: u64) -> Option<&mut Batch> {
-        self.batches.all_mut().get_mut(number.checked_sub(self.first)? as usize)
+        match number.checked_sub(self.first) {
+            Some(at) => self.batches.all_mut().get_mut(at as usize),
+            None => self.parked.get_mut(&number),
+        }
     }
 
+    /// Forgets batches that are over. One that is not, and has many behind it, is parked, so that it does not keep them.
     #[inline(always)]
     fn forget(&mut self) {
-        while self.batches.first().is_some_and(|batch| batch.over && batch.open == 0) {
-            self.batches.forget_first();
+        while let Some(batch) = self.batches.first() {
+            if !(batch.over && batch.open == 0) && self.batches.all().len() <= BEHIND {
+                break;
+            }
+            if !(batch.over && batch.open == 0) {
+                self.parked.insert(self.first, self.batches.take_first());
+            } else {
+                self.batches.forget_first();
+            }
             self.first += 1;
+        }
+        if !self.parked.is_empty() {
+            self.parked.retain(|_, batch| !(batch.over && batch.open == 0));
         }
     }
 
     /// How many batches are not over.
     pub(crate) fn in_flight(&self) -> usize {
-        self.batches.all().iter().filter(|batch| !batch.over).count()
+        let all = self.batches.all().iter().chain(self.parked.values());
+        all.filter(|batch| !batch.over).count()
     }
 
     /// The members that an unfinished batch waits for.
@@ -280,6 +349,57 @@ impl Mails {
             outbox.sent.iter().any(|(_, letter)| of(letter)) || outbox.waiting.iter().any(of)
         };
         (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
+    }
+
+    /// What an unfinished batch waits for; the first one, where none is named.
+    pub(crate) fn open(&self, batch: Option<u64>) -> Option<Open> {
+        let of = |letter: &Letter| batch.is_none_or(|batch| letter.batch == batch);
+        let receives = self.inboxes.iter().flat_map(|inbox| &inbox.receives).copied();
+        let sends = self.outboxes.iter().flat_map(|outbox| {
+            outbox.sent.iter().map(|(_, letter)| *letter).chain(outbox.waiting.iter().copied())
+        });
+        let receive = receives.filter(of).min_by_key(|letter| letter.batch);
+        let letter = receive.or_else(|| sends.filter(of).min_by_key(|letter| letter.batch))?;
+        let (tag, site, text) = (letter.tag, letter.site, letter.about.text);
+        Some(Open { receives: receive.is_some(), tag, site, text, members: self.waits_for(letter.batch) })
+    }
+
+    /// The first message that was posted and that its receiver has not taken.
+    pub(crate) fn untaken(&self) -> Option<Open> {
+        let members: Vec<usize> =
+            (0..self.outboxes.len()).filter(|to| self.outboxes[*to].has_untaken()).collect();
+        let outbox = &self.outboxes[*members.first()?];
+        let words = outbox.mail(outbox.taken_below());
+        let (site, text) = Name::of_pair(words[MailWord::Site as usize].load(Relaxed));
+        let tag = words[MailWord::Tag as usize].load(Relaxed);
+        Some(Open { receives: false, tag, site, text, members })
+    }
+
+    /// Whether every message that was posted was taken.
+    pub(crate) fn are_taken(&self) -> bool {
+        !self.outboxes.iter().any(Outbox::has_untaken)
+    }
+
+    /// The error of a message that has come here and for which there is no receive.
+    pub(crate) fn unreceived(&self, members: &Members) -> Option<CommError> {
+        let (from, number) = self.inboxes.iter().enumerate().find_map(|(from, inbox)| {
+            let is_awaited = |number: u64| {
+                let tag = inbox.mail(number)[MailWord::Tag as usize].load(Relaxed);
+                inbox.receives.iter().any(|letter| letter.tag == tag)
+            };
+            let mut mails = inbox.next..inbox.next + MAILS;
+            Some((from, mails.find(|number| inbox.has(*number) && !is_awaited(*number))?))
+        })?;
+        let [sender, receiver] = [from, members.me].map(|member| &members.rows[member]);
+        Some(unreceived(self.inboxes[from].mail(number), sender, receiver))
+    }
+
+    /// The error of a message to a member that has left without taking it.
+    pub(crate) fn refused(&self, members: &Members) -> Option<CommError> {
+        let outboxes = self.outboxes.iter().enumerate();
+        let mut left = outboxes.filter(|(to, outbox)| outbox.has_untaken() && members.rows[*to].has_left());
+        let (to, outbox) = left.next()?;
+        Some(unreceived(outbox.mail(outbox.taken_below()), members.mine(), &members.rows[to]))
     }
 
     /// Whether something of a member came, or was taken by it, since the last advance.
@@ -305,42 +425,42 @@ impl Mails {
         self.open > 0
     }
 
-    /// Whether sends wait for room in the ring of their destination.
-    pub(crate) fn has_unposted(&self) -> bool {
-        self.outboxes.iter().any(|outbox| !outbox.waiting.is_empty())
-    }
-
     /// Gives the buffers of what has not met its other end, and never will, back to whoever has handles of them.
     pub(crate) fn unclaim(&self) {
         let out = self.outboxes.iter();
         let out = out.flat_map(|outbox| outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting));
         for letter in out.chain(self.inboxes.iter().flat_map(|inbox| &inbox.receives)) {
-            let batch = &self.batches.all()[(letter.batch - self.first) as usize];
-            batch.unclaim(letter.index);
+            self.batch(letter.batch).into_iter().for_each(|batch| batch.unclaim(letter.index));
         }
     }
 
-    /// The buffer of a message that has not met its other end.
-    fn buffer(&self, letter: Letter) -> &Buffer {
-        &self.batches.all()[(letter.batch - self.first) as usize].buffers[letter.index]
+    /// Where the bytes of a message lie that has not met its other end. Its batch is kept until all have.
+    fn place(&self, letter: Letter) -> crate::buffer::Place {
+        let place = self.batch(letter.batch).map(|batch| batch.buffers[letter.index].place());
+        place.unwrap_or(crate::buffer::Place { at: 0, len: 0 })
     }
 
     fn close(&mut self, letter: Letter) {
         self.open -= 1;
-        let batch = &mut self.batches.all_mut()[(letter.batch - self.first) as usize];
-        batch.open -= 1;
-        batch.unclaim(letter.index);
+        if let Some(batch) = self.batch_mut(letter.batch) {
+            batch.open -= 1;
+            batch.unclaim(letter.index);
+            // What nobody waits for is freed now, whatever stands before it.
+            if batch.over && batch.open == 0 {
+                batch.empty();
+            }
+        }
     }
 
     /// Posts what has room, takes what has come, and notes what was taken from here.
-    pub(crate) fn advance(&mut self, members: &Members) -> Result<(), Stop> {
+    pub(crate) fn advance(&mut self, members: &Members, strict: bool) -> Result<(), Stop> {
         if self.open == 0 {
             return Ok(());
         }
         for member in 0..members.n() {
             while !self.outboxes[member].waiting.is_empty() && self.outboxes[member].has_room() {
                 let Some(letter) = self.outboxes[member].waiting.pop_front() else { break };
-                self.post(members, member, letter);
+                self.post(members, member, letter, strict);
             }
             if !self.inboxes[member].receives.is_empty() {
                 self.receive(members, member)?;
@@ -354,24 +474,28 @@ impl Mails {
     }
 
     /// Posts a message for which there is room.
-    fn post(&mut self, members: &Members, to: usize, letter: Letter) {
-        let (row, number, buffer) = (members.mine(), self.outboxes[to].posted, self.buffer(letter));
+    fn post(&mut self, members: &Members, to: usize, letter: Letter, strict: bool) {
+        let (row, number, place) = (members.mine(), self.outboxes[to].posted, self.place(letter));
         let words = self.outboxes[to].mail(number);
         let set = |word: MailWord, value: u64| words[word as usize].store(value, Relaxed);
-        let len = buffer.len();
+        let len = place.len;
         set(MailWord::Tag, letter.tag);
         set(MailWord::Bytes, len as u64);
-        set(MailWord::Site, letter.site.word());
+        set(MailWord::Site, Name::pair(letter.site, letter.about.text));
+        set(MailWord::Extra, letter.about.digest);
         if len <= STAGE {
-            copy(members.mail_stage(to, number, len), members.given(buffer.place(), 0, len));
+            copy(members.mail_stage(to, number, len), members.given(place, 0, len));
         } else {
-            set(MailWord::Place, buffer.at() as u64);
+            set(MailWord::Place, place.at as u64);
             let at = members.rows[to].taken_at(members.n(), members.me, number);
-            buffer.lease(Lease::Mail(Arc::clone(&members.rows), to, at, number));
+            let lease = Lease::Mail(Arc::clone(&members.rows), to, at, number);
+            self.batch(letter.batch)
+                .into_iter()
+                .for_each(|batch| batch.buffers[letter.index].lease(lease.clone()));
         }
         row.tell(&words[MailWord::Stamp as usize], number + 1);
         self.outboxes[to].posted += 1;
-        if len <= STAGE {
+        if len <= STAGE && !strict {
             self.close(letter);
         } else {
             self.outboxes[to].sent.push_back((number, letter));
@@ -390,10 +514,10 @@ impl Mails {
                 continue;
             };
             let words = inbox.mail(number);
-            let sent = words[MailWord::Bytes as usize].load(Relaxed) as usize;
-            let place = self.buffer(letter).place();
-            if sent != place.len {
-                return Err(lengths(members, from, words, letter, place.len).into());
+            let sent = |word: MailWord| words[word as usize].load(Relaxed);
+            let place = self.place(letter);
+            if sent(MailWord::Bytes) != place.len as u64 || sent(MailWord::Extra) != letter.about.digest {
+                return Err(mismatch(members, from, words, letter, place.len).into());
             }
             members.copy_mail(from, number, words, place);
             members.mine().tell(&inbox.notes[(number % MAILS) as usize], number + 1);
@@ -432,6 +556,10 @@ impl Outbox {
         &self.ring[(number % MAILS) as usize]
     }
 
+    fn has_untaken(&self) -> bool {
+        self.taken_below() < self.posted
+    }
+
     fn is_taken(&self, number: u64) -> bool {
         self.notes[(number % MAILS) as usize].load(Acquire) > number
     }
@@ -455,6 +583,12 @@ impl Inbox {
         is_awaited
             && self.taken == 0
             && comes(&self.mail(self.next)[MailWord::Stamp as usize], self.next + 1, looks)
+    }
+
+    /// Whether a mail has come and was not taken.
+    fn has(&self, number: u64) -> bool {
+        let is_taken = self.taken >> (number - self.next) & 1 == 1;
+        !is_taken && self.mail(number)[MailWord::Stamp as usize].load(SeqCst) == number + 1
     }
 
     /// The first mail with a tag that was not taken yet.
@@ -482,18 +616,34 @@ impl Inbox {
     }
 }
 
-/// The error of a receive whose message has another length, with both source lines.
-fn lengths(members: &Members, from: usize, words: &Mail, letter: Letter, expected: usize) -> CommError {
+/// The error of a receive whose message is another, with both source lines.
+#[cold]
+fn mismatch(members: &Members, from: usize, words: &Mail, letter: Letter, expected: usize) -> CommError {
     let get = |word: MailWord| words[word as usize].load(Relaxed);
-    let side = |member: usize, what: &str, bytes: usize, site: u64| Side {
-        rank: members.rows[member].rank,
-        what: format!("{what}, {bytes} bytes, tag {}", letter.tag),
-        site: members.text(member, site),
+    let side = |member: usize, what: &str, text: Name, bytes: usize, site: Name| {
+        let segment = &members.rows[member].segment;
+        let about = if text.is_empty() { format!("{bytes} bytes") } else { text.text(segment) };
+        Side {
+            rank: members.rows[member].rank,
+            what: format!("{what} {about}, tag {}", letter.tag),
+            site: site.text(segment),
+        }
     };
-    CommError::Lengths {
+    let (site, text) = Name::of_pair(get(MailWord::Site));
+    CommError::Message {
         sides: Box::new([
-            side(from, "send", get(MailWord::Bytes) as usize, get(MailWord::Site)),
-            side(members.me, "receive", expected, letter.site.word()),
+            side(from, "send", text, get(MailWord::Bytes) as usize, site),
+            side(members.me, "receive", letter.about.text, expected, letter.site),
         ]),
     }
+}
+
+/// The error of a mail that nobody received, by its words in the sender's segment.
+fn unreceived(words: &Mail, sender: &Row, receiver: &Row) -> CommError {
+    let get = |word: MailWord| words[word as usize].load(Relaxed);
+    let (site, text) = Name::of_pair(get(MailWord::Site));
+    let what =
+        if text.is_empty() { format!("{} bytes", get(MailWord::Bytes)) } else { text.text(&sender.segment) };
+    let (from, to, tag, site) = (sender.rank, receiver.rank, get(MailWord::Tag), site.text(&sender.segment));
+    CommError::Unreceived { from, to, tag, what, site }
 }

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::buffer::Place;
 use crate::op::Key;
+use crate::progress::said;
 use crate::recorder::Name;
 use crate::row::{Mail, MailWord, Row, STAGE, Slot, Word};
+use crate::rows::Rows;
 use crate::sync::AtomicU64;
 
 /// The rows of a group, and which is this member's.
 #[derive(Clone)]
 pub(crate) struct Members {
-    pub(crate) rows: Arc<Vec<Row>>,
+    pub(crate) rows: Arc<Rows>,
     pub(crate) me: usize,
     /// This member's own, once more, since every call asks for it.
     mine: Row,
@@ -47,7 +49,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether a stamp is there, by the last of so many looks after the first.
+/// Whether a stamp is there within `looks` retries.
 #[inline(always)]
 pub(crate) fn comes(word: &AtomicU64, stamp: u64, looks: usize) -> bool {
     let is_there = || word.load(Acquire) == stamp;
@@ -77,7 +79,7 @@ fn key(words: &Slot) -> Key {
 }
 
 impl Members {
-    pub(crate) fn new(rows: Vec<Row>, me: usize) -> Members {
+    pub(crate) fn new(rows: Rows, me: usize) -> Members {
         Members { mine: rows[me].clone(), rows: Arc::new(rows), me }
     }
 
@@ -96,7 +98,7 @@ impl Members {
         (seen != call + 1).then_some((stamp, seen))
     }
 
-    /// What a member has published for a call, if it has by the last of so many looks after the first.
+    /// What a member has published for a call, if it has within `looks` retries.
     #[inline(always)]
     pub(crate) fn published(&self, member: usize, call: u64, looks: usize) -> Option<Key> {
         let words = self.rows[member].words(call);
@@ -191,12 +193,12 @@ impl Members {
         copy(self.own(place, 0, len), mail);
     }
 
-    /// A text of a member, by its place and length.
-    pub(crate) fn text(&self, member: usize, place: u64) -> String {
-        let (at, len) = Name::place(place);
-        // SAFETY: texts are written once, before their place is published, and never freed.
-        let bytes = unsafe { self.rows[member].segment.read(at, len) };
-        String::from_utf8_lossy(bytes).into_owned()
+    /// The source line of a member's call, and what it says that it called, if it does.
+    pub(crate) fn names(&self, member: usize, call: u64) -> (String, String) {
+        let row = &self.rows[member];
+        let (site, text) = Name::of_pair(row.get(call, Word::Site));
+        let number = if self.key(member, call).is_staged() { row.get(call, Word::Place) } else { 0 };
+        (site.text(&row.segment), said(text.text(&row.segment), number))
     }
 
     /// Tells the others that so many bytes of this member's part are made.

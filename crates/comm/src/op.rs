@@ -85,9 +85,13 @@ const NAMES: [&str; 12] = [
     "barrier",
 ];
 
+/// Members agree on something: to make a group, to compile a function. The caller's text says on what, and stands for the
+/// whole of the call in messages.
+pub(crate) const AGREEMENT: u64 = 1 << 61;
 /// The result is made once, in a common buffer.
 const COMMON: u64 = 1 << 62;
-/// The operand of an all_to_all is cut into equal parts, so that no table comes with it. Members may differ in it.
+/// What an all_to_all sends and receives is cut into equal parts, so that no table comes with it. Members may differ in
+/// it.
 const EVEN: u64 = 1 << 63;
 
 /// What members compare: three words, written into the slot before its stamp.
@@ -99,7 +103,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Whether the operand of an all_to_all comes without a table.
+    /// Whether an all_to_all comes without a table.
     pub(crate) fn is_even(self) -> bool {
         self.what & EVEN != 0
     }
@@ -125,6 +129,26 @@ impl Key {
     /// In words, for messages.
     pub(crate) fn describe(self) -> String {
         format!("{}, {} bytes", describe(self.what), self.bytes)
+    }
+
+    /// What two calls that do not agree differ in, the coarsest first.
+    pub(crate) fn difference(self, other: Key) -> &'static str {
+        let differs = |shift: u32, mask: u64| (self.what ^ other.what) >> shift & mask != 0;
+        if differs(0, 0xff) || differs(61, 1) {
+            "the operation"
+        } else if differs(8, 0xff) {
+            "the element type"
+        } else if differs(16, 0xff) {
+            "the reduction"
+        } else if differs(24, 0xffff_ffff) {
+            "the root"
+        } else if differs(62, 1) {
+            "the form"
+        } else if self.bytes != other.bytes {
+            "the size"
+        } else {
+            "types, shapes, sizes, routes or factors"
+        }
     }
 }
 
@@ -180,10 +204,13 @@ impl Op {
             Op::AllReduce { element, reduce } => reduced(element, reduce),
             Op::AllGather { .. } => 1,
             Op::ReduceScatter { element, reduce, .. } => 2 | reduced(element, reduce),
-            Op::AllToAll { .. } => match lists {
-                Some(Lists::Splits(ins, _)) if ins.iter().any(|size| *size != ins[0]) => ALL_TO_ALL,
-                _ => ALL_TO_ALL | EVEN,
-            },
+            Op::AllToAll { .. } => {
+                if lists.is_some() {
+                    ALL_TO_ALL
+                } else {
+                    ALL_TO_ALL | EVEN
+                }
+            }
             Op::Broadcast { root } => BROADCAST | rooted(root),
             Op::Reduce { element, reduce, root } => 5 | reduced(element, reduce) | rooted(root),
             Op::Gather { root, .. } => 6 | rooted(root),
@@ -211,7 +238,7 @@ impl Hash {
         }
     }
 
-    /// Splits are compared where they meet.
+    /// Splits differ between members, and are compared pair by pair.
     fn add_lists(&mut self, lists: &Lists) {
         match lists {
             Lists::Outers(list) | Lists::Sizes(list) => list.iter().for_each(|word| self.add(*word)),
@@ -243,11 +270,10 @@ mod tests {
             assert!(!key.agrees(*other), "{i}");
             assert!(others[..i].iter().all(|before| !before.agrees(*other)), "{i}");
         }
-        let all_to_all = |ins: &[usize]| {
-            let splits = Lists::Splits(ins.to_vec(), vec![4, 4]);
-            Op::AllToAll { part: 0 }.key(Some(&splits), &[ins.iter().sum()], false)
-        };
-        assert!(all_to_all(&[4, 4]).is_even() && !all_to_all(&[4, 8]).is_even());
-        assert!(all_to_all(&[4, 4]).agrees(all_to_all(&[4, 8])), "compared where they meet");
+        let splits = Lists::Splits(vec![4, 8], vec![4, 4]);
+        let uneven = Op::AllToAll { part: 0 }.key(Some(&splits), &[12], false);
+        let even = Op::AllToAll { part: 4 }.key(None, &[8], false);
+        assert!(even.is_even() && !uneven.is_even());
+        assert!(even.agrees(uneven), "compared pair by pair");
     }
 }

@@ -6,14 +6,18 @@
 //! operand is written again only after all have finished with it. Small ones travel beside their word, in the same
 //! cache line if they fit, and there are two places for them, so that nobody waits for the round before.
 
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::CommError;
+use crate::arguments::check;
 use crate::buffer::Buffer;
 use crate::group::Group;
+use crate::heap::Heap;
 use crate::members::Members;
 use crate::sync::AtomicU64;
 
@@ -44,8 +48,9 @@ enum Word {
     Reduced,
     Finished,
     Ping,
-    /// Where the operand lies; stored before all meet at the start of a run.
+    /// Where the operand lies, and what is run; stored before all meet at the start of a run.
     Operand,
+    Run,
     /// The first of two places for small operands: the round in which it was written, and the bytes.
     Slots,
 }
@@ -63,6 +68,7 @@ const BLOCK: usize = 4096;
 /// Plain movement between the members of a group, to be timed.
 pub struct Probe {
     members: Members,
+    heap: Arc<Heap>,
     /// Where each member's words lie.
     words: Vec<usize>,
     /// The number of the last round, alike on all members.
@@ -78,13 +84,14 @@ impl Probe {
     pub fn new(group: &Group, until: Instant) -> Result<Probe, CommError> {
         let heap = group.heap();
         // Never freed: a peer may look at a word later than its owner.
-        let at = heap.alloc_for_ever(WORDS)?;
+        let at = heap.take_row(WORDS)?.0 + LINE;
         (0..WORDS).step_by(8).for_each(|word| heap.segment().word(at + word).store(0, Relaxed));
         let (mine, all) = (heap.alloc_from(&(at as u64).to_le_bytes())?, heap.alloc(group.size() * 8)?);
         let offsets = group.all_gather(mine, all, 1)?.wait(until)?;
         let place = |bytes: &[u8]| bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
         let words = offsets[1].bytes()?.chunks_exact(8).map(place).collect();
-        Ok(Probe { members: group.members().clone(), words, round: 0, pings: 0, spins: group.spins() })
+        let (members, heap) = (group.members().clone(), Arc::clone(heap));
+        Ok(Probe { members, heap, words, round: 0, pings: 0, spins: group.spins() })
     }
 
     fn word(&self, member: usize, word: Word) -> &AtomicU64 {
@@ -165,15 +172,30 @@ impl Probe {
         read: impl Fn(&[u8]),
         until: Instant,
     ) -> Result<(Duration, [Buffer; 2]), CommError> {
+        self.check(movement, &buffers)?;
         for buffer in &mut buffers {
             buffer.bytes_mut(until)?;
         }
+        // A peer may still read them where this ends early, by an error or a panic of the caller's: then they are not
+        // freed.
+        let buffers = ManuallyDrop::new(buffers);
         let place = buffers[0].at() as u64;
         self.word(self.members.me, Word::Operand).store(place, Relaxed);
+        // Peers read as many bytes of an operand as their own has, so all must run the same.
+        let lengths = [movement as usize, buffers[0].len(), buffers[1].len(), rounds as usize];
+        let run = lengths
+            .iter()
+            .fold(0u64, |run, number| (run ^ *number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        self.word(self.members.me, Word::Run).store(run, Relaxed);
         // All are here, and know where the operands lie, before the clock starts.
         self.round += 1;
         self.say(Word::Finished);
         let outcome = self.wait_for_all(Word::Finished, self.round, until).and_then(|()| {
+            let is_same = |member: usize| self.word(member, Word::Run).load(Relaxed) == run;
+            if !(0..self.members.n()).all(is_same) {
+                let message = "probe: expected the same movement, sizes and rounds on all members";
+                return Err(CommError::Argument(message.into()));
+            }
             // The first round finds lines where other work has left them.
             self.run_round(movement, 0, &buffers, &write, &read, until)?;
             self.wait_for_all(Word::Finished, self.round, until)?;
@@ -185,14 +207,27 @@ impl Probe {
             self.wait_for_all(Word::Finished, self.round, until)?;
             Ok(spent)
         });
-        match outcome {
-            Ok(spent) => Ok((spent, buffers)),
-            Err(error) => {
-                // A peer may still read them.
-                std::mem::forget(buffers);
-                Err(error)
+        Ok((outcome?, ManuallyDrop::into_inner(buffers)))
+    }
+
+    /// Whether the buffers are nobody else's, and have sizes that fit together.
+    fn check(&self, movement: Movement, [operand, result]: &[Buffer; 2]) -> Result<(), CommError> {
+        let (n, given, made) = (self.members.n(), operand.len(), result.len());
+        let fits = match movement {
+            Movement::Broadcast | Movement::Ring | Movement::Pingpong | Movement::FoldAndCopy => {
+                made == given
             }
-        }
+            Movement::Gather => Some(made) == given.checked_mul(n),
+            Movement::Exchange => made == given && made.is_multiple_of(n),
+            Movement::Fold => Some(given) == made.checked_mul(n),
+        };
+        let own = |buffer: &Buffer| buffer.is_only() && buffer.is_in(&self.heap);
+        let floats = given.is_multiple_of(4) && made.is_multiple_of(4);
+        check(fits && floats && own(operand) && own(result), || {
+            format!(
+                "probe: expected buffers of this heap with one handle each and sizes that fit, got {given} and {made} bytes"
+            )
+        })
     }
 
     fn run_round(
@@ -373,6 +408,26 @@ mod tests {
             probe.line(10, until).unwrap();
             seen.into_inner()
         })
+    }
+
+    /// Safe code must not make a member read what another one writes.
+    #[test]
+    fn members_that_disagree_are_refused() {
+        let run = |lengths: fn(usize) -> [usize; 2], movement: fn(usize) -> Movement| {
+            spawn_with_heap(2, 1 << 20, |group| {
+                let until = Instant::now() + Duration::from_secs(20);
+                let mut probe = Probe::new(&group, until).unwrap();
+                let buffers = lengths(group.rank()).map(|len| group.heap().alloc(len).unwrap());
+                let outcome = probe.run(movement(group.rank()), 1, buffers, |_, _| {}, |_| {}, until);
+                outcome.map(drop).unwrap_err().to_string()
+            })
+        };
+        let texts = run(|rank| [64 << rank; 2], |_| Movement::Ring);
+        assert!(texts.iter().all(|text| text.contains("the same movement, sizes and rounds")), "{texts:?}");
+        let texts = run(|_| [64; 2], |rank| [Movement::Ring, Movement::Broadcast][rank]);
+        assert!(texts.iter().all(|text| text.contains("the same movement, sizes and rounds")), "{texts:?}");
+        let texts = run(|_| [64, 64], |_| Movement::Gather);
+        assert!(texts.iter().all(|text| text.contains("sizes that fit")), "{texts:?}");
     }
 
     #[test]

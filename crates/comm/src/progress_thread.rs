@@ -78,7 +78,7 @@ fn run(inbox: &Receiver<Shared>, members: &Members, alarm: &Alarm, stop: &Atomic
             // Whoever sleeps here until a job is finished sleeps on one of the rows.
             members.rows.iter().for_each(|row| row.ring());
         }
-        if alarm.failure().is_some() || members.rows.iter().any(|row| row.failure().is_some()) {
+        if alarm.failure().is_some() || members.rows.iter().any(|row| row.stopped().is_some()) {
             jobs.clear();
         }
         if let Some(job) = jobs.first() {

@@ -58,6 +58,13 @@ impl<T: Place> Queue<T> {
         if self.begin < self.end { self.places.get(self.begin) } else { None }
     }
 
+    /// Takes the first one out.
+    pub(crate) fn take_first(&mut self) -> T {
+        let first = std::mem::take(&mut self.places[self.begin]);
+        self.forget_first();
+        first
+    }
+
     /// Forgets the first one. What nobody took of it is freed now, not when its place is used again.
     #[inline]
     pub(crate) fn forget_first(&mut self) {

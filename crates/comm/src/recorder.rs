@@ -31,15 +31,15 @@ use crate::segment::Segment;
 use crate::sync::{AtomicU64, fence};
 use crate::ticks::{now_ns, ticks};
 
-/// Bytes of the whole recorder.
-pub(crate) const SIZE: usize = if cfg!(any(loom, shuttle)) { 512 } else { 256 << 10 };
+/// Bytes of the whole recorder. They cost memory only as they are used.
+pub(crate) const SIZE: usize = if cfg!(any(loom, shuttle)) { 512 } else { 2 << 20 };
 /// Events that are kept.
 pub(crate) const CAPACITY: usize = if cfg!(any(loom, shuttle)) { 2 } else { 1024 };
 
 const LINE: usize = 64;
 const WORDS: usize = LINE / 8;
 const TEXTS: usize = LINE + CAPACITY * LINE;
-/// Lengths have 14 bits of a name, places 18.
+/// Lengths have 14 bits of a name, places 18, in words.
 const MAX_TEXT: usize = (1 << 14) - 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"consort1");
 
@@ -86,7 +86,7 @@ struct Texts {
     by_site: BTreeMap<usize, Name>,
 }
 
-/// A text that a recorder knows: where it begins, and in the lower 14 bits how long it is.
+/// A text that a recorder knows: at which word it begins, and in the lower 14 bits how long it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name(u32);
 
@@ -96,10 +96,42 @@ impl Name {
         u64::from(self.0)
     }
 
-    /// Where a text lies in its segment, and how long it is.
-    pub(crate) fn place(word: u64) -> (usize, usize) {
-        ((word >> 14) as usize & (SIZE - 1), word as usize & MAX_TEXT)
+    /// Two of them in one word.
+    #[inline(always)]
+    pub(crate) fn pair(lower: Name, upper: Name) -> u64 {
+        lower.word() | upper.word() << 32
     }
+
+    /// The two of a word.
+    pub(crate) fn of_pair(word: u64) -> (Name, Name) {
+        (Name(word as u32), Name((word >> 32) as u32))
+    }
+
+    /// Whether it names nothing: there was no text, or no room for it.
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Where the text lies in its segment, and how long it is. The word may come from anybody.
+    fn place(self) -> (usize, usize) {
+        let at = ((self.0 >> 14) as usize * 8) & (SIZE - 1);
+        (at, (self.0 as usize & MAX_TEXT).min(SIZE - at))
+    }
+
+    /// The text, in the segment of whose recorder it is.
+    pub(crate) fn text(self, segment: &Segment) -> String {
+        let (at, len) = self.place();
+        // Texts are written once, before their name is given away, and never again.
+        let words = (0..len.div_ceil(8)).map(|i| segment.word(at + i * 8).load(Relaxed));
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(len).collect();
+        printable(&bytes)
+    }
+}
+
+/// Bytes that somebody else wrote, as a text without control characters other than ends of lines.
+fn printable(bytes: &[u8]) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
+    String::from_utf8_lossy(bytes).chars().map(shown).collect()
 }
 
 /// What an operation is, in words of a record.
@@ -107,12 +139,15 @@ impl Name {
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) key: Key,
+    /// What the caller says it is.
+    pub(crate) text: Name,
 }
 
 impl Call {
     /// A batch of messages.
     pub(crate) fn batch(number: u64, bytes: usize) -> Call {
-        Call { number, key: Key { what: EXCHANGE_CODE, extra: 0, bytes: bytes as u64 } }
+        let key = Key { what: EXCHANGE_CODE, extra: 0, bytes: bytes as u64 };
+        Call { number, key, text: Name::default() }
     }
 }
 
@@ -156,7 +191,8 @@ impl Recorder {
     #[inline]
     pub(crate) fn call(&self, kind: Kind, call: Call, site: Name) -> u64 {
         let Key { what, extra, bytes } = call.key;
-        self.write(kind, [call.number, what | CODE, bytes, extra], site)
+        let op = if call.text.is_empty() { what | CODE } else { call.text.word() };
+        self.write(kind, [call.number, op, bytes, extra], site)
     }
 
     /// Notes that an operation is over, if its event is still there. The clock costs a tenth of a small operation and
@@ -175,6 +211,16 @@ impl Recorder {
         let line = text.lines().next().unwrap_or_default();
         let name = self.ring.name(&line.chars().take(200).collect::<String>());
         self.write(Kind::Error, [number, name.word(), 0, 0], site);
+    }
+
+    /// The name of the group.
+    pub(crate) fn group(&self) -> Name {
+        self.group
+    }
+
+    /// The name of the group, as a text.
+    pub(crate) fn group_name(&self) -> &str {
+        &self.group_name
     }
 
     #[inline]
@@ -237,7 +283,7 @@ impl Ring {
             self.segment.word(at + i * 8).store(word_of(bytes), Relaxed);
         }
         self.segment.word(TEXT_BYTES).store((at + room - TEXTS) as u64, Relaxed);
-        let name = Name((at << 14 | text.len()) as u32);
+        let name = Name((at / 8) as u32 * (1 << 14) | text.len() as u32);
         texts.by_text.insert(text.to_string(), name);
         name
     }
@@ -263,28 +309,38 @@ pub(crate) fn read_segment(segment: &Segment, rank: usize) -> Option<Tape> {
     if segment.len() < SIZE { None } else { read(copy, rank) }
 }
 
-/// Reads the ring in a descriptor that a rank gave. Nothing is mapped, so that a rank can do no harm by making it
-/// shorter; nothing that is in it is trusted.
+/// Reads the ring in a descriptor that a rank gave.
 pub(crate) fn read_descriptor(fd: impl AsFd, rank: usize) -> Option<Tape> {
+    read(|at, count| copy_words(&fd, at, count), rank)
+}
+
+/// The text of a name, in the descriptor of the segment in whose recorder it is.
+pub(crate) fn text_in(fd: impl AsFd, name: Name) -> Option<String> {
+    let (at, len) = name.place();
+    let words = copy_words(fd, at, len.div_ceil(8))?;
+    let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).take(len).collect();
+    Some(printable(&bytes))
+}
+
+/// So many words of a descriptor that a rank gave. Nothing is mapped, so that a rank can do no harm by making it
+/// shorter; nothing that is in it is trusted.
+pub(crate) fn copy_words(fd: impl AsFd, at: usize, count: usize) -> Option<Vec<u64>> {
     // Reading something else than memory may wait for ever.
     let stat = fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    let copy = |at: usize, count: usize| {
-        let mut bytes = vec![0; count * 8];
-        let mut done = 0;
-        while done < bytes.len() {
-            match pread(&fd, &mut bytes[done..], (at + done) as u64) {
-                Ok(0) => return None,
-                Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return None,
-            }
+    let mut bytes = vec![0; count * 8];
+    let mut done = 0;
+    while done < bytes.len() {
+        match pread(&fd, &mut bytes[done..], (at + done) as u64) {
+            Ok(0) => return None,
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
         }
-        Some(bytes.chunks_exact(8).map(word_of).collect())
-    };
-    read(copy, rank)
+    }
+    Some(bytes.chunks_exact(8).map(word_of).collect())
 }
 
 fn word_of(bytes: &[u8]) -> u64 {
@@ -299,8 +355,8 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     }
     let (first, second) = (copy(LINE, CAPACITY * WORDS)?, copy(LINE, CAPACITY * WORDS)?);
     // After the records, so that what they refer to is there.
-    let texts: Vec<u8> =
-        copy(TEXTS, (SIZE - TEXTS) / 8)?.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let used = (copy(TEXT_BYTES, 1)?[0] as usize).min(SIZE - TEXTS) / 8;
+    let texts: Vec<u8> = copy(TEXTS, used)?.iter().flat_map(|word| word.to_le_bytes()).collect();
     let clock = Clock { then: (header[TICKS / 8], header[NANOSECONDS / 8]), now: (ticks(), now_ns()) };
     let mut events: Vec<(u64, Event)> = Vec::new();
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
@@ -323,15 +379,14 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
 fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
     let &[_, started, over, number, names, op, bytes, extra] = record else { return None };
     let text = |name: u64| {
-        let (at, len) = Name::place(name);
-        let bytes = texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?;
-        let shown = |c: char| if c.is_control() { '?' } else { c };
-        Some(String::from_utf8_lossy(bytes).chars().map(shown).collect::<String>())
+        let (at, len) = Name(name as u32).place();
+        Some(printable(texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?).replace('\n', " "))
     };
     let op = match op & !CODE {
         EXCHANGE_CODE if op & CODE != 0 => EXCHANGE.to_string(),
         what if op & CODE != 0 => describe(what),
-        name => text(name).unwrap_or_default(),
+        // A number that a note has for its text is not recorded.
+        name => text(name).unwrap_or_default().replace("{} ", ""),
     };
     let event = Event {
         rank,

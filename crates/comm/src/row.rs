@@ -2,13 +2,15 @@
 //!
 //! A row lies in its owner's segment:
 //!
-//! - `done`: all calls below this number are finished here, reads of peers' memory included. Memory that took part
-//!   in call k is *released* when every member's `done` is above k;
-//! - `compared`: all calls below this number are finished here and were compared with what every member called. The
-//!   slot of call k is used again when every member's `compared` is above k;
+//! - `done`: all calls below this number are finished here: compared with what every member called, and with all reads
+//!   of peers' memory behind them. Memory that took part in call k is *released*, and the slot of call k is used again,
+//!   when every member's `done` is above k;
+//! - `started`: all calls below this number were started here. It is written only when a call has to wait for a slot;
+//!   else the stamps say the same;
 //! - `bell`, which changes when somebody sleeps on it and something was published, and `waiters`, how many do. These
-//!   two are the only ones that others write;
-//! - `failure`: why its owner stopped, where others cannot see it by themselves;
+//!   two and `gone` are the only ones that others write;
+//! - `stopped`: that its owner's side of the group failed, and how others find out why; `left`: that its owner dropped
+//!   its side; `gone`: how many members will never look at this row again, so that its memory can be freed;
 //! - slots, one for each call in flight: a stamp, stored last (release), over what the call is. Operands of a few
 //!   bytes lie in the line of the stamp itself, so that a peer gets them in one transfer of a cache line;
 //! - a staging area for each slot, for small operands and for tables;
@@ -19,7 +21,7 @@
 //! storing it (release).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::fixed::Fixed;
@@ -40,7 +42,7 @@ pub(crate) const INLINE: usize = 16;
 const LINE: usize = 64;
 /// How many calls ahead the line of a slot is fetched.
 const AHEAD: u64 = 4;
-/// A line each for `done` and `compared`, for the bell and its waiters, and for the failure.
+/// A line each for `done` and `started`, for the bell and its waiters, and for the end of the owner.
 const HEADER: usize = 3 * LINE;
 const SLOT: usize = 2 * LINE;
 /// The mails to one destination: their lines, then their staging areas.
@@ -53,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) at: usize,
     /// The owner's number in the world.
     pub(crate) rank: usize,
-    /// `done` and `compared`.
+    /// `done` and `started`.
     progress: Fixed<[AtomicU64; 2]>,
     /// The bell and its waiters.
     bell: Fixed<[AtomicU32; 2]>,
@@ -77,9 +79,10 @@ pub(crate) enum Word {
     Bytes = 2,
     /// A hash of what else must be equal: sizes, routes, factors.
     Extra = 3,
-    /// Where the operand lies in the owner's segment; of a list, where the table of its places lies.
+    /// Where the operand lies in the owner's segment; of a list, where the table of its places lies. Of operands that
+    /// travel in the slot, a number that the caller says.
     Place = 4,
-    /// The text of the call site.
+    /// The names of the call site and, in the upper half, of what was called.
     Site = 5,
     /// How many bytes of the owner's part are made.
     Ready = 8,
@@ -96,8 +99,19 @@ pub(crate) enum MailWord {
     Tag = 1,
     Bytes = 2,
     Place = 3,
-    /// The text of the call site.
+    /// The names of the call site and, in the upper half, of what is sent.
     Site = 4,
+    /// A hash of its type and shape.
+    Extra = 5,
+}
+
+/// How a member's side of a group failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// The members' slots of this call differ, which everybody can see.
+    Differs(u64),
+    /// The owner has said why: see `status.rs`.
+    Caused,
 }
 
 impl Row {
@@ -126,18 +140,19 @@ impl Row {
         self.progress[0].load(Acquire)
     }
 
-    /// Sets both words, and wakes whoever waits for either.
-    pub(crate) fn set_done(&self, done: u64, compared: u64) {
-        self.progress[1].store(compared, Release);
+    /// Sets it, and wakes whoever waits for it.
+    pub(crate) fn set_done(&self, done: u64) {
         self.tell(&self.progress[0], done);
     }
 
-    pub(crate) fn compared(&self) -> u64 {
-        self.progress[1].load(Acquire)
+    /// Whether the owner has started a call, also one that waits for a slot.
+    pub(crate) fn has_started(&self, call: u64) -> bool {
+        self.has_published(call) || self.progress[1].load(Acquire) > call
     }
 
-    pub(crate) fn set_compared(&self, calls: u64) {
-        self.tell(&self.progress[1], calls);
+    /// Notes that calls below this number were started, some of which wait for a slot.
+    pub(crate) fn set_started(&self, calls: u64) {
+        self.progress[1].store(calls, Release);
     }
 
     fn bell(&self) -> &AtomicU32 {
@@ -178,31 +193,50 @@ impl Row {
         self.waiters().fetch_sub(1, SeqCst);
     }
 
-    /// Why the owner stopped: the member whose call differs from its own, the call, and the text of its error.
-    pub(crate) fn failure(&self) -> Option<(usize, u64, u64)> {
-        let at = self.at + 2 * LINE;
-        let member = self.segment.word(at).load(Acquire).checked_sub(1)?;
-        let [call, text] = [at + 8, at + 16].map(|at| self.segment.word(at).load(Relaxed));
-        Some((member as usize, call, text))
+    fn end(&self, word: usize) -> &AtomicU64 {
+        self.segment.word(self.at + 2 * LINE + word * 8)
     }
 
-    pub(crate) fn set_failure(&self, member: usize, call: u64, text: u64) {
-        let at = self.at + 2 * LINE;
-        self.segment.word(at + 8).store(call, Relaxed);
-        self.segment.word(at + 16).store(text, Relaxed);
+    /// How the owner's side of the group failed, if it did.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        match self.end(0).load(Acquire) {
+            0 => None,
+            1 => Some(Stopped::Differs(self.end(1).load(Relaxed))),
+            _ => Some(Stopped::Caused),
+        }
+    }
+
+    pub(crate) fn stop(&self, stopped: Stopped) {
+        let word = match stopped {
+            Stopped::Differs(call) => {
+                self.end(1).store(call, Relaxed);
+                1
+            }
+            Stopped::Caused => 2,
+        };
         // As in `tell`; whoever sets it rings on all rows.
-        self.segment.word(at).swap(member as u64 + 1, SeqCst);
+        self.end(0).swap(word, SeqCst);
         in_one_order();
     }
 
     /// Whether the owner has dropped its side of the group. What it has published stays.
     pub(crate) fn has_left(&self) -> bool {
-        self.segment.word(self.at + 2 * LINE + 24).load(Acquire) != 0
+        self.end(2).load(SeqCst) != 0
     }
 
     pub(crate) fn leave(&self) {
-        self.segment.word(self.at + 2 * LINE + 24).swap(1, SeqCst);
+        self.end(2).swap(1, SeqCst);
         in_one_order();
+    }
+
+    /// One member less will look at this row.
+    pub(crate) fn let_go(&self) {
+        self.end(3).fetch_add(1, AcqRel);
+    }
+
+    /// How many members will never look at it again.
+    pub(crate) fn gone(&self) -> u64 {
+        self.end(3).load(Acquire)
     }
 
     fn slot(&self, call: u64) -> usize {

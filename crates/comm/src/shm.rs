@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use crate::CommError;
 use crate::alarm::Alarm;
 use crate::cores::{self, Cores};
 use crate::group::Group;
-use crate::layout::{ROW, prepare, reserved};
-use crate::row::Row;
+use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
+use crate::settings::Settings;
 use crate::world::World;
 
 impl World {
@@ -38,7 +39,8 @@ impl World {
                 let (mine, fd) = Segment::shared(room).map_err(machine)?;
                 let size = (room as u64).to_le_bytes();
                 let peers = control.share_heap(&[&size[..], &mask].concat(), fd.as_fd(), deadline);
-                let peers = peers.map_err(|error| CommError::World(error.to_string()))?;
+                let peers =
+                    peers.map_err(|error| CommError::World { rank: None, error: error.to_string() })?;
                 let cores = Cores::of(n, peers.iter().filter_map(|peer| peer.blob.get(size.len()..)));
                 let mut segments = Vec::new();
                 let mut mine = Some(mine);
@@ -67,9 +69,8 @@ impl World {
             let alarm = Arc::downgrade(&alarm);
             control.on_failure(move || alarm.upgrade().iter().for_each(|alarm| alarm.ring()));
         }
-        let (heap, recorder) = prepare(&segments[me], &alarm, cores, n, &self.name_group());
-        let row = |(rank, segment)| Row::new(&segment, ROW, rank);
-        let rows = segments.into_iter().enumerate().map(row).collect();
-        Ok(Group::new(rows, me, heap, alarm, recorder, cores))
+        let (heap, recorder) = prepare(&segments, me, &alarm, cores, &self.name_group());
+        let settings = Rc::new(Settings::new(deadline, true));
+        Ok(Group::new(rows(&segments), me, heap, alarm, recorder, cores, settings))
     }
 }

@@ -2,7 +2,7 @@
 //! what goes wrong on one of them ends a wait on any. A buffer that waits for its release knows no group at all, so this
 //! is a list of the thread and not of a handle.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use crate::CommError;
@@ -12,8 +12,6 @@ use crate::sync::thread_local;
 
 thread_local! {
     static GROUPS: RefCell<Vec<Weak<Inner>>> = RefCell::default();
-    /// Calls on any of them that are finished here and not compared with what all members called.
-    static UNCOMPARED: Cell<usize> = Cell::default();
 }
 
 pub(crate) fn add(inner: &Rc<Inner>) {
@@ -24,59 +22,41 @@ pub(crate) fn add(inner: &Rc<Inner>) {
     });
 }
 
-/// All, or all but one.
+/// All, or all but one. A group may outlive the list, at the end of its thread.
 fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
     let is_but = |group: &Rc<Inner>| but.is_some_and(|but| std::ptr::eq(&**group, but));
-    GROUPS.with(|groups| {
+    let all = GROUPS.try_with(|groups| {
         groups.borrow().iter().filter_map(Weak::upgrade).filter(|group| !is_but(group)).collect()
-    })
+    });
+    all.unwrap_or_default()
 }
 
-/// Makes all but one go on as far as they can; true if something is still in flight on one of them.
+/// Advances all but one; true if something is still in flight on one of them.
 pub(crate) fn advance_others(but: &Inner) -> Result<bool, Stop> {
     let mut busy = false;
     for other in groups(Some(but)) {
         let mut state = other.state();
         if state.is_busy() {
-            other.advance(&mut state, true).map_err(elsewhere)?;
+            other.advance(&mut state).map_err(|stop| elsewhere(other.give(*stop)))?;
             busy |= state.is_busy();
         }
     }
     Ok(busy)
 }
 
-/// Makes all go on as far as they can; true if something is left. A group keeps its error for whoever waits on it.
+/// Advances all; true if something is left. A group keeps its error for whoever waits on it.
 pub(crate) fn advance_all() -> bool {
     groups(None).iter().fold(false, |busy, group| {
         let mut state = group.state();
-        let _ = group.advance(&mut state, true);
-        busy | state.is_busy() | state.has_uncompared()
+        let _ = group.advance(&mut state);
+        busy | state.is_busy()
     })
 }
 
-/// Notes how many calls of one of them are not compared.
-pub(crate) fn count(before: &mut usize, now: usize) {
-    if *before != now {
-        // A group may outlive the list, at the end of its thread.
-        let _ = UNCOMPARED.try_with(|all| all.set(all.get() - *before + now));
-        *before = now;
-    }
-}
-
-pub(crate) fn uncompared() -> usize {
-    UNCOMPARED.with(Cell::get)
-}
-
-/// Compares what is finished on all but one.
-pub(crate) fn compare_others(but: &Inner) -> Result<(), Stop> {
-    let others = groups(Some(but));
-    others.iter().try_for_each(|other| other.compare_finished(&mut other.state())).map_err(elsewhere)
-}
-
 /// The error of another group.
-fn elsewhere(error: Stop) -> Stop {
-    match *error {
-        CommError::OtherGroup { .. } => error,
-        _ => CommError::OtherGroup { error }.into(),
+fn elsewhere(error: CommError) -> Stop {
+    match error {
+        CommError::OtherGroup { .. } => error.into(),
+        _ => CommError::OtherGroup { error: error.into() }.into(),
     }
 }

@@ -1,25 +1,25 @@
 //! What is in flight on a group here, and how far it is.
 
+use std::collections::BTreeMap;
+
 use crate::CommError;
 use crate::buffers::Buffers;
 use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::mail::Mails;
 use crate::members::Members;
-use crate::queue::Queue;
+use crate::queue::{Place, Queue};
 
 /// What is in flight.
 pub(crate) struct State {
     /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
     pub(crate) first: u64,
     pub(crate) calls: Queue<Call>,
+    /// The outcomes of calls before the first that nobody took yet: they do not keep those behind them.
+    parked: BTreeMap<u64, Given>,
     /// The first call that is not finished.
     pub(crate) done: u64,
-    /// The first call that is not finished, or not compared with what all others called.
-    pub(crate) compared: u64,
-    /// How many calls were not compared when this was last looked at.
-    pub(crate) uncompared: usize,
-    /// Every member is known to have done and compared the calls below.
+    /// Every member is known to have done the calls below.
     pub(crate) released: u64,
     pub(crate) mails: Mails,
     pub(crate) failed: Option<CommError>,
@@ -33,9 +33,8 @@ impl State {
         State {
             first: 0,
             calls: Queue::default(),
+            parked: BTreeMap::new(),
             done: 0,
-            compared: 0,
-            uncompared: 0,
             released: 0,
             mails: Mails::new(members),
             failed: None,
@@ -55,6 +54,11 @@ impl State {
         self.calls.all_mut().get_mut(number.checked_sub(self.first)? as usize)
     }
 
+    /// The calls from the first that is not finished on.
+    pub(crate) fn open_calls(&mut self) -> (&mut [Call], &mut u64) {
+        (&mut self.calls.all_mut()[(self.done - self.first) as usize..], &mut self.released)
+    }
+
     /// Whether a call is not finished.
     pub(crate) fn has_open_calls(&self) -> bool {
         self.done < self.next()
@@ -65,28 +69,29 @@ impl State {
         self.has_open_calls() || self.mails.is_open()
     }
 
-    /// Whether something is finished and not compared yet, so that others cannot use its slot again.
-    pub(crate) fn has_uncompared(&self) -> bool {
-        self.uncompared > 0
-    }
-
     /// How many operations nobody has waited for yet.
     pub(crate) fn in_flight(&self) -> usize {
-        self.calls.all().iter().filter(|call| !call.abandoned).count() + self.mails.in_flight()
+        let calls = self.calls.all().iter().filter(|call| !call.abandoned).count();
+        calls + self.parked.len() + self.mails.in_flight()
     }
 
     /// Whether a call is finished.
     pub(crate) fn is_finished(&self, number: u64) -> bool {
-        self.call(number).is_some_and(|call| call.stage == Stage::Finished)
+        number < self.done || self.call(number).is_some_and(|call| call.stage == Stage::Finished)
     }
 
     /// The outcome of a call that is finished.
     #[inline(always)]
     pub(crate) fn take(&mut self, number: u64) -> Option<Given> {
-        let call = self.call_mut(number).filter(|call| call.stage == Stage::Finished)?;
-        let outcome = call.take_outcome();
-        self.forget();
-        Some(outcome)
+        match self.call_mut(number) {
+            Some(call) if call.stage == Stage::Finished => {
+                let outcome = call.take_outcome();
+                self.forget();
+                Some(outcome)
+            }
+            Some(_) => None,
+            None => self.parked.remove(&number),
+        }
     }
 
     /// Notes that a call was not over at the first look.
@@ -94,18 +99,46 @@ impl State {
         self.call_mut(number).into_iter().for_each(|call| call.is_slow = true);
     }
 
-    /// Nobody waits for a call any more.
+    /// Nobody waits for a call any more. What it holds is freed when it is finished, whatever stands before it.
     pub(crate) fn abandon(&mut self, number: u64) {
-        self.call_mut(number).into_iter().for_each(|call| call.abandoned = true);
-        self.forget();
+        match self.call_mut(number) {
+            Some(call) => {
+                call.abandoned = true;
+                if call.stage == Stage::Finished {
+                    call.empty();
+                }
+                self.forget();
+            }
+            None => drop(self.parked.remove(&number)),
+        }
     }
 
-    /// Forgets calls that are over and compared and that nobody waits for.
+    /// Finds out how far all calls are; true if more are done than before.
+    pub(crate) fn settle(&mut self) -> bool {
+        let finished = self.open_calls().0.iter().take_while(|call| call.stage == Stage::Finished).count();
+        self.done += finished as u64;
+        self.forget();
+        finished > 0
+    }
+
+    /// Forgets calls that are over and that nobody waits for. One whose outcome nobody took, and that has many behind it,
+    /// is parked, so that it does not keep them.
     #[inline(always)]
     pub(crate) fn forget(&mut self) {
-        while self.calls.first().is_some_and(|call| call.abandoned && call.number < self.compared) {
-            self.calls.forget_first();
+        while let Some(call) = self.calls.first()
+            && call.number < self.done
+            && (call.abandoned || self.calls.all().len() > BEHIND)
+        {
+            if call.abandoned {
+                self.calls.forget_first();
+            } else {
+                let outcome = self.calls.take_first().take_outcome();
+                self.parked.insert(self.first, outcome);
+            }
             self.first += 1;
         }
     }
 }
+
+/// So many calls may stand behind one that nobody took before it is parked.
+const BEHIND: usize = 64;

@@ -1,6 +1,7 @@
 //! Groups made of a group: along an axis of a mesh, by colour, by lists.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
@@ -8,7 +9,10 @@ use std::time::Instant;
 use crate::CommError;
 use crate::arguments::check;
 use crate::group::Group;
+use crate::heap::LINE;
+use crate::progress::Note;
 use crate::row::Row;
+use crate::rows::{Block, Rows};
 
 impl Group {
     /// The group along one axis of a mesh of this shape, whose last axis is the one along which members follow one
@@ -36,8 +40,8 @@ impl Group {
     pub fn split(&self, colour: Option<u64>, key: i64, until: Instant) -> Result<Option<Group>, CommError> {
         let mine = [u64::from(colour.is_some()), colour.unwrap_or(0), key as u64];
         let bytes: Vec<u8> = mine.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let all = self.heap().alloc(bytes.len() * self.size())?;
-        let all = self.all_gather(self.heap().alloc_from(&bytes)?, all, 1)?.wait(until)?;
+        let text = self.recorder().name("split the group by colours");
+        let all = self.agree(&bytes, Note { text, ..self.inner.note.get() })?.wait(until)?;
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let words: Vec<u64> = all[1].bytes()?.chunks_exact(8).map(word).collect();
         let mut lists: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
@@ -61,20 +65,19 @@ impl Group {
             seen[*member] = true;
         }
         let list = lists.iter().find(|list| list.contains(&self.rank()));
-        // Never freed: a peer may look at a row after its owner has dropped the group.
-        let row = list.map(|list| self.heap().alloc_for_ever(Row::size(list.len()))).transpose()?;
-        let at = row.map_or(u64::MAX, |at| at as u64);
-        let offset = self.heap().alloc_from(&at.to_le_bytes())?;
-        if let (Some(at), Some(list)) = (row, list) {
+        let block = list.map(|list| self.heap().take_row(Row::size(list.len()))).transpose()?;
+        let at = block.map(|(start, _)| start + LINE);
+        if let (Some(at), Some(list)) = (at, list) {
             // Its memory may have been used before; nobody knows yet where it is.
             for word in (0..Row::size(list.len())).step_by(8) {
                 self.heap().segment().word(at + word).store(0, Release);
             }
         }
-        let offsets = self.heap().alloc(8 * self.size())?;
         let made_by = self.inner.state().next();
-        let offsets = self.all_gather(offset, offsets, 1)?.wait(until)?;
-        let Some(list) = list else { return Ok(None) };
+        let offset = at.map_or(u64::MAX, |at| at as u64);
+        // Where this fails the row is not freed: others may have seen it.
+        let offsets = self.agree(&offset.to_le_bytes(), self.note_of(lists))?.wait(until)?;
+        let (Some(list), Some((start, room))) = (list, block) else { return Ok(None) };
         let offsets = offsets[1].bytes()?;
         let place = |member: &usize| {
             let bytes = &offsets[member * 8..member * 8 + 8];
@@ -86,7 +89,30 @@ impl Group {
         let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
         let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
+        let block = Block { heap: Arc::downgrade(self.heap()), member: me, start, room };
+        let rows = Rows::new(rows, Some(block));
         let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
-        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores)))
+        let settings = Rc::clone(&self.inner.settings);
+        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, settings)))
     }
+
+    /// That groups of these lists are made, which must be the same on all members.
+    fn note_of(&self, lists: &[Vec<usize>]) -> Note {
+        let note = self.inner.note.take();
+        let digest = lists.iter().fold(note.digest ^ FNV, |hash, list| {
+            list.iter().fold(mix(hash, list.len()), |hash, member| mix(hash, *member))
+        });
+        let what = note.text.text(self.heap().segment());
+        let text = format!("{}{lists:?}", if what.is_empty() { "make groups of the lists " } else { &what });
+        let text: String =
+            if text.len() > 400 { text.chars().take(400).chain("..".chars()).collect() } else { text };
+        Note { digest, text: self.recorder().name(&text), ..note }
+    }
+}
+
+/// FNV-1a over words.
+const FNV: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn mix(hash: u64, number: usize) -> u64 {
+    (hash ^ number as u64).wrapping_mul(0x100_0000_01b3)
 }

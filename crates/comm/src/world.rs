@@ -22,6 +22,7 @@ pub struct World {
     local_rank: usize,
     /// How ranks reach one another besides data; none in a world of one.
     control: Option<Control>,
+    deadline: Duration,
     /// How many groups of all ranks were made.
     groups: AtomicUsize,
     /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
@@ -40,13 +41,13 @@ impl World {
     /// Joins the world that a launch describes, within a deadline.
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
-        let Launch { rank, size, local_rank, by, ref job } = *launch;
+        let Launch { rank, size, local_rank, by, ref job, .. } = *launch;
         let groups = AtomicUsize::new(0);
         let Some(job) = job else {
             if size > 1 {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, control: None, groups, coordinator: None });
+            return Ok(World { rank, size, local_rank, control: None, deadline, groups, coordinator: None });
         };
         let hosts = rank == 0 && by != Launcher::Consort;
         let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
@@ -55,7 +56,12 @@ impl World {
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
         control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, control: Some(control), groups, coordinator })
+        Ok(World { rank, size, local_rank, control: Some(control), deadline, groups, coordinator })
+    }
+
+    /// How long its calls wait that name no deadline.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     /// This rank, from 0.

@@ -4,7 +4,10 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Pending, Reduce, spawn, spawn_with_heap};
+use consort_comm::{
+    About, Buffer, CommError, Element, Group, Message, Note, Pending, Reduce, spawn, spawn_with_heap,
+    take_unseen,
+};
 
 const HEAP: usize = 1 << 20;
 
@@ -28,10 +31,13 @@ fn errors(n: usize, call: impl Fn(&Group) -> Result<Pending, CommError> + Sync) 
     })
 }
 
-/// All members name the same two sides.
-fn check_mismatch(texts: &[String], sides: [&str; 2]) {
+/// All members say what differs, and name both sides.
+fn check_mismatch(texts: &[String], difference: &str, sides: [&str; 2]) {
     for text in texts {
-        assert!(text.starts_with("call 0 differs between ranks\n"), "{text}");
+        assert!(
+            text.starts_with(&format!("call 0 on world: {difference} must be the same on all ranks\n")),
+            "{text}"
+        );
         for side in sides {
             assert!(text.contains(side), "expected {side} in\n{text}");
         }
@@ -47,82 +53,168 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
             let reduce = if last(group) { Reduce::Max } else { Reduce::Sum };
             group.all_reduce(zeros(group, 64), Element::F32, reduce)
         });
-        check_mismatch(&texts, ["all_reduce sum f32, 64 bytes", "all_reduce max f32, 64 bytes"]);
+        check_mismatch(
+            &texts,
+            "the reduction",
+            ["all_reduce sum f32, 64 bytes", "all_reduce max f32, 64 bytes"],
+        );
         let texts = errors(n, |group| {
             let element = if last(group) { Element::I32 } else { Element::F32 };
             group.all_reduce(zeros(group, 64), element, Reduce::Sum)
         });
-        check_mismatch(&texts, ["all_reduce sum f32", "all_reduce sum i32"]);
+        check_mismatch(&texts, "the element type", ["all_reduce sum f32", "all_reduce sum i32"]);
         let gather = |group: &Group, len| group.all_gather(zeros(group, len), zeros(group, len * n), 1);
         let texts = errors(n, |group| gather(group, if last(group) { 8 } else { 16 }));
-        check_mismatch(&texts, ["all_gather, 16 bytes", "all_gather, 8 bytes"]);
+        check_mismatch(&texts, "the size", ["all_gather, 16 bytes", "all_gather, 8 bytes"]);
         let texts = errors(n, |group| if last(group) { group.barrier() } else { gather(group, 8) });
-        check_mismatch(&texts, ["all_gather, 8 bytes", "barrier, 0 bytes"]);
+        check_mismatch(&texts, "the operation", ["all_gather, 8 bytes", "barrier, 0 bytes"]);
         let texts = errors(n, |group| {
             let factor = if last(group) { 0.25 } else { 0.5 };
             group.all_reduce(zeros(group, 64), Element::F32, Reduce::PremulSum(factor))
         });
-        check_mismatch(
-            &texts,
-            ["all_reduce premul_sum f32, 64 bytes, with other types, shapes, routes or factors", "rank "],
-        );
+        let others =
+            if n == 2 { "rank 0 ".to_string() } else { format!("ranks {}", ["0,1 ", "0,1,2 "][n - 3]) };
+        let last = format!("rank {} ", n - 1);
+        check_mismatch(&texts, "types, shapes, sizes, routes or factors", [&others, &last]);
+    }
+}
+
+/// Every member compares with every other, whether or not data moves between the two, so that nobody gets a result.
+#[test]
+fn what_differs_is_refused_by_members_that_need_nothing_of_each_other() {
+    for n in [2, 3, 4] {
+        for guilty in 0..n {
+            let odd =
+                |group: &Group, usual: usize| if group.rank() == guilty { (usual + 1) % n } else { usual };
+            let texts = errors(n, |group| group.broadcast(zeros(group, 8), odd(group, 0)));
+            check_mismatch(&texts, "the root", ["broadcast root 0", "broadcast root 1"]);
+            let texts = errors(n, |group| group.broadcast(zeros(group, 9000), odd(group, 0)));
+            check_mismatch(
+                &texts,
+                "the root",
+                ["broadcast root 0, 9000 bytes", "broadcast root 1, 9000 bytes"],
+            );
+            let texts =
+                errors(n, |group| group.reduce(zeros(group, 8), Element::I32, Reduce::Sum, odd(group, 0)));
+            check_mismatch(&texts, "the root", ["reduce sum i32 root 0", "reduce sum i32 root 1"]);
+            let texts = errors(n, |group| {
+                let root = odd(group, 0);
+                let result = (group.rank() == root).then(|| zeros(group, 8 * n));
+                group.gather(zeros(group, 8), result, root, 1)
+            });
+            check_mismatch(&texts, "the root", ["gather root 0", "gather root 1"]);
+            let texts = errors(n, |group| {
+                let root = odd(group, 0);
+                let operand = (group.rank() == root).then(|| zeros(group, 8 * n));
+                group.scatter(operand, zeros(group, 8), root, 1)
+            });
+            check_mismatch(&texts, "the root", ["scatter root 0", "scatter root 1"]);
+            let texts = errors(n, |group| {
+                let to = (0..n).map(|member| (member + 1 < n).then_some(member + 1));
+                let to = if group.rank() == guilty { vec![None; n] } else { to.collect() };
+                group.permute(zeros(group, 8), zeros(group, 8), to)
+            });
+            let odd = format!("rank {guilty} ");
+            check_mismatch(
+                &texts,
+                "types, shapes, sizes, routes or factors",
+                ["permute, 8 bytes, digest ", &odd],
+            );
+            let texts = errors(n, |group| match group.rank() == guilty {
+                true => group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, 0),
+                false => group.broadcast(zeros(group, 16), 0),
+            });
+            check_mismatch(&texts, "the operation", ["reduce sum i32 root 0", "broadcast root 0"]);
+        }
     }
 }
 
 #[test]
-fn another_root_is_found_by_whoever_waits() {
-    let texts = spawn_with_heap(3, HEAP, |group| {
-        let root = usize::from(group.rank() == 2);
-        let first =
-            group.broadcast(zeros(&group, 8), root).and_then(|pending| pending.wait(soon())).map(drop);
-        // The root of its own choice does not wait, and learns of it at the next call.
-        let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
-        first.and(second).unwrap_err().to_string()
+fn what_a_caller_says_of_its_call_is_compared_and_printed() {
+    let texts = errors(3, |group| {
+        let (digest, shape) = if group.rank() == 1 { (1, "[7,4]") } else { (2, "[8,4]") };
+        let text = group.recorder().name(&format!("broadcast f32{shape} root 0"));
+        group.note(Note { digest, text, ..Note::default() });
+        group.broadcast(zeros(group, 8), 0)
     });
-    check_mismatch(&texts, ["broadcast root 0", "broadcast root 1"]);
+    let sides =
+        ["\n  ranks 0,2   broadcast f32[8,4] root 0   ", "\n  rank 1      broadcast f32[7,4] root 0   "];
+    check_mismatch(&texts, "types, shapes, sizes, routes or factors", sides);
 }
 
+/// All members check all pairs, so that those between whom all fits refuse the call, too.
 #[test]
 fn splits_that_do_not_fit() {
-    let texts = spawn_with_heap(3, HEAP, |group| {
+    let texts = errors(3, |group| {
         // Rank 0 expects more of rank 1 than it sends.
         let outs = if group.rank() == 0 { vec![4, 8, 4] } else { vec![4; 3] };
-        let first = group
-            .all_to_all(zeros(&group, 12), zeros(&group, outs.iter().sum()), &[4; 3], &outs)
-            .and_then(|pending| pending.wait(soon()));
-        // The others may have finished their part before, and learn of it at the next call.
-        let second = group.barrier().and_then(|pending| pending.wait(soon()));
-        first.and(second).map(drop).unwrap_err().to_string()
+        group.all_to_all(zeros(group, 12), zeros(group, outs.iter().sum()), &[4; 3], &outs)
     });
     let lines: Vec<&str> = texts[0].lines().collect();
-    assert_eq!(lines[0], "all_to_all: call 0: a part has another size than its receiver expects");
-    assert!(lines[1].starts_with("  rank 1  sends 4 bytes  ") && lines[1].contains("failures.rs:"));
-    assert!(lines[2].starts_with("  rank 0  expects 8  ") && lines[2].contains("failures.rs:"));
-    let elsewhere = format!("rank 0 stopped: {}", texts[0]);
-    assert_eq!(texts[1..], [elsewhere.clone(), elsewhere]);
+    assert_eq!(lines[0], "all_to_all: call 0: splits must fit together");
+    assert!(
+        lines[1].starts_with("  rank 1   sends 4 bytes to rank 0     ") && lines[1].contains("failures.rs:")
+    );
+    assert!(
+        lines[2].starts_with("  rank 0   expects 8 bytes of rank 1   ") && lines[2].contains("failures.rs:")
+    );
+    assert!(texts[1..].iter().all(|text| *text == texts[0]), "{texts:?}");
 }
 
 #[test]
-fn messages_of_another_length() {
-    let texts = spawn_with_heap(2, HEAP, |group| {
-        let message = |len| Message { peer: 1 - group.rank(), tag: 3, buffer: zeros(&group, len) };
-        let batch = if group.rank() == 0 {
-            group.exchange(vec![message(8)], vec![])
-        } else {
-            group.exchange(vec![], vec![message(12)])
-        };
-        // A small send is complete at once; its sender learns of it at the next call.
-        let first = batch.and_then(|pending| pending.wait(soon())).map(drop);
-        let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
-        first.and(second).unwrap_err().to_string()
-    });
-    let lines: Vec<&str> = texts[1].lines().collect();
-    assert_eq!(lines[0], "exchange: a message has another length than its receiver expects");
-    assert!(lines[1].starts_with("  rank 0  send, 8 bytes, tag 3  ") && lines[1].contains("failures.rs:"));
-    assert!(
-        lines[2].starts_with("  rank 1  receive, 12 bytes, tag 3  ") && lines[2].contains("failures.rs:")
-    );
-    assert_eq!(texts[0], format!("rank 1 stopped: {}", texts[1]));
+fn lists_of_groups_are_compared() {
+    for n in [2, 3, 4] {
+        let texts = spawn_with_heap(n, HEAP, |group| {
+            let mut list: Vec<usize> = (0..n).collect();
+            if group.rank() == n - 1 {
+                list.swap(0, 1);
+            }
+            group.subgroup(&[list], soon()).map(drop).unwrap_err().to_string()
+        });
+        let sides =
+            [format!("make groups of the lists [[0, 1{}", if n > 2 { ", " } else { "]]" }), "[[1, 0".into()];
+        check_mismatch(&texts, "types, shapes, sizes, routes or factors", [&sides[0], &sides[1]]);
+    }
+}
+
+#[test]
+fn messages_that_are_not_what_their_receiver_expects() {
+    // By length, and by what the ends say of them.
+    let about = |group: &Group, digest: u64, text: &str| About { digest, text: group.recorder().name(text) };
+    for by_length in [true, false] {
+        let texts = spawn_with_heap(3, HEAP, |group| {
+            if group.rank() == 2 {
+                // It has no part in the message, and learns of it when it next waits.
+                return group
+                    .barrier()
+                    .and_then(|pending| pending.wait(soon()))
+                    .map(drop)
+                    .unwrap_err()
+                    .to_string();
+            }
+            let (len, what) = match (group.rank(), by_length) {
+                (0, true) => (8, About::default()),
+                (_, true) => (12, About::default()),
+                (0, false) => (8, about(&group, 1, "f32[2]")),
+                (_, false) => (8, about(&group, 2, "i32[2]")),
+            };
+            let message = Message { about: what, ..Message::new(1 - group.rank(), 3, zeros(&group, len)) };
+            let batch = match group.rank() {
+                0 => group.exchange(vec![message], vec![]),
+                _ => group.exchange(vec![], vec![message]),
+            };
+            batch.and_then(|pending| pending.wait(soon())).map(drop).unwrap_err().to_string()
+        });
+        let (sent, received) = if by_length { ("8 bytes", "12 bytes") } else { ("f32[2]", "i32[2]") };
+        let lines: Vec<&str> = texts[1].lines().collect();
+        assert_eq!(lines[0], "exchange: a message must have the type and shape that its receiver expects");
+        assert!(lines[1].starts_with(&format!("  rank 0   send {sent}, tag 3")), "{}", lines[1]);
+        assert!(lines[2].starts_with(&format!("  rank 1   receive {received}, tag 3")), "{}", lines[2]);
+        assert!(lines[1..3].iter().all(|line| line.contains("failures.rs:")));
+        for other in [0, 2] {
+            assert_eq!(texts[other], format!("rank 1 stopped: {}", texts[1]));
+        }
+    }
 }
 
 #[test]
@@ -137,25 +229,30 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
         }
         let start = Instant::now();
         let until = start + Duration::from_millis(200);
-        let error = group
-            .all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum)
-            .unwrap()
-            .wait(until)
-            .map(drop)
-            .unwrap_err();
-        assert!(start.elapsed() >= Duration::from_millis(200));
+        let pending = group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap();
+        let error = pending.wait(until).map(drop).unwrap_err();
         over.wait();
-        Some(error.to_string())
+        Some((error, start.elapsed()))
     });
-    for text in results.into_iter().flatten() {
+    let mut by_deadline = 0;
+    for (error, time) in results.into_iter().flatten() {
+        assert_eq!(error.culprits(), [1], "{error}");
+        let text = error.to_string();
+        if let CommError::Deadline { .. } = error {
+            assert!(time >= Duration::from_millis(200));
+            by_deadline += 1;
+        }
+        // Whoever comes to its deadline first says so to the other.
+        let said = "all_reduce sum f64: call 0 on world.0[0,1,2]: the deadline passed; missing: rank 1\n";
+        assert!(text.starts_with(said) || text.contains(&format!(" stopped: {said}")), "{text}");
+        // What it did last, with its line.
         assert!(
-            text.starts_with("all_reduce sum f64: call 0: the deadline passed; missing: rank 1\n"),
+            text.contains("\n  rank 1   finished: world call 0, make groups of the lists [[0, 1, 2]]"),
             "{text}"
         );
-        // What it did last, with its line.
-        assert!(text.contains("\n  rank 1  finished: world call 0, all_gather, 8 bytes  "), "{text}");
         assert!(text.contains("failures.rs:"), "{text}");
     }
+    assert!(by_deadline > 0);
 }
 
 #[test]
@@ -220,40 +317,10 @@ fn wrong_arguments_are_refused_before_anything_starts() {
                 group.rank()
             )
         );
-        let peer = vec![Message { peer: 5, tag: 0, buffer: buffer(4) }];
+        let peer = vec![Message::new(5, 0, buffer(4))];
         assert_eq!(text(group.exchange(peer, vec![])), "expected a peer below 2, got 5");
         // Nothing was started, so the group still works.
         group.barrier().unwrap().wait(soon()).unwrap();
-    });
-}
-
-/// Whoever needs nothing of the others compares its call with theirs all the same.
-#[test]
-fn a_difference_that_no_data_shows_is_found() {
-    let ends = |call: &(dyn Fn(&Group) -> Result<Pending, CommError> + Sync)| {
-        let texts = spawn_with_heap(3, HEAP, |group| {
-            let first = call(&group).and_then(|pending| pending.wait(soon())).map(drop);
-            let second = group.barrier().and_then(|pending| pending.wait(soon())).map(drop);
-            first.and(second).unwrap_err().to_string()
-        });
-        assert!(texts.iter().all(|text| text.starts_with("call 0 differs between ranks")), "{texts:?}");
-    };
-    // The first takes itself for the root.
-    let itself = |group: &Group, root| if group.rank() == root { group.rank() } else { 1 };
-    ends(&|group| group.broadcast(zeros(group, 16), itself(group, 0)));
-    ends(&|group| group.broadcast(zeros(group, 9000), itself(group, 2)));
-    // The root of all others names another.
-    ends(&|group| {
-        let root = usize::from(group.rank() == 0);
-        group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, root)
-    });
-    ends(&|group| match group.rank() {
-        1 => group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, 0),
-        _ => group.broadcast(zeros(group, 16), 0),
-    });
-    ends(&|group| {
-        let to = if group.rank() == 0 { vec![None; 3] } else { vec![Some(0), None, None] };
-        group.permute(zeros(group, 16), zeros(group, 16), to)
     });
 }
 
@@ -318,8 +385,10 @@ fn a_member_that_left_is_not_waited_for() {
         error.to_string()
     });
     for text in [&texts[0], &texts[2]] {
+        // It may also have seen, before it went, that they had made a call that it had not.
+        let said = "call 1 on world: rank 1 has left the group without its part of it";
         assert!(
-            text.starts_with("barrier: call 1: rank 1 has left the group without its part of it"),
+            text.contains(said) || text.contains("call 1 on world: rank 1 left without making it"),
             "{text}"
         );
     }
@@ -339,4 +408,207 @@ fn a_full_heap_ends_the_call_on_all_members() {
     });
     assert!(texts[0].starts_with("heap: 614400 bytes do not fit"), "{}", texts[0]);
     assert_eq!(texts[1], format!("rank 0 stopped: {}", texts[0]));
+}
+
+/// Ranks that wait for one another are told so at once, all of them, however far away the deadline is.
+#[test]
+fn a_circle_of_waits_is_found_and_named() {
+    let start = Instant::now();
+    for n in [2, 3, 4] {
+        for len in [8, 9000] {
+            let texts = spawn_with_heap(n, HEAP, |group| {
+                group.set_strict(true);
+                // All send first and wait for that, and only then would they receive.
+                let send = group.send(Message::new((group.rank() + 1) % n, 5, zeros(&group, len)));
+                send.and_then(|pending| pending.wait(soon())).map(drop).unwrap_err().to_string()
+            });
+            for text in &texts {
+                let text = text.split_once(" stopped: ").map_or(&text[..], |(_, text)| text);
+                let mut lines = text.lines();
+                assert_eq!(
+                    lines.next().unwrap(),
+                    "deadlock: no rank can go on: each of these waits for the next"
+                );
+                for (rank, line) in lines.by_ref().take(n).enumerate() {
+                    let next = (rank + 1) % n;
+                    let said =
+                        format!("  rank {rank}   send , tag 5: waits for rank {next} to receive it   ");
+                    assert!(
+                        line.starts_with(&said.replace(" ,", ",")) && line.contains("failures.rs:"),
+                        "{line}"
+                    );
+                }
+            }
+        }
+        // Two groups in different orders.
+        let texts = spawn_with_heap(n, HEAP, |world| {
+            let part = world.subgroup(&[(0..n).collect()], soon()).unwrap().unwrap();
+            let (first, second) = if world.rank() == 0 { (&world, &part) } else { (&part, &world) };
+            let outcome = first.barrier().and_then(|pending| pending.wait(soon())).map(drop);
+            let outcome = outcome.and_then(|()| second.barrier()?.wait(soon()).map(drop));
+            outcome.unwrap_err().to_string()
+        });
+        assert!(texts.iter().all(|text| text.contains("deadlock: no rank can go on")), "{texts:?}");
+        assert!(texts.iter().all(|text| text.contains("barrier, call ")), "{texts:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+/// A rank that is late is no circle, and waits that will end are none.
+#[test]
+fn slow_ranks_are_no_circle() {
+    spawn_with_heap(3, HEAP, |group| {
+        group.set_strict(true);
+        let (me, next, before) = (group.rank(), (group.rank() + 1) % 3, (group.rank() + 2) % 3);
+        for round in 0..3 {
+            if me == round {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let send = Message::new(next, 0, zeros(&group, 8));
+            let receive = Message::new(before, 0, zeros(&group, 8));
+            group.exchange(vec![send], vec![receive]).unwrap().wait(soon()).unwrap();
+            group.barrier().unwrap().wait(soon()).unwrap();
+        }
+    });
+}
+
+/// At a deadline the rank is named that everybody waits for in the end, not one that waits for it.
+#[test]
+fn blame_follows_waits_to_their_end() {
+    let over = Barrier::new(4);
+    let named = spawn_with_heap(4, HEAP, |group| {
+        // 0 waits for 1, 1 for 2, and 2 for 3, which does not come.
+        let outcome = match group.rank() {
+            3 => Ok(()),
+            me => {
+                let until = Instant::now() + Duration::from_millis(300);
+                let receive = group.recv(Message::new(me + 1, 0, zeros(&group, 8)));
+                receive.and_then(|pending| pending.wait(until)).map(drop)
+            }
+        };
+        over.wait();
+        outcome.map_err(|error| error.culprits())
+    });
+    assert_eq!(named, [Err(vec![3]), Err(vec![3]), Err(vec![3]), Ok(())]);
+}
+
+/// A rank that gave up and left is not blamed for what it gave up over, on whichever group it is missed.
+#[test]
+fn causes_go_before_departures() {
+    let named = spawn_with_heap(4, HEAP, |world| {
+        let part = world.subgroup(&[vec![0, 1], vec![2, 3]], soon()).unwrap().unwrap();
+        match world.rank() {
+            // It leaves without its part of what rank 1 waits for.
+            0 => Ok(()),
+            1 => {
+                // It has nothing to do with the others, and leaves when it has failed.
+                part.barrier()
+                    .and_then(|pending| pending.wait(soon()))
+                    .map(drop)
+                    .map_err(|error| error.culprits())
+            }
+            _ => world
+                .barrier()
+                .and_then(|pending| pending.wait(soon()))
+                .map(drop)
+                .map_err(|error| error.culprits()),
+        }
+    });
+    assert!(named[1..].iter().all(|named| *named == Err(vec![0])), "{named:?}");
+}
+
+/// What nobody has looked at is found when the group goes.
+#[test]
+fn errors_that_nobody_saw_are_reported_at_the_end() {
+    let unseen = |f: &(dyn Fn(Group) + Sync)| {
+        spawn_with_heap(2, HEAP, |group| {
+            f(group);
+            take_unseen().join("\n")
+        })
+    };
+    // A call that differs, and whose handle is dropped.
+    let texts = unseen(&|group| {
+        let len = if group.rank() == 0 { 8 } else { 12 };
+        drop(group.all_reduce(zeros(&group, len), Element::F32, Reduce::Sum).unwrap());
+    });
+    assert!(
+        texts.iter().all(|text| text.contains("call 0 on world: the size must be the same")),
+        "{texts:?}"
+    );
+    // A message that nobody receives, small or large, and one that nobody sends.
+    for (len, strict) in [(8, false), (8, true), (9000, false)] {
+        let texts = unseen(&|group| {
+            group.set_strict(strict);
+            if group.rank() == 0 {
+                drop(group.send(Message::new(1, 7, zeros(&group, len))).unwrap());
+            }
+        });
+        let said = "exchange: a message of rank 0 to rank 1 was never received";
+        assert!(texts.iter().any(|text| text.starts_with(said)), "{texts:?}");
+        assert!(texts.iter().all(|text| text.is_empty() || text.contains(said)), "{texts:?}");
+        assert!(!texts[0].is_empty(), "its sender knows: {texts:?}");
+    }
+    let texts = unseen(&|group| {
+        if group.rank() == 0 {
+            drop(group.recv(Message::new(1, 7, zeros(&group, 8))).unwrap());
+        }
+    });
+    assert!(texts[0].contains("rank 1 has left the group without its part of it"), "{texts:?}");
+    // A message to itself.
+    let texts = unseen(&|group| drop(group.send(Message::new(group.rank(), 7, zeros(&group, 8))).unwrap()));
+    assert!(texts.iter().all(|text| text.contains("was never received")), "{texts:?}");
+    // Seen errors are not reported again, and all that is well is silent.
+    let texts = unseen(&|group| {
+        let len = if group.rank() == 0 { 8 } else { 12 };
+        let outcome = group.all_reduce(zeros(&group, len), Element::F32, Reduce::Sum).unwrap().wait(soon());
+        assert!(outcome.is_err());
+    });
+    assert_eq!(texts, ["", ""]);
+    let texts = unseen(&|group| {
+        drop(group.all_reduce(zeros(&group, 8), Element::F32, Reduce::Sum).unwrap());
+        let other = 1 - group.rank();
+        drop(group.send(Message::new(other, 7, zeros(&group, 8))).unwrap());
+        drop(group.recv(Message::new(other, 7, zeros(&group, 8))).unwrap());
+    });
+    assert_eq!(texts, ["", ""]);
+}
+
+/// One result that nobody reads keeps neither the memory nor the records of what comes after it.
+#[test]
+fn an_unread_result_does_not_pin_what_comes_after_it() {
+    spawn_with_heap(2, HEAP, |group| {
+        let kept = group.all_reduce(zeros(&group, 64), Element::F32, Reduce::Sum).unwrap();
+        let waiting = group.recv(Message::new(1 - group.rank(), 9, zeros(&group, 64))).unwrap();
+        let before = group.heap().in_use();
+        for _ in 0..3000 {
+            drop(group.all_reduce(zeros(&group, 2400), Element::F32, Reduce::Sum).unwrap());
+            drop(group.send(Message::new(1 - group.rank(), 1, zeros(&group, 2400))).unwrap());
+            group.recv(Message::new(1 - group.rank(), 1, zeros(&group, 2400))).unwrap().wait(soon()).unwrap();
+        }
+        group.barrier().unwrap().wait(soon()).unwrap();
+        assert!(
+            group.heap().in_use() < before + (400 << 10),
+            "{} bytes more",
+            group.heap().in_use() - before
+        );
+        group.send(Message::new(1 - group.rank(), 9, zeros(&group, 64))).unwrap().wait(soon()).unwrap();
+        assert_eq!(waiting.wait(soon()).unwrap()[0].len(), 64);
+        assert_eq!(kept.wait(soon()).unwrap()[0].len(), 64);
+        assert_eq!(group.in_flight(), 0);
+    });
+}
+
+/// The memory of a group that all members have dropped is used again.
+#[test]
+fn dropped_groups_give_their_memory_back() {
+    spawn_with_heap(2, 4 << 20, |group| {
+        let operand = zeros(&group, 64);
+        for round in 0..300 {
+            let part = group.subgroup(&[vec![1, 0]], soon()).unwrap().unwrap();
+            // A lease that outlives the group keeps its rows as long as it must.
+            let buffer = zeros(&group, 9000);
+            part.broadcast(buffer, round % 2).unwrap().wait(soon()).unwrap();
+        }
+        drop(operand);
+    });
 }

@@ -35,7 +35,7 @@ fn every_member_reads_what_all_of_them_did() {
         reduce(&group, 40, Reduce::Sum).unwrap();
         let pairs = group.subgroup(&[vec![0, 2], vec![3, 1]], soon()).unwrap().unwrap();
         pairs.broadcast(zeros(&pairs, 16), 1).unwrap().wait(soon()).unwrap();
-        let message = |peer| Message { peer, tag: 0, buffer: zeros(&group, 24) };
+        let message = |peer| Message::new(peer, 0, zeros(&group, 24));
         let (next, before) = ((me + 1) % 4, (me + 3) % 4);
         group.exchange(vec![message(next)], vec![message(before)]).unwrap().wait(soon()).unwrap();
         group.recorder().record(Kind::Kernel, group.recorder().name("matmul"), 640);
@@ -48,8 +48,8 @@ fn every_member_reads_what_all_of_them_did() {
             let expected = [
                 (Kind::Start, "world", 0, "all_reduce sum f32", 40),
                 (Kind::Finish, "world", 0, "all_reduce sum f32", 40),
-                (Kind::Start, "world", 1, "all_gather", 8),
-                (Kind::Finish, "world", 1, "all_gather", 8),
+                (Kind::Start, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
+                (Kind::Finish, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
                 (Kind::Start, half, 0, "broadcast root 1", 16),
                 (Kind::Finish, half, 0, "broadcast root 1", 16),
                 (Kind::Start, "world", 0, "exchange", 48),
@@ -85,7 +85,8 @@ fn a_difference_is_named_by_what_was_recorded() {
         let recorded =
             flight.events.iter().find(|event| event.kind == Kind::Error && event.rank == group.rank());
         let recorded = recorded.unwrap();
-        assert_eq!((recorded.number, recorded.op.as_str()), (5, "call 5 differs between ranks"));
+        let said = "call 5 on world: the reduction must be the same on all ranks";
+        assert_eq!((recorded.number, recorded.op.as_str()), (5, said));
         assert!(error.to_string().starts_with(&recorded.op));
         flight.divergence().unwrap()
     });

@@ -15,7 +15,7 @@ fn filled(group: &Group, len: usize, byte: u8) -> Buffer {
 }
 
 fn message(peer: usize, buffer: Buffer) -> Message {
-    Message { peer, tag: 0, buffer }
+    Message::new(peer, 0, buffer)
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn messages_match_by_sender_and_tag_in_order() {
             let me = group.rank();
             let (next, before) = ((me + 1) % n, (me + n - 1) % n);
             let message =
-                |peer, tag, byte: u8, len| Message { peer, tag, buffer: buffer(&group, &vec![byte; len]) };
+                |peer, tag, byte: u8, len| Message::new(peer, tag, buffer(&group, &vec![byte; len]));
             // More than a ring of mails holds; two tags, received in the other order.
             for round in 0..40u8 {
                 let sends = vec![
@@ -144,8 +144,7 @@ fn messages_go_on_while_small_calls_come_and_go() {
     // More than fit into the ring of their destination: the last ones are posted while other calls are waited for.
     const SENDS: usize = 40;
     spawn_with_heap(2, HEAP, |group| {
-        let message =
-            |i: usize| Message { peer: 1 - group.rank(), tag: 0, buffer: buffer(&group, &[i as u8; 4]) };
+        let message = |i: usize| Message::new(1 - group.rank(), 0, buffer(&group, &[i as u8; 4]));
         let mut exchange = match group.rank() {
             0 => group.exchange((0..SENDS).map(message), []).unwrap(),
             _ => group.exchange([], (0..SENDS).map(|_| message(0))).unwrap(),
@@ -174,7 +173,7 @@ fn a_buffer_is_written_only_after_release() {
             let mut mine = buffer(&group, &vec![round; len]);
             mine = group.broadcast(mine, 0).unwrap().wait(soon()).unwrap().remove(0);
             if group.rank() == 0 {
-                // The root is finished at once; the other may still be reading.
+                // The root is finished as soon as all have called; the other may still be reading.
                 mine.bytes_mut(soon()).unwrap().fill(255);
             } else {
                 assert!(mine.bytes().unwrap().iter().all(|byte| *byte == round));
@@ -193,13 +192,18 @@ fn waiting_for_release_makes_earlier_operations_go_on() {
         }
         let operand = input(&group, 50_000, Element::I64);
         let sum = group.all_reduce(operand, Element::I64, Reduce::Sum).unwrap();
-        let given = group.broadcast(buffer(&group, &[7; 10_000]), 0).unwrap();
-        let mut given = given.wait(soon()).unwrap().remove(0);
+        let mut given = buffer(&group, &[7; 10_000]);
+        let message = Message::new(1 - group.rank(), 0, given.clone());
         if group.rank() == 0 {
-            // The other has not begun: the sum, which is before the broadcast, is finished while this waits.
+            let sent = group.send(message).unwrap();
+            // The other has not begun: the sum, which is before the message, is finished while this waits.
             met.wait();
+            given.bytes_mut(soon()).unwrap().fill(8);
+            sent.wait(soon()).unwrap();
+        } else {
+            group.recv(message).unwrap().wait(soon()).unwrap();
+            assert!(given.bytes().unwrap().iter().all(|byte| *byte == 7));
         }
-        given.bytes_mut(soon()).unwrap().fill(8);
         sum.wait(soon()).unwrap();
     });
 }
@@ -221,8 +225,7 @@ fn what_is_dropped_still_completes_for_the_others() {
                 }
             }
             // More sends than a ring holds, from a rank that leaves at once.
-            let message =
-                |peer, i: u8| Message { peer, tag: u64::from(i), buffer: buffer(&group, &[i; 100]) };
+            let message = |peer, i: u8| Message::new(peer, u64::from(i), buffer(&group, &[i; 100]));
             if me == 0 {
                 drop(group.exchange((0..40).map(|i| message(1, i)), []).unwrap());
             } else if me == 1 {
@@ -273,9 +276,9 @@ fn groups_by_axis_and_by_split() {
         assert_eq!(part.as_ref().map(Group::ranks), expected);
         // A message along the axis: to the next in the row, in this group's places.
         let next = (column + 1) % 3;
-        let send = along.send(Message { peer: next, tag: 1, buffer: buffer(&along, &[me as u8]) }).unwrap();
+        let send = along.send(Message::new(next, 1, buffer(&along, &[me as u8]))).unwrap();
         let before = (column + 2) % 3;
-        let recv = along.recv(Message { peer: before, tag: 1, buffer: buffer(&along, &[0]) }).unwrap();
+        let recv = along.recv(Message::new(before, 1, buffer(&along, &[0]))).unwrap();
         assert_eq!(*recv.wait(soon()).unwrap()[0].bytes().unwrap(), [(3 * row + before) as u8]);
         send.wait(soon()).unwrap();
     });

@@ -5,17 +5,17 @@
 
 use std::panic::Location;
 use std::rc::Rc;
-use std::time::Instant;
 
-use consort_comm::Buffer;
+use consort_comm::{About, Buffer, Note, after};
 use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
 use consort_ir::layout::{Dims, Layout};
-use consort_ir::ops::{Alias, AllGatherVStart, AllToAllStart, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::ops::{Alias, BUILT_IN, Effects, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
 use consort_ir::views::view;
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
+use consort_runtime::start::{call_text, digest, message_digest, type_text};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -58,8 +58,10 @@ pub(crate) fn no_result(op: &dyn OpDef, site: &'static Location<'static>) -> Err
 pub(crate) struct Prepared {
     pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
     kernel: Option<Kernel>,
-    /// Of what all members of a group must have in common, where it communicates.
-    pub(crate) digest: u64,
+    /// What members of a group tell each other of it, where it communicates.
+    pub(crate) note: Note,
+    /// The same of each message, where it is an exchange.
+    pub(crate) messages: SmallVec<[About; 2]>,
 }
 
 /// Runs an op. An operand that lent its storage to a result has none afterwards; where the op fails, all have theirs.
@@ -176,21 +178,23 @@ fn prepare(
         }
     }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
-    Ok(Prepared { results, kernel, digest: digest(op, args) })
+    let (note, messages) = notes(op, world, args);
+    Ok(Prepared { results, kernel, note, messages })
 }
 
-/// A digest of the types and sizes that all members of a group must have in common. Sizes that may differ are left out.
-fn digest(op: &dyn OpDef, args: &[Tensor]) -> u64 {
-    let uneven = match op.as_any() {
-        op if op.is::<AllToAllStart>() => Some(0),
-        op => op.downcast_ref().map(|AllGatherVStart { dim, .. }| *dim),
+/// What members of a group tell each other of a start, and of its messages; nothing of other ops.
+fn notes(op: &dyn OpDef, world: &World, args: &[Tensor]) -> (Note, SmallVec<[About; 2]>) {
+    let (Some(_), Some(all)) = (op.effects().starts(), world.all()) else { return Default::default() };
+    let types = || args.iter().map(|arg| (arg.dtype(), &arg.layout.shape[..]));
+    let digest = digest(op, types());
+    let text = all.recorder().name(&call_text(op, &world.mesh(), types()));
+    let message = |(dtype, shape): (Dtype, &[usize])| About {
+        digest: message_digest(dtype, shape),
+        text: all.recorder().name(&type_text(dtype, shape)),
     };
-    let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
-    args.iter().fold(0xcbf2_9ce4_8422_2325, |hash, arg| {
-        let sizes = arg.layout.shape.iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
-        let start = mix(mix(hash, arg.dtype() as u64), arg.rank() as u64);
-        sizes.fold(start, |hash, (_, size)| mix(hash, *size as u64))
-    })
+    let is_exchange = matches!(op.effects(), Effects::Messages(_));
+    let messages = if is_exchange { types().map(message).collect() } else { SmallVec::new() };
+    (Note { digest, text, ..Note::default() }, messages)
 }
 
 /// The world of some tensors: this thread's, which all of them must be of.
@@ -418,7 +422,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     };
     let failed = |error| Error::comm("copy", error, site);
     let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
-    let mut out = out.bytes_mut(Instant::now() + world.timeout()).map_err(failed)?;
+    let mut out = out.bytes_mut(after(world.timeout())).map_err(failed)?;
     let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
     let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
     let layout = Layout { start: 0, ..(**to.layout).clone() };

@@ -5,9 +5,8 @@
 
 use std::panic::Location;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError};
+use consort_comm::{About, Buffer, CommError, Note};
 use consort_ir::layout::Layout;
 use consort_ir::ops::{BroadcastStart, OpDef};
 use consort_ir::types::TensorType;
@@ -127,7 +126,8 @@ impl Group {
         let mut operands = Operands::new();
         for (arg, taken) in args.iter().zip(&taken) {
             let buffer = taken.buffer(&arg.ty).map_err(failed)?;
-            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape });
+            let about = About::default();
+            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape, about });
         }
         let mut buffers = Outs::new();
         if how == Results::New {
@@ -135,7 +135,7 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
-        comm.note(prepared.digest);
+        comm.note(prepared.note);
         let pending =
             start(op, &sizes, comm, &operands, &buffers).map_err(|error| refused(comm, failed(error)))?;
         let flight = Flight::new(pending, world, name, site);
@@ -197,9 +197,9 @@ impl Group {
         let range = layout.bytes(x.dtype());
         let failed = |error| refused(comm, Error::comm(name, error, site));
         let buffer = storage.part(&range).map_err(failed)?;
-        let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape };
+        let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: About::default() };
         let mesh = world.mesh();
-        comm.note(prepared.digest);
+        comm.note(prepared.note);
         let pending = start(op, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         storage.add_flight(range, Rc::clone(&flight));
@@ -259,7 +259,7 @@ impl Group {
         storage.wait(x.byte_range())?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
         let own = near && Rc::strong_count(storage) <= owners && x.layout.is_contiguous();
-        Ok(own && self.is_writable(storage, x))
+        Ok(own && storage.is_writable(x.byte_range()))
     }
 
     /// What an operation writes instead of a tensor that is not free.
@@ -271,26 +271,12 @@ impl Group {
         }
     }
 
-    /// Whether peers are done with a tensor, or will be sooner than it could be copied.
-    fn is_writable(&self, storage: &Storage, x: &Tensor) -> bool {
-        if storage.buffer.is_released() {
-            return true;
-        }
-        let Ok(mut part) = storage.buffer.part(x.byte_range()) else { return false };
-        if part.is_released() {
-            return true;
-        }
-        // A copy moves some bytes in a nanosecond; whoever reads it now is about as fast.
-        let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
-        part.bytes_mut(Instant::now() + patience.min(self.world.timeout())).is_ok()
-    }
-
     /// A tensor that takes a result, where it can be written at once.
     fn take_out(&self, out: &Tensor, owners: usize) -> Option<Taken> {
         let storage = out.storage.as_ref()?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
         let own = near && Rc::strong_count(storage) <= owners && out.layout.is_contiguous();
-        (own && out.wait().is_ok() && self.is_writable(storage, out))
+        (own && out.wait().is_ok() && storage.is_writable(out.byte_range()))
             .then(|| Taken { layout: out.layout.clone(), storage: Rc::clone(storage) })
     }
 
@@ -320,7 +306,7 @@ impl Group {
 /// The error of a call that was refused. It has not taken the note, which is not meant for the next one.
 #[cold]
 fn refused(comm: &consort_comm::Group, error: Error) -> Error {
-    comm.note(0);
+    comm.note(Note::default());
     error
 }
 
@@ -378,10 +364,11 @@ pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Resul
     };
     let mine = x.with_bytes("replicated", site, digest)?;
     let failed = |error| Error::comm("replicated", error, site);
-    let operand = all.heap().alloc_from(&mine.to_le_bytes()).map_err(failed)?;
-    let result = all.heap().alloc(8 * all.size()).map_err(failed)?;
-    let pending = all.all_gather(operand, result, 1).map_err(failed)?;
-    let got = pending.wait(Instant::now() + world.timeout()).map_err(failed)?;
+    let (text, site_name) =
+        (all.recorder().name("compare what is declared equal"), all.recorder().site(site));
+    let note = Note { text, site: site_name, ..Note::default() };
+    let pending = all.agree(&mine.to_le_bytes(), note).map_err(failed)?;
+    let got = pending.wait_within(world.timeout()).map_err(failed)?;
     let bytes = got[1].bytes().map_err(failed)?;
     let other = bytes.chunks_exact(8).position(|one| one != mine.to_le_bytes());
     match other {

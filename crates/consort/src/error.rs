@@ -71,6 +71,26 @@ impl Error {
         Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site }))
     }
 
+    /// The same with more at its end; nothing where there is nothing more to say.
+    pub(crate) fn with_note(self, note: &str) -> Error {
+        if note.is_empty() {
+            return self;
+        }
+        let Inner { op, cause, site } = *self.0;
+        let more = note.trim_start_matches("\n  note: ");
+        let joined =
+            |note: Option<String>| note.map_or(more.to_string(), |note| format!("{note}\n  note: {more}"));
+        let cause = match cause {
+            Cause::Rule(violation) => {
+                let note = joined(violation.note);
+                Cause::Rule(Violation { note: Some(note), ..violation })
+            }
+            Cause::Other(message) => Cause::Other(format!("{message}\n  note: {more}")),
+            Cause::Comm(error) => Cause::Comm(error),
+        };
+        Error(Box::new(Inner { op, cause, site }))
+    }
+
     /// What happened between the ranks, if it was that.
     ///
     /// [`Error`] has an example.

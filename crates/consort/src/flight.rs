@@ -106,8 +106,11 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if let State::Flying(_, world) = self.state.get_mut() {
+        if let State::Flying(pending, world) = self.state.get_mut() {
             world.note_unwaited(self.op, self.site);
+            if let Some(error) = pending.unseen_error() {
+                world.report(&Error::comm(self.op, error, self.site));
+            }
         }
     }
 }

@@ -11,9 +11,8 @@ use consort_runtime::kernels::Kernel;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
-use crate::tensor::Tensor;
 use crate::trace::is_tracing;
-use crate::world::{HEAP, TIMEOUT, Unwaited, World};
+use crate::world::{HEAP, Unwaited, World};
 
 /// How this process becomes a rank: axes of the mesh, size of the heap, how long to wait.
 ///
@@ -29,7 +28,8 @@ use crate::world::{HEAP, TIMEOUT, Unwaited, World};
 pub struct Init {
     axes: Vec<(String, usize)>,
     heap: usize,
-    timeout: Duration,
+    timeout: Option<Duration>,
+    strict: Option<bool>,
 }
 
 impl Default for Init {
@@ -43,7 +43,7 @@ impl Init {
     ///
     /// [`Init`] has an example.
     pub fn new() -> Init {
-        Init { axes: Vec::new(), heap: HEAP, timeout: TIMEOUT }
+        Init { axes: Vec::new(), heap: HEAP, timeout: None, strict: None }
     }
 
     /// Named axes with their sizes, outermost first; together they have as many ranks as there are. One size may be 0:
@@ -68,12 +68,32 @@ impl Init {
         self
     }
 
-    /// How long an operation may wait for the other ranks.
+    /// How long an operation may wait for the other ranks, this one's start included. Without it, as long as
+    /// `consort run --deadline` says, or else five minutes.
     ///
     /// [`Init`] has an example.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Init {
-        self.timeout = timeout;
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether the wait of a send needs its receive, however small the message is, so that a deadlock does not depend on
+    /// sizes. Without it, as `CONSORT_STRICT` says (`0` or `1`), or else in debug builds only.
+    ///
+    /// ```
+    /// use consort::{Init, Tensor};
+    ///
+    /// // Both send first, and would receive then: neither ever does.
+    /// let results = Init::new().strict(true).spawn(2, |mesh| {
+    ///     let other = 1 - mesh.number(&mesh.rank())?;
+    ///     mesh.isend(Tensor::from_iter([1i64])?, other, 0)?.wait()
+    /// });
+    /// assert!(results.into_iter().all(|result| result.is_err_and(|error| error.to_string().contains("deadlock"))));
+    /// ```
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Init {
+        self.strict = Some(strict);
         self
     }
 
@@ -85,12 +105,13 @@ impl Init {
     pub fn start(&self) -> Result<Mesh> {
         let site = Location::caller();
         let failed = |error: String| Error::new("init", error.trim_start_matches("init: "), site);
-        let control = consort_comm::init().map_err(|error| failed(error.to_string()))?;
+        let control = self.join().map_err(|error| failed(error.to_string()))?;
         let mesh = self.mesh(control.size()).map_err(failed)?;
         let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
         control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.to_string()))?;
-        let all = control.group(self.heap, self.timeout).map_err(|error| failed(error.to_string()))?;
-        self.mesh_of(mesh, all, Some(control), site)
+        let timeout = control.deadline();
+        let all = control.group(self.heap, timeout).map_err(|error| failed(error.to_string()))?;
+        self.mesh_of(mesh, all, Some(control), timeout, site)
     }
 
     /// Runs `f` on `n` ranks, each a thread of this process, and gives what they return, in rank order.
@@ -109,8 +130,21 @@ impl Init {
         let site = Location::caller();
         consort_comm::spawn_with_heap(n, self.heap, |all| {
             let mesh = self.mesh(n).map_err(|error| Error::new("spawn", error, site))?;
-            f(self.mesh_of(mesh, all, None, site)?)
+            let timeout = self.timeout.unwrap_or(consort_comm::DEADLINE);
+            let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
+            // The mesh is gone, and with it all that was in flight.
+            match (consort_comm::take_unseen().into_iter().next(), outcome) {
+                (Some(unseen), Ok(_)) => Err(Error::new("spawn", unseen, site)),
+                (_, outcome) => outcome,
+            }
         })
+    }
+
+    /// Connects with the other ranks.
+    fn join(&self) -> std::result::Result<consort_comm::World, consort_comm::InitError> {
+        let launch = consort_comm::env::Launch::from_env().map_err(consort_comm::InitError::Env)?;
+        let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEADLINE);
+        consort_comm::World::join(&launch, deadline)
     }
 
     fn mesh(&self, ranks: usize) -> std::result::Result<mesh::Mesh, String> {
@@ -140,14 +174,18 @@ impl Init {
         mesh: mesh::Mesh,
         all: consort_comm::Group,
         control: Option<consort_comm::World>,
+        timeout: Duration,
         site: &'static Location<'static>,
     ) -> Result<Mesh> {
+        if let Some(strict) = self.strict {
+            all.set_strict(strict);
+        }
         let world = World::join(mesh, all, control);
-        world.set_timeout(self.timeout);
+        world.set_timeout(timeout);
         // The groups of single axes are made at once, so that asking for one is no matter of all ranks.
         let axes = world.mesh().all_axes();
         for axis in axes.iter() {
-            let group = world.group(mesh::Group::Axes(Axes::one(axis)));
+            let group = world.group(mesh::Group::Axes(Axes::one(axis)), site);
             group.map_err(|error| Error::comm("init", error, site))?;
         }
         Mesh::new(world, site)
@@ -330,7 +368,7 @@ impl Mesh {
     pub fn split(&self, name: &str, colour: Option<u32>, key: i64) -> Result<Group> {
         let site = Location::caller();
         let mine = [i64::from(colour.is_some()), i64::from(colour.unwrap_or(0)), key];
-        let all = self.all_gather(Tensor::from_slice(&mine, &[3])?, 0)?.to_vec::<i64>()?;
+        let all = self.world.gather(&format!("split the mesh into `{name}`"), &mine, site)?;
         let colours: Vec<Option<u32>> =
             all.chunks(3).map(|one| (one[0] == 1).then_some(one[1] as u32)).collect();
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
@@ -418,10 +456,26 @@ impl Mesh {
     /// [`set_timeout`](Mesh::set_timeout) has an example.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<()> {
-        let Some(control) = self.world.control() else { return Ok(()) };
-        control
-            .parity(key, value)
-            .map_err(|error| Error::new("parity", error.to_string(), Location::caller()))
+        let site = Location::caller();
+        let what = format!("compare the setting `{key}`");
+        // In the order of all other calls, so that a rank that does something else differs and is not merely late.
+        let values = self.world.gather_bytes(&what, value.as_bytes(), site)?;
+        let mut groups: Vec<(&[u8], Vec<usize>)> = Vec::new();
+        for (rank, value) in values.iter().enumerate() {
+            match groups.iter_mut().find(|(other, _)| *other == &value[..]) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((value, vec![rank])),
+            }
+        }
+        if groups.len() < 2 {
+            return Ok(());
+        }
+        let row = |(value, ranks): &(&[u8], Vec<usize>)| {
+            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            format!("\n  ranks {}: {:?}", ranks.join(","), String::from_utf8_lossy(value))
+        };
+        let rows: String = groups.iter().map(row).collect();
+        Err(Error::new("parity", format!("the setting `{key}` must be the same on all ranks{rows}"), site))
     }
 
     /// Gives a kernel for an op of the user's own, which is run through its evaluation otherwise.
@@ -447,7 +501,7 @@ impl Mesh {
 }
 
 fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<'static>) -> Result<Group> {
-    let comm = world.group(over).map_err(|error| Error::comm(op, error, site))?;
+    let comm = world.group(over, site).map_err(|error| Error::comm(op, error, site))?;
     Ok(Group { world, over, comm, breaks: false })
 }
 

@@ -204,13 +204,14 @@ impl Group {
         args.truncate(n_sent);
         let failed = |error| Error::comm(name, error, site);
         let mut operands = Operands::new();
-        for (x, layout) in args.into_iter().zip(&layouts) {
+        for ((x, layout), about) in args.into_iter().zip(&layouts).zip(&prepared.messages) {
             // A buffer does not own the storage, so that a tensor can receive beside what it sends.
             let buffer = self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?;
-            operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape });
+            operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: *about });
         }
         let mut taken = Vec::new();
-        for (place, layout) in places.iter_mut().zip(&layouts[n_sent..]) {
+        let received = layouts[n_sent..].iter().zip(&prepared.messages[n_sent..]);
+        for (place, (layout, about)) in places.iter_mut().zip(received) {
             place.make_own(site)?;
             // The tensor is one owner, this view of it another.
             let into = self.take_to_write(&op, &place.view(), 2, site)?;
@@ -220,7 +221,7 @@ impl Group {
                 world.count_copy(copy.len());
                 sent.buffer = copy;
             }
-            operands.push(Operand { buffer, dtype: place.dtype(), shape: &layout.shape });
+            operands.push(Operand { buffer, dtype: place.dtype(), shape: &layout.shape, about: *about });
             taken.push(into);
         }
         let mesh = world.mesh();

@@ -129,11 +129,15 @@ impl Tensor {
         self.into_slice().copy_from(other)
     }
 
-    /// Makes this the only owner of its storage, without gaps, by a copy where it is not. Waits for its elements.
+    /// Makes this the only owner of its storage, without gaps and with no peer that reads it, by a copy where it is not.
+    /// Waits for its elements.
     pub(crate) fn make_writable(&mut self, site: &'static Location<'static>) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
         if Rc::strong_count(storage) == 1 && self.layout.is_contiguous() {
-            return self.wait();
+            self.wait()?;
+            if storage.is_writable(self.byte_range()) {
+                return Ok(());
+            }
         }
         self.move_to_own(site)
     }
@@ -219,12 +223,18 @@ impl SliceMut<'_> {
         self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
     }
 
-    /// A slice of a tensor that has other owners becomes one of a copy.
+    /// A slice of a tensor that has other owners, or that peers still read, becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
-        let is_whole = self.is_whole() || is_tracing();
-        let is_only = self.tensor.storage.as_ref().is_none_or(|storage| Rc::strong_count(storage) == 1);
-        if is_whole || is_only || self.layout.numel() == 0 {
+        let Some(storage) = &self.tensor.storage else { return Ok(()) };
+        if self.is_whole() || is_tracing() || self.layout.numel() == 0 {
             return Ok(());
+        }
+        if Rc::strong_count(storage) == 1 {
+            let range = self.layout.bytes(self.tensor.dtype());
+            storage.wait(range.clone())?;
+            if storage.is_writable(range) {
+                return Ok(());
+            }
         }
         // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
         let mut rest = self.layout.start - self.tensor.layout.start;
@@ -266,6 +276,7 @@ impl SliceMut<'_> {
             return Ok(());
         }
         // It could not be written where it lies, for example because it has gaps.
+        self.make_own(site)?;
         write_into(&self.view(), &result, site)
     }
 
@@ -298,7 +309,10 @@ impl SliceMut<'_> {
         if self.layout == self.tensor.layout {
             // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
-            let own = self.tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
+            let is_own = |storage: &Rc<Storage>| {
+                Rc::strong_count(storage) == 1 && storage.is_writable(self.tensor.byte_range())
+            };
+            let own = self.tensor.storage.as_ref().is_some_and(is_own);
             if !own || self.layout.repeats() {
                 *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
                 return Ok(());

@@ -8,6 +8,8 @@ use half::{bf16, f16};
 
 use crate::element::Element;
 use crate::tensor::Tensor;
+use crate::trace::current;
+use crate::world::World;
 
 /// More elements than this are shortened to the first and last few along each dimension.
 const WHOLE: usize = 1000;
@@ -17,16 +19,26 @@ const EDGE: usize = 3;
 const PRECISION: usize = 8;
 /// The width of a line.
 const LINE: usize = 75;
+/// What breaks and errors call it: in a trace the line is that of the op before.
+const PRINT: &str = "print";
 
 impl fmt::Display for Tensor {
-    /// The elements. Waits for them; what went wrong is printed in their place.
+    /// The elements. Waits for them; what went wrong is printed in their place, and is an error of the process, or of the
+    /// trace that prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.has_data() {
             return write!(f, "{}{:?} without data", self.dtype(), self.shape());
         }
         let texts = match texts(self) {
             Ok(texts) => texts,
-            Err(error) => return write!(f, "<{error}>"),
+            Err(error) => {
+                match (current(), World::current()) {
+                    (Some(session), _) => session.fail(error.clone()),
+                    (None, Ok(world)) => world.report(&error),
+                    (None, Err(_)) => {}
+                }
+                return write!(f, "<{error}>");
+            }
         };
         let shown = Shown { shape: self.shape(), edge: if self.numel() > WHOLE { EDGE } else { usize::MAX } };
         let width = texts.iter().map(String::len).max().unwrap_or(0);
@@ -104,7 +116,8 @@ impl Shown<'_> {
 
 /// The elements that are shown, in row-major order, in one format.
 fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
-    let site = Location::caller();
+    // Printing does not tell who prints. In a trace the line of the op before it is near.
+    let site = current().and_then(|session| session.last_site()).unwrap_or(Location::caller());
     let shown = Shown { shape: x.shape(), edge: if x.numel() > WHOLE { EDGE } else { usize::MAX } };
     let mut places = vec![0usize];
     for dim in 0..x.rank() {
@@ -112,7 +125,7 @@ fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
         let next = |at: usize| along.iter().flatten().map(move |place| at * x.shape()[dim] + place);
         places = places.into_iter().flat_map(next).collect();
     }
-    x.with_bytes("print", site, |bytes| {
+    x.with_bytes(PRINT, site, |bytes| {
         let size = x.dtype().size();
         let picked: Vec<u8> =
             places.iter().flat_map(|at| bytes[at * size..(at + 1) * size].iter().copied()).collect();

@@ -4,8 +4,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
-use consort_comm::{Buffer, CommError, Few};
+use consort_comm::{Buffer, CommError, Few, after};
 
 use crate::error::Result;
 use crate::flight::Flight;
@@ -41,6 +42,20 @@ impl Storage {
             true => Ok(self.buffer.clone()),
             false => self.buffer.part(range.clone()),
         }
+    }
+
+    /// Whether peers are done with some of its bytes, or will be sooner than they could be copied.
+    pub(crate) fn is_writable(&self, range: Range<usize>) -> bool {
+        if self.buffer.is_released() {
+            return true;
+        }
+        let Ok(mut part) = self.buffer.part(range) else { return false };
+        if part.is_released() {
+            return true;
+        }
+        // A copy moves some bytes in a nanosecond; whoever reads it now is about as fast.
+        let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
+        part.bytes_mut(after(patience)).is_ok()
     }
 
     /// Notes an operation that will write some of its bytes.

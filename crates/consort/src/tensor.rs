@@ -393,16 +393,9 @@ impl Tensor {
         if self.ty.varies != all {
             self.ty = world.memo().varying(&self.ty, all);
         }
-        let failed = |error| Error::comm("update", error, site);
         let buffer = &self.data("update", site)?.buffer;
-        if !buffer.is_released() {
-            let until = std::time::Instant::now() + world.timeout();
-            buffer
-                .part(range.clone())
-                .and_then(|mut part| part.bytes_mut(until).map(drop))
-                .map_err(failed)?;
-        }
-        let mut bytes = buffer.try_bytes_mut_of(range).map_err(failed)?;
+        let bytes = buffer.try_bytes_mut_of(range);
+        let mut bytes = bytes.map_err(|error| Error::comm("update", error, site))?;
         let elements = bytemuck::try_cast_slice_mut(&mut bytes);
         elements.map(f).map_err(|error| Error::new("update", error.to_string(), site))
     }

@@ -6,9 +6,9 @@ use std::panic::Location;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use consort_comm::{CommError, Heap};
+use consort_comm::{CommError, DEADLINE, Heap, Note, WeakGroup, after, report_unseen};
 use consort_ir::index::{Facts, Sym};
 use consort_ir::mesh::{self, Rank};
 use consort_ir::ops::EvalCx;
@@ -19,8 +19,6 @@ use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::memo::Memo;
 
-/// How long an operation may wait where nothing else is said.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a rank's heap where nothing else is said. They cost memory only as they are used.
 pub(crate) const HEAP: usize = 32 << 30;
 
@@ -51,10 +49,20 @@ pub(crate) struct World {
 /// How a rank reaches the others.
 struct Comm {
     all: consort_comm::Group,
-    /// Groups made of it; none where this rank is in no list.
-    groups: RefCell<Vec<(mesh::Group, Option<consort_comm::Group>)>>,
+    /// Groups made of it.
+    groups: RefCell<Vec<(mesh::Group, Kept)>>,
     /// The connection besides data, which goes last.
     control: Option<consort_comm::World>,
+}
+
+/// A group that was made.
+enum Kept {
+    /// Of axes, of which there are few.
+    Axes(consort_comm::Group),
+    /// Of lists, for as long as the program has it.
+    List(WeakGroup),
+    /// This rank is in no list.
+    Elsewhere,
 }
 
 /// An operation whose result nobody waited for before it was dropped. It completes all the same.
@@ -103,7 +111,7 @@ impl World {
             symbols: BTreeMap::new(),
             comm,
             threads: RefCell::new(Threads::ONE),
-            timeout: Cell::new(TIMEOUT),
+            timeout: Cell::new(DEADLINE),
             copied: Cell::new(0),
             warming: Cell::new(false),
             unwaited: RefCell::new(Vec::new()),
@@ -116,27 +124,32 @@ impl World {
 
     /// This thread's world; a world of one where it has joined none.
     pub(crate) fn current() -> Result<Rc<World>> {
-        match CURRENT.with(|current| current.borrow().upgrade()) {
+        // At the end of a thread the list may be gone.
+        match CURRENT.try_with(|current| current.borrow().upgrade()).ok().flatten() {
             Some(world) => Ok(world),
             None => World::alone(),
         }
     }
 
     fn alone() -> Result<Rc<World>> {
-        ALONE.with(|alone| {
-            if let Some(world) = alone.get() {
-                return Ok(Rc::clone(world));
-            }
-            let launch = consort_comm::env::Launch::read(|_| None);
-            let failed = |error: String| Error::new("heap", error, Location::caller());
-            let control =
-                consort_comm::World::join(&launch.map_err(|error| failed(error.to_string()))?, TIMEOUT)
-                    .map_err(|error| failed(error.to_string()))?;
-            let all = control.group(HEAP, TIMEOUT).map_err(|error| failed(error.to_string()))?;
-            let comm = Comm { all, groups: RefCell::new(Vec::new()), control: Some(control) };
-            let world = Rc::new(World::new(0, mesh::Mesh::default(), Rank(0), Some(comm)));
-            Ok(Rc::clone(alone.get_or_init(|| world)))
-        })
+        let over =
+            |_| Error::new("heap", "expected a thread that goes on, got one that ends", Location::caller());
+        ALONE
+            .try_with(|alone| {
+                if let Some(world) = alone.get() {
+                    return Ok(Rc::clone(world));
+                }
+                let launch = consort_comm::env::Launch::read(|_| None);
+                let failed = |error: String| Error::new("heap", error, Location::caller());
+                let control =
+                    consort_comm::World::join(&launch.map_err(|error| failed(error.to_string()))?, DEADLINE)
+                        .map_err(|error| failed(error.to_string()))?;
+                let all = control.group(HEAP, DEADLINE).map_err(|error| failed(error.to_string()))?;
+                let comm = Comm { all, groups: RefCell::new(Vec::new()), control: Some(control) };
+                let world = Rc::new(World::new(0, mesh::Mesh::default(), Rank(0), Some(comm)));
+                Ok(Rc::clone(alone.get_or_init(|| world)))
+            })
+            .map_err(over)?
     }
 
     pub(crate) fn mesh(&self) -> Ref<'_, mesh::Mesh> {
@@ -178,6 +191,7 @@ impl World {
     pub(crate) fn group(
         &self,
         over: mesh::Group,
+        site: &'static Location<'static>,
     ) -> std::result::Result<Option<consort_comm::Group>, CommError> {
         let Some(comm) = &self.comm else { return Ok(None) };
         let mesh = self.mesh.borrow();
@@ -186,8 +200,17 @@ impl World {
         {
             return Ok(Some(comm.all.clone()));
         }
-        if let Some((_, group)) = comm.groups.borrow().iter().find(|(other, _)| *other == over) {
-            return Ok(group.clone());
+        if let Some((_, kept)) = comm.groups.borrow().iter().find(|(other, _)| *other == over) {
+            return match kept {
+                Kept::Axes(group) => Ok(Some(group.clone())),
+                Kept::Elsewhere => Ok(None),
+                Kept::List(group) => match group.upgrade() {
+                    Some(group) => Ok(Some(group)),
+                    None => Err(CommError::Argument(
+                        "expected a group that is there, got one that was dropped".into(),
+                    )),
+                },
+            };
         }
         let ranks = (0..mesh.n_ranks()).map(Rank);
         let mut lists: Vec<Vec<usize>> = ranks
@@ -196,9 +219,49 @@ impl World {
             .collect();
         lists.sort();
         lists.dedup();
-        let group = comm.all.subgroup(&lists, Instant::now() + self.timeout())?;
-        comm.groups.borrow_mut().push((over, group.clone()));
+        let text = format!("make the group `{}` of the lists ", mesh.group_text(over));
+        let digest =
+            text.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(byte));
+        let recorder = comm.all.recorder();
+        let (text, site) = (recorder.name(&text), recorder.site(site));
+        comm.all.note(Note { digest, text, site, ..Note::default() });
+        let group = comm.all.subgroup(&lists, after(self.timeout()))?;
+        let kept = match (over, &group) {
+            (_, None) => Kept::Elsewhere,
+            (mesh::Group::Axes(_), Some(group)) => Kept::Axes(group.clone()),
+            (mesh::Group::List(_), Some(group)) => Kept::List(group.downgrade()),
+        };
+        comm.groups.borrow_mut().push((over, kept));
         Ok(group)
+    }
+
+    /// All ranks' bytes, in rank order, in a numbered call on the group of all ranks.
+    pub(crate) fn gather_bytes(
+        &self,
+        what: &str,
+        mine: &[u8],
+        site: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let Some(all) = self.all().filter(|all| all.size() > 1) else { return Ok(vec![mine.to_vec()]) };
+        let note = || {
+            let digest =
+                what.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(byte));
+            let (text, site) = (all.recorder().name(what), all.recorder().site(site));
+            Note { digest, text, site, ..Note::default() }
+        };
+        gather(all, self.timeout(), note, mine).map_err(|error| Error::comm("mesh", error, site))
+    }
+
+    /// All ranks' numbers, in rank order.
+    pub(crate) fn gather(
+        &self,
+        what: &str,
+        mine: &[i64],
+        site: &'static Location<'static>,
+    ) -> Result<Vec<i64>> {
+        let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let all = self.gather_bytes(what, &bytes, site)?.concat();
+        Ok(all.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
     pub(crate) fn threads(&self) -> Ref<'_, Threads> {
@@ -215,6 +278,7 @@ impl World {
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
         self.timeout.set(timeout);
+        self.all().into_iter().for_each(|all| all.set_deadline(timeout));
     }
 
     /// Bytes copied so that they could take part in communication.
@@ -224,6 +288,12 @@ impl World {
 
     pub(crate) fn count_copy(&self, bytes: usize) {
         self.copied.set(self.copied.get() + bytes as u64);
+    }
+
+    /// Reports an error that the program has not seen and cannot see any more.
+    #[cold]
+    pub(crate) fn report(&self, error: &Error) {
+        report_unseen(error, self.control().is_some());
     }
 
     pub(crate) fn note_unwaited(&self, op: &'static str, site: &'static Location<'static>) {
@@ -252,4 +322,31 @@ impl World {
     pub(crate) fn kernel(&self, op: &str) -> Option<Kernel> {
         self.kernels.borrow().iter().find(|kernel| kernel.op == op).copied()
     }
+}
+
+/// All ranks' bytes, of whatever length, in rank order, by agreements that the notes name.
+pub(crate) fn gather(
+    all: &consort_comm::Group,
+    timeout: Duration,
+    note: impl Fn() -> Note,
+    mine: &[u8],
+) -> std::result::Result<Vec<Vec<u8>>, CommError> {
+    let lengths = all.agree(&(mine.len() as u64).to_le_bytes(), note())?.wait_within(timeout)?;
+    let lengths: Vec<usize> = lengths[1]
+        .bytes()?
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|bytes| u64::from_le_bytes(*bytes) as usize)
+        .collect();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if longest == 0 {
+        return Ok(vec![Vec::new(); lengths.len()]);
+    }
+    // All of one length, so that this is an operation like any other.
+    let mut padded = mine.to_vec();
+    padded.resize(longest, 0);
+    let bytes = all.agree(&padded, note())?.wait_within(timeout)?;
+    let bytes = bytes[1].bytes()?;
+    Ok(bytes.chunks_exact(longest).zip(&lengths).map(|(part, length)| part[..*length].to_vec()).collect())
 }

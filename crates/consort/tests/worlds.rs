@@ -18,15 +18,18 @@ fn a_tensor_of_a_mesh_that_is_gone_is_refused_by_the_next() {
 }
 
 #[test]
-fn roots_that_differ_are_found_by_the_next_barrier() {
+fn roots_that_differ_are_refused_before_there_is_a_result() {
     let errors = consort::spawn(2, |mesh| {
         let me = mesh.number(&mesh.rank())?;
-        mesh.broadcast(Tensor::from_slice(&[1.0f32], &[1])?, me)?.wait()?;
-        mesh.barrier()
+        mesh.broadcast(Tensor::from_slice(&[1.0f32], &[1])?, me)?.wait()
     });
     for error in errors {
         let error = error.unwrap_err().to_string();
-        assert!(error.starts_with("barrier: call 0 differs between ranks"), "{error}");
+        assert!(
+            error.starts_with("broadcast: call 0 on world: the root must be the same on all ranks"),
+            "{error}"
+        );
+        assert!(error.contains("rank 1   broadcast[root=1, over=world] f32[1]   "), "{error}");
     }
 }
 
@@ -52,8 +55,9 @@ fn shapes_of_messages_are_nothing_to_later_calls() {
         ])?
         .wait()?;
         let same = Tensor::from_slice(&[3i64], &[1])?.replicated()?;
-        mesh.isend(message(4 + me)?, Route::Ring(1), 1)?.wait()?;
+        let sent = mesh.isend(message(4 + me)?, Route::Ring(1), 1)?;
         mesh.recv_into(&mut got, Route::Ring(1), 1)?;
+        sent.wait()?;
         let pair = mesh.lists("pair", &[&[0, 1]])?;
         // Gathering nothing is a call like any other.
         assert_eq!(mesh.all_gather(Tensor::zeros(Dtype::F32, &[0, 2])?, 1)?.shape(), [0, 4]);

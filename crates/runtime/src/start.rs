@@ -1,7 +1,8 @@
 //! Starts a program's communication on a real group: which call of `comm` an op is, and which buffers it takes.
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Moved, Pending};
+use consort_comm::{About, Buffer, CommError, Element, Group, Message, Moved, Pending};
 use consort_ir::dtype::Dtype;
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{
     self, AllGatherStart, AllGatherVStart, AllReduceStart, AllToAllStart, BarrierStart, BroadcastStart,
     EvalCx, ExchangeStart, GatherStart, OpDef, Peer, PermuteStart, ReduceScatterStart, ReduceScatterVStart,
@@ -17,6 +18,8 @@ pub struct Operand<'a> {
     pub dtype: Dtype,
     /// Its sizes.
     pub shape: &'a [usize],
+    /// What the ends of a message compare; nothing where it is none.
+    pub about: About,
 }
 
 /// Operands in order.
@@ -58,6 +61,60 @@ pub fn results_of(op: &dyn OpDef, me: usize) -> Results {
     } else {
         Results::New
     }
+}
+
+/// A digest of the types and sizes that all members of a group must have in common in a start. Sizes that may differ are
+/// left out.
+pub fn digest<'a>(op: &dyn OpDef, operands: impl Iterator<Item = (Dtype, &'a [usize])>) -> u64 {
+    let uneven = match op.as_any() {
+        op if op.is::<AllToAllStart>() => Some(0),
+        op => op.downcast_ref().map(|AllGatherVStart { dim, .. }| *dim),
+    };
+    operands.fold(SEED, |hash, (dtype, shape)| type_digest(hash, dtype, shape, uneven))
+}
+
+/// A digest of the type and the sizes of a message.
+pub fn message_digest(dtype: Dtype, shape: &[usize]) -> u64 {
+    type_digest(SEED, dtype, shape, None)
+}
+
+/// FNV-1a over words.
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn type_digest(hash: u64, dtype: Dtype, shape: &[usize], uneven: Option<usize>) -> u64 {
+    let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
+    let sizes = shape.iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
+    let start = mix(mix(hash, dtype as u64), shape.len() as u64);
+    sizes.fold(start, |hash, (_, size)| mix(hash, *size as u64))
+}
+
+/// A start as messages between ranks name it: `all_reduce[reduce=sum, over=tp] f32[8,4]`.
+pub fn call_text<'a>(
+    op: &dyn OpDef,
+    mesh: &Mesh,
+    operands: impl Iterator<Item = (Dtype, &'a [usize])>,
+) -> String {
+    let name = op.info().name;
+    let mut text = name.strip_suffix("_start").unwrap_or(name).to_string();
+    op.write_attrs(&mut text, mesh);
+    for (i, (dtype, shape)) in operands.enumerate() {
+        text.push_str(if i == 0 { " " } else { ", " });
+        text.push_str(&type_text(dtype, shape));
+    }
+    // A list of hundreds of tensors is told apart by its digest.
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
+}
+
+/// Characters of a call that messages show.
+const LONGEST: usize = 400;
+
+/// `f32[8,4]`.
+pub fn type_text(dtype: Dtype, shape: &[usize]) -> String {
+    let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
+    format!("{dtype}[{}]", sizes.join(","))
 }
 
 /// Starts an op that communicates. `results` are buffers of their own where `results_of` says so. Operands of an
@@ -164,11 +221,11 @@ pub fn start(
             let Some(peer) = peer else { continue };
             let tag = sizes.index(&message.tag).map_err(argument)? as u64;
             let list = if i < send.len() { &mut sends } else { &mut recvs };
-            list.push(Message { peer, tag, buffer: operand.buffer.clone() });
+            list.push(Message { about: operand.about, ..Message::new(peer, tag, operand.buffer.clone()) });
         }
         return group.exchange(sends, recvs);
     }
-    Err(CommError::Argument("it starts nothing".into()))
+    Err(CommError::Argument("not a communication op".into()))
 }
 
 fn argument(error: ops::EvalError) -> CommError {

@@ -211,8 +211,8 @@ impl Live {
             Op::ReduceScatter => group.reduce_scatter(operand, result()?, Element::F32, Reduce::Sum, 1)?,
             Op::AllToAll => group.all_to_all(operand, result()?, &self.splits, &self.splits)?,
             Op::Ring => {
-                let send = Message { peer: (me + 1) % n, tag: 0, buffer: operand };
-                let recv = Message { peer: (me + n - 1) % n, tag: 0, buffer: result()? };
+                let send = Message::new((me + 1) % n, 0, operand);
+                let recv = Message::new((me + n - 1) % n, 0, result()?);
                 group.exchange([send], [recv])?
             }
             _ => group.all_reduce(operand, Element::F32, Reduce::Sum)?,
@@ -264,7 +264,7 @@ impl Live {
         if me > 1 {
             return Ok(());
         }
-        let message = |buffer| Message { peer: 1 - me, tag: 0, buffer };
+        let message = |buffer| Message::new(1 - me, 0, buffer);
         let send = [message(take(&mut self.operand)?)];
         let recv = [message(take(&mut self.result)?)];
         if me == 0 {

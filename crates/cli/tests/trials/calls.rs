@@ -122,8 +122,8 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
         Kind::Exchange => {
             let longer = usize::from(fault == Some(Fault::OtherLength));
             let tag = call.salt as u64 % 3;
-            let send = Message { peer: (me + 1) % n, tag, buffer: filled(count + longer)? };
-            let recv = Message { peer: (me + n - 1) % n, tag, buffer: room(count)? };
+            let send = Message::new((me + 1) % n, tag, filled(count + longer)?);
+            let recv = Message::new((me + n - 1) % n, tag, room(count)?);
             started(group.exchange(vec![send], vec![recv]))
         }
     }

@@ -2,12 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use smallvec::SmallVec;
+
 use crate::CommError;
 use crate::call::Call;
 use crate::error::{Side, Stop};
 use crate::members::{Members, copy};
 use crate::op::Op;
-use crate::row::{Row, Word};
+use crate::row::Row;
 
 /// The root's operands, into this member's.
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
@@ -28,7 +30,7 @@ pub(crate) fn permute(call: &Call, members: &Members) {
     }
 }
 
-/// How many bytes a member sends to each.
+/// How many bytes a member sends to each and expects of each.
 enum Splits<'a> {
     Even(usize),
     /// Where its table lies.
@@ -36,23 +38,32 @@ enum Splits<'a> {
 }
 
 impl Splits<'_> {
-    fn of<'a>(call: &Call, members: &'a Members, from: usize) -> Splits<'a> {
+    fn of<'a>(call: &Call, members: &'a Members, member: usize) -> Splits<'a> {
         // The own slot is not read again: its line has gone to a peer.
-        let key = if from == members.me { call.key } else { members.key(from, call.number) };
-        let row = &members.rows[from];
-        match (&call.op, call.splits()) {
+        let key = if member == members.me { call.key } else { members.key(member, call.number) };
+        let row = &members.rows[member];
+        match call.op {
             _ if !key.is_even() => Splits::Table(row, row.table(call.number)),
             // Its parts are as large as the own ones, mostly.
-            (Op::AllToAll { part }, None) if key == call.key => Splits::Even(*part),
+            Op::AllToAll { part } if key == call.key => Splits::Even(part),
             _ => Splits::Even(key.bytes as usize / members.n()),
         }
     }
 
-    fn to(&self, member: usize) -> usize {
+    fn word(&self, index: usize) -> usize {
         match self {
             Splits::Even(size) => *size,
-            Splits::Table(row, table) => row.segment.word(table + member * 8).load(Relaxed) as usize,
+            Splits::Table(row, table) => row.segment.word(table + index * 8).load(Relaxed) as usize,
         }
+    }
+
+    fn to(&self, member: usize) -> usize {
+        self.word(member)
+    }
+
+    /// What it expects of one of `n` members.
+    fn from(&self, member: usize, n: usize) -> usize {
+        self.word(n + member)
     }
 
     /// To all before a member.
@@ -64,27 +75,42 @@ impl Splits<'_> {
     }
 }
 
-/// What each member sends here, side by side.
-pub(crate) fn all_to_all(call: &Call, members: &Members, part: usize) -> Result<(), Stop> {
-    let (me, number) = (members.me, call.number);
-    let result = &call.results()[0];
-    let splits = |from: usize| Splits::of(call, members, from);
-    let expected = |from: usize| call.splits().map_or(part, |(_, outs)| outs[from]);
-    for from in 0..members.n() {
-        let (sent, expected) = (splits(from).to(me), expected(from));
+/// Every pair of members agrees on what goes from one to the other. All members check all pairs, so that all of them
+/// refuse the same call.
+fn check_splits(call: &Call, members: &Members) -> Result<(), Stop> {
+    let (n, number) = (members.n(), call.number);
+    let is_even = |member: usize| members.key(member, number) == call.key;
+    if call.key.is_even() && (0..n).all(|member| member == members.me || is_even(member)) {
+        return Ok(());
+    }
+    let all: SmallVec<[Splits<'_>; 8]> = (0..n).map(|member| Splits::of(call, members, member)).collect();
+    for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
+        let (sent, expected) = (all[from].to(to), all[to].from(from, n));
         if sent != expected {
-            let side = |member: usize, what: String| Side {
-                rank: members.rows[member].rank,
-                what,
-                site: members.text(member, members.rows[member].get(number, Word::Site)),
+            let side = |member: usize, what: String| {
+                let (site, text) = members.names(member, number);
+                let called = if text.is_empty() { String::new() } else { format!("{text}: ") };
+                Side { rank: members.rows[member].rank, what: format!("{called}{what}"), site }
             };
-            let sides = [side(from, format!("sends {sent} bytes")), side(me, format!("expects {expected}"))];
+            let [sender, receiver] = [from, to].map(|member| members.rows[member].rank);
+            let sides = [
+                side(from, format!("sends {sent} bytes to rank {receiver}")),
+                side(to, format!("expects {expected} bytes of rank {sender}")),
+            ];
             return Err(CommError::Splits { call: number, sides: Box::new(sides) }.into());
         }
     }
+    Ok(())
+}
+
+/// What each member sends here, side by side.
+pub(crate) fn all_to_all(call: &Call, members: &Members, part: usize) -> Result<(), Stop> {
+    check_splits(call, members)?;
+    let me = members.me;
+    let result = &call.results()[0];
     // Each begins with itself, so that not all read from one.
     for from in members.rotated() {
-        let splits = splits(from);
+        let splits = Splits::of(call, members, from);
         let (sent, start) = (splits.to(me), splits.before(me));
         let to = call.splits().map_or(part * from, |(_, outs)| outs[..from].iter().sum());
         let out = members.own(result.place(), to, sent);

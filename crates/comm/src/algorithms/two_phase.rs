@@ -36,6 +36,8 @@ pub(crate) struct Job {
     /// How much of each member's part has been copied here.
     copied: SmallVec<[usize; 8]>,
     finished: bool,
+    /// The operation failed, and its buffers are somebody else's.
+    cancelled: bool,
 }
 
 /// A member's part of so many bytes.
@@ -49,11 +51,30 @@ impl Job {
     pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Places, op: &Op) -> Option<Job> {
         let Op::AllReduce { element, reduce } = *op else { return None };
         let copied = SmallVec::from_elem(0, members.n());
-        Some(Job { number, key, element, reduce, operands, checked: 0, reduced: 0, copied, finished: false })
+        Some(Job {
+            number,
+            key,
+            element,
+            reduce,
+            operands,
+            checked: 0,
+            reduced: 0,
+            copied,
+            finished: false,
+            cancelled: false,
+        })
+    }
+
+    /// Ends it: whoever has it touches no buffer any more.
+    pub(crate) fn cancel(&mut self) {
+        self.cancelled = true;
     }
 
     /// Goes as far as it can; true when all parts are here. The error is a member whose call is another.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, usize> {
+        if self.cancelled {
+            return Ok(true);
+        }
         let (n, me, bytes) = (members.n(), members.me, self.key.bytes as usize);
         while !self.finished && self.checked < n {
             if !members.rows[self.checked].has_published(self.number) {

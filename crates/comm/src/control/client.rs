@@ -24,6 +24,7 @@ use super::knock::knock;
 use super::parity::differing;
 use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
+use crate::alarm::Watch;
 use crate::job::Job;
 
 /// How much later than the coordinator a rank gives up by itself: the coordinator's word names the missing.
@@ -135,11 +136,12 @@ impl Control {
     }
 
     /// Looks for a failure of the job without this connection at hand: one load where there is none.
-    pub(crate) fn watch(&self) -> Box<dyn Fn() -> Option<String> + Send + Sync> {
+    pub(crate) fn watch(&self) -> Watch {
         let shared = Arc::clone(&self.shared);
         Box::new(move || {
             let failed = shared.failed.load(Ordering::Acquire);
-            if failed { shared.lock().failure.as_ref().map(ToString::to_string) } else { None }
+            let told = |failure: &Failure| (failure.rank, failure.to_string());
+            if failed { shared.lock().failure.as_ref().map(told) } else { None }
         })
     }
 

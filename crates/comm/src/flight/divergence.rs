@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::error::{Parties, Party};
 use crate::event::{EXCHANGE, Event, Kind};
 use crate::ranks_text;
 
@@ -17,17 +18,6 @@ pub struct Divergence {
     pub parties: Vec<Party>,
     /// The members that have not made it.
     pub absent: Vec<usize>,
-}
-
-/// Ranks that made the same call at the same source line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Party {
-    /// The ranks.
-    pub ranks: Vec<usize>,
-    /// The call: op, reduction, element type, root, bytes.
-    pub what: String,
-    /// The source line.
-    pub site: String,
 }
 
 impl fmt::Display for Divergence {
@@ -111,25 +101,9 @@ fn is_same(a: &Event, b: &Event) -> bool {
 }
 
 fn parties(made: &[&Event]) -> Vec<Party> {
-    let mut parties: Vec<(u64, Party)> = Vec::new();
+    let mut parties = Parties::default();
     for event in made {
-        let what = event.what();
-        let same = |(extra, party): &&mut (u64, Party)| {
-            *extra == event.extra && party.what == what && party.site == event.site
-        };
-        match parties.iter_mut().find(same) {
-            Some((_, party)) => party.ranks.push(event.rank),
-            None => {
-                parties.push((event.extra, Party { ranks: vec![event.rank], what, site: event.site.clone() }))
-            }
-        }
+        parties.add(event.rank, event.what(), event.site.clone(), event.extra);
     }
-    let first = parties[0].1.what.clone();
-    if parties.iter().any(|(extra, _)| *extra != parties[0].0) && parties.iter().all(|(_, p)| p.what == first)
-    {
-        parties
-            .iter_mut()
-            .for_each(|(_, party)| party.what += ", with other types, shapes, routes or factors");
-    }
-    parties.into_iter().map(|(_, party)| party).collect()
+    parties.list()
 }

@@ -77,9 +77,9 @@ fn other_bytes_and_other_sizes_differ_but_not_where_members_may() {
         ranks 1,2,3 all_reduce sum f32, 40 bytes at src/x.rs:10";
     assert_eq!(bytes, expected);
     let extra = change(|event| event.extra = 1).unwrap();
-    assert!(extra.starts_with(
-        "world call 1: rank 0 all_reduce sum f32, 40 bytes, with other types, shapes, routes or factors at "
-    ));
+    let expected = "world call 1: rank 0 all_reduce sum f32, 40 bytes, digest 0001 at src/x.rs:10; \
+        ranks 1,2,3 all_reduce sum f32, 40 bytes, digest 0000 at src/x.rs:10";
+    assert_eq!(extra, expected);
     // The same call from two lines is the same call.
     assert_eq!(change(|event| event.site = "src/y.rs:1".into()), None);
     let uneven = (0..2).map(|rank| {

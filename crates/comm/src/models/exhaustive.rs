@@ -247,7 +247,7 @@ fn no_wake_up_is_lost() {
         explore("failure against sleep", 2, || {
             run(2, HEAP, |group, _| {
                 let outcome = filled(&group, 8 * (group.rank() + 1), 1).and_then(|buffer| {
-                    let message = vec![Message { peer: 1 - group.rank(), tag: 0, buffer }];
+                    let message = vec![Message::new(1 - group.rank(), 0, buffer)];
                     let (sends, receives) =
                         if group.rank() == 0 { (message, Vec::new()) } else { (Vec::new(), message) };
                     group.exchange(sends, receives)?.wait(never())?;

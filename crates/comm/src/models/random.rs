@@ -119,7 +119,7 @@ fn ring(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, Comm
 
 fn exchange(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, CommError> {
     let (to, from) = ((group.rank() + by) % N, (group.rank() + N - by) % N);
-    let message = |peer, buffer| vec![Message { peer, tag: op as u64 % 2, buffer }];
+    let message = |peer, buffer| vec![Message::new(peer, op as u64 % 2, buffer)];
     let (sends, receives) =
         (message(to, operand(group, op, part)?), message(from, group.heap().alloc(part)?));
     finish(group.exchange(sends, receives)?, move |at| given(from, op, at))

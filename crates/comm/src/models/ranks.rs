@@ -1,5 +1,6 @@
 //! Ranks as threads of a model.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,9 @@ use shuttle::thread;
 use crate::alarm::Alarm;
 use crate::cores::Cores;
 use crate::group::Group;
-use crate::layout::{ROW, prepare, reserved};
-use crate::row::Row;
+use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
+use crate::settings::{DEADLINE, Settings};
 
 const STACK: usize = 1 << 16;
 
@@ -34,10 +35,12 @@ pub(super) fn run<T: Send + 'static>(
             // One core for all, so that nobody spins: in a model a look is a step like any other, and there is no end
             // of them.
             let cores = Cores::of(n, [&[1][..]]);
-            let (heap, recorder) = prepare(&segments[rank], &alarm, cores, n, "world");
-            let row = |(rank, segment)| Row::new(segment, ROW, rank);
-            let rows = segments.iter().enumerate().map(row).collect();
-            f(Group::new(rows, rank, heap, Arc::clone(&alarm), recorder, cores), &alarm)
+            let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
+            let settings = Rc::new(Settings::new(DEADLINE, false));
+            let alarm = Arc::clone(&alarm);
+            let group =
+                Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);
+            f(group, &alarm)
         };
         thread::Builder::new().stack_size(STACK).spawn(body).expect("a thread of the model")
     };

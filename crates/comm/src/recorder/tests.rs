@@ -11,7 +11,8 @@ fn recorder() -> (Recorder, Arc<Segment>, std::os::fd::OwnedFd) {
 
 fn call(number: u64) -> Call {
     // all_reduce, f32 (the first element type), sum (the first reduction).
-    Call { number, key: Key { what: 1 << 8 | 1 << 16, bytes: 8 * number, extra: 7 } }
+    let key = Key { what: 1 << 8 | 1 << 16, bytes: 8 * number, extra: 7 };
+    Call { number, key, text: Name::default() }
 }
 
 fn start(recorder: &Recorder, number: u64) {
@@ -158,9 +159,10 @@ fn texts_are_kept_once_and_may_run_out() {
     let before = used();
     assert_eq!((recorder.clone().name("a text"), used()), (name, before));
     let long = |i: usize| format!("{i:16000}");
-    let names: Vec<Name> = (0..20).map(|i| recorder.name(&long(i))).collect();
-    assert!(names[0] != Name(0) && names[19] == Name(0) && used() as usize <= SIZE - TEXTS);
-    recorder.record(Kind::Kernel, names[19], 1);
+    let names: Vec<Name> = (0..200).map(|i| recorder.name(&long(i))).collect();
+    assert!(names[0] != Name(0) && names[199] == Name(0) && used() as usize <= SIZE - TEXTS);
+    assert_eq!(names[100].text(&segment), long(100), "names reach all of the area");
+    recorder.record(Kind::Kernel, names[199], 1);
     recorder.record(Kind::Kernel, name, 2);
     let ops: Vec<String> = read_segment(&segment, 0).unwrap().events.into_iter().map(|e| e.op).collect();
     assert_eq!(ops, ["", "a text"]);

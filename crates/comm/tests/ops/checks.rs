@@ -430,7 +430,7 @@ impl<'a> Checks<'a> {
         for len in [0, 1, 15, 16, 17, 4095, 4096, 4097, large] {
             let data =
                 |from: usize, to: usize, tag: u64| operand(Element::U8, from, len, to * 2 + tag as usize);
-            let message = |peer, tag, buffer| Message { peer, tag, buffer };
+            let message = |peer, tag, buffer| Message::new(peer, tag, buffer);
             let pairs = || (0..n).flat_map(|peer| [(peer, 0), (peer, 1)]);
             let sends: Vec<_> =
                 pairs().map(|(to, tag)| message(to, tag, self.buffer(&data(me, to, tag)))).collect();

@@ -1,53 +1,128 @@
-//! How the ranks agree on what to compile: they gather what each would do, in the order of their other calls.
+//! How the ranks agree on a call of a compiled function: they meet on the group of all ranks, in the order of its other
+//! calls, so that a rank that does something else differs and is not merely late.
 
+use std::cell::Cell;
 use std::panic::Location;
-use std::time::Instant;
+use std::rc::Rc;
 
-use consort_comm::{Buffer, CommError, Element, Reduce};
+use consort_comm::{Buffer, CommError, Element, Group, Name, Note, Reduce};
 
 use crate::error::{Error, Result};
-use crate::world::World;
+use crate::world::{World, gather};
 
 type Site = &'static Location<'static>;
 
-/// All ranks' bytes, in rank order.
-pub(crate) fn gather(world: &World, mine: &[u8], site: Site) -> Result<Vec<Vec<u8>>> {
-    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(vec![mine.to_vec()]) };
-    let failed = |error| Error::comm("compile", error, site);
-    let until = || Instant::now() + world.timeout();
-    let lengths = (|| {
-        let operand = all.heap().alloc_from(&(mine.len() as u64).to_le_bytes())?;
-        let result = all.heap().alloc(8 * all.size())?;
-        all.said_at(all.recorder().site(site));
-        let got = all.all_gather(operand, result.clone(), 1)?.wait(until())?;
-        drop(got);
-        let lengths = numbers(&result.bytes()?);
-        Ok::<_, CommError>(lengths)
-    })();
-    let lengths: Vec<usize> = lengths.map_err(failed)?.into_iter().map(|length| length as usize).collect();
-    let bytes = (|| {
-        let operand = all.heap().alloc_from(mine)?;
-        let result = all.heap().alloc(lengths.iter().sum())?;
-        all.said_at(all.recorder().site(site));
-        let got = all.all_gather_v(operand, result.clone(), lengths.clone(), 1)?.wait(until())?;
-        drop(got);
-        let bytes = result.bytes()?.to_vec();
-        Ok::<_, CommError>(bytes)
-    })();
-    let bytes = bytes.map_err(failed)?;
-    let mut rest = &bytes[..];
-    let part = |length: &usize| {
-        let (part, after) = rest.split_at(*length);
-        rest = after;
-        part.to_vec()
-    };
-    Ok(lengths.iter().map(part).collect())
+/// One call of a compiled function, as ranks speak of it.
+pub(crate) struct Meeting<'a> {
+    pub(crate) world: &'a Rc<World>,
+    /// The function: the name that it was given, or its source line.
+    pub(crate) name: &'a str,
+    /// Which call of it, from 1 on.
+    pub(crate) call: u64,
+    /// The line that calls it.
+    pub(crate) site: Site,
+    /// What is said of every call of it, kept from call to call.
+    pub(crate) said: &'a Cell<Option<Said>>,
 }
 
-fn numbers(bytes: &[u8]) -> Vec<u64> {
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    bytes.chunks_exact(8).map(number).collect()
+/// What is said of every call of a function: in which world, by which name, and a digest of the function's own.
+#[derive(Clone, Copy)]
+pub(crate) struct Said {
+    world: u32,
+    text: Name,
+    digest: u64,
 }
+
+impl Meeting<'_> {
+    /// The group of all ranks, where there are several.
+    fn all(&self) -> Option<&Group> {
+        self.world.all().filter(|all| all.size() > 1)
+    }
+
+    /// What ranks must have in common in a part of the agreement, and how it is called where they do not.
+    fn note(&self, all: &Group, part: &str) -> Note {
+        let text = format!("call {{}} of `{}`: {part}", self.name);
+        self.note_of(all, all.recorder().name(&text), digest(text.as_bytes()))
+    }
+
+    /// The same for the call itself.
+    fn call_note(&self, all: &Group) -> Note {
+        let said = self.said.get().filter(|said| said.world == self.world.id).unwrap_or_else(|| {
+            let text = format!("call {{}} of `{}`", self.name);
+            let (world, digest) = (self.world.id, digest(text.as_bytes()));
+            Said { world, text: all.recorder().name(&text), digest }
+        });
+        self.said.set(Some(said));
+        self.note_of(all, said.text, said.digest)
+    }
+
+    fn note_of(&self, all: &Group, text: Name, digest: u64) -> Note {
+        Note {
+            digest: digest ^ self.call.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            text,
+            site: all.recorder().site(self.site),
+            number: u32::try_from(self.call).unwrap_or(u32::MAX),
+            is_agreement: true,
+        }
+    }
+
+    fn failed(&self, error: CommError) -> Error {
+        Error::comm("compile", error, self.site)
+    }
+
+    /// All ranks' bytes, in rank order.
+    pub(crate) fn gather(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let Some(all) = self.all() else { return Ok(vec![mine.to_vec()]) };
+        gather(all, self.world.timeout(), || self.note(all, what), mine).map_err(|error| self.failed(error))
+    }
+
+    /// An error on all ranks where a text is not the same on all: the first line that differs, and who has which.
+    pub(crate) fn check_same(&self, what: &str, text: &str) -> Result<()> {
+        let mine = digest(text.as_bytes());
+        let all = self.gather(what, &mine.to_le_bytes())?;
+        if all.iter().all(|other| other[..] == mine.to_le_bytes()) {
+            return Ok(());
+        }
+        let texts = self.gather(what, text.as_bytes())?;
+        let texts: Vec<String> =
+            texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let message = difference(&format!("`{}`: {what}", self.name), "line", &texts);
+        let note =
+            "\n  note: captured values, and all that it reads from outside, must be equal on all ranks";
+        Err(Error::new("compile", message + note, self.site))
+    }
+
+    /// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
+    pub(crate) fn envelope(&self, key: u64) -> Result<bool> {
+        let Some(all) = self.all() else { return Ok(key != MISS) };
+        let same = self.envelope_on(all, key).map_err(|error| self.failed(error))?;
+        Ok(same && key != MISS)
+    }
+
+    fn envelope_on(&self, all: &Group, key: u64) -> Result<bool, CommError> {
+        // The largest of the keys and of their complements: they are a key and its own where all are equal.
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&key.to_le_bytes());
+        bytes[8..].copy_from_slice(&(!key).to_le_bytes());
+        // The one handle of it goes into the operation and comes back, so that nothing need be noted.
+        let buffer = match self.world.envelope.take().filter(Buffer::is_released) {
+            Some(kept) => {
+                kept.try_bytes_mut()?.copy_from_slice(&bytes);
+                kept
+            }
+            None => all.heap().alloc_from(&bytes)?,
+        };
+        all.note(self.call_note(all));
+        let sent = all.all_reduce(buffer, Element::I64, Reduce::Max)?;
+        let back = sent.wait_within(self.world.timeout())?.remove(0);
+        let same = back.bytes()?[..] == bytes;
+        self.world.envelope.set(Some(back));
+        Ok(same)
+    }
+}
+
+/// What a rank is about to do at a call that it has no plan for.
+pub(crate) const MISS: u64 = 0;
 
 /// A digest of bytes: eight at a time, each step mixed well enough that a difference anywhere shows.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
@@ -61,30 +136,14 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     mix(hash, number(rest))
 }
 
-/// An error on all ranks where a text is not the same on all: the first line that differs, and who has which.
-pub(crate) fn check_same(world: &World, what: &str, text: &str, site: Site) -> Result<()> {
-    let mine = digest(text.as_bytes());
-    let all = gather(world, &mine.to_le_bytes(), site)?;
-    if all.iter().all(|other| other[..] == mine.to_le_bytes()) {
-        return Ok(());
-    }
-    let texts = gather(world, text.as_bytes(), site)?;
-    let texts: Vec<String> = texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
-    let message = difference(what, &texts);
-    Err(Error::new(
-        "compile",
-        format!("{message}\n  note: what it captures or reads from outside is the same on all ranks"),
-        site,
-    ))
-}
-
-/// The first line in which texts differ, and the ranks of each.
-pub(crate) fn difference(what: &str, texts: &[String]) -> String {
+/// The first line in which texts differ, and the ranks of each. Lines of a program are counted from 1, parts of arguments
+/// from 0.
+pub(crate) fn difference(what: &str, unit: &str, texts: &[String]) -> String {
     let lines: Vec<Vec<&str>> = texts.iter().map(|text| text.lines().collect()).collect();
     let longest = lines.iter().map(Vec::len).max().unwrap_or(0);
     let line = |rank: usize, at: usize| lines[rank].get(at).copied().unwrap_or("nothing more").trim();
     let first = (0..longest).find(|at| (1..lines.len()).any(|rank| line(rank, *at) != line(0, *at)));
-    let Some(at) = first else { return format!("expected one {what} on all ranks, got several") };
+    let Some(at) = first else { return format!("{what} must be the same on all ranks") };
     let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
     for rank in 0..lines.len() {
         match groups.iter_mut().find(|(text, _)| *text == line(rank, at)) {
@@ -92,41 +151,15 @@ pub(crate) fn difference(what: &str, texts: &[String]) -> String {
             None => groups.push((line(rank, at), vec![rank])),
         }
     }
-    let mut message = format!("expected one {what} on all ranks; the first difference is in line {}", at + 1);
+    let number = at + usize::from(unit == "line");
+    let mut message =
+        format!("{what} must be the same on all ranks; the first difference is in {unit} {number}");
     for (text, ranks) in groups {
         let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
         let word = if ranks.len() == 1 { "rank" } else { "ranks" };
         message.push_str(&format!("\n  {word} {}: {text}", ranks.join(", ")));
     }
     message
-}
-
-/// What a rank is about to do at a call.
-pub(crate) const MISS: u64 = 0;
-
-/// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
-pub(crate) fn envelope(world: &World, key: u64, site: Site) -> Result<bool> {
-    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(key != MISS) };
-    // The largest of the keys and of their complements: they are a key and its own where all are equal.
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&key.to_le_bytes());
-    bytes[8..].copy_from_slice(&(!key).to_le_bytes());
-    let outcome = (|| {
-        // The one handle of it goes into the operation and comes back, so that nothing need be noted.
-        let buffer = match world.envelope.take().filter(Buffer::is_released) {
-            Some(kept) => {
-                kept.try_bytes_mut()?.copy_from_slice(&bytes);
-                kept
-            }
-            None => all.heap().alloc_from(&bytes)?,
-        };
-        all.said_at(all.recorder().site(site));
-        let back = all.all_reduce(buffer, Element::I64, Reduce::Max)?.wait_within(world.timeout())?.remove(0);
-        let same = back.bytes()?[..] == bytes;
-        world.envelope.set(Some(back));
-        Ok::<_, CommError>(same)
-    })();
-    Ok(outcome.map_err(|error| Error::comm("compile", error, site))? && key != MISS)
 }
 
 #[cfg(test)]
@@ -136,9 +169,11 @@ mod tests {
     #[test]
     fn ranks_are_grouped_by_the_line_that_differs() {
         let texts = ["a\nb\nc", "a\nx\nc", "a\nb\nd"].map(str::to_string);
-        let text = difference("program", &texts);
+        let text = difference("program", "line", &texts);
         assert!(text.ends_with("line 2\n  ranks 0, 2: b\n  rank 1: x"), "{text}");
         let texts = ["a", "a\nb"].map(str::to_string);
-        assert!(difference("program", &texts).ends_with("line 2\n  rank 0: nothing more\n  rank 1: b"));
+        assert!(
+            difference("program", "line", &texts).ends_with("line 2\n  rank 0: nothing more\n  rank 1: b")
+        );
     }
 }

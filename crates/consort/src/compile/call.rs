@@ -9,15 +9,19 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, MapTensors};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
-use super::agree::{self, MISS, digest, envelope, gather};
+use super::agree::{self, MISS, Meeting, digest};
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
-use super::{Compiled, Site};
+use super::{Compiled, Reach, Site};
+
+/// Begins what a rank sends in the place of its signature where it has an error of its own.
+const STALE: &str = "error ";
 
 /// One compilation of a function: what it expects, and what it then runs.
 pub(super) struct Entry<R> {
@@ -38,6 +42,9 @@ pub(super) struct Replay<R> {
     template: R,
     /// For each tensor of the template, which result of the graph it is; none where it is itself.
     outs: Vec<Option<usize>>,
+    /// Tensors that the function captured and that somebody else owned too: their storage, how many handles of it are
+    /// here, and where the function met them.
+    captured: Vec<(Rc<Storage>, usize, Site)>,
 }
 
 impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
@@ -59,36 +66,63 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if !world.warming.get() {
             self.calls.set(number + 1);
         }
-        let entries = self.entries.borrow().len();
-        // What all ranks have compiled; what does not communicate is each rank's own matter.
-        let agreed = self.entries.borrow().iter().filter(|entry| entry.communicates).count();
-        if agreed > 0 {
-            let key = found.as_ref().map_or(MISS, |(entry, bound)| entry.key(number, bound));
-            if !envelope(&world, key, site)? {
-                return match agreed < self.options.limit {
-                    true => self.compile_and_run(args, &world, true, site),
+        let meeting = self.meeting(&world, number, site);
+        let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &world, site).err());
+        if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
+            let key = match (&found, &stale) {
+                (Some((entry, bound)), None) => entry.key(bound),
+                _ => MISS,
+            };
+            if !meeting.envelope(key)? {
+                let left = self.entries.borrow().len() < self.options.limit;
+                return match left || stale.is_some() {
+                    true => self.compile_and_run(args, &meeting, stale, site),
                     false => self.past_limit(args),
                 };
             }
+        } else if let Some(error) = stale {
+            return Err(error);
         }
         match found {
             Some((entry, bound)) => match &entry.replay {
                 Some(replay) => {
-                    if cfg!(debug_assertions) {
-                        if number.is_power_of_two() {
-                            self.retrace(args, &world, &entry.pattern, replay, site)?;
-                        }
-                        if entry.communicates {
-                            check_declared(args, &world, site)?;
-                        }
+                    if cfg!(debug_assertions) && entry.communicates {
+                        check_declared(args, &meeting)?;
                     }
                     self.replay(&entry, replay, args, &world, &bound, site)
                 }
-                None => self.traced_call(args, &world, &entry.pattern, site),
+                None => self.traced_call(args, &meeting, &entry.pattern, site),
             },
-            None if entries >= self.options.limit => self.past_limit(args),
-            None => self.compile_and_run(args, &world, false, site),
+            None if self.entries.borrow().len() >= self.options.limit => self.past_limit(args),
+            None => self.compile_and_run(args, &meeting, None, site),
         }
+    }
+
+    /// This call, as ranks speak of it.
+    fn meeting<'a>(&'a self, world: &'a Rc<World>, number: u64, site: Site) -> Meeting<'a> {
+        Meeting { world, name: &self.options.name, call: number + 1, site, said: &self.said }
+    }
+
+    /// An error where the plan is of what the function was and no longer is: a tensor that it captured was replaced, or,
+    /// as some calls find out by tracing it again, it gives another program.
+    fn stale(&self, entry: &Entry<R>, number: u64, args: &A, world: &Rc<World>, site: Site) -> Result<()> {
+        let Some(replay) = &entry.replay else { return Ok(()) };
+        for (storage, own, captured) in &replay.captured {
+            if Rc::strong_count(storage) <= *own {
+                let message = format!(
+                    "`{}`: expected the captured tensor of {}:{} to stay, but it was replaced or dropped\n  \
+                     note: pass what changes as an argument",
+                    self.options.name,
+                    captured.file(),
+                    captured.line()
+                );
+                return Err(Error::new("compile", message, site));
+            }
+        }
+        if self.options.retrace && number.is_power_of_two() {
+            return self.check_retraced(args, world, &entry.pattern, replay, site);
+        }
+        Ok(())
     }
 
     /// The function as it is, because it was compiled too often.
@@ -122,39 +156,49 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Some((entry, bound))
     }
 
-    /// Traces the function, agrees on it with the other ranks where it communicates, and runs it.
-    fn compile_and_run(&self, args: &A, world: &Rc<World>, joint: bool, site: Site) -> Result<R> {
-        let start = Instant::now();
+    /// Traces the function, agrees on it with the other ranks unless it is this rank's own matter, and runs it. A rank that
+    /// found out that it cannot says so to the others.
+    fn compile_and_run(
+        &self,
+        args: &A,
+        meeting: &Meeting<'_>,
+        stale: Option<Error>,
+        site: Site,
+    ) -> Result<R> {
+        let (start, world) = (Instant::now(), meeting.world);
         let leaves = leaves_of(args);
         let before: Vec<Pattern> = self.entries.borrow().iter().map(|entry| entry.pattern.clone()).collect();
         let own = Signature::new(&leaves, &before, &self.options.dynamic, &world.mesh());
         let recompiled = before.first().map(|pattern| pattern.misfit(&leaves, &world.mesh()));
-        let agreed = || -> Result<Pattern> {
-            let signatures = self.signatures(world, &own, site)?;
-            Ok(Signature::pattern(&leaves, &signatures, &world.mesh()))
+        let agreed = || -> Result<(Pattern, Vec<Signature>)> {
+            let signatures = self.signatures(meeting, &own, stale.clone())?;
+            Ok((Signature::pattern(&leaves, &signatures, &world.mesh()), signatures))
         };
-        let mut pattern = match joint {
+        let joint = matches!(self.reach.get(), Reach::Unknown | Reach::World);
+        let (mut pattern, mut signatures) = match joint {
             true => agreed()?,
-            false => Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()),
+            false => (Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()), Vec::new()),
         };
         let started = Cell::new(false);
-        let mut traced = self.trace(args, world, &pattern, &started, site);
-        if started.get() && !joint {
-            // Only now it is known that the others have a part in it.
-            let agreed = agreed()?;
-            if agreed.leaves != pattern.leaves {
-                pattern = agreed;
-                traced = self.trace(args, world, &pattern, &started, site);
-            }
+        let mut traced = self.trace(args, meeting, &pattern, &started, site);
+        if !joint && started.get() && self.reach.get() == Reach::Local {
+            // It did not communicate before, and now the others have a part in it.
+            self.reach.set(Reach::World);
+            (pattern, signatures) = agreed()?;
+            traced = self.trace(args, meeting, &pattern, &started, site);
         }
-        if started.get() || joint {
+        traced = traced.map_err(|error| error.with_note(&pattern.sizes_text(&signatures, &world.mesh())));
+        if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
             // Where there is no program, the others learn that too.
             let none = |error: &Error| format!("no program: {error}");
             let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
-            let same = self.agreeing(|| agree::check_same(world, "program", &text, site));
-            if traced.is_ok() {
+            let same = self.agreeing(|| meeting.check_same("its program", &text));
+            if let Ok(traced) = &traced {
                 same?;
-                check_declared(args, world, site)?;
+                self.reach.set(if traced.communicates { Reach::World } else { self.reach.get().without() });
+                if self.reach.get() == Reach::World {
+                    check_declared(args, meeting)?;
+                }
             }
         }
         let traced = traced?;
@@ -182,15 +226,35 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         outcome
     }
 
-    /// All ranks' signatures; an error on all where they are not of one kind.
-    fn signatures(&self, world: &World, own: &Signature, site: Site) -> Result<Vec<Signature>> {
+    /// All ranks' signatures; an error on all where they are not of one kind, or where one of them has an error of its
+    /// own.
+    fn signatures(
+        &self,
+        meeting: &Meeting<'_>,
+        own: &Signature,
+        stale: Option<Error>,
+    ) -> Result<Vec<Signature>> {
+        let site = meeting.site;
+        let mine = stale.as_ref().map_or_else(|| own.bytes(), |error| format!("{STALE}{error}").into_bytes());
+        let all = self.agreeing(|| meeting.gather("its arguments", &mine))?;
+        if let Some(error) = stale {
+            return Err(error);
+        }
+        let said = |bytes: &Vec<u8>| {
+            Some(String::from_utf8_lossy(bytes.strip_prefix(STALE.as_bytes())?).into_owned())
+        };
+        if let Some((rank, error)) =
+            all.iter().enumerate().find_map(|(rank, bytes)| Some((rank, said(bytes)?)))
+        {
+            return Err(Error::new("compile", format!("rank {rank} stopped: {error}"), site));
+        }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let all = self.agreeing(|| gather(world, &own.bytes(), site))?;
         let all: Vec<Signature> =
             all.iter().map(|bytes| Signature::read(bytes).ok_or_else(lost)).collect::<Result<_>>()?;
         if all.iter().any(|other| other.kinds != own.kinds) {
             let texts: Vec<String> = all.iter().map(|one| one.kinds.join("\n")).collect();
-            return Err(Error::new("compile", agree::difference("kind of arguments", &texts), site));
+            let what = format!("`{}`: the kinds of its arguments", self.options.name);
+            return Err(Error::new("compile", agree::difference(&what, "part", &texts), site));
         }
         Ok(all)
     }
@@ -256,25 +320,44 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     fn trace(
         &self,
         args: &A,
-        world: &Rc<World>,
+        meeting: &Meeting<'_>,
         pattern: &Pattern,
         started: &Cell<bool>,
         site: Site,
     ) -> Result<Traced<R>> {
-        let session = Session::new(Rc::clone(world), self.options.fullgraph);
-        let bound = pattern.bind(args, world).unwrap_or_default();
-        let traced_args = Self::arguments(&session, args, pattern, &bound)?;
+        let session = self.session(meeting.world);
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
-        session.set_run(self.runner(args, &used, site));
-        let result = trace::within(Some(Rc::clone(&session)), || (self.f)(traced_args));
+        session.set_run(self.runner(args, &used, meeting.call, site));
+        let traced = self.trace_in(&session, &used, args, pattern, site);
         started.set(started.get() || session.started.get());
+        traced
+    }
+
+    fn session(&self, world: &Rc<World>) -> Rc<Session> {
+        let local = (self.reach.get() == Reach::Declared).then(|| self.options.name.clone());
+        Session::new(Rc::clone(world), self.options.fullgraph, local)
+    }
+
+    /// Runs the function in a session.
+    fn trace_in(
+        &self,
+        session: &Rc<Session>,
+        used: &Rc<RefCell<Vec<Rc<Graph>>>>,
+        args: &A,
+        pattern: &Pattern,
+        site: Site,
+    ) -> Result<Traced<R>> {
+        let world = &session.world;
+        let bound = pattern.bind(args, world).unwrap_or_default();
+        let traced_args = Self::arguments(session, args, pattern, &bound)?;
+        let result = trace::within(Some(Rc::clone(session)), || (self.f)(traced_args));
         session.check()?;
         let result = result?;
         let tensors = result.flatten();
         let live: Vec<Rc<trace::Traced>> =
             tensors.iter().filter_map(|tensor| tensor.traced.clone()).collect();
         let finished = session.finish(live, site)?;
-        let graph = segment(&self.segments, world, &finished, site)?;
+        let graph = segment(&self.segments, session, &finished, site)?;
         let breaks = session.breaks.borrow().clone();
         let constants = constants(&finished);
         let place = |tensor: &Tensor| {
@@ -291,7 +374,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         text.push_str(&graph.text);
         if breaks.is_empty() {
             let graphs = vec![Rc::clone(&graph)];
-            let replay = Replay { graph, inputs: finished.inputs, template: result, outs };
+            let captured = captured(&finished.inputs);
+            let replay = Replay { graph, inputs: finished.inputs, template: result, outs, captured };
             return Ok(Traced {
                 replay: Some(replay),
                 result: None,
@@ -303,7 +387,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             });
         }
         // The segments before have run; the last one does now.
-        let tensors = run_segment(&session, &finished, &graph, &parts_of(args), site)?;
+        let tensors = run_segment(session, &finished, &graph, &parts_of(args), site)?;
         let result = fill(&result, &outs, &tensors, &session.hints.borrow());
         let mut graphs = used.borrow().clone();
         graphs.push(graph);
@@ -315,16 +399,21 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         &self,
         args: &A,
         used: &Rc<RefCell<Vec<Rc<Graph>>>>,
+        call: u64,
         site: Site,
     ) -> Rc<trace::RunSegment<'static>> {
         let parts = parts_of(args);
-        let used = Rc::clone(used);
-        let segments = Rc::clone(&self.segments);
-        Rc::new(move |session: &Session, finished: &Finished| {
-            let graph = segment(&segments, &session.world, finished, site)?;
+        let (used, segments, name) = (Rc::clone(used), Rc::clone(&self.segments), self.options.name.clone());
+        Rc::new(move |session: &Rc<Session>, finished: &Finished| {
+            let graph = segment(&segments, session, finished, site)?;
             let first = !used.borrow().iter().any(|own| Rc::ptr_eq(own, &graph));
             if first && graph.communicates && graph.planned.get() == 0 {
-                agree::check_same(&session.world, "program", &graph.text, site)?;
+                let (world, said) = (&session.world, &Cell::new(None));
+                let meeting = Meeting { world, name: &name, call, site, said };
+                let at = session.breaks.borrow().last().map_or_else(String::new, |last| {
+                    format!(", which `{}` at {}:{} ends", last.op, last.site.file(), last.site.line())
+                });
+                meeting.check_same(&format!("its segment {}{at}", used.borrow().len()), &graph.text)?;
             }
             used.borrow_mut().push(Rc::clone(&graph));
             run_segment(session, finished, &graph, &parts, site)
@@ -332,16 +421,16 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// A call of a function with breaks: it is traced again, with its segments at hand.
-    fn traced_call(&self, args: &A, world: &Rc<World>, pattern: &Pattern, site: Site) -> Result<R> {
-        let traced = self.trace(args, world, pattern, &Cell::new(false), site)?;
+    fn traced_call(&self, args: &A, meeting: &Meeting<'_>, pattern: &Pattern, site: Site) -> Result<R> {
+        let traced = self.trace(args, meeting, pattern, &Cell::new(false), site)?;
         self.log.borrow_mut().retraced += 1;
         traced
             .result
             .ok_or_else(|| Error::new("compile", "the function had breaks before, and has none now", site))
     }
 
-    /// Traces the function again and compares: what it captured may have changed.
-    fn retrace(
+    /// Traces the function again, runs nothing, and compares: what it captured may have changed.
+    fn check_retraced(
         &self,
         args: &A,
         world: &Rc<World>,
@@ -349,15 +438,34 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         replay: &Replay<R>,
         site: Site,
     ) -> Result<()> {
-        let traced = self.trace(args, world, pattern, &Cell::new(false), site)?;
-        if traced.text == replay.graph.text {
-            return Ok(());
-        }
-        let texts = [replay.graph.text.clone(), traced.text];
-        let difference = agree::difference("program", &texts).replace("on all ranks", "at every call");
-        let difference = difference.replace("rank 0:", "first:").replace("rank 1:", "now:");
+        let name = &self.options.name;
         let note = "\n  note: it depends on something that is no argument; pass that as one";
-        Err(Error::new("compile", difference + note, site))
+        // Nothing says how to run a segment, so that a break is an error.
+        let session = self.session(world);
+        let traced = self.trace_in(&session, &Rc::default(), args, pattern, site);
+        let traced = traced.map_err(|error| {
+            let message = format!("`{name}`: expected the same program at every call, but now: {error}");
+            Error::new("compile", message + note, site)
+        })?;
+        if traced.text != replay.graph.text {
+            let texts = [replay.graph.text.clone(), traced.text];
+            let difference = agree::difference(&format!("`{name}`: its program"), "line", &texts);
+            let difference = difference.replace("on all ranks", "at every call");
+            let difference = difference.replace("rank 0:", "first:").replace("rank 1:", "now:");
+            return Err(Error::new("compile", difference + note, site));
+        }
+        let now = traced.replay.map_or_else(Vec::new, |replay| replay.inputs);
+        for (before, now) in replay.inputs.iter().zip(&now) {
+            let (Input::Constant(before, _), Input::Constant(now, met)) = (before, now) else { continue };
+            if !is_equal(before, now, site)? {
+                let (file, line) = (met.file(), met.line());
+                let message = format!(
+                    "`{name}`: expected the tensor of {file}:{line} to have the same elements at every call"
+                );
+                return Err(Error::new("compile", message + note, site));
+            }
+        }
+        Ok(())
     }
 
     /// A call without breaks.
@@ -397,13 +505,13 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 }
 
 impl<R> Entry<R> {
-    /// What ranks compare at a call: never `MISS`.
-    fn key(&self, call: u64, bound: &Bound) -> u64 {
+    /// What ranks compare at a call besides its number: never `MISS`.
+    fn key(&self, bound: &Bound) -> u64 {
         let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
         let symbols = self.pattern.symbols.iter().zip(bound);
         let equal = symbols.filter(|((_, facts), _)| facts.varies.is_empty());
         // A positive number, so that it and its complement compare like bits.
-        let key = equal.fold(mix(self.digest, call), |hash, (_, number)| mix(hash, *number as u64));
+        let key = equal.fold(self.digest, |hash, (_, number)| mix(hash, *number as u64));
         (key >> 1) | 1
     }
 }
@@ -430,6 +538,37 @@ fn value_of(symbols: &[(Sym, i64)], sym: Sym) -> i64 {
     symbols.iter().find(|(own, _)| *own == sym).map_or(0, |(_, value)| *value)
 }
 
+/// The tensors among the inputs that somebody else owns too: the function captured them, and did not make them.
+fn captured(inputs: &[Input]) -> Vec<(Rc<Storage>, usize, Site)> {
+    let constants = || {
+        inputs.iter().filter_map(|input| match input {
+            Input::Constant(tensor, site) => Some((tensor.storage.as_ref()?, *site)),
+            _ => None,
+        })
+    };
+    let mut found: Vec<(Rc<Storage>, usize, Site)> = Vec::new();
+    for (storage, site) in constants() {
+        let here = constants().filter(|(other, _)| Rc::ptr_eq(other, storage)).count();
+        let kept = found.iter().filter(|(other, _, _)| Rc::ptr_eq(other, storage)).count();
+        if kept == 0 && Rc::strong_count(storage) > here {
+            // The handle that is kept in the list is one more.
+            found.push((Rc::clone(storage), here + 1, site));
+        }
+    }
+    found
+}
+
+/// Whether two tensors have the same elements, bit by bit.
+fn is_equal(a: &Tensor, b: &Tensor, site: Site) -> Result<bool> {
+    let is_same = |a: &Rc<Storage>, b: &Rc<Storage>| Rc::ptr_eq(a, b);
+    if a.layout == b.layout && a.storage.as_ref().zip(b.storage.as_ref()).is_some_and(|(a, b)| is_same(a, b))
+    {
+        return Ok(true);
+    }
+    let a = a.with_bytes("compile", site, <[u8]>::to_vec)?;
+    b.with_bytes("compile", site, |b| a == b)
+}
+
 /// The constants that a segment met, in words.
 fn constants(finished: &Finished) -> Vec<(String, Site)> {
     let constant = |input: &Input| match input {
@@ -444,11 +583,11 @@ fn constants(finished: &Finished) -> Vec<(String, Site)> {
 /// The graph of a segment: one with the same text serves again.
 fn segment(
     known: &RefCell<Vec<Rc<Graph>>>,
-    world: &World,
+    session: &Session,
     finished: &Finished,
     site: Site,
 ) -> Result<Rc<Graph>> {
-    let graph = Graph::new(world, finished.func.clone(), site)?;
+    let graph = Graph::new(session, finished.func.clone(), site)?;
     if let Some(same) = known.borrow().iter().find(|other| other.text == graph.text) {
         return Ok(Rc::clone(same));
     }

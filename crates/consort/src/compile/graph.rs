@@ -7,6 +7,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use consort_ir::diagnostic::Diagnostic;
 use consort_ir::index::Sym;
 use consort_ir::layout::Layout;
 use consort_ir::mesh::Axes;
@@ -25,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::storage::Storage;
 use crate::tensor::{Placed, Tensor, constant_shape};
+use crate::trace::Session;
 use crate::world::World;
 
 type Site = &'static Location<'static>;
@@ -77,24 +79,15 @@ pub(crate) enum Given<'a> {
 }
 
 impl Graph {
-    /// Simplifies a function that was traced.
-    pub(crate) fn new(world: &World, func: Func, site: Site) -> Result<Graph> {
-        let program = Program { mesh: world.mesh().clone(), funcs: vec![func] };
-        let wrong = |message: String| {
-            let note = "\n  note: this is a defect of consort; the program is in CONSORT_LOG=program";
-            Error::new("compile", message + note, site)
-        };
-        if cfg!(debug_assertions)
-            && let Some(error) = verify(&program).first()
-        {
-            return Err(wrong(format!(
-                "the traced program does not verify: {}\n{}",
-                error.headline(),
-                print(&program)
-            )));
+    /// Verifies and simplifies a function that was traced.
+    pub(crate) fn new(session: &Session, func: Func, site: Site) -> Result<Graph> {
+        let program = Program { mesh: session.world.mesh().clone(), funcs: vec![func] };
+        if let Some(error) = verify(&program).into_iter().next() {
+            return Err(refused(session, error, site));
         }
-        let program = simplify(&program, PASSES, &Options::default(), &mut |_| {})
-            .map_err(|error| wrong(error.to_string()))?;
+        let options = Options { verify: true, ..Options::default() };
+        let program = simplify(&program, PASSES, &options, &mut |_| {})
+            .map_err(|error| Error::new("compile", error.to_string(), site))?;
         let text = print(&program);
         let communicates = program.funcs.iter().any(|func| starts(&func.body));
         let (plans, planned, planning) = Default::default();
@@ -150,9 +143,7 @@ impl Graph {
         let at = At { rank: world.rank, symbols: &values, donated: &given };
         let mesh = &self.program.mesh;
         let func = plan(mesh, func, &at).map_err(|error| failed(error.to_string()))?;
-        if cfg!(debug_assertions)
-            && let Some(error) = hazards(mesh, &func).first()
-        {
+        if let Some(error) = hazards(mesh, &func).first() {
             let text = print(&Program { mesh: mesh.clone(), funcs: vec![func] });
             return Err(failed(format!(
                 "the plan is wrong, which is a defect of consort: {}\n{text}",
@@ -163,7 +154,7 @@ impl Graph {
         let exec =
             Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
         let groups =
-            exec.groups().iter().map(|over| world.group(*over)).collect::<std::result::Result<_, _>>();
+            exec.groups().iter().map(|over| world.group(*over, site)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
         let varies = |ty: &Type| ty.tensors().iter().map(|tensor| tensor.varies).collect::<Vec<_>>();
         let varies: Vec<_> =
@@ -178,6 +169,16 @@ impl Graph {
     pub(crate) fn plans(&self) -> Vec<Rc<Planned>> {
         self.plans.borrow().clone()
     }
+}
+
+/// The error of a program that does not verify, at the user's line, with the verifier's own way out.
+#[cold]
+fn refused(session: &Session, error: Diagnostic, site: Site) -> Error {
+    let at = error.loc.as_ref().and_then(|loc| session.site(loc));
+    let (op, message) = error.message.split_once(": ").unwrap_or(("compile", &error.message));
+    let op = op.strip_suffix("_start").unwrap_or(op);
+    let note = error.note.map_or_else(String::new, |note| format!("\n  note: {note}"));
+    Error::new(op, format!("{message} ({}){note}", error.rule), at.unwrap_or(site))
 }
 
 fn starts(block: &Block) -> bool {

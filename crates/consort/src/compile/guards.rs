@@ -171,6 +171,36 @@ impl Pattern {
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
 
+    /// Which symbols stand for sizes that differ between ranks: of which argument, and what they are on each rank.
+    pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh) -> String {
+        let mut text = String::new();
+        let (mut at, mut tensor) = (0, 0);
+        for leaf in &self.leaves {
+            let sizes: &[Size] = match leaf {
+                Expected::Tensor { sizes, .. } => sizes,
+                Expected::Number(size) => std::slice::from_ref(size),
+                _ => &[],
+            };
+            for (dim, size) in sizes.iter().enumerate() {
+                let values: Vec<i64> = all.iter().filter_map(|one| one.sizes.get(at).copied()).collect();
+                at += 1;
+                let Size::Symbol(sym, _) = size else { continue };
+                if values.iter().all(|value| *value == values[0]) {
+                    continue;
+                }
+                let what = match leaf {
+                    Expected::Tensor { .. } => format!("dimension {dim} of tensor {tensor} of the arguments"),
+                    _ => "a number among the arguments".to_string(),
+                };
+                let ranks = values.iter().enumerate().map(|(rank, value)| format!("{value} on rank {rank}"));
+                let ranks = ranks.collect::<Vec<_>>().join(", ");
+                let _ = write!(text, "\n  note: {} is {what}: {ranks}", Index::sym(*sym).display(mesh));
+            }
+            tensor += usize::from(matches!(leaf, Expected::Tensor { .. }));
+        }
+        text
+    }
+
     /// The first thing that does not fit, in words.
     pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> String {
         if leaves.len() != self.leaves.len() {

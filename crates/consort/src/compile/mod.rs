@@ -39,6 +39,10 @@ pub struct Compiled<A, R> {
     /// Segments by their text, for functions with breaks.
     segments: Rc<RefCell<Vec<Rc<Graph>>>>,
     calls: Cell<u64>,
+    /// Which ranks have a part in it, as far as that is known.
+    reach: Cell<Reach>,
+    /// What ranks say of its calls.
+    said: Cell<Option<agree::Said>>,
     log: Rc<RefCell<Log>>,
     site: Site,
     takes: PhantomData<fn(A)>,
@@ -50,6 +54,27 @@ struct Options {
     fullgraph: bool,
     limit: usize,
     dynamic: Vec<(usize, usize)>,
+    retrace: bool,
+}
+
+/// Which ranks have a part in a compiled function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Nobody has called it yet: all ranks meet at its first call and find out.
+    Unknown,
+    /// This rank alone, since no rank communicated in the first call.
+    Local,
+    /// This rank alone, as the program says.
+    Declared,
+    /// All ranks: they meet at each call.
+    World,
+}
+
+impl Reach {
+    /// The same after a compilation without communication: one that had some before keeps meeting.
+    fn without(self) -> Reach {
+        if self == Reach::Unknown { Reach::Local } else { self }
+    }
 }
 
 /// Compiles a function over tensors: the first call traces it, later calls with arguments of the same kind replay its
@@ -86,14 +111,22 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
             fullgraph: false,
             limit: LIMIT,
             dynamic: Vec::new(),
+            retrace: is_retraced(),
         },
         entries: RefCell::default(),
         segments: Rc::default(),
         calls: Cell::new(0),
+        reach: Cell::new(Reach::Unknown),
+        said: Cell::new(None),
         log: Rc::default(),
         site,
         takes: PhantomData,
     }
+}
+
+/// Whether calls are traced again where the program does not say: unless `CONSORT_RETRACE=0`.
+fn is_retraced() -> bool {
+    std::env::var("CONSORT_RETRACE").map_or(true, |value| value.trim() != "0")
 }
 
 /// Compiles a function that changes its first argument: the tensors that it puts there take the place of the old ones,
@@ -203,6 +236,36 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     #[must_use]
     pub fn dynamic(mut self, tensor: usize, dim: usize) -> Self {
         self.options.dynamic.push((tensor, dim));
+        self
+    }
+
+    /// Declares that it communicates with no other rank, so that ranks need not call it together. Without this, all ranks
+    /// meet at its first call, and at every later one if it communicates.
+    ///
+    /// ```
+    /// use consort::{Tensor, compile};
+    ///
+    /// let norms = consort::spawn(2, |mesh| {
+    ///     let norm = compile(|x: Tensor| x.mul(&x)?.sum_all()?.sqrt()).local();
+    ///     // On one rank only.
+    ///     if mesh.number(&mesh.rank())? == 0 {
+    ///         return norm.call(Tensor::from_iter([3.0f32, 4.0])?)?.item::<f32>();
+    ///     }
+    ///     Ok(0.0)
+    /// });
+    /// assert_eq!(norms.into_iter().flatten().collect::<Vec<_>>(), [5.0, 0.0]);
+    /// ```
+    #[must_use]
+    pub fn local(self) -> Self {
+        self.reach.set(Reach::Declared);
+        self
+    }
+
+    /// Whether calls 1, 2, 4, 8, .. after the first are traced again and compared, so that captured numbers that changed
+    /// are found. It is so by default, unless the environment has `CONSORT_RETRACE=0`.
+    #[must_use]
+    pub fn retrace(mut self, retrace: bool) -> Self {
+        self.options.retrace = retrace;
         self
     }
 

@@ -9,16 +9,17 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, Static, Visit};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::world::World;
 
-use super::agree::{digest, gather};
+use super::agree::{Meeting, digest};
 use super::graph::Results;
 use super::{Site, guards};
 
 /// A part of the arguments.
 pub(super) enum Part {
-    /// A tensor, and whether nobody else owns its storage.
+    /// A tensor, and whether nobody else owns its storage, here or elsewhere.
     Tensor(Tensor, bool),
     Number(i64),
     Other,
@@ -52,7 +53,8 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
 }
 
 /// Arguments that are declared equal on some ranks are equal there: the passes rely on it.
-pub(super) fn check_declared(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
+pub(super) fn check_declared(args: &impl Flatten, meeting: &Meeting<'_>) -> Result<()> {
+    let (world, site) = (meeting.world, meeting.site);
     let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();
     guards::for_each_tensor(args, |tensor| {
@@ -68,7 +70,7 @@ pub(super) fn check_declared(args: &impl Flatten, world: &World, site: Site) -> 
     if let Some(error) = failed {
         return Err(error);
     }
-    let all = gather(world, &digests, site)?;
+    let all = meeting.gather("what is declared equal", &digests)?;
     let mesh = world.mesh();
     for (place, varies) in declared.iter().enumerate() {
         let of = |rank: usize| all.get(rank).and_then(|digests| digests.get(8 * place..8 * place + 8));
@@ -120,7 +122,10 @@ pub(super) fn parts_of(args: &impl Flatten) -> Parts {
     struct Collect(Parts);
     impl Visit for Collect {
         fn tensor(&mut self, tensor: &Tensor) {
-            let own = tensor.storage.as_ref().is_some_and(|storage| Rc::strong_count(storage) == 1);
+            // What peers still read is not given away: a plan that writes it would wait for them.
+            let is_own =
+                |storage: &Rc<Storage>| Rc::strong_count(storage) == 1 && storage.buffer.is_released();
+            let own = tensor.storage.as_ref().is_some_and(is_own);
             self.0.push(Part::Tensor(tensor.clone(), own && tensor.layout.is_contiguous()));
         }
         fn index(&mut self, index: &crate::Index) {

@@ -56,12 +56,14 @@ pub(crate) struct Finished {
 }
 
 /// Compiles and runs a segment; gives a tensor for each that the results name.
-pub(crate) type RunSegment<'a> = dyn Fn(&Session, &Finished) -> Result<Results> + 'a;
+pub(crate) type RunSegment<'a> = dyn Fn(&Rc<Session>, &Finished) -> Result<Results> + 'a;
 
 /// One traced call of a function.
 pub(crate) struct Session {
     pub(crate) world: Rc<World>,
     pub(crate) fullgraph: bool,
+    /// The function's name, where it was declared to communicate with nobody.
+    local: Option<String>,
     segment: RefCell<Segment>,
     /// The number of the segment being written.
     number: Cell<u32>,
@@ -70,6 +72,9 @@ pub(crate) struct Session {
     /// What the symbols are at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
+    /// The user's lines that were met, by their addresses, and the last of them.
+    sites: RefCell<BTreeMap<usize, Site>>,
+    last: Cell<Option<Site>>,
     /// The first mistake that could not be returned where it was made.
     failed: RefCell<Option<Error>>,
     run: RefCell<Option<Rc<RunSegment<'static>>>>,
@@ -136,16 +141,19 @@ fn loc(site: Site) -> Option<Loc> {
 }
 
 impl Session {
-    pub(crate) fn new(world: Rc<World>, fullgraph: bool) -> Rc<Session> {
+    pub(crate) fn new(world: Rc<World>, fullgraph: bool, local: Option<String>) -> Rc<Session> {
         let segment = RefCell::new(new_segment(&world));
         Rc::new(Session {
             world,
             fullgraph,
+            local,
             segment,
             number: Cell::new(0),
             started: Cell::new(false),
             hints: RefCell::default(),
             breaks: RefCell::default(),
+            sites: RefCell::default(),
+            last: Cell::new(None),
             failed: RefCell::default(),
             run: RefCell::default(),
         })
@@ -154,6 +162,17 @@ impl Session {
     /// Says how segments are run. Until then a break is an error.
     pub(crate) fn set_run(&self, run: Rc<RunSegment<'static>>) {
         *self.run.borrow_mut() = Some(run);
+    }
+
+    /// The user's line of a node.
+    pub(crate) fn site(&self, loc: &Loc) -> Option<Site> {
+        let is_it = |site: &&Site| Loc::new(site.file(), site.line()) == *loc;
+        self.sites.borrow().values().find(is_it).copied()
+    }
+
+    /// The line of the op that was met last.
+    pub(crate) fn last_site(&self) -> Option<Site> {
+        self.last.get()
     }
 
     /// Notes a mistake that cannot be returned here; the trace ends with it.
@@ -335,6 +354,8 @@ impl Session {
     fn node(self: &Rc<Self>, op: &dyn OpDef, args: &[Tensor], site: Site) -> Result<Vec<(Value, Type)>> {
         self.check()?;
         let name = spoken(op.info().name);
+        self.last.set(Some(site));
+        self.sites.borrow_mut().insert(std::ptr::from_ref(site).addr(), site);
         check_types(op, &self.world, args, site)?;
         self.bind_symbols(op, site)?;
         let values = args.iter().map(|arg| self.operand(arg, name, site)).collect::<Result<Vec<_>>>()?;
@@ -437,7 +458,8 @@ impl Session {
         let dropped: Vec<Rc<Start>> = self.segment.borrow().starts.clone();
         for start in dropped {
             if !start.returned() {
-                self.wait_for(&start, site)?;
+                // At the line of the start: the wait is nobody's, and must not depend on who calls the function.
+                self.wait_for(&start, start.site)?;
             }
         }
         let segment = self.segment.replace(new_segment(&self.world));
@@ -480,12 +502,19 @@ pub(crate) fn record_start(
     let session = current()?;
     session.started.set(true);
     Some((|| {
+        if let Some(name) = &session.local {
+            let message = format!(
+                "expected no communication in `{name}`, which was declared local\n  \
+                                   note: leave out `.local()`, and call it on all ranks"
+            );
+            return Err(Error::new(spoken(op.info().name), message, site));
+        }
         let depth = session.segment.borrow().frames.len();
         let results = session.node(op, args, site)?;
         let [(pending, Type::Pending(types))] = &results[..] else {
             return Err(Error::new(spoken(op.info().name), "expected one pending", site));
         };
-        let start = Start::new(*pending, depth, types.len());
+        let start = Start::new(*pending, depth, types.len(), site);
         session.segment.borrow_mut().starts.push(Rc::clone(&start));
         let one = |(place, ty): (usize, &TensorType)| {
             session.tensor(ty.clone(), Traced::pending(&session, Rc::clone(&start), place))

@@ -36,13 +36,22 @@ pub(crate) struct Start {
     pub(crate) depth: usize,
     /// How many tensors it gives.
     pub(crate) tensors: usize,
+    /// The line of it.
+    pub(crate) site: Site,
     waited: RefCell<Option<Vec<Value>>>,
     returned: Cell<bool>,
 }
 
 impl Start {
-    pub(super) fn new(pending: Value, depth: usize, tensors: usize) -> Rc<Start> {
-        Rc::new(Start { pending, depth, tensors, waited: RefCell::default(), returned: Cell::new(false) })
+    pub(super) fn new(pending: Value, depth: usize, tensors: usize, site: Site) -> Rc<Start> {
+        Rc::new(Start {
+            pending,
+            depth,
+            tensors,
+            site,
+            waited: RefCell::default(),
+            returned: Cell::new(false),
+        })
     }
 
     pub(crate) fn waited(&self) -> bool {

@@ -155,10 +155,11 @@ impl Exec {
             symbols: lowerer.symbols,
             guards: func.guards.clone(),
             memory: Memory(lowerer.homes),
+            heap: 0,
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,
             flights: (0..lowerer.n_flights).map(|_| None).collect(),
-            sites: vec![None; lowerer.n_flights],
+            said: (0..lowerer.n_flights).map(|_| SmallVec::new()).collect(),
             in_flight: vec![0; lowerer.groups.len()],
             all_in_flight: 0,
             work: 0,
@@ -220,10 +221,12 @@ impl Exec {
                 }
             }
         }
-        if state.memory.open(cx.heap)? {
-            // They were of another heap.
+        let heap = Arc::as_ptr(cx.heap).addr();
+        let is_other = std::mem::replace(&mut state.heap, heap) != heap;
+        if state.memory.open(cx.heap)? || is_other {
+            // They were of another heap, and of the recorder beside it.
             state.handles.fill(None);
-            state.sites.fill(None);
+            state.said.iter_mut().for_each(SmallVec::clear);
         }
         state.in_flight.iter_mut().for_each(|n| *n = 0);
         (state.all_in_flight, state.work) = (0, 0);

@@ -1,13 +1,17 @@
 //! Runs what communicates: starts and waits.
 
+use consort_comm::{About, Group, Name, Note};
+use consort_ir::dtype::Dtype;
+use consort_ir::ops::ExchangeStart;
 use consort_ir::program::Loc;
 use smallvec::SmallVec;
 
-use crate::start::{Operand, Operands, Outs, start};
+use crate::start::{Operand, Operands, Outs, call_text, digest, message_digest, start, type_text};
 
+use super::lower::is;
 use super::memory::SlotId;
 use super::state::State;
-use super::step::{Flight, FlightId, Start};
+use super::step::{Call, Flight, FlightId, Said, Start};
 use super::{RunCx, RunError};
 
 impl State {
@@ -26,28 +30,25 @@ impl State {
         let Some(group) = cx.groups.get(number).and_then(Option::as_ref) else {
             return Err(RunError::new("this rank is a member of a group that it was not given"));
         };
-        // What ranks tell each other of a call is the user's line.
-        let site = match (self.sites[line.flight], loc) {
-            (None, Some(loc)) => group.recorder().name(&loc.to_string()),
-            (site, _) => site.unwrap_or_default(),
-        };
-        self.sites[line.flight] = Some(site);
         let mut pending = SmallVec::new();
-        for call in &line.calls {
+        for (index, call) in line.calls.iter().enumerate() {
             for slot in call.operands.iter().chain(&call.results) {
                 self.hold(*slot)?;
             }
+            self.say(line.flight, index, call, loc, group);
+            let said = &self.said[line.flight][index];
             let mut operands = Operands::new();
-            for slot in &call.operands {
+            for (i, slot) in call.operands.iter().enumerate() {
                 let buffer = self.handle(*slot)?;
                 let slot = &self.slots[*slot];
                 if !slot.layout.is_contiguous() {
                     return Err(RunError::new("an operand has gaps: the plan should have copied it"));
                 }
-                operands.push(Operand { buffer, dtype: slot.dtype, shape: &slot.layout.shape });
+                let about = said.messages.get(i).copied().unwrap_or_default();
+                operands.push(Operand { buffer, dtype: slot.dtype, shape: &slot.layout.shape, about });
             }
             let results = call.results.iter().map(|slot| self.handle(*slot)).collect::<Result<Outs, _>>()?;
-            group.said_at(site);
+            group.note(said.note);
             pending.push(start(&*call.op, &self.sizes(), group, &operands, &results)?);
         }
         self.in_flight[number] += 1;
@@ -55,6 +56,34 @@ impl State {
         self.flights[line.flight] =
             Some(Flight { group: number, pending, zeros_after: line.zeros_after.clone() });
         Ok(())
+    }
+
+    /// Finds out what ranks tell each other of a call: the user's line, what is called, and a digest of its types. Texts
+    /// are made again only where types have changed since the last time.
+    fn say(&mut self, flight: FlightId, index: usize, call: &Call, loc: Option<&Loc>, group: &Group) {
+        let types = || {
+            call.operands.iter().map(|slot| (self.slots[*slot].dtype, &self.slots[*slot].layout.shape[..]))
+        };
+        let digest = digest(&*call.op, types());
+        if self.said[flight].get(index).is_some_and(|said| said.note.digest == digest) {
+            return;
+        }
+        let recorder = group.recorder();
+        let site = loc.map_or(Name::default(), |loc| recorder.name(&loc.to_string()));
+        let text = recorder.name(&call_text(&*call.op, &self.mesh, types()));
+        let message = |(dtype, shape): (Dtype, &[usize])| About {
+            digest: message_digest(dtype, shape),
+            text: recorder.name(&type_text(dtype, shape)),
+        };
+        let messages = match is::<ExchangeStart>(&call.op) {
+            true => types().map(message).collect(),
+            false => SmallVec::new(),
+        };
+        let said = Said { note: Note { digest, text, site, ..Note::default() }, messages };
+        match self.said[flight].get_mut(index) {
+            Some(place) => *place = said,
+            None => self.said[flight].push(said),
+        }
     }
 
     /// Waits for what a start began; nothing, where it has landed before.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use consort_comm::{Buffer, Bytes, Name};
+use consort_comm::{Buffer, Bytes};
 use consort_ir::index::{Guard, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{Mesh, Rank};
@@ -18,7 +18,7 @@ use crate::kernels::operand::Storage;
 use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
 
 use super::memory::{Memory, Slot, SlotId};
-use super::step::{Flight, Found, Line, Step};
+use super::step::{Flight, Found, Line, Said, Step};
 use super::{RunCx, RunError};
 
 /// After so much work, operations in flight are made to go on: some tens of microseconds.
@@ -32,12 +32,14 @@ pub(super) struct State {
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) guards: Vec<Guard>,
     pub(super) memory: Memory,
+    /// The address of the heap of the last call.
+    pub(super) heap: usize,
     pub(super) slots: Vec<Slot>,
     /// Handles of slots that are the same at each call.
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
-    /// The source lines of starts, by their pendings, as the recorder of this rank knows them.
-    pub(super) sites: Vec<Option<Name>>,
+    /// What ranks tell each other of the operations of each start, by its pending, with names of this rank's recorder.
+    pub(super) said: Vec<SmallVec<[Said; 1]>>,
     /// How many operations of each group are in flight, and of all.
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,

@@ -1,6 +1,6 @@
 //! What a line of a plan has become: everything it needs, found.
 
-use consort_comm::Pending;
+use consort_comm::{About, Note, Pending};
 use consort_ir::index::{Index, Sym};
 use consort_ir::ops::Op;
 use consort_ir::program::Loc;
@@ -99,6 +99,13 @@ pub(super) struct Call {
     pub(super) op: Op,
     pub(super) operands: Slots,
     pub(super) results: Slots,
+}
+
+/// What ranks tell each other of an operation.
+pub(super) struct Said {
+    pub(super) note: Note,
+    /// Of each message, where it is an exchange.
+    pub(super) messages: SmallVec<[About; 2]>,
 }
 
 /// What is in flight.

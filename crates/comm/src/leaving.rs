@@ -1,0 +1,65 @@
+//! The end of a rank's side of a group: what is in flight is finished, what was forgotten is found, and what nobody has
+//! seen of it is reported.
+
+use std::panic::Location;
+
+use crate::CommError;
+use crate::error::Stop;
+use crate::progress::Inner;
+use crate::row::Row;
+use crate::settings::after;
+use crate::unseen::report_unseen;
+use crate::waiter::{Waiter, What};
+
+impl Inner {
+    /// Finishes what is in flight, as peers may need this member's part of it, and waits until its messages are taken.
+    fn finish_all(&self) -> Result<(), Stop> {
+        if let Some(error) = self.state().failed.clone() {
+            return Err(error.into());
+        }
+        let waiter = Waiter { inner: self, what: What::Leaving };
+        waiter.wait(|| after(self.settings.deadline.get()), Location::caller())?;
+        match self.forgotten() {
+            Some(error) => Err(self.fail(&mut self.state(), error).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// What others have started and this member never will: a call that it has not made, or a message that it has not
+    /// received.
+    pub(crate) fn forgotten(&self) -> Option<CommError> {
+        let (members, state) = (&self.members, self.state());
+        let next = state.next();
+        let others = members.rows.iter().enumerate().filter(|(member, _)| *member != members.me);
+        if others.into_iter().any(|(_, row)| row.has_published(next)) {
+            let group = self.recorder.group_name().to_string();
+            let (rank, call) = (members.mine().rank, next);
+            return Some(CommError::Skipped { rank, call, group, parties: self.parties(next) });
+        }
+        state.mails.unreceived(members)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Whoever panics has no time: the others learn of it when this is over.
+        if std::thread::panicking() {
+            let state = self.state();
+            if state.failed.is_none() {
+                self.unclaim_all(&state);
+            }
+            return;
+        }
+        let outcome = self.finish_all();
+        self.members.mine().leave();
+        self.members.rows.iter().for_each(Row::ring);
+        // Once more: a message may have been posted just before its sender could see that this member leaves.
+        let late = if outcome.is_ok() { self.forgotten() } else { None };
+        if let Some(error) = late {
+            self.fail(&mut self.state(), error);
+        }
+        if let Some(error) = self.unseen() {
+            report_unseen(&error, self.settings.is_process);
+        }
+    }
+}

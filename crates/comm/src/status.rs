@@ -1,0 +1,268 @@
+//! What a rank says of itself behind its flight recorder, for its peers and for the launcher: why it stopped, and what it
+//! waits for. Peers read it in their mappings, the launcher in the descriptor, also of a rank that is dead.
+//!
+//! A *cause* is written once, before its rank leaves any group: a text, and the ranks that are to blame.
+//!
+//! A *wait* is written when it has lasted for a while, and again at every look: `seq` is odd while the rank waits and
+//! changes with everything that the record says; `beats` counts looks that found nothing new.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::recorder::{self, Name, copy_words, text_in};
+use crate::segment::Segment;
+use crate::sync::fence;
+use crate::ticks::now_ns;
+
+/// Where it lies in a segment.
+const AT: usize = recorder::SIZE;
+/// Bytes of it.
+pub(crate) const SIZE: usize = 512;
+
+/// Ranks that a set can hold; those above are left out.
+const RANKS: usize = 1024;
+const SET: usize = RANKS / 64;
+
+// The words.
+const CAUSED: usize = 0;
+const CAUSE: usize = 1;
+const SEQ: usize = 2;
+const BEATS: usize = 3;
+const BEAT_NS: usize = 4;
+const WHAT: usize = 5;
+const NUMBER: usize = 6;
+const NAMES: usize = 7;
+const GROUP: usize = 8;
+const FOUND_BY: usize = 9;
+const CULPRITS: usize = 16;
+const MISSING: usize = CULPRITS + SET;
+const WORDS: usize = MISSING + SET;
+const _: () = assert!(WORDS * 8 <= SIZE);
+
+/// Why a rank stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cause {
+    /// The rank that found it, which others may repeat.
+    pub(crate) by: usize,
+    /// Its error.
+    pub(crate) text: String,
+    /// The ranks that are to blame, as far as it could find out.
+    pub(crate) culprits: Vec<usize>,
+}
+
+/// What kind of thing a rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitKind {
+    /// Members that have not started a collective.
+    Start = 1,
+    /// Members that have started it, and must make their part of it.
+    Progress = 2,
+    /// A message that was not sent.
+    Receive = 3,
+    /// A message that was not taken.
+    Send = 4,
+    /// Memory that peers still read.
+    Release = 5,
+}
+
+impl WaitKind {
+    const ALL: [WaitKind; 5] =
+        [WaitKind::Start, WaitKind::Progress, WaitKind::Receive, WaitKind::Send, WaitKind::Release];
+
+    /// Whether only a rank's own program can end it, by starting something: ranks that wait themselves do not.
+    pub(crate) fn needs_the_program(self) -> bool {
+        matches!(self, WaitKind::Start | WaitKind::Receive | WaitKind::Send)
+    }
+}
+
+/// What a rank waits for, as it writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waits<'a> {
+    pub(crate) kind: WaitKind,
+    /// The number of the call, or the tag of the message.
+    pub(crate) number: u64,
+    pub(crate) site: Name,
+    /// What was called.
+    pub(crate) text: Name,
+    pub(crate) group: Name,
+    /// The ranks of the world that it needs, all of them.
+    pub(crate) missing: &'a [usize],
+}
+
+/// What a rank waits for, as others find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) seq: u64,
+    pub(crate) beats: u64,
+    pub(crate) beat_ns: u64,
+    pub(crate) kind: WaitKind,
+    pub(crate) number: u64,
+    names: u64,
+    group: Name,
+    pub(crate) missing: Vec<usize>,
+}
+
+impl Waiting {
+    #[cfg(test)]
+    pub(crate) fn of(kind: WaitKind, missing: &[usize]) -> Waiting {
+        let (seq, beats, beat_ns, number, names, group) = (1, 0, 0, 0, 0, Name::default());
+        Waiting { seq, beats, beat_ns, kind, number, names, group, missing: missing.to_vec() }
+    }
+
+    /// What was called, its source line, and the group, in the segment where it was found.
+    pub(crate) fn texts(&self, segment: &Segment) -> [String; 3] {
+        let (site, text) = Name::of_pair(self.names);
+        [text, site, self.group].map(|name| name.text(segment).replace("{} ", ""))
+    }
+}
+
+fn word(segment: &Segment, word: usize) -> &crate::sync::AtomicU64 {
+    segment.word(AT + word * 8)
+}
+
+fn store_set(segment: &Segment, at: usize, ranks: &[usize]) {
+    for part in 0..SET {
+        let bits =
+            ranks.iter().filter(|rank| **rank / 64 == part).fold(0, |bits, rank| bits | 1 << (rank % 64));
+        word(segment, at + part).store(bits, Relaxed);
+    }
+}
+
+fn load_set(load: impl Fn(usize) -> u64, at: usize) -> Vec<usize> {
+    (0..RANKS).filter(|rank| load(at + rank / 64) >> (rank % 64) & 1 == 1).collect()
+}
+
+/// Writes why this rank stops; the first cause counts.
+pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
+    if word(segment, CAUSED).load(Relaxed) == 0 {
+        word(segment, FOUND_BY).store(by as u64, Relaxed);
+        word(segment, CAUSE).store(text.word(), Relaxed);
+        store_set(segment, CULPRITS, culprits);
+        word(segment, CAUSED).store(1, Release);
+    }
+}
+
+/// Why a rank stopped, if it has said so.
+pub(crate) fn cause(segment: &Segment) -> Option<Cause> {
+    if word(segment, CAUSED).load(Acquire) == 0 {
+        return None;
+    }
+    let load = |at: usize| word(segment, at).load(Relaxed);
+    let text = Name::of_pair(load(CAUSE)).0.text(segment);
+    Some(Cause { by: load(FOUND_BY) as usize, text, culprits: load_set(load, CULPRITS) })
+}
+
+/// The same in a descriptor that the rank gave.
+pub(crate) fn cause_in(fd: impl AsFd) -> Option<Cause> {
+    let words = copy_words(&fd, AT, WORDS)?;
+    if words[CAUSED] == 0 {
+        return None;
+    }
+    let text = text_in(fd, Name::of_pair(words[CAUSE]).0)?;
+    Some(Cause { by: words[FOUND_BY] as usize, text, culprits: load_set(|at| words[at], CULPRITS) })
+}
+
+/// Writes what this rank waits for; a record that has changed has another `seq`.
+pub(crate) fn set_waiting(segment: &Segment, waits: Waits<'_>) {
+    let names = Name::pair(waits.site, waits.text);
+    let values =
+        [(WHAT, waits.kind as u64), (NUMBER, waits.number), (NAMES, names), (GROUP, waits.group.word())];
+    let load = |at: usize| word(segment, at).load(Relaxed);
+    let seq = load(SEQ);
+    let same = seq % 2 == 1
+        && values.iter().all(|(at, value)| load(*at) == *value)
+        && load_set(load, MISSING)
+            == waits.missing.iter().copied().filter(|rank| *rank < RANKS).collect::<Vec<_>>();
+    if !same {
+        // Even while it is written, so that nobody takes a mixture for a record.
+        word(segment, SEQ).store((seq | 1) + 1, Relaxed);
+        fence(Release);
+        values.iter().for_each(|(at, value)| word(segment, *at).store(*value, Relaxed));
+        store_set(segment, MISSING, waits.missing);
+        word(segment, BEATS).store(0, Relaxed);
+        word(segment, BEAT_NS).store(now_ns(), Relaxed);
+        word(segment, SEQ).store((seq | 1) + 2, Release);
+        return;
+    }
+    word(segment, BEAT_NS).store(now_ns(), Relaxed);
+    word(segment, BEATS).fetch_add(1, AcqRel);
+}
+
+/// The wait is over.
+pub(crate) fn end_waiting(segment: &Segment) {
+    let seq = word(segment, SEQ).load(Relaxed);
+    if seq % 2 == 1 {
+        word(segment, SEQ).store(seq + 1, Release);
+    }
+}
+
+/// What a rank waits for, if it does.
+pub(crate) fn waiting(segment: &Segment) -> Option<Waiting> {
+    let seq = word(segment, SEQ).load(Acquire);
+    if seq % 2 == 0 {
+        return None;
+    }
+    let load = |at: usize| word(segment, at).load(Relaxed);
+    let beats = word(segment, BEATS).load(Acquire);
+    let kind = WaitKind::ALL.into_iter().find(|kind| *kind as u64 == load(WHAT))?;
+    let waiting = Waiting {
+        seq,
+        beats,
+        beat_ns: load(BEAT_NS),
+        kind,
+        number: load(NUMBER),
+        names: load(NAMES),
+        group: Name::of_pair(load(GROUP)).0,
+        missing: load_set(load, MISSING),
+    };
+    fence(Acquire);
+    (word(segment, SEQ).load(Relaxed) == seq).then_some(waiting)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::recorder::Recorder;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_cause_is_kept_and_read_from_both_sides() {
+        let (segment, fd) = Segment::shared(AT + SIZE).unwrap();
+        let segment = Arc::new(segment);
+        let recorder = Recorder::new(Arc::clone(&segment), "world");
+        assert_eq!((cause(&segment), cause_in(&fd)), (None, None));
+        set_cause(&segment, 4, recorder.name("call 3 differs\n  rank 2"), &[0, 2, 1023]);
+        set_cause(&segment, 5, recorder.name("later"), &[1]);
+        let expected = Cause { by: 4, text: "call 3 differs\n  rank 2".into(), culprits: vec![0, 2, 1023] };
+        assert_eq!(cause(&segment), Some(expected.clone()));
+        assert_eq!(cause_in(&fd), Some(expected));
+    }
+
+    #[test]
+    fn a_wait_beats_while_nothing_changes() {
+        let segment = Arc::new(Segment::private(AT + SIZE).unwrap());
+        let recorder = Recorder::new(Arc::clone(&segment), "world");
+        let (site, text, group) = (recorder.name("x.rs:1"), recorder.name("barrier"), recorder.group());
+        let waits = |missing: &'static [usize]| Waits {
+            kind: WaitKind::Start,
+            number: 7,
+            site,
+            text,
+            group,
+            missing,
+        };
+        assert_eq!(waiting(&segment), None);
+        set_waiting(&segment, waits(&[1, 3]));
+        let first = waiting(&segment).unwrap();
+        assert_eq!((first.beats, first.number, &first.missing[..]), (0, 7, &[1, 3][..]));
+        assert_eq!(first.texts(&segment), ["barrier", "x.rs:1", "world"]);
+        set_waiting(&segment, waits(&[1, 3]));
+        let second = waiting(&segment).unwrap();
+        assert_eq!((second.seq, second.beats), (first.seq, 1));
+        set_waiting(&segment, waits(&[3]));
+        let third = waiting(&segment).unwrap();
+        assert!(third.seq != first.seq && third.beats == 0 && third.missing == [3]);
+        end_waiting(&segment);
+        assert_eq!(waiting(&segment), None);
+    }
+}

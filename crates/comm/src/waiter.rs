@@ -1,0 +1,360 @@
+//! Waiting for an operation: looking, spinning, sleeping, and finding out that it will never be over.
+
+use std::panic::Location;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::CommError;
+use crate::call::{Call, Stage};
+use crate::error::Stop;
+use crate::event::Kind;
+use crate::mail::Open;
+use crate::op::describe;
+use crate::progress::{BUSY, Inner, cause_of};
+use crate::recorder::{self, Name};
+use crate::row::{Row, SLOTS};
+use crate::siblings;
+use crate::state::State;
+use crate::status::{self, WaitKind, Waits};
+use crate::sync::yield_now;
+use crate::waiting::{Watch, culprits, doing};
+
+/// How long a waiter spins before it sleeps: a little, and as long as so many bytes take to move. Who waits for a large
+/// operation mostly waits for somebody who is at it.
+pub(crate) fn spin(bytes: usize) -> Duration {
+    Duration::from_micros(50) + Duration::from_nanos(bytes as u64 / 4).min(MOST)
+}
+
+/// However large an operation is, not longer.
+const MOST: Duration = Duration::from_millis(20);
+/// How often a waiter that may not spin lets others go first before it sleeps.
+const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
+/// How often it looks at what it waits for before it looks at the clock and at failures.
+pub(crate) const LOOKS: usize = 128;
+
+/// What is waited for.
+#[derive(Clone, Copy)]
+pub(crate) enum What {
+    /// A collective, by its number.
+    Call(u64),
+    /// A batch of messages, by its number.
+    Batch(u64),
+    /// Everything that is in flight, before the group goes: all calls, and that all messages are taken.
+    Leaving,
+    /// Nothing: its outcome was given.
+    Over,
+}
+
+/// A wait for something on a group.
+pub(crate) struct Waiter<'a> {
+    pub(crate) inner: &'a Inner,
+    pub(crate) what: What,
+}
+
+/// What keeps it waiting, by places in the group.
+struct Missing {
+    kind: WaitKind,
+    number: u64,
+    site: Name,
+    text: Name,
+    members: Vec<usize>,
+}
+
+impl Waiter<'_> {
+    /// Advances what is in flight; true if it is over.
+    pub(crate) fn poll(&self) -> Result<bool, Stop> {
+        let state = &mut *self.inner.state();
+        if self.is_finished(state) {
+            return Ok(true);
+        }
+        self.inner.advance(state)?;
+        Ok(self.is_finished(state))
+    }
+
+    fn is_finished(&self, state: &State) -> bool {
+        match self.what {
+            What::Call(number) => state.is_finished(number),
+            What::Batch(batch) => state.mails.is_finished(batch),
+            What::Leaving => !state.is_busy() && state.mails.are_taken(),
+            What::Over => false,
+        }
+    }
+
+    /// Waits until it is over.
+    pub(crate) fn wait(
+        &self,
+        until: impl FnOnce() -> Instant,
+        site: &'static Location<'static>,
+    ) -> Result<(), Stop> {
+        if self.look_and_poll()? { Ok(()) } else { self.sleep(until(), site) }
+    }
+
+    /// Looks for a while at what must change first, since a look is over sooner than a turn of everything in flight;
+    /// then goes on. True if it is over.
+    fn look_and_poll(&self) -> Result<bool, Stop> {
+        if self.inner.cores.one_each() {
+            self.look(&self.inner.state());
+        }
+        self.poll()
+    }
+
+    fn sleep(&self, until: Instant, site: &'static Location<'static>) -> Result<(), Stop> {
+        let (inner, start) = (self.inner, Instant::now());
+        let mut watch = Watch::new(inner.heap.ranks(), start);
+        let (mut yields, mut recorded) = (0, false);
+        let spin = spin(self.bytes());
+        self.slow();
+        loop {
+            if self.poll()? {
+                return Ok(());
+            }
+            if inner.cores.one_each() && self.look(&inner.state()) {
+                continue;
+            }
+            let busy = siblings::advance_others(inner).map_err(|stop| self.fail(*stop))?;
+            if let Some(error) = inner.elsewhere() {
+                return Err(self.fail(error));
+            }
+            if let Some(row) = self.left() {
+                if self.poll()? {
+                    return Ok(());
+                }
+                return Err(self.fail(self.departed(row)));
+            }
+            if matches!(self.what, What::Leaving)
+                && let Some(error) = inner.forgotten()
+            {
+                return Err(self.fail(error));
+            }
+            let now = Instant::now();
+            if now >= until {
+                return Err(self.fail(self.late()));
+            }
+            if inner.cores.one_each() && now - start < spin {
+                continue;
+            }
+            // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
+            if !inner.cores.one_each() && yields < YIELDS {
+                yields += 1;
+                yield_now();
+                continue;
+            }
+            if !std::mem::replace(&mut recorded, true) {
+                self.record_wait(site);
+            }
+            let waits = |say: &mut dyn FnMut(Waits<'_>)| self.say_waits(say);
+            watch.look(now, waits, || self.what()).map_err(|error| self.fail(error))?;
+            // What is in flight on another group rings elsewhere.
+            let turn = if busy { until.min(now + BUSY) } else { until };
+            match self.waits_for() {
+                Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
+                None => yield_now(),
+            }
+        }
+    }
+
+    /// The group fails with this error.
+    fn fail(&self, error: CommError) -> Stop {
+        self.inner.fail(&mut self.inner.state(), error).into()
+    }
+
+    /// Notes that it was not over at the first look.
+    fn slow(&self) {
+        let mut state = self.inner.state();
+        match self.what {
+            What::Call(number) => state.slow(number),
+            What::Batch(batch) => state.mails.slow(batch),
+            What::Leaving | What::Over => {}
+        }
+    }
+
+    /// Records that it is waited for in sleep.
+    fn record_wait(&self, site: &'static Location<'static>) {
+        let record = match self.what {
+            What::Call(number) => self.inner.state().call(number).map(Call::record),
+            What::Batch(batch) => Some(recorder::Call::batch(batch, 0)),
+            What::Leaving | What::Over => None,
+        };
+        if let Some(record) = record {
+            let recorder = &self.inner.recorder;
+            recorder.call(Kind::Wait, record, recorder.site(site));
+        }
+    }
+
+    /// How large it is.
+    fn bytes(&self) -> usize {
+        let state = self.inner.state();
+        match self.what {
+            What::Call(number) => state.call(number).map_or(0, Call::bytes),
+            What::Batch(batch) => state.mails.bytes(batch),
+            What::Leaving | What::Over => 0,
+        }
+    }
+
+    /// Looks for a while at the one word that must change first; true if it did.
+    fn look(&self, state: &State) -> bool {
+        let members = &self.inner.members;
+        let awaits = match self.what {
+            What::Call(number) => state.call(number).and_then(|call| call.awaits(members)),
+            What::Batch(batch) => state.mails.awaits(batch),
+            What::Leaving | What::Over => None,
+        };
+        let Some((word, seen)) = awaits else { return false };
+        (0..LOOKS).any(|_| {
+            std::hint::spin_loop();
+            word.load(Relaxed) != seen
+        })
+    }
+
+    /// What keeps it waiting; nothing, where it can go on.
+    fn missing(&self) -> Option<Missing> {
+        let state = self.inner.state();
+        match self.what {
+            What::Call(number) => self.missing_call(state.call(number)?),
+            What::Batch(batch) => state.mails.open(Some(batch)).map(missing_message),
+            What::Leaving => {
+                let call = state.call(state.done).and_then(|call| self.missing_call(call));
+                let message =
+                    || state.mails.open(None).or_else(|| state.mails.untaken()).map(missing_message);
+                call.or_else(message)
+            }
+            What::Over => None,
+        }
+    }
+
+    fn missing_call(&self, call: &Call) -> Option<Missing> {
+        let (rows, number) = (&self.inner.members.rows, call.number);
+        let all =
+            |is: &dyn Fn(&Row) -> bool| (0..rows.len()).filter(|m| is(&rows[*m])).collect::<Vec<usize>>();
+        let missing = |kind: WaitKind, members: Vec<usize>| {
+            let text = if call.text.is_empty() {
+                self.inner.recorder.name(&describe(call.key.what))
+            } else {
+                call.text
+            };
+            Some(Missing { kind, number, site: call.site, text, members })
+        };
+        match call.stage {
+            // The others may have used the slots of a finished call again, which look unpublished then.
+            Stage::Finished => None,
+            // It waits for a slot, until all have done the call before in it.
+            Stage::New => {
+                let before = number.saturating_sub(SLOTS);
+                let absent = all(&|row| row.done() <= before && !row.has_started(before));
+                match absent.is_empty() {
+                    false => missing(WaitKind::Start, absent),
+                    true => missing(WaitKind::Progress, all(&|row| row.done() <= before)),
+                }
+            }
+            Stage::Published => {
+                let unpublished = all(&|row| !row.has_published(number));
+                if !unpublished.is_empty() {
+                    let absent = all(&|row| !row.has_started(number));
+                    return match absent.is_empty() {
+                        false => missing(WaitKind::Start, absent),
+                        true => missing(WaitKind::Progress, unpublished),
+                    };
+                }
+                let unready = call.unready(&self.inner.members);
+                // All have published, so the own part can be made at once: two members that slept on one another's
+                // bells instead would both wait in vain.
+                let helped = || call.job().is_some_and(|job| job.try_lock().is_err());
+                if unready.is_empty() || unready.contains(&self.inner.members.me) && !helped() {
+                    return None;
+                }
+                missing(WaitKind::Progress, unready)
+            }
+        }
+    }
+
+    /// The members that have not done their part.
+    fn missing_members(&self) -> Vec<usize> {
+        self.missing().map_or_else(Vec::new, |missing| missing.members)
+    }
+
+    /// The same by their ranks.
+    fn missing_ranks(&self, members: &[usize]) -> Vec<usize> {
+        let mut ranks: Vec<usize> =
+            members.iter().map(|member| self.inner.members.rows[*member].rank).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// Says what it waits for, where it is known.
+    fn say_waits(&self, say: &mut dyn FnMut(Waits<'_>)) {
+        let Some(Missing { kind, number, site, text, members }) = self.missing() else { return };
+        let ranks = self.missing_ranks(&members);
+        say(Waits { kind, number, site, text, group: self.inner.recorder.group(), missing: &ranks });
+    }
+
+    fn waits_for(&self) -> Option<usize> {
+        self.missing_members().into_iter().find(|member| *member != self.inner.members.me)
+    }
+
+    /// Whether something changed since the last look, so that sleeping would miss it.
+    fn could_go_on(&self, member: usize) -> bool {
+        let inner = &self.inner;
+        let news = match self.what {
+            // What is missing of a batch is known only by an advance.
+            What::Batch(_) => inner.state().mails.has_news(member),
+            _ => !self.missing_members().contains(&member),
+        };
+        news || inner.elsewhere().is_some() || self.left().is_some()
+    }
+
+    /// The row of a member that this waits for and that has left the group.
+    fn left(&self) -> Option<&Row> {
+        let rows = &self.inner.members.rows;
+        if !rows.iter().any(|row| row.has_left()) {
+            return None;
+        }
+        self.missing_members().into_iter().map(|member| &rows[member]).find(|row| row.has_left())
+    }
+
+    /// The error of a member that has left: why, which it has said before, or that it did.
+    fn departed(&self, row: &Row) -> CommError {
+        if let Some(error) = self.inner.elsewhere() {
+            return error;
+        }
+        if status::cause(&row.segment).is_some() {
+            return cause_of(row);
+        }
+        if let (What::Leaving, Some(error)) =
+            (self.what, self.inner.state().mails.refused(&self.inner.members))
+        {
+            return error;
+        }
+        CommError::Left { rank: row.rank, what: self.what() }
+    }
+
+    fn late(&self) -> CommError {
+        let missing = self.missing_ranks(&self.missing_members());
+        let ranks = self.inner.heap.ranks();
+        let culprits = culprits(ranks, &missing);
+        let mut all = missing;
+        all.extend(culprits.iter().copied());
+        all.sort_unstable();
+        all.dedup();
+        CommError::Deadline { what: self.what(), missing: culprits, doing: doing(ranks, &all) }
+    }
+
+    /// What is waited for, in words.
+    fn what(&self) -> String {
+        let state = self.inner.state();
+        let call = |number: u64| {
+            let what = state.call(number).map(|call| call.describe(&self.inner.members.mine().segment));
+            format!("{}: call {number} on {}", what.unwrap_or_default(), self.inner.recorder.group_name())
+        };
+        match self.what {
+            What::Call(number) => call(number),
+            What::Leaving if state.has_open_calls() => call(state.done),
+            What::Batch(_) | What::Leaving | What::Over => "exchange".into(),
+        }
+    }
+}
+
+fn missing_message(open: Open) -> Missing {
+    let Open { receives, tag, site, text, members } = open;
+    let kind = if receives { WaitKind::Receive } else { WaitKind::Send };
+    Missing { kind, number: tag, site, text, members }
+}
