@@ -28,56 +28,56 @@ const BOTH: [(&str, &[&str]); 33] = [
     (
         "roots_differ",
         &[
-            "barrier: call 0 differs between ranks",
+            "broadcast: call 0 on world: the root must be the same on all ranks",
             "AT",
-            "rank 0  broadcast root 0, 16 bytes",
-            "rank 1  broadcast root 1, 16 bytes",
+            "rank 0 broadcast[root=0, over=world] f32[4] AT",
+            "rank 1 broadcast[root=1, over=world] f32[4] AT",
         ],
     ),
     (
         "shapes",
         &[
-            "all_reduce: call 0 differs between ranks",
+            "all_reduce: call 0 on world: the size must be the same on all ranks",
             "AT",
-            "rank 0  all_reduce sum f32, 16 bytes  AT",
-            "rank 1  all_reduce sum f32, 20 bytes  AT",
-            "note: every member makes the same calls in the same order",
+            "rank 0 all_reduce[reduce=sum, over=world] f32[4] AT",
+            "rank 1 all_reduce[reduce=sum, over=world] f32[5] AT",
+            "note: every member must make the same calls in the same order; look for a branch on the rank",
         ],
     ),
     (
         "turned",
         &[
-            "all_reduce: call 0 differs between ranks",
+            "all_reduce: call 0 on world: types, shapes, sizes, routes or factors must be the same on all ranks",
             "AT",
-            "rank 0  all_reduce sum f32, 24 bytes, with other types, shapes, routes or factors  AT",
-            "rank 1  all_reduce sum f32, 24 bytes, with other types, shapes, routes or factors  AT",
+            "rank 0 all_reduce[reduce=sum, over=world] f32[2,3] AT",
+            "rank 1 all_reduce[reduce=sum, over=world] f32[3,2] AT",
         ],
     ),
     (
         "gathered_types",
         &[
-            "all_gather: call 0 differs between ranks",
+            "all_gather: call 0 on world: types, shapes, sizes, routes or factors must be the same on all ranks",
             "AT",
-            "rank 0  all_gather, 16 bytes, with other types, shapes, routes or factors  AT",
-            "rank 1  all_gather, 16 bytes, with other types, shapes, routes or factors  AT",
+            "rank 0 all_gather[dims=[0], over=world] f32[4] AT",
+            "rank 1 all_gather[dims=[0], over=world] i32[4] AT",
         ],
     ),
     (
         "dtypes",
         &[
-            "all_reduce: call 0 differs between ranks",
+            "all_reduce: call 0 on world: the element type must be the same on all ranks",
             "AT",
-            "rank 0  all_reduce sum f32, 16 bytes  AT",
-            "rank 1  all_reduce sum i32, 16 bytes  AT",
+            "rank 0 all_reduce[reduce=sum, over=world] f32[4] AT",
+            "rank 1 all_reduce[reduce=sum, over=world] i32[4] AT",
         ],
     ),
     (
         "reductions",
         &[
-            "all_reduce: call 0 differs between ranks",
+            "all_reduce: call 0 on world: the reduction must be the same on all ranks",
             "AT",
-            "rank 0  all_reduce sum f32, 16 bytes  AT",
-            "rank 1  all_reduce max f32, 16 bytes  AT",
+            "rank 0 all_reduce[reduce=sum, over=world] f32[4] AT",
+            "rank 1 all_reduce[reduce=max, over=world] f32[4] AT",
         ],
     ),
     (
@@ -103,10 +103,24 @@ const BOTH: [(&str, &[&str]); 33] = [
         &["all_to_all: expected both in_splits and out_splits or neither, got one (C1)", "AT"],
     ),
     ("splits_count", &["all_to_all: expected 2 splits each way, got 1 and 1 (C1)", "AT"]),
-    ("splits_other_side", &["all_to_all: call 0: a part has another size than its receiver expects", "AT"]),
+    (
+        "splits_other_side",
+        &[
+            "all_to_all: call 0: splits must fit together",
+            "AT",
+            "rank 0 all_to_all[in_splits=[2, 2], out_splits=[1, 3], over=world] f32[4]: sends 8 bytes to rank 0 AT",
+            "rank 0 all_to_all[in_splits=[2, 2], out_splits=[1, 3], over=world] f32[4]: expects 4 bytes of rank 0 AT",
+        ],
+    ),
     ("root_too_large", &["broadcast: expected a root below 2, the size of the group, got 7 (C1)", "AT"]),
     ("member_too_large", &["exchange: expected a peer in 0..2, or -1 for none, got 7 (C2)", "AT"]),
-    ("sizes_v_differ", &["reduce_scatter_v: call 0 differs between ranks", "AT"]),
+    (
+        "sizes_v_differ",
+        &[
+            "reduce_scatter_v: call 0 on world: types, shapes, sizes, routes or factors must be the same on all ranks",
+            "AT",
+        ],
+    ),
     (
         "nobody_sends",
         &[
@@ -118,10 +132,10 @@ const BOTH: [(&str, &[&str]); 33] = [
     (
         "list_lengths",
         &[
-            "all_reduce: call 0 differs between ranks",
+            "all_reduce: call 0 on world: the size must be the same on all ranks",
             "AT",
-            "rank 0  all_reduce sum f32, 32 bytes  AT",
-            "rank 1  all_reduce sum f32, 48 bytes  AT",
+            "rank 0 all_reduce[reduce=sum, over=world] f32[4], f32[4] AT",
+            "rank 1 all_reduce[reduce=sum, over=world] f32[4], f32[4], f32[4] AT",
         ],
     ),
     ("dims_of_list", &["reduce_scatter_coalesced: expected a dimension for each of 1 tensors, got 2", "AT"]),
@@ -142,15 +156,15 @@ const BOTH: [(&str, &[&str]); 33] = [
     ),
     ("rank_in_two_lists", &["mesh: group `g`: rank 0 is listed twice", "AT"]),
     ("rank_of_no_list", &["mesh: group `g`: rank 9 is outside a mesh of 2 ranks", "AT"]),
-    ("after_error", &["all_reduce: call 0 differs between ranks", "AT"]),
+    ("after_error", &["all_reduce: call 0 on world: the size must be the same on all ranks", "AT"]),
     ("mesh_is_gone", &["add: expected a tensor of this world, got one of another, which is over", "AT"]),
     ("other_world", &["all_reduce: expected tensors of the group's world, got one of another", "AT"]),
     (
         "axes_differ",
         &[
             "init: parity: expected equal values on every rank, got",
-            "mesh   rank 0   dp: 2",
-            "mesh   rank 1   tp: 2",
+            "mesh rank 0 dp: 2",
+            "mesh rank 1 tp: 2",
             "AT",
         ],
     ),
@@ -163,12 +177,17 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
     (
         "message_length",
         [
-            &[],
             &[
-                "exchange: a message has another length than its receiver expects",
+                "exchange: rank 1 stopped: exchange: a message must have the type and shape that its receiver expects",
                 "AT",
-                "rank 0  send, 16 bytes, tag 0  AT",
-                "rank 1  receive, 12 bytes, tag 0  AT",
+                "rank 0 send f32[4], tag 0 AT",
+                "rank 1 receive f32[3], tag 0 AT",
+            ],
+            &[
+                "exchange: a message must have the type and shape that its receiver expects",
+                "AT",
+                "rank 0 send f32[4], tag 0 AT",
+                "rank 1 receive f32[3], tag 0 AT",
             ],
         ],
     ),
@@ -176,7 +195,7 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
         "sizes_v",
         [
             &[
-                "all_gather_v: call 0: rank 1 has left the group without its part of it || all_gather_v: rank 1 exited with code 1",
+                "all_gather_v[dim=0, sizes=[4, 5], over=world] f32[4]: call 0 on world: rank 1 has left the group || all_gather_v: rank 1 ",
                 "AT",
             ],
             &["all_gather_v: expected a size of 5 along dimension 0, got 4", "AT"],
@@ -186,16 +205,16 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
         "order",
         [
             &[
-                "barrier: call 0 differs between ranks",
+                "barrier: call 0 on world: the operation must be the same on all ranks",
                 "AT",
-                "rank 0  barrier, 0 bytes  AT",
-                "rank 1  all_reduce sum f32, 16 bytes  AT",
+                "rank 0 barrier[over=world] AT",
+                "rank 1 all_reduce[reduce=sum, over=world] f32[4] AT",
             ],
             &[
-                "all_reduce: call 0 differs between ranks",
+                "all_reduce: call 0 on world: the operation must be the same on all ranks",
                 "AT",
-                "rank 0  barrier, 0 bytes  AT",
-                "rank 1  all_reduce sum f32, 16 bytes  AT",
+                "rank 0 barrier[over=world] AT",
+                "rank 1 all_reduce[reduce=sum, over=world] f32[4] AT",
             ],
         ],
     ),
@@ -203,7 +222,7 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
         "rank_leaves",
         [
             &[
-                "all_reduce sum f32: call 0: rank 1 has left the group without its part of it || all_reduce: rank 1 exited with code 1",
+                "all_reduce[reduce=sum, over=world] f32[4]: call 0 on world: rank 1 has left the group || all_reduce: rank 1 ",
                 "AT",
             ],
             &["mesh: expected one of the axes world, got `nothing`"],
@@ -228,7 +247,9 @@ fn errors_of(case: &str) -> [Vec<String>; 2] {
         let prefix = format!("[{rank}] ");
         let mine: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
         assert!(mine.len() < 2, "{case}: rank {rank} says more than one error: {mine:?}");
-        mine.iter().flat_map(|line| line.split('|')).map(|line| line.trim().to_string()).collect()
+        // Columns are aligned, so that how far apart they are says nothing.
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        mine.iter().flat_map(|line| line.split('|')).map(words).collect()
     })
 }
 

@@ -15,6 +15,7 @@ use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
 use super::agree::{self, MISS, Meeting, digest};
+use super::entries::Segments;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
@@ -25,7 +26,7 @@ const STALE: &str = "error ";
 
 /// One compilation of a function: what it expects, and what it then runs.
 pub(super) struct Entry<R> {
-    pattern: Pattern,
+    pub(super) pattern: Pattern,
     /// None where the function has breaks: then each call traces it again.
     replay: Option<Replay<R>>,
     /// Whether it communicates.
@@ -55,7 +56,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if trace::is_tracing() || world.heap().is_none() {
             return self.plain(args);
         }
-        let found = self.find(args, &world);
+        let found = self.entries.borrow_mut().find(args, &world);
         if found.is_none() {
             if has_shapes(args) {
                 return self.plain(args);
@@ -136,26 +137,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         (self.f)(args.map(&mut MapTensors(|tensor: &Tensor| tensor.clone())))
     }
 
-    /// The compilation that fits, the one used last first.
-    fn find(&self, args: &A, world: &World) -> Option<(Rc<Entry<R>>, Bound)> {
-        let entries = self.entries.borrow();
-        let (place, bound) = entries.iter().enumerate().find_map(|(place, entry)| {
-            let bound = entry.pattern.bind(args, world)?;
-            let holds = match &entry.replay {
-                Some(replay) => bound.is_empty() || replay.graph.holds(&entry.pattern.values(&bound)),
-                None => true,
-            };
-            holds.then_some((place, bound))
-        })?;
-        let entry = Rc::clone(&entries[place]);
-        drop(entries);
-        if place > 0 {
-            let mut entries = self.entries.borrow_mut();
-            entries[..=place].rotate_right(1);
-        }
-        Some((entry, bound))
-    }
-
     /// Traces the function, agrees on it with the other ranks unless it is this rank's own matter, and runs it. A rank that
     /// found out that it cannot says so to the others.
     fn compile_and_run(
@@ -167,9 +148,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ) -> Result<R> {
         let (start, world) = (Instant::now(), meeting.world);
         let leaves = leaves_of(args);
-        let before: Vec<Pattern> = self.entries.borrow().iter().map(|entry| entry.pattern.clone()).collect();
-        let own = Signature::new(&leaves, &before, &self.options.dynamic, &world.mesh());
-        let recompiled = before.first().map(|pattern| pattern.misfit(&leaves, &world.mesh()));
+        let before = |entry: &Rc<Entry<R>>| entry.pattern.misfit(&leaves, &world.mesh());
+        let recompiled = self.entries.borrow().last().map(before);
+        let own = {
+            let entries = self.entries.borrow();
+            Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
+        };
         let agreed = || -> Result<(Pattern, Vec<Signature>)> {
             let signatures = self.signatures(meeting, &own, stale.clone())?;
             Ok((Signature::pattern(&leaves, &signatures, &world.mesh()), signatures))
@@ -206,7 +190,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
         let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
         let entry = Rc::new(entry);
-        self.entries.borrow_mut().insert(0, Rc::clone(&entry));
+        self.entries.borrow_mut().add(Rc::clone(&entry), args, &leaves);
         self.log.borrow_mut().compiling += start.elapsed();
         match (&entry.replay, traced.result) {
             (Some(replay), _) => {
@@ -505,6 +489,16 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 }
 
 impl<R> Entry<R> {
+    /// What the symbols are, where some arguments fit.
+    pub(super) fn fits(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
+        let bound = self.pattern.bind(args, world)?;
+        let holds = match &self.replay {
+            Some(replay) => bound.is_empty() || replay.graph.holds(&self.pattern.values(&bound)),
+            None => true,
+        };
+        holds.then_some(bound)
+    }
+
     /// What ranks compare at a call besides its number: never `MISS`.
     fn key(&self, bound: &Bound) -> u64 {
         let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
@@ -582,18 +576,13 @@ fn constants(finished: &Finished) -> Vec<(String, Site)> {
 
 /// The graph of a segment: one with the same text serves again.
 fn segment(
-    known: &RefCell<Vec<Rc<Graph>>>,
+    known: &RefCell<Segments>,
     session: &Session,
     finished: &Finished,
     site: Site,
 ) -> Result<Rc<Graph>> {
     let graph = Graph::new(session, finished.func.clone(), site)?;
-    if let Some(same) = known.borrow().iter().find(|other| other.text == graph.text) {
-        return Ok(Rc::clone(same));
-    }
-    let graph = Rc::new(graph);
-    known.borrow_mut().push(Rc::clone(&graph));
-    Ok(graph)
+    Ok(known.borrow_mut().share(graph))
 }
 
 /// Runs a segment with what its inputs are now.

@@ -47,12 +47,16 @@ pub struct Stats {
     pub agreeing: Duration,
 }
 
+/// Reasons for recompilation that are kept.
+const REASONS: usize = 64;
+
 /// What happened to a compiled function.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) breaks: Vec<Break>,
-    /// Why each compilation after the first was made.
+    /// Why compilations after the first were made: of the first ones, and how many there were.
     recompiles: Vec<String>,
+    recompiled: u64,
     constants: Vec<(String, &'static Location<'static>)>,
     pub(crate) retraced: u64,
     pub(crate) compiling: Duration,
@@ -88,7 +92,11 @@ impl Log {
                 self.constants.push(constant.clone());
             }
         }
-        self.recompiles.extend(recompiled);
+        self.recompiled += u64::from(recompiled.is_some());
+        // Whoever recompiles at every call must not run out of memory by it.
+        if self.recompiles.len() < REASONS {
+            self.recompiles.extend(recompiled);
+        }
     }
 
     pub(crate) fn past_limit(&mut self, limit: usize) {
@@ -105,7 +113,7 @@ impl Log {
             calls,
             graphs: graphs.len() as u64,
             breaks: self.breaks.len() as u64,
-            recompiles: self.recompiles.len() as u64,
+            recompiles: self.recompiled,
             plans: graphs.iter().map(|graph| graph.planned.get()).sum(),
             retraced: self.retraced,
             uncompiled: self.uncompiled,
@@ -282,13 +290,10 @@ impl fmt::Display for Explanation {
             )?;
         }
         for one in &self.breaks {
-            writeln!(
-                f,
-                "  break: {} reads a traced tensor at {}:{}",
-                one.op,
-                one.site.file(),
-                one.site.line()
-            )?;
+            // Who prints is not known, only the op before.
+            let at = if one.op == "print" { "after" } else { "at" };
+            let (file, line) = (one.site.file(), one.site.line());
+            writeln!(f, "  break: {} reads a traced tensor {at} {file}:{line}", one.op)?;
         }
         for why in &self.recompiles {
             writeln!(f, "  recompile: {why}")?;

@@ -171,6 +171,15 @@ impl Pattern {
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
 
+    /// The sizes that are expected, of all parts in order.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = &Size> {
+        self.leaves.iter().flat_map(|leaf| match leaf {
+            Expected::Tensor { sizes, .. } => &sizes[..],
+            Expected::Number(size) => std::slice::from_ref(size),
+            Expected::Expression(_) | Expected::Setting(_) => &[],
+        })
+    }
+
     /// Which symbols stand for sizes that differ between ranks: of which argument, and what they are on each rank.
     pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh) -> String {
         let mut text = String::new();
@@ -214,6 +223,16 @@ impl Pattern {
             }
         }
         "a condition on the sizes does not hold".to_string()
+    }
+}
+
+/// A number for what a part is, whatever its sizes and settings are.
+pub(crate) fn is_kind_of(leaf: &Leaf) -> u64 {
+    match leaf {
+        Leaf::Tensor(ty) => 16 + ty.shape.len() as u64,
+        Leaf::Number(_) => 1,
+        Leaf::Expression(_) => 2,
+        Leaf::Setting(_) => 3,
     }
 }
 
@@ -311,29 +330,24 @@ pub(crate) struct Signature {
 }
 
 impl Signature {
-    /// Of these arguments: sizes that differ from those of a call before become symbols.
+    /// Of these arguments: sizes that differ from those of all compilations before become symbols.
     pub(crate) fn new(
         leaves: &[Leaf],
-        before: &[Pattern],
+        before: Option<&[Option<i64>]>,
         dynamic: &[(usize, usize)],
         mesh: &Mesh,
     ) -> Signature {
         let kinds = leaves.iter().map(|leaf| leaf.kind(mesh)).collect();
         let (mut sizes, mut symbols) = (Vec::new(), Vec::new());
         let mut tensors = 0;
-        for (place, leaf) in leaves.iter().enumerate() {
-            let own = leaf.sizes();
-            for (dim, size) in own.iter().enumerate() {
-                let changed = |pattern: &Pattern| match pattern.leaves.get(place) {
-                    Some(Expected::Tensor { sizes, .. }) if sizes.len() == own.len() => {
-                        sizes[dim] != Size::Is(*size)
-                    }
-                    Some(Expected::Number(number)) => *number != Size::Is(*size),
-                    _ => false,
-                };
+        for leaf in leaves {
+            for (dim, size) in leaf.sizes().iter().enumerate() {
+                let changed = before
+                    .and_then(|before| before.get(sizes.len()))
+                    .is_some_and(|seen| *seen != Some(*size));
                 let declared = matches!(leaf, Leaf::Tensor(_)) && dynamic.contains(&(tensors, dim));
                 sizes.push(*size);
-                symbols.push(before.iter().any(changed) || declared);
+                symbols.push(changed || declared);
             }
             tensors += usize::from(matches!(leaf, Leaf::Tensor(_)));
         }

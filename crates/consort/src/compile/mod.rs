@@ -2,6 +2,7 @@
 
 mod agree;
 mod call;
+mod entries;
 mod explain;
 mod graph;
 mod guards;
@@ -16,9 +17,8 @@ use crate::error::{Error, Result};
 use crate::flatten::{Flatten, MapTensors};
 use crate::tensor::Tensor;
 
-use call::Entry;
+use entries::{Entries, Segments};
 use explain::Log;
-use graph::Graph;
 
 pub use explain::{Cost, ExplainedGraph, Explanation, Stats};
 pub(crate) use graph::Results;
@@ -35,9 +35,8 @@ const LIMIT: usize = 8;
 pub struct Compiled<A, R> {
     f: Rc<dyn Fn(A) -> Result<R>>,
     options: Options,
-    entries: RefCell<Vec<Rc<Entry<R>>>>,
-    /// Segments by their text, for functions with breaks.
-    segments: Rc<RefCell<Vec<Rc<Graph>>>>,
+    entries: RefCell<Entries<R>>,
+    segments: Rc<RefCell<Segments>>,
     calls: Cell<u64>,
     /// Which ranks have a part in it, as far as that is known.
     reach: Cell<Reach>,
@@ -297,7 +296,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// # Ok(()) }
     /// ```
     pub fn explain(&self) -> Explanation {
-        let graphs: Vec<Rc<Graph>> = self.segments.borrow().clone();
+        let graphs = self.segments.borrow().list();
         self.log.borrow().explain(&self.options.name, self.stats(), &graphs)
     }
 
@@ -305,7 +304,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ///
     /// [`explain`](Compiled::explain) says what they mean.
     pub fn stats(&self) -> Stats {
-        let graphs: Vec<Rc<Graph>> = self.segments.borrow().clone();
+        let graphs = self.segments.borrow().list();
         self.log.borrow().stats(self.calls.get(), &graphs)
     }
 

@@ -1,0 +1,344 @@
+//! Wrong programs on real processes: whatever is wrong with one is said on every rank that needs to know it, with the
+//! user's line, the launcher names who is to blame, and the exit code is not 0.
+//!
+//! The ranks are this test program itself: started with WRONG_PROGRAM in the environment, the test `rank_program` plays
+//! that case and all other tests are left out.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+#[path = "wrong_programs/cases.rs"]
+mod cases;
+
+use std::process::{Command, exit};
+use std::time::{Duration, Instant};
+
+/// The program of the ranks, where this process is one.
+#[test]
+fn rank_program() {
+    let Ok(case) = std::env::var("WRONG_PROGRAM") else { return };
+    exit(match cases::play(&case) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            1
+        }
+    });
+}
+
+/// No case takes as long as an operation may wait: it is found, and not given up.
+const SOON: Duration = Duration::from_secs(20);
+
+/// What a job said.
+struct Job {
+    case: String,
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn job(case: &str, ranks: usize) -> Job {
+    let start = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(["run", "-n", &ranks.to_string(), "--timeout", "50", "--"]);
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", "rank_program", "--quiet", "--nocapture"]);
+    let output = command.env("WRONG_PROGRAM", case).env_remove("RUST_BACKTRACE").output().unwrap();
+    assert!(start.elapsed() < SOON, "{case}: {:?}", start.elapsed());
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    Job { case: format!("{case} on {ranks} ranks"), code: output.status.code().unwrap_or(-1), out, err }
+}
+
+impl Job {
+    /// What a rank said on its standard error.
+    fn said(&self, rank: usize) -> String {
+        let prefix = format!("[{rank}] ");
+        self.err.lines().filter_map(|line| line.strip_prefix(&prefix)).collect::<Vec<_>>().join("\n")
+    }
+
+    /// A rank's error has all of these, in order; `AT` is a line of the case's source that is marked with its name.
+    fn expect(&self, rank: usize, parts: &[&str]) {
+        let (said, name) = (self.said(rank), self.case.split(' ').next().unwrap());
+        let source = include_str!("wrong_programs/cases.rs").lines().enumerate();
+        let marked = source.filter(|(_, line)| line.contains(&format!("// {name}")));
+        let lines: Vec<String> = marked.map(|(i, _)| format!("wrong_programs/cases.rs:{}", i + 1)).collect();
+        let mut rest = &said[..];
+        for part in parts {
+            let found = match *part {
+                "AT" => lines.iter().filter_map(|line| rest.find(line).map(|at| at + line.len())).min(),
+                part => rest.find(part).map(|at| at + part.len()),
+            };
+            let Some(at) = found else {
+                panic!(
+                    "{}: rank {rank}: no {part:?} of {lines:?} in\n{said}\n\nall:\n{}",
+                    self.case, self.err
+                )
+            };
+            rest = &rest[at..];
+        }
+    }
+
+    /// All ranks say the same, and the job fails.
+    fn expect_all(&self, ranks: usize, parts: &[&str]) {
+        (0..ranks).for_each(|rank| self.expect(rank, parts));
+        assert_eq!(self.code, 1, "{}\n{}", self.case, self.err);
+        assert!(!self.out.contains("got "), "{}: a rank got a result: {}", self.case, self.out);
+    }
+
+    /// The launcher's first line on the failure has all of these.
+    fn expect_launcher(&self, parts: &[&str]) {
+        let first = self.err.lines().find(|line| line.starts_with("error: run: first failure: "));
+        let first = first.unwrap_or_else(|| panic!("{}: no first failure in\n{}", self.case, self.err));
+        for part in parts {
+            assert!(first.contains(part), "{}: no {part:?} in\n{first}\n\nall:\n{}", self.case, self.err);
+        }
+    }
+}
+
+#[test]
+fn what_differs_is_refused_by_every_member() {
+    let alike = "note: every member must make the same calls in the same order";
+    for ranks in [2, 3, 4] {
+        for op in ["broadcast", "scatter", "reduce", "gather"] {
+            let parts = [
+                &format!("{op}: call 0 on world: the root must be the same on all ranks"),
+                "AT",
+                "root=0",
+                "AT",
+                "root=1",
+                "AT",
+                alike,
+            ];
+            job(&format!("{op}_root"), ranks).expect_all(ranks, &parts);
+        }
+        let shapes = "types, shapes, sizes, routes or factors must be the same on all ranks";
+        let parts = [shapes, "AT", "permute[route=shift(+1)", "AT", "permute[route=shift(-1)", "AT", alike];
+        job("route", ranks).expect_all(ranks, &parts);
+        let parts = [shapes, "AT", "broadcast[root=0, over=world] f32[4]", "AT", "i32[4]", "AT", alike];
+        job("broadcast_dtype", ranks).expect_all(ranks, &parts);
+        let parts = [shapes, "AT", "make the group `g` of the lists [[0, 1", "AT", "[[1, 0", "AT", alike];
+        job("list_order", ranks).expect_all(ranks, &parts);
+        let parts = [
+            "all_to_all: call 0: splits must fit together",
+            "AT",
+            "rank 0",
+            "sends 4 bytes to rank 1",
+            "AT",
+            "rank 1",
+            "expects 8 bytes of rank 0",
+            "AT",
+        ];
+        job("splits", ranks).expect_all(ranks, &parts);
+    }
+}
+
+#[test]
+fn messages_that_do_not_fit_are_seen_on_both_ends_and_elsewhere() {
+    for (case, sent, received) in [
+        ("message_dtype", "f32[4]", "i32[4]"),
+        ("message_shape", "f32[4,1]", "f32[2,2]"),
+        ("message_length", "f32[4]", "f32[3]"),
+        ("message_large", "f32[4000,2]", "f32[2,4000]"),
+    ] {
+        let said = "exchange: a message must have the type and shape that its receiver expects";
+        let parts = [
+            said,
+            "rank 0",
+            &format!("send {sent}, tag 3"),
+            "AT",
+            "rank 1",
+            &format!("receive {received}, tag 3"),
+            "AT",
+        ];
+        job(case, 3).expect_all(3, &parts);
+    }
+    // Whoever leaves last knows of it: the sender finds its receiver gone, or the receiver the message.
+    let job = job("unreceived", 2);
+    let rank = usize::from(job.said(0).is_empty());
+    let parts = [
+        "exchange: a message of rank 0 to rank 1 was never received",
+        "rank 0",
+        "send f32[4], tag 3",
+        "AT",
+        "note: every send needs a receive with its tag",
+    ];
+    job.expect(rank, &parts);
+    job.expect_launcher(&["was never received"]);
+    assert_eq!(job.code, 1, "{}", job.err);
+}
+
+#[test]
+fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
+    for (case, out) in [("unseen", "done"), ("printed", "checksum <")] {
+        let job = job(case, 2);
+        for rank in 0..2 {
+            assert!(job.out.contains(&format!("[{rank}] {out}")), "{}", job.out);
+        }
+        let parts = [
+            "call 0 on world: the size must be the same on all ranks",
+            "f32[8]",
+            "AT",
+            "f32[7]",
+            "AT",
+            "note: nobody looked at this error",
+        ];
+        job.expect_all(2, &parts);
+        job.expect_launcher(&["must be the same on all ranks"]);
+    }
+    // A rank that ends without a call that the others make.
+    let job = job("skip_end", 3);
+    job.expect(0, &["rank 2", "call 1 on world"]);
+    job.expect(1, &["rank 2", "call 1 on world"]);
+    job.expect_launcher(&["rank 2"]);
+    assert_ne!(job.code, 0);
+}
+
+#[test]
+fn agreement_comes_first_and_names_the_function() {
+    let note = "note: captured values, and all that it reads from outside, must be equal on all ranks";
+    // One rank has no communication in its program.
+    let parts = [
+        "compile: `step`: its program must be the same on all ranks",
+        "rank 0: ",
+        "all_reduce_start",
+        "rank 1: ",
+        "AT",
+        note,
+    ];
+    job("captured_flag", 2).expect_all(2, &parts);
+    // One rank reads a tensor in the middle.
+    for case in ["one_breaks", "one_breaks_late"] {
+        job(case, 2).expect_all(2, &["`step`", "rank 0", "rank 1"]);
+    }
+    // One rank makes a call less, and something else or nothing then.
+    let parts = [
+        "the operation must be the same on all ranks",
+        "AT",
+        "rank 0",
+        "call 4 of `step`",
+        "AT",
+        "rank 1",
+        "all_reduce[reduce=max",
+        "AT",
+    ];
+    job("uneven_other", 2).expect_all(2, &parts);
+    let job_ = job("uneven_end", 2);
+    job_.expect(0, &["rank 1", "call 4 of `step`"]);
+    job_.expect_launcher(&["rank 1"]);
+    // A function of one rank alone must say so.
+    let parts = [
+        "the operation must be the same on all ranks",
+        "AT",
+        "rank 0",
+        "call 1 of `metrics`",
+        "rank 1",
+        "barrier",
+    ];
+    job("not_local", 2).expect_all(2, &parts);
+    // Sizes that may not differ.
+    let parts = ["s0", "note: s0 is dimension 0 of tensor 0 of the arguments: 8 on rank 0, 7 on rank 1"];
+    job("sizes", 2).expect_all(2, &parts);
+    // Settings and arguments.
+    let parts = [
+        "the kinds of its arguments must be the same on all ranks; the first difference is in part 1",
+        "rank 0: 1",
+        "rank 1: 0",
+        "AT",
+    ];
+    job("settings", 2).expect_all(2, &parts);
+    let parts = [
+        "parity: the setting `attention` must be the same on all ranks",
+        "ranks 0: \"flash\"",
+        "ranks 1: \"plain\"",
+        "AT",
+    ];
+    job("parity", 2).expect_all(2, &parts);
+}
+
+#[test]
+fn traced_programs_are_verified_in_every_build() {
+    let parts = [
+        "all_reduce: stands under a condition that may differ over world, within its group world (V9)",
+        "AT",
+        "note: make the condition equal over world",
+    ];
+    job("condition", 2).expect_all(2, &parts);
+}
+
+#[test]
+fn what_a_compiled_function_captured_must_not_change() {
+    let parts = [
+        "compile: `f`: expected the captured tensor of",
+        "AT",
+        "to stay, but it was replaced",
+        "note: pass what changes as an argument",
+    ];
+    job("captured_tensor", 2).expect_all(2, &parts);
+    // Also where it changed on one rank only, and where it is a number.
+    job("captured_on_one", 2).expect_all(2, &["captured tensor of", "AT"]);
+    let parts = [
+        "compile: `f`: its program must be the same at every call",
+        "first:",
+        "now:",
+        "note: it depends on something that is no argument",
+    ];
+    job("captured_number", 2).expect_all(2, &parts);
+    job("captured_list", 2)
+        .expect_all(2, &["expected the tensor of", "AT", "to have the same elements at every call"]);
+}
+
+#[test]
+fn everybody_names_the_rank_that_keeps_them() {
+    for case in ["late", "leave"] {
+        for _ in 0..3 {
+            let job = job(case, 3);
+            job.expect(0, &["rank 2"]);
+            job.expect(1, &["rank 2"]);
+            for rank in 0..2 {
+                let said = job.said(rank);
+                let blamed = said.contains("missing: rank 1")
+                    || said.contains("rank 1 has left")
+                    || said.contains("rank 1 exited");
+                assert!(!blamed, "{}: rank {rank}: {said}", job.case);
+            }
+            job.expect_launcher(&["first failure: rank 2 "]);
+            assert_ne!(job.code, 0);
+        }
+    }
+}
+
+#[test]
+fn a_deadlock_is_found_at_once_whatever_the_size() {
+    for (case, tensor) in [("send_first_small", "f32[4]"), ("send_first_large", "f32[40000]")] {
+        let job = job(case, 2);
+        let parts = [
+            "deadlock: no rank can go on: each of these waits for the next",
+            "rank 0",
+            tensor,
+            "tag 0: waits for rank 1 to receive it",
+            "AT",
+            "rank 1",
+            "waits for rank 0 to receive it",
+            "AT",
+        ];
+        job.expect_all(2, &parts);
+    }
+    job("receive_first", 3).expect_all(3, &["deadlock: no rank can go on", "to send it", "AT"]);
+}
+
+/// Right programs that must not be refused.
+#[test]
+fn right_programs_are_not_refused() {
+    for (case, ranks) in [
+        ("write_after_send", 2),
+        ("write_after_gather", 2),
+        ("local", 2),
+        ("slow_but_right", 3),
+        ("kept_and_dropped", 2),
+        ("thread_local", 2),
+        ("longest_timeout", 2),
+    ] {
+        let job = job(case, ranks);
+        assert_eq!(job.code, 0, "{case}: {}", job.err);
+        for rank in 0..ranks {
+            assert!(job.out.contains(&format!("[{rank}] got ")), "{case}: {}", job.out);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Wrong programs, one for each case: what a rank does. A line that is to blame has a comment that names its case.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use consort::{Dtype, Init, Mesh, Missing, Reduce, Result, Route, Tensor, compile, cond};
+
+/// `n` floats.
+fn ones(n: usize) -> Result<Tensor> {
+    Tensor::ones(Dtype::F32, &[n])
+}
+
+/// Plays a case on this rank.
+pub(crate) fn play(case: &str) -> Result<()> {
+    let mut init = Init::new();
+    match case {
+        "late" | "leave" => init = init.timeout(Duration::from_secs(1)),
+        "longest_timeout" => init = init.timeout(Duration::MAX),
+        "send_first_small" => init = init.strict(true),
+        _ => {}
+    }
+    let mesh = init.start()?;
+    let me = mesh.number(&mesh.rank())?;
+    calls(case, &mesh, me)
+        .or_else(|| compiled(case, &mesh, me))
+        .or_else(|| right(case, &mesh, me))
+        .unwrap_or_else(|| panic!("no case {case}"))
+}
+
+/// Wrong calls.
+fn calls(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
+    let last = me + 1 == mesh.size();
+    let root = usize::from(last);
+    let got = |x: Result<Tensor>| x.map(|x| println!("got {x}"));
+    Some((|| match case {
+        "broadcast_root" => got(mesh.broadcast(ones(4)?, root).and_then(|x| x.wait().map(|()| x))), // broadcast_root
+        "scatter_root" => {
+            got(mesh.scatter(ones(4 * mesh.size())?, 0, root).and_then(|x| x.wait().map(|()| x)))
+        } // scatter_root
+        "reduce_root" => got(mesh.reduce(ones(4)?, Reduce::Sum, root).and_then(|x| x.wait().map(|()| x))), // reduce_root
+        "gather_root" => got(mesh.gather(ones(4)?, 0, root).and_then(|x| x.wait().map(|()| x))), // gather_root
+        "route" => {
+            let route = Route::Shift(if last { -1 } else { 1 });
+            got(mesh.permute(ones(4)?, route, Missing::Zeros).and_then(|x| x.wait().map(|()| x))) // route
+        }
+        "broadcast_dtype" => {
+            let x = Tensor::ones(if last { Dtype::I32 } else { Dtype::F32 }, &[4])?;
+            got(mesh.broadcast(x, 0).and_then(|x| x.wait().map(|()| x))) // broadcast_dtype
+        }
+        "list_order" => {
+            let mut list: Vec<usize> = (0..mesh.size()).collect();
+            if last {
+                list.swap(0, 1);
+            }
+            let group = mesh.lists("g", &[&list])?; // list_order
+            got(group.all_gather(ones(1)?, 0))
+        }
+        "splits" => {
+            // Rank 1 expects more of rank 0 than it sends; between all others all fits.
+            let n = mesh.size();
+            let outs: Vec<usize> = (0..n).map(|from| if me == 1 && from == 0 { 2 } else { 1 }).collect();
+            got(mesh.all_to_all(ones(n)?, Some(&outs), Some(&vec![1; n])).and_then(|x| x.wait().map(|()| x))) // splits
+        }
+        "message_dtype" | "message_shape" | "message_length" | "message_large" => {
+            let (sent, dtype, shape): (Tensor, Dtype, &[usize]) = match case {
+                "message_dtype" => (ones(4)?, Dtype::I32, &[4]),
+                "message_shape" => (ones(4)?.reshape(&[4, 1])?, Dtype::F32, &[2, 2]),
+                "message_length" => (ones(4)?, Dtype::F32, &[3]),
+                _ => (ones(8000)?.reshape(&[4000, 2])?, Dtype::F32, &[2, 4000]),
+            };
+            match me {
+                0 => drop(mesh.isend(sent, 1, 3)?), // message_dtype, // message_shape, // message_length, // message_large
+                1 => got(mesh.irecv(dtype, shape, 0, 3).and_then(|x| x.wait().map(|()| x)))?, // message_dtype, // message_shape, // message_length, // message_large
+                _ => {}
+            }
+            mesh.barrier()
+        }
+        "unreceived" => {
+            if me == 0 {
+                drop(mesh.isend(ones(4)?, 1, 3)?); // unreceived
+            }
+            Ok(())
+        }
+        "unseen" | "printed" => {
+            let mut w = ones(8 - me)?;
+            mesh.all_reduce_(&mut w, Reduce::Sum)?; // unseen, // printed
+            match case {
+                "printed" => println!("checksum {w}"),
+                _ => println!("done"),
+            }
+            Ok(())
+        }
+        "skip_end" => {
+            let y = mesh.all_reduce(ones(4)?, Reduce::Sum)?;
+            y.wait()?;
+            if last {
+                Ok(())
+            } else {
+                got(mesh.all_reduce(y, Reduce::Max).and_then(|x| x.wait().map(|()| x)))
+            }
+        }
+        "late" | "leave" => {
+            mesh.barrier()?;
+            match me {
+                2 if case == "leave" => Ok(()),
+                2 => {
+                    std::thread::sleep(Duration::from_secs(4));
+                    Ok(())
+                }
+                1 => mesh.irecv(Dtype::I64, &[1], 2, 0)?.wait(),
+                _ => mesh.barrier(),
+            }
+        }
+        "send_first_small" | "send_first_large" => {
+            let x = ones(if case == "send_first_small" { 4 } else { 40_000 })?;
+            let other = 1 - me;
+            mesh.isend(&x, other, 0)?.wait()?; // send_first_small, // send_first_large
+            got(mesh.irecv(Dtype::F32, &[x.numel()], other, 0))
+        }
+        "receive_first" => {
+            let before = (me + 2) % 3;
+            let y = mesh.irecv(Dtype::F32, &[4], before, 0)?; // receive_first
+            y.wait()?;
+            mesh.isend(ones(4)?, (me + 1) % 3, 0)?.wait()
+        }
+        "parity" => mesh.parity("attention", if me == 0 { "flash" } else { "plain" }), // parity
+        _ => Err(none()),
+    })())
+    .filter(|outcome| !is_none(outcome))
+}
+
+/// Wrong compiled functions.
+fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
+    let group = mesh.clone();
+    let got = |x: Tensor| x.wait().map(|()| println!("got {x}"));
+    Some((|| match case {
+        "captured_flag" => {
+            let f = compile(move |x: Tensor| if me == 0 { group.all_reduce(x, Reduce::Sum) } else { Ok(x) })
+                .name("step");
+            let y = f.call(ones(4)?)?; // captured_flag
+            got(mesh.all_gather(&y, 0)?)
+        }
+        "one_breaks" | "one_breaks_late" => {
+            let late = case == "one_breaks_late";
+            let f = compile(move |x: Tensor| {
+                let x = if late { group.all_reduce(x, Reduce::Sum)? } else { x };
+                if me == 0 {
+                    x.to_vec::<f32>()?;
+                }
+                group.all_reduce(x.exp()?, Reduce::Max)
+            })
+            .name("step");
+            got(f.call(ones(4)?)?)
+        }
+        "uneven_other" | "uneven_end" => {
+            let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)).name("step");
+            for _ in 0..4 - me {
+                f.call(ones(4)?)?.wait()?; // uneven_other
+            }
+            if case == "uneven_other" {
+                got(mesh.all_reduce(ones(4)?, Reduce::Max)?)?; // uneven_other
+            }
+            Ok(())
+        }
+        "not_local" => {
+            let f = compile(|x: Tensor| x.exp()).name("metrics");
+            if me == 0 {
+                got(f.call(ones(4)?)?)?; // not_local
+            }
+            mesh.barrier() // not_local
+        }
+        "sizes" => {
+            let f = compile(move |x: Tensor| group.all_reduce(x.exp()?, Reduce::Sum));
+            got(f.call(Tensor::ones(Dtype::F32, &[8 - me, 4])?)?)
+        }
+        "settings" => {
+            let f = compile(move |(x, twice): (Tensor, bool)| {
+                group.all_reduce(if twice { x.add(&x)? } else { x }, Reduce::Sum)
+            });
+            got(f.call((ones(4)?, me == 0))?) // settings
+        }
+        "condition" => {
+            let f = compile(move |x: Tensor| {
+                let big = x.sum_all()?.gt(&Tensor::from_slice(&[10f32], &[])?)?;
+                cond(&big, x, |x| group.all_reduce(x, Reduce::Sum), Ok) // condition
+            });
+            got(f.call(ones(8 + 8 * me)?.narrow(0, 0, 8)?)?)
+        }
+        "captured_tensor" | "captured_on_one" => {
+            let weight = Rc::new(RefCell::new(ones(4)?));
+            let own = Rc::clone(&weight);
+            let f = compile(move |x: Tensor| group.all_reduce(x.mul(&*own.borrow())?, Reduce::Sum)).name("f"); // captured_tensor, // captured_on_one
+            for _ in 0..4 {
+                f.call(ones(4)?)?.wait()?;
+            }
+            if case == "captured_tensor" || me == 0 {
+                *weight.borrow_mut() = ones(4)?.add(&ones(4)?)?;
+            }
+            got(f.call(ones(4)?)?)
+        }
+        "captured_number" | "captured_list" => {
+            let factor = Rc::new(Cell::new(1.0));
+            let own = Rc::clone(&factor);
+            let listed = case == "captured_list";
+            let f = compile(move |x: Tensor| {
+                let factor = match listed {
+                    true => Tensor::from_slice(&[own.get() as f32; 4], &[4])?,
+                    false => Tensor::full(Dtype::F32, &[4], own.get())?,
+                };
+                group.all_reduce(x.mul(&factor)?, Reduce::Sum) // captured_list
+            })
+            .name("f");
+            for _ in 0..8 {
+                f.call(ones(4)?)?.wait()?;
+            }
+            factor.set(2.0);
+            // The next call is one that is traced again.
+            got(f.call(ones(4)?)?)
+        }
+        _ => Err(none()),
+    })())
+    .filter(|outcome| !is_none(outcome))
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<(Mesh, Vec<Tensor>)>> = const { RefCell::new(None) };
+}
+
+/// Programs that look wrong and are right.
+fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
+    let other = 1usize.wrapping_sub(me);
+    Some((|| match case {
+        // The receiver comes later in the same program, so that the write must not wait for it.
+        "write_after_send" => {
+            let mut x = ones(40_000)?;
+            let sent = mesh.isend(&x, other, 0)?;
+            x.update(|elements: &mut [f32]| elements.fill(7.0))?;
+            let slice = ones(10)?;
+            x.narrow_mut(0, 0usize, 10usize)?.copy_from(&slice)?;
+            let y = mesh.irecv(Dtype::F32, &[40_000], other, 0)?;
+            let sum = y.sum_all()?.item::<f32>()?;
+            sent.wait()?;
+            assert_eq!((sum, x.sum_all()?.item::<f32>()?), (40_000.0, 7.0 * 39_990.0 + 10.0));
+            println!("got {sum}");
+            Ok(())
+        }
+        "write_after_gather" => {
+            let mut x = ones(40_000)?;
+            if me == 0 {
+                let all = mesh.all_gather(&x, 0)?;
+                x.update(|elements: &mut [f32]| elements.fill(7.0))?;
+                mesh.isend(&x, 1, 0)?.wait()?;
+                println!("got {}", all.sum_all()?.item::<f32>()?);
+            } else {
+                let y = mesh.irecv(Dtype::F32, &[40_000], 0, 0)?;
+                assert_eq!(y.sum_all()?.item::<f32>()?, 280_000.0);
+                println!("got {}", mesh.all_gather(&x, 0)?.sum_all()?.item::<f32>()?);
+            }
+            Ok(())
+        }
+        "local" => {
+            let f = compile(|x: Tensor| x.exp()?.sum_all()).name("metrics").local();
+            let sum = if me == 0 { f.call(ones(4)?)?.item::<f32>()? } else { 0.0 };
+            mesh.barrier()?;
+            println!("got {sum}");
+            Ok(())
+        }
+        "slow_but_right" => {
+            for round in 0..3 {
+                if me == round {
+                    std::thread::sleep(Duration::from_millis(400));
+                }
+                let y = mesh.irecv(Dtype::F32, &[4], Route::Ring(-1), 0)?;
+                let sent = mesh.isend(ones(4)?, Route::Ring(1), 0)?;
+                y.wait()?;
+                sent.wait()?;
+                mesh.barrier()?;
+            }
+            println!("got through");
+            Ok(())
+        }
+        // One result is kept unread while many others are dropped unread.
+        "kept_and_dropped" => {
+            let first = mesh.all_reduce(ones(1)?, Reduce::Sum)?;
+            for i in 0..3000 {
+                drop(mesh.all_reduce(ones(1000)?, Reduce::Sum)?);
+                if i % 100 == 0 {
+                    mesh.barrier()?;
+                }
+            }
+            println!("got {}", first.item::<f32>()?);
+            Ok(())
+        }
+        // The mesh goes with the thread, after what it uses there.
+        "thread_local" => {
+            let kept: Vec<Tensor> = (0..20)
+                .map(|i| mesh.all_reduce(ones(if i % 2 == 0 { 1 } else { 5000 })?, Reduce::Sum))
+                .collect::<Result<_>>()?;
+            KEPT.with(|place| *place.borrow_mut() = Some((mesh.clone(), kept)));
+            println!("got to the end");
+            Ok(())
+        }
+        "longest_timeout" => {
+            if me == 1 {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            println!("got {}", mesh.all_reduce(ones(5000)?, Reduce::Sum)?.sum_all()?.item::<f32>()?);
+            Ok(())
+        }
+        _ => Err(none()),
+    })())
+    .filter(|outcome| !is_none(outcome))
+}
+
+/// Says that a case is none of these.
+fn none() -> consort::Error {
+    Tensor::ones(Dtype::F32, &[2]).and_then(|x| x.reshape(&[3])).err().unwrap_or_else(|| unreachable!())
+}
+
+fn is_none(outcome: &Result<()>) -> bool {
+    matches!(outcome, Err(error) if error.op() == "reshape")
+}

@@ -1,0 +1,146 @@
+//! The compilations of a function, and the sizes that its calls had. Finding one takes no longer the more there are.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::flatten::{Flatten, Static, Visit};
+use crate::tensor::Tensor;
+use crate::world::World;
+
+use super::call::Entry;
+use super::graph::Graph;
+use super::guards::{Bound, Leaf, Size, is_kind_of};
+
+/// The compilations of a function.
+pub(super) struct Entries<R> {
+    /// The one used last, which mostly fits again.
+    last: Option<Rc<Entry<R>>>,
+    /// All of them, by a digest of the kinds of arguments that they take.
+    by_kind: BTreeMap<u64, Vec<Rc<Entry<R>>>>,
+    len: usize,
+    /// For each structure of arguments, the sizes that all compilations had; none for one that has changed.
+    sizes: BTreeMap<u64, Vec<Option<i64>>>,
+}
+
+impl<R> Default for Entries<R> {
+    fn default() -> Entries<R> {
+        Entries { last: None, by_kind: BTreeMap::new(), len: 0, sizes: BTreeMap::new() }
+    }
+}
+
+impl<R> Entries<R> {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The one used last.
+    pub(super) fn last(&self) -> Option<&Rc<Entry<R>>> {
+        self.last.as_ref()
+    }
+
+    /// The one that fits some arguments.
+    pub(super) fn find(&mut self, args: &impl Flatten, world: &World) -> Option<(Rc<Entry<R>>, Bound)> {
+        if let Some(last) = &self.last
+            && let Some(bound) = last.fits(args, world)
+        {
+            return Some((Rc::clone(last), bound));
+        }
+        if self.len < 2 {
+            return None;
+        }
+        let (entry, bound) = self.by_kind.get(&kind_of(args))?.iter().find_map(|entry| {
+            let bound = entry.fits(args, world)?;
+            Some((Rc::clone(entry), bound))
+        })?;
+        self.last = Some(Rc::clone(&entry));
+        Some((entry, bound))
+    }
+
+    /// The sizes that all compilations had for arguments of this structure; none for one that has changed.
+    pub(super) fn sizes(&self, leaves: &[Leaf]) -> Option<&[Option<i64>]> {
+        self.sizes.get(&structure_of(leaves)).map(Vec::as_slice)
+    }
+
+    /// Adds one that was made for some arguments.
+    pub(super) fn add(&mut self, entry: Rc<Entry<R>>, args: &impl Flatten, leaves: &[Leaf]) {
+        let now: Vec<Option<i64>> = entry
+            .pattern
+            .sizes()
+            .map(|size| match size {
+                Size::Is(size) => Some(*size),
+                Size::Symbol(..) => None,
+            })
+            .collect();
+        let seen = self.sizes.entry(structure_of(leaves)).or_insert_with(|| now.clone());
+        seen.iter_mut().zip(now).filter(|(seen, now)| **seen != *now).for_each(|(seen, _)| *seen = None);
+        self.by_kind.entry(kind_of(args)).or_default().push(Rc::clone(&entry));
+        self.len += 1;
+        self.last = Some(entry);
+    }
+}
+
+/// FNV-1a over words.
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn mix(hash: u64, number: u64) -> u64 {
+    (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3)
+}
+
+fn mix_text(hash: u64, text: &str) -> u64 {
+    text.bytes().fold(hash, |hash, byte| mix(hash, u64::from(byte)))
+}
+
+/// A digest of what must be equal in arguments for a compilation to fit, whatever their sizes are.
+fn kind_of(args: &impl Flatten) -> u64 {
+    struct Kind(u64);
+    impl Visit for Kind {
+        fn tensor(&mut self, tensor: &Tensor) {
+            self.0 = mix(mix(mix(self.0, 1), tensor.dtype() as u64), tensor.rank() as u64);
+        }
+        fn index(&mut self, index: &crate::Index) {
+            self.0 = mix(self.0, 2 + u64::from(index.0.as_const().is_some()));
+        }
+        fn setting(&mut self, setting: Static<'_>) {
+            self.0 = match setting {
+                Static::Int(number) => mix(mix(mix(self.0, 4), number as u64), (number >> 64) as u64),
+                Static::Float(number) => mix(mix(self.0, 5), number.to_bits()),
+                Static::Text(text) => mix_text(mix(self.0, 6), text),
+            };
+        }
+    }
+    let mut kind = Kind(SEED);
+    args.visit(&mut kind);
+    kind.0
+}
+
+/// A digest of what arguments consist of, whatever their sizes and settings are.
+fn structure_of(leaves: &[Leaf]) -> u64 {
+    leaves.iter().fold(SEED, |hash, leaf| mix(hash, is_kind_of(leaf)))
+}
+
+/// The programs of a function's segments, by their texts.
+#[derive(Default)]
+pub(super) struct Segments {
+    /// In the order in which they were made.
+    list: Vec<Rc<Graph>>,
+    by_text: BTreeMap<u64, Vec<Rc<Graph>>>,
+}
+
+impl Segments {
+    pub(super) fn list(&self) -> Vec<Rc<Graph>> {
+        self.list.clone()
+    }
+
+    /// The one with the same text, or this one from now on.
+    pub(super) fn share(&mut self, graph: Graph) -> Rc<Graph> {
+        let same = self.by_text.entry(super::agree::digest(graph.text.as_bytes())).or_default();
+        if let Some(known) = same.iter().find(|known| known.text == graph.text) {
+            return Rc::clone(known);
+        }
+        let graph = Rc::new(graph);
+        same.push(Rc::clone(&graph));
+        self.list.push(Rc::clone(&graph));
+        graph
+    }
+}
