@@ -41,8 +41,8 @@ enum Command {
     Run(run::Args),
     Demo(demo::Args),
     Bench(bench::Args),
-    #[command(name = run::RANK, hide = true)]
-    Rank(run::RankArgs),
+    #[command(name = run::ENTRY, hide = true)]
+    Entry(run::EntryArgs),
     #[command(name = exec::EXEC, hide = true)]
     ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
@@ -90,7 +90,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
-        Some(Command::Rank(args)) => run::run_rank(&args),
+        Some(Command::Entry(args)) => run::run_entry(&args),
         Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),

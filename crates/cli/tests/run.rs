@@ -15,6 +15,8 @@ mod flight;
 mod job;
 #[path = "run/output.rs"]
 mod output;
+#[path = "run/processes.rs"]
+mod processes;
 #[path = "run/rank.rs"]
 mod rank;
 #[path = "run/signals.rs"]

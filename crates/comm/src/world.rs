@@ -7,11 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::control::{Control, ControlError, Coordinator};
+use crate::deadline::DEFAULT_DEADLINE;
 use crate::env::{EnvError, Launch, Launcher};
 use crate::flight::Flight;
-
-/// How long a rank waits for the others when it starts, and in calls that name no deadline.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
 /// others of the panic.
@@ -20,6 +18,8 @@ pub struct World {
     rank: usize,
     size: usize,
     local_rank: usize,
+    /// With which it was joined, and which calls have that name none.
+    deadline: Duration,
     /// How ranks reach one another besides data; none in a world of one.
     control: Option<Control>,
     /// How many groups of all ranks were made.
@@ -29,24 +29,25 @@ pub struct World {
 }
 
 /// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and
-/// checks that all run the same version. A process that was started alone is a world of one.
+/// checks that all run the same version. A process that was started alone is a world of one. The deadline is that of
+/// the environment ([`Launch::deadline`]), or else [`DEFAULT_DEADLINE`].
 #[track_caller]
 pub fn init() -> Result<World, InitError> {
     let launch = Launch::from_env().map_err(InitError::Env)?;
-    World::join(&launch, DEADLINE)
+    World::join(&launch, launch.deadline.unwrap_or(DEFAULT_DEADLINE))
 }
 
 impl World {
-    /// Joins the world that a launch describes, within a deadline.
+    /// Joins the world that a launch describes, within a deadline, which later calls have too that name none.
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
-        let Launch { rank, size, local_rank, by, ref job } = *launch;
+        let Launch { rank, size, local_rank, by, ref job, .. } = *launch;
         let groups = AtomicUsize::new(0);
         let Some(job) = job else {
             if size > 1 {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, control: None, groups, coordinator: None });
+            return Ok(World { rank, size, local_rank, deadline, control: None, groups, coordinator: None });
         };
         let hosts = rank == 0 && by != Launcher::Consort;
         let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
@@ -55,7 +56,7 @@ impl World {
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
         control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, control: Some(control), groups, coordinator })
+        Ok(World { rank, size, local_rank, deadline, control: Some(control), groups, coordinator })
     }
 
     /// This rank, from 0.
@@ -71,6 +72,11 @@ impl World {
     /// This rank among those on its host, from 0.
     pub fn local_rank(&self) -> usize {
         self.local_rank
+    }
+
+    /// How long calls wait for other ranks that name no deadline themselves: the deadline of the join.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     /// The connection with the other ranks besides data; none in a world of one.
@@ -93,11 +99,12 @@ impl World {
         }
     }
 
-    /// Checks that a setting has the same value on every rank: an error on all of them if not.
+    /// Checks that a setting has the same value on every rank: an error on all of them if not, or if not all have come
+    /// within the deadline of this world.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<(), ControlError> {
         match &self.control {
-            Some(control) => control.parity(&[(key, value)], DEADLINE),
+            Some(control) => control.parity(&[(key, value)], self.deadline),
             None => Ok(()),
         }
     }

@@ -24,13 +24,13 @@ use super::knock::knock;
 use super::parity::differing;
 use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
+use crate::deadline::from_now;
 use crate::job::Job;
 
 /// How much later than the coordinator a rank gives up by itself: the coordinator's word names the missing.
 const SLACK: Duration = Duration::from_millis(50);
 /// How long the last words of a rank may take.
 const PARTING: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a rank brought to a rendezvous.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Control {
     /// Connects with the job's coordinator and claims a rank. It tries until the deadline: the coordinator may
     /// be a rank that has not started yet.
     pub fn connect(job: &Job, rank: usize, size: usize, deadline: Duration) -> Result<Control, ControlError> {
-        let until = Instant::now() + deadline.min(LONGEST);
+        let until = from_now(deadline);
         let mut pause = Duration::from_millis(1);
         let (socket, inbox) = loop {
             let last = match knock(job, rank, size, until)? {
@@ -238,8 +238,7 @@ impl Control {
                 length: blob.len(),
             });
         }
-        let deadline = deadline.min(LONGEST);
-        let until = Instant::now() + deadline;
+        let until = from_now(deadline);
         let site = site(caller);
         let during = format!("{name} at {site}");
         let milliseconds = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);

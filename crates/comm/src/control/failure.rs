@@ -1,6 +1,8 @@
 //! The first thing that went wrong in a job: whose fault it was, what happened, and where.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use crate::ranks_text;
 
@@ -26,6 +28,15 @@ impl Exit {
             Exit::Signal(signal) => 128 + (signal & 0x7f),
         };
         u8::try_from(code).unwrap_or(u8::MAX)
+    }
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Exit {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or(0)),
+        }
     }
 }
 

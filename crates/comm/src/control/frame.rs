@@ -80,9 +80,9 @@ pub(super) struct Garbage;
 
 /// Bytes and descriptors that arrived and are not yet read as messages.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
-    pub(super) bytes: VecDeque<u8>,
-    pub(super) fds: VecDeque<OwnedFd>,
+pub(crate) struct Inbox {
+    pub(crate) bytes: VecDeque<u8>,
+    pub(crate) fds: VecDeque<OwnedFd>,
 }
 
 impl Inbox {

@@ -24,9 +24,9 @@ pub(super) const HEAPS: &str = "start-up";
 
 /// A message and its descriptors, ready to be sent to several.
 #[derive(Debug)]
-pub(super) struct Packet {
-    pub(super) bytes: Vec<u8>,
-    pub(super) fds: Vec<OwnedFd>,
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// What a rank brings to a meeting.

@@ -21,6 +21,7 @@ use super::failure::{Exit, Failure};
 use super::frame::{Garbage, Inbox, MAX_NAME, Message, Reader};
 use super::roster::{Arrival, Heaps, Packet, Roster};
 use super::socket::{Progress, receive, send, timespec};
+use crate::deadline::from_now;
 use crate::job::Secret;
 
 /// How long one who connects may take for its hello.
@@ -29,8 +30,6 @@ const HANDSHAKE: Duration = Duration::from_millis(500);
 const LOBBY: usize = 64;
 /// Groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
 const GROUPS: usize = 4;
-/// A wait that is as good as none; far enough from overflow.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What the launcher tells the coordinator.
 #[derive(Debug)]
@@ -250,7 +249,7 @@ impl Server {
         match message {
             Message::Meet { name, site, .. } if name.len().max(site.len()) > MAX_NAME => return Err(()),
             Message::Meet { name, site, milliseconds, blob } => {
-                let until = Instant::now() + Duration::from_millis(milliseconds).min(LONGEST);
+                let until = from_now(Duration::from_millis(milliseconds));
                 self.roster.arrive(rank, Arrival { name, site, until, blob, fd })?;
             }
             Message::Abort { reason, site } => self.roster.abort(Some(rank), reason, site),
