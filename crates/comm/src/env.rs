@@ -28,7 +28,7 @@ use crate::job::{Job, Secret};
 /// What started this process as a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `consort run`, which also runs the job's coordinator.
+    /// `consort run`, which also runs the job's coordinator, or whoever set its variables by hand.
     Consort,
     /// Open MPI's `mpirun`.
     OpenMpi,

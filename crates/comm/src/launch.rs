@@ -44,6 +44,7 @@ use crate::control::{Coordinator, Exit};
 use crate::deadline::from_now;
 use crate::flight::Flight;
 use crate::job::Job;
+use crate::limits::check_open_files;
 use crate::ticks::now_ns;
 use link::Message;
 use output::{Carrier, Output};
@@ -98,6 +99,9 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         return Err(LaunchError::Ranks { got: options.ranks });
     }
     let failed = |what: &'static str| move |error: io::Error| LaunchError::Machine { what, error };
+    // For each rank two pipes and a connection; and what the launcher needs for itself.
+    let files = options.ranks * if options.tee.is_some() { 5 } else { 3 } + 32;
+    check_open_files(files).map_err(failed("open the files of all ranks"))?;
     let mut output = Output::new(options.ranks, options.tee.as_deref(), out, err)?;
     let signals = Signals::take().map_err(failed("take over signals"))?;
     let job = Job::random().map_err(failed("draw random numbers"))?;
@@ -277,7 +281,7 @@ impl Watch<'_> {
 
     /// Sleeps until the watcher says something, a signal comes, or a moment has come.
     fn wait(&self, signals: &Signals, due: Option<Instant>) {
-        if self.watcher.has_early() {
+        if self.watcher.has_read() {
             return;
         }
         let left = due.map(|due| timespec(due.saturating_duration_since(Instant::now())));

@@ -48,6 +48,7 @@ mod kernels;
 pub mod launch;
 mod layout;
 mod lease;
+mod limits;
 mod local;
 mod mail;
 mod members;

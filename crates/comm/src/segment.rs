@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fixed::Words;
+use crate::limits::check_file_size;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
@@ -42,6 +43,7 @@ impl Segment {
     /// So many bytes for ranks that are processes: memory that has no name in the file system and lives as long as
     /// somebody has it mapped. Peers map it by the descriptor. Its size is fixed.
     pub(crate) fn shared(len: usize) -> io::Result<(Segment, OwnedFd)> {
+        check_file_size(len as u64)?;
         let fd = memfd_create("consort", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
         fcntl_add_seals(&fd, SEALS)?;

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use crate::control::{Control, ControlError, Coordinator};
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::env::{EnvError, Launch, Launcher};
 use crate::flight::Flight;
+use crate::job::Job;
+use crate::limits::way_out;
 
 /// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
 /// others of the panic.
@@ -49,9 +52,7 @@ impl World {
             }
             return Ok(World { rank, size, local_rank, deadline, control: None, groups, coordinator: None });
         };
-        let hosts = rank == 0 && by != Launcher::Consort;
-        let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
-        let coordinator = coordinator.map_err(|error| InitError::Coordinator { error: error.to_string() })?;
+        let coordinator = if rank == 0 { serve(job, size, by)? } else { None };
         let control = Control::connect(job, rank, size, deadline).map_err(InitError::Control)?;
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
@@ -119,6 +120,21 @@ impl World {
     }
 }
 
+/// Rank 0 serves the others, unless `consort run` does, which has the job's socket before it starts a rank. Its variables
+/// may also have been set by hand.
+fn serve(job: &Job, size: usize, by: Launcher) -> Result<Option<Coordinator>, InitError> {
+    let error = match Coordinator::start(job, size, false) {
+        Ok(coordinator) => return Ok(Some(coordinator)),
+        Err(error) => error,
+    };
+    let note = match error.kind() {
+        io::ErrorKind::AddrInUse if by == Launcher::Consort => return Ok(None),
+        io::ErrorKind::AddrInUse => "CONSORT_JOB must be unique on this host".to_string(),
+        _ => way_out(&error),
+    };
+    Err(InitError::Coordinator { error: error.to_string(), note })
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         if let Some(control) = &self.control
@@ -146,6 +162,8 @@ pub enum InitError {
     Coordinator {
         /// What the machine says.
         error: String,
+        /// The way out.
+        note: String,
     },
     /// The ranks did not come together.
     Control(ControlError),
@@ -162,9 +180,8 @@ impl fmt::Display for InitError {
                 )?;
                 f.write_str("\n  note: start with `consort run`, or export both, alike for all ranks, before mpirun or srun")
             }
-            InitError::Coordinator { error } => {
-                write!(f, "init: rank 0 cannot serve the other ranks: {error}")?;
-                f.write_str("\n  note: CONSORT_JOB is a name that no other job on this host has")
+            InitError::Coordinator { error, note } => {
+                write!(f, "init: rank 0 cannot serve the other ranks: {error}\n  note: {note}")
             }
             InitError::Control(error) => error.fmt(f),
         }

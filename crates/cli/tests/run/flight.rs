@@ -7,7 +7,7 @@ use consort_comm::{Element, Group, Kind, Reduce, World};
 use serde_json::Value;
 
 use super::job::{
-    Ended, Job, LONG, OWN_ARGUMENTS, consort, eventually, kill, own_program, ranks, run, shells,
+    Ended, Job, LONG, OWN_ARGUMENTS, eventually, kill, own_program, ranks, run, shells, with_options,
 };
 use super::rank::{end_by, say};
 
@@ -121,15 +121,6 @@ fn numbers(events: &[Value], rank: u64, kind: &str) -> Vec<u64> {
 
 fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("consort-run-{}.{name}", std::process::id()))
-}
-
-/// The job of `ranks` with options before the program.
-fn with_options(n: usize, part: &str, options: &[&str]) -> std::process::Command {
-    let plain = ranks(n, part);
-    let mut command = consort(options);
-    // The first argument is `run`.
-    command.args(plain.get_args().skip(1)).env("RANK_PROGRAM", part);
-    command
 }
 
 #[test]

@@ -55,6 +55,9 @@ pub(crate) fn play(part: &str) {
             world.parity("attention_backend", backend).unwrap_or_else(|error| give_up(&error));
         }
         "flooded" => flooded(&world),
+        part if part.starts_with("deadline") => super::deadline::play(&world, part),
+        part if part.starts_with("heap") => super::limits::play(&world, part),
+        part if part.starts_with("host") => super::hosted::play(world, part),
         part if part.starts_with("data") => super::data::play(&world, part),
         part if part.starts_with("flight") => super::flight::play(&world, part),
         _ => panic!("no part {part:?}"),

@@ -55,7 +55,6 @@ fn a_signal_that_ranks_ignore_begins_the_grace_period() {
 
 #[test]
 fn ranks_that_end_within_the_grace_period_end_by_themselves() {
-    // The signal is handled at once, and the handler takes longer than the second signal would wait for.
     let script = "trap 'echo saved; exit 3' TERM; echo pid $$; while :; do sleep 600 & wait; done";
     let job = Job::start(consort(&["-n", "2", "--grace", "30", "--", "sh", "-c", script]));
     pids(&job, 2);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::MAX_RANKS;
 use crate::control::Exit;
+use crate::limits::way_out;
 
 /// Why a job was not started, or a process did not become a rank.
 #[derive(Debug)]
@@ -139,10 +140,7 @@ impl fmt::Display for LaunchError {
                 )
             }
             LaunchError::Machine { what, error } => {
-                write!(
-                    f,
-                    "run: cannot {what}: {error}\n  note: the machine or its limits failed, not the job"
-                )
+                write!(f, "run: cannot {what}: {error}\n  note: {}", way_out(error))
             }
         }
     }

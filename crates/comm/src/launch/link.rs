@@ -96,6 +96,11 @@ impl Link {
         !self.outbox.is_empty()
     }
 
+    /// Whether a message was read from the socket that nobody has received yet: the socket does not show it any more.
+    pub(super) fn has_read(&self) -> bool {
+        self.inbox.bytes.len() >= SIZE
+    }
+
     /// The next message that has arrived, if one has. An error says that the other end is gone, or that it sent what
     /// could not be taken.
     pub(super) fn receive(&mut self) -> Result<Option<Message>, Errno> {

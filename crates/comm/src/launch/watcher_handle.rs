@@ -129,9 +129,9 @@ impl WatcherHandle {
         Ok(messages)
     }
 
-    /// Whether something was received that nobody has asked for yet.
-    pub(super) fn has_early(&self) -> bool {
-        !self.early.is_empty()
+    /// Whether there is something to receive that the socket does not show any more.
+    pub(super) fn has_read(&self) -> bool {
+        !self.early.is_empty() || self.link.has_read()
     }
 
     /// Ends the watcher at once, because it does not do what it should. The kernel kills the ranks then.
