@@ -58,14 +58,8 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-/// The name of the entry that becomes a watcher or a rank. It is not for users.
+/// The first argument of a process that becomes a watcher or a rank. It is not for users.
 pub(crate) const ENTRY: &str = "__rank";
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct EntryArgs {
-    #[arg(last = true)]
-    arguments: Vec<OsString>,
-}
 
 /// How long ranks may take to end where nobody says it.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
@@ -119,8 +113,8 @@ fn sink(stream: impl AsFd) -> anyhow::Result<Sink> {
 }
 
 /// Becomes a watcher or a rank.
-pub(crate) fn run_entry(args: &EntryArgs) -> anyhow::Result<Report> {
-    enter(&args.arguments).map_err(report_error)?;
+pub(crate) fn run_entry(arguments: &[OsString]) -> anyhow::Result<Report> {
+    enter(arguments).map_err(report_error)?;
     Ok(Report::fine(String::new()))
 }
 

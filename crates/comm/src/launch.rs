@@ -34,6 +34,8 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -61,7 +63,7 @@ pub struct Options {
     pub ranks: usize,
     /// The program and its arguments.
     pub program: Vec<OsString>,
-    /// A command of which `enter` gets the arguments: it becomes the watcher, and ranks.
+    /// A command that calls `enter` with the arguments that are put after it, to become the watcher and the ranks.
     pub entry: Vec<OsString>,
     /// Where the output of each rank is also written, as `rank-N.out` and `rank-N.err`.
     pub tee: Option<PathBuf>,
@@ -88,6 +90,8 @@ pub struct Outcome {
 
 /// The exit code of a job whose time was up, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
+/// How long the file of the flight recorders may take to be written.
+const DUMP: Duration = Duration::from_secs(5);
 /// How long the watcher may take to do what needs no waiting for others.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -156,10 +160,22 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
 /// Writes the dump, where one is wanted: what there is to say of the ranks, in whole lines.
 fn record_flight(flight: &Flight, options: &Options) -> String {
     let mut lines = if flight.is_empty() { String::new() } else { format!("{flight}\n") };
-    if let Some(path) = &options.flight
-        && let Err(error) = std::fs::write(path, flight.json_lines())
-    {
-        lines += &format!("error: run: --flight: {}: {error}\n", path.display());
+    if let Some(path) = &options.flight {
+        // On a thread of its own: a pipe that nobody reads, or a disk that does not answer, must not keep the job.
+        let (path, events) = (path.clone(), flight.json_lines());
+        let (says, hears) = channel();
+        let write = {
+            let path = path.clone();
+            move || drop(says.send(std::fs::write(path, events)))
+        };
+        let started = thread::Builder::new().name("consort flight".into()).spawn(write);
+        let written = started.and_then(|_| match hears.recv_timeout(DUMP) {
+            Ok(written) => written,
+            Err(_) => Err(io::Error::other(format!("expected it to take the events within {DUMP:?}"))),
+        });
+        if let Err(error) = written {
+            lines += &format!("error: run: --flight: {}: {error}\n", path.display());
+        }
     }
     lines
 }

@@ -205,6 +205,18 @@ fn a_dump_that_cannot_be_written_is_said_before_the_failure() {
 }
 
 #[test]
+fn a_dump_that_nobody_takes_does_not_keep_the_job() {
+    let path = scratch("flight-pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let ended = run(with_options(2, "flight dies", &["--flight", path.to_str().unwrap()]));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(ended.code, 137, "{}", ended.err);
+    let expected =
+        format!("error: run: --flight: {}: expected it to take the events within ", path.display());
+    assert!(ended.err.contains(&expected), "{}", ended.err);
+}
+
+#[test]
 fn under_another_launcher_rank_0_knows_what_all_did() {
     let (name, secret) = (format!("flight-{}", std::process::id()), "0123456789abcdef0123456789abcdef");
     let start = |rank: &str| {

@@ -100,6 +100,23 @@ fn a_limit_of_addresses_is_an_error() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_ends_a_copy_of_the_output_and_not_the_job() {
+    let folder = std::env::temp_dir().join(format!("consort-run-{}.full", std::process::id()));
+    let arguments =
+        ["-n", "1", "--tee", folder.to_str().unwrap(), "--", "sh", "-c", "seq 10000; echo last >&2"];
+    // Blocks of 512 bytes or of 1024, by the shell.
+    let ended = run(limited("ulimit -f 4", &consort(&arguments)));
+    let copied = std::fs::read_to_string(folder.join("rank-0.out")).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((ended.code, ended.out.len()), (0, 10_000), "{}", ended.err);
+    assert!((1024..=4096).contains(&copied.len()), "{}", copied.len());
+    let error =
+        format!("error: run: --tee: {}: File too large (os error 27); ", folder.join("rank-0.out").display());
+    assert_eq!(ended.err.matches(&error).count(), 1, "{}", ended.err);
+    assert!(ended.err.contains("[0] last\n"), "{}", ended.err);
+}
+
+#[test]
 fn too_few_open_files_for_all_ranks_are_one_error_of_the_launcher() {
     let ended = run(limited("ulimit -n 64", &shells(40, "echo started")));
     assert_eq!((ended.code, ended.out.len()), (2, 0), "{}", ended.err);

@@ -79,7 +79,7 @@ fn ranks_do_not_outlive_a_launcher_that_is_killed() {
 fn a_rank_whose_launcher_is_already_gone_does_not_start() {
     // The parent of this process is not process 1 here, so the entry finds another parent than it was told.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_consort"));
-    let output = command.args(["__rank", "--", "rank", "1", "echo", "started"]).output().unwrap();
+    let output = command.args(["__rank", "rank", "1", "echo", "started"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
     assert!(text.starts_with("error: run: process 1, which started this one, is gone\n"), "{text}");

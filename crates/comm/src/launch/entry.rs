@@ -14,13 +14,13 @@ use super::watcher::watch;
 
 /// The command that starts the watcher of this process, for a rank's entry and program.
 pub(super) fn watcher_command(entry: &[OsString], program: &[OsString]) -> Vec<OsString> {
-    let part = ["--".into(), WATCH.into(), own_id(), entry.len().to_string().into()];
+    let part = [WATCH.into(), own_id(), entry.len().to_string().into()];
     [entry, &part, entry, program].concat()
 }
 
 /// The command that starts a rank of this process.
 pub(super) fn rank_command(entry: &[OsString], program: &[OsString]) -> Vec<OsString> {
-    [entry, &["--".into(), RANK.into(), own_id()], program].concat()
+    [entry, &[RANK.into(), own_id()], program].concat()
 }
 
 const WATCH: &str = "watch";
@@ -30,8 +30,8 @@ fn own_id() -> OsString {
     std::process::id().to_string().into()
 }
 
-/// Plays the part that a launcher or a watcher wants of a process, which the arguments say that it put after its entry
-/// and `--`. As a watcher it returns when the job is over; as a rank only if it cannot become the program.
+/// Becomes the watcher or a rank, by the arguments that the launcher or the watcher put after its entry. As a watcher it
+/// returns when the job is over; as a rank only if it cannot become the program.
 pub fn enter(arguments: &[OsString]) -> Result<(), LaunchError> {
     let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok());
     let [part, parent, rest @ ..] = arguments else { return Err(LaunchError::Entry) };

@@ -151,11 +151,17 @@ impl WatcherHandle {
 
     /// Waits for the end of the process, which may take as long as it takes to end all others. Then it is killed.
     fn wait_for_end(&mut self) {
-        let until = Instant::now() + 2 * KILLED;
-        if self.status.is_none() {
-            if !wait_ready(self.pidfd.as_fd(), PollFlags::IN, until).unwrap_or(false) {
-                self.kill();
-            }
+        if self.status.is_some() {
+            return;
+        }
+        let ends_within = |pidfd: &OwnedFd, time| {
+            wait_ready(pidfd.as_fd(), PollFlags::IN, Instant::now() + time).unwrap_or(false)
+        };
+        if !ends_within(&self.pidfd, 2 * KILLED) {
+            self.kill();
+        }
+        // One that does not end by a SIGKILL is stuck in the kernel, and not waited for.
+        if ends_within(&self.pidfd, KILLED) {
             self.status = self.process.wait().ok();
         }
     }
