@@ -28,7 +28,9 @@ pub(crate) fn way_out(error: &io::Error) -> String {
         },
         Some(Errno::AGAIN) => {
             let processes = match limit(Resource::Nproc) {
-                Some(processes) => format!("`ulimit -u` allows a user {processes} processes and threads"),
+                Some(processes) => format!(
+                    "`ulimit -u` allows a user {processes} processes and threads, and a container (pids.max) may allow fewer"
+                ),
                 None => {
                     "the machine has no more processes and threads (pids.max, kernel.threads-max)".to_string()
                 }
@@ -51,6 +53,7 @@ pub(crate) fn way_out(error: &io::Error) -> String {
 }
 
 /// Whether a file of so many bytes is allowed. Without this check the kernel kills a process that makes a larger one.
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) fn check_file_size(bytes: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if bytes > limit => Err(Errno::FBIG.into()),
