@@ -88,7 +88,7 @@ fn init(world: &World) {
     world.parity("threads", "2").unwrap();
     world.barrier("all here", LONG).unwrap();
     say(&format!("rank {} of {}, local {}", world.rank(), world.size(), world.local_rank()));
-    // The secret came in the environment; it must not be in what `ps` shows of the rank or of the launcher.
+    // The secret came in the environment; it must not be in what `ps` shows of the rank or of the watcher.
     if let Ok(secret) = std::env::var("CONSORT_SECRET") {
         for process in ["self".to_string(), std::os::unix::process::parent_id().to_string()] {
             let arguments = std::fs::read(format!("/proc/{process}/cmdline")).unwrap();
