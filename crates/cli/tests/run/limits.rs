@@ -126,6 +126,27 @@ fn too_few_open_files_for_all_ranks_are_one_error_of_the_launcher() {
 }
 
 #[test]
+fn too_few_open_files_for_the_heaps_are_told_to_every_rank() {
+    let mut errors = 0;
+    // Enough for 40 ranks, and at first not for their heaps.
+    for files in (156..180).step_by(6) {
+        let ended = run(limited(&format!("ulimit -n {files}"), &ranks(40, "heap")));
+        // It suffices, or it does not even for the ranks.
+        if ended.code == 0 || ended.err.contains("cannot open the files of all ranks") {
+            continue;
+        }
+        errors += 1;
+        assert_eq!(ended.code, 1, "{}", ended.err);
+        for rank in 0..40 {
+            let error = ended.after(rank, "error ");
+            let expected = "the launcher aborted: no room for the ranks' heaps: Too many open files (os error 24): `ulimit -n` allows";
+            assert!(error.contains(expected), "{files}: {error}");
+        }
+    }
+    assert!(errors > 0, "no limit was low enough");
+}
+
+#[test]
 fn too_few_open_files_of_a_rank_are_an_error_that_names_the_limit() {
     let mut errors = 0;
     for files in 4..16 {
