@@ -17,8 +17,9 @@ mod run;
 mod source;
 mod ways;
 
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write, stderr, stdout};
-use std::panic::catch_unwind;
+use std::panic::{UnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -41,8 +42,6 @@ enum Command {
     Run(run::Args),
     Demo(demo::Args),
     Bench(bench::Args),
-    #[command(name = run::RANK, hide = true)]
-    Rank(run::RankArgs),
     #[command(name = exec::EXEC, hide = true)]
     ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
@@ -58,15 +57,26 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let [_, entry, rest @ ..] = &arguments[..]
+        && entry == run::ENTRY
+    {
+        // Every rank comes this way, and does not wait until all subcommands are described to a parser.
+        return end(|| run::run_entry(rest));
+    }
+    match Cli::try_parse_from(&arguments) {
+        Ok(cli) => end(|| run(cli.command)),
         Err(error) => {
             // The code that clap itself has for wrong arguments is 2, and that is the machine's here.
             let _ = error.print();
-            return ExitCode::from(u8::from(error.use_stderr()));
+            ExitCode::from(u8::from(error.use_stderr()))
         }
-    };
-    let outcome = catch_unwind(|| run(cli.command))
+    }
+}
+
+/// Does something, writes what it says, and gives its exit code.
+fn end(run: impl FnOnce() -> anyhow::Result<Report> + UnwindSafe) -> ExitCode {
+    let outcome = catch_unwind(run)
         .unwrap_or_else(|_| Err(Machine("consort panicked; this is a defect of consort".into()).into()));
     let report = outcome.unwrap_or_else(|error| Report::failed(&error));
     let mut code = report.code;
@@ -90,7 +100,6 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
-        Some(Command::Rank(args)) => run::run_rank(&args),
         Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),

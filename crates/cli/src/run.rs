@@ -8,16 +8,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
-use consort_comm::launch::{LaunchError, Options, Sink, become_rank, launch};
+use consort_comm::launch::{LaunchError, Options, Orphans, Outcome, Sink, enter, launch};
 
 use crate::report::{Machine, Report};
 
 const EXAMPLES: &str = "\
 Each line of the ranks' output is written with its rank: `[2] loss 0.1`. Their standard input is empty.
-When a rank fails, the others are told, have 2 seconds to end, and are ended. What failed first is said last.
+When a rank fails, the others are told, have 2 seconds (--grace) to end, get a SIGTERM, and as long again later a
+SIGKILL. So do ranks that do not end after a signal. What failed first is said last.
 Before it stands what each rank did last on its groups, read from the ranks' flight recorders, which outlive
 them, and the first call that they did not make alike. SIGUSR1 to this command says the same of a running job,
-which goes on; it is not forwarded to the ranks, as SIGINT, SIGTERM and SIGHUP are.
+which goes on; it is not forwarded to the ranks, as SIGINT, SIGTERM, SIGHUP and SIGQUIT are. A second SIGINT kills.
+What ranks have started ends with the job, also if this command is killed.
 
 The exit code is 0 if all ranks end with 0, else that of the rank that failed first: its own, or 128 and the
 signal that killed it; 124 if the time was up; 1 or 2 if the job could not be started.
@@ -26,6 +28,7 @@ Examples:
   consort run -n 4 -- ./train --steps 100     four ranks on this host
   consort run -n 2 --tee logs -- ./train      also writes logs/rank-0.out, logs/rank-0.err, ..
   consort run -n 2 --timeout 60 -- ./train    gives up after a minute
+  consort run -n 2 --deadline 10 -- ./train   a rank that waits for 10 seconds in one call gives up
   consort run -n 2 --flight f.jsonl -- ./train   on a failure or SIGUSR1, all recorded events as JSON lines";
 
 /// Run a program as the ranks of a job on this host
@@ -44,42 +47,61 @@ pub(crate) struct Args {
     /// Give up after so many seconds
     #[arg(long, value_name = "SECS")]
     timeout: Option<f64>,
+    /// How long calls of ranks wait for other ranks that name no deadline themselves [default: 300]
+    #[arg(long, value_name = "SECS")]
+    deadline: Option<f64>,
+    /// How long ranks may take to end after a failure or a signal
+    #[arg(long, value_name = "SECS", default_value_t = 2.0)]
+    grace: f64,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
 
-/// The name of the entry that becomes a rank. It is not for users.
-pub(crate) const RANK: &str = "__rank";
+/// The first argument of a process that becomes a watcher or a rank. It is not for users.
+pub(crate) const ENTRY: &str = "__rank";
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct RankArgs {
-    launcher: u32,
-    #[arg(last = true)]
-    program: Vec<OsString>,
+/// How long ranks may take to end where nobody says it.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// The command for `Options::entry`. Not the path of this program, which may have been replaced since it started.
+pub(crate) fn entry() -> Vec<OsString> {
+    vec!["/proc/self/exe".into(), ENTRY.into()]
 }
 
 /// Runs the subcommand. The ranks' output does not wait for the report.
 pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
-    let timeout = match args.timeout.map(Duration::try_from_secs_f64) {
-        Some(Ok(timeout)) if !timeout.is_zero() => Some(timeout),
-        None => None,
-        _ => {
-            bail!("run: --timeout: expected a number of seconds above 0, got {}", args.timeout.unwrap_or(0.0))
-        }
-    };
+    let timeout = seconds("timeout", args.timeout)?;
     let options = Options {
         ranks: args.ranks,
         program: args.program,
-        // Not the path of this program, which may have been replaced since it started.
-        entry: vec!["/proc/self/exe".into(), RANK.into()],
+        entry: entry(),
         tee: args.tee,
         flight: args.flight,
         timeout,
-        grace: Duration::from_secs(2),
+        grace: seconds("grace", Some(args.grace))?.unwrap_or(GRACE),
+        deadline: seconds("deadline", args.deadline)?,
     };
-    let outcome = launch(&options, sink(stdout())?, sink(stderr())?).map_err(report_error)?;
+    let outcome = launch_alone(&options, sink(stdout())?, sink(stderr())?)?;
     Ok(Report { text: String::new(), notes: outcome.summary, code: outcome.code })
+}
+
+/// The seconds of an option.
+fn seconds(option: &str, given: Option<f64>) -> anyhow::Result<Option<Duration>> {
+    match given.map(Duration::try_from_secs_f64) {
+        Some(Ok(duration)) if !duration.is_zero() => Ok(Some(duration)),
+        None => Ok(None),
+        _ => {
+            bail!("run: --{option}: expected a number of seconds above 0, got {}", given.unwrap_or(0.0))
+        }
+    }
+}
+
+/// Runs a job in this process, which has no other children: whatever a job leaves behind ends with it.
+pub(crate) fn launch_alone(options: &Options, out: Sink, err: Sink) -> anyhow::Result<Outcome> {
+    let orphans = Orphans::adopt();
+    let _orphans = orphans.map_err(|error| Machine(format!("run: cannot adopt orphans: {error}")))?;
+    launch(options, out, err).map_err(report_error)
 }
 
 /// A stream without the lock of this process: whoever writes may be stuck in it while the job ends.
@@ -90,11 +112,12 @@ fn sink(stream: impl AsFd) -> anyhow::Result<Sink> {
     )))
 }
 
-/// Becomes a rank; it comes back only if that fails.
-pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
-    Err(report_error(become_rank(args.launcher, &args.program)))
+/// Becomes a watcher or a rank.
+pub(crate) fn run_entry(arguments: &[OsString]) -> anyhow::Result<Report> {
+    enter(arguments).map_err(report_error)?;
+    Ok(Report::fine(String::new()))
 }
 
-pub(crate) fn report_error(error: LaunchError) -> anyhow::Error {
+fn report_error(error: LaunchError) -> anyhow::Error {
     if error.is_machine() { Machine(error.to_string()).into() } else { error.into() }
 }

@@ -123,18 +123,18 @@ fn a_rank_that_is_killed_is_named() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.args(["demo", "halo"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
-    // The launcher, and two ranks.
+    // The launcher, its watcher, and two ranks.
     let until = Instant::now() + Duration::from_secs(60);
     let mut all = Vec::new();
-    while all.len() < 3 && Instant::now() < until {
+    while all.len() < 4 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
         all = descendants(child.id());
     }
     // They are in the middle of it when they have worked for a while: a hundredth of a second is a tick.
-    while ticks(all[2]) < 20 && Instant::now() < until {
+    while ticks(all[3]) < 20 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(Command::new("kill").args(["-9", &all[2].to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-9", &all[3].to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{said}");

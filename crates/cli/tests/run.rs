@@ -7,14 +7,22 @@
 
 #[path = "run/data.rs"]
 mod data;
+#[path = "run/deadline.rs"]
+mod deadline;
 #[path = "run/failures.rs"]
 mod failures;
 #[path = "run/flight.rs"]
 mod flight;
+#[path = "run/hosted.rs"]
+mod hosted;
 #[path = "run/job.rs"]
 mod job;
+#[path = "run/limits.rs"]
+mod limits;
 #[path = "run/output.rs"]
 mod output;
+#[path = "run/processes.rs"]
+mod processes;
 #[path = "run/rank.rs"]
 mod rank;
 #[path = "run/signals.rs"]

@@ -98,8 +98,7 @@ impl Call {
         (buffers, count, noted): (Buffers, usize, bool),
         common: bool,
         n: usize,
-        site: Name,
-        note: &Note,
+        (site, note): (Name, &Note),
     ) {
         let (operands, results) = buffers.split_at(count);
         self.key = match (&op, operands) {

@@ -13,6 +13,7 @@
 //!
 //! `CONSORT_JOB` (the job's name) and `CONSORT_SECRET` (32 hexadecimal digits) say how to reach the job.
 //! `consort run` sets both. Under another launcher whoever starts the job sets them, the same on all ranks.
+//! `CONSORT_DEADLINE` (seconds, `0.5` or `30`) is how long calls wait that name no deadline themselves.
 //!
 //! A rank without its size, a size without its rank, or a value that is no number is an error and not a
 //! world of one: a job whose ranks all believe to be alone gives wrong results in silence. Slurm is the
@@ -20,13 +21,14 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use crate::job::{Job, Secret};
 
 /// What started this process as a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `consort run`, which also runs the job's coordinator.
+    /// `consort run`, which also runs the job's coordinator, or whoever set its variables by hand.
     Consort,
     /// Open MPI's `mpirun`.
     OpenMpi,
@@ -53,8 +55,9 @@ pub struct Launch {
     pub by: Launcher,
     /// How to reach the job's coordinator, where the environment says it.
     pub job: Option<Job>,
-    /// How long calls wait that name no deadline.
-    pub deadline: Option<std::time::Duration>,
+    /// How long calls wait that name no deadline themselves, where the environment says it; else
+    /// [`DEFAULT_DEADLINE`](crate::DEFAULT_DEADLINE).
+    pub deadline: Option<Duration>,
 }
 
 /// The variables of a launcher.
@@ -114,6 +117,7 @@ impl Launch {
     /// What an environment says, given how to look up a variable in it.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Launch, EnvError> {
         let job = read_job(&lookup)?;
+        let deadline = lookup(DEADLINE).map(|value| read_deadline(&value)).transpose()?;
         for family in &FAMILIES {
             let (rank, size) = match (lookup(family.rank), lookup(family.size)) {
                 (Some(rank), Some(size)) => (rank, size),
@@ -133,10 +137,19 @@ impl Launch {
                 Some((name, value)) => number(name, &value)?,
                 None => rank,
             };
-            return Ok(Launch { rank, size, local_rank, by: family.by, job, deadline: None });
+            return Ok(Launch { rank, size, local_rank, by: family.by, job, deadline });
         }
-        Ok(Launch { rank: 0, size: 1, local_rank: 0, by: Launcher::Alone, job: None, deadline: None })
+        Ok(Launch { rank: 0, size: 1, local_rank: 0, by: Launcher::Alone, job: None, deadline })
     }
+}
+
+const DEADLINE: &str = "CONSORT_DEADLINE";
+
+fn read_deadline(value: &str) -> Result<Duration, EnvError> {
+    let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .filter(|deadline| !deadline.is_zero())
+        .ok_or_else(|| EnvError::Deadline { value: value.to_string() })
 }
 
 fn read_job(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Job>, EnvError> {
@@ -208,6 +221,11 @@ pub enum EnvError {
         /// How many characters it has.
         length: usize,
     },
+    /// `CONSORT_DEADLINE` is not a number of seconds.
+    Deadline {
+        /// Its value.
+        value: String,
+    },
 }
 
 impl fmt::Display for EnvError {
@@ -230,11 +248,17 @@ impl fmt::Display for EnvError {
                     f,
                     "init: CONSORT_JOB: expected 1 to 64 letters, digits, `.`, `_`, `-`, got {value:?}"
                 )?;
-                f.write_str("\n  note: any name will do that no other job on this host has")
+                f.write_str("\n  note: it must be unique on this host")
             }
             EnvError::Secret { length } => {
                 write!(f, "init: CONSORT_SECRET: expected 32 hexadecimal digits, got {length} characters")?;
                 f.write_str("\n  note: `openssl rand -hex 16` makes one")
+            }
+            EnvError::Deadline { value } => {
+                write!(f, "init: {DEADLINE}: expected a number of seconds above 0, got {value:?}")?;
+                f.write_str(
+                    "\n  note: `consort run --deadline SECS` sets it; unset it for the default of 300",
+                )
             }
         }
     }
@@ -304,6 +328,23 @@ mod tests {
             let error = with(more).unwrap_err().to_string();
             assert!(error.contains(text) && !error.contains(SECRET), "{error}");
         }
+    }
+
+    #[test]
+    fn a_deadline_is_a_positive_number_of_seconds() {
+        let deadline = |value| read(&[("CONSORT_DEADLINE", value)]).map(|launch| launch.deadline);
+        assert_eq!(read(&[]).unwrap().deadline, None);
+        assert_eq!(deadline("30"), Ok(Some(Duration::from_secs(30))));
+        assert_eq!(deadline("0.25"), Ok(Some(Duration::from_millis(250))));
+        assert!(deadline("1e15").is_ok_and(|deadline| deadline > Some(Duration::from_secs(1 << 40))));
+        for wrong in ["", "0", "-1", "1e300", "inf", "NaN", "5s", " 5", "1e-12"] {
+            let error = deadline(wrong).unwrap_err().to_string();
+            let expected =
+                format!("init: CONSORT_DEADLINE: expected a number of seconds above 0, got {wrong:?}\n");
+            assert!(error.starts_with(&expected) && error.contains("\n  note: "), "{error}");
+        }
+        let ranks = [("CONSORT_RANK", "1"), ("CONSORT_SIZE", "2"), ("CONSORT_DEADLINE", "7")];
+        assert_eq!(read(&ranks).unwrap().deadline, Some(Duration::from_secs(7)));
     }
 
     #[test]

@@ -4,42 +4,54 @@
 //! (`output.rs`), so that a reader who has stopped reading delays no death notice; one is the job's
 //! coordinator.
 //!
+//! - A process of the launcher's own program, the watcher (`watcher.rs`), starts the ranks and ends what they leave
+//!   behind, also when the launcher dies, however that happens. The two speak over a socket (`link.rs`).
 //! - A rank is started through an entry of the launcher's own program (`entry.rs`) that asks the kernel to
-//!   kill it when the launcher dies, however that happens, and then becomes the program.
+//!   kill it when the watcher dies, and then becomes the program.
 //! - Each rank leads a process group of its own, so that a signal from the terminal reaches it once, through
 //!   the launcher, and so that what it started can be ended with it.
-//! - When a rank fails, the coordinator tells the others. They have a grace period to end by themselves,
-//!   then SIGTERM, then as long again, then SIGKILL.
+//! - When a rank fails, the coordinator tells the others; when a signal comes, it is sent to all ranks. Then they have
+//!   a grace period to end by themselves, then SIGTERM, then as long again, then SIGKILL.
 //! - What the ranks did last is read from their flight recorders, when one fails and when SIGUSR1 asks for it.
 
+mod descendants;
 mod entry;
 mod error;
+mod link;
 mod output;
 mod signals;
 mod summary;
+mod watcher;
+mod watcher_handle;
 
-pub use entry::become_rank;
+pub use descendants::Orphans;
+pub use entry::enter;
 pub use error::LaunchError;
 pub use output::Sink;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::ExitStatus;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::Signal;
 
 use crate::control::socket::timespec;
 use crate::control::{Coordinator, Exit};
+use crate::deadline::from_now;
 use crate::flight::Flight;
 use crate::job::Job;
+use crate::limits::check_open_files;
 use crate::ticks::now_ns;
+use link::Message;
 use output::{Carrier, Output};
 use signals::{ASKS, Signals};
+use watcher_handle::{Gone, WatcherHandle};
 
 /// The most ranks that one launcher starts.
 pub const MAX_RANKS: usize = 1024;
@@ -51,7 +63,7 @@ pub struct Options {
     pub ranks: usize,
     /// The program and its arguments.
     pub program: Vec<OsString>,
-    /// The command that becomes a rank by `become_rank`; this process's id, then the program, are put after it.
+    /// A command that calls `enter` with the arguments that are put after it, to become the watcher and the ranks.
     pub entry: Vec<OsString>,
     /// Where the output of each rank is also written, as `rank-N.out` and `rank-N.err`.
     pub tee: Option<PathBuf>,
@@ -59,8 +71,11 @@ pub struct Options {
     pub flight: Option<PathBuf>,
     /// When the job is given up.
     pub timeout: Option<Duration>,
-    /// How long ranks may take to end by themselves, once one has failed.
+    /// How long ranks may take to end by themselves, once one has failed or a signal has come; and as long again once
+    /// they have a SIGTERM, also what they left behind.
     pub grace: Duration,
+    /// The deadline of ranks that name none; none leaves them theirs.
+    pub deadline: Option<Duration>,
 }
 
 /// How a job ended.
@@ -75,6 +90,10 @@ pub struct Outcome {
 
 /// The exit code of a job whose time was up, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
+/// How long the file of the flight recorders may take to be written.
+const DUMP: Duration = Duration::from_secs(5);
+/// How long the watcher may take to do what needs no waiting for others.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Runs a job. Its ranks' output goes to the two sinks. It returns when every rank has ended, and leaves
 /// nothing behind.
@@ -84,41 +103,56 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         return Err(LaunchError::Ranks { got: options.ranks });
     }
     let failed = |what: &'static str| move |error: io::Error| LaunchError::Machine { what, error };
+    // For each rank two pipes and a connection; and what the launcher needs for itself.
+    let files = options.ranks * if options.tee.is_some() { 5 } else { 3 } + 32;
+    check_open_files(files).map_err(failed("open the files of all ranks"))?;
     let mut output = Output::new(options.ranks, options.tee.as_deref(), out, err)?;
     let signals = Signals::take().map_err(failed("take over signals"))?;
     let job = Job::random().map_err(failed("draw random numbers"))?;
+    // First, since it takes a while to start. On an error all processes of the job end with it.
+    let mut watcher = WatcherHandle::start(options, &job).map_err(failed("start the watcher"))?;
     let coordinator =
         Coordinator::start(&job, options.ranks, true).map_err(failed("open the job's socket"))?;
-    let mut ranks = Ranks::default();
+    let mut ranks = Vec::new();
     for rank in 0..options.ranks {
-        let started = start(options, &job, rank).and_then(|(rank, pipes)| output.add(pipes).map(|()| rank));
-        // On an error the ranks that were started end with `ranks`.
-        ranks.0.push(started.map_err(failed("start a rank"))?);
+        let pipe = || io::pipe().map_err(failed("open a pipe"));
+        let ((out, to_out), (err, to_err)) = (pipe()?, pipe()?);
+        let pid = watcher.start_rank(rank, to_out.into(), to_err.into())?;
+        output.add((out.into(), err.into())).map_err(failed("open a pipe"))?;
+        ranks.push(Rank { pid, end: None });
     }
     let carrier = output.start().map_err(failed("start a thread"))?;
     let mut watch = Watch {
         options,
         ranks,
+        watcher,
         coordinator,
         carrier: &carrier,
         order: Vec::new(),
         killing: None,
+        interrupts: 0,
+        signalled: false,
         failed_ns: None,
         timed_out: false,
     };
-    let signalled = watch.run(&signals);
+    let left = watch.run(&signals).and_then(|()| watch.end_what_is_left(&signals));
     // All ranks have ended, but whoever reads our output may be slow. One who asked us to end, or limited our
     // time, does not wait for that.
-    let hurry = (signalled || watch.timed_out).then_some(options.grace);
-    let Watch { ranks, mut coordinator, order, failed_ns, timed_out, .. } = watch;
+    let hurry = (watch.signalled || watch.timed_out).then_some(options.grace);
+    let Watch { ranks, mut watcher, mut coordinator, order, failed_ns, timed_out, .. } = watch;
     let tails = carrier.finish(&signals, hurry);
     coordinator.stop();
-    let ends = summary::Ends { ranks: &ranks.0, order: &order, timed_out, tails: &tails };
+    let left = left.map_err(|Gone| watcher.gone())?;
+    let ends = summary::Ends { ranks: &ranks, order: &order, timed_out, tails: &tails };
     let mut outcome = ends.outcome(coordinator.failure(), coordinator.strangers(), options);
     if outcome.code != 0 {
         let mut flight = coordinator.flight();
         flight.until_ns = failed_ns.unwrap_or(flight.until_ns);
         outcome.summary.insert_str(0, &record_flight(&flight, options));
+    }
+    if left > 0 {
+        outcome.summary +=
+            &format!("note: processes that ranks started and that could not be ended: {left}\n");
     }
     Ok(outcome)
 }
@@ -126,10 +160,22 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
 /// Writes the dump, where one is wanted: what there is to say of the ranks, in whole lines.
 fn record_flight(flight: &Flight, options: &Options) -> String {
     let mut lines = if flight.is_empty() { String::new() } else { format!("{flight}\n") };
-    if let Some(path) = &options.flight
-        && let Err(error) = std::fs::write(path, flight.json_lines())
-    {
-        lines += &format!("error: run: --flight: {}: {error}\n", path.display());
+    if let Some(path) = &options.flight {
+        // On a thread of its own: a pipe that nobody reads, or a disk that does not answer, must not keep the job.
+        let (path, events) = (path.clone(), flight.json_lines());
+        let (says, hears) = channel();
+        let write = {
+            let path = path.clone();
+            move || drop(says.send(std::fs::write(path, events)))
+        };
+        let started = thread::Builder::new().name("consort flight".into()).spawn(write);
+        let written = started.and_then(|_| match hears.recv_timeout(DUMP) {
+            Ok(written) => written,
+            Err(_) => Err(io::Error::other(format!("expected it to take the events within {DUMP:?}"))),
+        });
+        if let Err(error) = written {
+            lines += &format!("error: run: --flight: {}: {error}\n", path.display());
+        }
     }
     lines
 }
@@ -137,10 +183,7 @@ fn record_flight(flight: &Flight, options: &Options) -> String {
 /// A started rank.
 #[derive(Debug)]
 struct Rank {
-    child: Child,
     pid: u32,
-    /// Becomes readable when the process ends.
-    pidfd: OwnedFd,
     end: Option<End>,
 }
 
@@ -151,72 +194,6 @@ struct End {
     by_itself: bool,
 }
 
-impl Rank {
-    /// Sends a signal to the rank and what it started. Until the rank is waited for, its id is its own.
-    fn kill(&self, signal: Signal) {
-        if self.end.is_none()
-            && let Ok(pid) = i32::try_from(self.pid)
-            && let Some(pid) = Pid::from_raw(pid)
-        {
-            // It can only fail because nobody is left in the group.
-            let _ = kill_process_group(pid, signal);
-        }
-    }
-
-    /// Notes the end of the process, once there is one, and ends what it started and left behind.
-    fn reap(&mut self, by_itself: bool) -> io::Result<Exit> {
-        self.kill(Signal::KILL);
-        let status = self.child.wait()?;
-        let exit = match (status.code(), status.signal()) {
-            (Some(code), _) => Exit::Code(code),
-            (None, signal) => Exit::Signal(signal.unwrap_or(0)),
-        };
-        self.end = Some(End { exit, by_itself });
-        Ok(exit)
-    }
-}
-
-/// The ranks. They do not outlive it.
-#[derive(Debug, Default)]
-struct Ranks(Vec<Rank>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for rank in self.0.iter_mut().filter(|rank| rank.end.is_none()) {
-            let _ = rank.reap(false);
-        }
-    }
-}
-
-/// Where a rank's output comes from.
-type Pipes = (OwnedFd, OwnedFd);
-
-fn start(options: &Options, job: &Job, rank: usize) -> io::Result<(Rank, Pipes)> {
-    let [entry, arguments @ ..] = &options.entry[..] else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the entry is empty"));
-    };
-    let mut command = Command::new(entry);
-    command.args(arguments).arg(std::process::id().to_string()).arg("--").args(&options.program);
-    command.env("CONSORT_RANK", rank.to_string()).env("CONSORT_SIZE", options.ranks.to_string());
-    command.env("CONSORT_JOB", &job.name).env("CONSORT_SECRET", job.secret.to_hex());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut child = command.spawn()?;
-    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(io::Error::other("a rank has no pipes"));
-    };
-    let pid = child.id();
-    let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let pidfd = id.ok_or(rustix::io::Errno::INVAL).and_then(|id| pidfd_open(id, PidfdFlags::empty()));
-    match pidfd {
-        Ok(pidfd) => Ok((Rank { child, pid, pidfd, end: None }, (out.into(), err.into()))),
-        Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(error.into())
-        }
-    }
-}
-
 /// How far the ending of ranks that did not end by themselves has come.
 #[derive(Clone, Copy, Debug)]
 enum Killing {
@@ -224,46 +201,57 @@ enum Killing {
     Grace(Instant),
     /// They got it; at this moment they get a SIGKILL.
     Terminated(Instant),
-    /// There is nothing more to send.
-    Killed,
+    /// They got that; at this moment the watcher, which does not do what it should, is killed.
+    Killed(Instant),
 }
 
 struct Watch<'a> {
     options: &'a Options,
-    ranks: Ranks,
+    ranks: Vec<Rank>,
+    watcher: WatcherHandle,
     coordinator: Coordinator,
     carrier: &'a Carrier,
     /// The ranks that have ended, in order.
     order: Vec<usize>,
     killing: Option<Killing>,
+    /// How often a SIGINT came.
+    interrupts: usize,
+    /// Whether a signal came that ends the job.
+    signalled: bool,
     /// When the first failure was seen, on the clock of the flight recorders.
     failed_ns: Option<u64>,
     timed_out: bool,
 }
 
 impl Watch<'_> {
-    /// Waits until every rank has ended: whether a signal came meanwhile.
-    fn run(&mut self, signals: &Signals) -> bool {
+    /// Waits until every rank has ended.
+    fn run(&mut self, signals: &Signals) -> Result<(), Gone> {
         let timeout = self.options.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let (mut signalled, mut interrupts) = (false, 0);
-        while self.order.len() < self.ranks.0.len() {
+        while self.order.len() < self.ranks.len() {
             let due = match self.killing {
-                Some(Killing::Grace(at) | Killing::Terminated(at)) => Some(at),
-                Some(Killing::Killed) => None,
+                Some(Killing::Grace(at) | Killing::Terminated(at) | Killing::Killed(at)) => Some(at),
                 None => timeout,
             };
-            for rank in self.wait(signals, due) {
-                self.note_end(rank);
+            self.wait(signals, due);
+            for message in self.watcher.receive()? {
+                if let Message::Ended { rank, status } = message {
+                    self.note_end(rank, ExitStatus::from_raw(status));
+                }
             }
             for signal in signals.received() {
                 if signal == ASKS {
                     self.tell_flight();
                     continue;
                 }
-                signalled = true;
-                interrupts += usize::from(signal == Signal::INT);
-                // One who asks twice does not want to wait for handlers.
-                self.send(if interrupts > 1 { Signal::KILL } else { signal });
+                self.note_signal(signal);
+                if self.interrupts > 1 {
+                    // One who asks twice does not want to wait for handlers.
+                    self.kill_ranks();
+                } else {
+                    self.watcher.signal(signal);
+                    // Ranks may not hear of it, or not want to.
+                    self.begin_killing();
+                }
             }
             let now = Instant::now();
             if self.killing.is_none() && timeout.is_some_and(|timeout| now >= timeout) {
@@ -274,28 +262,60 @@ impl Watch<'_> {
             }
             self.go_on_killing(now);
         }
-        signalled
+        Ok(())
     }
 
-    /// Sleeps until a rank ends, a signal comes, or a moment has come: the ranks that ended.
-    fn wait(&self, signals: &Signals, due: Option<Instant>) -> Vec<usize> {
+    /// Ends what the ranks started and left behind: how many processes could not be ended.
+    fn end_what_is_left(&mut self, signals: &Signals) -> Result<usize, Gone> {
+        let grace = if matches!(self.killing, Some(Killing::Killed(_))) {
+            Duration::ZERO
+        } else {
+            self.options.grace
+        };
+        self.watcher.end_all(grace);
+        let mut due = from_now(grace.saturating_add(ANSWER));
+        loop {
+            self.wait(signals, Some(due));
+            for message in self.watcher.receive()? {
+                if let Message::Done { left } = message {
+                    return Ok(left);
+                }
+            }
+            for signal in signals.received().into_iter().filter(|signal| *signal != ASKS) {
+                self.note_signal(signal);
+                if self.interrupts > 1 {
+                    self.watcher.end_all(Duration::ZERO);
+                    due = due.min(from_now(ANSWER));
+                }
+            }
+            if Instant::now() >= due {
+                self.watcher.kill();
+                due = from_now(ANSWER);
+            }
+        }
+    }
+
+    /// Sleeps until the watcher says something, a signal comes, or a moment has come.
+    fn wait(&self, signals: &Signals, due: Option<Instant>) {
+        if self.watcher.has_read() {
+            return;
+        }
         let left = due.map(|due| timespec(due.saturating_duration_since(Instant::now())));
-        let living: Vec<usize> =
-            (0..self.ranks.0.len()).filter(|rank| self.ranks.0[*rank].end.is_none()).collect();
-        let mut fds: Vec<PollFd<'_>> =
-            living.iter().map(|rank| PollFd::new(&self.ranks.0[*rank].pidfd, PollFlags::IN)).collect();
+        let mut fds = vec![PollFd::new(&self.watcher, PollFlags::IN)];
         fds.extend(signals.poll_fds());
         // A signal may interrupt it, and is then found by `received`.
         let _ = poll(&mut fds, left.as_ref());
-        let ended = living.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
-        ended.map(|(rank, _)| *rank).collect()
     }
 
-    fn note_end(&mut self, rank: usize) {
-        let by_itself = !matches!(self.killing, Some(Killing::Terminated(_) | Killing::Killed));
-        // Waiting for one's own child that has ended does not fail; if it does, its state is unknown.
-        let exit = self.ranks.0[rank].reap(by_itself).unwrap_or(Exit::Code(1));
-        self.ranks.0[rank].end.get_or_insert(End { exit, by_itself });
+    fn note_signal(&mut self, signal: Signal) {
+        self.signalled = true;
+        self.interrupts += usize::from(signal == Signal::INT);
+    }
+
+    fn note_end(&mut self, rank: usize, status: ExitStatus) {
+        let by_itself = !matches!(self.killing, Some(Killing::Terminated(_) | Killing::Killed(_)));
+        let exit = Exit::from(status);
+        self.ranks[rank].end = Some(End { exit, by_itself });
         self.order.push(rank);
         self.coordinator.ended(rank, exit);
         if !exit.is_success() {
@@ -312,27 +332,29 @@ impl Watch<'_> {
 
     fn begin_killing(&mut self) {
         self.failed_ns.get_or_insert_with(now_ns);
-        let at = Instant::now() + self.options.grace;
-        self.killing.get_or_insert(Killing::Grace(at));
+        self.killing.get_or_insert_with(|| Killing::Grace(from_now(self.options.grace)));
     }
 
     fn go_on_killing(&mut self, now: Instant) {
         match self.killing {
             Some(Killing::Grace(at)) if now >= at => {
-                self.send(Signal::TERM);
+                self.watcher.signal(Signal::TERM);
                 // A stopped rank does not act on it until it continues.
-                self.send(Signal::CONT);
-                self.killing = Some(Killing::Terminated(now + self.options.grace));
+                self.watcher.signal(Signal::CONT);
+                self.killing = Some(Killing::Terminated(from_now(self.options.grace)));
             }
-            Some(Killing::Terminated(at)) if now >= at => {
-                self.send(Signal::KILL);
-                self.killing = Some(Killing::Killed);
+            Some(Killing::Terminated(at)) if now >= at => self.kill_ranks(),
+            Some(Killing::Killed(at)) if now >= at => {
+                self.watcher.kill();
+                self.killing = Some(Killing::Killed(from_now(ANSWER)));
             }
             _ => {}
         }
     }
 
-    fn send(&self, signal: Signal) {
-        self.ranks.0.iter().for_each(|rank| rank.kill(signal));
+    fn kill_ranks(&mut self) {
+        self.failed_ns.get_or_insert_with(now_ns);
+        self.watcher.signal(Signal::KILL);
+        self.killing = Some(Killing::Killed(from_now(ANSWER)));
     }
 }

@@ -4,10 +4,10 @@
 use std::panic::Location;
 
 use crate::CommError;
+use crate::deadline::from_now;
 use crate::error::Stop;
 use crate::progress::Inner;
 use crate::row::Row;
-use crate::settings::after;
 use crate::unseen::report_unseen;
 use crate::waiter::{Waiter, What};
 
@@ -18,7 +18,7 @@ impl Inner {
             return Err(error.into());
         }
         let waiter = Waiter { inner: self, what: What::Leaving };
-        waiter.wait(|| after(self.settings.deadline.get()), Location::caller())?;
+        waiter.wait(|| from_now(self.settings.deadline.get()), Location::caller())?;
         match self.forgotten() {
             Some(error) => Err(self.fail(&mut self.state(), error).into()),
             None => Ok(()),

@@ -7,10 +7,11 @@ use std::thread;
 
 use crate::alarm::Alarm;
 use crate::cores::{self, Cores};
+use crate::deadline::DEFAULT_DEADLINE;
 use crate::group::Group;
 use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
-use crate::settings::{DEADLINE, Settings};
+use crate::settings::Settings;
 
 /// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
 const HEAP: usize = 1 << 30;
@@ -33,7 +34,7 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
         let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
-        let settings = Rc::new(Settings::new(DEADLINE, false));
+        let settings = Rc::new(Settings::new(DEFAULT_DEADLINE, false));
         let group = Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::CommError;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
+use crate::deadline::from_now;
 use crate::progress::Inner;
-use crate::settings::after;
 use crate::waiter::{LOOKS, Waiter, What};
 
 /// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
@@ -93,7 +93,7 @@ impl<T: Outcome> Pending<T> {
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
         match self.finish_last() {
             Ok(Some(outcome)) => Ok(outcome),
-            Ok(None) => self.wait_until(|| after(time), Location::caller()),
+            Ok(None) => self.wait_until(|| from_now(time), Location::caller()),
             Err(error) => Err(self.inner.give(error)),
         }
     }

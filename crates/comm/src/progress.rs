@@ -116,7 +116,7 @@ impl Inner {
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
-        call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), site, &note);
+        call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), (site, &note));
         // Whoever waits for a small one looks at the others then. A large one begins with what they have.
         let is_quick = is_next && call.key.is_staged() && !common;
         if is_quick {

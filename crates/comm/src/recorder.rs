@@ -283,7 +283,7 @@ impl Ring {
             self.segment.word(at + i * 8).store(word_of(bytes), Relaxed);
         }
         self.segment.word(TEXT_BYTES).store((at + room - TEXTS) as u64, Relaxed);
-        let name = Name((at / 8) as u32 * (1 << 14) | text.len() as u32);
+        let name = Name(((at / 8) as u32 * (1 << 14)) | text.len() as u32);
         texts.by_text.insert(text.to_string(), name);
         name
     }

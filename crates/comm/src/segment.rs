@@ -7,10 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fixed::Words;
+use crate::limits::check_file_size;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
@@ -25,6 +26,9 @@ unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
+/// What nobody can do to a heap once it is shared: a peer that shrinks it would kill all who have it mapped.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
 const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 impl Segment {
@@ -37,21 +41,25 @@ impl Segment {
     }
 
     /// So many bytes for ranks that are processes: memory that has no name in the file system and lives as long as
-    /// somebody has it mapped. Peers map it by the descriptor.
+    /// somebody has it mapped. Peers map it by the descriptor. Its size is fixed.
     pub(crate) fn shared(len: usize) -> io::Result<(Segment, OwnedFd)> {
-        let fd = memfd_create("consort", MemfdFlags::CLOEXEC)?;
+        check_file_size(len as u64)?;
+        let fd = memfd_create("consort", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
+        fcntl_add_seals(&fd, SEALS)?;
         Ok((Segment::map(&fd, len)?, fd))
     }
 
     /// A peer's memory, by its descriptor.
     pub(crate) fn map(fd: impl AsFd, len: usize) -> io::Result<Segment> {
-        // Touching a page behind the end of the file would kill the process.
+        // Touching a page behind the end of the file would kill the process. The seals come first: without them the
+        // size that is seen may change at any time.
+        let wrong = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        if !fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS)) {
+            return wrong("expected memory whose size is sealed, got memory that a peer can shrink");
+        }
         if !usize::try_from(fstat(&fd)?.st_size).is_ok_and(|size| size >= len) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the memory of a peer is smaller than it should be",
-            ));
+            return wrong("the memory of a peer is smaller than it should be");
         }
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: as in `private`.
@@ -170,5 +178,31 @@ mod tests {
         drop(mine);
         assert_eq!(theirs.word(8).load(SeqCst), 7);
         assert!(Segment::map(&fd, 1 << 20).is_err(), "larger than it is");
+    }
+
+    #[test]
+    fn nobody_can_take_memory_away_from_those_who_have_it_mapped() {
+        let (_mine, fd) = Segment::shared(10_000).unwrap();
+        assert_eq!(ftruncate(&fd, 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(ftruncate(&fd, 20_000), Err(rustix::io::Errno::PERM));
+        assert_eq!(fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE), Err(rustix::io::Errno::PERM));
+        // What a peer offers is mapped only if it has given that up too.
+        let refused = |fd: OwnedFd| Segment::map(fd, 4096).err().unwrap().to_string();
+        let offered = |seals: SealFlags| {
+            let fd = memfd_create("peer", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&fd, 10_000).unwrap();
+            fcntl_add_seals(&fd, seals).unwrap();
+            fd
+        };
+        for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SHRINK | SealFlags::GROW] {
+            assert!(refused(offered(seals)).contains("whose size is sealed"), "{seals:?}");
+        }
+        let never = memfd_create("peer", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&never, 10_000).unwrap();
+        assert!(refused(never).contains("whose size is sealed"));
+        assert!(
+            refused(std::fs::File::open("/proc/self/exe").unwrap().into()).contains("whose size is sealed")
+        );
+        assert!(Segment::map(offered(SEALS), 4096).is_ok());
     }
 }

@@ -14,6 +14,7 @@ use crate::alarm::Alarm;
 use crate::cores::{self, Cores};
 use crate::group::Group;
 use crate::layout::{prepare, reserved, rows};
+use crate::limits::way_out;
 use crate::segment::Segment;
 use crate::settings::Settings;
 use crate::world::World;
@@ -27,16 +28,25 @@ impl World {
         let room = heap
             .checked_add(reserved(n))
             .ok_or_else(|| CommError::Argument("group: the heap is too large".into()))?;
-        let machine =
-            |error: io::Error| CommError::Machine(format!("group: a heap of {heap} bytes: {error}"));
+        let machine = |what: &str| {
+            let what = format!("group: {what} of {heap} bytes");
+            move |error: io::Error| {
+                let message = format!("{what}: {error}");
+                if let Some(control) = self.control() {
+                    // The others wait for this rank's heap.
+                    control.abort_at(&message, String::new());
+                }
+                CommError::Machine(format!("{message}\n  note: {}", way_out(&error)))
+            }
+        };
         let mask = cores::mine();
         let (segments, alarm, cores) = match self.control() {
             None => {
-                let segment = Segment::private(room).map_err(machine)?;
+                let segment = Segment::private(room).map_err(machine("a heap"))?;
                 (vec![Arc::new(segment)], Alarm::default(), Cores::of(n, [&mask[..]]))
             }
             Some(control) => {
-                let (mine, fd) = Segment::shared(room).map_err(machine)?;
+                let (mine, fd) = Segment::shared(room).map_err(machine("a heap"))?;
                 let size = (room as u64).to_le_bytes();
                 let peers = control.share_heap(&[&size[..], &mask].concat(), fd.as_fd(), deadline);
                 let peers =
@@ -48,9 +58,8 @@ impl World {
                     let own = if rank == me { mine.take() } else { None };
                     let segment = match (own, peer.fd) {
                         (Some(own), _) => own,
-                        (None, Some(fd)) if peer.blob.starts_with(&size) => {
-                            Segment::map(fd, room).map_err(machine)?
-                        }
+                        (None, Some(fd)) if peer.blob.starts_with(&size) => Segment::map(fd, room)
+                            .map_err(machine(&format!("the heaps of {n} ranks, each")))?,
                         _ => {
                             let message = format!(
                                 "group: expected heaps of one size, got another on rank {rank} than on rank {me}"

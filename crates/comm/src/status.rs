@@ -199,7 +199,7 @@ pub(crate) fn end_waiting(segment: &Segment) {
 /// What a rank waits for, if it does.
 pub(crate) fn waiting(segment: &Segment) -> Option<Waiting> {
     let seq = word(segment, SEQ).load(Acquire);
-    if seq % 2 == 0 {
+    if seq.is_multiple_of(2) {
         return None;
     }
     let load = |at: usize| word(segment, at).load(Relaxed);

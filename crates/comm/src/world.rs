@@ -2,16 +2,17 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use crate::control::{Control, ControlError, Coordinator};
+use crate::deadline::DEFAULT_DEADLINE;
 use crate::env::{EnvError, Launch, Launcher};
 use crate::flight::Flight;
-
-/// How long a rank waits for the others when it starts, and in calls that name no deadline.
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::job::Job;
+use crate::limits::way_out;
 
 /// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
 /// others of the panic.
@@ -20,9 +21,10 @@ pub struct World {
     rank: usize,
     size: usize,
     local_rank: usize,
+    /// With which it was joined, and which calls have that name none.
+    deadline: Duration,
     /// How ranks reach one another besides data; none in a world of one.
     control: Option<Control>,
-    deadline: Duration,
     /// How many groups of all ranks were made.
     groups: AtomicUsize,
     /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
@@ -30,15 +32,16 @@ pub struct World {
 }
 
 /// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and
-/// checks that all run the same version. A process that was started alone is a world of one.
+/// checks that all run the same version. A process that was started alone is a world of one. The deadline is that of
+/// the environment ([`Launch::deadline`]), or else [`DEFAULT_DEADLINE`].
 #[track_caller]
 pub fn init() -> Result<World, InitError> {
     let launch = Launch::from_env().map_err(InitError::Env)?;
-    World::join(&launch, DEADLINE)
+    World::join(&launch, launch.deadline.unwrap_or(DEFAULT_DEADLINE))
 }
 
 impl World {
-    /// Joins the world that a launch describes, within a deadline.
+    /// Joins the world that a launch describes, within a deadline, which later calls have too that name none.
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
         let Launch { rank, size, local_rank, by, ref job, .. } = *launch;
@@ -47,21 +50,14 @@ impl World {
             if size > 1 {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, control: None, deadline, groups, coordinator: None });
+            return Ok(World { rank, size, local_rank, deadline, control: None, groups, coordinator: None });
         };
-        let hosts = rank == 0 && by != Launcher::Consort;
-        let coordinator = hosts.then(|| Coordinator::start(job, size, false)).transpose();
-        let coordinator = coordinator.map_err(|error| InitError::Coordinator { error: error.to_string() })?;
+        let coordinator = if rank == 0 { serve(job, size, by)? } else { None };
         let control = Control::connect(job, rank, size, deadline).map_err(InitError::Control)?;
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
         control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, control: Some(control), deadline, groups, coordinator })
-    }
-
-    /// How long its calls wait that name no deadline.
-    pub fn deadline(&self) -> Duration {
-        self.deadline
+        Ok(World { rank, size, local_rank, deadline, control: Some(control), groups, coordinator })
     }
 
     /// This rank, from 0.
@@ -77,6 +73,11 @@ impl World {
     /// This rank among those on its host, from 0.
     pub fn local_rank(&self) -> usize {
         self.local_rank
+    }
+
+    /// How long calls wait for other ranks that name no deadline themselves: the deadline of the join.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     /// The connection with the other ranks besides data; none in a world of one.
@@ -99,11 +100,12 @@ impl World {
         }
     }
 
-    /// Checks that a setting has the same value on every rank: an error on all of them if not.
+    /// Checks that a setting has the same value on every rank: an error on all of them if not, or if not all have come
+    /// within the deadline of this world.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<(), ControlError> {
         match &self.control {
-            Some(control) => control.parity(&[(key, value)], DEADLINE),
+            Some(control) => control.parity(&[(key, value)], self.deadline),
             None => Ok(()),
         }
     }
@@ -116,6 +118,21 @@ impl World {
             None => Ok(()),
         }
     }
+}
+
+/// Rank 0 serves the others, unless `consort run` does, which has the job's socket before it starts a rank. Its variables
+/// may also have been set by hand.
+fn serve(job: &Job, size: usize, by: Launcher) -> Result<Option<Coordinator>, InitError> {
+    let error = match Coordinator::start(job, size, false) {
+        Ok(coordinator) => return Ok(Some(coordinator)),
+        Err(error) => error,
+    };
+    let note = match error.kind() {
+        io::ErrorKind::AddrInUse if by == Launcher::Consort => return Ok(None),
+        io::ErrorKind::AddrInUse => "CONSORT_JOB must be unique on this host".to_string(),
+        _ => way_out(&error),
+    };
+    Err(InitError::Coordinator { error: error.to_string(), note })
 }
 
 impl Drop for World {
@@ -145,6 +162,8 @@ pub enum InitError {
     Coordinator {
         /// What the machine says.
         error: String,
+        /// The way out.
+        note: String,
     },
     /// The ranks did not come together.
     Control(ControlError),
@@ -161,9 +180,8 @@ impl fmt::Display for InitError {
                 )?;
                 f.write_str("\n  note: start with `consort run`, or export both, alike for all ranks, before mpirun or srun")
             }
-            InitError::Coordinator { error } => {
-                write!(f, "init: rank 0 cannot serve the other ranks: {error}")?;
-                f.write_str("\n  note: CONSORT_JOB is a name that no other job on this host has")
+            InitError::Coordinator { error, note } => {
+                write!(f, "init: rank 0 cannot serve the other ranks: {error}\n  note: {note}")
             }
             InitError::Control(error) => error.fmt(f),
         }

@@ -6,7 +6,7 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{About, Buffer, Note, after};
+use consort_comm::{About, Buffer, Note, from_now};
 use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
@@ -422,7 +422,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     };
     let failed = |error| Error::comm("copy", error, site);
     let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
-    let mut out = out.bytes_mut(after(world.timeout())).map_err(failed)?;
+    let mut out = out.bytes_mut(from_now(world.timeout())).map_err(failed)?;
     let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
     let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
     let layout = Layout { start: 0, ..(**to.layout).clone() };

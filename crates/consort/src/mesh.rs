@@ -130,7 +130,7 @@ impl Init {
         let site = Location::caller();
         consort_comm::spawn_with_heap(n, self.heap, |all| {
             let mesh = self.mesh(n).map_err(|error| Error::new("spawn", error, site))?;
-            let timeout = self.timeout.unwrap_or(consort_comm::DEADLINE);
+            let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
             let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
             // The mesh is gone, and with it all that was in flight.
             match (consort_comm::take_unseen().into_iter().next(), outcome) {
@@ -143,7 +143,7 @@ impl Init {
     /// Connects with the other ranks.
     fn join(&self) -> std::result::Result<consort_comm::World, consort_comm::InitError> {
         let launch = consort_comm::env::Launch::from_env().map_err(consort_comm::InitError::Env)?;
-        let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEADLINE);
+        let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEFAULT_DEADLINE);
         consort_comm::World::join(&launch, deadline)
     }
 

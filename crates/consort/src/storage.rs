@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use consort_comm::{Buffer, CommError, Few, after};
+use consort_comm::{Buffer, CommError, Few, from_now};
 
 use crate::error::Result;
 use crate::flight::Flight;
@@ -55,7 +55,7 @@ impl Storage {
         }
         // A copy moves some bytes in a nanosecond; whoever reads it now is about as fast.
         let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
-        part.bytes_mut(after(patience)).is_ok()
+        part.bytes_mut(from_now(patience)).is_ok()
     }
 
     /// Notes an operation that will write some of its bytes.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use consort_comm::{CommError, DEADLINE, Heap, Note, WeakGroup, after, report_unseen};
+use consort_comm::{CommError, DEFAULT_DEADLINE, Heap, Note, WeakGroup, from_now, report_unseen};
 use consort_ir::index::{Facts, Sym};
 use consort_ir::mesh::{self, Rank};
 use consort_ir::ops::EvalCx;
@@ -111,7 +111,7 @@ impl World {
             symbols: BTreeMap::new(),
             comm,
             threads: RefCell::new(Threads::ONE),
-            timeout: Cell::new(DEADLINE),
+            timeout: Cell::new(DEFAULT_DEADLINE),
             copied: Cell::new(0),
             warming: Cell::new(false),
             unwaited: RefCell::new(Vec::new()),
@@ -141,10 +141,12 @@ impl World {
                 }
                 let launch = consort_comm::env::Launch::read(|_| None);
                 let failed = |error: String| Error::new("heap", error, Location::caller());
-                let control =
-                    consort_comm::World::join(&launch.map_err(|error| failed(error.to_string()))?, DEADLINE)
-                        .map_err(|error| failed(error.to_string()))?;
-                let all = control.group(HEAP, DEADLINE).map_err(|error| failed(error.to_string()))?;
+                let control = consort_comm::World::join(
+                    &launch.map_err(|error| failed(error.to_string()))?,
+                    DEFAULT_DEADLINE,
+                )
+                .map_err(|error| failed(error.to_string()))?;
+                let all = control.group(HEAP, DEFAULT_DEADLINE).map_err(|error| failed(error.to_string()))?;
                 let comm = Comm { all, groups: RefCell::new(Vec::new()), control: Some(control) };
                 let world = Rc::new(World::new(0, mesh::Mesh::default(), Rank(0), Some(comm)));
                 Ok(Rc::clone(alone.get_or_init(|| world)))
@@ -225,7 +227,7 @@ impl World {
         let recorder = comm.all.recorder();
         let (text, site) = (recorder.name(&text), recorder.site(site));
         comm.all.note(Note { digest, text, site, ..Note::default() });
-        let group = comm.all.subgroup(&lists, after(self.timeout()))?;
+        let group = comm.all.subgroup(&lists, from_now(self.timeout()))?;
         let kept = match (over, &group) {
             (_, None) => Kept::Elsewhere,
             (mesh::Group::Axes(_), Some(group)) => Kept::Axes(group.clone()),

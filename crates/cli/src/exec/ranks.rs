@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use consort_comm::init;
-use consort_comm::launch::{Options, Sink, launch};
+use consort_comm::launch::{Options, Sink};
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
@@ -61,14 +61,15 @@ pub(super) fn run_on_processes(
     let options = Options {
         ranks: inputs.len(),
         program,
-        entry: vec!["/proc/self/exe".into(), run::RANK.into()],
+        entry: run::entry(),
         tee: None,
         flight: None,
         timeout: None,
-        grace: Duration::from_secs(2),
+        grace: run::GRACE,
+        deadline: None,
     };
     let sink = || said.try_clone().map(Sink::new).map_err(machine);
-    let outcome = launch(&options, sink()?, sink()?).map_err(run::report_error)?;
+    let outcome = run::launch_alone(&options, sink()?, sink()?)?;
     let mut answers = Vec::new();
     for out in &mut outs {
         answers.push(read(out).ok().map(|(head, bytes)| answer(&head, &bytes)));

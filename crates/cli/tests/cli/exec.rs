@@ -230,11 +230,13 @@ fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary");
-    let children = || {
-        let path = format!("/proc/{0}/task/{0}/children", exec.id());
-        let list = std::fs::read_to_string(path).unwrap_or_default();
+    let children = |of: &str| {
+        let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
         list.split_whitespace().map(String::from).collect::<Vec<String>>()
     };
+    // Between them stands the watcher.
+    let find_ranks =
+        || children(&exec.id().to_string()).iter().flat_map(|watcher| children(watcher)).collect();
     let start = Instant::now();
     // Both have begun to communicate when they have mapped their heaps.
     let mapped = |rank: &String| {
@@ -243,10 +245,10 @@ fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
             || maps.matches("/dev/shm").count() >= 2
             || maps.contains("consort-")
     };
-    let mut ranks = children();
+    let mut ranks: Vec<String> = find_ranks();
     while (ranks.len() < 2 || !ranks.iter().all(mapped)) && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
-        ranks = children();
+        ranks = find_ranks();
     }
     let killed = Command::new("kill").args(["-9", &ranks[1]]).status();
     assert!(killed.is_ok_and(|status| status.success()), "{ranks:?}");

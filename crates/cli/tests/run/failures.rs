@@ -129,6 +129,16 @@ fn the_exit_code_is_that_of_the_rank_that_failed() {
 }
 
 #[test]
+fn a_rank_that_ends_while_others_are_started_is_not_missed() {
+    let script = "[ $CONSORT_RANK = 1 ] || exit 5; exec sleep 600";
+    for _ in 0..20 {
+        // The first rank may have ended before the launcher hears that the second one has started.
+        let ended = run(consort(&["-n", "2", "--grace", "0.05", "--", "sh", "-c", script]));
+        assert_eq!(ended.code, 5, "{}", ended.err);
+    }
+}
+
+#[test]
 fn ranks_that_do_not_hear_are_ended_after_a_failure() {
     let script = "if [ $CONSORT_RANK = 0 ]; then exit 5; fi; trap '' TERM; while :; do sleep 600; done";
     let ended = run(shells(2, script));

@@ -7,7 +7,7 @@ use consort_comm::{Element, Group, Kind, Reduce, World};
 use serde_json::Value;
 
 use super::job::{
-    Ended, Job, LONG, OWN_ARGUMENTS, consort, eventually, kill, own_program, ranks, run, shells,
+    Ended, Job, LONG, OWN_ARGUMENTS, eventually, kill, own_program, ranks, run, shells, with_options,
 };
 use super::rank::{end_by, say};
 
@@ -123,15 +123,6 @@ fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("consort-run-{}.{name}", std::process::id()))
 }
 
-/// The job of `ranks` with options before the program.
-fn with_options(n: usize, part: &str, options: &[&str]) -> std::process::Command {
-    let plain = ranks(n, part);
-    let mut command = consort(options);
-    // The first argument is `run`.
-    command.args(plain.get_args().skip(1)).env("RANK_PROGRAM", part);
-    command
-}
-
 #[test]
 fn the_dump_of_a_failure_holds_all_ranks_in_the_order_of_time() {
     let path = scratch("flight");
@@ -211,6 +202,18 @@ fn a_dump_that_cannot_be_written_is_said_before_the_failure() {
     assert_eq!(ended.code, 137);
     let said = ended.err.find("error: run: --flight: /no/such/folder/f: No such file").unwrap();
     assert!(said < ended.err.find("error: run: first failure: rank 1").unwrap(), "{}", ended.err);
+}
+
+#[test]
+fn a_dump_that_nobody_takes_does_not_keep_the_job() {
+    let path = scratch("flight-pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let ended = run(with_options(2, "flight dies", &["--flight", path.to_str().unwrap()]));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(ended.code, 137, "{}", ended.err);
+    let expected =
+        format!("error: run: --flight: {}: expected it to take the events within ", path.display());
+    assert!(ended.err.contains(&expected), "{}", ended.err);
 }
 
 #[test]

@@ -46,11 +46,10 @@ pub(crate) fn consort(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.arg("run").args(arguments);
     // What may be set around the tests is not meant for the ranks.
-    ["CONSORT_RANK", "CONSORT_SIZE", "CONSORT_JOB", "CONSORT_SECRET", "RANK_PROGRAM"].iter().for_each(
-        |name| {
-            command.env_remove(name);
-        },
-    );
+    for name in ["RANK", "SIZE", "JOB", "SECRET", "DEADLINE"] {
+        command.env_remove(format!("CONSORT_{name}"));
+    }
+    command.env_remove("RANK_PROGRAM");
     command
 }
 
@@ -58,6 +57,15 @@ pub(crate) fn consort(arguments: &[&str]) -> Command {
 pub(crate) fn ranks(n: usize, part: &str) -> Command {
     let mut command = consort(&["-n", &n.to_string(), "--"]);
     command.arg(own_program()).args(OWN_ARGUMENTS).env("RANK_PROGRAM", part);
+    command
+}
+
+/// The job of `ranks` with options before the program.
+pub(crate) fn with_options(n: usize, part: &str, options: &[&str]) -> Command {
+    let plain = ranks(n, part);
+    let mut command = consort(options);
+    // The first argument is `run`.
+    command.args(plain.get_args().skip(1)).env("RANK_PROGRAM", part);
     command
 }
 

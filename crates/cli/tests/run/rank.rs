@@ -55,6 +55,9 @@ pub(crate) fn play(part: &str) {
             world.parity("attention_backend", backend).unwrap_or_else(|error| give_up(&error));
         }
         "flooded" => flooded(&world),
+        part if part.starts_with("deadline") => super::deadline::play(&world, part),
+        part if part.starts_with("heap") => super::limits::play(&world, part),
+        part if part.starts_with("host") => super::hosted::play(world, part),
         part if part.starts_with("data") => super::data::play(&world, part),
         part if part.starts_with("flight") => super::flight::play(&world, part),
         _ => panic!("no part {part:?}"),
@@ -85,7 +88,7 @@ fn init(world: &World) {
     world.parity("threads", "2").unwrap();
     world.barrier("all here", LONG).unwrap();
     say(&format!("rank {} of {}, local {}", world.rank(), world.size(), world.local_rank()));
-    // The secret came in the environment; it must not be in what `ps` shows of the rank or of the launcher.
+    // The secret came in the environment; it must not be in what `ps` shows of the rank or of the watcher.
     if let Ok(secret) = std::env::var("CONSORT_SECRET") {
         for process in ["self".to_string(), std::os::unix::process::parent_id().to_string()] {
             let arguments = std::fs::read(format!("/proc/{process}/cmdline")).unwrap();

@@ -4,17 +4,17 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Instant;
 
-use super::job::{Job, LONG, eventually, is_running, kill, shells};
+use super::job::{Job, LONG, consort, eventually, is_running, kill, shells};
 
 /// The number after `pid` in the next line of each rank.
-fn pids(job: &Job, n: usize) -> Vec<u32> {
+pub(crate) fn pids(job: &Job, n: usize) -> Vec<u32> {
     let pid = |line: String| line.rsplit(' ').next().unwrap().parse().unwrap();
     (0..n).map(|_| pid(job.line_with("pid "))).collect()
 }
 
 #[test]
 fn a_signal_is_forwarded_to_all_ranks() {
-    for (signal, code) in [("TERM", 15), ("HUP", 1), ("INT", 2)] {
+    for (signal, code) in [("TERM", 15), ("HUP", 1), ("INT", 2), ("QUIT", 3)] {
         let script = format!("trap 'echo got it; exit {code}' {signal}; echo pid $$; sleep 600 & wait");
         let job = Job::start(shells(3, &script));
         pids(&job, 3);
@@ -39,6 +39,33 @@ fn a_second_interrupt_kills() {
 }
 
 #[test]
+fn a_signal_that_ranks_ignore_begins_the_grace_period() {
+    for signal in ["INT", "TERM", "HUP", "QUIT"] {
+        let script = "trap '' INT TERM HUP QUIT; echo pid $$; while :; do sleep 600; done";
+        let job = Job::start(consort(&["-n", "2", "--grace", "0.2", "--", "sh", "-c", script]));
+        let pids = pids(&job, 2);
+        kill(signal, job.pid());
+        let ended = job.end();
+        assert_eq!(ended.code, 137, "{signal}: {}", ended.err);
+        let note = "  note: did not end in time, and was ended: ranks 0,1\n";
+        assert!(ended.err.ends_with(note), "{signal}: {}", ended.err);
+        assert!(!pids.iter().any(|pid| is_running(*pid)));
+    }
+}
+
+#[test]
+fn ranks_that_end_within_the_grace_period_end_by_themselves() {
+    let script = "trap 'echo saved; exit 3' TERM; echo pid $$; while :; do sleep 600 & wait; done";
+    let job = Job::start(consort(&["-n", "2", "--grace", "30", "--", "sh", "-c", script]));
+    pids(&job, 2);
+    kill("TERM", job.pid());
+    let ended = job.end();
+    assert_eq!(ended.code, 3, "{}", ended.err);
+    (0..2).for_each(|rank| assert!(ended.of(rank).contains(&"saved"), "{ended:?}"));
+    assert!(!ended.err.contains("did not end in time"), "{}", ended.err);
+}
+
+#[test]
 fn ranks_do_not_outlive_a_launcher_that_is_killed() {
     let mut job = Job::start(shells(3, "echo pid $$; exec sleep 600"));
     let pids = pids(&job, 3);
@@ -52,10 +79,10 @@ fn ranks_do_not_outlive_a_launcher_that_is_killed() {
 fn a_rank_whose_launcher_is_already_gone_does_not_start() {
     // The parent of this process is not process 1 here, so the entry finds another parent than it was told.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_consort"));
-    let output = command.args(["__rank", "1", "--", "echo", "started"]).output().unwrap();
+    let output = command.args(["__rank", "rank", "1", "echo", "started"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
-    assert!(text.starts_with("error: run: the launcher, process 1, is gone\n"), "{text}");
+    assert!(text.starts_with("error: run: process 1, which started this one, is gone\n"), "{text}");
 }
 
 #[test]

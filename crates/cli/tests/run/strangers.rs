@@ -8,7 +8,7 @@ use super::job::{Job, LONG, ranks};
 
 /// A correct hello of rank 1, but for the secret: kind 1, no descriptors, 25 bytes; version, rank, size, secret.
 fn hello() -> Vec<u8> {
-    [&[1, 0, 0, 25, 0, 0, 0][..], &[1], &[1, 0, 0, 0], &[3, 0, 0, 0], &[0; 16]].concat()
+    [&[1, 0, 0, 25, 0, 0, 0][..], &[2], &[1, 0, 0, 0], &[3, 0, 0, 0], &[0; 16]].concat()
 }
 
 #[test]

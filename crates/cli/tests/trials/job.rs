@@ -82,6 +82,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
         timeout: Some(Duration::from_secs(30)),
         // Longer than an error may take, so that nobody is ended before it has one.
         grace: Duration::from_millis(1500),
+        deadline: None,
     };
     let start = Instant::now();
     let (out, err) = (Text::default(), Text::default());

@@ -190,7 +190,7 @@ fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
         "captured_tensor" | "captured_on_one" => {
             let weight = Rc::new(RefCell::new(ones(4)?));
             let own = Rc::clone(&weight);
-            let f = compile(move |x: Tensor| group.all_reduce(x.mul(&*own.borrow())?, Reduce::Sum)).name("f"); // captured_tensor, // captured_on_one
+            let f = compile(move |x: Tensor| group.all_reduce(x.mul(&own.borrow())?, Reduce::Sum)).name("f"); // captured_tensor, // captured_on_one
             for _ in 0..4 {
                 f.call(ones(4)?)?.wait()?;
             }

@@ -25,13 +25,14 @@ use super::parity::differing;
 use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
 use crate::alarm::Watch;
+use crate::deadline::from_now;
 use crate::job::Job;
+use crate::limits::way_out;
 
 /// How much later than the coordinator a rank gives up by itself: the coordinator's word names the missing.
 const SLACK: Duration = Duration::from_millis(50);
 /// How long the last words of a rank may take.
 const PARTING: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a rank brought to a rendezvous.
 #[derive(Debug)]
@@ -54,7 +55,11 @@ pub struct Control {
 #[derive(Debug)]
 struct Shared {
     socket: OwnedFd,
+    /// This rank.
+    rank: usize,
     size: usize,
+    /// The rank that runs the coordinator; none if the launcher does.
+    host: Option<usize>,
     /// Whether the job failed: all that a data path has to look at.
     failed: AtomicBool,
     state: Mutex<State>,
@@ -76,6 +81,10 @@ impl fmt::Debug for Reactions {
 struct State {
     /// A call is under way; the next one waits for its turn.
     busy: bool,
+    /// The call under way.
+    calling: String,
+    /// The last call that was answered.
+    answered: String,
     answer: Option<Vec<Peer>>,
     failure: Option<Failure>,
     /// What every call gives since the first one failed.
@@ -89,9 +98,9 @@ impl Control {
     /// Connects with the job's coordinator and claims a rank. It tries until the deadline: the coordinator may
     /// be a rank that has not started yet.
     pub fn connect(job: &Job, rank: usize, size: usize, deadline: Duration) -> Result<Control, ControlError> {
-        let until = Instant::now() + deadline.min(LONGEST);
+        let until = from_now(deadline);
         let mut pause = Duration::from_millis(1);
-        let (socket, inbox) = loop {
+        let (socket, inbox, launched) = loop {
             let last = match knock(job, rank, size, until)? {
                 Ok(admitted) => break admitted,
                 Err(last) => last,
@@ -106,7 +115,8 @@ impl Control {
         let state = Mutex::new(State::default());
         let reactions = Mutex::default();
         let failed = AtomicBool::new(false);
-        let shared = Shared { socket, size, failed, state, changed: Condvar::new(), reactions };
+        let host = if launched { None } else { Some(0) };
+        let shared = Shared { socket, rank, size, host, failed, state, changed: Condvar::new(), reactions };
         let shared = Arc::new(shared);
         let listens = Arc::clone(&shared);
         let thread = thread::Builder::new().name("consort control".into());
@@ -240,12 +250,11 @@ impl Control {
                 length: blob.len(),
             });
         }
-        let deadline = deadline.min(LONGEST);
-        let until = Instant::now() + deadline;
+        let until = from_now(deadline);
         let site = site(caller);
         let during = format!("{name} at {site}");
         let milliseconds = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        let message = Message::Meet { name, site, milliseconds, blob: blob.to_vec() };
+        let message = Message::Meet { name: name.clone(), site, milliseconds, blob: blob.to_vec() };
         let fds: Vec<OwnedFd> = match fd.map(|fd| fd.try_clone_to_owned()).transpose() {
             Ok(fd) => fd.into_iter().collect(),
             Err(error) => return Err(machine(&during, &error)),
@@ -256,13 +265,14 @@ impl Control {
         let ready = |state: &State| !state.busy;
         let mut state = shared.wait(&during, until + SLACK, ready)?;
         state.busy = true;
+        state.calling = name;
         drop(state);
         let sent = shared.send(&packet, until);
         let met = match sent {
             Ok(true) => shared
                 .wait(&during, until + SLACK, |state| state.answer.is_some())
                 .map(|mut state| state.answer.take()),
-            Ok(false) => Err(shared.lock().fail(ControlError::Silent { during })),
+            Ok(false) => Err(shared.lock().fail(ControlError::Silent { during, host: shared.host })),
             // The connection is broken; the listener knows why, or will within the deadline.
             Err(_) => shared.wait(&during, until + SLACK, |_| false).map(|_| None),
         };
@@ -321,7 +331,7 @@ impl Shared {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(state.fail(ControlError::Silent { during }));
+                return Err(state.fail(ControlError::Silent { during, host: self.host }));
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -350,20 +360,27 @@ impl Shared {
                 match inbox.next(Reader::Rank(self.size)) {
                     Ok(None) => break,
                     Ok(Some((message, fds))) => self.hear(message, fds),
-                    Err(_) => return self.hear_failure(lost()),
+                    Err(_) => return self.hear_loss(),
                 }
             }
             match receive(self.socket.as_fd(), &mut inbox, true, true) {
                 Ok(0) | Err(Errno::CONNRESET) => {}
                 Ok(_) => continue,
-                // Nobody is at fault but this machine's limits, most likely that of open files.
-                Err(error) => drop(self.lock().fail(machine("control", &error.into()))),
+                Err(error) => {
+                    // Descriptors that came could not be taken, most likely. The others wait for this rank.
+                    let error = machine("control", &error.into());
+                    let reason = error.to_string().lines().next().unwrap_or_default().to_string();
+                    drop(self.lock().fail(error));
+                    self.part(&Message::Abort { reason: reason.clone(), site: String::new() });
+                    let what = What::Aborted(reason);
+                    return self.hear_failure(Failure { rank: Some(self.rank), what, at: String::new() });
+                }
             }
             let state = self.lock();
             let expected = state.parted || state.closed;
             drop(state);
             if !expected {
-                self.hear_failure(lost());
+                self.hear_loss();
             }
             return;
         }
@@ -375,13 +392,22 @@ impl Shared {
                 let mut fds = fds.into_iter();
                 let peer =
                     |(pid, has_fd, blob)| Peer { pid, blob, fd: if has_fd { fds.next() } else { None } };
-                self.lock().answer = Some(peers.into_iter().map(peer).collect());
+                let mut state = self.lock();
+                state.answer = Some(peers.into_iter().map(peer).collect());
+                state.answered = std::mem::take(&mut state.calling);
             }
             Message::Failed(failure) => return self.hear_failure(failure),
             Message::Closing => self.lock().closed = true,
-            _ => return self.hear_failure(lost()),
+            _ => return self.hear_loss(),
         }
         self.changed.notify_all();
+    }
+
+    /// The coordinator is gone without a word: whoever runs it has died. The last call that was answered here is the
+    /// last that a rank completed which ran it.
+    fn hear_loss(&self) {
+        let at = self.lock().answered.clone();
+        self.hear_failure(Failure { rank: self.host, what: What::Lost, at });
     }
 
     fn hear_failure(&self, failure: Failure) {
@@ -393,13 +419,8 @@ impl Shared {
     }
 }
 
-/// The coordinator is gone without a word.
-fn lost() -> Failure {
-    Failure { rank: None, what: What::Lost, at: String::new() }
-}
-
 pub(super) fn machine(during: &str, error: &io::Error) -> ControlError {
-    ControlError::Machine { during: during.to_string(), error: error.to_string() }
+    ControlError::Machine { during: during.to_string(), error: error.to_string(), note: way_out(error) }
 }
 
 fn site(caller: &Location<'_>) -> String {

@@ -14,6 +14,7 @@ use super::failure::{Exit, Failure};
 use super::server::{Desk, Order, Server};
 use crate::flight::Flight;
 use crate::job::Job;
+use crate::limits::check_open_files;
 use crate::recorder::read_descriptor;
 
 /// The one process of a job that all ranks are connected with, in a thread of the launcher or of rank 0.
@@ -41,6 +42,8 @@ impl Coordinator {
         )?;
         bind(&listener, &SocketAddrUnix::new_abstract_name(job.socket().as_bytes())?)?;
         listen(&listener, 1024)?;
+        // A connection of every rank.
+        check_open_files(size + 8)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let desk = Arc::new(Desk::default());
         let woken = wake.try_clone()?;

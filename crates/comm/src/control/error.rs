@@ -39,6 +39,8 @@ pub enum ControlError {
     Silent {
         /// What this rank was doing.
         during: String,
+        /// The rank that runs the coordinator; none if the launcher does.
+        host: Option<usize>,
     },
     /// This rank said goodbye before.
     Parted,
@@ -59,6 +61,8 @@ pub enum ControlError {
         during: String,
         /// What the machine says.
         error: String,
+        /// The way out.
+        note: String,
     },
 }
 
@@ -75,15 +79,17 @@ impl fmt::Display for ControlError {
             }
             ControlError::NotAdmitted { deadline, last } => {
                 write!(f, "init: expected a welcome from the coordinator within {deadline:?}, got {last}")?;
-                f.write_str("\n  note: CONSORT_JOB and CONSORT_SECRET are the same on all ranks, on one host, of one user")
+                f.write_str("\n  note: without `consort run` rank 0 runs the coordinator, and must have started; CONSORT_JOB and ")?;
+                f.write_str("CONSORT_SECRET must be the same on all ranks, on one host, of one user")
             }
             ControlError::Refused { reason } => {
                 write!(f, "init: the coordinator refuses this rank: {reason}")?;
                 f.write_str("\n  note: each rank is one process; a program that a rank starts is not a rank")
             }
-            ControlError::Silent { during } => {
-                write!(f, "{during}: expected an answer from the coordinator by the deadline, got none")?;
-                f.write_str("\n  note: the process that runs it is stopped or overloaded")
+            ControlError::Silent { during, host } => {
+                let host = host.map_or("the launcher".to_string(), |rank| format!("rank {rank}"));
+                write!(f, "{during}: expected an answer from {host} by the deadline, got none")?;
+                f.write_str("\n  note: it runs the coordinator, and its process is stopped or overloaded")
             }
             ControlError::Parted => {
                 f.write_str("control: expected no call after the goodbye, got one")?;
@@ -93,8 +99,8 @@ impl fmt::Display for ControlError {
                 write!(f, "{call}: {what}: expected at most {limit} bytes, got {length}")?;
                 f.write_str("\n  note: the control plane carries names and settings; data goes over a group")
             }
-            ControlError::Machine { during, error } => {
-                write!(f, "{during}: {error}\n  note: the machine or its limits failed, not the job")
+            ControlError::Machine { during, error, note } => {
+                write!(f, "{during}: {error}\n  note: {note}")
             }
         }
     }

@@ -1,6 +1,8 @@
 //! The first thing that went wrong in a job: whose fault it was, what happened, and where.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use crate::ranks_text;
 
@@ -26,6 +28,15 @@ impl Exit {
             Exit::Signal(signal) => 128 + (signal & 0x7f),
         };
         u8::try_from(code).unwrap_or(u8::MAX)
+    }
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Exit {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or(0)),
+        }
     }
 }
 
@@ -82,7 +93,7 @@ pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
 /// The first failure of a job. Every rank is told the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The rank whose fault it is; none for the coordinator and the launcher.
+    /// The rank whose fault it is; none for the launcher.
     pub rank: Option<usize>,
     /// What happened.
     pub what: What,
@@ -117,11 +128,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = match (self.rank, &self.what) {
-            (Some(rank), _) => format!("rank {rank}"),
-            (None, What::Aborted(_)) => "the launcher".to_string(),
-            (None, _) => "the coordinator".to_string(),
-        };
+        let who = self.rank.map_or("the launcher".to_string(), |rank| format!("rank {rank}"));
         let after = if self.at.is_empty() { String::new() } else { format!(", after {}", self.at) };
         match &self.what {
             What::Ended(exit) if exit.is_success() => {

@@ -19,7 +19,7 @@ pub(crate) const MAX_NAME: usize = 256;
 /// The bytes of the longest reason for an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 /// Changes whenever the messages do.
-const PROTOCOL: u8 = 1;
+const PROTOCOL: u8 = 2;
 
 const HEADER: usize = 7;
 
@@ -34,8 +34,8 @@ pub(super) enum Message {
     Abort { reason: String, site: String },
     /// From a rank: it is done; its connection closes next.
     Goodbye,
-    /// From the coordinator: the claim is accepted.
-    Welcome,
+    /// From the coordinator: the claim is accepted. It says whether the coordinator is a launcher's, or rank 0's.
+    Welcome { launched: bool },
     /// From the coordinator, to one who knows the secret: the claim is not accepted, for this reason.
     Refused { reason: String },
     /// From the coordinator: all came. For each rank its process, whether a descriptor of it is here, its blob.
@@ -65,7 +65,8 @@ impl Reader {
             (Reader::Coordinator, 2) => (MAX_BLOB + 2 * MAX_NAME + 64, 1),
             (Reader::Coordinator, 3) => (MAX_REASON + MAX_NAME + 64, 0),
             (Reader::Coordinator, 4) => (0, 0),
-            (Reader::Rank(_), 5 | 9) => (0, 0),
+            (Reader::Rank(_), 5) => (1, 0),
+            (Reader::Rank(_), 9) => (0, 0),
             (Reader::Rank(_), 6) => (MAX_REASON, 0),
             (Reader::Rank(size), 7) => (8 + size * (MAX_BLOB + 16), size),
             (Reader::Rank(size), 8) => (2 * MAX_REASON + size * (2 * MAX_NAME + 32), 0),
@@ -80,9 +81,9 @@ pub(super) struct Garbage;
 
 /// Bytes and descriptors that arrived and are not yet read as messages.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
-    pub(super) bytes: VecDeque<u8>,
-    pub(super) fds: VecDeque<OwnedFd>,
+pub(crate) struct Inbox {
+    pub(crate) bytes: VecDeque<u8>,
+    pub(crate) fds: VecDeque<OwnedFd>,
 }
 
 impl Inbox {
@@ -140,7 +141,10 @@ impl Message {
                 3
             }
             Message::Goodbye => 4,
-            Message::Welcome => 5,
+            Message::Welcome { launched } => {
+                out.0.push(u8::from(*launched));
+                5
+            }
             Message::Refused { reason } => {
                 out.bytes(reason.as_bytes());
                 6
@@ -187,7 +191,7 @@ fn decode(kind: u8, body: &[u8]) -> Option<Message> {
         }
         3 => Message::Abort { reason: fields.text()?, site: fields.text()? },
         4 => Message::Goodbye,
-        5 => Message::Welcome,
+        5 => Message::Welcome { launched: fields.u8()? == 1 },
         6 => Message::Refused { reason: fields.text()? },
         7 => {
             let peer =
@@ -240,7 +244,8 @@ mod tests {
             ),
             (Message::Abort { reason: "r".into(), site: "s".into() }, Reader::Coordinator),
             (Message::Goodbye, Reader::Coordinator),
-            (Message::Welcome, rank),
+            (Message::Welcome { launched: true }, rank),
+            (Message::Welcome { launched: false }, rank),
             (Message::Refused { reason: "r".into() }, rank),
             (Message::Met { peers: vec![(1, false, vec![]), (2, false, vec![3; 300])] }, rank),
             (failure(None, What::Lost), rank),

@@ -16,8 +16,8 @@ use super::roster::Packet;
 use super::socket::{Progress, receive, send, wait_ready};
 use crate::job::Job;
 
-/// The connection, or how the attempt ended if another one may succeed.
-pub(super) type Attempt = Result<(OwnedFd, Inbox), String>;
+/// The connection and whether a launcher runs the coordinator, or how the attempt ended if another one may succeed.
+pub(super) type Attempt = Result<(OwnedFd, Inbox, bool), String>;
 
 /// Connects and claims a rank, waiting no longer than `until`.
 pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Result<Attempt, ControlError> {
@@ -42,9 +42,9 @@ pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Resu
         return closed();
     }
     let mut inbox = Inbox::default();
-    loop {
+    let launched = loop {
         match inbox.next(Reader::Rank(size)) {
-            Ok(Some((Message::Welcome, _))) => break,
+            Ok(Some((Message::Welcome { launched }, _))) => break launched,
             Ok(Some((Message::Refused { reason }, _))) => return Err(ControlError::Refused { reason }),
             Ok(None) => {}
             _ => return Ok(Err("an answer that is no message".to_string())),
@@ -60,8 +60,8 @@ pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Resu
             Err(_) => return closed(),
             Ok(_) => {}
         }
-    }
+    };
     // From here on the listener sleeps in its reads; sends say for themselves that they do not wait.
     rustix::io::ioctl_fionbio(&socket, false).map_err(failed)?;
-    Ok(Ok((socket, inbox)))
+    Ok(Ok((socket, inbox, launched)))
 }

@@ -24,9 +24,9 @@ pub(super) const HEAPS: &str = "start-up";
 
 /// A message and its descriptors, ready to be sent to several.
 #[derive(Debug)]
-pub(super) struct Packet {
-    pub(super) bytes: Vec<u8>,
-    pub(super) fds: Vec<OwnedFd>,
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// What a rank brings to a meeting.
@@ -113,7 +113,7 @@ impl Roster {
             return Err(format!("rank {rank} was already claimed by process {}", member.pid));
         }
         (member.place, member.pid) = (Place::Here, pid);
-        self.send(rank, &Message::Welcome);
+        self.send(rank, &Message::Welcome { launched: self.launched });
         if let Some(failure) = self.failure.clone() {
             self.send(rank, &Message::Failed(failure));
         }
@@ -137,6 +137,12 @@ impl Roster {
     pub(super) fn leave(&mut self, rank: usize) {
         self.members[rank].place = Place::Left;
         self.proceed();
+    }
+
+    /// The coordinator itself cannot go on.
+    pub(super) fn abort_here(&mut self, reason: String) {
+        let host = if self.launched { None } else { Some(0) };
+        self.abort(host, reason, String::new());
     }
 
     /// A rank gave up.

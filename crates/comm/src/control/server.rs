@@ -21,16 +21,18 @@ use super::failure::{Exit, Failure};
 use super::frame::{Garbage, Inbox, MAX_NAME, Message, Reader};
 use super::roster::{Arrival, Heaps, Packet, Roster};
 use super::socket::{Progress, receive, send, timespec};
+use crate::deadline::from_now;
 use crate::job::Secret;
+use crate::limits::{free_files, way_out};
 
 /// How long one who connects may take for its hello.
 const HANDSHAKE: Duration = Duration::from_millis(500);
+/// How long ranks may take, when the coordinator ends, to read what it has for them.
+const FINISH: Duration = Duration::from_secs(1);
 /// How many may wait in the lobby.
 const LOBBY: usize = 64;
-/// Groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
+/// The most groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
 const GROUPS: usize = 4;
-/// A wait that is as good as none; far enough from overflow.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What the launcher tells the coordinator.
 #[derive(Debug)]
@@ -79,6 +81,8 @@ pub(super) struct Server {
     roster: Roster,
     lobby: VecDeque<Guest>,
     links: Vec<Option<Link>>,
+    /// How many groups' heaps are kept.
+    groups: usize,
 }
 
 impl Server {
@@ -92,7 +96,9 @@ impl Server {
     ) -> Server {
         let links = (0..size).map(|_| None).collect();
         let roster = Roster::new(size, launched);
-        Server { listener, wake, desk, secret, uid, roster, lobby: VecDeque::new(), links }
+        // Beside the connections and pipes of the ranks there must be room for the heaps of the next group.
+        let groups = (free_files() / size.max(1)).saturating_sub(4).clamp(1, GROUPS);
+        Server { listener, wake, desk, secret, uid, roster, lobby: VecDeque::new(), links, groups }
     }
 
     /// Serves until it is told to stop.
@@ -121,8 +127,24 @@ impl Server {
             self.deliver();
             self.publish();
             if stop {
+                return self.finish();
+            }
+        }
+    }
+
+    /// Delivers what the sockets did not take yet: some ranks may still wait for what others have long had.
+    fn finish(&mut self) {
+        let until = Instant::now() + FINISH;
+        loop {
+            let behind = self.links.iter().flatten().filter(|link| !link.outbox.is_empty());
+            let mut fds: Vec<PollFd<'_>> =
+                behind.map(|link| PollFd::new(&link.socket, PollFlags::OUT)).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            if fds.is_empty() || left.is_zero() {
                 return;
             }
+            let _ = poll(&mut fds, Some(&timespec(left)));
+            self.deliver();
         }
     }
 
@@ -229,6 +251,13 @@ impl Server {
                 Ok(0) => return self.close(rank),
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return,
+                Err(error @ Errno::MFILE) => {
+                    // What the rank sent is lost, and it is not the rank's fault.
+                    let error = error.into();
+                    return self
+                        .roster
+                        .abort_here(format!("no room for the ranks' heaps: {error}: {}", way_out(&error)));
+                }
                 Err(_) => return self.close(rank),
             }
             loop {
@@ -250,7 +279,7 @@ impl Server {
         match message {
             Message::Meet { name, site, .. } if name.len().max(site.len()) > MAX_NAME => return Err(()),
             Message::Meet { name, site, milliseconds, blob } => {
-                let until = Instant::now() + Duration::from_millis(milliseconds).min(LONGEST);
+                let until = from_now(Duration::from_millis(milliseconds));
                 self.roster.arrive(rank, Arrival { name, site, until, blob, fd })?;
             }
             Message::Abort { reason, site } => self.roster.abort(Some(rank), reason, site),
@@ -284,7 +313,7 @@ impl Server {
         if let Some(heaps) = self.roster.take_heaps() {
             let mut kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push_back(heaps);
-            if kept.len() > GROUPS {
+            if kept.len() > self.groups {
                 kept.pop_front();
             }
         }

@@ -13,15 +13,15 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::frame::Inbox;
-use super::roster::Packet;
+pub(crate) use super::frame::Inbox;
+pub(crate) use super::roster::Packet;
 
 /// The kernel carries 253 descriptors with one message at most. Tests have few ranks, and several messages.
 const FDS_AT_ONCE: usize = if cfg!(test) { 3 } else { 200 };
 
 /// Reads what is there into an inbox: how many bytes, 0 at the end. Descriptors are taken only from a peer
 /// that may send them; otherwise the kernel closes them.
-pub(super) fn receive(
+pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     inbox: &mut Inbox,
     take_fds: bool,
@@ -52,14 +52,14 @@ pub(super) fn receive(
 
 /// A packet on its way to one peer.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bytes: usize,
     fds: usize,
 }
 
 /// Sends as much as the socket takes now: whether that was all. Descriptors go first, each batch with a
 /// byte of the frame, so that they are there when the frame is.
-pub(super) fn send(
+pub(crate) fn send(
     socket: BorrowedFd<'_>,
     packet: &Packet,
     progress: &mut Progress,
@@ -98,7 +98,7 @@ fn send_piece(socket: BorrowedFd<'_>, piece: &[u8], fds: &[BorrowedFd<'_>]) -> r
 }
 
 /// Waits until a socket is ready or a moment has come: whether it is ready.
-pub(super) fn wait_ready(socket: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> io::Result<bool> {
+pub(crate) fn wait_ready(socket: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> io::Result<bool> {
     loop {
         let mut fds = [PollFd::new(&socket, flags)];
         match poll(&mut fds, Some(&timespec(until.saturating_duration_since(Instant::now())))) {

@@ -263,6 +263,52 @@ fn a_coordinator_that_is_gone_ends_every_call() {
 }
 
 #[test]
+fn a_coordinator_that_ends_still_delivers_what_slow_ranks_have_not_read() {
+    let own = Job::random().unwrap();
+    let n = 8;
+    let mut coordinator = Coordinator::start(&own, n, false).unwrap();
+    let secret = own.secret.bytes();
+    let come = |rank| {
+        let mut stream = stranger(&own);
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let hello = frame::Message::Hello { rank, size: n as u32, secret };
+        // All of them together are more than a socket holds.
+        let (name, site, blob) = ("a".to_string(), String::new(), vec![7; MAX_BLOB]);
+        let meet = frame::Message::Meet { name, site, milliseconds: 20_000, blob };
+        stream.write_all(&[hello.encode(0), meet.encode(0)].concat()).unwrap();
+        stream
+    };
+    let mut ranks: Vec<UnixStream> = (0..n as u32).map(come).collect();
+    // The first messages of a connection.
+    let read_all = |stream: &mut UnixStream, enough: usize| {
+        let (mut inbox, mut bytes, mut kinds) = (frame::Inbox::default(), [0; 65536], Vec::new());
+        while kinds.len() < enough {
+            match stream.read(&mut bytes).unwrap() {
+                0 => break,
+                count => inbox.bytes.extend(&bytes[..count]),
+            }
+            while let Some((message, _)) = inbox.next(frame::Reader::Rank(n)).unwrap() {
+                kinds.push(match message {
+                    frame::Message::Welcome { .. } => "welcome",
+                    frame::Message::Met { .. } => "met",
+                    frame::Message::Closing => "closing",
+                    _ => "other",
+                });
+            }
+        }
+        kinds
+    };
+    // One that has everything goes on, and may be the one that ends the coordinator.
+    assert_eq!(read_all(&mut ranks[0], 2), ["welcome", "met"]);
+    thread::scope(|scope| {
+        scope.spawn(|| coordinator.stop());
+        for rank in &mut ranks[1..] {
+            assert_eq!(read_all(rank, 3), ["welcome", "met", "closing"]);
+        }
+    });
+}
+
+#[test]
 fn what_is_too_long_is_an_error_here_and_harms_nobody() {
     job(1, true, |control, _, _| {
         let text = control.rendezvous(&vec![0; MAX_BLOB + 1], None, LONG).unwrap_err().to_string();

@@ -7,6 +7,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::MAX_RANKS;
+use crate::control::Exit;
+use crate::limits::way_out;
 
 /// Why a job was not started, or a process did not become a rank.
 #[derive(Debug)]
@@ -44,10 +46,19 @@ pub enum LaunchError {
         /// What the machine says.
         error: io::Error,
     },
-    /// The launcher died before the rank could bind itself to it.
+    /// The process that started a rank or a watcher died before that one could bind itself to it.
     Orphan {
-        /// The launcher's process.
-        launcher: u32,
+        /// That process.
+        parent: u32,
+    },
+    /// The arguments of the entry are not those that a launcher gives.
+    Entry,
+    /// The watcher of the job is gone, and so are the ranks.
+    Watcher {
+        /// Its process.
+        pid: u32,
+        /// How it ended; none if the launcher killed it because it did not do what it should.
+        exit: Option<Exit>,
     },
     /// A file for the ranks' output cannot be written.
     Tee {
@@ -68,7 +79,7 @@ pub enum LaunchError {
 impl LaunchError {
     /// Whether it is the machine's fault and not of what was given.
     pub fn is_machine(&self) -> bool {
-        matches!(self, LaunchError::Machine { .. } | LaunchError::Orphan { .. })
+        matches!(self, LaunchError::Machine { .. } | LaunchError::Orphan { .. } | LaunchError::Watcher { .. })
     }
 }
 
@@ -105,9 +116,21 @@ impl fmt::Display for LaunchError {
                     "\n  note: is it built for this machine, or is the interpreter in its first line there?",
                 )
             }
-            LaunchError::Orphan { launcher } => {
-                write!(f, "run: the launcher, process {launcher}, is gone")?;
+            LaunchError::Orphan { parent } => {
+                write!(f, "run: process {parent}, which started this one, is gone")?;
                 f.write_str("\n  note: ranks end with their launcher")
+            }
+            LaunchError::Entry => {
+                f.write_str("run: expected the arguments of a launcher, got others")?;
+                f.write_str("\n  note: start programs with `consort run`")
+            }
+            LaunchError::Watcher { pid, exit } => {
+                write!(f, "run: the watcher of the job, process {pid}, ")?;
+                match exit {
+                    Some(exit) => exit.fmt(f)?,
+                    None => f.write_str("did not end its processes in time and was killed")?,
+                }
+                f.write_str("\n  note: the ranks were ended with it; start the job again")
             }
             LaunchError::Tee { path, error } => {
                 write!(
@@ -117,10 +140,7 @@ impl fmt::Display for LaunchError {
                 )
             }
             LaunchError::Machine { what, error } => {
-                write!(
-                    f,
-                    "run: cannot {what}: {error}\n  note: the machine or its limits failed, not the job"
-                )
+                write!(f, "run: cannot {what}: {error}\n  note: {}", way_out(error))
             }
         }
     }

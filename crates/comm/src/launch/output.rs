@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -55,14 +55,20 @@ struct Stream {
     is_err: bool,
     /// The beginning of a line whose end has not come.
     partial: Vec<u8>,
-    tee: Option<File>,
+    tee: Option<TeeFile>,
     tail: VecDeque<String>,
+}
+
+/// A file that gets all that a stream carries.
+struct TeeFile {
+    path: PathBuf,
+    file: File,
 }
 
 /// The output of all ranks, before it is carried.
 pub(super) struct Output {
     streams: Vec<Stream>,
-    tees: VecDeque<(Option<File>, Option<File>)>,
+    tees: VecDeque<(Option<TeeFile>, Option<TeeFile>)>,
     out: Sink,
     err: Sink,
 }
@@ -76,7 +82,8 @@ impl Output {
             fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
             let open = |rank: usize, ending: &str| {
                 let path = folder.join(format!("rank-{rank}.{ending}"));
-                File::create(&path).map_err(|error| failed(&path, error))
+                let file = File::create(&path).map_err(|error| failed(&path, error))?;
+                Ok(TeeFile { path, file })
             };
             for rank in 0..ranks {
                 tees.push_back((Some(open(rank, "out")?), Some(open(rank, "err")?)));
@@ -135,11 +142,7 @@ impl Output {
                 .filter(|(_, fd)| !fd.revents().is_empty())
                 .map(|(i, _)| *i)
                 .collect();
-            let note = notes.take();
-            if !note.is_empty() {
-                // Where nobody reads any more, nobody is told.
-                let _ = self.err.to.write_all(note.as_bytes()).and_then(|()| self.err.to.flush());
-            }
+            self.tell(&notes.take());
             for i in if all_ended { open } else { ready } {
                 // One piece at a time, so that a talkative rank does not hold up the others.
                 while self.read(i, &mut bytes) && all_ended {}
@@ -167,7 +170,8 @@ impl Output {
         if piece.is_empty() {
             stream.pipe = None;
         }
-        stream.tee(piece);
+        let told = stream.tee(piece);
+        self.tell(&told);
         self.write(i, piece);
         !piece.is_empty()
     }
@@ -178,22 +182,36 @@ impl Output {
         let is_err = stream.is_err;
         let sink = if is_err { &mut self.err } else { &mut self.out };
         let text = stream.lines(piece, sink.colour);
-        if !text.is_empty() && sink.to.write_all(&text).and_then(|()| sink.to.flush()).is_err() {
+        if !text.is_empty()
+            && let Err(error) = sink.to.write_all(&text).and_then(|()| sink.to.flush())
+        {
             // Whoever closed our output has seen enough: the ranks learn it as we did, when they write.
             let same = self.streams.iter_mut().filter(|stream| stream.is_err == is_err);
             same.for_each(|stream| stream.pipe = None);
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                self.tell(&format!("error: run: cannot write the ranks' output: {error}\n"));
+            }
+        }
+    }
+
+    /// Writes lines of the launcher's own to the standard error.
+    fn tell(&mut self, lines: &str) {
+        if !lines.is_empty() {
+            // Where nobody reads any more, nobody is told.
+            let _ = self.err.to.write_all(lines.as_bytes()).and_then(|()| self.err.to.flush());
         }
     }
 }
 
 impl Stream {
-    fn tee(&mut self, piece: &[u8]) {
-        if let Some(file) = &mut self.tee
-            && file.write_all(piece).is_err()
-        {
-            // The disk is full, most likely. The copy ends there; the job does not.
-            self.tee = None;
-        }
+    /// Copies a piece: what there is to say of it, in a line.
+    fn tee(&mut self, piece: &[u8]) -> String {
+        let Some(TeeFile { path, file }) = &mut self.tee else { return String::new() };
+        let Err(error) = file.write_all(piece) else { return String::new() };
+        // The disk is full, most likely. The copy ends there; the job does not.
+        let told = format!("error: run: --tee: {}: {error}; it is not written any further\n", path.display());
+        self.tee = None;
+        told
     }
 
     /// The lines that are complete with this piece, as they are written; at the end the partial one too.

@@ -1,48 +1,55 @@
 //! Signals to the launcher, as bytes to be read: those that end a job, and the one that asks what it is doing.
+//!
+//! Those that whoever started us wants ignored, such as SIGHUP under `nohup`, stay so, for the ranks too.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
-use signal_hook::SigId;
 use signal_hook::low_level::{pipe, unregister};
+use signal_hook::{SigId, flag};
 
-const TAKEN: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, ASKS];
+const TAKEN: [Signal; 5] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, ASKS];
 /// Asks for what the flight recorders hold. It is for the launcher alone, and the job goes on.
 pub(super) const ASKS: Signal = Signal::USR1;
 
 /// The signals that the launcher takes, until it is dropped.
-pub(super) struct Signals(Vec<(Signal, SigId, UnixStream)>);
+pub(super) struct Signals {
+    taken: Vec<(Signal, SigId, UnixStream)>,
+    file_too_large: SigId,
+}
 
 impl Signals {
-    /// Takes them, but for those that whoever started us wants ignored, such as SIGHUP under `nohup`.
     pub(super) fn take() -> io::Result<Signals> {
-        let ignored = ignored();
-        let mut signals = Signals(Vec::new());
-        for signal in TAKEN.into_iter().filter(|signal| ignored >> (signal.as_raw() - 1) & 1 == 0) {
+        // Output in files of `--tee` or behind a redirection may reach `ulimit -f`: that is an error of the write, and
+        // must not kill the launcher.
+        let file_too_large = flag::register(Signal::XFSZ.as_raw(), Arc::default())?;
+        let mut signals = Signals { taken: Vec::new(), file_too_large };
+        for signal in not_ignored() {
             let (reads, writes) = UnixStream::pair()?;
             reads.set_nonblocking(true)?;
-            signals.0.push((signal, pipe::register(signal.as_raw(), writes)?, reads));
+            signals.taken.push((signal, pipe::register(signal.as_raw(), writes)?, reads));
         }
         Ok(signals)
     }
 
     /// What to poll in order to learn of one.
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.0.iter().map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
+        self.taken.iter().map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
     }
 
     /// What to poll in order to learn of one that ends the job.
     pub(super) fn poll_fds_of_ends(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let ends = self.0.iter().filter(|(signal, _, _)| *signal != ASKS);
+        let ends = self.taken.iter().filter(|(signal, _, _)| *signal != ASKS);
         ends.map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
     }
 
     /// The signals since the last time this was asked, as often as each came.
     pub(super) fn received(&self) -> Vec<Signal> {
         let mut received = Vec::new();
-        for (signal, _, reads) in &self.0 {
+        for (signal, _, reads) in &self.taken {
             let count = (&mut &*reads).read(&mut [0; 16]).unwrap_or(0);
             received.extend(std::iter::repeat_n(*signal, count));
         }
@@ -52,10 +59,22 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        for (_, id, _) in &self.0 {
+        for (_, id, _) in &self.taken {
             unregister(*id);
         }
+        unregister(self.file_too_large);
     }
+}
+
+/// Lets a watcher live on when a signal for the launcher reaches it too, as from `pkill consort`. The handlers do not
+/// pass on to ranks, as ignored signals would.
+pub(super) fn leave_to_launcher() -> io::Result<()> {
+    not_ignored().try_for_each(|signal| flag::register(signal.as_raw(), Arc::default()).map(drop))
+}
+
+fn not_ignored() -> impl Iterator<Item = Signal> {
+    let ignored = ignored();
+    TAKEN.into_iter().filter(move |signal| ignored >> (signal.as_raw() - 1) & 1 == 0)
 }
 
 /// A bit for each signal that this process ignores.

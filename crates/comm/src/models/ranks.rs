@@ -11,10 +11,11 @@ use shuttle::thread;
 
 use crate::alarm::Alarm;
 use crate::cores::Cores;
+use crate::deadline::DEFAULT_DEADLINE;
 use crate::group::Group;
 use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
-use crate::settings::{DEADLINE, Settings};
+use crate::settings::Settings;
 
 const STACK: usize = 1 << 16;
 
@@ -36,7 +37,7 @@ pub(super) fn run<T: Send + 'static>(
             // of them.
             let cores = Cores::of(n, [&[1][..]]);
             let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
-            let settings = Rc::new(Settings::new(DEADLINE, false));
+            let settings = Rc::new(Settings::new(DEFAULT_DEADLINE, false));
             let alarm = Arc::clone(&alarm);
             let group =
                 Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);

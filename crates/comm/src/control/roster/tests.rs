@@ -147,5 +147,5 @@ fn the_first_failure_stays_and_is_told_to_newcomers() {
     roster.take_outgoing();
     roster.join(1, 3, 8).unwrap();
     let frames: Vec<Vec<u8>> = roster.take_outgoing().iter().map(|(_, p)| p.bytes.clone()).collect();
-    assert_eq!(frames, [Message::Welcome.encode(0), Message::Failed(failure).encode(0)]);
+    assert_eq!(frames, [Message::Welcome { launched: true }.encode(0), Message::Failed(failure).encode(0)]);
 }

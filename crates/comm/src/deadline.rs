@@ -1,0 +1,26 @@
+//! Deadlines: how long a call waits that names none, and moments in the future that do not overflow.
+
+use std::time::{Duration, Instant};
+
+/// How long a rank waits for the others when it starts, and in calls that name no deadline, unless
+/// `CONSORT_DEADLINE` says otherwise.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
+
+/// The longest wait. It is as good as none, and the clock has room for it.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The moment at which a deadline that begins now has passed. `Duration::MAX` would overflow the clock.
+pub fn from_now(deadline: Duration) -> Instant {
+    Instant::now() + deadline.min(LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_duration_has_a_moment() {
+        assert!(from_now(Duration::MAX) > from_now(Duration::from_secs(3600)));
+        assert!(from_now(Duration::ZERO) <= Instant::now());
+    }
+}
