@@ -138,7 +138,8 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         };
         run_on_files(args, &source, &program, func)?
     };
-    let warnings = warnings.iter().map(|warning| warning.render(&source.name, &source.text, &lines));
+    let text: Vec<&str> = source.text.lines().collect();
+    let warnings = warnings.iter().map(|warning| warning.render(&source.name, &text, &lines));
     let warnings: String = warnings.map(|text| text.replacen("error", "warning", 1)).collect();
     report.notes.insert_str(0, &warnings);
     Ok(report)

@@ -1,8 +1,10 @@
 //! One rank of the oracle: a position in the program and the values so far.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::entity::{Value, ValueMap};
+use crate::index::{Guard, Sym};
 use crate::mesh::{Mesh, Rank};
 use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
 use crate::program::{Block, Func, Node};
@@ -51,6 +53,8 @@ pub(super) struct RankState<'a> {
     rank: Rank,
     values: ValueMap<Item>,
     symbols: Symbols,
+    /// The guards that mention a symbol, by number.
+    guards: BTreeMap<Sym, Vec<usize>>,
     frames: Vec<Frame<'a>>,
     /// What the function returned; pendings are waited for before the rank has finished.
     returned: Option<Vec<Item>>,
@@ -70,7 +74,8 @@ impl<'a> RankState<'a> {
             values.insert(*param, Item::Tensor(Rc::new(input.clone())));
         }
         let frames = vec![Frame { block: &func.body, at: 0, then: Then::Return }];
-        RankState { mesh, func, rank, values, symbols, frames, returned: None, node: None }
+        let guards = Guard::by_symbol(&func.guards);
+        RankState { mesh, func, rank, values, symbols, guards, frames, returned: None, node: None }
     }
 
     /// An error at the node being run.
@@ -210,7 +215,10 @@ impl<'a> RankState<'a> {
             self.symbols.insert(*sym, value.as_size().unwrap_or(0));
         }
         if !defined.is_empty() {
-            check_guards(self.mesh, self.rank, &self.func.guards, &self.symbols, Some(&defined))
+            let numbers: BTreeSet<usize> =
+                defined.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
+            let guards = numbers.into_iter().map(|number| &self.func.guards[number]);
+            check_guards(self.mesh, self.rank, guards, &self.symbols)
                 .map_err(|message| self.error(message))?;
         }
         self.advance(node, results.into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))).collect());

@@ -1,10 +1,10 @@
 //! Turns a plan into lines with everything found: kernels, slots, groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::index::{Index, Sym};
+use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{self, Mesh, Rank};
 use consort_ir::ops::{Alias, BUILT_IN, Concat, CostCx, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
@@ -27,11 +27,15 @@ pub(super) struct Lowerer<'a> {
     kernel: &'a dyn Fn(&str) -> Option<Kernel>,
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) homes: Vec<Home>,
+    /// The number of each region among them.
+    pub(super) regions: BTreeMap<Region, usize>,
     pub(super) slots: Vec<Slot>,
     values: ValueMap<Slots>,
     flights: ValueMap<FlightId>,
     pub(super) n_flights: usize,
     pub(super) groups: Vec<mesh::Group>,
+    /// The guards that mention a symbol, by number.
+    guards: BTreeMap<Sym, Vec<usize>>,
     /// Whether a value is read by communication alone.
     for_starts: ValueMap<bool>,
     /// Slots of the line at hand that depend on sizes known later.
@@ -55,6 +59,8 @@ impl<'a> Lowerer<'a> {
             let bytes = bytes.map_err(|_| RunError::new(format!("{region}: it does not fit in memory")))?;
             Ok(Home::new(*region, bytes))
         };
+        let regions =
+            head.regions.iter().enumerate().map(|(number, (region, _))| (*region, number)).collect();
         let mut lowerer = Lowerer {
             mesh,
             rank: head.rank,
@@ -62,11 +68,13 @@ impl<'a> Lowerer<'a> {
             kernel,
             symbols: head.symbols.iter().copied().collect(),
             homes: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
+            regions,
             slots: Vec::new(),
             values: ValueMap::default(),
             flights: ValueMap::default(),
             n_flights: 0,
             groups: Vec::new(),
+            guards: Guard::by_symbol(&func.guards),
             for_starts: ValueMap::default(),
             found: Vec::new(),
         };
@@ -122,7 +130,7 @@ impl<'a> Lowerer<'a> {
 
     /// A slot of a tensor at a place.
     fn slot(&mut self, ty: &TensorType, place: Place) -> Result<SlotId, RunError> {
-        let region = self.homes.iter().position(|home| home.region == place.region);
+        let region = self.regions.get(&place.region).copied();
         let region = region.ok_or_else(|| RunError::new(format!("{place} lies in no region of the plan")))?;
         let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
         let shape = ty.shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>();
@@ -221,8 +229,11 @@ impl<'a> Lowerer<'a> {
             (_, Effects::Collective(group) | Effects::Messages(group)) => self.start(node, plan, group),
             (_, Effects::Host) => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
-                let symbols = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
-                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols })
+                let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
+                let numbers: BTreeSet<usize> =
+                    symbols.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
+                let guards = numbers.into_iter().map(|number| self.func.guards[number].clone()).collect();
+                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols, guards })
             }
             // It gives sizes, which types know already.
             (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),

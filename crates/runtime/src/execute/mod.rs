@@ -126,7 +126,7 @@ impl Exec {
             params.push(match func.ty(*param) {
                 Some(Type::Tensor(_)) => {
                     let region = Region::Arg(number);
-                    Param::Tensor(lowerer.homes.iter().position(|home| home.region == region))
+                    Param::Tensor(lowerer.regions.get(&region).copied())
                 }
                 Some(Type::Size(index, _)) => Param::Size(index.clone()),
                 _ => return Err(RunError::new(format!("@{}: {param} is a pending argument", func.name))),
@@ -153,7 +153,6 @@ impl Exec {
             mesh: mesh.clone(),
             rank: lowerer.rank,
             symbols: lowerer.symbols,
-            guards: func.guards.clone(),
             memory: Memory(lowerer.homes),
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,

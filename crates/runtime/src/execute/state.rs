@@ -30,7 +30,6 @@ pub(super) struct State {
     pub(super) rank: Rank,
     /// Those of the plan, and those that were read on the way.
     pub(super) symbols: BTreeMap<Sym, i64>,
-    pub(super) guards: Vec<Guard>,
     pub(super) memory: Memory,
     pub(super) slots: Vec<Slot>,
     /// Handles of slots that are the same at each call.
@@ -82,7 +81,7 @@ impl State {
             }
             Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
-            Step::ToSize { op, arg, symbols } => self.read_sizes(op, *arg, symbols, cx)?,
+            Step::ToSize { op, arg, symbols, guards } => self.read_sizes(op, *arg, symbols, guards, cx)?,
             Step::Cond(cond) => self.cond(cond, cx)?,
             Step::Scan(scan) => self.scan(scan, cx)?,
         }
@@ -218,12 +217,19 @@ impl State {
     }
 
     /// Reads sizes, which have values from here on.
-    fn read_sizes(&mut self, op: &Op, arg: SlotId, symbols: &[Sym], cx: &RunCx<'_>) -> Result<(), RunError> {
+    fn read_sizes(
+        &mut self,
+        op: &Op,
+        arg: SlotId,
+        symbols: &[Sym],
+        guards: &[Guard],
+        cx: &RunCx<'_>,
+    ) -> Result<(), RunError> {
         let values = op.eval(&self.sizes(), &[&self.tensor(arg, cx)?])?;
         for (sym, value) in symbols.iter().zip(&values) {
             self.symbols.insert(*sym, value.as_size().unwrap_or(0));
         }
-        check_guards(&self.mesh, self.rank, &self.guards, &self.symbols, Some(symbols)).map_err(RunError::new)
+        check_guards(&self.mesh, self.rank, guards, &self.symbols).map_err(RunError::new)
     }
 }
 

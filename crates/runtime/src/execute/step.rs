@@ -1,7 +1,7 @@
 //! What a line of a plan has become: everything it needs, found.
 
 use consort_comm::Pending;
-use consort_ir::index::{Index, Sym};
+use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::ops::Op;
 use consort_ir::program::Loc;
 use smallvec::SmallVec;
@@ -73,6 +73,8 @@ pub(super) enum Step {
         op: Op,
         arg: SlotId,
         symbols: Vec<Sym>,
+        /// The conditions that mention them.
+        guards: Vec<Guard>,
     },
     Cond(Box<Cond>),
     Scan(Box<Scan>),
