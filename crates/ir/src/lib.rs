@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod cost;
 pub mod diagnostic;
 pub mod dtype;
 pub mod entity;

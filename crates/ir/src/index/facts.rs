@@ -13,6 +13,7 @@
 mod prove;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use super::guard::{Guard, Recorded};
 use super::range::{INFINITE, Range};
@@ -46,6 +47,22 @@ pub struct SymbolFacts {
 impl Default for SymbolFacts {
     fn default() -> SymbolFacts {
         SymbolFacts { min: 0, max: None, multiple_of: 1, varies: Axes::NONE }
+    }
+}
+
+impl SymbolFacts {
+    /// Whether a value is in the range, and a multiple of what it must be.
+    pub fn allow(&self, value: i64) -> bool {
+        value >= self.min && self.max.is_none_or(|max| value <= max) && value % self.multiple_of == 0
+    }
+}
+
+/// The range as programs write it: `0..=64 by 8`.
+impl fmt::Display for SymbolFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", self.min)?;
+        self.max.iter().try_for_each(|max| write!(f, "={max}"))?;
+        if self.multiple_of == 1 { Ok(()) } else { write!(f, " by {}", self.multiple_of) }
     }
 }
 

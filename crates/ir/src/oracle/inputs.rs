@@ -132,15 +132,9 @@ pub fn check_symbols(
     let (declared, default) = (func.declarations(), SymbolFacts::default());
     for (sym, value) in symbols {
         let facts = declared.get(sym).copied().unwrap_or(&default);
-        let fits = *value >= facts.min
-            && facts.max.is_none_or(|max| *value <= max)
-            && value % facts.multiple_of == 0;
-        if !fits {
+        if !facts.allow(*value) {
             let name = crate::index::Index::sym(*sym).display(mesh).to_string();
-            let to = facts.max.map_or(String::new(), |max| format!("={max}"));
-            let by =
-                if facts.multiple_of == 1 { String::new() } else { format!(" by {}", facts.multiple_of) };
-            return Err(format!("{name} is {value}, but the function declares {}..{to}{by}", facts.min));
+            return Err(format!("{name} is {value}, but the function declares {facts}"));
         }
     }
     check_guards(mesh, rank, &func.guards, symbols)
