@@ -27,7 +27,7 @@ Examples:
   consort explain moe.csr --sizes s0=8,u0=3     u0 comes from data: its cost is counted with 3
 
 Without a hint, a size that comes from data counts with the largest value that its range and the
-`where` clause allow, and where they allow any, with 1024. The output says which (hint, range, default).";
+`where` clause allow; where they allow any, with 1024. The output says which: hint, range, default.";
 
 /// Show what a text program becomes: its plan, memory, copies and cost
 #[derive(Debug, clap::Args)]

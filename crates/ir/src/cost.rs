@@ -100,6 +100,16 @@ impl Total {
     }
 }
 
+/// A number that is not negative: 0 where a symbol has no value, and the largest where it does not fit.
+pub fn number(sizes: &EvalCx<'_>, index: &Index) -> u64 {
+    if let Ok(n) = sizes.index(index) {
+        return u64::try_from(n).unwrap_or(0);
+    }
+    let mut unbound = false;
+    index.symbols(&mut |sym| unbound |= sizes.index(&Index::sym(sym)).is_err());
+    if unbound { 0 } else { u64::MAX }
+}
+
 /// What a node costs besides its blocks, in terms of the symbols.
 pub fn of_node(mesh: &Mesh, func: &Func, node: &Node) -> Cost {
     let types =
@@ -110,7 +120,7 @@ pub fn of_node(mesh: &Mesh, func: &Func, node: &Node) -> Cost {
 /// What a node costs with its blocks; what depends on symbols without a value counts nothing. Of the blocks of a choice
 /// the dearer counts.
 pub fn total_of_node(sizes: &EvalCx<'_>, func: &Func, node: &Node) -> Total {
-    let number = |index: &Index| sizes.index(index).map_or(0, |n| u64::try_from(n).unwrap_or(0));
+    let number = |index: &Index| number(sizes, index);
     let Cost { flops, bytes, wire } = of_node(sizes.mesh, func, node);
     let own = Total { flops: number(&flops), bytes: number(&bytes), wire: number(&wire), steps: 1 };
     let blocks = node.blocks.iter().map(|block| total(sizes, func, block));
@@ -141,9 +151,9 @@ fn region_ends(sizes: &EvalCx<'_>, func: &Func, block: &Block, ends: &mut BTreeM
     let mut note = |values: &[Value], places: &[Place]| {
         let tensors = values.iter().filter_map(|value| func.ty(*value)).flat_map(Type::tensors);
         for (tensor, place) in tensors.zip(places) {
-            if let Region::Dyn(number) = place.region {
-                let bytes = sizes.index(&tensor.bytes()).map_or(0, |n| u64::try_from(n).unwrap_or(0));
-                let end = ends.entry(number).or_insert(0);
+            if let Region::Dyn(region) = place.region {
+                let bytes = number(sizes, &tensor.bytes());
+                let end = ends.entry(region).or_insert(0);
                 *end = (*end).max(place.offset.saturating_add(bytes));
             }
         }

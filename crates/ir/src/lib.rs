@@ -34,6 +34,7 @@ pub mod generate;
 pub mod index;
 pub mod infer;
 pub mod layout;
+pub mod limits;
 pub mod mesh;
 pub mod ops;
 pub mod oracle;

@@ -13,12 +13,14 @@ use anyhow::{Context, bail};
 use consort_comm::init;
 use consort_comm::launch::{Options, Sink, launch};
 use consort_ir::dtype::Dtype;
+use consort_ir::limits::Limits;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 
+use super::limits;
 use super::rank::{Failure, prepare};
 use super::results::Results;
 use crate::report::{Machine, Report};
@@ -26,9 +28,6 @@ use crate::run;
 
 /// The name of the entry that becomes a rank. It is not for users.
 pub(crate) const EXEC: &str = "__exec";
-
-/// Bytes of each rank's heap. They cost memory only as they are used.
-const HEAP: usize = 32 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankArgs {
@@ -39,19 +38,28 @@ pub(crate) struct RankArgs {
     outs: Vec<PathBuf>,
 }
 
+/// What failed first.
+pub(super) struct Failed {
+    pub(super) text: String,
+    /// Whether it was not run, because it takes too much.
+    pub(super) refused: bool,
+}
+
 /// Runs a function of a program on as many processes as `inputs` has ranks: their results, or what failed first.
 pub(super) fn run_on_processes(
     text: &str,
     func: &str,
     inputs: &[Vec<Tensor>],
     timeout: Duration,
-) -> anyhow::Result<Result<Results, String>> {
+    limits: &Limits,
+) -> anyhow::Result<Result<Results, Failed>> {
     let machine = |error: std::io::Error| Machine(format!("exec: cannot keep the ranks' values: {error}"));
     let memory = || memfd_create("consort-exec", MemfdFlags::CLOEXEC).map(File::from);
     let memory = || memory().map_err(|error| machine(error.into()));
     let mut job = memory()?;
     let types: Vec<Vec<Value>> = inputs.iter().map(|list| list.iter().map(type_json).collect()).collect();
-    let head = json!({ "text": text, "func": func, "seconds": timeout.as_secs_f64(), "inputs": types });
+    let seconds = timeout.as_secs_f64();
+    let head = json!({ "text": text, "func": func, "seconds": seconds, "inputs": types, "limits": limits::to_json(limits) });
     write(&mut job, &head, inputs.iter().flatten()).map_err(machine)?;
     let mut outs = inputs.iter().map(|_| memory()).collect::<Result<Vec<File>, Machine>>()?;
     let path = |file: &File| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
@@ -92,7 +100,11 @@ pub(super) fn run_on_processes(
     let first = failures.iter().find(|(_, failure)| !failure.follows).or(failures.first());
     Ok(match first {
         None => Ok(results),
-        Some((rank, failure)) => Err(format!("error[run]: rank {rank}: {}", failure.message)),
+        Some((rank, Failure { op, message, refused, .. })) => {
+            let op = op.as_ref().map_or(String::new(), |op| format!("{op}: "));
+            let text = format!("error[run]: {op}rank {rank}: {message}");
+            Err(Failed { text, refused: *refused })
+        }
     })
 }
 
@@ -103,7 +115,8 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let world = init()?;
     let seconds = head["seconds"].as_f64().unwrap_or(0.0);
     let timeout = Duration::try_from_secs_f64(seconds).context("exec: a timeout")?;
-    let all = world.group(HEAP, timeout)?;
+    let limits = limits::from_json(&head["limits"]);
+    let all = world.group(limits::heap(&limits), timeout)?;
     let parsed = parse(head["text"].as_str().unwrap_or_default(), &OpTable::built_in());
     let program = parsed.map_err(|error| anyhow::anyhow!("{error}"))?.program;
     let func = program.func(head["func"].as_str().unwrap_or_default()).context("exec: no such function")?;
@@ -112,7 +125,11 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let inputs = lists.iter().map(|list| tensors(list, &mut rest)).collect::<anyhow::Result<Vec<_>>>()?;
     let mine = inputs.get(world.rank()).context("exec: no arguments for this rank")?;
     // Arguments are read for this call alone.
-    let outcome = prepare(&program, func, &all, &inputs, true, timeout).and_then(|mut ready| ready.run(mine));
+    let outcome = prepare(&program, func, &all, &inputs, true, timeout).and_then(|mut ready| {
+        limits::check(&program.mesh, &ready.plan, &limits)?;
+        ready.limit(limits);
+        ready.run(mine)
+    });
     let path = args.outs.get(world.rank()).context("exec: no place for results")?;
     let mut out = File::options().write(true).open(path).context("exec: cannot write results")?;
     match outcome {
@@ -120,8 +137,9 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
             let types: Vec<Value> = results.iter().map(type_json).collect();
             write(&mut out, &json!({ "results": types }), results.iter())?;
         }
-        Err(Failure { message, follows }) => {
-            write(&mut out, &json!({ "error": message, "follows": follows }), [].into_iter())?;
+        Err(Failure { op, message, follows, refused }) => {
+            let head = json!({ "error": message, "op": op, "follows": follows, "refused": refused });
+            write(&mut out, &head, [].into_iter())?;
         }
     }
     Ok(Report::fine(String::new()))
@@ -129,8 +147,9 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
 
 fn answer(head: &Value, mut bytes: &[u8]) -> anyhow::Result<Result<Vec<Tensor>, Failure>> {
     if let Some(message) = head["error"].as_str() {
-        let follows = head["follows"] == json!(true);
-        return Ok(Err(Failure { message: message.to_string(), follows }));
+        let (follows, refused) = (head["follows"] == json!(true), head["refused"] == json!(true));
+        let op = head["op"].as_str().map(str::to_string);
+        return Ok(Err(Failure { op, message: message.to_string(), follows, refused }));
     }
     Ok(Ok(tensors(&head["results"], &mut bytes)?))
 }

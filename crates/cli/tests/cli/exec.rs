@@ -224,7 +224,8 @@ fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
     let scratch = Scratch::new();
     scratch.write("endless.csr", ENDLESS);
     let exec = Command::new(env!("CARGO_BIN_EXE_consort"))
-        .args(["exec", "endless.csr", "-n", "2"])
+        .args(["exec", "endless.csr", "-n", "2", "--limit-steps", "18446744073709551615"])
+        .args(["--limit-work", "18446744073709551615"])
         .current_dir(scratch.path("."))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use consort_ir::cost::{self, Total};
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{self, Mesh, Rank};
-use consort_ir::ops::{Alias, BUILT_IN, Concat, CostCx, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
+use consort_ir::ops::{Alias, BUILT_IN, Concat, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
@@ -17,7 +18,7 @@ use crate::kernels::{self, Kernel};
 
 use super::RunError;
 use super::memory::{Home, Slot, SlotId};
-use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step};
+use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step, Work};
 
 /// Builds the lines of one function.
 pub(super) struct Lowerer<'a> {
@@ -197,15 +198,12 @@ impl<'a> Lowerer<'a> {
         Ok(lines)
     }
 
-    /// How much a node does, roughly in bytes of memory that it passes.
-    fn work(&self, node: &Node) -> u64 {
-        let types =
-            |values: &[Value]| values.iter().filter_map(|value| self.ty(*value).cloned()).collect::<Vec<_>>();
-        let (args, results) = (types(&node.args), types(&node.results));
-        let cost = node.op.cost(&CostCx { mesh: self.mesh, args: &args, results: &results });
-        let number =
-            |index: &Index| self.sizes().index(index).ok().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-        number(&cost.bytes).saturating_add(number(&cost.flops) / 4)
+    /// How much a node does.
+    fn work(&self, node: &Node) -> Work {
+        let cost = cost::of_node(self.mesh, self.func, node);
+        let known = |index: &Index| self.sizes().index(index).is_ok();
+        let later = (!known(&cost.flops) || !known(&cost.bytes)).then(|| Box::new(cost));
+        Work { known: cost::total_of_node(&self.sizes(), self.func, node), later }
     }
 
     fn node(&mut self, node: &Node) -> Result<Step, RunError> {
@@ -303,7 +301,10 @@ impl<'a> Lowerer<'a> {
         let carry = self.moves(&block.results[..carries], &block.params[..carries], true)?;
         let leave = self.moves(&block.params[..carries], &node.results[..carries], true)?;
         self.found = found;
-        Ok(Step::Scan(Box::new(Scan { length, enter, slices: cut, body, carry, stacks, leave })))
+        let iteration =
+            Total { steps: 1, ..Total::default() }.plus(cost::total(&self.sizes(), self.func, block));
+        let scan = Scan { length, iteration, enter, slices: cut, body, carry, stacks, leave };
+        Ok(Step::Scan(Box::new(scan)))
     }
 
     fn pairs(&self, from: &[Value], to: &[Value]) -> Result<Vec<(SlotId, SlotId)>, RunError> {

@@ -16,9 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use consort_comm::{Buffer, Group, Heap, Pending};
+use consort_ir::cost::Total;
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::layout::Layout;
+use consort_ir::limits::{Budget, Limits, Resource};
 use consort_ir::mesh::{self, Mesh};
 use consort_ir::plan::Region;
 use consort_ir::program::Func;
@@ -43,6 +45,7 @@ pub struct Exec {
     lines: Vec<Line>,
     results: Vec<Returned>,
     groups: Vec<mesh::Group>,
+    limits: Option<Limits>,
     state: State,
 }
 
@@ -162,8 +165,37 @@ impl Exec {
             all_in_flight: 0,
             work: 0,
             copied: 0,
+            budget: None,
         };
-        Ok(Exec { name: func.name.clone(), params, lines, results, groups: lowerer.groups, state })
+        let (name, groups) = (func.name.clone(), lowerer.groups);
+        Ok(Exec { name, params, lines, results, groups, limits: None, state })
+    }
+
+    /// Bounds what a call may do, in steps and operations. One that is known to do more is an error before it does
+    /// anything; where sizes come from data, before the op or the loop that would do too much. Its memory is bounded by
+    /// its heap.
+    pub fn limit(&mut self, limits: Limits) {
+        self.limits = Some(limits);
+    }
+
+    /// Begins the budget of a call.
+    fn allot(&mut self) -> Result<(), RunError> {
+        self.state.budget = self.limits.map(Budget::new);
+        if self.limits.is_none() {
+            return Ok(());
+        }
+        let all = self.lines.iter().fold(Total::default(), |all, line| all.plus(line.work.known));
+        // Of all that is too much, the line that does most of it is named.
+        self.state.check(all).map_err(|error| {
+            let share = |line: &&Line| (line.work.known.operations(), line.work.known.steps);
+            let most = match error.excess() {
+                Some(excess) if excess.resource == Resource::Steps => {
+                    self.lines.iter().max_by_key(|line| share(line).1)
+                }
+                _ => self.lines.iter().max_by_key(share),
+            };
+            most.map_or(error.clone(), |line| error.at(line.op, line.loc.as_ref()))
+        })
     }
 
     /// The groups on which it communicates, in the order in which a call wants them.
@@ -178,8 +210,11 @@ impl Exec {
 
     /// Runs it once. Never waits longer than the context says.
     pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Outs, RunError> {
-        let outcome =
-            self.open(cx, args).and_then(|()| self.state.run(&self.lines, cx)).and_then(|()| self.close(cx));
+        let outcome = self
+            .allot()
+            .and_then(|()| self.open(cx, args))
+            .and_then(|()| self.state.run(&self.lines, cx))
+            .and_then(|()| self.close(cx));
         self.state.memory.close();
         if outcome.is_err() {
             // What is in flight goes on by itself.

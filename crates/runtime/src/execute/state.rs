@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use consort_comm::{Buffer, Bytes, Name};
-use consort_ir::index::{Guard, Sym};
+use consort_ir::cost::{self, Total};
+use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::layout::{Dims, Layout};
+use consort_ir::limits::Budget;
 use consort_ir::mesh::{Mesh, Rank};
 use consort_ir::ops::{EvalCx, Op};
 use consort_ir::oracle::check_guards;
@@ -42,6 +44,8 @@ pub(super) struct State {
     pub(super) all_in_flight: usize,
     pub(super) work: u64,
     pub(super) copied: u64,
+    /// What this call may still do, where there is a limit.
+    pub(super) budget: Option<Budget>,
 }
 
 /// An operand: where it lies, or a copy where it would be written over.
@@ -57,6 +61,28 @@ impl State {
         EvalCx { mesh: &self.mesh, rank: self.rank, symbols: &self.symbols }
     }
 
+    /// Whether the next thing, which is known to do so much, may be done.
+    pub(super) fn check(&self, more: Total) -> Result<(), RunError> {
+        self.budget.as_ref().map_or(Ok(()), |budget| budget.check(more).map_err(RunError::limit))
+    }
+
+    /// Notes that so much is done, where it may be.
+    pub(super) fn spend(&mut self, more: Total) -> Result<(), RunError> {
+        self.budget.as_mut().map_or(Ok(()), |budget| budget.spend(more).map_err(RunError::limit))
+    }
+
+    /// What a line does without its blocks, of which each line counts by itself.
+    fn own_work(&self, line: &Line) -> Total {
+        let number = |index: &Index| cost::number(&self.sizes(), index);
+        match (&line.work.later, &line.step) {
+            (Some(cost), _) => {
+                Total { flops: number(&cost.flops), bytes: number(&cost.bytes), steps: 1, ..Total::default() }
+            }
+            (None, Step::Cond(_) | Step::Scan(_)) => Total { steps: 1, ..Total::default() },
+            (None, _) => line.work.known,
+        }
+    }
+
     pub(super) fn run(&mut self, lines: &[Line], cx: &RunCx<'_>) -> Result<(), RunError> {
         for line in lines {
             self.line(line, cx).map_err(|error| error.at(line.op, line.loc.as_ref()))?;
@@ -67,6 +93,9 @@ impl State {
     fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
         for (slot, found) in &line.found {
             self.find(*slot, found, cx)?;
+        }
+        if self.budget.is_some() {
+            self.spend(self.own_work(line))?;
         }
         match &line.step {
             Step::Nothing => {}
@@ -86,7 +115,9 @@ impl State {
             Step::Scan(scan) => self.scan(scan, cx)?,
         }
         if self.all_in_flight > 0 {
-            self.poll(line.work, cx)?;
+            // Roughly in bytes of memory that are passed.
+            let Total { flops, bytes, .. } = self.own_work(line);
+            self.poll(bytes.saturating_add(flops / 4), cx)?;
         }
         Ok(())
     }
