@@ -433,8 +433,12 @@ mod tests {
         );
         assert_eq!(Mesh::new([("a", 0)]).unwrap_err().0, "mesh: axis `a` has size 0");
         assert_eq!(Mesh::new([("a", 2), ("a", 2)]).unwrap_err().0, "mesh: duplicate name `a`");
-        assert!(Mesh::new([("a", 1 << 20), ("b", 2)]).is_err());
-        assert!(Mesh::new([("2x", 2)]).is_err());
-        assert!(Mesh::new((0..33).map(|i| (format!("a{i}"), 1))).is_err());
+        assert_eq!(Mesh::new([("a", 1 << 20), ("b", 2)]).unwrap_err().0, "mesh: more than 1048576 ranks");
+        assert_eq!(
+            Mesh::new([("2x", 2)]).unwrap_err().0,
+            "mesh: `2x` is not a name (letters, digits and _, not a digit first)"
+        );
+        let axes = (0..33).map(|i| (format!("a{i}"), 1));
+        assert_eq!(Mesh::new(axes).unwrap_err().0, "mesh: more than 32 axes");
     }
 }
