@@ -267,12 +267,13 @@ fn run_func(
         let outcome = oracle::run_within(program, &func.name, inputs, &args.limits.of_oracle());
         return Ok(outcome.map_err(|error| limits::with_note(&error)));
     }
-    if let Err(error) = oracle::bind(&program.mesh, func, inputs) {
-        return Ok(Err(OracleError::Input(error).to_string()));
-    }
+    let symbols = match oracle::bind(&program.mesh, func, inputs) {
+        Ok(symbols) => symbols,
+        Err(error) => return Ok(Err(OracleError::Input(error).to_string())),
+    };
     let timeout = Duration::from_secs_f64(args.timeout);
     let limits = args.limits.of_ranks(program.mesh.n_ranks());
-    let outcome = ranks::run_on_processes(&print(program), &func.name, inputs, timeout, &limits)?;
+    let outcome = ranks::run_on_processes(&print(program), &func.name, (inputs, &symbols), timeout, &limits)?;
     Ok(outcome.map_err(|failed| {
         // The oracle sees all ranks at once, so it knows more of what they have failed in; unless it is too much for it.
         let asked = || oracle::run(program, &func.name, inputs).err();

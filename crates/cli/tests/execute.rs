@@ -40,7 +40,9 @@ fn run(
 ) -> Result<Vec<Vec<Tensor>>, String> {
     let func = program.func(&line.func).unwrap();
     let outcomes = spawn_with_heap(inputs.len(), 1 << 26, |all| {
-        let ready = rank::prepare(program, func, &all, inputs, donated, Duration::from_secs(20));
+        let symbols = oracle::bind(&program.mesh, func, inputs)?;
+        let symbols = &symbols[all.rank()];
+        let ready = rank::prepare(program, func, &all, symbols, donated, Duration::from_secs(20));
         let mut ready = ready?;
         let plan = Program { mesh: program.mesh.clone(), funcs: vec![ready.plan.clone()] };
         if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {

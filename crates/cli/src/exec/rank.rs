@@ -1,11 +1,12 @@
 //! One rank of `consort exec`: plans a function for itself, lowers the plan and runs it on a group.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use consort_comm::{CommError, Group};
+use consort_ir::index::Sym;
 use consort_ir::limits::{Excess, Limits, Resource};
 use consort_ir::mesh::{self, Mesh, Rank};
-use consort_ir::oracle;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::Type;
@@ -103,18 +104,17 @@ pub(crate) struct Ready {
     limits: Option<Limits>,
 }
 
-/// Simplifies, plans and lowers a function for this rank of the group of all. `inputs` has the arguments of every rank;
-/// they are given away, or not.
+/// Simplifies, plans and lowers a function for this rank of the group of all, for what its arguments make of the symbols
+/// ([`consort_ir::oracle::bind`]). They are given away, or not.
 pub(crate) fn prepare(
     program: &Program,
     func: &Func,
     all: &Group,
-    inputs: &[Vec<Tensor>],
+    symbols: &BTreeMap<Sym, i64>,
     donated: bool,
     timeout: Duration,
 ) -> Result<Ready, Failure> {
     let (mesh, rank) = (&program.mesh, Rank(all.rank() as u32));
-    let symbols = oracle::bind(mesh, func, inputs)?;
     let mut alone = Program { mesh: mesh.clone(), funcs: vec![func.clone()] };
     // A plan in a text is one rank's, and every rank makes its own.
     alone.funcs.iter_mut().for_each(|func| func.plan = None);
@@ -123,7 +123,7 @@ pub(crate) fn prepare(
         simplify(&alone, PASSES, &Options::default(), &mut |_| {}).map_err(|error| error.to_string())?;
     let func = alone.funcs.first().ok_or_else(|| "there is no function".to_string())?;
     let donated = vec![donated; func.body.params.len()];
-    let at = At { rank, symbols: &symbols[all.rank()], donated: &donated };
+    let at = At { rank, symbols, donated: &donated };
     let plan = consort_passes::plan(mesh, func, &at).map_err(|error| error.to_string())?;
     if let Some(error) = hazards(mesh, &plan).first() {
         return Err(format!("the plan is wrong, which is a defect of consort: {}", error.headline()).into());
