@@ -6,22 +6,25 @@
 //! for what.
 
 mod inputs;
+mod limits;
 mod rank;
 mod ranks;
 mod results;
 
 pub(crate) use ranks::{EXEC, RankArgs, run_rank};
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::slice::Iter;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::oracle::{self, OracleError};
-use consort_ir::program::{Func, Program};
+use consort_ir::program::{Block, Func, Loc, Program};
 use consort_ir::tensor::Tensor;
-use consort_ir::text::{Expect, Parsed, RunLine, run_lines};
+use consort_ir::text::{Expect, Parsed, RunLine, print, run_lines};
 use consort_runtime::tolerance;
 use serde_json::{Value, json};
 
@@ -37,6 +40,12 @@ With --input, the function is run on files; the results are printed, or written 
 Each rank is a process that plans the program for itself and runs kernels. These may round otherwise
 than the definitions of ops do, so floats are compared as closely as the ops allow. --oracle runs
 the definitions, slowly and in one process. Where ranks fail, the oracle is asked why.
+
+What would take more than the limits allow is an error, where sizes are known before anything runs.
+A rank may take its share of three quarters of the free memory and at most 32 GiB, for its plan (see
+`consort explain`) and for arguments and results on their way (their bytes, and 8 for each element);
+10^8 steps; and 4*10^12 operations, as `consort explain` counts them and bytes moved. The oracle may
+take 8 GiB for all ranks, and for each 10^7 steps and 4*10^10 operations.
 
 Examples:
   consort exec tp.csr -n 2                                     run the `; run:` lines of the file
@@ -75,6 +84,19 @@ pub(crate) struct Args {
     /// Print JSON: {"func", "ok", "ranks", "error"}; of run lines {"ok", "runs"}
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    limits: limits::LimitArgs,
+}
+
+impl Args {
+    /// Bytes that the arguments of all ranks may have together.
+    fn all_bytes(&self, program: &Program) -> u64 {
+        let ranks = program.mesh.n_ranks();
+        match self.oracle {
+            true => self.limits.of_oracle().bytes,
+            false => self.limits.of_ranks(ranks).bytes.saturating_mul(u64::from(ranks)),
+        }
+    }
 }
 
 /// One call and what came of it.
@@ -106,9 +128,12 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
     let lines = checked.lines();
     let (warnings, errors): (Vec<Diagnostic>, Vec<Diagnostic>) =
         checked.errors.into_iter().partition(|error| error.rule == "V9");
-    let Some(Parsed { program, .. }) = checked.parsed.filter(|_| errors.is_empty()) else {
+    let Some(Parsed { mut program, .. }) = checked.parsed.filter(|_| errors.is_empty()) else {
         return Err(Rendered(source.render(&errors, &lines)).into());
     };
+    for (func, (_, lines)) in program.funcs.iter_mut().zip(&lines.funcs) {
+        locate(&mut func.body, &source.name, &mut lines.iter());
+    }
     let ranks = program.mesh.n_ranks();
     if args.ranks != ranks {
         let mesh = mesh_text(&program);
@@ -136,9 +161,10 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         let Some(func) = only else {
             bail!("{}: expected --func with one of {}, got none", source.name, func_names(&program));
         };
-        run_on_files(args, &source, &program, func)?
+        run_on_files(args, &program, func)?
     };
-    let warnings = warnings.iter().map(|warning| warning.render(&source.name, &source.text, &lines));
+    let text: Vec<&str> = source.text.lines().collect();
+    let warnings = warnings.iter().map(|warning| warning.render(&source.name, &text, &lines));
     let warnings: String = warnings.map(|text| text.replacen("error", "warning", 1)).collect();
     report.notes.insert_str(0, &warnings);
     Ok(report)
@@ -154,6 +180,19 @@ fn chosen<'a>(program: &'a Program, source: &Source, name: &str) -> anyhow::Resu
 
 fn func_names(program: &Program) -> String {
     program.funcs.iter().map(|func| format!("@{}", func.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// Gives nodes without a source line the line on which they stand in the text, so that every error names one.
+fn locate(block: &mut Block, file: &str, lines: &mut Iter<'_, u32>) {
+    for node in &mut block.nodes {
+        let line = lines.next();
+        if node.loc.is_none() {
+            node.loc = line.map(|line| Loc::new(file, *line));
+        }
+        node.blocks.iter_mut().for_each(|inside| locate(inside, file, lines));
+    }
+    // That of `return`.
+    lines.next();
 }
 
 /// The mesh as programs write it.
@@ -181,7 +220,12 @@ fn run_all(
     if args.output.is_some() {
         bail!("--output: expected --input, got none\n  note: the results of run lines are only printed");
     }
-    let calls = run_lines.iter().map(|line| run_line(args, source, program, line));
+    let by_name: BTreeMap<&str, &Func> =
+        program.funcs.iter().rev().map(|func| (func.name.as_str(), func)).collect();
+    let calls = run_lines.iter().map(|line| {
+        let func = by_name.get(line.func.as_str()).map(|func| (*func).clone());
+        run_line(args, &Program { mesh: program.mesh.clone(), funcs: func.into_iter().collect() }, line)
+    });
     let calls = calls.collect::<anyhow::Result<Vec<Call<'_>>>>()?;
     let failed = calls.iter().filter(|call| call.verdict.is_err()).count();
     if args.json {
@@ -196,14 +240,10 @@ fn run_all(
     Ok(report)
 }
 
-fn run_line<'a>(
-    args: &Args,
-    source: &Source,
-    program: &Program,
-    line: &'a RunLine,
-) -> anyhow::Result<Call<'a>> {
-    let outcome = match line.inputs(program) {
-        Ok(inputs) => run_func(args, source, program, &line.func, &inputs)?,
+/// Runs a line on a program of the one function that it names, if there is one.
+fn run_line<'a>(args: &Args, program: &Program, line: &'a RunLine) -> anyhow::Result<Call<'a>> {
+    let outcome = match line.inputs_within(program, args.all_bytes(program)) {
+        Ok(inputs) => run_func(args, program, &inputs)?,
         Err(error) => Err(error),
     };
     let mut expected = line.clone();
@@ -216,23 +256,32 @@ fn run_line<'a>(
     Ok(Call { func: &line.func, line: Some(line), outcome, verdict })
 }
 
-/// Runs a function: the results of all ranks, or what went wrong.
+/// Runs the function of a program of one: the results of all ranks, or what went wrong.
 fn run_func(
     args: &Args,
-    source: &Source,
     program: &Program,
-    func: &str,
     inputs: &[Vec<Tensor>],
 ) -> anyhow::Result<Result<Results, String>> {
-    let oracle = || oracle::run(program, func, inputs).map_err(|error| error.to_string());
-    let Some(found) = program.func(func).filter(|_| !args.oracle) else { return Ok(oracle()) };
-    if let Err(error) = oracle::bind(&program.mesh, found, inputs) {
-        return Ok(Err(OracleError::Input(error).to_string()));
+    let Some(func) = program.funcs.first() else { bail!("exec: expected a function, got none") };
+    if args.oracle {
+        let outcome = oracle::run_within(program, &func.name, inputs, &args.limits.of_oracle());
+        return Ok(outcome.map_err(|error| limits::with_note(&error)));
     }
+    let symbols = match oracle::bind(&program.mesh, func, inputs) {
+        Ok(symbols) => symbols,
+        Err(error) => return Ok(Err(OracleError::Input(error).to_string())),
+    };
     let timeout = Duration::from_secs_f64(args.timeout);
-    let outcome = ranks::run_on_processes(&source.text, func, inputs, timeout)?;
-    // The oracle sees all ranks at once, so it knows more of what they have failed in.
-    Ok(outcome.map_err(|error| oracle().err().unwrap_or(error)))
+    let limits = args.limits.of_ranks(program.mesh.n_ranks());
+    let outcome = ranks::run_on_processes(&print(program), &func.name, (inputs, &symbols), timeout, &limits)?;
+    Ok(outcome.map_err(|failed| {
+        // The oracle sees all ranks at once, so it knows more of what they have failed in; unless it is too much for it.
+        let asked = || oracle::run(program, &func.name, inputs).err();
+        let known = if failed.refused { None } else { asked() };
+        known
+            .filter(|error| !matches!(error, OracleError::Limit { .. }))
+            .map_or(failed.text, |e| e.to_string())
+    }))
 }
 
 /// What a call did, in lines.
@@ -264,14 +313,15 @@ fn call_json(call: &Call<'_>, files: Option<&[Vec<PathBuf>]>) -> Value {
 }
 
 /// Runs a function on the files of `--input`.
-fn run_on_files(args: &Args, source: &Source, program: &Program, func: &Func) -> anyhow::Result<Report> {
-    let inputs = inputs::read(program, func, &args.input)?;
+fn run_on_files(args: &Args, program: &Program, func: &Func) -> anyhow::Result<Report> {
+    let inputs = inputs::read(program, func, &args.input, args.all_bytes(program))?;
     let output = args.output.as_ref().map(|folder| (folder, results::paths(program, func, folder)));
     if let Some((_, paths)) = output.as_ref().filter(|_| !args.force) {
         // Before the run, which may take long.
         paths.iter().flatten().try_for_each(|path| files::require_free(path))?;
     }
-    let results = run_func(args, source, program, &func.name, &inputs)?.map_err(Rendered)?;
+    let alone = Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] };
+    let results = run_func(args, &alone, &inputs)?.map_err(Rendered)?;
     let (mut files, mut text, mut notes) = (None, None, String::new());
     if let Some((folder, paths)) = output {
         let (lines, of_writing) = results::write(&results, &paths, folder, args.force)?;

@@ -1,12 +1,13 @@
 //! `consort explain FILE`: what a program becomes: its simplified form, its plan, and what that costs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
 use consort::ExplainedGraph;
+use consort_ir::cost::sizes_from_data;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::Rank;
+use consort_ir::mesh::{Mesh, Rank};
 use consort_ir::oracle::check_symbols;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::print;
@@ -22,7 +23,11 @@ A plan is made for one rank and for given sizes. An argument that is given away 
 Examples:
   consort explain tp.csr                        the plan of rank 0
   consort explain tp.csr --rank 1 --donate v0   of rank 1, which may write v0
-  consort explain decode.csr --sizes s0=8,s1=4  for these sizes";
+  consort explain decode.csr --sizes s0=8,s1=4  for these sizes
+  consort explain moe.csr --sizes s0=8,u0=3     u0 comes from data: its cost is counted with 3
+
+Without a hint, a size that comes from data counts with the largest value that its range and the
+`where` clause allow; where they allow any, with 1024. The output says which: hint, range, default.";
 
 /// Show what a text program becomes: its plan, memory, copies and cost
 #[derive(Debug, clap::Args)]
@@ -36,7 +41,7 @@ pub(crate) struct Args {
     /// The parameters that are given away
     #[arg(long, value_name = "VALUE,..", default_value = "")]
     donate: String,
-    /// What the symbols are
+    /// What the symbols are; of sizes that come from data, hints
     #[arg(long, value_name = "SYMBOL=N,..", default_value = "")]
     sizes: String,
     /// Print JSON: {"ok", "funcs", "error"}
@@ -64,11 +69,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 fn to_json(name: &str, graph: &ExplainedGraph) -> Value {
+    let estimates: Vec<Value> = graph
+        .estimates
+        .iter()
+        .map(|one| json!({ "symbol": name_of(one.sym), "value": one.value, "source": one.source.name() }))
+        .collect();
     json!({
         "func": name, "ops": graph.ops, "starts": graph.starts, "guards": graph.guards,
         "flops": graph.cost.flops, "bytes": graph.cost.bytes, "wire": graph.cost.wire,
         "peak_bytes": graph.peak_bytes, "live_bytes": graph.live_bytes,
-        "copied_bytes": graph.copied_bytes, "copies": graph.copies,
+        "dynamic_bytes": graph.dynamic_bytes, "estimates": estimates, "copied_bytes": graph.copied_bytes, "copies": graph.copies,
         "program": graph.program, "plan": graph.plan,
     })
 }
@@ -87,9 +97,11 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
         bail!("{name}: --rank: expected a rank below {}, got {}", program.mesh.n_ranks(), args.rank);
     }
     let sizes = sizes(&args.sizes)?;
-    let is_bound = |sym: &Sym| program.funcs.iter().any(|func| func.bound_symbols().contains(sym));
-    if let Some(sym) = sizes.keys().find(|sym| !is_bound(sym)) {
-        bail!("{name}: --sizes: no function has a symbol {}", Index::sym(*sym).display(&program.mesh));
+    let from_data = |func: &Func| sizes_from_data(func).into_keys().collect::<Vec<_>>();
+    let known: BTreeSet<Sym> =
+        program.funcs.iter().flat_map(|func| [func.bound_symbols(), from_data(func)].concat()).collect();
+    if let Some(sym) = sizes.keys().find(|sym| !known.contains(sym)) {
+        bail!("{name}: --sizes: no function has a symbol {}", name_of(*sym));
     }
     let given: Vec<&str> = args.donate.split(',').map(str::trim).filter(|text| !text.is_empty()).collect();
     let is_param = |text: &str, func: &Func| func.body.params.iter().any(|param| param.to_string() == text);
@@ -114,9 +126,14 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
         let at = At { rank: Rank(args.rank), symbols: &symbols, donated };
         let planned = plan(&program.mesh, func, &at).map_err(|error| anyhow!("{name}: {error}"))?;
         let text = print(&Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] });
-        Ok((func.name.clone(), ExplainedGraph::new(&program.mesh, text, &planned)))
+        Ok((func.name.clone(), ExplainedGraph::with_hints(&program.mesh, text, &planned, &sizes)))
     });
     explained.collect()
+}
+
+/// How programs write a symbol of a size, which has no part in any mesh.
+fn name_of(sym: Sym) -> String {
+    Index::sym(sym).display(&Mesh::default()).to_string()
 }
 
 /// The symbols of `--sizes`.
@@ -125,7 +142,10 @@ fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
     let size = |item: &str| {
         let (symbol, number) = item.split_once('=')?;
         let number: i64 = number.trim().parse().ok().filter(|number| *number >= 0)?;
-        Some((Sym::Backed(symbol.trim().strip_prefix('s')?.parse().ok()?), number))
+        let (kind, id) = symbol.trim().split_at_checked(1)?;
+        let id = id.parse().ok()?;
+        Some((if kind == "s" { Sym::Backed(id) } else { Sym::Unbacked(id) }, number))
+            .filter(|_| "su".contains(kind))
     };
     items
         .map(|item| size(item).ok_or_else(|| anyhow!("--sizes: expected items such as s0=8, got `{item}`")))
@@ -140,9 +160,8 @@ fn bound(
     rank: u32,
 ) -> Result<BTreeMap<Sym, i64>, String> {
     let (mesh, own) = (&program.mesh, func.bound_symbols());
-    let text = |sym: Sym| Index::sym(sym).display(mesh).to_string();
     let missing: Vec<String> =
-        own.iter().filter(|sym| !sizes.contains_key(sym)).map(|sym| text(*sym)).collect();
+        own.iter().filter(|sym| !sizes.contains_key(sym)).map(|sym| name_of(*sym)).collect();
     if !missing.is_empty() {
         let example: Vec<String> = missing.iter().map(|sym| format!("{sym}=8")).collect();
         let (func, missing) = (&func.name, missing.join(", "));
@@ -154,5 +173,11 @@ fn bound(
     let bound: BTreeMap<Sym, i64> = own.iter().filter_map(|sym| Some((*sym, *sizes.get(sym)?))).collect();
     check_symbols(mesh, Rank(rank), func, &bound)
         .map_err(|error| format!("@{}: --sizes: {error}", func.name))?;
+    for (sym, facts) in sizes_from_data(func) {
+        if let Some(hint) = sizes.get(&sym).filter(|hint| !facts.allow(**hint)) {
+            let (func, sym) = (&func.name, name_of(sym));
+            return Err(format!("@{func}: --sizes: {sym} is {hint}, but the function declares {facts}"));
+        }
+    }
     Ok(bound)
 }

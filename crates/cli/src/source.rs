@@ -56,8 +56,9 @@ impl Source {
 
     /// Errors with the lines around them, and how many there are.
     pub(crate) fn render(&self, errors: &[Diagnostic], lines: &LineMap) -> String {
+        let text: Vec<&str> = self.text.lines().collect();
         let mut out: String =
-            errors.iter().map(|error| error.render(&self.name, &self.text, lines) + "\n").collect();
+            errors.iter().map(|error| error.render(&self.name, &text, lines) + "\n").collect();
         out.push_str(&count(errors.len(), "error"));
         out.push('\n');
         out

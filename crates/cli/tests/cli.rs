@@ -8,6 +8,8 @@ mod bad_program;
 mod exec;
 #[path = "cli/explain.rs"]
 mod explain;
+#[path = "cli/limits.rs"]
+mod limits;
 #[path = "cli/ops_and_opt.rs"]
 mod ops_and_opt;
 #[path = "cli/scratch.rs"]

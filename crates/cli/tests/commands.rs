@@ -1,6 +1,8 @@
-//! The commands of README.md and the guide, run as they stand there, and what the guide says that they print.
+//! The commands of README.md and the guide, run as they stand there, and what these pages show that they print.
 //!
-//! `cargo` is a stand-in here: what it would build has been built with this test, so it runs that.
+//! `cargo` is a stand-in here: it builds examples in the profile of this test, and runs the `consort` that was built with
+//! it. A block of text after a block of commands shows what these print. `..` stands for the rest of a line, or for any
+//! lines; numbers with a fraction, process numbers and bars may be others.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs;
@@ -8,9 +10,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const PAGES: [&str; 7] = [
-    "README.md",
-    "docs/getting-started.md",
+/// Pages that show what their commands print.
+const SHOWN: [&str; 2] = ["README.md", "docs/getting-started.md"];
+/// Pages whose commands are run.
+const RUN: [&str; 5] = [
     "docs/collectives.md",
     "docs/compile.md",
     "docs/tensor-parallel.md",
@@ -18,29 +21,37 @@ const PAGES: [&str; 7] = [
     "docs/operating.md",
 ];
 
-/// Runs what `cargo run` would run, and knows of what else was built whether it is there.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
 "run --release -- "*) shift 3; exec consort "$@" ;;
-"build --release -p "*" --example "*)
-    test -x "$EXAMPLES/$6" || { echo "no example $6: \`cargo test --workspace\` builds them" >&2; exit 99; } ;;
+"build --release -p "*" --example "*) exec "$REAL_CARGO" build $PROFILE --target-dir "$TARGET" -p "$4" --example "$6" ;;
 "install --path crates/cli" | "test --workspace") ;;
 *) echo "what is cargo $*?" >&2; exit 99 ;;
 esac
 "#;
 
-/// No command takes so long, in seconds.
-const LIMIT: &str = "180";
+/// No command takes so long, in seconds; building takes longest.
+const LIMIT: &str = "900";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The code blocks of a page that are of this kind.
-fn blocks(page: &str, kind: &str) -> Vec<String> {
+/// The code blocks of a page in their order, with their kinds.
+fn blocks(page: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(root().join(page)).unwrap();
-    let fence = format!("```{kind}\n");
-    text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_string()).collect()
+    let parts: Vec<&str> = text.split("```").collect();
+    assert!(parts.len() % 2 == 1, "{page}: a block does not end");
+    let block = |part: &&str| {
+        let (kind, body) = part.split_once('\n').unwrap_or((part, ""));
+        (kind.to_string(), body.to_string())
+    };
+    parts.iter().skip(1).step_by(2).map(block).collect()
+}
+
+/// The code blocks of a page that are of this kind.
+fn of_kind(page: &str, kind: &str) -> Vec<String> {
+    blocks(page).into_iter().filter(|(own, _)| own == kind).map(|(_, body)| body).collect()
 }
 
 /// A folder with the commands that a reader has.
@@ -62,8 +73,21 @@ impl Shell {
         let line = line.replace("target/release/", &format!("{}/", built.display()));
         let path = format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = Command::new("timeout");
-        command.args([LIMIT, "sh", "-c", &line]).current_dir(root());
-        command.env("PATH", path).env("EXAMPLES", built.join("examples")).output().unwrap()
+        command.args([LIMIT, "sh", "-c", &line]).current_dir(root()).env("PATH", path);
+        let profile = if built.ends_with("release") { "--release" } else { "" };
+        command.env("REAL_CARGO", env!("CARGO")).env("PROFILE", profile);
+        command.env("TARGET", built.parent().unwrap()).output().unwrap()
+    }
+
+    /// Runs a line of a page, which must end with the code that stands beside it; what it printed.
+    fn expect(&self, page: &str, line: &str) -> String {
+        // `# exits with 1` says what a reader is to expect.
+        let expected = line.split_once("# exits with ").map_or(0, |(_, code)| code.trim().parse().unwrap());
+        let output = self.run(line);
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let said = said.concat();
+        assert_eq!(output.status.code(), Some(expected), "{page}: {line}\n{said}");
+        said
     }
 }
 
@@ -73,54 +97,143 @@ impl Drop for Shell {
     }
 }
 
+/// A line with `#` for what is another at each run, and without what only aligns it.
+fn masked(line: &str) -> String {
+    let line = line.replace('█', "");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mask = |(i, word): (usize, &&str)| {
+        let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let fraction = number.split_once('.').is_some_and(|(whole, rest)| {
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits(whole) && digits(rest)
+        });
+        match i.checked_sub(1).map(|before| words[before]) {
+            _ if fraction => word.replace(number, "#"),
+            Some("process" | "(process") => "#".to_string(),
+            _ => word.to_string(),
+        }
+    };
+    words.iter().enumerate().map(mask).collect::<Vec<_>>().join(" ")
+}
+
+/// Whose line it is, where the launcher says so. Ranks write when they please, each its own lines in order.
+fn writer(line: &str) -> Option<&str> {
+    line.strip_prefix('[')?.split_once("] ").map(|(rank, _)| rank)
+}
+
+/// Demands that the lines that a page shows are among those that were printed, in their order.
+#[track_caller]
+fn check_shown(place: &str, shown: &str, said: &str) {
+    let lines: Vec<&str> =
+        shown.lines().filter(|line| !line.trim().is_empty() && line.trim() != "..").collect();
+    assert!(!lines.is_empty(), "{place}: it shows nothing");
+    let mut writers: Vec<Option<&str>> = lines.iter().map(|line| writer(line)).collect();
+    writers.sort_unstable();
+    writers.dedup();
+    for own in writers {
+        let mut printed = said.lines().filter(|line| writer(line) == own).map(masked);
+        for line in lines.iter().filter(|line| writer(line) == own) {
+            let expected = masked(line);
+            let fits = |line: String| match expected.strip_suffix(" ..") {
+                Some(start) => line.starts_with(start),
+                None => line == expected,
+            };
+            assert!(printed.any(fits), "{place}: no line\n{line}\nin\n{said}");
+        }
+    }
+}
+
 #[test]
 fn every_command_runs_as_it_stands() {
     let shell = Shell::new("commands");
     let mut ran = 0;
-    for page in PAGES {
-        for line in blocks(page, "sh").iter().flat_map(|block| block.lines()) {
-            // `# exits with 1` says what a reader is to expect.
-            let expected =
-                line.split_once("# exits with ").map_or(0, |(_, code)| code.trim().parse().unwrap());
-            let output = shell.run(line);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(expected), "{page}: {line}\n{said}");
+    for page in RUN {
+        for line in of_kind(page, "sh").iter().flat_map(|block| block.lines()) {
+            shell.expect(page, line);
             ran += 1;
         }
     }
-    assert!(ran >= 20, "{ran}");
+    assert!(ran >= 6, "{ran}");
 }
 
+/// Commands that only make something, so that there is nothing to show of them.
+fn is_silent(line: &str) -> bool {
+    ["cargo build ", "cargo install ", "cargo test "].iter().any(|start| line.starts_with(start))
+}
+
+/// What the command of this program must print is in a test of its own.
+const DEADLOCK: &str = "examples/deadlock.csr";
+
 #[test]
-fn programs_print_what_the_guide_says() {
+fn commands_print_what_the_pages_show() {
     let shell = Shell::new("printed");
-    for page in ["README.md", "docs/getting-started.md"] {
-        for block in blocks(page, "text") {
-            let Some((line, expected)) = block.strip_prefix("$ ").and_then(|block| block.split_once('\n'))
-            else {
-                continue;
-            };
-            let output = shell.run(line);
-            let said =
-                [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-            let said = said.concat();
-            // Ranks write when they please, each its own lines in order.
-            for rank in ["[0]", "[1]"] {
-                let mut lines = said.lines().filter(|line| line.starts_with(rank));
-                for expected in expected.lines().filter(|line| line.starts_with(rank)) {
-                    assert!(
-                        lines.any(|line| line == expected),
-                        "{page}: {line}: no line\n{expected}\nin\n{said}"
-                    );
+    let (mut ran, mut compared) = (0, 0);
+    for page in SHOWN {
+        let blocks = blocks(page);
+        for (i, (kind, body)) in blocks.iter().enumerate() {
+            match kind.as_str() {
+                "sh" => {
+                    let said: String = body.lines().map(|line| shell.expect(page, line)).collect();
+                    ran += body.lines().count();
+                    let next = blocks.get(i + 1).filter(|(kind, _)| kind == "text").map(|(_, text)| text);
+                    let apart = body.contains(DEADLOCK) || body.lines().all(is_silent);
+                    let Some(shown) = next.filter(|shown| !shown.starts_with("$ ") && !apart) else {
+                        let below = next.is_some_and(|shown| shown.starts_with("$ "));
+                        assert!(apart || below, "{page}: nothing shows what this prints\n{body}");
+                        continue;
+                    };
+                    check_shown(&format!("{page}: {}", body.trim()), shown, &said);
+                    compared += 1;
                 }
+                "text" if body.starts_with("$ ") => {
+                    let (line, shown) = body["$ ".len()..].split_once('\n').unwrap();
+                    let output = shell.run(line);
+                    let said = [output.stdout, output.stderr].concat();
+                    check_shown(&format!("{page}: {line}"), shown, &String::from_utf8_lossy(&said));
+                    compared += 1;
+                }
+                _ => {}
             }
         }
     }
+    assert!(ran >= 13 && compared >= 9, "{ran} commands, {compared} compared");
+}
+
+/// The cycle stands in one line, as in `rank 0 waits for rank 1, rank 1 waits for rank 2, rank 2 waits for rank 0`: every
+/// rank is named, each before the one that it waits for.
+fn names_the_cycle(line: &str, ranks: u32) -> bool {
+    let words: Vec<&str> =
+        line.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    let mut named: Vec<u32> =
+        words.windows(2).filter(|pair| pair[0] == "rank").filter_map(|pair| pair[1].parse().ok()).collect();
+    named.dedup();
+    let follow = named.windows(2).all(|pair| pair[1] == (pair[0] + 1) % ranks);
+    line.contains("wait") && named.len() as u32 == ranks + 1 && follow
+}
+
+#[test]
+fn a_cycle_is_a_line_that_comes_back_to_its_first_rank() {
+    assert!(names_the_cycle("rank 0 waits for rank 1, rank 1 waits for rank 2, rank 2 waits for rank 0", 3));
+    assert!(names_the_cycle("  rank 1 waits for rank 2 waits for rank 0 waits for rank 1 (halo.rs:5)", 3));
+    assert!(!names_the_cycle("rank 0 waits for rank 1, rank 1 waits for rank 2", 3));
+    assert!(!names_the_cycle("rank 0 waits for rank 2, rank 2 waits for rank 1, rank 1 waits for rank 0", 3));
+    assert!(!names_the_cycle("expected an error with `no rank can go on`, got results", 3));
+}
+
+/// Every rank sends to the next and waits until that has been received, which nobody does.
+#[test]
+fn a_program_that_cannot_complete_ends_with_who_waits_for_whom() {
+    let shell = Shell::new("deadlock");
+    let blocks = of_kind("README.md", "sh");
+    let line = blocks.iter().flat_map(|block| block.lines()).find(|line| line.contains(DEADLOCK)).unwrap();
+    assert!(line.ends_with("# exits with 1"), "{line}");
+    let said = shell.expect("README.md", line);
+    assert!(said.lines().any(|line| names_the_cycle(line, 3)), "no line names the cycle of ranks in\n{said}");
 }
 
 #[test]
 fn the_first_program_is_the_example() {
     let source = fs::read_to_string(root().join("crates/consort/examples/hello.rs")).unwrap();
     let code = source.split_once("\n\n").unwrap().1;
-    assert_eq!(blocks("docs/getting-started.md", "rust"), [code]);
+    assert_eq!(of_kind("docs/getting-started.md", "rust"), [code]);
 }

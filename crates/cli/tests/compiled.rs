@@ -46,6 +46,11 @@ fn on_processes(n: usize) {
     let text = String::from_utf8_lossy(&output.stderr);
     let tail: Vec<&str> = text.lines().rev().take(60).collect();
     assert!(output.status.success(), "{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    // A rank that found no test to run would be a success, too.
+    for (name, ..) in cases::CASES {
+        let began = text.lines().filter(|line| line.ends_with(&format!("] case {name}"))).count();
+        assert_eq!(began, n, "{name}: expected it on {n} ranks\n{text}");
+    }
 }
 
 #[test]

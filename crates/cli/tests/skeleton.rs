@@ -38,7 +38,9 @@ fn execute(program: &Program) -> (Program, Vec<Vec<Tensor>>) {
     let inputs = inputs();
     let ranks = consort_comm::spawn(2, |group| {
         let timeout = Duration::from_secs(10);
-        let ready = rank::prepare(program, &program.funcs[0], &group, &inputs, false, timeout);
+        let symbols = oracle::bind(&program.mesh, &program.funcs[0], &inputs)?;
+        let symbols = &symbols[group.rank()];
+        let ready = rank::prepare(program, &program.funcs[0], &group, symbols, false, timeout);
         let mut ready = ready.map_err(|failure| failure.message)?;
         let results = ready.run(&inputs[group.rank()]).map_err(|failure| failure.message)?;
         Ok::<_, String>((ready.plan, results))

@@ -341,9 +341,17 @@ fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
         assert_eq!(some.has_me(), ![3, 4].contains(&rank));
         let odd = mesh.split("odd", Some(rank as u32 % 2), -(rank as i64))?;
         assert_eq!(odd.all_gather(&x, 0)?.to_vec::<i64>()?, [[4, 2, 0], [5, 3, 1]][rank % 2]);
-        assert!(mesh.axis("pp").is_err());
-        assert!(mesh.lists("uneven", &[&[0, 1], &[2]]).is_err());
-        assert!(mesh.lists("some", &[&[0, 1]]).is_err(), "the name is taken");
+        for (error, expected) in [
+            (mesh.axis("pp").map(drop), "mesh: expected one of the axes dp, tp, got `pp`\n  at "),
+            (
+                mesh.lists("uneven", &[&[0, 1], &[2]]).map(drop),
+                "mesh: group `uneven`: lists must have equal sizes, but one has 2 ranks and another 1\n  at ",
+            ),
+            (mesh.lists("some", &[&[0, 1]]).map(drop), "duplicate name `some`\n  at "),
+        ] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
         let zeros = Tensor::zeros(Dtype::F32, &[3])?;
         // Made from numbers, which may be others on each rank.
         assert_eq!(zeros.varies(), ["dp", "tp"]);

@@ -164,6 +164,25 @@ fn what_is_asked_for_must_be_there() {
     }
     let folder = text(Tensor::from_npy(std::env::temp_dir()).unwrap_err());
     assert!(folder.contains("expected a file, got a folder, a pipe or a device"), "{folder}");
-    assert!(Safetensors::open("/nowhere/x").is_err() && x.to_npy("/nowhere/x").is_err());
-    assert!(Tensor::save_safetensors("/nowhere/x", &[("s", &Tensor::of_shape(Dtype::F32, &[2]))]).is_err());
+    let shape = Tensor::of_shape(Dtype::F32, &[2]);
+    let errors = [
+        Safetensors::open("/nowhere/x").map(drop),
+        x.to_npy("/nowhere/x"),
+        Tensor::save_safetensors("/nowhere/x", &[("s", &x)]),
+        // A tensor without elements has nothing to write.
+        Tensor::save_safetensors("/nowhere/x", &[("s", &shape)]),
+    ];
+    let first = |outcome: consort::Result<()>| {
+        outcome.unwrap_err().to_string().lines().next().unwrap_or_default().to_string()
+    };
+    let missing = "/nowhere/x: No such file or directory (os error 2)";
+    assert_eq!(
+        errors.map(first),
+        [
+            format!("safetensors: {missing}"),
+            format!("to_npy: {missing}"),
+            format!("save_safetensors: {missing}"),
+            "save_safetensors: expected a tensor with data, got a shape".to_string()
+        ]
+    );
 }

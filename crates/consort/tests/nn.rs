@@ -79,8 +79,8 @@ fn e2_one_code_runs_eager_and_compiled() {
             assert_eq!(generator.generate(&[1, 2, 3], 12, None)?, plain);
             assert_eq!(generator.generate(&[1, 2, 3], 12, chance)?, some);
             let stats = generator.explain().stats;
-            // The prompt, then one token at a time, from the third place on with a symbol for it.
-            assert!(stats.breaks == 0 && stats.graphs <= 3, "{}", generator.explain());
+            // One for the prompt, and one for a token at a time, with a symbol for its place.
+            assert_eq!((stats.breaks, stats.graphs), (0, 2), "{}", generator.explain());
             Ok(plain)
         });
     }
@@ -122,10 +122,12 @@ fn e4_weights_are_cut_as_they_are_read() {
     }
     let other = Config { hidden: 64, ..config.clone() };
     let error = on(1, |mesh| Ok(Llama::load(&other, &mesh, &path).map(drop).unwrap_err().to_string()));
-    assert!(
-        error.contains("expected the shape [64], got [32]") || error.contains("expected the shape"),
-        "{error}"
+    // The table of tokens is read first, so of all weights that differ its shape is the one that is named.
+    let expected = format!(
+        "safetensors: {}: `model.embed_tokens.weight`: expected the shape [67, 64], got [67, 32]\n  at ",
+        path.display()
     );
+    assert!(error.starts_with(&expected), "{error}");
     std::fs::remove_file(path).unwrap();
 }
 

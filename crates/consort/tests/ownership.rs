@@ -14,6 +14,10 @@ fn ones(n: usize) -> Tensor {
     Tensor::from_slice(&vec![1.0f32; n], &[n]).unwrap()
 }
 
+fn first_line(error: &consort::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_string()
+}
+
 fn holds(x: &Tensor, value: f32) {
     assert!(x.to_vec::<f32>().unwrap().iter().all(|x| *x == value), "expected {value}, got {x}");
 }
@@ -243,7 +247,10 @@ fn a12_results_go_into_tensors_and_slices_that_are_there() {
             mesh.all_to_all_into(&mut half, &kept, None, None)?;
             holds(&half, 2.0);
             holds(&kept, 2.0);
-            assert!(mesh.all_gather_into(&mut half, &x, 0).is_err(), "another shape");
+            let error = mesh.all_gather_into(&mut half, &x, 0).unwrap_err().to_string();
+            let expected =
+                format!("all_gather: expected f32[{}] for the result, got f32[{}]\n  at ", 2 * n, n / 2);
+            assert!(error.starts_with(&expected), "{error}");
             Ok(())
         });
     }
@@ -411,8 +418,14 @@ fn ops_compute_in_place_only_where_nobody_else_looks() {
     holds(&z, -4.0);
     holds(&view, 4.0);
     // What fails leaves its operand alone.
-    assert!(z.add_(&ones(7)).is_err());
-    assert!(z.and_(&view).is_err());
+    let errors = [z.add_(&ones(7)), z.and_(&ones(1000))].map(|outcome| first_line(&outcome.unwrap_err()));
+    assert_eq!(
+        errors,
+        [
+            "broadcast: expected sizes of 1 or those of [1000], got [7] (C2)",
+            "and: expected an integer type or bool, got f32 (C1)"
+        ]
+    );
     holds(&z, -4.0);
     z.narrow_mut(0, 5, 5).unwrap().copy_from(&view.narrow(0, 0, 5).unwrap()).unwrap();
     assert_eq!(z.narrow(0, 4, 3).unwrap().to_vec::<f32>().unwrap(), [-4.0, 4.0, 4.0]);
@@ -432,8 +445,12 @@ fn a15_shapes_need_neither_data_nor_ranks() {
     assert_eq!(tp.all_gather(&x, 0).unwrap().shape(), [32, 1 << 40]);
     assert_eq!(mesh.reduce_scatter(&x, Reduce::Sum, 0).unwrap().shape(), [1, 1 << 40]);
     assert_eq!(tp.all_to_all(&x, None, None).unwrap().shape(), x.shape());
-    assert!(tp.all_to_all(&x, Some(&[1, 2, 3]), Some(&[2, 2, 2, 2])).is_err());
+    let splits = tp.all_to_all(&x, Some(&[1, 2, 3]), Some(&[2, 2, 2, 2])).map(drop).unwrap_err();
+    assert_eq!(first_line(&splits), "all_to_all: expected 4 splits each way, got 4 and 3 (C1)");
     assert_eq!(tp.all_reduce(&x, Reduce::Sum).unwrap().add(&x).unwrap().shape(), x.shape());
-    assert!(x.to_vec::<f32>().is_err());
+    assert_eq!(
+        first_line(&x.to_vec::<f32>().map(drop).unwrap_err()),
+        "to_vec: expected a tensor with data, got a shape"
+    );
     assert_eq!(mesh.in_flight(), 0);
 }

@@ -28,8 +28,9 @@ pub fn check_text(text: &str, ops: &OpTable) {
         .unwrap_or_else(|error| panic!("printed text does not parse: {error}\n{printed}"));
     assert_eq!(print(&again.program), printed, "printing twice differs");
     let errors = verify(&parsed.program);
+    let lines: Vec<&str> = text.lines().collect();
     for error in &errors {
-        assert!(!error.render("text", text, &parsed.lines).is_empty());
+        assert!(!error.render("text", &lines, &parsed.lines).is_empty());
     }
     if !errors.is_empty() {
         return;

@@ -18,7 +18,7 @@ pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, 
     let parsed = case.program()?;
     let program = &parsed.program;
     if let Some(error) = verify(program).first() {
-        return Err(error.render("case", case.text, &parsed.lines));
+        return Err(error.render("case", &case.text.lines().collect::<Vec<_>>(), &parsed.lines));
     }
     let mut got: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     let mut hazardous = Vec::new();

@@ -20,7 +20,7 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     };
     let parsed = case.program()?;
     if let Some(error) = verify(&parsed.program).first() {
-        return Err(error.render("case", case.text, &parsed.lines));
+        return Err(error.render("case", &case.text.lines().collect::<Vec<_>>(), &parsed.lines));
     }
     oracle::check_runs(case.text, &parsed.program)?;
     let options_of_passes = Options { verify: true, ..Options::default() };

@@ -14,7 +14,7 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     let parsed = case.program()?;
     let errors = verify(&parsed.program);
     if let Some(error) = errors.iter().find(|error| !(options == ["unverified"] && error.rule == "V9")) {
-        return Err(error.render("case", case.text, &parsed.lines));
+        return Err(error.render("case", &case.text.lines().collect::<Vec<_>>(), &parsed.lines));
     }
     check_runs(case.text, &parsed.program).map(|()| None)
 }

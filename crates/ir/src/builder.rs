@@ -3,6 +3,8 @@
 //! Conditions on sizes that cannot be decided become guards of the function, so what is built verifies.
 //! The tracer, expansions of composites, gradients and the random-program generator all build here.
 
+use std::collections::BTreeSet;
+
 use crate::entity::Value;
 use crate::index::{Assumed, Facts, Guard, Sym, SymbolFacts};
 use crate::infer::infer;
@@ -192,11 +194,13 @@ impl<'a> Builder<'a> {
     pub fn end_block(&mut self, results: &[Value]) -> Block {
         let mut block = self.draft.open.pop().unwrap_or_default();
         block.results = results.to_vec();
+        let mut symbols = Vec::new();
         for node in &block.nodes {
             let args: Vec<Type> =
                 node.args.iter().filter_map(|arg| self.draft.func.ty(*arg).cloned()).collect();
-            node.op.defines(&args).into_iter().for_each(|(sym, _)| self.draft.facts.forget(sym));
+            symbols.extend(node.op.defines(&args).into_iter().map(|(sym, _)| sym));
         }
+        self.draft.facts.forget(&symbols);
         block
     }
 
@@ -236,7 +240,7 @@ impl<'a> Builder<'a> {
         self.draft.func.body = self.end_block(results);
         self.draft.func.results =
             results.iter().filter_map(|value| self.draft.func.ty(*value).cloned()).collect();
-        let bound = self.draft.func.bound_symbols();
+        let bound: BTreeSet<Sym> = self.draft.func.bound_symbols().into_iter().collect();
         self.draft.func.symbols.retain(|(sym, _)| bound.contains(sym));
         self.draft.func
     }

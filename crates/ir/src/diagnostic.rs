@@ -79,8 +79,8 @@ impl Diagnostic {
         format!("error[{}]: {}{rule}", self.code.name(), self.message)
     }
 
-    /// The error with the lines around it. `text` is what `lines` speaks of, `file` is what to call it.
-    pub fn render(&self, file: &str, text: &str, lines: &LineMap) -> String {
+    /// The error with the lines around it. `text` has the lines that `lines` speaks of, `file` is what to call it.
+    pub fn render(&self, file: &str, text: &[&str], lines: &LineMap) -> String {
         let mut out = self.headline() + "\n";
         if let Some(line) = lines.line(self.at) {
             let column = if let At::Text(_, column) = self.at { format!(":{column}") } else { String::new() };
@@ -88,7 +88,7 @@ impl Diagnostic {
             let _ = writeln!(out, "  --> {file}:{line}{column}{loc}");
             let first = line.saturating_sub(3).max(1);
             for (number, shown) in
-                text.lines().enumerate().skip(first as usize - 1).take((line - first) as usize + 3)
+                text.iter().enumerate().skip(first as usize - 1).take((line - first) as usize + 3)
             {
                 let here = number as u32 + 1 == line;
                 let _ = writeln!(out, "{} {:4} | {}", if here { '>' } else { ' ' }, number + 1, clip(shown));

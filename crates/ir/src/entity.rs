@@ -4,8 +4,9 @@
 //! a debugger all speak of the same thing. Ids rather than references: a program is edited by passes, and
 //! ids survive that, compare in one instruction and cost four bytes.
 //!
-//! Passes leave gaps in the numbering, and text may name any number, so tables are paged: a gap costs a
-//! null pointer per 256 values, and `v60000000` alone in a file does not take a gigabyte.
+//! Passes leave gaps in the numbering, and text may name any number, so tables are pages of pages, made where
+//! something is stored: a gap costs a null pointer per 65,536 values, so a file of many functions that all use
+//! `v60000000` takes little memory for each.
 
 use std::fmt;
 
@@ -26,63 +27,86 @@ impl fmt::Display for Value {
 
 const PAGE: usize = 256;
 
+/// The values of one page.
+type Page<T> = Box<[Option<T>]>;
+/// `PAGE` pages, those that exist.
+type Run<T> = Box<[Option<Page<T>>]>;
+
 /// A table keyed by value, for numbers that may have gaps.
 #[derive(Clone, Debug)]
 pub struct ValueMap<T> {
-    pages: Vec<Option<Box<[Option<T>]>>>,
+    runs: Vec<Option<Run<T>>>,
+}
+
+/// The run, the page in it and the place on the page of a value.
+fn place(value: Value) -> (usize, usize, usize) {
+    let at = value.0 as usize;
+    (at / (PAGE * PAGE), at / PAGE % PAGE, at % PAGE)
+}
+
+/// A run or a page with nothing in it.
+fn empty<T>() -> Box<[Option<T>]> {
+    (0..PAGE).map(|_| None).collect()
 }
 
 impl<T> Default for ValueMap<T> {
     fn default() -> ValueMap<T> {
-        ValueMap { pages: Vec::new() }
+        ValueMap { runs: Vec::new() }
     }
 }
 
 impl<T> ValueMap<T> {
     /// What is stored for a value.
     pub fn get(&self, value: Value) -> Option<&T> {
-        let at = value.0 as usize;
-        self.pages.get(at / PAGE)?.as_ref()?[at % PAGE].as_ref()
+        let (run, page, at) = place(value);
+        self.runs.get(run)?.as_ref()?[page].as_ref()?[at].as_ref()
     }
 
     /// What is stored for a value, to be changed.
     pub fn get_mut(&mut self, value: Value) -> Option<&mut T> {
-        let at = value.0 as usize;
-        self.pages.get_mut(at / PAGE)?.as_mut()?[at % PAGE].as_mut()
+        let (run, page, at) = place(value);
+        self.runs.get_mut(run)?.as_mut()?[page].as_mut()?[at].as_mut()
     }
 
     /// Stores, and returns what was there.
     pub fn insert(&mut self, value: Value, item: T) -> Option<T> {
-        let at = value.0 as usize;
-        if self.pages.len() <= at / PAGE {
-            self.pages.resize_with(at / PAGE + 1, || None);
+        let (run, page, at) = place(value);
+        if self.runs.len() <= run {
+            self.runs.resize_with(run + 1, || None);
         }
-        let page = self.pages[at / PAGE].get_or_insert_with(|| (0..PAGE).map(|_| None).collect());
-        page[at % PAGE].replace(item)
+        let page = self.runs[run].get_or_insert_with(empty)[page].get_or_insert_with(empty);
+        page[at].replace(item)
     }
 
     /// Takes out what is stored for a value.
     pub fn remove(&mut self, value: Value) -> Option<T> {
-        let at = value.0 as usize;
-        self.pages.get_mut(at / PAGE)?.as_mut()?[at % PAGE].take()
+        let (run, page, at) = place(value);
+        self.runs.get_mut(run)?.as_mut()?[page].as_mut()?[at].take()
+    }
+
+    /// The pages that exist, by rising number, each with its first number.
+    fn pages(&self) -> impl DoubleEndedIterator<Item = (usize, &Page<T>)> {
+        let runs = self.runs.iter().enumerate().filter_map(|(r, run)| Some((r, run.as_ref()?)));
+        runs.flat_map(|(r, run)| {
+            let pages = run.iter().enumerate();
+            pages.filter_map(move |(p, page)| Some(((r * PAGE + p) * PAGE, page.as_ref()?)))
+        })
     }
 
     /// All entries, by rising number.
     pub fn iter(&self) -> impl Iterator<Item = (Value, &T)> {
-        self.pages.iter().enumerate().flat_map(|(p, page)| {
-            let items = page.iter().flat_map(|page| page.iter());
-            items
-                .enumerate()
-                .filter_map(move |(i, item)| Some((Value((p * PAGE + i) as u32), item.as_ref()?)))
+        self.pages().flat_map(|(first, page)| {
+            let items = page.iter().enumerate();
+            items.filter_map(move |(i, item)| Some((Value((first + i) as u32), item.as_ref()?)))
         })
     }
 
     /// One more than the largest number stored.
     pub fn end(&self) -> u32 {
-        let last = self.pages.iter().enumerate().rev().find_map(|(p, page)| {
-            let at = page.as_ref()?.iter().rposition(Option::is_some)?;
-            Some((p * PAGE + at + 1) as u32)
-        });
+        let last = self
+            .pages()
+            .rev()
+            .find_map(|(first, page)| Some((first + page.iter().rposition(Option::is_some)? + 1) as u32));
         last.unwrap_or(0)
     }
 }
@@ -112,5 +136,15 @@ mod tests {
         assert_eq!(map.remove(Value(Value::LIMIT - 1)), Some('a'));
         assert_eq!(map.end(), 4);
         assert_eq!(map.get(Value(4)), None);
+    }
+
+    #[test]
+    fn one_large_number_takes_a_few_kilobytes() {
+        let mut map = ValueMap::default();
+        map.insert(Value(Value::LIMIT - 1), 0u64);
+        let page = PAGE * size_of::<Option<u64>>();
+        let run = PAGE * size_of::<Option<Page<u64>>>();
+        let runs = map.runs.len() * size_of::<Option<Run<u64>>>();
+        assert!(page + run + runs < 32 << 10, "{page} {run} {runs}");
     }
 }

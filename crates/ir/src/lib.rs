@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod cost;
 pub mod diagnostic;
 pub mod dtype;
 pub mod entity;
@@ -33,6 +34,7 @@ pub mod generate;
 pub mod index;
 pub mod infer;
 pub mod layout;
+pub mod limits;
 pub mod mesh;
 pub mod ops;
 pub mod oracle;

@@ -7,6 +7,7 @@
 //! Axes are small ids (`Axis`, a bit in `Axes`), not names, so that types compare in one instruction;
 //! the mesh turns them back into names for people.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// One rank of the mesh, numbered row-major over its axes.
@@ -108,6 +109,7 @@ pub struct ListGroup {
 pub struct Mesh {
     axes: Vec<(String, u32)>,
     groups: Vec<ListGroup>,
+    group_names: BTreeMap<String, GroupId>,
 }
 
 /// Why a mesh or a group over it was refused.
@@ -160,7 +162,7 @@ impl Mesh {
         if first.is_empty() {
             return Err(MeshError(format!("group `{name}`: an empty list of ranks")));
         }
-        let mut seen = vec![false; self.n_ranks() as usize];
+        let (n, mut seen) = (self.n_ranks(), BTreeSet::new());
         for list in &lists {
             if list.len() != first.len() {
                 return Err(MeshError(format!(
@@ -170,23 +172,21 @@ impl Mesh {
                 )));
             }
             for rank in list {
-                match seen.get_mut(rank.0 as usize) {
-                    None => {
-                        let n = self.n_ranks();
-                        return Err(MeshError(format!(
-                            "group `{name}`: {rank} is outside a mesh of {n} ranks"
-                        )));
-                    }
-                    Some(true) => return Err(MeshError(format!("group `{name}`: {rank} is listed twice"))),
-                    Some(seen) => *seen = true,
+                if rank.0 >= n {
+                    return Err(MeshError(format!("group `{name}`: {rank} is outside a mesh of {n} ranks")));
+                }
+                if !seen.insert(*rank) {
+                    return Err(MeshError(format!("group `{name}`: {rank} is listed twice")));
                 }
             }
         }
         if self.groups.len() == usize::from(u16::MAX) {
             return Err(MeshError(format!("group `{name}`: more than {} groups", u16::MAX)));
         }
+        let id = GroupId(self.groups.len() as u16);
+        self.group_names.insert(name.to_string(), id);
         self.groups.push(ListGroup { name: name.to_string(), lists });
-        Ok(GroupId(self.groups.len() as u16 - 1))
+        Ok(id)
     }
 
     /// Declares a group by a split: ranks of one colour form a list, ordered by key and then by rank.
@@ -205,7 +205,7 @@ impl Mesh {
                 keys.len()
             )));
         }
-        let mut lists = std::collections::BTreeMap::<u32, Vec<Rank>>::new();
+        let mut lists = BTreeMap::<u32, Vec<Rank>>::new();
         for (rank, colour) in colours.iter().enumerate() {
             if let Some(colour) = colour {
                 lists.entry(*colour).or_default().push(Rank(rank as u32));
@@ -251,7 +251,7 @@ impl Mesh {
 
     /// The list group of this name.
     pub fn list_group(&self, name: &str) -> Option<GroupId> {
-        self.groups.iter().position(|g| g.name == name).map(|i| GroupId(i as u16))
+        self.group_names.get(name).copied()
     }
 
     /// How an axis is spelled; `?` and its number where the mesh has no such axis.
@@ -433,8 +433,12 @@ mod tests {
         );
         assert_eq!(Mesh::new([("a", 0)]).unwrap_err().0, "mesh: axis `a` has size 0");
         assert_eq!(Mesh::new([("a", 2), ("a", 2)]).unwrap_err().0, "mesh: duplicate name `a`");
-        assert!(Mesh::new([("a", 1 << 20), ("b", 2)]).is_err());
-        assert!(Mesh::new([("2x", 2)]).is_err());
-        assert!(Mesh::new((0..33).map(|i| (format!("a{i}"), 1))).is_err());
+        assert_eq!(Mesh::new([("a", 1 << 20), ("b", 2)]).unwrap_err().0, "mesh: more than 1048576 ranks");
+        assert_eq!(
+            Mesh::new([("2x", 2)]).unwrap_err().0,
+            "mesh: `2x` is not a name (letters, digits and _, not a digit first)"
+        );
+        let axes = (0..33).map(|i| (format!("a{i}"), 1));
+        assert_eq!(Mesh::new(axes).unwrap_err().0, "mesh: more than 32 axes");
     }
 }

@@ -5,6 +5,7 @@
 //! and liveness, pending and placement are questions about one list at a time. The order of the list is
 //! the schedule: a plan is the same list with places, queues and leases beside the nodes (`plan.rs`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -58,11 +59,11 @@ impl Func {
 
     /// The backed symbols that parameters bind: those that stand alone as a size, or as a size parameter.
     pub fn bound_symbols(&self) -> Vec<Sym> {
-        let mut bound = Vec::new();
+        let (mut bound, mut seen) = (Vec::new(), BTreeSet::new());
         for param in &self.body.params {
             if let Some(ty) = self.ty(*param) {
                 ty.indices(&mut |index| match index.as_sym() {
-                    Some(sym @ Sym::Backed(_)) if !bound.contains(&sym) => bound.push(sym),
+                    Some(sym @ Sym::Backed(_)) if seen.insert(sym) => bound.push(sym),
                     _ => {}
                 });
             }
@@ -73,10 +74,18 @@ impl Func {
     /// What is known of the symbols at the function's entry, before any guard.
     pub fn entry_facts(&self, mesh: &Mesh) -> Facts {
         let mut facts = Facts::new(mesh);
+        let declared = self.declarations();
         for sym in self.bound_symbols() {
-            facts.declare(sym, self.declared(sym));
+            facts
+                .declare(sym, declared.get(&sym).map_or_else(SymbolFacts::default, |facts| (*facts).clone()));
         }
         facts
+    }
+
+    /// What the function declares of its symbols.
+    pub fn declarations(&self) -> BTreeMap<Sym, &SymbolFacts> {
+        // Of two declarations, which the verifier refuses, the first counts.
+        self.symbols.iter().rev().map(|(sym, facts)| (*sym, facts)).collect()
     }
 
     /// What the function declares of a symbol, or the default.

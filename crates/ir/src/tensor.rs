@@ -188,7 +188,10 @@ impl Tensor {
     /// The elements in nested brackets, shortened when there are many.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        let limit = if self.numel() > 64 { 3 } else { usize::MAX };
+        // Without elements there may still be any number of empty brackets.
+        let shown = self.shape.iter().take_while(|size| **size > 0);
+        let shown = shown.fold(1usize, |all, size| all.saturating_mul(*size));
+        let limit = if shown > 64 { 3 } else { usize::MAX };
         self.write(&mut out, 0, 0, limit);
         out
     }
@@ -201,12 +204,10 @@ impl Tensor {
         let size = self.shape[dim];
         let stride: usize = self.shape[dim + 1..].iter().product();
         out.push('[');
-        for i in 0..size {
-            if limit < size / 2 && i == limit {
+        let (first, last) = if limit < size / 2 { (limit, size - limit) } else { (size, size) };
+        for i in (0..first).chain(last..size) {
+            if i == last {
                 out.push_str(", ..");
-            }
-            if limit < size / 2 && (limit..size - limit).contains(&i) {
-                continue;
             }
             if i > 0 {
                 out.push_str(", ");
@@ -275,5 +276,8 @@ mod tests {
     fn long_tensors_print_shortened() {
         let t = Tensor::ints(Dtype::I64, vec![100], (0..100).collect());
         assert_eq!(t.text(), "[0, 1, 2, .., 97, 98, 99]");
+        let empty = Tensor::ints(Dtype::I64, vec![1_000_000_000_000, 0], vec![]);
+        assert_eq!(empty.text(), "[[], [], [], .., [], [], []]");
+        assert_eq!(Tensor::ints(Dtype::I64, vec![0, 1_000_000_000_000], vec![]).text(), "[]");
     }
 }

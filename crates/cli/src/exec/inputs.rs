@@ -8,12 +8,14 @@ use std::path::Path;
 use anyhow::{Context, anyhow, bail};
 use consort::npy;
 use consort_ir::dtype::Dtype;
+use consort_ir::limits::{Excess, Resource};
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::{Type, shape_text};
 use safetensors::{Dtype as FileDtype, SafeTensors};
 
+use super::rank::raises;
 use crate::files;
 use crate::report::count;
 
@@ -24,19 +26,29 @@ const IN_SAFETENSORS: &str = ".safetensors:";
 /// How many names of tensors an error lists.
 const LISTED: usize = 8;
 
-/// The arguments of every rank, from one pattern for each parameter.
-pub(super) fn read(program: &Program, func: &Func, patterns: &[String]) -> anyhow::Result<Vec<Vec<Tensor>>> {
+/// The arguments of every rank, from one pattern for each parameter. All of them together may have so many bytes.
+pub(super) fn read(
+    program: &Program,
+    func: &Func,
+    patterns: &[String],
+    most: u64,
+) -> anyhow::Result<Vec<Vec<Tensor>>> {
     let params = &func.body.params;
     if params.len() != patterns.len() {
         let (expected, got) = (count(params.len(), "input"), patterns.len());
         bail!("@{}: expected {expected}, got {got}\n  note: {}", func.name, signature(program, func));
     }
     let n = program.mesh.n_ranks() as usize;
-    let mut by_rank = vec![Vec::new(); n];
+    let (mut by_rank, mut taken) = (vec![Vec::new(); n], 0u64);
     for (param, pattern) in params.iter().zip(patterns) {
         let Some(ty) = func.ty(*param) else { continue };
-        let values =
-            argument(&program.mesh, ty, pattern).with_context(|| format!("@{}: {param}", func.name))?;
+        let mut room = |bytes: u64| {
+            taken = taken.saturating_add(bytes);
+            Excess::check(Resource::Bytes, most, taken)
+                .map_err(|excess| anyhow!("{excess}{}", raises(Resource::Bytes)))
+        };
+        let values = argument(&program.mesh, ty, pattern, &mut room)
+            .with_context(|| format!("@{}: {param}", func.name))?;
         for (rank, args) in by_rank.iter_mut().enumerate() {
             // One file without a rank in its name serves all of them.
             args.extend(values.get(rank).or(values.first()).cloned());
@@ -60,7 +72,12 @@ pub(super) fn signature(program: &Program, func: &Func) -> String {
 }
 
 /// The values of one parameter: one for each rank, or one for all.
-fn argument(mesh: &Mesh, ty: &Type, pattern: &str) -> anyhow::Result<Vec<Tensor>> {
+fn argument(
+    mesh: &Mesh,
+    ty: &Type,
+    pattern: &str,
+    room: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Tensor>> {
     let expected = match ty {
         Type::Tensor(_) => ty.display(mesh).to_string(),
         Type::Size(..) => format!("an integer or a file of i64[] for {}", ty.display(mesh)),
@@ -72,7 +89,12 @@ fn argument(mesh: &Mesh, ty: &Type, pattern: &str) -> anyhow::Result<Vec<Tensor>
     let files = if pattern.contains(RANK) { mesh.n_ranks() } else { 1 };
     let value = |rank: u32| {
         let place = pattern.replace(RANK, &rank.to_string());
+        // Of a file that is too large not a byte is read.
+        let size = std::fs::metadata(file_of(&place)).map_or(0, |file| file.len());
+        room(size).with_context(|| place.clone())?;
         let value = tensor(&place)?;
+        // Each rank has a tensor of its own.
+        room(8 * value.numel() as u64 * u64::from(mesh.n_ranks() / files)).with_context(|| place.clone())?;
         if !fits(ty, &value) {
             let (got, note) = (type_text(&value), note(ty, &value, &place));
             bail!("{place}: expected {expected}, got {got}{note}");
@@ -124,12 +146,17 @@ pub(super) fn type_text(tensor: &Tensor) -> String {
     format!("{}{}", tensor.dtype, shape_text(&shape, &Mesh::default()))
 }
 
-/// Reads the tensor that a pattern, with its rank filled in, names.
-fn tensor(place: &str) -> anyhow::Result<Tensor> {
-    let file = match place.split_once(IN_SAFETENSORS) {
+/// The file of a pattern with its rank filled in.
+fn file_of(place: &str) -> &str {
+    match place.split_once(IN_SAFETENSORS) {
         Some((stem, _)) => &place[..stem.len() + IN_SAFETENSORS.len() - 1],
         None => place,
-    };
+    }
+}
+
+/// Reads the tensor that a pattern, with its rank filled in, names.
+fn tensor(place: &str) -> anyhow::Result<Tensor> {
+    let file = file_of(place);
     let bytes = files::read(Path::new(file))?;
     let tensor = if file.ends_with(IN_SAFETENSORS.trim_end_matches(':')) {
         from_safetensors(&bytes, place[file.len()..].strip_prefix(':'))

@@ -1,12 +1,14 @@
 //! One rank of `consort exec`: plans a function for itself, lowers the plan and runs it on a group.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use consort_comm::{CommError, Group};
+use consort_ir::index::Sym;
+use consort_ir::limits::{Excess, Limits, Resource};
 use consort_ir::mesh::{self, Mesh, Rank};
-use consort_ir::oracle;
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::tensor::Tensor;
+use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::Type;
 use consort_ir::verify::hazards;
 use consort_passes::{At, Options, PASSES, simplify};
@@ -14,16 +16,34 @@ use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
 use consort_runtime::threads::Threads;
 
 /// Why a rank gave no results.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Failure {
+    /// The op, where it was one.
+    pub(crate) op: Option<String>,
     pub(crate) message: String,
     /// Whether it is only what another rank's failure looks like from here.
     pub(crate) follows: bool,
+    /// Whether it was not run, because it takes too much.
+    pub(crate) refused: bool,
+}
+
+impl Failure {
+    /// Of what takes too much.
+    pub(crate) fn refused(op: &str, message: String) -> Failure {
+        Failure { op: Some(op.to_string()), message, follows: false, refused: true }
+    }
+
+    /// Of a result that the launching process could not take.
+    pub(crate) fn too_many(value: &str, numel: u64) -> Failure {
+        let got = if numel == u64::MAX { "more".to_string() } else { numel.to_string() };
+        let message = format!("{value}: expected at most {MAX_ELEMENTS} elements, got {got}");
+        Failure::refused("return", format!("{message}\n  note: return a part of it, or what is made of it"))
+    }
 }
 
 impl From<String> for Failure {
     fn from(message: String) -> Failure {
-        Failure { message, follows: false }
+        Failure { message, ..Failure::default() }
     }
 }
 
@@ -36,14 +56,41 @@ impl From<CommError> for Failure {
                 | CommError::Panicked { .. }
                 | CommError::OtherGroup { .. }
         );
-        Failure { message: error.to_string(), follows }
+        Failure { message: error.to_string(), follows, ..Failure::default() }
     }
 }
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
         let follows = error.comm_error().is_some_and(|error| Failure::from(error.clone()).follows);
-        Failure { message: error.to_string(), follows }
+        let text = error.to_string();
+        let apart = error.op().and_then(|op| Some((op, text.strip_prefix(op)?.strip_prefix(": ")?)));
+        let (op, message) = apart.map_or((None, &*text), |(op, message)| (Some(op.to_string()), message));
+        Failure { op, message: message.to_string(), follows, refused: false }
+    }
+}
+
+/// What a run was refused for, where it was: too much work, or sizes from data for which there is no memory.
+fn refusal(error: &RunError, limits: &Limits) -> Option<Failure> {
+    let excess = error.excess().or_else(|| match error.comm_error()? {
+        CommError::Exhausted { asked, used, .. } => {
+            // What is in use besides is worth counting only where it makes the difference.
+            let asked = *asked as u64;
+            let got = if asked > limits.bytes { asked } else { asked.saturating_add(*used as u64) };
+            Some(Excess { resource: Resource::Bytes, limit: limits.bytes, got })
+        }
+        _ => None,
+    })?;
+    let at = error.loc().map_or(String::new(), |loc| format!("\n  at {loc}"));
+    Some(Failure::refused(error.op().unwrap_or("plan"), format!("{excess}{at}{}", raises(excess.resource))))
+}
+
+/// The way out of a limit, as a note.
+pub(crate) fn raises(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Bytes => "\n  note: --limit-bytes allows more, where the machine has it",
+        Resource::Steps => "\n  note: --limit-steps allows more",
+        Resource::Operations => "\n  note: --limit-work allows more",
     }
 }
 
@@ -54,20 +101,20 @@ pub(crate) struct Ready {
     groups: Vec<Option<Group>>,
     all: Group,
     timeout: Duration,
+    limits: Option<Limits>,
 }
 
-/// Simplifies, plans and lowers a function for this rank of the group of all. `inputs` has the arguments of every rank;
-/// they are given away, or not.
+/// Simplifies, plans and lowers a function for this rank of the group of all, for what its arguments make of the symbols
+/// ([`consort_ir::oracle::bind`]). They are given away, or not.
 pub(crate) fn prepare(
     program: &Program,
     func: &Func,
     all: &Group,
-    inputs: &[Vec<Tensor>],
+    symbols: &BTreeMap<Sym, i64>,
     donated: bool,
     timeout: Duration,
 ) -> Result<Ready, Failure> {
     let (mesh, rank) = (&program.mesh, Rank(all.rank() as u32));
-    let symbols = oracle::bind(mesh, func, inputs)?;
     let mut alone = Program { mesh: mesh.clone(), funcs: vec![func.clone()] };
     // A plan in a text is one rank's, and every rank makes its own.
     alone.funcs.iter_mut().for_each(|func| func.plan = None);
@@ -76,7 +123,7 @@ pub(crate) fn prepare(
         simplify(&alone, PASSES, &Options::default(), &mut |_| {}).map_err(|error| error.to_string())?;
     let func = alone.funcs.first().ok_or_else(|| "there is no function".to_string())?;
     let donated = vec![donated; func.body.params.len()];
-    let at = At { rank, symbols: &symbols[all.rank()], donated: &donated };
+    let at = At { rank, symbols, donated: &donated };
     let plan = consort_passes::plan(mesh, func, &at).map_err(|error| error.to_string())?;
     if let Some(error) = hazards(mesh, &plan).first() {
         return Err(format!("the plan is wrong, which is a defect of consort: {}", error.headline()).into());
@@ -89,13 +136,23 @@ pub(crate) fn prepare(
         made.iter().find(|(other, _)| other == over).and_then(|(_, group)| group.clone())
     };
     let groups = exec.groups().iter().map(group).collect();
-    Ok(Ready { plan, exec, groups, all: all.clone(), timeout })
+    Ok(Ready { plan, exec, groups, all: all.clone(), timeout, limits: None })
 }
 
 impl Ready {
+    /// Bounds what a run may take.
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        self.exec.limit(limits);
+        self.limits = Some(limits);
+    }
+
     /// Runs it once on this rank's arguments.
     pub(crate) fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
-        let Ready { plan, exec, groups, all, timeout } = self;
+        let Ready { plan, exec, groups, all, timeout, limits } = self;
+        let failure = |error: RunError| match limits.and_then(|limits| refusal(&error, &limits)) {
+            Some(refusal) => refusal,
+            None => error.into(),
+        };
         let heap = all.heap();
         let mut args = Vec::new();
         for (param, input) in plan.body.params.iter().zip(inputs) {
@@ -106,7 +163,7 @@ impl Ready {
         }
         let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout };
         let mut results = Vec::new();
-        for out in exec.run(&cx, &mut args)? {
+        for out in exec.run(&cx, &mut args).map_err(failure)? {
             match out {
                 Out::Tensor(out) => results.push(tensor(&out)?),
                 Out::Size(value) => results.push(Tensor::size(value)),
@@ -127,6 +184,11 @@ impl Ready {
 /// A result, element by element.
 fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
     let OutTensor { buffer, layout, dtype, .. } = out;
+    // Elements that lie at one place count each by itself, and may be more than there is memory.
+    let numel = layout.shape.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
+    if numel > MAX_ELEMENTS as u64 {
+        return Err(Failure::too_many("a result", numel));
+    }
     let (bytes, width) = (buffer.bytes()?, dtype.size());
     let mut packed = Vec::with_capacity(layout.numel() * width);
     for i in 0..layout.numel() {
@@ -138,7 +200,7 @@ fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
         packed.extend_from_slice(bytes.get(at * width..(at + 1) * width).unwrap_or_default());
     }
     let tensor = Tensor::from_bytes(*dtype, layout.shape.to_vec(), &packed);
-    tensor.ok_or_else(|| "a result has more elements than can be shown".to_string().into())
+    tensor.ok_or_else(|| "a result has other bytes than its type says".to_string().into())
 }
 
 /// Takes out what plans say.

@@ -1,8 +1,9 @@
 //! All ranks of `consort exec`: processes of this program, started as `consort run` starts them.
 //!
-//! What they are to run, and what each says of it, lies in memory that has no name in the file system and that they
-//! open through this process, so nothing can be left behind.
+//! What they are to run, the arguments of each and then what each says of it lie in memory that has no name in the file
+//! system and that they open through this process, so nothing can be left behind. No rank sees another's arguments.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -13,12 +14,15 @@ use anyhow::{Context, bail};
 use consort_comm::init;
 use consort_comm::launch::{Options, Sink};
 use consort_ir::dtype::Dtype;
+use consort_ir::index::Sym;
+use consort_ir::limits::Limits;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 
+use super::limits;
 use super::rank::{Failure, prepare};
 use super::results::Results;
 use crate::report::{Machine, Report};
@@ -27,33 +31,45 @@ use crate::run;
 /// The name of the entry that becomes a rank. It is not for users.
 pub(crate) const EXEC: &str = "__exec";
 
-/// Bytes of each rank's heap. They cost memory only as they are used.
-const HEAP: usize = 32 << 30;
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankArgs {
     /// What to run.
     job: PathBuf,
-    /// Where each rank says what came of it.
+    /// Where each rank finds its arguments, and says what came of them.
     #[arg(required = true)]
-    outs: Vec<PathBuf>,
+    own: Vec<PathBuf>,
+}
+
+/// What failed first.
+pub(super) struct Failed {
+    pub(super) text: String,
+    /// Whether it was not run, because it takes too much.
+    pub(super) refused: bool,
 }
 
 /// Runs a function of a program on as many processes as `inputs` has ranks: their results, or what failed first.
 pub(super) fn run_on_processes(
     text: &str,
     func: &str,
-    inputs: &[Vec<Tensor>],
+    (inputs, symbols): (&[Vec<Tensor>], &[BTreeMap<Sym, i64>]),
     timeout: Duration,
-) -> anyhow::Result<Result<Results, String>> {
+    limits: &Limits,
+) -> anyhow::Result<Result<Results, Failed>> {
     let machine = |error: std::io::Error| Machine(format!("exec: cannot keep the ranks' values: {error}"));
     let memory = || memfd_create("consort-exec", MemfdFlags::CLOEXEC).map(File::from);
     let memory = || memory().map_err(|error| machine(error.into()));
     let mut job = memory()?;
-    let types: Vec<Vec<Value>> = inputs.iter().map(|list| list.iter().map(type_json).collect()).collect();
-    let head = json!({ "text": text, "func": func, "seconds": timeout.as_secs_f64(), "inputs": types });
-    write(&mut job, &head, inputs.iter().flatten()).map_err(machine)?;
-    let mut outs = inputs.iter().map(|_| memory()).collect::<Result<Vec<File>, Machine>>()?;
+    let (seconds, limits) = (timeout.as_secs_f64(), limits::to_json(limits));
+    let head = json!({ "text": text, "func": func, "seconds": seconds, "limits": limits });
+    write(&mut job, &head, [].into_iter()).map_err(machine)?;
+    let mut outs = Vec::new();
+    for (inputs, symbols) in inputs.iter().zip(symbols) {
+        let mut own = memory()?;
+        let types: Vec<Value> = inputs.iter().map(type_json).collect();
+        let symbols: Vec<Value> = symbols.iter().map(symbol_json).collect();
+        write(&mut own, &json!({ "inputs": types, "symbols": symbols }), inputs.iter()).map_err(machine)?;
+        outs.push(own);
+    }
     let path = |file: &File| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
     let mut program = vec!["/proc/self/exe".into(), EXEC.into(), path(&job)];
     program.extend(outs.iter().map(path));
@@ -72,7 +88,9 @@ pub(super) fn run_on_processes(
     let outcome = run::launch_alone(&options, sink()?, sink()?)?;
     let mut answers = Vec::new();
     for out in &mut outs {
-        answers.push(read(out).ok().map(|(head, bytes)| answer(&head, &bytes)));
+        // One that has said nothing has left its arguments there.
+        let said = read(out).ok().filter(|(head, _)| head["inputs"].is_null());
+        answers.push(said.map(|(head, bytes)| answer(&head, &bytes)));
     }
     if answers.iter().any(Option::is_none) {
         // It died, or the machine did not let it begin.
@@ -93,18 +111,29 @@ pub(super) fn run_on_processes(
     let first = failures.iter().find(|(_, failure)| !failure.follows).or(failures.first());
     Ok(match first {
         None => Ok(results),
-        Some((rank, failure)) => Err(format!("error[run]: rank {rank}: {}", failure.message)),
+        Some((rank, Failure { op, message, refused, .. })) => {
+            let op = op.as_ref().map_or(String::new(), |op| format!("{op}: "));
+            let text = format!("error[run]: {op}rank {rank}: {message}");
+            Err(Failed { text, refused: *refused })
+        }
     })
 }
 
 /// Runs what a job says as one of its ranks. What comes of it goes where the launching process reads it.
 pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let mut job = File::open(&args.job).context("exec: cannot read what to run")?;
-    let (head, bytes) = read(&mut job)?;
+    let (head, _) = read(&mut job)?;
     let world = init()?;
+    let path = args.own.get(world.rank()).context("exec: no arguments for this rank")?;
+    let mut own = File::options().read(true).write(true).open(path).context("exec: cannot read arguments")?;
+    let (mine, symbols) = {
+        let (head, bytes) = read(&mut own)?;
+        (tensors(&head["inputs"], &mut &bytes[..])?, symbols(&head["symbols"])?)
+    };
     let seconds = head["seconds"].as_f64().unwrap_or(0.0);
     let timeout = Duration::try_from_secs_f64(seconds).context("exec: a timeout")?;
-    let all = world.group(HEAP, timeout)?;
+    let limits = limits::from_json(&head["limits"]);
+    let all = world.group(limits::heap(&limits), timeout)?;
     // As the oracle has it, so that a deadlock does not depend on sizes.
     if std::env::var_os("CONSORT_STRICT").is_none() {
         all.set_strict(true);
@@ -112,21 +141,21 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let parsed = parse(head["text"].as_str().unwrap_or_default(), &OpTable::built_in());
     let program = parsed.map_err(|error| anyhow::anyhow!("{error}"))?.program;
     let func = program.func(head["func"].as_str().unwrap_or_default()).context("exec: no such function")?;
-    let mut rest = &bytes[..];
-    let lists = head["inputs"].as_array().map_or(&[][..], |lists| lists);
-    let inputs = lists.iter().map(|list| tensors(list, &mut rest)).collect::<anyhow::Result<Vec<_>>>()?;
-    let mine = inputs.get(world.rank()).context("exec: no arguments for this rank")?;
     // Arguments are read for this call alone.
-    let outcome = prepare(&program, func, &all, &inputs, true, timeout).and_then(|mut ready| ready.run(mine));
-    let path = args.outs.get(world.rank()).context("exec: no place for results")?;
-    let mut out = File::options().write(true).open(path).context("exec: cannot write results")?;
+    let outcome = prepare(&program, func, &all, &symbols, true, timeout).and_then(|mut ready| {
+        limits::check(&program.mesh, &ready.plan, &limits)?;
+        ready.limit(limits);
+        ready.run(&mine)
+    });
+    own.set_len(0).and_then(|()| own.rewind()).context("exec: cannot write results")?;
     match outcome {
         Ok(results) => {
             let types: Vec<Value> = results.iter().map(type_json).collect();
-            write(&mut out, &json!({ "results": types }), results.iter())?;
+            write(&mut own, &json!({ "results": types }), results.iter())?;
         }
-        Err(Failure { message, follows }) => {
-            write(&mut out, &json!({ "error": message, "follows": follows }), [].into_iter())?;
+        Err(Failure { op, message, follows, refused }) => {
+            let head = json!({ "error": message, "op": op, "follows": follows, "refused": refused });
+            write(&mut own, &head, [].into_iter())?;
         }
     }
     Ok(Report::fine(String::new()))
@@ -134,10 +163,21 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
 
 fn answer(head: &Value, mut bytes: &[u8]) -> anyhow::Result<Result<Vec<Tensor>, Failure>> {
     if let Some(message) = head["error"].as_str() {
-        let follows = head["follows"] == json!(true);
-        return Ok(Err(Failure { message: message.to_string(), follows }));
+        let (follows, refused) = (head["follows"] == json!(true), head["refused"] == json!(true));
+        let op = head["op"].as_str().map(str::to_string);
+        return Ok(Err(Failure { op, message: message.to_string(), follows, refused }));
     }
     Ok(Ok(tensors(&head["results"], &mut bytes)?))
+}
+
+/// A symbol that arguments bind, and its value.
+fn symbol_json((sym, value): (&Sym, &i64)) -> Value {
+    if let Sym::Backed(id) = sym { json!([id, value]) } else { Value::Null }
+}
+
+fn symbols(list: &Value) -> anyhow::Result<BTreeMap<Sym, i64>> {
+    let pairs: Vec<(u32, i64)> = serde_json::from_value(list.clone())?;
+    Ok(pairs.into_iter().map(|(id, value)| (Sym::Backed(id), value)).collect())
 }
 
 fn type_json(tensor: &Tensor) -> Value {

@@ -110,8 +110,8 @@ fn a_deadlock_names_who_waits_for_what() {
     scratch.write("x1.npy", npy("|b1", "()", &[0]));
     let deadlock = "\
 error[deadlock]: no rank can go on
-  rank 0 at v5 = wait v4 : i32[]
-    waits for all_reduce_start, call 0 on tp: not started by rank 1
+  rank 0 at v5 = wait v4 : i32[]  (maybe.csr:8)
+    waits for all_reduce_start (maybe.csr:7), call 0 on tp: not started by rank 1
 ";
     scratch.refuses("exec maybe.csr -n 2 --input x{rank}.npy", deadlock);
     let json = scratch.run("exec maybe.csr -n 2 --func maybe --input x{rank}.npy --json").json();

@@ -83,3 +83,73 @@ fn explain_refuses_what_is_wrong() {
     assert!(json.json()["error"].as_str().unwrap().contains("expected v1 to have type"), "{}", json.stdout);
     assert_eq!(scratch.run("explain missing.csr").code, 1);
 }
+
+/// Three sizes from data: one of any value, one with a range, one that a guard bounds; and a loop over the first.
+const FROM_DATA: &str = "mesh ()
+
+func @f(v0: i64[3], v1: f32[s0]) -> f32[]
+where u2 <= s0 {
+    v2, v3, v4 = to_size[symbols=[u0, u1, u2], min=0, max=none] v0 : size<u0>, size<u1>, size<u2>
+    v5 = slice[start=[0], size=[1], step=[1]] v0     : i64[1]
+    v6 = to_size[symbols=[u3], min=2, max=50] v5     : size<u3>
+    v7 = iota[dtype=f32, shape=[u0], dim=0]          : f32[u0]
+    v8 = sum[dims=[0], keep=false] v7                : f32[]
+    v9 = iota[dtype=f32, shape=[u3], dim=0]          : f32[u3]
+    v10 = sum[dims=[0], keep=false] v9               : f32[]
+    v11 = iota[dtype=f32, shape=[u2], dim=0]         : f32[u2]
+    v12 = sum[dims=[0], keep=false] v11              : f32[]
+    v13 = scan[length=u1, carries=1, slices=0] v8    : f32[] {
+        body(v14: f32[]) {
+            v15 = neg v14                            : f32[]
+            return v15
+        }
+    }
+    v16 = add v13, v10                               : f32[]
+    v17 = add v16, v12                               : f32[]
+    return v17
+}
+";
+
+#[test]
+fn explain_says_what_it_takes_for_sizes_from_data() {
+    let scratch = Scratch::new();
+    scratch.write("data.csr", FROM_DATA);
+    // A sum of n elements costs n operations, u0 and u1 may be anything, u2 at most s0, u3 at most 50. The loop of u1
+    // iterations costs one operation each, the two additions one each.
+    let flops = |u0: u64, u1: u64, u2: u64, u3: u64| u0 + u1 + u2 + u3 + 2;
+    // Each `iota` is written and read again by its sum, 4 bytes an element, and each sum, addition and iteration reads
+    // and writes numbers of 4 bytes.
+    let bytes = |u0: u64, u1: u64, u2: u64, u3: u64| 8 * (u0 + u2 + u3) + 3 * 4 + 8 * u1 + 2 * 12;
+    let text = scratch.run("explain data.csr --sizes s0=16");
+    let expected = format!(
+        "cost: {} operations, {} bytes moved, 0 bytes received\n  u0: 1024 (default)\n  u1: 1024 (default)\n  u2: 16 (range)\n  u3: 50 (range)\nmemory: ",
+        flops(1024, 1024, 16, 50),
+        bytes(1024, 1024, 16, 50)
+    );
+    assert_eq!((text.code, text.stderr.as_str()), (0, ""));
+    assert!(text.stdout.contains(&expected), "expected\n{expected}in\n{}", text.stdout);
+    // Three tensors of f32.
+    let memory = format!(", and {} for sizes from data\n", 4 * (1024 + 16 + 50));
+    assert!(text.stdout.contains(&memory), "{memory}{}", text.stdout);
+    let json = scratch.run("explain data.csr --sizes s0=16,u1=3,u2=5,u3=2 --json").json();
+    let func = &json["funcs"][0];
+    assert_eq!(func["flops"], flops(1024, 3, 5, 2));
+    assert_eq!(func["bytes"], bytes(1024, 3, 5, 2));
+    assert_eq!(func["dynamic_bytes"], 4 * (1024 + 5 + 2));
+    let estimate = |symbol: &str, value: i64, source: &str| json!({ "symbol": symbol, "value": value, "source": source });
+    assert_eq!(
+        func["estimates"],
+        json!([
+            estimate("u0", 1024, "default"),
+            estimate("u1", 3, "hint"),
+            estimate("u2", 5, "hint"),
+            estimate("u3", 2, "hint")
+        ])
+    );
+    let error = "error: data.csr: @f: --sizes: u3 is 1, but the function declares 2..=50\n";
+    scratch.refuses("explain data.csr --sizes s0=16,u3=1", error);
+    scratch.refuses(
+        "explain data.csr --sizes s0=16,u4=1",
+        "error: data.csr: --sizes: no function has a symbol u4\n",
+    );
+}

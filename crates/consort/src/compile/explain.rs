@@ -1,15 +1,17 @@
 //! What was compiled, why, and what it does: counters, an explanation, and a log by topic.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use consort_ir::cost::{self, Estimate};
 use consort_ir::entity::Value;
-use consort_ir::index::Index;
+use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{CostCx, EvalCx};
+use consort_ir::ops::EvalCx;
 use consort_ir::plan::Why;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
@@ -155,24 +157,6 @@ pub struct Cost {
     pub wire: i64,
 }
 
-fn cost(mesh: &Mesh, func: &Func) -> Cost {
-    let Some(plan) = &func.plan else { return Cost::default() };
-    let symbols = plan.symbols.iter().copied().collect();
-    let sizes = EvalCx { mesh, rank: plan.rank, symbols: &symbols };
-    let number = |index: &Index| sizes.index(index).unwrap_or(0);
-    func.body.nodes.iter().fold(Cost::default(), |all, node| {
-        let types =
-            |values: &[Value]| values.iter().filter_map(|value| func.ty(*value).cloned()).collect::<Vec<_>>();
-        let (args, results) = (types(&node.args), types(&node.results));
-        let one = node.op.cost(&CostCx { mesh, args: &args, results: &results });
-        Cost {
-            flops: all.flops.saturating_add(number(&one.flops)),
-            bytes: all.bytes.saturating_add(number(&one.bytes)),
-            wire: all.wire.saturating_add(number(&one.wire)),
-        }
-    })
-}
-
 /// What was compiled, why, and what it does.
 ///
 /// [`Compiled::explain`](crate::Compiled::explain) has an example.
@@ -219,22 +203,44 @@ pub struct ExplainedGraph {
     pub copies: Vec<String>,
     /// What a call costs by the ops' own estimates.
     pub cost: Cost,
+    /// The sizes from data that the cost was counted with.
+    pub estimates: Vec<Estimate>,
+    /// Bytes that the plan needs besides for tensors of such sizes.
+    pub dynamic_bytes: u64,
 }
 
 impl ExplainedGraph {
     /// Of a program's text, and of a plan that was made of it; of a function without places where there is no plan.
     pub fn new(mesh: &Mesh, program: String, func: &Func) -> ExplainedGraph {
+        ExplainedGraph::with_hints(mesh, program, func, &BTreeMap::new())
+    }
+
+    /// The same, with values for sizes that come from data.
+    pub fn with_hints(
+        mesh: &Mesh,
+        program: String,
+        func: &Func,
+        hints: &BTreeMap<Sym, i64>,
+    ) -> ExplainedGraph {
         let mut graph = ExplainedGraph { program, ..ExplainedGraph::default() };
         graph.count(&func.body);
         graph.guards = func.guards.iter().map(|guard| guard.display(mesh).to_string()).collect();
-        if func.plan.is_some() {
+        if let Some(plan) = &func.plan {
             let PlanReport { peak_bytes, live_bytes, copied_bytes, copies } = report(mesh, func);
             (graph.peak_bytes, graph.live_bytes, graph.copied_bytes) = (peak_bytes, live_bytes, copied_bytes);
             let copy = |(_, value, bytes, why): &(usize, Value, u64, Why)| {
                 format!("{value}: {bytes} bytes ({})", why.name())
             };
             graph.copies = copies.iter().map(copy).collect();
-            graph.cost = cost(mesh, func);
+            let mut symbols = plan.symbols.iter().copied().collect();
+            graph.estimates =
+                cost::estimates(&EvalCx { mesh, rank: plan.rank, symbols: &symbols }, func, hints);
+            symbols.extend(graph.estimates.iter().map(|one| (one.sym, one.value)));
+            let sizes = EvalCx { mesh, rank: plan.rank, symbols: &symbols };
+            let cost::Total { flops, bytes, wire, .. } = cost::total(&sizes, func, &func.body);
+            let [flops, bytes, wire] = [flops, bytes, wire].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+            graph.cost = Cost { flops, bytes, wire };
+            graph.dynamic_bytes = cost::dynamic_bytes(&sizes, func);
             graph.plan = Some(print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
         }
         graph
@@ -257,7 +263,14 @@ impl fmt::Display for ExplainedGraph {
             writeln!(f, "guard: {guard}")?;
         }
         writeln!(f, "cost: {flops} operations, {bytes} bytes moved, {wire} bytes received")?;
-        writeln!(f, "memory: {} bytes, {} alive at once", self.peak_bytes, self.live_bytes)?;
+        for estimate in &self.estimates {
+            writeln!(f, "  {estimate}")?;
+        }
+        write!(f, "memory: {} bytes, {} alive at once", self.peak_bytes, self.live_bytes)?;
+        if self.dynamic_bytes > 0 {
+            write!(f, ", and {} for sizes from data", self.dynamic_bytes)?;
+        }
+        writeln!(f)?;
         writeln!(f, "copied for communication: {} bytes", self.copied_bytes)?;
         for copy in &self.copies {
             writeln!(f, "  {copy}")?;

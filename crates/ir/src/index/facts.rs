@@ -12,11 +12,12 @@
 
 mod prove;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::guard::{Guard, Recorded};
 use super::range::{INFINITE, Range};
-use super::{Atom, EvalError, Index, Sym, Term, gcd};
+use super::{Atom, Index, Sym, Term, gcd};
 use crate::mesh::{Axes, Group, GroupId, Mesh};
 
 /// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
@@ -49,56 +50,19 @@ impl Default for SymbolFacts {
     }
 }
 
-/// A relation between two indices that holds, or that must be checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Guard {
-    /// Both are equal.
-    Eq(Index, Index),
-    /// The first is at most the second.
-    Le(Index, Index),
+impl SymbolFacts {
+    /// Whether a value is in the range, and a multiple of what it must be.
+    pub fn allow(&self, value: i64) -> bool {
+        value >= self.min && self.max.is_none_or(|max| value <= max) && value % self.multiple_of == 0
+    }
 }
 
-impl Guard {
-    fn sides(&self) -> (&Index, &Index) {
-        match self {
-            Guard::Eq(a, b) | Guard::Le(a, b) => (a, b),
-        }
-    }
-
-    /// Whether the guard holds under the values that `env` gives to symbols.
-    pub fn holds(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<bool, EvalError> {
-        let (a, b) = self.sides();
-        let (a, b) = (a.eval(env)?, b.eval(env)?);
-        Ok(if matches!(self, Guard::Eq(..)) { a == b } else { a <= b })
-    }
-
-    /// The guard with some of its symbols replaced.
-    #[must_use]
-    pub fn substitute(&self, f: &dyn Fn(Sym) -> Option<Index>) -> Guard {
-        match self {
-            Guard::Eq(a, b) => Guard::Eq(a.substitute(f), b.substitute(f)),
-            Guard::Le(a, b) => Guard::Le(a.substitute(f), b.substitute(f)),
-        }
-    }
-
-    /// Calls `f` with every symbol of both sides, as often as it occurs.
-    pub fn symbols(&self, f: &mut dyn FnMut(Sym)) {
-        let (a, b) = self.sides();
-        a.symbols(f);
-        b.symbols(f);
-    }
-
-    /// The guard as programs write it.
-    pub fn display<'a>(&'a self, mesh: &'a Mesh) -> impl fmt::Display + 'a {
-        let sign = if matches!(self, Guard::Eq(..)) { "==" } else { "<=" };
-        let (a, b) = self.sides();
-        fmt::from_fn(move |f| write!(f, "{} {sign} {}", a.display(mesh), b.display(mesh)))
-    }
-
-    fn mentions(&self, sym: Sym) -> bool {
-        let mut found = false;
-        self.symbols(&mut |other| found |= other == sym);
-        found
+/// The range as programs write it: `0..=64 by 8`.
+impl fmt::Display for SymbolFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", self.min)?;
+        self.max.iter().try_for_each(|max| write!(f, "={max}"))?;
+        if self.multiple_of == 1 { Ok(()) } else { write!(f, " by {}", self.multiple_of) }
     }
 }
 
@@ -142,7 +106,9 @@ impl Known {
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     symbols: BTreeMap<Sym, Known>,
-    guards: Vec<Guard>,
+    guards: Recorded,
+    /// The symbols of the guards that are used: of all others nothing is known but what was declared.
+    used: BTreeSet<Sym>,
     // The rest follows from the symbols and the guards, and is scaled: multiples of symbols are visible in
     // it, as the header says.
     /// Atoms and what they are equal to.
@@ -177,19 +143,28 @@ impl Facts {
             return false;
         }
         self.symbols.insert(sym, Known::new(facts));
-        if self.guards.iter().any(|guard| guard.mentions(sym)) {
+        if self.guards.mention(sym) {
             self.derive();
         }
         true
     }
 
-    /// Takes a symbol out of scope, together with the guards that mention it and what followed from them.
-    pub fn forget(&mut self, sym: Sym) {
-        self.symbols.remove(&sym);
-        let before = self.guards.len();
-        self.guards.retain(|guard| !guard.mentions(sym));
-        if self.guards.len() != before {
-            self.symbols.values_mut().for_each(|known| *known = Known::new(known.declared.clone()));
+    /// Takes symbols out of scope, together with the guards that mention them and what followed from those.
+    pub fn forget(&mut self, symbols: &[Sym]) {
+        for sym in symbols {
+            self.symbols.remove(sym);
+        }
+        // Nothing was derived from guards that are not used.
+        if self.guards.forget(symbols).is_some_and(|first| first < MAX_USED) {
+            for sym in &self.used {
+                if let Some(known) = self.symbols.get_mut(sym) {
+                    *known = Known::new(known.declared.clone());
+                }
+            }
+            self.used.clear();
+            for guard in self.guards.list().iter().take(MAX_USED) {
+                self.used.extend(guard.distinct());
+            }
             self.derive();
         }
     }
@@ -206,7 +181,7 @@ impl Facts {
 
     /// The guards that were recorded, in order.
     pub fn guards(&self) -> &[Guard] {
-        &self.guards
+        self.guards.list()
     }
 
     /// Assumes that a guard holds, and says whether that is new.
@@ -216,10 +191,15 @@ impl Facts {
             Some(false) => return Assumed::Contradiction,
             None => {}
         }
-        let (zeros, positives) = self.translate(std::slice::from_ref(&guard));
-        self.guards.push(guard);
-        if self.guards.len() <= MAX_USED && self.learn(zeros, positives) {
-            self.derive();
+        if self.guards.list().len() < MAX_USED {
+            self.used.extend(guard.distinct());
+            let (zeros, positives) = self.translate(std::slice::from_ref(&guard));
+            self.guards.push(guard);
+            if self.learn(zeros, positives) {
+                self.derive();
+            }
+        } else {
+            self.guards.push(guard);
         }
         Assumed::New
     }
@@ -228,7 +208,8 @@ impl Facts {
     fn derive(&mut self) {
         for _ in 0..MAX_ROUNDS {
             self.clear();
-            let (zeros, positives) = self.translate(&self.guards[..self.guards.len().min(MAX_USED)]);
+            let list = self.guards.list();
+            let (zeros, positives) = self.translate(&list[..list.len().min(MAX_USED)]);
             if !self.learn(zeros, positives) {
                 return;
             }
@@ -242,7 +223,9 @@ impl Facts {
         self.rules.clear();
         self.zeros.clear();
         self.positives.clear();
-        self.symbols.values_mut().for_each(Known::reset_range);
+        for sym in &self.used {
+            self.symbols.get_mut(sym).into_iter().for_each(Known::reset_range);
+        }
     }
 
     /// What guards say to be zero, the last guard first, and what not to be negative.

@@ -14,12 +14,14 @@
 
 mod divide;
 mod facts;
+mod guard;
 mod print;
 mod range;
 #[cfg(test)]
 mod tests;
 
-pub use facts::{Assumed, Facts, Guard, SymbolFacts};
+pub use facts::{Assumed, Facts, SymbolFacts};
+pub use guard::{Guard, Waiting};
 
 use std::cmp::Ordering;
 use std::fmt;

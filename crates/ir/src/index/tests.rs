@@ -452,14 +452,14 @@ fn symbols_enter_and_leave_scope() {
     assert_eq!(facts.bounds(&s(0)), (Some(0), Some(2)));
     assert_eq!(facts.bounds(&parse("s0*s1+3")), (Some(3), None));
     assert_eq!(facts.bounds(&parse("s0-9223372036854775807-s0")), (Some(-i64::MAX), Some(-i64::MAX)));
-    facts.forget(Sym::Unbacked(0));
+    facts.forget(&[Sym::Unbacked(0)]);
     assert_eq!(facts.guards(), [guard("s1%2 == 0")]);
     assert_eq!(facts.bounds(&s(0)), (Some(0), None));
     assert_eq!(facts.divides(&k(2), &s(1)), Some(true));
     facts.assume(guard("u1 == s2"));
     facts.assume(guard("u1%4 == 0"));
     assert_eq!(facts.divides(&k(4), &s(2)), Some(true));
-    facts.forget(Sym::Unbacked(1));
+    facts.forget(&[Sym::Unbacked(1)]);
     assert_eq!(facts.divides(&k(4), &s(2)), None);
     assert!(facts.declare(Sym::Unbacked(1), SymbolFacts { min: 2, ..SymbolFacts::default() }));
     assert_eq!(facts.unknown_symbol(&parse("s0+min(u0,s1)")), Some(Sym::Unbacked(0)));
@@ -624,4 +624,34 @@ fn random_facts() {
     // Soundness is checked inside; this only notices when deciding becomes much weaker.
     assert!(decided * 10 > answerable * 8, "{decided} of {answerable}");
     check_facts(5, 700, true);
+}
+
+/// What is known after symbols have ended is what was known before they began, also where there are more guards than
+/// are used for deciding.
+#[test]
+fn forgetting_leaves_what_never_knew() {
+    let u = |i| Index::sym(Sym::Unbacked(i));
+    for before in [0, 3, 126, 200] {
+        let mut facts = Facts::default();
+        for i in 0..=before {
+            facts.declare(Sym::Backed(i), SymbolFacts::default());
+        }
+        for i in 0..before {
+            assert_eq!(facts.assume(Guard::Le(s(i) + 2, s(i + 1))), Assumed::New);
+        }
+        let mut grown = facts.clone();
+        for i in 0..4 {
+            grown.declare(Sym::Unbacked(i), SymbolFacts { multiple_of: 2, ..SymbolFacts::default() });
+            grown.assume(Guard::Eq(u(i).rem(&Index::constant(3)), Index::constant(0)));
+            grown.assume(Guard::Le(s(i.min(before)) + u(i), Index::constant(40)));
+        }
+        grown.forget(&[Sym::Unbacked(3), Sym::Unbacked(1)]);
+        grown.forget(&[Sym::Unbacked(0), Sym::Unbacked(2), Sym::Unbacked(7)]);
+        assert_eq!(grown.guards(), facts.guards());
+        for i in 0..=before {
+            assert_eq!(grown.bounds(&s(i)), facts.bounds(&s(i)), "s{i} of {before}");
+            assert_eq!(grown.le(&s(i), &s(before)), facts.le(&s(i), &s(before)), "s{i} of {before}");
+        }
+        assert!(grown.get(Sym::Unbacked(0)).is_none());
+    }
 }

@@ -9,6 +9,7 @@ use crate::entity::Value;
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;
+use crate::ops::order::lines;
 use crate::ops::{
     Add, Alias, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue,
     InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, Violation,
@@ -71,14 +72,20 @@ fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Violation> {
     Ok(vec![x.clone().into()])
 }
 
-/// The elements in the line of element `i` along a dimension.
-fn line<'a>(shape: &'a [usize], data: &'a [f64], dim: usize, i: usize) -> impl Iterator<Item = f64> + 'a {
-    let at = unravel(i, shape);
-    (0..shape[dim]).map(move |j| {
-        let mut at = at.clone();
-        at[dim] = j;
-        data[ravel(&at, shape)]
-    })
+/// A tensor made line by line along a dimension: of a line's elements, `rule` gives the rule for each of them.
+fn by_lines<R: Fn(f64) -> f64>(
+    x: &Tensor,
+    dim: usize,
+    rule: impl Fn(&[f64]) -> R,
+) -> Result<Tensor, EvalError> {
+    let data = float_data(x)?;
+    let mut made = vec![0.0; data.len()];
+    for line in lines(&x.shape, dim) {
+        let own: Vec<f64> = line.iter().map(|i| data[*i]).collect();
+        let rule = rule(&own);
+        line.iter().for_each(|i| made[*i] = rule(data[*i]));
+    }
+    Ok(Tensor::floats(x.dtype, x.shape.clone(), made))
 }
 
 impl OpDef for Softmax {
@@ -92,13 +99,12 @@ impl OpDef for Softmax {
         Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let (x, data) = (args[0], float_data(args[0])?);
-        let row = |i: usize| line(&x.shape, data, self.dim, i);
-        let element = |i: usize| {
-            let largest = row(i).fold(f64::NEG_INFINITY, f64::max);
-            (data[i] - largest).exp() / row(i).fold(0.0, |a, x| a + (x - largest).exp())
-        };
-        Ok(vec![Tensor::floats(x.dtype, x.shape.clone(), (0..x.numel()).map(element).collect())])
+        let softmax = by_lines(args[0], self.dim, |line| {
+            let largest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total = line.iter().fold(0.0, |a, x| a + (x - largest).exp());
+            move |x| (x - largest).exp() / total
+        });
+        Ok(vec![softmax?])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
@@ -140,13 +146,12 @@ impl OpDef for LogSoftmax {
         Alias::First
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let (x, data) = (args[0], float_data(args[0])?);
-        let row = |i: usize| line(&x.shape, data, self.dim, i);
-        let element = |i: usize| {
-            let largest = row(i).fold(f64::NEG_INFINITY, f64::max);
-            (data[i] - largest) - row(i).fold(0.0, |a, x| a + (x - largest).exp()).ln()
-        };
-        Ok(vec![Tensor::floats(x.dtype, x.shape.clone(), (0..x.numel()).map(element).collect())])
+        let log_softmax = by_lines(args[0], self.dim, |line| {
+            let largest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total = line.iter().fold(0.0, |a, x| a + (x - largest).exp());
+            move |x| (x - largest) - total.ln()
+        });
+        Ok(vec![log_softmax?])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
@@ -286,9 +291,10 @@ impl OpDef for Attention {
         let (keys, width, group) =
             (k.shape[2], q.shape[3], q.shape[1].checked_div(k.shape[1]).unwrap_or(1).max(1));
         let shape = vec![q.shape[0], q.shape[1], q.shape[2], v.shape[3]];
-        let element = |i: usize| {
-            let at = unravel(i, &shape);
-            let (batch, head, query, column) = (at[0], at[1], at[2], at[3]);
+        // The results of a query are made together, because they have its scores in common.
+        let results = |i: usize| {
+            let at = unravel(i, &shape[..3]);
+            let (batch, head, query) = (at[0], at[1], at[2]);
             let seen = |j: &usize| offset.is_none_or(|c| *j as i64 <= (query as i64).saturating_add(c));
             let scores: Vec<(usize, f64)> = (0..keys)
                 .filter(seen)
@@ -300,20 +306,24 @@ impl OpDef for Attention {
                     (j, dot * self.scale)
                 })
                 .collect();
-            if scores.is_empty() {
-                return 0.0;
-            }
             let largest = scores.iter().fold(f64::NEG_INFINITY, |a, (_, s)| a.max(*s));
-            let (mut total, mut sum) = (0.0, 0.0);
-            for (j, score) in scores {
-                let power = (score - largest).exp();
-                total += power;
-                sum += power * vs[ravel(&[batch, head / group, j, column], &v.shape)];
-            }
-            sum / total
+            let column = |column: usize| {
+                if scores.is_empty() {
+                    return 0.0;
+                }
+                let (mut total, mut sum) = (0.0, 0.0);
+                for (j, score) in &scores {
+                    let power = (score - largest).exp();
+                    total += power;
+                    sum += power * vs[ravel(&[batch, head / group, *j, column], &v.shape)];
+                }
+                sum / total
+            };
+            (0..shape[3]).map(column).collect::<Vec<f64>>()
         };
-        let n: usize = shape.iter().product();
-        Ok(vec![Tensor::floats(q.dtype, shape.clone(), (0..n).map(element).collect())])
+        // Without columns there may be any number of queries.
+        let n: usize = if shape[3] == 0 { 0 } else { shape[..3].iter().product() };
+        Ok(vec![Tensor::floats(q.dtype, shape.clone(), (0..n).flat_map(results).collect())])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         Some(self.expansion(b, args))

@@ -62,7 +62,8 @@ impl OpDef for Matmul {
         let (m, k, n) = (x.shape[rank - 2], x.shape[rank - 1], y.shape[y.shape.len() - 1]);
         let mut shape = x.shape.clone();
         shape[rank - 1] = n;
-        let batch: usize = shape[..rank - 2].iter().product();
+        // Without columns there may be any number of rows.
+        let batch = if n == 0 { 0 } else { shape[..rank - 2].iter().product::<usize>() };
         let y_step = if y.shape.len() == 2 { 0 } else { k * n };
         let places = (0..batch).flat_map(|b| (0..m).flat_map(move |i| (0..n).map(move |j| (b, i, j))));
         let x_at = |b: usize, i: usize, l: usize| (b * m + i) * k + l;

@@ -68,12 +68,12 @@ impl OpDef for RmsNorm {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, weight) = (float_data(args[0])?, float_data(args[1])?);
         let n = weight.len();
-        let element = |i: usize| {
-            let row = &x[i / n * n..i / n * n + n];
+        let mut made = Vec::with_capacity(x.len());
+        for row in x.chunks(n.max(1)) {
             let mean = row.iter().fold(0.0, |a, x| a + x * x) / n as f64;
-            x[i] / (mean + self.eps).sqrt() * weight[i % n]
-        };
-        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), (0..x.len()).map(element).collect())])
+            made.extend(row.iter().zip(weight).map(|(x, weight)| x / (mean + self.eps).sqrt() * weight));
+        }
+        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), made)])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
@@ -127,13 +127,15 @@ impl OpDef for LayerNorm {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (x, weight, bias) = (float_data(args[0])?, float_data(args[1])?, float_data(args[2])?);
         let n = weight.len();
-        let element = |i: usize| {
-            let row = &x[i / n * n..i / n * n + n];
+        let mut made = Vec::with_capacity(x.len());
+        for row in x.chunks(n.max(1)) {
             let mean = row.iter().sum::<f64>() / n as f64;
             let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
-            (x[i] - mean) / (variance + self.eps).sqrt() * weight[i % n] + bias[i % n]
-        };
-        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), (0..x.len()).map(element).collect())])
+            let scale = (variance + self.eps).sqrt();
+            let element = |((x, weight), bias): ((&f64, &f64), &f64)| (x - mean) / scale * weight + bias;
+            made.extend(row.iter().zip(weight).zip(bias).map(element));
+        }
+        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), made)])
     }
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {

@@ -20,7 +20,11 @@ fn numbers<'a>(cx: &InferCx<'a>, dim: usize) -> Result<&'a TensorType, Violation
 }
 
 /// The numbers of the elements in each line along a dimension.
-fn lines(shape: &[usize], dim: usize) -> Vec<Vec<usize>> {
+pub(super) fn lines(shape: &[usize], dim: usize) -> Vec<Vec<usize>> {
+    // Of a tensor without elements there may be any number of empty lines.
+    if shape.contains(&0) {
+        return Vec::new();
+    }
     let (size, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
     let outer: usize = shape[..dim].iter().product();
     let line = |i: usize| (0..size).map(|j| i / inner * inner * size + j * inner + i % inner).collect();

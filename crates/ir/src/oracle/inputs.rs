@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::index::{Guard, Sym};
-use crate::mesh::{Mesh, Rank};
+use crate::index::{Guard, Sym, SymbolFacts};
+use crate::mesh::{Axes, Mesh, Rank};
 use crate::ops::EvalCx;
 use crate::program::Func;
 use crate::tensor::Tensor;
@@ -46,12 +46,13 @@ pub fn bind(mesh: &Mesh, func: &Func, inputs: &[Vec<Tensor>]) -> Result<Vec<Symb
         check_placement(mesh, ty, &values)
             .map_err(|error| format!("@{}: argument {name}: {error}", func.name))?;
     }
+    let declared = func.declarations();
     for sym in func.bound_symbols() {
         let values: Vec<Tensor> =
             all.iter().filter_map(|s| s.get(&sym)).map(|value| Tensor::size(*value)).collect();
         let index = crate::index::Index::sym(sym);
         let name = index.display(mesh).to_string();
-        let ty = Type::Size(index, func.declared(sym).varies);
+        let ty = Type::Size(index, declared.get(&sym).map_or(Axes::NONE, |facts| facts.varies));
         check_placement(mesh, &ty, &values.iter().collect::<Vec<_>>())
             .map_err(|error| format!("@{}: {name}: {error}", func.name))?;
     }
@@ -128,38 +129,31 @@ pub fn check_symbols(
     func: &Func,
     symbols: &BTreeMap<Sym, i64>,
 ) -> Result<(), String> {
+    let (declared, default) = (func.declarations(), SymbolFacts::default());
     for (sym, value) in symbols {
-        let facts = func.declared(*sym);
-        let fits = *value >= facts.min
-            && facts.max.is_none_or(|max| *value <= max)
-            && value % facts.multiple_of == 0;
-        if !fits {
+        let facts = declared.get(sym).copied().unwrap_or(&default);
+        if !facts.allow(*value) {
             let name = crate::index::Index::sym(*sym).display(mesh).to_string();
-            let to = facts.max.map_or(String::new(), |max| format!("={max}"));
-            let by =
-                if facts.multiple_of == 1 { String::new() } else { format!(" by {}", facts.multiple_of) };
-            return Err(format!("{name} is {value}, but the function declares {}..{to}{by}", facts.min));
+            return Err(format!("{name} is {value}, but the function declares {facts}"));
         }
     }
-    check_guards(mesh, rank, &func.guards, symbols, None)
+    check_guards(mesh, rank, &func.guards, symbols)
 }
 
-/// Checks the guards whose symbols all have a value; only those that mention `new` where it is given.
-pub fn check_guards(
+/// Checks those of some guards whose symbols all have a value.
+pub fn check_guards<'a>(
     mesh: &Mesh,
     rank: Rank,
-    guards: &[Guard],
+    guards: impl IntoIterator<Item = &'a Guard>,
     symbols: &BTreeMap<Sym, i64>,
-    new: Option<&[Sym]>,
 ) -> Result<(), String> {
     let cx = EvalCx { mesh, rank, symbols };
     for guard in guards {
-        let (mut unbound, mut fresh) = (false, new.is_none());
+        let mut unbound = false;
         guard.symbols(&mut |sym| {
             unbound |= matches!(sym, Sym::Backed(_) | Sym::Unbacked(_)) && !symbols.contains_key(&sym);
-            fresh |= new.is_some_and(|new| new.contains(&sym));
         });
-        if unbound || !fresh {
+        if unbound {
             continue;
         }
         let (Guard::Eq(a, b) | Guard::Le(a, b)) = guard;

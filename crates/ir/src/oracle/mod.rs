@@ -5,9 +5,11 @@
 //! evaluated when its last member starts it; a message is delivered when both its ends have started. When
 //! no rank can go on and not all are finished, the program cannot complete under any timing: starts never
 //! block, so what a rank has started depends on nothing but its own path. The verdict names every rank
-//! that waits, its line, and what it waits for. There is no clock and no timeout here.
+//! that waits, its line, and what it waits for. There is no clock and no timeout here: what a run may take is bounded by
+//! [`Limits`], and refused before it is taken.
 
 mod comm;
+mod held;
 mod inputs;
 pub mod plan;
 mod rank;
@@ -15,21 +17,20 @@ mod rank;
 use std::fmt;
 
 use crate::diagnostic::Diagnostic;
+use crate::limits::{Excess, Limits};
 use crate::mesh::Rank;
 use crate::program::Program;
 use crate::tensor::Tensor;
 use crate::verify::verify;
 
 use comm::Comm;
+use held::Held;
 use rank::{RankState, Step};
 
 pub use inputs::{bind, check_guards, check_placement, check_symbols};
 
 /// The most ranks the oracle runs.
 pub const MAX_RANKS: u32 = 4096;
-
-/// The most nodes one rank may run: a loop length may be anything.
-const MAX_STEPS: u64 = 10_000_000;
 
 /// Why a program did not give results.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,19 @@ pub enum OracleError {
         loc: Option<String>,
         /// What went wrong.
         message: String,
+    },
+    /// The next node of a rank, or a loop, would take more than the limits allow.
+    Limit {
+        /// The rank.
+        rank: Rank,
+        /// The op's name.
+        op: &'static str,
+        /// The node, as the text has it.
+        node: String,
+        /// The user's source line, if known.
+        loc: Option<String>,
+        /// Of what there would be too much.
+        excess: Excess,
     },
     /// No rank can go on.
     Deadlock(Vec<Stuck>),
@@ -80,6 +94,9 @@ impl fmt::Display for OracleError {
             OracleError::Op { rank, op, node, loc, message } => {
                 write!(f, "error[run]: {op}: {rank}: {message}\n  at {node}{}", from(loc))
             }
+            OracleError::Limit { rank, op, node, loc, excess } => {
+                write!(f, "error[run]: {op}: {rank}: {excess}\n  at {node}{}", from(loc))
+            }
             OracleError::Deadlock(stuck) => {
                 write!(f, "error[deadlock]: no rank can go on")?;
                 for Stuck { rank, node, loc, waits_for } in stuck {
@@ -96,6 +113,16 @@ impl std::error::Error for OracleError {}
 /// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. The
 /// results are each rank's, with the tensors of a returned pending in its place.
 pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+    run_within(program, func, inputs, &Limits::ORACLE)
+}
+
+/// The same, with other limits. Those on memory are for all ranks together, those on work for each.
+pub fn run_within(
+    program: &Program,
+    func: &str,
+    inputs: &[Vec<Tensor>],
+    limits: &Limits,
+) -> Result<Vec<Vec<Tensor>>, OracleError> {
     // Communication under a condition that differs is left to the run: it may complete, and if it does not,
     // the verdict says more than the rule.
     let errors: Vec<Diagnostic> = verify(program).into_iter().filter(|error| error.rule != "V9").collect();
@@ -115,21 +142,16 @@ pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<
     }
     let symbols = bind(mesh, func, inputs).map_err(OracleError::Input)?;
     let mut comm = Comm::new(mesh, func);
-    let mut ranks: Vec<RankState<'_>> = (0u32..)
-        .zip(inputs)
-        .zip(symbols)
-        .map(|((rank, inputs), symbols)| RankState::new(mesh, func, Rank(rank), inputs, symbols))
-        .collect();
+    let held = Held::new(limits.bytes);
+    let mut ranks = Vec::new();
+    for ((rank, inputs), symbols) in (0u32..).map(Rank).zip(inputs).zip(symbols) {
+        ranks.push(RankState::new(mesh, func, rank, inputs, symbols, (*limits, &held))?);
+    }
     loop {
         let mut moved = false;
         for rank in &mut ranks {
-            let mut steps = 0;
             while let Step::Moved = rank.step(&mut comm)? {
                 moved = true;
-                steps += 1;
-                if steps > MAX_STEPS {
-                    return Err(rank.error(format!("more than {MAX_STEPS} nodes were run")));
-                }
             }
         }
         if !moved {

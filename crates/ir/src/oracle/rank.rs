@@ -1,16 +1,20 @@
 //! One rank of the oracle: a position in the program and the values so far.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::cost::{Total, total_of_node};
 use crate::entity::{Value, ValueMap};
+use crate::index::{Guard, Sym};
+use crate::limits::{Budget, Excess, Limits};
 use crate::mesh::{Mesh, Rank};
 use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
 use crate::program::{Block, Func, Node};
 use crate::tensor::Tensor;
 use crate::text::node_text;
-use crate::types::Type;
 
 use super::comm::{Comm, PendingId};
+use super::held::{Held, bytes_of, bytes_of_type};
 use super::inputs::{Symbols, check_guards};
 use super::{OracleError, Stuck};
 
@@ -26,7 +30,17 @@ pub(super) enum Step {
 #[derive(Clone)]
 enum Item {
     Tensor(Rc<Tensor>),
-    Pending(PendingId),
+    /// What was started, and the bytes of its operands and results until it is waited for.
+    Pending(PendingId, u64),
+}
+
+impl Item {
+    fn bytes(&self) -> u64 {
+        match self {
+            Item::Tensor(tensor) => bytes_of(tensor),
+            Item::Pending(_, bytes) => *bytes,
+        }
+    }
 }
 
 /// A block being run, and what becomes of its results.
@@ -51,10 +65,14 @@ pub(super) struct RankState<'a> {
     rank: Rank,
     values: ValueMap<Item>,
     symbols: Symbols,
+    /// The guards that mention a symbol, by number.
+    guards: BTreeMap<Sym, Vec<usize>>,
     frames: Vec<Frame<'a>>,
     /// What the function returned; pendings are waited for before the rank has finished.
     returned: Option<Vec<Item>>,
     node: Option<&'a Node>,
+    budget: Budget,
+    held: &'a Held,
 }
 
 impl<'a> RankState<'a> {
@@ -64,13 +82,34 @@ impl<'a> RankState<'a> {
         rank: Rank,
         inputs: &[Tensor],
         symbols: Symbols,
-    ) -> RankState<'a> {
-        let mut values = ValueMap::default();
+        (limits, held): (Limits, &'a Held),
+    ) -> Result<RankState<'a>, OracleError> {
+        let mut rank = RankState {
+            mesh,
+            func,
+            rank,
+            values: ValueMap::default(),
+            symbols,
+            guards: Guard::by_symbol(&func.guards),
+            frames: vec![Frame { block: &func.body, at: 0, then: Then::Return }],
+            returned: None,
+            node: None,
+            budget: Budget::new(limits),
+            held,
+        };
         for (param, input) in func.body.params.iter().zip(inputs) {
-            values.insert(*param, Item::Tensor(Rc::new(input.clone())));
+            held.check(bytes_of(input)).map_err(|excess| rank.limit(excess))?;
+            rank.insert(*param, Item::Tensor(Rc::new(input.clone())));
         }
-        let frames = vec![Frame { block: &func.body, at: 0, then: Then::Return }];
-        RankState { mesh, func, rank, values, symbols, frames, returned: None, node: None }
+        Ok(rank)
+    }
+
+    /// Gives a value what it is now.
+    fn insert(&mut self, value: Value, item: Item) {
+        self.held.add(item.bytes());
+        if let Some(before) = self.values.insert(value, item) {
+            self.held.drop(before.bytes());
+        }
     }
 
     /// An error at the node being run.
@@ -80,6 +119,13 @@ impl<'a> RankState<'a> {
         OracleError::Op { rank: self.rank, op, node, loc, message }
     }
 
+    /// An error of the node being run, or of the arguments before any.
+    fn limit(&self, excess: Excess) -> OracleError {
+        let (node, loc) = self.here();
+        let op = self.node.map_or("parameter", |node| node.op.info().name);
+        OracleError::Limit { rank: self.rank, op, node, loc, excess }
+    }
+
     fn here(&self) -> (String, Option<String>) {
         match self.node {
             Some(node) => {
@@ -87,7 +133,8 @@ impl<'a> RankState<'a> {
                     node_text(node, self.func, self.mesh).split_whitespace().collect::<Vec<_>>().join(" ");
                 (text, node.loc.as_ref().map(ToString::to_string))
             }
-            None => (format!("the end of @{}", self.func.name), None),
+            None if self.returned.is_some() => (format!("the end of @{}", self.func.name), None),
+            None => (format!("the start of @{}", self.func.name), None),
         }
     }
 
@@ -95,11 +142,11 @@ impl<'a> RankState<'a> {
     pub(super) fn stuck(&self, comm: &Comm<'_>) -> Option<Stuck> {
         let pending = match (&self.returned, self.node) {
             (Some(items), _) => items.iter().find_map(|item| match item {
-                Item::Pending(id) => (!comm.ready(*id)).then_some(*id),
+                Item::Pending(id, _) => (!comm.ready(*id)).then_some(*id),
                 Item::Tensor(_) => None,
             })?,
             (None, node) => match self.values.get(*node?.args.first()?)? {
-                Item::Pending(id) => *id,
+                Item::Pending(id, _) => *id,
                 Item::Tensor(_) => return None,
             },
         };
@@ -111,7 +158,7 @@ impl<'a> RankState<'a> {
     pub(super) fn results(self) -> Vec<Tensor> {
         let tensors = self.returned.into_iter().flatten().filter_map(|item| match item {
             Item::Tensor(tensor) => Some(Rc::unwrap_or_clone(tensor)),
-            Item::Pending(_) => None,
+            Item::Pending(..) => None,
         });
         tensors.collect()
     }
@@ -120,11 +167,12 @@ impl<'a> RankState<'a> {
     pub(super) fn step(&mut self, comm: &mut Comm<'a>) -> Result<Step, OracleError> {
         if let Some(items) = &mut self.returned {
             // Returned pendings give their tensors when they are ready.
-            let Some(at) = items.iter().position(|item| matches!(item, Item::Pending(id) if comm.ready(*id)))
+            let Some(at) =
+                items.iter().position(|item| matches!(item, Item::Pending(id, _) if comm.ready(*id)))
             else {
                 return Ok(Step::Stands);
             };
-            if let Item::Pending(id) = items[at] {
+            if let Item::Pending(id, _) = items[at] {
                 items.splice(at..=at, comm.take(id).into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))));
             }
             return Ok(Step::Moved);
@@ -136,13 +184,15 @@ impl<'a> RankState<'a> {
         };
         self.node = Some(node);
         if node.op.effects() == Effects::Wait {
-            let Some(Item::Pending(id)) = self.values.get(node.args[0]) else {
+            let Some(Item::Pending(id, _)) = self.values.get(node.args[0]) else {
                 return Err(self.error("waits for what is not pending".into()));
             };
             let id = *id;
             if !comm.ready(id) {
                 return Ok(Step::Stands);
             }
+            self.spend(Total { steps: 1, ..Total::default() })?;
+            self.insert(node.args[0], Item::Pending(id, 0));
             let tensors = comm.take(id).into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))).collect();
             self.advance(node, tensors);
             return Ok(Step::Moved);
@@ -150,6 +200,7 @@ impl<'a> RankState<'a> {
         match node.op.flow() {
             Flow::Straight => self.straight(node, comm)?,
             Flow::Cond => {
+                self.spend(Total { steps: 1, ..Total::default() })?;
                 let condition = self.tensors(node)?[0].as_size() != Some(0);
                 let block = &node.blocks[usize::from(!condition)];
                 self.enter(block, &node.args[1..], Then::Cond(node));
@@ -167,7 +218,7 @@ impl<'a> RankState<'a> {
     fn tensors(&self, node: &Node) -> Result<Vec<Rc<Tensor>>, OracleError> {
         let tensors = node.args.iter().filter_map(|arg| match self.values.get(*arg) {
             Some(Item::Tensor(tensor)) => Some(Ok(tensor.clone())),
-            Some(Item::Pending(_)) => None,
+            Some(Item::Pending(..)) => None,
             None => Some(Err(self.error(format!("{arg} has no value")))),
         });
         tensors.collect()
@@ -176,30 +227,42 @@ impl<'a> RankState<'a> {
     /// Gives a node its results and goes on to the next.
     fn advance(&mut self, node: &Node, results: Vec<Item>) {
         for (value, item) in node.results.iter().zip(results) {
-            self.values.insert(*value, item);
+            self.insert(*value, item);
         }
         if let Some(frame) = self.frames.last_mut() {
             frame.at += 1;
         }
     }
 
+    /// Notes that a rank does so much, where it may.
+    fn spend(&mut self, work: Total) -> Result<(), OracleError> {
+        self.budget.spend(work).map_err(|excess| self.limit(excess))
+    }
+
+    /// Bytes of the results of a node, where there is room for them. One may be too large even where all operands are
+    /// empty.
+    fn room(&self, node: &Node) -> Result<u64, OracleError> {
+        let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+        let mut bytes = 0u64;
+        for ty in node.results.iter().filter_map(|result| self.func.ty(*result)) {
+            bytes = bytes.saturating_add(bytes_of_type(&cx, ty).map_err(|error| self.error(error.0))?);
+        }
+        self.held.check(bytes).map_err(|excess| self.limit(excess))?;
+        Ok(bytes)
+    }
+
     fn straight(&mut self, node: &'a Node, comm: &mut Comm<'a>) -> Result<(), OracleError> {
+        let results = self.room(node)?;
+        let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+        self.spend(total_of_node(&cx, self.func, node))?;
         let args = self.tensors(node)?;
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
-        // A result may be too large even where all operands are empty.
-        for ty in node.results.iter().filter_map(|result| self.func.ty(*result)) {
-            let tensors = match ty {
-                Type::Tensor(tensor) => std::slice::from_ref(tensor),
-                Type::Pending(tensors) => tensors,
-                Type::Size(..) => &[],
-            };
-            let fits = tensors.iter().try_for_each(|tensor| cx.shape(&tensor.shape).map(drop));
-            fits.map_err(|error| self.error(error.0))?;
-        }
         if node.op.effects().starts().is_some() {
+            let bytes = args.iter().fold(results, |all, arg| all.saturating_add(bytes_of(arg)));
+            self.held.check(bytes).map_err(|excess| self.limit(excess))?;
             let args = args.iter().map(|tensor| (**tensor).clone()).collect();
             let id = comm.start(&cx, node, args).map_err(|error| self.error(error.0))?;
-            self.advance(node, vec![Item::Pending(id)]);
+            self.advance(node, vec![Item::Pending(id, bytes)]);
             return Ok(());
         }
         let args: Vec<&Tensor> = args.iter().map(|tensor| &**tensor).collect();
@@ -210,7 +273,10 @@ impl<'a> RankState<'a> {
             self.symbols.insert(*sym, value.as_size().unwrap_or(0));
         }
         if !defined.is_empty() {
-            check_guards(self.mesh, self.rank, &self.func.guards, &self.symbols, Some(&defined))
+            let numbers: BTreeSet<usize> =
+                defined.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
+            let guards = numbers.into_iter().map(|number| &self.func.guards[number]);
+            check_guards(self.mesh, self.rank, guards, &self.symbols)
                 .map_err(|message| self.error(message))?;
         }
         self.advance(node, results.into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))).collect());
@@ -220,7 +286,7 @@ impl<'a> RankState<'a> {
     fn enter(&mut self, block: &'a Block, args: &[Value], then: Then<'a>) {
         for (param, arg) in block.params.iter().zip(args) {
             if let Some(item) = self.values.get(*arg).cloned() {
-                self.values.insert(*param, item);
+                self.insert(*param, item);
             }
         }
         self.frames.push(Frame { block, at: 0, then });
@@ -228,6 +294,12 @@ impl<'a> RankState<'a> {
 
     fn begin_scan(&mut self, node: &'a Node, length: usize) -> Result<(), OracleError> {
         let Flow::Scan { carries, .. } = node.op.flow() else { return Ok(()) };
+        // All of it at once: a loop that will not end is not begun.
+        let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+        let all = total_of_node(&cx, self.func, node);
+        self.budget.check(all).map_err(|excess| self.limit(excess))?;
+        self.room(node)?;
+        self.spend(Total { steps: 1, ..Total::default() })?;
         let (block, args) = (&node.blocks[0], &node.args);
         if length == 0 {
             let carried = args[..carries].iter().filter_map(|arg| self.values.get(*arg).cloned());
@@ -239,6 +311,7 @@ impl<'a> RankState<'a> {
             return Ok(());
         }
         let stacked = vec![Vec::new(); block.results.len() - carries];
+        self.spend(Total { steps: 1, ..Total::default() })?;
         self.enter(block, args, Then::Scan { node, iteration: 0, length, stacked });
         self.set_slices(node, 0);
         Ok(())
@@ -260,7 +333,7 @@ impl<'a> RankState<'a> {
         for i in carries..carries + slices {
             if let Some(Item::Tensor(whole)) = self.values.get(node.args[i]) {
                 let entry = whole.narrow(0, iteration, 1).reshaped(whole.shape[1..].to_vec());
-                self.values.insert(node.blocks[0].params[i], Item::Tensor(Rc::new(entry)));
+                self.insert(node.blocks[0].params[i], Item::Tensor(Rc::new(entry)));
             }
         }
     }
@@ -282,17 +355,21 @@ impl<'a> RankState<'a> {
                 let carried: Vec<Item> = results.by_ref().take(carries).collect();
                 for (stack, item) in stacked.iter_mut().zip(results) {
                     if let Item::Tensor(tensor) = item {
+                        self.held.add(bytes_of(&tensor));
                         stack.push(tensor);
                     }
                 }
                 if iteration + 1 == length {
                     let stacks =
                         stacked.iter().map(|entries| self.stack(entries)).collect::<Result<Vec<_>, _>>()?;
+                    stacked.iter().flatten().for_each(|entry| self.held.drop(bytes_of(entry)));
                     self.advance(node, carried.into_iter().chain(stacks).collect());
                     return Ok(());
                 }
+                self.node = Some(node);
+                self.spend(Total { steps: 1, ..Total::default() })?;
                 for (param, item) in node.blocks[0].params.iter().zip(carried) {
-                    self.values.insert(*param, item);
+                    self.insert(*param, item);
                 }
                 self.set_slices(node, iteration + 1);
                 let then = Then::Scan { node, iteration: iteration + 1, length, stacked };

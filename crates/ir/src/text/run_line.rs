@@ -10,14 +10,16 @@
 //! the shape it meets, `iota` counts through it. `==` compares exactly (a NaN equals a NaN), unless `+-`
 //! gives a tolerance, relative to the expected value and at least absolute.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use crate::dtype::Dtype;
 use crate::entity::Value;
+use crate::limits::{Excess, Resource};
 use crate::mesh::{Mesh, Rank};
-use crate::ops::EvalCx;
+use crate::ops::{EvalCx, check_numel};
 use crate::program::Program;
-use crate::tensor::{Data, Tensor, numel};
+use crate::tensor::{Data, Tensor};
 use crate::types::Type;
 
 use super::cursor::Cursor;
@@ -150,40 +152,63 @@ fn literal(cursor: &mut Cursor<'_>) -> Result<Literal, ParseError> {
 impl Literal {
     /// The tensor of an element type. `shape` is the expected one, where it is known.
     pub fn tensor(&self, dtype: Dtype, shape: Option<&[usize]>) -> Result<Tensor, String> {
-        let mut items = Vec::new();
-        let shape = match self {
-            Literal::Scalar(..) => {
-                let shape = shape.unwrap_or(&[]).to_vec();
-                items = vec![self; numel(&shape).ok_or("the shape is too large")?];
-                shape
-            }
-            Literal::List(_) => {
-                let own = self.shape()?;
-                self.flatten(&mut items);
-                own
-            }
-            Literal::Iota(own) => {
-                let shape = own.as_deref().or(shape).ok_or("`iota` needs a shape here: iota[2,3]")?.to_vec();
-                let n = numel(&shape).ok_or("the shape is too large")? as i64;
-                let data = (0..n).collect::<Vec<_>>();
-                return Ok(if dtype.is_float() {
-                    Tensor::floats(dtype, shape, data.into_iter().map(|i| i as f64).collect())
-                } else {
-                    Tensor::ints(dtype, shape, data)
-                });
-            }
-        };
-        if dtype.is_float() {
-            let floats = items.iter().map(|item| if let Literal::Scalar(x, _) = item { *x } else { 0.0 });
-            return Ok(Tensor::floats(dtype, shape, floats.collect()));
-        }
         let (low, high) = dtype.int_range();
-        let int = |item: &&Literal| match item {
+        let float = |item: &Literal| if let Literal::Scalar(x, _) = item { *x } else { 0.0 };
+        let int = |item: &Literal| match item {
             Literal::Scalar(_, Some(x)) if (low..=high).contains(x) => Ok(*x),
             Literal::Scalar(x, _) => Err(format!("expected a value of {dtype}, got {x}")),
             _ => Err("expected a number".to_string()),
         };
-        Ok(Tensor::ints(dtype, shape, items.iter().map(int).collect::<Result<_, _>>()?))
+        match self {
+            Literal::Scalar(..) => {
+                let shape = shape.unwrap_or(&[]).to_vec();
+                let n = elements(&shape)?;
+                Ok(if dtype.is_float() {
+                    Tensor::floats(dtype, shape, vec![float(self); n])
+                } else {
+                    Tensor::ints(dtype, shape, vec![int(self)?; n])
+                })
+            }
+            Literal::List(_) => {
+                let (shape, mut items) = (self.shape()?, Vec::new());
+                self.flatten(&mut items);
+                if dtype.is_float() {
+                    return Ok(Tensor::floats(dtype, shape, items.into_iter().map(float).collect()));
+                }
+                Ok(Tensor::ints(dtype, shape, items.into_iter().map(int).collect::<Result<_, _>>()?))
+            }
+            Literal::Iota(own) => {
+                let shape = own.as_deref().or(shape).ok_or("`iota` needs a shape here: iota[2,3]")?.to_vec();
+                let n = elements(&shape)? as i64;
+                Ok(if dtype.is_float() {
+                    Tensor::floats(dtype, shape, (0..n).map(|i| i as f64).collect())
+                } else {
+                    Tensor::ints(dtype, shape, (0..n).collect())
+                })
+            }
+        }
+    }
+
+    /// The same, where there is room for it: so many bytes are taken, of so many.
+    fn tensor_within(
+        &self,
+        dtype: Dtype,
+        shape: Option<&[usize]>,
+        taken: &Cell<u64>,
+        most: u64,
+    ) -> Result<Tensor, String> {
+        let own = match self {
+            Literal::Scalar(..) => shape,
+            // It is in memory already.
+            Literal::List(_) => None,
+            Literal::Iota(own) => own.as_deref().or(shape),
+        };
+        let own = own.map_or(Ok(0), elements)?;
+        taken.set(taken.get().saturating_add(8 * own as u64));
+        Excess::check(Resource::Bytes, most, taken.get()).map_err(|excess| {
+            format!("{excess}\n  note: give fewer or smaller arguments, or raise the limit")
+        })?;
+        self.tensor(dtype, shape)
     }
 
     fn shape(&self) -> Result<Vec<usize>, String> {
@@ -208,9 +233,20 @@ impl Literal {
     }
 }
 
+/// How many elements a shape has, where a reference tensor may have so many.
+fn elements(shape: &[usize]) -> Result<usize, String> {
+    check_numel(shape).map_err(|error| error.0)?;
+    Ok(shape.iter().product())
+}
+
 impl RunLine {
     /// The arguments of each rank.
     pub fn inputs(&self, program: &Program) -> Result<Vec<Vec<Tensor>>, String> {
+        self.inputs_within(program, u64::MAX)
+    }
+
+    /// The same, where all of them together may have so many bytes as reference tensors.
+    pub fn inputs_within(&self, program: &Program, bytes: u64) -> Result<Vec<Vec<Tensor>>, String> {
         let func = program.func(&self.func).ok_or_else(|| format!("there is no function @{}", self.func))?;
         if self.args.len() != func.body.params.len() {
             return Err(format!(
@@ -221,13 +257,18 @@ impl RunLine {
             ));
         }
         let params = || func.body.params.iter().zip(&self.args);
+        let taken = Cell::new(0u64);
         let rank_inputs = |rank: u32| {
             let cx = EvalCx { mesh: &program.mesh, rank: Rank(rank), symbols: &BTreeMap::new() };
             let input = |(param, values): (&Value, &Vec<Literal>)| {
                 let literal =
                     for_rank(values, rank, program.mesh.n_ranks()).map_err(|e| format!("{param}: {e}"))?;
                 match func.ty(*param) {
-                    Some(Type::Tensor(ty)) => literal.tensor(ty.dtype, cx.shape(&ty.shape).ok().as_deref()),
+                    Some(Type::Tensor(ty)) => {
+                        // A size with a symbol is whatever the value has there.
+                        let shape = ty.shape.iter().map(|size| cx.size(size)).collect::<Result<Vec<_>, _>>();
+                        literal.tensor_within(ty.dtype, shape.ok().as_deref(), &taken, bytes)
+                    }
                     Some(Type::Size(..)) => literal.tensor(Dtype::I64, Some(&[])),
                     _ => Err("a pending cannot be given as an argument".to_string()),
                 }

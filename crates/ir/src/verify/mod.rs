@@ -31,7 +31,7 @@ use std::collections::BTreeSet;
 use crate::builder::block_type;
 use crate::diagnostic::{At, Code, Diagnostic};
 use crate::entity::{Value, ValueMap};
-use crate::index::{Assumed, Facts, Guard, Index, Sym};
+use crate::index::{Assumed, Facts, Index, Sym, Waiting};
 use crate::infer::{fits, infer, same_type};
 use crate::mesh::{Axes, Mesh};
 use crate::ops::{Flow, Takes, Undecided, Violation, count};
@@ -42,9 +42,9 @@ pub use hazards::hazards;
 
 /// Everything that is wrong with a program, in the order of its text.
 pub fn verify(program: &Program) -> Vec<Diagnostic> {
-    let mut errors = Vec::new();
+    let (mut errors, mut names) = (Vec::new(), BTreeSet::new());
     for (number, func) in program.funcs.iter().enumerate() {
-        if program.funcs[..number].iter().any(|other| other.name == func.name) {
+        if !names.insert(&func.name) {
             errors.push(Diagnostic {
                 code: Code::Verify,
                 rule: "V11".into(),
@@ -54,19 +54,21 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
                 note: None,
             });
         }
+        let facts = func.entry_facts(&program.mesh);
+        let (waiting, ready) = Waiting::new(&func.guards, |sym| facts.get(sym).is_some());
         let mut checker = Checker {
             mesh: &program.mesh,
             func,
             number,
-            facts: func.entry_facts(&program.mesh),
-            waiting_guards: Vec::new(),
+            facts,
+            waiting,
             defined_symbols: BTreeSet::new(),
             values: ValueMap::default(),
             next_node: 0,
             next_block: 0,
             errors: &mut errors,
         };
-        checker.func();
+        checker.func(&ready);
         plan::verify_plan(&program.mesh, func, number, &mut errors);
     }
     errors.sort_by_key(|error| match error.at {
@@ -101,8 +103,8 @@ struct Checker<'a, 'e> {
     func: &'a Func,
     number: usize,
     facts: Facts,
-    /// Guards that mention unbacked symbols which have no value here.
-    waiting_guards: Vec<&'a Guard>,
+    /// Guards that mention symbols which have no value here.
+    waiting: Waiting,
     /// Unbacked symbols that some block has defined.
     defined_symbols: BTreeSet<Sym>,
     values: ValueMap<Defined>,
@@ -119,16 +121,17 @@ impl<'a> Checker<'a, '_> {
         self.errors.push(Diagnostic { code, rule, message, at, loc, note: violation.note });
     }
 
-    fn func(&mut self) {
+    fn func(&mut self, ready: &[usize]) {
         let at = At::Func(self.number);
         self.symbols(at);
+        self.assume_guards(ready, at);
         let conditions = Vec::new();
         let (end, _) = self.block(&self.func.body, at, &conditions);
         for ty in &self.func.results {
             self.check_type(end, None, "return", ty);
         }
         self.results(end);
-        for guard in std::mem::take(&mut self.waiting_guards) {
+        for guard in self.waiting.numbers().map(|number| &self.func.guards[number]).collect::<Vec<_>>() {
             let mut undefined = false;
             guard.symbols(&mut |sym| {
                 undefined |= self.facts.get(sym).is_none() && !self.defined_symbols.contains(&sym);
@@ -148,10 +151,11 @@ impl<'a> Checker<'a, '_> {
 
     /// The `where` clause.
     fn symbols(&mut self, at: At) {
-        let bound = self.func.bound_symbols();
-        for (i, (sym, facts)) in self.func.symbols.iter().enumerate() {
+        let bound: BTreeSet<Sym> = self.func.bound_symbols().into_iter().collect();
+        let mut declared = BTreeSet::new();
+        for (sym, facts) in &self.func.symbols {
             let text = Index::sym(*sym).display(self.mesh).to_string();
-            if self.func.symbols[..i].iter().any(|(other, _)| other == sym) {
+            if !declared.insert(*sym) {
                 self.error(at, None, "where", Violation::new("V5", format!("`{text}` is declared twice")));
             } else if !bound.contains(sym) {
                 let violation =
@@ -176,18 +180,12 @@ impl<'a> Checker<'a, '_> {
                 );
             }
         }
-        self.waiting_guards = self.func.guards.iter().collect();
-        self.assume_guards(at);
     }
 
-    /// Takes up the guards whose symbols all have a definition now.
-    fn assume_guards(&mut self, at: At) {
-        for guard in std::mem::take(&mut self.waiting_guards) {
-            let mut unknown = false;
-            guard.symbols(&mut |sym| unknown |= self.facts.get(sym).is_none());
-            if unknown {
-                self.waiting_guards.push(guard);
-            } else if let Assumed::Contradiction = self.facts.assume(guard.clone()) {
+    /// Takes up guards whose symbols all have a value now.
+    fn assume_guards(&mut self, ready: &[usize], at: At) {
+        for guard in ready.iter().map(|number| &self.func.guards[*number]) {
+            if let Assumed::Contradiction = self.facts.assume(guard.clone()) {
                 let text = guard.display(self.mesh).to_string();
                 self.error(
                     at,
@@ -201,14 +199,8 @@ impl<'a> Checker<'a, '_> {
 
     /// A block has ended: its symbols have no value any more, and guards on them wait for the next definition.
     fn leave(&mut self, symbols: &[Sym]) {
-        for guard in &self.func.guards {
-            let mut mentions = false;
-            guard.symbols(&mut |sym| mentions |= symbols.contains(&sym));
-            if mentions && !self.waiting_guards.contains(&guard) {
-                self.waiting_guards.push(guard);
-            }
-        }
-        symbols.iter().for_each(|sym| self.facts.forget(*sym));
+        self.waiting.leave(symbols);
+        self.facts.forget(symbols);
     }
 
     /// What a function returns is what it declares.
@@ -398,9 +390,8 @@ impl<'a> Checker<'a, '_> {
                 symbols.push(sym);
             }
         }
-        if !symbols.is_empty() {
-            self.assume_guards(at);
-        }
+        let ready = self.waiting.define(&symbols);
+        self.assume_guards(&ready, at);
         if inferred.len() != node.results.len() {
             let message = format!("expected {}, got {}", count(inferred.len(), "result"), node.results.len());
             self.error(at, loc, op, Violation::new("V2", message));

@@ -1,5 +1,7 @@
 //! Runs what holds blocks: a choice and a loop.
 
+use consort_ir::cost::Total;
+
 use super::state::State;
 use super::step::{Cond, Scan};
 use super::{RunCx, RunError};
@@ -15,8 +17,11 @@ impl State {
 
     pub(super) fn scan(&mut self, scan: &Scan, cx: &RunCx<'_>) -> Result<(), RunError> {
         let length = self.sizes().size(&scan.length)?;
+        // All of it at once: a loop that will not end is not begun.
+        self.check(scan.iteration.times(length as u64))?;
         self.move_all(&scan.enter, cx)?;
         for iteration in 0..length {
+            self.spend(Total { steps: 1, ..Total::default() })?;
             for (whole, param) in &scan.slices {
                 self.copy_entry(*whole, iteration, *param, false, cx)?;
             }

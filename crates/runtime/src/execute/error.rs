@@ -3,6 +3,7 @@
 use std::fmt;
 
 use consort_comm::CommError;
+use consort_ir::limits::Excess;
 use consort_ir::ops::EvalError;
 use consort_ir::program::Loc;
 
@@ -23,11 +24,16 @@ struct Inner {
 enum Cause {
     Message(String),
     Comm(CommError),
+    Limit(Excess),
 }
 
 impl RunError {
     pub(super) fn new(message: impl Into<String>) -> RunError {
         RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Message(message.into()) }))
+    }
+
+    pub(super) fn limit(excess: Excess) -> RunError {
+        RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Limit(excess) }))
     }
 
     /// The same at a line, where it is of none yet.
@@ -50,6 +56,11 @@ impl RunError {
         self.0.loc.as_ref()
     }
 
+    /// What there would be too much of, if it was that.
+    pub fn excess(&self) -> Option<Excess> {
+        if let Cause::Limit(excess) = &self.0.cause { Some(*excess) } else { None }
+    }
+
     /// What happened between the ranks, if it was that.
     pub fn comm_error(&self) -> Option<&CommError> {
         if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
@@ -62,6 +73,7 @@ impl fmt::Display for RunError {
         let text = match cause {
             Cause::Message(message) => message.clone(),
             Cause::Comm(error) => error.to_string(),
+            Cause::Limit(excess) => excess.to_string(),
         };
         let (first, rest) =
             text.split_once('\n').map_or((&text[..], None), |(first, rest)| (first, Some(rest)));

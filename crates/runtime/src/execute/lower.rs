@@ -1,13 +1,14 @@
 //! Turns a plan into lines with everything found: kernels, slots, groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use consort_ir::cost::{self, Total};
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::index::{Index, Sym};
+use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::layout::{Dims, Layout};
 use consort_ir::mesh::{self, Mesh, Rank};
-use consort_ir::ops::{Alias, BUILT_IN, Concat, CostCx, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
+use consort_ir::ops::{Alias, BUILT_IN, Concat, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
@@ -17,7 +18,7 @@ use crate::kernels::{self, Kernel};
 
 use super::RunError;
 use super::memory::{Home, Slot, SlotId};
-use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step};
+use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step, Work};
 
 /// Builds the lines of one function.
 pub(super) struct Lowerer<'a> {
@@ -27,11 +28,15 @@ pub(super) struct Lowerer<'a> {
     kernel: &'a dyn Fn(&str) -> Option<Kernel>,
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) homes: Vec<Home>,
+    /// The number of each region among them.
+    pub(super) regions: BTreeMap<Region, usize>,
     pub(super) slots: Vec<Slot>,
     values: ValueMap<Slots>,
     flights: ValueMap<FlightId>,
     pub(super) n_flights: usize,
     pub(super) groups: Vec<mesh::Group>,
+    /// The guards that mention a symbol, by number.
+    guards: BTreeMap<Sym, Vec<usize>>,
     /// Whether a value is read by communication alone.
     for_starts: ValueMap<bool>,
     /// Slots of the line at hand that depend on sizes known later.
@@ -55,6 +60,8 @@ impl<'a> Lowerer<'a> {
             let bytes = bytes.map_err(|_| RunError::new(format!("{region}: it does not fit in memory")))?;
             Ok(Home::new(*region, bytes))
         };
+        let regions =
+            head.regions.iter().enumerate().map(|(number, (region, _))| (*region, number)).collect();
         let mut lowerer = Lowerer {
             mesh,
             rank: head.rank,
@@ -62,11 +69,13 @@ impl<'a> Lowerer<'a> {
             kernel,
             symbols: head.symbols.iter().copied().collect(),
             homes: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
+            regions,
             slots: Vec::new(),
             values: ValueMap::default(),
             flights: ValueMap::default(),
             n_flights: 0,
             groups: Vec::new(),
+            guards: Guard::by_symbol(&func.guards),
             for_starts: ValueMap::default(),
             found: Vec::new(),
         };
@@ -122,7 +131,7 @@ impl<'a> Lowerer<'a> {
 
     /// A slot of a tensor at a place.
     fn slot(&mut self, ty: &TensorType, place: Place) -> Result<SlotId, RunError> {
-        let region = self.homes.iter().position(|home| home.region == place.region);
+        let region = self.regions.get(&place.region).copied();
         let region = region.ok_or_else(|| RunError::new(format!("{place} lies in no region of the plan")))?;
         let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
         let shape = ty.shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>();
@@ -189,15 +198,12 @@ impl<'a> Lowerer<'a> {
         Ok(lines)
     }
 
-    /// How much a node does, roughly in bytes of memory that it passes.
-    fn work(&self, node: &Node) -> u64 {
-        let types =
-            |values: &[Value]| values.iter().filter_map(|value| self.ty(*value).cloned()).collect::<Vec<_>>();
-        let (args, results) = (types(&node.args), types(&node.results));
-        let cost = node.op.cost(&CostCx { mesh: self.mesh, args: &args, results: &results });
-        let number =
-            |index: &Index| self.sizes().index(index).ok().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-        number(&cost.bytes).saturating_add(number(&cost.flops) / 4)
+    /// How much a node does.
+    fn work(&self, node: &Node) -> Work {
+        let cost = cost::of_node(self.mesh, self.func, node);
+        let known = |index: &Index| self.sizes().index(index).is_ok();
+        let later = (!known(&cost.flops) || !known(&cost.bytes)).then(|| Box::new(cost));
+        Work { known: cost::total_of_node(&self.sizes(), self.func, node), later }
     }
 
     fn node(&mut self, node: &Node) -> Result<Step, RunError> {
@@ -221,8 +227,11 @@ impl<'a> Lowerer<'a> {
             (_, Effects::Collective(group) | Effects::Messages(group)) => self.start(node, plan, group),
             (_, Effects::Host) => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
-                let symbols = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
-                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols })
+                let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
+                let numbers: BTreeSet<usize> =
+                    symbols.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
+                let guards = numbers.into_iter().map(|number| self.func.guards[number].clone()).collect();
+                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols, guards })
             }
             // It gives sizes, which types know already.
             (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),
@@ -292,7 +301,10 @@ impl<'a> Lowerer<'a> {
         let carry = self.moves(&block.results[..carries], &block.params[..carries], true)?;
         let leave = self.moves(&block.params[..carries], &node.results[..carries], true)?;
         self.found = found;
-        Ok(Step::Scan(Box::new(Scan { length, enter, slices: cut, body, carry, stacks, leave })))
+        let iteration =
+            Total { steps: 1, ..Total::default() }.plus(cost::total(&self.sizes(), self.func, block));
+        let scan = Scan { length, iteration, enter, slices: cut, body, carry, stacks, leave };
+        Ok(Step::Scan(Box::new(scan)))
     }
 
     fn pairs(&self, from: &[Value], to: &[Value]) -> Result<Vec<(SlotId, SlotId)>, RunError> {

@@ -16,9 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use consort_comm::{Buffer, Group, Heap, Pending};
+use consort_ir::cost::Total;
 use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::layout::Layout;
+use consort_ir::limits::{Budget, Limits, Resource};
 use consort_ir::mesh::{self, Mesh};
 use consort_ir::plan::Region;
 use consort_ir::program::Func;
@@ -43,6 +45,7 @@ pub struct Exec {
     lines: Vec<Line>,
     results: Vec<Returned>,
     groups: Vec<mesh::Group>,
+    limits: Option<Limits>,
     state: State,
 }
 
@@ -126,7 +129,7 @@ impl Exec {
             params.push(match func.ty(*param) {
                 Some(Type::Tensor(_)) => {
                     let region = Region::Arg(number);
-                    Param::Tensor(lowerer.homes.iter().position(|home| home.region == region))
+                    Param::Tensor(lowerer.regions.get(&region).copied())
                 }
                 Some(Type::Size(index, _)) => Param::Size(index.clone()),
                 _ => return Err(RunError::new(format!("@{}: {param} is a pending argument", func.name))),
@@ -153,7 +156,6 @@ impl Exec {
             mesh: mesh.clone(),
             rank: lowerer.rank,
             symbols: lowerer.symbols,
-            guards: func.guards.clone(),
             memory: Memory(lowerer.homes),
             heap: 0,
             handles: vec![None; lowerer.slots.len()],
@@ -164,8 +166,37 @@ impl Exec {
             all_in_flight: 0,
             work: 0,
             copied: 0,
+            budget: None,
         };
-        Ok(Exec { name: func.name.clone(), params, lines, results, groups: lowerer.groups, state })
+        let (name, groups) = (func.name.clone(), lowerer.groups);
+        Ok(Exec { name, params, lines, results, groups, limits: None, state })
+    }
+
+    /// Bounds what a call may do, in steps and operations. One that is known to do more is an error before it does
+    /// anything; where sizes come from data, before the op or the loop that would do too much. Its memory is bounded by
+    /// its heap.
+    pub fn limit(&mut self, limits: Limits) {
+        self.limits = Some(limits);
+    }
+
+    /// Begins the budget of a call.
+    fn allot(&mut self) -> Result<(), RunError> {
+        self.state.budget = self.limits.map(Budget::new);
+        if self.limits.is_none() {
+            return Ok(());
+        }
+        let all = self.lines.iter().fold(Total::default(), |all, line| all.plus(line.work.known));
+        // Of all that is too much, the line that does most of it is named.
+        self.state.check(all).map_err(|error| {
+            let share = |line: &&Line| (line.work.known.operations(), line.work.known.steps);
+            let most = match error.excess() {
+                Some(excess) if excess.resource == Resource::Steps => {
+                    self.lines.iter().max_by_key(|line| share(line).1)
+                }
+                _ => self.lines.iter().max_by_key(share),
+            };
+            most.map_or(error.clone(), |line| error.at(line.op, line.loc.as_ref()))
+        })
     }
 
     /// The groups on which it communicates, in the order in which a call wants them.
@@ -180,8 +211,11 @@ impl Exec {
 
     /// Runs it once. Never waits longer than the context says.
     pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Outs, RunError> {
-        let outcome =
-            self.open(cx, args).and_then(|()| self.state.run(&self.lines, cx)).and_then(|()| self.close(cx));
+        let outcome = self
+            .allot()
+            .and_then(|()| self.open(cx, args))
+            .and_then(|()| self.state.run(&self.lines, cx))
+            .and_then(|()| self.close(cx));
         self.state.memory.close();
         if outcome.is_err() {
             // What is in flight goes on by itself.

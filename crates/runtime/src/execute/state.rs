@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use consort_comm::{Buffer, Bytes};
-use consort_ir::index::{Guard, Sym};
+use consort_ir::cost::{self, Total};
+use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::layout::{Dims, Layout};
+use consort_ir::limits::Budget;
 use consort_ir::mesh::{Mesh, Rank};
 use consort_ir::ops::{EvalCx, Op};
 use consort_ir::oracle::check_guards;
@@ -30,7 +32,6 @@ pub(super) struct State {
     pub(super) rank: Rank,
     /// Those of the plan, and those that were read on the way.
     pub(super) symbols: BTreeMap<Sym, i64>,
-    pub(super) guards: Vec<Guard>,
     pub(super) memory: Memory,
     /// The address of the heap of the last call.
     pub(super) heap: usize,
@@ -45,6 +46,8 @@ pub(super) struct State {
     pub(super) all_in_flight: usize,
     pub(super) work: u64,
     pub(super) copied: u64,
+    /// What this call may still do, where there is a limit.
+    pub(super) budget: Option<Budget>,
 }
 
 /// An operand: where it lies, or a copy where it would be written over.
@@ -60,6 +63,28 @@ impl State {
         EvalCx { mesh: &self.mesh, rank: self.rank, symbols: &self.symbols }
     }
 
+    /// Whether the next thing, which is known to do so much, may be done.
+    pub(super) fn check(&self, more: Total) -> Result<(), RunError> {
+        self.budget.as_ref().map_or(Ok(()), |budget| budget.check(more).map_err(RunError::limit))
+    }
+
+    /// Notes that so much is done, where it may be.
+    pub(super) fn spend(&mut self, more: Total) -> Result<(), RunError> {
+        self.budget.as_mut().map_or(Ok(()), |budget| budget.spend(more).map_err(RunError::limit))
+    }
+
+    /// What a line does without its blocks, of which each line counts by itself.
+    fn own_work(&self, line: &Line) -> Total {
+        let number = |index: &Index| cost::number(&self.sizes(), index);
+        match (&line.work.later, &line.step) {
+            (Some(cost), _) => {
+                Total { flops: number(&cost.flops), bytes: number(&cost.bytes), steps: 1, ..Total::default() }
+            }
+            (None, Step::Cond(_) | Step::Scan(_)) => Total { steps: 1, ..Total::default() },
+            (None, _) => line.work.known,
+        }
+    }
+
     pub(super) fn run(&mut self, lines: &[Line], cx: &RunCx<'_>) -> Result<(), RunError> {
         for line in lines {
             self.line(line, cx).map_err(|error| error.at(line.op, line.loc.as_ref()))?;
@@ -70,6 +95,9 @@ impl State {
     fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
         for (slot, found) in &line.found {
             self.find(*slot, found, cx)?;
+        }
+        if self.budget.is_some() {
+            self.spend(self.own_work(line))?;
         }
         match &line.step {
             Step::Nothing => {}
@@ -84,12 +112,14 @@ impl State {
             }
             Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
-            Step::ToSize { op, arg, symbols } => self.read_sizes(op, *arg, symbols, cx)?,
+            Step::ToSize { op, arg, symbols, guards } => self.read_sizes(op, *arg, symbols, guards, cx)?,
             Step::Cond(cond) => self.cond(cond, cx)?,
             Step::Scan(scan) => self.scan(scan, cx)?,
         }
         if self.all_in_flight > 0 {
-            self.poll(line.work, cx)?;
+            // Roughly in bytes of memory that are passed.
+            let Total { flops, bytes, .. } = self.own_work(line);
+            self.poll(bytes.saturating_add(flops / 4), cx)?;
         }
         Ok(())
     }
@@ -220,12 +250,19 @@ impl State {
     }
 
     /// Reads sizes, which have values from here on.
-    fn read_sizes(&mut self, op: &Op, arg: SlotId, symbols: &[Sym], cx: &RunCx<'_>) -> Result<(), RunError> {
+    fn read_sizes(
+        &mut self,
+        op: &Op,
+        arg: SlotId,
+        symbols: &[Sym],
+        guards: &[Guard],
+        cx: &RunCx<'_>,
+    ) -> Result<(), RunError> {
         let values = op.eval(&self.sizes(), &[&self.tensor(arg, cx)?])?;
         for (sym, value) in symbols.iter().zip(&values) {
             self.symbols.insert(*sym, value.as_size().unwrap_or(0));
         }
-        check_guards(&self.mesh, self.rank, &self.guards, &self.symbols, Some(symbols)).map_err(RunError::new)
+        check_guards(&self.mesh, self.rank, guards, &self.symbols).map_err(RunError::new)
     }
 }
 

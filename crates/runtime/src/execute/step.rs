@@ -1,8 +1,9 @@
 //! What a line of a plan has become: everything it needs, found.
 
 use consort_comm::{About, Note, Pending};
-use consort_ir::index::{Index, Sym};
-use consort_ir::ops::Op;
+use consort_ir::cost::Total;
+use consort_ir::index::{Guard, Index, Sym};
+use consort_ir::ops::{Cost, Op};
 use consort_ir::program::Loc;
 use smallvec::SmallVec;
 
@@ -23,8 +24,15 @@ pub(super) struct Line {
     /// Slots that depend on sizes known only now.
     pub(super) found: Vec<(SlotId, Found)>,
     pub(super) step: Step,
-    /// How much it does, roughly in bytes of memory that it passes.
-    pub(super) work: u64,
+    pub(super) work: Work,
+}
+
+/// How much a line does.
+pub(super) struct Work {
+    /// With its blocks, each loop as often as it runs; what depends on sizes known later counts nothing.
+    pub(super) known: Total,
+    /// Without its blocks, where that depends on sizes known later.
+    pub(super) later: Option<Box<Cost>>,
 }
 
 /// How a slot is found that is not the same at each call.
@@ -73,6 +81,8 @@ pub(super) enum Step {
         op: Op,
         arg: SlotId,
         symbols: Vec<Sym>,
+        /// The conditions that mention them.
+        guards: Vec<Guard>,
     },
     Cond(Box<Cond>),
     Scan(Box<Scan>),
@@ -146,6 +156,8 @@ pub(super) struct Branch {
 
 pub(super) struct Scan {
     pub(super) length: Index,
+    /// How much an iteration is known to do.
+    pub(super) iteration: Total,
     /// The first carries, and what every iteration sees.
     pub(super) enter: Moves,
     /// From a whole to a parameter, an entry for each iteration.

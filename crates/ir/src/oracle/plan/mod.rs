@@ -19,6 +19,7 @@ mod rank;
 use std::fmt::Display;
 
 use crate::generate::Rng;
+use crate::limits::{Excess, Limits, Resource};
 use crate::mesh::{Mesh, Rank};
 use crate::ops::EvalCx;
 use crate::program::{Func, Node, Program};
@@ -27,13 +28,10 @@ use crate::verify::verify;
 
 use super::comm::{Comm, PendingId};
 use super::rank::Step;
-use super::{MAX_STEPS, OracleError, Stuck, bind};
+use super::{OracleError, Stuck, bind};
 
 use memory::{Memory, Seat};
 use rank::PlanRank;
-
-/// The largest region, in bytes.
-const MAX_REGION: u64 = 1 << 30;
 
 /// When what may happen early or late does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +57,8 @@ pub fn run(
     if plans.len() != inputs.len() {
         return Err(format!("expected {} plans, got {}", inputs.len(), plans.len()));
     }
-    let mut memories = Vec::new();
+    let limits = Limits::ORACLE;
+    let (mut memories, mut bytes) = (Vec::new(), 0u64);
     for ((rank, plan), symbols) in (0u32..).map(Rank).zip(plans).zip(&symbols) {
         let program = Program { mesh: mesh.clone(), funcs: vec![plan.clone()] };
         let errors: Vec<_> = verify(&program).into_iter().filter(|error| error.rule != "V9").collect();
@@ -72,9 +71,8 @@ pub fn run(
         if let Some((sym, _)) = head.symbols.iter().find(|(sym, value)| symbols.get(sym) != Some(value)) {
             return Err(format!("the plan of {rank} is for another value of {sym:?}"));
         }
-        if let Some((region, size)) = head.regions.iter().find(|(_, size)| *size > MAX_REGION) {
-            return Err(format!("{region}: {size:#x} bytes are more than the oracle takes"));
-        }
+        bytes = head.regions.iter().fold(bytes, |all, (_, size)| all.saturating_add(*size));
+        Excess::check(Resource::Bytes, limits.bytes, bytes).map_err(|excess| at(rank, "plan", excess))?;
         memories.push(Memory::new(head, timing.poison()));
     }
     let mut world = World { comm: Comm::new(mesh, first), memories, flights: Vec::new(), timing };
@@ -96,10 +94,11 @@ pub fn run(
                 break;
             }
         }
-        steps += 1;
-        if moved == Step::Stands || steps > MAX_STEPS {
+        if moved == Step::Stands {
             break;
         }
+        steps += 1;
+        Excess::check(Resource::Steps, limits.steps, steps).map_err(|excess| excess.to_string())?;
     }
     let stuck: Vec<Stuck> = ranks.iter().filter_map(|rank| rank.stuck(&world)).collect();
     if !stuck.is_empty() {

@@ -1,0 +1,112 @@
+//! How much a run may take. A program may name any size and any number of iterations; a machine has little memory, and
+//! nobody waits for days. What would take more is refused before it begins, or as soon as its sizes are known.
+
+use std::fmt;
+
+use crate::cost::Total;
+
+/// The most that a run may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory: of each rank, and of all of them together in the oracle.
+    pub bytes: u64,
+    /// Nodes that one rank runs, and iterations of its loops.
+    pub steps: u64,
+    /// Arithmetic operations and bytes of memory passed on one rank, as [`crate::cost`] counts them.
+    pub operations: u64,
+}
+
+impl Limits {
+    /// Of ranks that run kernels: some minutes of small ops, of large ones, or of both.
+    pub const RANKS: Limits = Limits { bytes: 32 << 30, steps: 100_000_000, operations: 4_000_000_000_000 };
+    /// Of the oracle, which evaluates definitions element by element.
+    pub const ORACLE: Limits = Limits { bytes: 8 << 30, steps: 10_000_000, operations: 40_000_000_000 };
+}
+
+/// What a limit is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// [`Limits::bytes`].
+    Bytes,
+    /// [`Limits::steps`].
+    Steps,
+    /// [`Limits::operations`].
+    Operations,
+}
+
+/// More than a limit allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// Of what.
+    pub resource: Resource,
+    /// The limit.
+    pub limit: u64,
+    /// What would be taken, at least.
+    pub got: u64,
+}
+
+impl Excess {
+    /// An error where more would be taken than the limit allows.
+    pub fn check(resource: Resource, limit: u64, got: u64) -> Result<(), Excess> {
+        if got <= limit { Ok(()) } else { Err(Excess { resource, limit, got }) }
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let noun = match self.resource {
+            Resource::Bytes => "bytes of memory",
+            Resource::Steps => "steps",
+            Resource::Operations => "operations",
+        };
+        write!(f, "expected at most {} {noun}, got ", self.limit)?;
+        // Sums stop at the largest number.
+        if self.got == u64::MAX { f.write_str("more") } else { write!(f, "{}", self.got) }
+    }
+}
+
+/// What one rank has done of what it may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    limits: Limits,
+    done: Total,
+}
+
+impl Budget {
+    /// Nothing is done yet.
+    pub fn new(limits: Limits) -> Budget {
+        Budget { limits, done: Total::default() }
+    }
+
+    /// Whether so much more may be done.
+    pub fn check(&self, more: Total) -> Result<(), Excess> {
+        let all = self.done.plus(more);
+        Excess::check(Resource::Steps, self.limits.steps, all.steps)?;
+        Excess::check(Resource::Operations, self.limits.operations, all.operations())
+    }
+
+    /// Notes that so much is done, where it may be.
+    pub fn spend(&mut self, more: Total) -> Result<(), Excess> {
+        self.check(more)?;
+        self.done = self.done.plus(more);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_spent_counts_until_the_limit() {
+        let mut budget = Budget::new(Limits { bytes: 0, steps: 3, operations: 10 });
+        let work = |steps, flops, bytes| Total { steps, flops, bytes, wire: 99 };
+        assert_eq!(budget.spend(work(1, 2, 3)), Ok(()));
+        assert_eq!(budget.check(work(2, 2, 3)), Ok(()));
+        let error = budget.spend(work(2, 2, 4)).unwrap_err();
+        assert_eq!(error.to_string(), "expected at most 10 operations, got 11");
+        assert_eq!(budget.spend(work(2, 2, 3)), Ok(()));
+        let error = budget.spend(work(u64::MAX, 0, 0)).unwrap_err();
+        assert_eq!(error.to_string(), "expected at most 3 steps, got more");
+    }
+}
