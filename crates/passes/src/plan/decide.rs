@@ -417,6 +417,8 @@ impl<'a> Planner<'a> {
             }
         }
         let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
+        // The base may be a view that begins inside its buf. The result lies where its first element does.
+        let before = (place.start - layout.start) as u64 * element;
         let (root, shift) = self.storage.root(buf);
         let from = shift + at + place.start as u64 * element;
         let span = Span { buf: root, from, to: from + place.span() as u64 * element };
@@ -438,7 +440,7 @@ impl<'a> Planner<'a> {
             line.writes = Some(Vec::new());
         } else {
             self.touch(node.args[1]);
-            line.writes = Some(vec![(from - shift - at, span.to - shift - at)]);
+            line.writes = Some(vec![(before, before + (span.to - span.from))]);
         }
         self.storage.touch(span, now);
         self.take(node.results[0], base);
