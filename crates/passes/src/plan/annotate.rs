@@ -1,6 +1,6 @@
 //! Writes the plan beside the lines: places, queues, leases, and which leases a line that writes must see end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
 use consort_ir::mesh::Group;
@@ -10,6 +10,7 @@ use consort_ir::program::{Block, Func, Node};
 
 use super::decide::{Line, Planner};
 use super::storage::{Kind, Span};
+use super::uses::overwritten;
 
 /// Writes all of the plan but its head.
 pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
@@ -162,12 +163,27 @@ impl Annotator<'_> {
         };
         plan.queue = Some((group, self.queues[queue].1));
         self.queues[queue].1 += 1;
-        plan.lease = node.args.clone();
-        if plan.lease.len() > 1 {
-            let mut seen = std::collections::BTreeSet::new();
-            plan.lease.retain(|value| seen.insert(*value));
+        // Peers read the operands that no result is written over, and the results. What lies under a result is part of
+        // it; an operand that was copied there, or whose contents do not matter here, is free at once.
+        let over = overwritten(self.planner.func, node);
+        let (mut read, mut seen) = (Vec::new(), BTreeSet::new());
+        for (arg, over) in node.args.iter().zip(over) {
+            let here = match over {
+                None => {
+                    read.push(*arg);
+                    true
+                }
+                Some(result) => {
+                    let from = self.planner.part(*arg);
+                    let to = self.planner.parts_of(node.results[0]).start + result as u32;
+                    self.planner.storage.first(from) == self.planner.storage.first(to)
+                }
+            };
+            if here && seen.insert(*arg) {
+                plan.lease.push(*arg);
+            }
         }
-        let leased = [self.spans(&node.args), self.spans(&node.results)].concat();
+        let leased = [self.spans(&read), self.spans(&node.results)].concat();
         self.leases.add(Start { value: node.results[0], block, waited: false, released: false }, leased);
     }
 
