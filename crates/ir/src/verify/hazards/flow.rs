@@ -223,9 +223,11 @@ impl<'a> Checker<'a> {
             self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
         }
         go.iter().for_each(|each| self.write(each.to.0, &each.to.1));
+        // One value may be returned several times, so no name goes before all are given.
         for each in &stay {
-            self.rename(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
+            self.name_too(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
         }
+        stay.iter().for_each(|each| self.forget_names(each.to.1.region(), &each.to.1.bytes()));
     }
 
     /// An iteration begins: its entries are copied to where the parameters lie.

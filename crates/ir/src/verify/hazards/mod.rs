@@ -300,14 +300,31 @@ impl<'a> Checker<'a> {
 
     /// Bytes that hold a value under one name hold it under another too. Names that nobody reads any more go.
     fn rename(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
-        let (line, last_use) = (self.next - 1, &self.last_use);
+        self.name_too(region, ranges, from, to);
+        self.forget_names(region, ranges);
+    }
+
+    /// Bytes that hold a value under one name hold it under another too.
+    fn name_too(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
         for range in ranges {
             self.bytes.update(region, range.clone(), |cell| {
                 if cell.holds.contains(&from) {
-                    cell.holds
-                        .retain(|name| *name != to && last_use.get(*name).is_some_and(|use_| *use_ > line));
+                    cell.holds.retain(|name| *name != to);
                     cell.holds.push(to);
                 }
+            });
+        }
+    }
+
+    /// Names that nobody reads any more go, but for the last one.
+    fn forget_names(&mut self, region: Region, ranges: &[Range<u64>]) {
+        let (line, last_use) = (self.next - 1, &self.last_use);
+        for range in ranges {
+            self.bytes.update(region, range.clone(), |cell| {
+                let newest = cell.holds.last().copied();
+                cell.holds.retain(|name| {
+                    Some(*name) == newest || last_use.get(*name).is_some_and(|use_| *use_ > line)
+                });
             });
         }
     }
