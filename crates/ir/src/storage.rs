@@ -101,17 +101,16 @@ impl Spot {
         self.place.offset + (start * self.width) as u64
     }
 
-    /// Whether both are known to be the same bytes in the same order.
+    /// Whether both are known to be the same bytes in the same order. Without elements there are none, wherever the
+    /// places are.
     pub fn same(&self, other: &Spot) -> bool {
-        if self.width != other.width || self.place.region != other.place.region {
-            return false;
-        }
+        let near = self.place.region == other.place.region;
         match (&self.lies, &other.lies) {
+            _ if self.width != other.width => false,
             (Lies::At(a), Lies::At(b)) => {
                 let apart = |i: usize| a.shape[i] > 1 && a.strides[i] != b.strides[i];
-                a.shape == b.shape
-                    && (a.shape.contains(&0)
-                        || self.address() == other.address() && !(0..a.shape.len()).any(apart))
+                let there = || self.address() == other.address() && !(0..a.shape.len()).any(apart);
+                a.shape == b.shape && (a.shape.contains(&0) || near && there())
             }
             (Lies::Whole, Lies::Whole) => self.place == other.place,
             _ => false,

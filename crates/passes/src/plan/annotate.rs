@@ -108,7 +108,10 @@ impl Annotator<'_> {
             ..NodePlan::default()
         };
         for copied in line.copies {
-            if self.planner.storage.first(copied.from) != self.planner.storage.first(copied.to) {
+            // Of a tensor without elements nothing is anywhere.
+            let Span { from, to, .. } = self.planner.storage.span(copied.from);
+            let there = self.planner.storage.first(copied.from) == self.planner.storage.first(copied.to);
+            if !there && from < to {
                 plan.copies.push((copied.value, copied.why));
             }
         }
