@@ -4,11 +4,13 @@
 
 mod rough;
 
+use consort_ir::entity::Value;
 use consort_ir::generate::{self, inputs};
-use consort_ir::ops::OpTable;
+use consort_ir::ops::{Flow, OpTable};
 use consort_ir::oracle;
-use consort_ir::program::Program;
+use consort_ir::program::{Block, Program};
 use consort_ir::text::{parse, print};
+use consort_ir::types::Type;
 use consort_ir::verify::verify;
 use consort_passes::{Options, PASSES, Pass, simplify};
 
@@ -65,10 +67,21 @@ fn results_stay_the_same_bit_by_bit() {
     assert!(total.iter().all(|n| *n > n_programs()), "hardly anything was rewritten: {total:?}");
 }
 
+/// Whether a choice returns a pending. While there is one no type may change; when its condition has become a constant
+/// and it is gone, they may, so a pass that begins anew sees more than one that goes on.
+fn returns_pendings(block: &Block, program: &Program) -> bool {
+    block.nodes.iter().any(|node| {
+        let pending = |value: &Value| program.funcs[0].ty(*value).is_some_and(Type::is_pending);
+        node.op.flow() == Flow::Cond && node.results.iter().any(pending)
+            || node.blocks.iter().any(|inside| returns_pendings(inside, program))
+    })
+}
+
 #[test]
 fn fuel_stops_after_so_many_rewrites() {
     for seed in 0..n_programs() / 10 {
         let program = program(seed);
+        let goes_on = !returns_pendings(&program.funcs[0].body, &program);
         for passes in pipelines() {
             let (whole, all) = after(&program, passes, u64::MAX);
             let mut before = program.clone();
@@ -76,7 +89,7 @@ fn fuel_stops_after_so_many_rewrites() {
                 let (simple, rewrites) = after(&program, passes, fuel);
                 assert_eq!(rewrites, fuel, "seed {seed}");
                 // One pass goes on where it stopped, so one more rewrite is what it does next.
-                if passes.len() == 1 && fuel > 0 {
+                if passes.len() == 1 && fuel > 0 && goes_on {
                     assert_eq!(
                         print(&after(&before, passes, 1).0),
                         print(&simple),
