@@ -9,7 +9,7 @@ use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 
 use super::decide::{Line, Planner};
-use super::storage::{Kind, Span};
+use super::storage::Span;
 use super::uses::overwritten;
 
 /// Writes all of the plan but its head.
@@ -54,8 +54,7 @@ impl Annotator<'_> {
     /// Where bytes of storage lie, if anything is ever written there.
     fn bytes(&self, span: Span) -> Option<Bytes> {
         let buf = &self.planner.storage.bufs[span.buf as usize];
-        let written = buf.writable || !matches!(buf.kind, Kind::Arg(_));
-        let place = buf.place.filter(|_| written && span.from < span.to)?;
+        let place = buf.place.filter(|_| buf.written && span.from < span.to)?;
         let to = place.offset.saturating_add(span.to);
         Some(Bytes { region: place.region, from: place.offset + span.from, to })
     }
@@ -240,6 +239,9 @@ impl Leases {
     /// A line writes bytes: their leases, and all others of the same starts, end before.
     fn write(&mut self, bytes: Bytes, met: &mut Vec<u32>) {
         let Bytes { region, from, to } = bytes;
+        if from >= to {
+            return;
+        }
         let before = self.held.range(..=(region, from)).next_back().map(|(key, (end, _))| (*key, *end));
         let from = match before {
             Some((key, end)) if key.0 == region && end > from => key.1,

@@ -93,8 +93,9 @@ impl<'a> Planner<'a> {
             }
             let buf = self.storage.add_buf(Kind::Arg(number as u32), size, self.now, self.block);
             // What is in flight on entry is leased by a start that no line can name.
-            self.storage.bufs[buf as usize].writable =
-                donated.get(number) == Some(&true) && ty.as_tensor().is_some();
+            let given = donated.get(number) == Some(&true) && ty.as_tensor().is_some();
+            let entry = &mut self.storage.bufs[buf as usize];
+            (entry.writable, entry.written) = (given, given);
             self.define(*param, parts.into_iter().map(|lies| Lies { buf, ..lies }));
         }
         self.body(&self.func.body)
