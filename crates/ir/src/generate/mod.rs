@@ -18,8 +18,8 @@ use crate::dtype::Dtype;
 use crate::entity::Value;
 use crate::index::{Index, Sym, SymbolFacts};
 use crate::mesh::{Axes, Axis, Group, Mesh, Rank};
-use crate::ops::{EvalCx, UpdateSlice, Wait};
-use crate::program::{Func, Loc, Program};
+use crate::ops::{EvalCx, OpDef, UpdateSlice, Wait};
+use crate::program::{Func, Loc, Node, Program};
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
@@ -64,10 +64,14 @@ const MAX_ELEMENTS: i64 = 256;
 /// The values that symbols have on each rank, chosen before the program is grown.
 type Chosen = Vec<BTreeMap<Sym, i64>>;
 
+/// Whether a program may have a node with this op, on operands of these types.
+type Accepts<'a> = &'a dyn Fn(&Mesh, &dyn OpDef, &[Type]) -> bool;
+
 /// A program being grown.
 #[derive(Clone)]
 struct Growing<'a> {
     builder: Builder<'a>,
+    accepts: Accepts<'a>,
     rng: Rng,
     chosen: Chosen,
     /// Tensors of the block being filled that nodes may read.
@@ -93,11 +97,16 @@ struct Into {
     starts: Vec<Vec<Index>>,
 }
 
-/// A random program of one function `@f` with about `size` nodes.
+/// A random program of one function `@f` with about `size` steps.
 pub fn program(seed: u64, size: usize) -> Program {
+    program_of(seed, size, &|_, _, _| true)
+}
+
+/// The same, of ops that are accepted with operands of given types.
+pub fn program_of(seed: u64, size: usize, accepts: &dyn Fn(&Mesh, &dyn OpDef, &[Type]) -> bool) -> Program {
     let mut rng = Rng::new(seed);
     let mesh = random_mesh(&mut rng);
-    let func = random_func(&mesh, rng, size);
+    let func = random_func(&mesh, rng, size, accepts);
     Program { mesh, funcs: vec![func] }
 }
 
@@ -125,7 +134,7 @@ fn random_mesh(rng: &mut Rng) -> Mesh {
     mesh
 }
 
-fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
+fn random_func<'a>(mesh: &'a Mesh, mut rng: Rng, size: usize, accepts: Accepts<'a>) -> Func {
     let mut builder = Builder::new(mesh, "f");
     let mut chosen: Chosen = vec![BTreeMap::new(); mesh.n_ranks() as usize];
     let symbols = [(Sym::Backed(0), 4), (Sym::Backed(1), 3)];
@@ -141,7 +150,7 @@ fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
         );
     }
     let (tensors, flying, quiet) = (Vec::new(), Vec::new(), Axes::NONE);
-    let mut growing = Growing { builder, rng, chosen, tensors, flying, quiet };
+    let mut growing = Growing { builder, accepts, rng, chosen, tensors, flying, quiet };
     for _ in 0..3 {
         growing.param();
     }
@@ -158,9 +167,10 @@ impl Growing<'_> {
     /// Tries a random step, and takes it back where it does not fit.
     fn step(&mut self) -> bool {
         let before = self.clone();
+        let known = self.builder.nodes().len();
         let line = self.rng.below(90) as u32 + 1;
         self.builder.set_loc(self.rng.one_in(3).then(|| Loc::new("model.rs", line)));
-        let fits = recipes::grow(self).is_some() && self.fits();
+        let fits = recipes::grow(self).is_some() && self.fits() && self.accepted(known);
         if !fits {
             // The numbers drawn are kept: the same attempt again would fail again.
             let rng = self.rng.clone();
@@ -215,6 +225,18 @@ impl Growing<'_> {
             return Group::List(crate::mesh::GroupId(self.rng.below(mesh.groups().len()) as u16));
         }
         Group::Axes(self.axes().minus(self.quiet))
+    }
+
+    /// Whether all nodes of this block from one on, and those inside them, are accepted.
+    fn accepted(&self, known: usize) -> bool {
+        self.builder.nodes().iter().skip(known).all(|node| self.accepts_node(node))
+    }
+
+    fn accepts_node(&self, node: &Node) -> bool {
+        let types: Vec<Type> =
+            node.args.iter().filter_map(|arg| self.builder.ty(*arg).ok().cloned()).collect();
+        (self.accepts)(self.builder.mesh(), &*node.op, &types)
+            && node.blocks.iter().flat_map(|block| &block.nodes).all(|inside| self.accepts_node(inside))
     }
 
     /// Whether all guards hold on all ranks, no tensor is large, and none has a size that ended with a block.
