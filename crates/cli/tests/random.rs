@@ -21,9 +21,11 @@ mod naive;
 #[path = "../src/exec/rank.rs"]
 mod rank;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,12 @@ const PROGRAMS: u64 = 400;
 /// Of so many programs one runs on processes too.
 const ONE_IN: u64 = 40;
 
+/// Programs that are tried in one process.
+const BATCH: u64 = 50;
+
+/// What a process that has tried all of its batch says last.
+const DONE: &str = "the whole batch was tried";
+
 /// The rank's part, where this process is one.
 #[test]
 fn rank_program() {
@@ -42,87 +50,134 @@ fn rank_program() {
     }
 }
 
+/// A batch, where this process is there for one: says of each program that is not right what came of it.
+#[test]
+fn batch_program() {
+    let Some(first) = number("CONSORT_RANDOM_BATCH") else { return };
+    for seed in first..number("CONSORT_RANDOM_END").unwrap_or(first) {
+        match try_program(seed) {
+            Ok(Outcome::Same) => {}
+            Ok(Outcome::Rounded) => println!("\nROUNDED CONSORT_SEED={seed}"),
+            Err(error) => println!("\nFAILED CONSORT_SEED={seed}: {error}"),
+        }
+    }
+    println!("\n{DONE}");
+}
+
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}: expected a number, got {text:?}")))
 }
 
-/// The seeds to try: so many from 0 on, or the one that was asked for.
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    number("CONSORT_SEED").map_or(0..count, |seed| seed..seed + 1)
+/// Whether this process is there for another one.
+fn is_child() -> bool {
+    number("CONSORT_RANDOM_RANK").or(number("CONSORT_RANDOM_BATCH")).is_some()
+}
+
+/// Takes the program of a seed through all stages, up to ranks that are threads.
+fn try_program(seed: u64) -> Result<Outcome, String> {
+    let tried = catch_unwind(AssertUnwindSafe(|| {
+        let case = Case::new(seed)?;
+        case.check_plans()?;
+        case.run_on_threads()
+    }));
+    tried.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
+    })
 }
 
 /// What came of many programs.
 #[derive(Default)]
 struct Tally {
     tried: u64,
-    rounded: Vec<u64>,
+    rounded: u64,
     failures: Vec<String>,
     said: Option<Instant>,
 }
 
-/// Tries seeds on several threads, and says every few seconds how far it has come.
+impl Tally {
+    /// What a batch said, less the words of the test harness.
+    fn add(&mut self, batch: &Range<u64>, said: &str) {
+        self.tried += batch.end - batch.start;
+        self.rounded += said.lines().filter(|line| line.starts_with("ROUNDED ")).count() as u64;
+        self.failures.extend(said.split("\nFAILED ").skip(1).map(|failure| failure.trim_end().to_string()));
+        if !said.contains(DONE) {
+            self.failures.push(format!("programs {batch:?} ended badly\n{said}"));
+        }
+    }
+}
+
+/// Tries batches of programs on several threads, and says every few seconds how far it has come. A batch is a process of
+/// its own: one that ends badly does not take the others along, nor does the memory that it leaves.
 fn try_all(
     what: &str,
-    seeds: &[u64],
+    batches: &[Range<u64>],
     at_once: usize,
-    f: impl Fn(u64) -> Result<Outcome, String> + Sync,
+    f: impl Fn(&Range<u64>) -> String + Sync,
 ) -> Tally {
-    let (start, next, tally) = (Instant::now(), AtomicU64::new(0), Mutex::new(Tally::default()));
+    let all: u64 = batches.iter().map(|batch| batch.end - batch.start).sum();
+    let (start, next, tally) = (Instant::now(), AtomicUsize::new(0), Mutex::new(Tally::default()));
     let work = || {
-        while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(*seed))).unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
-            });
+        while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let said = f(batch);
             let mut tally = tally.lock().unwrap();
-            tally.tried += 1;
-            match outcome {
-                Ok(Outcome::Same) => {}
-                Ok(Outcome::Rounded) => tally.rounded.push(*seed),
-                Err(error) => {
-                    println!("CONSORT_SEED={seed}: {}", error.lines().next().unwrap_or(""));
-                    tally.failures.push(format!("CONSORT_SEED={seed}: {error}"));
-                }
+            let known = tally.failures.len();
+            tally.add(batch, &said);
+            for failure in &tally.failures[known..] {
+                println!("{what}: {}", failure.lines().next().unwrap_or(""));
             }
             if tally.said.is_none_or(|said| said.elapsed() > Duration::from_secs(5)) {
                 tally.said = Some(Instant::now());
-                let (tried, failed) = (tally.tried, tally.failures.len());
-                println!("{what}: {tried} of {} in {:.0?}, {failed} failed", seeds.len(), start.elapsed());
+                let failed = tally.failures.len();
+                println!("{what}: {} of {all} in {:.0?}, {failed} failed", tally.tried, start.elapsed());
             }
         }
     };
     thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
     let tally = tally.into_inner().unwrap();
-    let (tried, failed, rounded) = (tally.tried, tally.failures.len(), &tally.rounded);
+    let (failed, rounded) = (tally.failures.len(), tally.rounded);
     println!(
-        "{what}: {tried} programs in {:.1?}, {failed} failed, rounded otherwise {rounded:?}",
+        "{what}: {all} programs in {:.1?}, {failed} failed, {rounded} rounded otherwise",
         start.elapsed()
     );
-    assert!(failed == 0, "{failed} of {tried} failed\n{}", tally.failures.join("\n\n"));
+    assert!(failed == 0, "{failed} of {all} failed\n{}", tally.failures.join("\n\n"));
     tally
+}
+
+/// Runs a batch in a process of its own; what it said.
+fn try_batch(batch: &Range<u64>) -> String {
+    let own = std::env::current_exe().unwrap();
+    let output = Command::new(own)
+        .args(["--exact", "batch_program", "--nocapture"])
+        .env("CONSORT_RANDOM_BATCH", batch.start.to_string())
+        .env("CONSORT_RANDOM_END", batch.end.to_string())
+        .output()
+        .unwrap();
+    [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
 }
 
 #[test]
 fn every_stage_keeps_the_results() {
-    if number("CONSORT_RANDOM_RANK").is_some() {
+    if is_child() {
         return;
     }
-    let seeds: Vec<u64> = seeds(number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS)).collect();
+    if let Some(seed) = number("CONSORT_SEED") {
+        println!("{:?}", try_program(seed).unwrap_or_else(|error| panic!("CONSORT_SEED={seed}: {error}")));
+        return;
+    }
+    let count = number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS);
+    let batches: Vec<Range<u64>> =
+        (0..count).step_by(BATCH as usize).map(|first| first..count.min(first + BATCH)).collect();
     // Ranks are threads, most of which wait.
     let at_once = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
-    let tally = try_all("threads", &seeds, at_once, |seed| {
-        let case = Case::new(seed)?;
-        case.check_plans()?;
-        case.run_on_threads()
-    });
-    let rounded = tally.rounded.len() as u64;
-    assert!(rounded <= 1 + tally.tried / 500, "{rounded} of {} results are off", tally.tried);
+    let Tally { tried, rounded, .. } = try_all("threads", &batches, at_once, try_batch);
+    assert!(rounded <= 1 + tried / 500, "{rounded} of {tried} results are off");
 }
 
 #[test]
 fn processes_give_the_same() {
-    if number("CONSORT_RANDOM_RANK").is_some() {
+    if is_child() {
         return;
     }
     let count = number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS).div_ceil(ONE_IN);
@@ -131,5 +186,9 @@ fn processes_give_the_same() {
         Some(seed) => Some(seed).filter(several).into_iter().collect(),
         None => (0..).filter(several).take(count as usize).collect(),
     };
-    try_all("processes", &seeds, 1, |seed| job::run(seed, case::ranks(seed)).map(|()| Outcome::Same));
+    let jobs: Vec<Range<u64>> = seeds.into_iter().map(|seed| seed..seed + 1).collect();
+    try_all("processes", &jobs, 1, |job| match job::run(job.start, case::ranks(job.start)) {
+        Ok(()) => DONE.to_string(),
+        Err(error) => format!("\nFAILED CONSORT_SEED={}: {error}\n{DONE}", job.start),
+    });
 }

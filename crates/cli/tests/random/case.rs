@@ -22,6 +22,9 @@ use super::{naive, rank};
 /// How long an operation may wait for other ranks, on a machine that is busy with many.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Bytes of each rank's heap, where ranks are threads.
+const HEAP: usize = 1 << 22;
+
 /// How results compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -170,7 +173,7 @@ impl Case {
     }
 
     fn threads(&self, plans: &[Func]) -> Result<Vec<Vec<Tensor>>, String> {
-        let got = spawn_with_heap(plans.len(), 1 << 24, |all| self.play(&plans[all.rank()], &all));
+        let got = spawn_with_heap(plans.len(), HEAP, |all| self.play(&plans[all.rank()], &all));
         // What others make of a rank's failure says less than the failure itself.
         let follows = |error: &&String| error.contains("has left the group");
         let errors: Vec<&String> = got.iter().filter_map(|got| got.as_ref().err()).collect();
