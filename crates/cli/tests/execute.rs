@@ -2,6 +2,8 @@
 //! against the oracle; and what plans say that they copy, against what is copied.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+#[path = "../../runtime/tests/execute/errors.rs"]
+mod errors;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../src/exec/rank.rs"]
 mod rank;
@@ -66,23 +68,28 @@ fn run(
     })
 }
 
-/// Compares what ranks gave with what the oracle gave; kernels may round otherwise.
+/// Compares what ranks gave, or said, with what the oracle gave or said; kernels may round otherwise.
 fn compare(
     func: &Func,
     expected: &Result<Vec<Vec<Tensor>>, OracleError>,
-    got: Result<Vec<Vec<Tensor>>, String>,
+    got: &[Result<Vec<Tensor>, String>],
 ) -> Result<(), String> {
-    match (expected, got) {
-        (Err(_), Err(_)) => Ok(()),
-        (Err(error), Ok(_)) => Err(format!("expected {error}")),
-        (Ok(_), Err(error)) => Err(error),
-        (Ok(expected), Ok(got)) => {
-            let tolerance = consort_runtime::tolerance::of_func(func);
-            let mut all = expected.iter().flatten().zip(got.iter().flatten());
-            let wrong = all.find(|(a, b)| !Expect::close(a, b, tolerance));
-            wrong.map_or(Ok(()), |(a, b)| Err(format!("expected {}, got {}", a.text(), b.text())))
+    let expected = match expected {
+        Ok(expected) => expected,
+        Err(error) => return errors::same_error(error, got),
+    };
+    let tolerance = consort_runtime::tolerance::of_func(func);
+    for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
+        let got = got.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
+        if expected.len() != got.len() {
+            return Err(format!("rank {rank}: expected {} results, got {}", expected.len(), got.len()));
+        }
+        let wrong = expected.iter().zip(got).find(|(a, b)| !Expect::close(a, b, tolerance));
+        if let Some((a, b)) = wrong {
+            return Err(format!("rank {rank}: expected {}, got {}", a.text(), b.text()));
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -98,8 +105,8 @@ fn every_case_gives_what_the_oracle_gives() {
             }
             for donated in [false, true] {
                 ran += 1;
-                let got = run(&program, &line, &inputs, donated).into_iter().collect();
-                if let Err(error) = compare(program.func(&line.func).unwrap(), &expected, got) {
+                let got = run(&program, &line, &inputs, donated);
+                if let Err(error) = compare(program.func(&line.func).unwrap(), &expected, &got) {
                     wrong.push(format!("{name}:{}: {error}", line.line));
                 }
             }
