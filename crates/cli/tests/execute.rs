@@ -2,6 +2,8 @@
 //! against the oracle; and what plans say that they copy, against what is copied.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+#[path = "../../runtime/tests/execute/errors.rs"]
+mod errors;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../src/exec/rank.rs"]
 mod rank;
@@ -31,87 +33,71 @@ fn loops(block: &Block) -> bool {
     block.nodes.iter().any(|node| node.op.flow() != Flow::Straight)
 }
 
+/// What a rank said.
+fn text(failure: rank::Failure) -> String {
+    let op = failure.op.map_or(String::new(), |op| format!("{op}: "));
+    format!("{op}{}", failure.message)
+}
+
 /// Runs a line three times on all its ranks; the last results, and an error where calls or counts differ.
 fn run(
     program: &Program,
     line: &RunLine,
     inputs: &[Vec<Tensor>],
     donated: bool,
-) -> Result<Vec<Vec<Tensor>>, String> {
+) -> Vec<Result<Vec<Tensor>, String>> {
     let func = program.func(&line.func).unwrap();
-    let outcomes = spawn_with_heap(inputs.len(), 1 << 26, |all| {
+    spawn_with_heap(inputs.len(), 1 << 26, |all| {
         let symbols = oracle::bind(&program.mesh, func, inputs)?;
         let symbols = &symbols[all.rank()];
         let ready = rank::prepare(program, func, &all, symbols, donated, Duration::from_secs(20));
-        let mut ready = ready?;
+        let mut ready = ready.map_err(text)?;
         let plan = Program { mesh: program.mesh.clone(), funcs: vec![ready.plan.clone()] };
         if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {
-            return Err(format!("{}\n{}", error.headline(), print(&plan)).into());
+            return Err(format!("{}\n{}", error.headline(), print(&plan)));
         }
         let said = consort_passes::report(&plan.mesh, &plan.funcs[0]).copied_bytes;
         let mut last: Option<Vec<Tensor>> = None;
         for call in 1..4 {
-            let results = ready.run(&inputs[all.rank()])?;
+            let results = ready.run(&inputs[all.rank()]).map_err(text)?;
             if last.iter().any(|last| !last.iter().zip(&results).all(|(a, b)| a.same(b))) {
-                return Err(format!("call {call} gives something else\n{}", print(&plan)).into());
+                return Err(format!("call {call} gives something else\n{}", print(&plan)));
             }
             let copied = ready.exec.copied_bytes();
             if copied != call * said && !loops(&func.body) {
                 return Err(format!(
                     "{copied} bytes were copied in {call} calls, not {said} each\n{}",
                     print(&plan)
-                )
-                .into());
+                ));
             }
             last = Some(results);
         }
         Ok(last.unwrap_or_default())
-    });
-    let outcomes: Vec<Result<Vec<Tensor>, rank::Failure>> = outcomes;
-    // What other ranks make of a failure is not the failure.
-    let failures = || outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
-    match failures().find(|failure| !failure.follows).or(failures().next()) {
-        Some(rank::Failure { op, message, .. }) => {
-            Err(format!("{}: {message}", op.as_deref().unwrap_or("?")))
-        }
-        None => Ok(outcomes.into_iter().flatten().collect()),
-    }
+    })
 }
 
-/// What the ranks' error must say where this is the oracle's: the op, and what was expected. A kernel may name another
-/// element of several that are wrong, only the oracle sees both ends of a message, and only it knows that -1 is no peer.
-fn reason(op: &str, message: &str) -> [String; 2] {
-    let op = op.strip_suffix("_start").unwrap_or(op);
-    let expected = match message {
-        _ if message.contains(" sends ") => "its receiver expects",
-        _ if message.starts_with("expected a peer in ") => "expected a peer ",
-        _ => message,
-    };
-    [format!("{op}: "), expected.split(", got ").next().unwrap_or_default().to_string()]
-}
-
-/// Compares what ranks gave with what the oracle gave; kernels may round otherwise.
+/// Compares what ranks gave, or said, with what the oracle gave or said; kernels may round otherwise.
 fn compare(
     func: &Func,
     expected: &Result<Vec<Vec<Tensor>>, OracleError>,
-    got: Result<Vec<Vec<Tensor>>, String>,
+    got: &[Result<Vec<Tensor>, String>],
 ) -> Result<(), String> {
-    match (expected, got) {
-        (Err(OracleError::Op { op, message, .. }), Err(error)) => {
-            let parts = reason(op, message);
-            let same = parts.iter().all(|part| error.contains(part));
-            if same { Ok(()) } else { Err(format!("expected {parts:?}, got {error}")) }
+    let expected = match expected {
+        Ok(expected) => expected,
+        Err(error) => return errors::same_error(error, got),
+    };
+    let tolerance = consort_runtime::tolerance::of_func(func);
+    for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
+        let got = got.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
+        if expected.len() != got.len() {
+            return Err(format!("rank {rank}: expected {} results, got {}", expected.len(), got.len()));
         }
-        (Err(expected), Err(error)) => Err(format!("expected {expected}, got {error}")),
-        (Err(error), Ok(_)) => Err(format!("expected {error}")),
-        (Ok(_), Err(error)) => Err(error),
-        (Ok(expected), Ok(got)) => {
-            let tolerance = consort_runtime::tolerance::of_func(func);
-            let mut all = expected.iter().flatten().zip(got.iter().flatten());
-            let wrong = all.find(|(a, b)| !Expect::close(a, b, tolerance));
-            wrong.map_or(Ok(()), |(a, b)| Err(format!("expected {}, got {}", a.text(), b.text())))
+        let wrong = expected.iter().zip(got).find(|(a, b)| !Expect::close(a, b, tolerance));
+        if let Some((a, b)) = wrong {
+            return Err(format!("rank {rank}: expected {}, got {}", a.text(), b.text()));
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -128,7 +114,7 @@ fn every_case_gives_what_the_oracle_gives() {
             for donated in [false, true] {
                 ran += 1;
                 let got = run(&program, &line, &inputs, donated);
-                if let Err(error) = compare(program.func(&line.func).unwrap(), &expected, got) {
+                if let Err(error) = compare(program.func(&line.func).unwrap(), &expected, &got) {
                     wrong.push(format!("{name}:{}: {error}", line.line));
                 }
             }

@@ -1,5 +1,5 @@
 //! `test: plan`: the plans of the program's functions stand in the file, each after a line `; plan OPTIONS:`, and they
-//! verify. Options are `rank=1`, sizes as `s0=8`, and parameters that are given away: `donated=v0,v2`.
+//! verify and have no hazards. Options are `rank=1`, sizes as `s0=8`, and parameters that are given away: `donated=v0,v2`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use consort_ir::index::Sym;
 use consort_ir::mesh::Rank;
 use consort_ir::program::Program;
 use consort_ir::text::print;
-use consort_ir::verify::verify;
+use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, plan, report};
 
 use crate::Case;
@@ -62,8 +62,9 @@ fn planned(program: &Program, options: &[&str]) -> Result<String, String> {
         let func = plan(&program.mesh, func, &at).map_err(|error| error.to_string())?;
         let costs = report(&program.mesh, &func);
         let planned = Program { mesh: program.mesh.clone(), funcs: vec![func] };
-        if let Some(error) = verify(&planned).first() {
-            return Err(format!("the plan does not verify: {error:?}\n{}", print(&planned)));
+        let errors = verify(&planned);
+        if let Some(error) = errors.first().or(hazards(&planned.mesh, &planned.funcs[0]).first()) {
+            return Err(format!("the plan is wrong: {}\n{}", error.headline(), print(&planned)));
         }
         let shown = print(&planned);
         text += shown.split_once("func @").map_or("", |(before, _)| &shown[before.len()..]);

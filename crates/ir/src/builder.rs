@@ -113,6 +113,11 @@ impl<'a> Builder<'a> {
         outcome
     }
 
+    /// The nodes so far of the block being filled.
+    pub fn nodes(&self) -> &[Node] {
+        self.draft.open.last().map_or(&[], |block| &block.nodes)
+    }
+
     /// The conditions on sizes that have been assumed so far.
     pub fn guards(&self) -> &[Guard] {
         &self.draft.func.guards

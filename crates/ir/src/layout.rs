@@ -149,7 +149,8 @@ pub fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
                 return true;
             }
             if *stride != expected {
-                return false;
+                // Where there is no element there is no gap.
+                return shape.contains(&0);
             }
             expected *= size;
         }
@@ -240,6 +241,7 @@ mod tests {
         assert_eq!((middle.start, middle.span(), middle.is_contiguous()), (2, 21, false));
         assert!(base.narrowed(0, 1, 2).is_contiguous());
         assert_eq!(base.narrowed(0, 1, 0).span(), 0);
+        assert!(middle.narrowed(0, 1, 0).is_contiguous() && middle.narrowed(1, 1, 0).is_contiguous());
         let repeated = Layout::contiguous(&[4, 1]).broadcast(&[4, 6]);
         assert!(repeated.repeats() && !repeated.narrowed(1, 2, 1).repeats() && !middle.repeats());
         assert_eq!(numel(&[0, usize::MAX, usize::MAX]), Some(0));

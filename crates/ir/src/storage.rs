@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::layout::{Layout, numel};
 use crate::ops::{Alias, BroadcastStart, Concat, Effects, EvalCx, EvalError, OpDef, Reshape, UpdateSlice};
 use crate::plan::Place;
@@ -33,6 +35,9 @@ pub enum Lies {
     /// Somewhere in the storage at the place.
     Within,
 }
+
+/// Ranges of bytes.
+pub type Ranges = SmallVec<[Range<u64>; 1]>;
 
 /// Where it takes more runs than this to say which bytes a view has, all bytes from its first to its last stand for
 /// them.
@@ -101,30 +106,42 @@ impl Spot {
         self.place.offset + (start * self.width) as u64
     }
 
-    /// Whether both are known to be the same bytes in the same order.
+    /// Whether both are known to be the same bytes in the same order. Without elements there are none, wherever the
+    /// places are.
     pub fn same(&self, other: &Spot) -> bool {
-        if self.width != other.width || self.place.region != other.place.region {
-            return false;
-        }
+        let near = self.place.region == other.place.region;
         match (&self.lies, &other.lies) {
+            _ if self.width != other.width => false,
             (Lies::At(a), Lies::At(b)) => {
                 let apart = |i: usize| a.shape[i] > 1 && a.strides[i] != b.strides[i];
-                a.shape == b.shape
-                    && (a.shape.contains(&0)
-                        || self.address() == other.address() && !(0..a.shape.len()).any(apart))
+                let there = || self.address() == other.address() && !(0..a.shape.len()).any(apart);
+                a.shape == b.shape && (a.shape.contains(&0) || near && there())
             }
             (Lies::Whole, Lies::Whole) => self.place == other.place,
             _ => false,
         }
     }
 
-    /// Its bytes as rising ranges of its region; none where they are not known.
-    pub fn bytes(&self) -> Option<Vec<Range<u64>>> {
+    /// All bytes of its region from its first to its last, and whether each of them is its own; none where they are not
+    /// known.
+    pub fn hull(&self) -> Option<(Range<u64>, bool)> {
         let Lies::At(layout) = &self.lies else { return None };
-        if layout.shape.contains(&0) {
-            return Some(Vec::new());
+        let (first, span) = (self.address(), layout.span());
+        let solid = span == layout.numel() && !layout.repeats();
+        Some((first..first + span as u64 * self.width as u64, solid))
+    }
+
+    /// Its bytes as rising ranges of its region; none where they are not known.
+    pub fn bytes(&self) -> Option<Ranges> {
+        let (hull, solid) = self.hull()?;
+        let Lies::At(layout) = &self.lies else { return None };
+        if hull.is_empty() {
+            return Some(Ranges::new());
         }
-        let mut dims: Vec<(usize, usize)> =
+        if solid {
+            return Some(smallvec![hull]);
+        }
+        let mut dims: SmallVec<[(usize, usize); 6]> =
             layout.strides.iter().copied().zip(layout.shape.iter().copied()).collect();
         dims.retain(|(stride, size)| *size > 1 && *stride > 0);
         dims.sort_unstable();
@@ -135,12 +152,11 @@ impl Spot {
         });
         let dense = dense.count();
         let run: usize = dims[..dense].iter().map(|(_, size)| size).product();
-        let (first, width) = (self.address(), self.width as u64);
+        let (first, width) = (hull.start, self.width as u64);
         let outer = &dims[dense..];
         let n: usize = outer.iter().map(|(_, size)| size).product();
         if n > MAX_RUNS {
-            let all = first..first + layout.span() as u64 * width;
-            return Some(vec![all]);
+            return Some(smallvec![hull]);
         }
         let mut starts = vec![0u64];
         for (stride, size) in outer.iter().rev() {
@@ -291,6 +307,10 @@ mod tests {
             let spot = spot(0x40, view);
             let ranges = spot.bytes().unwrap();
             assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?}");
+            let (hull, solid) = spot.hull().unwrap();
+            let ends = ranges.first().zip(ranges.last()).map(|(first, last)| first.start..last.end);
+            assert_eq!(ends.unwrap_or(hull.start..hull.start), hull);
+            assert_eq!(solid, hull.clone().eq(slow(&spot)), "{ranges:?}");
             assert_eq!(ranges.into_iter().flatten().collect::<Vec<_>>(), slow(&spot));
         }
         let column = spot(0, base.narrowed(2, 4, 1)).bytes().unwrap();

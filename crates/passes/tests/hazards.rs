@@ -12,12 +12,11 @@ use consort_ir::oracle::plan::Timing;
 use consort_ir::text::{parse, run_lines};
 use consort_ir::verify::verify;
 
-use planned::{check, plans, setting};
+use planned::{check, plans, seeds};
 
 #[test]
 fn random_programs() {
-    let first = setting("CONSORT_FIRST_SEED", 0);
-    for seed in first..first + setting("CONSORT_SEEDS", 300) {
+    for seed in seeds(300) {
         let program = generate::program(seed, 8 + seed as usize % 24);
         let func = &program.funcs[0];
         let inputs = generate::inputs(&program, seed);

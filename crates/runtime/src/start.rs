@@ -283,9 +283,11 @@ fn outer(shape: &[usize], dim: usize) -> usize {
     shape[..dim.min(shape.len())].iter().product::<usize>().max(1)
 }
 
-/// Bytes of one place along a dimension.
+/// Bytes of one place along a dimension; none where there is nothing outside it to repeat.
 fn row_bytes(operand: &Operand<'_>, dim: usize) -> usize {
-    operand.shape.iter().skip(dim + 1).product::<usize>() * operand.dtype.size()
+    let empty = operand.shape.iter().take(dim).any(|size| *size == 0);
+    let row = operand.shape.iter().skip(dim + 1).product::<usize>() * operand.dtype.size();
+    if empty { 0 } else { row }
 }
 
 fn bytes_of(

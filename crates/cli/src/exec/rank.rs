@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use consort_comm::{CommError, Group};
+use consort_comm::{CommError, Group, from_now};
 use consort_ir::index::Sym;
 use consort_ir::limits::{Excess, Limits, Resource};
 use consort_ir::mesh::{self, Mesh, Rank};
@@ -128,18 +128,23 @@ pub(crate) fn prepare(
     if let Some(error) = hazards(mesh, &plan).first() {
         return Err(format!("the plan is wrong, which is a defect of consort: {}", error.headline()).into());
     }
-    // All ranks make all groups that the program names, in its order.
-    let mut made = Vec::new();
-    make_groups(mesh, &func.body, all, Instant::now() + timeout, &mut made)?;
-    let exec = Exec::lower(mesh, &plan, &|_| None)?;
-    let group = |over: &mesh::Group| {
-        made.iter().find(|(other, _)| other == over).and_then(|(_, group)| group.clone())
-    };
-    let groups = exec.groups().iter().map(group).collect();
-    Ok(Ready { plan, exec, groups, all: all.clone(), timeout, limits: None })
+    Ready::new(mesh, plan, all, timeout)
 }
 
 impl Ready {
+    /// Lowers a plan of this rank, and makes the groups that it wants.
+    pub(crate) fn new(mesh: &Mesh, plan: Func, all: &Group, timeout: Duration) -> Result<Ready, Failure> {
+        // All ranks make all groups that the program names, in its order.
+        let mut made = Vec::new();
+        make_groups(mesh, &plan.body, all, from_now(timeout), &mut made)?;
+        let exec = Exec::lower(mesh, &plan, &|_| None)?;
+        let group = |over: &mesh::Group| {
+            made.iter().find(|(other, _)| other == over).and_then(|(_, group)| group.clone())
+        };
+        let groups = exec.groups().iter().map(group).collect();
+        Ok(Ready { plan, exec, groups, all: all.clone(), timeout, limits: None })
+    }
+
     /// Bounds what a run may take.
     pub(crate) fn limit(&mut self, limits: Limits) {
         self.exec.limit(limits);
@@ -162,15 +167,21 @@ impl Ready {
             });
         }
         let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout };
+        let mut outs = exec.run(&cx, &mut args).map_err(failure)?;
+        // Results may lie beside one another in one buffer, which can be read when nothing is in flight into it.
+        for out in &mut outs {
+            if let Out::Pending { pending, .. } = out {
+                for pending in std::mem::take(pending) {
+                    pending.wait_within(*timeout)?;
+                }
+            }
+        }
         let mut results = Vec::new();
-        for out in exec.run(&cx, &mut args).map_err(failure)? {
+        for out in outs {
             match out {
                 Out::Tensor(out) => results.push(tensor(&out)?),
                 Out::Size(value) => results.push(Tensor::size(value)),
-                Out::Pending { pending, tensors } => {
-                    for pending in pending {
-                        pending.wait_within(*timeout)?;
-                    }
+                Out::Pending { tensors, .. } => {
                     for out in &tensors {
                         results.push(tensor(out)?);
                     }

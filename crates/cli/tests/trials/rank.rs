@@ -53,7 +53,7 @@ pub(crate) fn play(plan: &Plan) {
             let again = group.barrier().and_then(|pending| pending.wait(Instant::now() + LONG)).map(drop);
             assert_eq!(again.unwrap_err(), *failed.error);
             let Failed { began, at, over, error, .. } = &failed;
-            let named: Vec<String> = named(error).iter().map(usize::to_string).collect();
+            let named: Vec<String> = error.culprits().iter().map(usize::to_string).collect();
             let text = error.to_string().replace('\n', "|");
             say(&format!("error {began} {at} {over} {} {text}", named.join(",")));
             if !plan.exits {
@@ -70,29 +70,6 @@ fn heaps() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let heaps = maps.lines().filter(|line| line.contains("/memfd:consort"));
     heaps.filter_map(|line| line.split_whitespace().nth(4)).collect::<Vec<_>>().join(",")
-}
-
-/// The ranks of the world that an error names.
-fn named(error: &CommError) -> Vec<usize> {
-    match error {
-        CommError::Deadline { missing, .. } => missing.clone(),
-        CommError::Mismatch { sides, .. } => sides.iter().map(|side| side.rank).collect(),
-        CommError::Lengths { sides } | CommError::Splits { sides, .. } => {
-            sides.iter().map(|side| side.rank).collect()
-        }
-        CommError::Left { rank, .. }
-        | CommError::Elsewhere { rank, .. }
-        | CommError::Panicked { rank }
-        | CommError::Leased { rank } => {
-            vec![*rank]
-        }
-        CommError::OtherGroup { error } => named(error),
-        CommError::World(text) => {
-            let number = text.split_once("rank ").map(|(_, rest)| rest.split(' ').next().unwrap_or(""));
-            number.and_then(|number| number.parse().ok()).into_iter().collect()
-        }
-        _ => Vec::new(),
-    }
 }
 
 struct Groups {

@@ -3,19 +3,23 @@
 //! Every pass and every engine is run on these and compared with the oracle. A program is a function of its
 //! seed alone. It is grown node by node through the builder; a node whose guards do not hold for the symbols'
 //! chosen values is taken back, so that the inputs made here always fit. Starts are waited for at a random
-//! later place. All tensors that fit are returned, so that a wrong value anywhere shows.
+//! later place, at the end of their block, or not at all: then the pending is returned.
+//!
+//! Values die. A plan reuses storage, writes slices in place and releases what peers have read only where nothing
+//! reads it any more, so a program that returned all its values would show none of that. What nobody reads is returned,
+//! so that a wrong value anywhere shows, and a few of the others.
 
 mod recipes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::builder::Builder;
 use crate::dtype::Dtype;
 use crate::entity::Value;
 use crate::index::{Index, Sym, SymbolFacts};
 use crate::mesh::{Axes, Axis, Group, Mesh, Rank};
-use crate::ops::{EvalCx, Wait};
-use crate::program::{Func, Loc, Program};
+use crate::ops::{EvalCx, OpDef, UpdateSlice, Wait};
+use crate::program::{Func, Loc, Node, Program};
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
@@ -60,23 +64,49 @@ const MAX_ELEMENTS: i64 = 256;
 /// The values that symbols have on each rank, chosen before the program is grown.
 type Chosen = Vec<BTreeMap<Sym, i64>>;
 
+/// Whether a program may have a node with this op, on operands of these types.
+pub type Accepts<'a> = &'a dyn Fn(&Mesh, &dyn OpDef, &[Type]) -> bool;
+
 /// A program being grown.
 #[derive(Clone)]
 struct Growing<'a> {
     builder: Builder<'a>,
+    accepts: Accepts<'a>,
     rng: Rng,
     chosen: Chosen,
-    /// Tensors that nodes may read.
+    /// Tensors of the block being filled that nodes may read.
     tensors: Vec<Value>,
-    /// Starts that are not waited for yet.
-    pending: Vec<Value>,
+    /// Starts of this block that are not waited for yet.
+    flying: Vec<Flying>,
+    /// The axes over which nothing may be communicated in this block.
+    quiet: Axes,
 }
 
-/// A random program of one function `@f` with about `size` nodes.
+/// A start in flight.
+#[derive(Clone)]
+struct Flying {
+    pending: Value,
+    /// Where its results go when it is waited for.
+    into: Option<Into>,
+}
+
+/// A tensor, and where in it each result goes.
+#[derive(Clone)]
+struct Into {
+    base: Value,
+    starts: Vec<Vec<Index>>,
+}
+
+/// A random program of one function `@f` with about `size` steps.
 pub fn program(seed: u64, size: usize) -> Program {
+    program_of(seed, size, &|_, _, _| true)
+}
+
+/// The same, of ops that are accepted with operands of given types.
+pub fn program_of(seed: u64, size: usize, accepts: Accepts<'_>) -> Program {
     let mut rng = Rng::new(seed);
     let mesh = random_mesh(&mut rng);
-    let func = random_func(&mesh, rng, size);
+    let func = random_func(&mesh, rng, size, accepts);
     Program { mesh, funcs: vec![func] }
 }
 
@@ -104,7 +134,7 @@ fn random_mesh(rng: &mut Rng) -> Mesh {
     mesh
 }
 
-fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
+fn random_func<'a>(mesh: &'a Mesh, mut rng: Rng, size: usize, accepts: Accepts<'a>) -> Func {
     let mut builder = Builder::new(mesh, "f");
     let mut chosen: Chosen = vec![BTreeMap::new(); mesh.n_ranks() as usize];
     let symbols = [(Sym::Backed(0), 4), (Sym::Backed(1), 3)];
@@ -119,7 +149,8 @@ fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
             SymbolFacts { min: 2, max: Some(8), multiple_of: 2, ..SymbolFacts::default() },
         );
     }
-    let mut growing = Growing { builder, rng, chosen, tensors: Vec::new(), pending: Vec::new() };
+    let (tensors, flying, quiet) = (Vec::new(), Vec::new(), Axes::NONE);
+    let mut growing = Growing { builder, accepts, rng, chosen, tensors, flying, quiet };
     for _ in 0..3 {
         growing.param();
     }
@@ -127,22 +158,27 @@ fn random_func(mesh: &Mesh, mut rng: Rng, size: usize) -> Func {
     let mut nodes = 0;
     while nodes < size && tries < size * 8 {
         tries += 1;
-        let before = growing.clone();
-        let line = growing.rng.below(90) as u32 + 1;
-        growing.builder.set_loc(growing.rng.one_in(3).then(|| Loc::new("model.rs", line)));
-        let grown = recipes::grow(&mut growing);
-        if grown.is_some() && growing.fits() {
-            nodes += 1;
-        } else {
-            // The numbers drawn are kept: the same attempt again would fail again.
-            let rng = growing.rng.clone();
-            growing = Growing { rng, ..before };
-        }
+        nodes += usize::from(growing.step());
     }
     growing.finish()
 }
 
 impl Growing<'_> {
+    /// Tries a random step, and takes it back where it does not fit.
+    fn step(&mut self) -> bool {
+        let before = self.clone();
+        let known = self.builder.nodes().len();
+        let line = self.rng.below(90) as u32 + 1;
+        self.builder.set_loc(self.rng.one_in(3).then(|| Loc::new("model.rs", line)));
+        let fits = recipes::grow(self).is_some() && self.fits() && self.accepted(known);
+        if !fits {
+            // The numbers drawn are kept: the same attempt again would fail again.
+            let rng = self.rng.clone();
+            *self = Growing { rng, ..before };
+        }
+        fits
+    }
+
     fn param(&mut self) {
         let sizes = [
             Index::constant(4),
@@ -182,56 +218,85 @@ impl Growing<'_> {
         if self.rng.one_in(4) { mesh.all_axes() } else { Axes::one(Axis(self.rng.below(n) as u8)) }
     }
 
-    /// A random group.
+    /// A random group over which communication is allowed here.
     fn group(&mut self) -> Group {
         let mesh = self.builder.mesh();
-        if !mesh.groups().is_empty() && self.rng.one_in(3) {
+        if !mesh.groups().is_empty() && self.quiet.is_empty() && self.rng.one_in(3) {
             return Group::List(crate::mesh::GroupId(self.rng.below(mesh.groups().len()) as u16));
         }
-        Group::Axes(self.axes())
+        Group::Axes(self.axes().minus(self.quiet))
     }
 
-    /// Whether all guards hold on all ranks, and no tensor is large.
+    /// Whether all nodes of this block from one on, and those inside them, are accepted.
+    fn accepted(&self, known: usize) -> bool {
+        self.builder.nodes().iter().skip(known).all(|node| self.accepts_node(node))
+    }
+
+    fn accepts_node(&self, node: &Node) -> bool {
+        let types: Vec<Type> =
+            node.args.iter().filter_map(|arg| self.builder.ty(*arg).ok().cloned()).collect();
+        (self.accepts)(self.builder.mesh(), &*node.op, &types)
+            && node.blocks.iter().flat_map(|block| &block.nodes).all(|inside| self.accepts_node(inside))
+    }
+
+    /// Whether all guards hold on all ranks, no tensor is large, and none has a size that ended with a block.
     fn fits(&self) -> bool {
         let mesh = self.builder.mesh();
-        let holds = |(rank, symbols): (u32, &BTreeMap<Sym, i64>)| {
+        let recent =
+            self.tensors.iter().rev().take(8).chain(self.flying.iter().map(|flying| &flying.pending));
+        let types: Vec<&TensorType> =
+            recent.filter_map(|value| self.builder.ty(*value).ok()).flat_map(Type::tensors).collect();
+        let known = |size: &Index| self.builder.facts().unknown_symbol(size).is_none();
+        let fits = |(rank, symbols): (u32, &BTreeMap<Sym, i64>)| {
             let cx = EvalCx { mesh, rank: Rank(rank), symbols };
             let env = |sym: Sym| cx.index(&Index::sym(sym)).ok();
             let guards = self.builder.guards().iter().all(|guard| guard.holds(&env) == Ok(true));
-            let small = |value: &Value| match self.builder.ty(*value) {
-                Ok(Type::Tensor(ty)) => cx.index(&ty.numel()).is_ok_and(|n| n <= MAX_ELEMENTS),
-                Ok(Type::Pending(types)) => {
-                    types.iter().all(|ty| cx.index(&ty.numel()).is_ok_and(|n| n <= MAX_ELEMENTS))
-                }
-                _ => true,
-            };
-            guards && self.tensors.iter().rev().take(4).chain(&self.pending).all(small)
+            guards && types.iter().all(|ty| cx.index(&ty.numel()).is_ok_and(|n| n <= MAX_ELEMENTS))
         };
-        (0u32..).zip(&self.chosen).all(holds)
+        types.iter().all(|ty| ty.shape.iter().all(known)) && (0u32..).zip(&self.chosen).all(fits)
     }
 
+    /// Waits for a start; its results go where they belong.
     fn wait(&mut self) -> Option<()> {
-        if self.pending.is_empty() {
+        if self.flying.is_empty() {
             return None;
         }
-        let at = self.rng.below(self.pending.len());
-        let pending = self.pending.swap_remove(at);
+        let at = self.rng.below(self.flying.len());
+        let Flying { pending, into } = self.flying.swap_remove(at);
         let results = self.builder.op(Wait {}, &[pending]).ok()?;
-        self.tensors.extend(results);
+        let Some(Into { mut base, starts }) = into else {
+            self.tensors.extend(results);
+            return Some(());
+        };
+        for (start, result) in starts.into_iter().zip(results) {
+            base = self.builder.one(UpdateSlice { start }, &[base, result]).ok()?;
+            if self.rng.one_in(4) {
+                self.tensors.push(result);
+            }
+        }
+        self.tensors.push(base);
         Some(())
     }
 
     fn finish(mut self) -> Func {
-        while !self.pending.is_empty() {
-            if self.rng.one_in(8) && self.pending.len() == 1 {
-                break;
-            }
-            if self.wait().is_none() {
+        let mut returned = Vec::new();
+        while !self.flying.is_empty() {
+            let last = self.flying.len() - 1;
+            if self.flying[last].into.is_none() && self.rng.one_in(6) {
+                returned.extend(self.flying.pop().map(|flying| flying.pending));
+            } else if self.wait().is_none() {
                 break;
             }
         }
-        let results: Vec<Value> = self.tensors.iter().rev().take(24).chain(&self.pending).copied().collect();
-        self.builder.finish(&results)
+        let func = self.builder.clone().finish(&[]);
+        let read: BTreeSet<Value> = func.body.nodes.iter().flat_map(|node| node.args.clone()).collect();
+        let mut results = Vec::new();
+        for value in self.tensors.iter().rev() {
+            if !read.contains(value) || self.rng.one_in(8) {
+                results.push(*value);
+            }
+        }
+        self.builder.finish(&[results, returned].concat())
     }
 }
 

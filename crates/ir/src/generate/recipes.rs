@@ -6,11 +6,15 @@ use crate::entity::Value;
 use crate::index::{Index, Sym};
 use crate::mesh::{Axes, Group, Rank};
 use crate::ops::*;
-use crate::types::{TensorType, Type};
+use crate::types::TensorType;
 
-use super::Growing;
+use super::{Flying, Growing};
 
 mod arrays;
+mod blocks;
+mod shapes;
+mod starts;
+mod writes;
 
 /// One step; none where it did not work out.
 type Recipe = fn(&mut Growing<'_>) -> Option<()>;
@@ -28,14 +32,12 @@ const RECIPES: &[Recipe] = &[
     cast,
     fold,
     matmul,
-    reshape,
-    permute,
-    slice,
-    update_slice,
-    concat,
-    split,
-    pad,
-    broadcast,
+    shapes::reshape,
+    shapes::permute,
+    shapes::concat,
+    shapes::split,
+    shapes::pad,
+    shapes::broadcast,
     gather,
     scatter,
     arrays::cumsum,
@@ -50,17 +52,31 @@ const RECIPES: &[Recipe] = &[
     size,
     composite,
     composite,
-    cond,
-    scan,
-    collective,
-    collective,
-    collective,
-    collective,
-    rooted,
-    uneven,
-    all_to_all,
-    point_to_point,
-    point_to_point,
+    writes::slice,
+    writes::slice,
+    writes::update_slice,
+    writes::update_slice,
+    writes::update_slice,
+    writes::put,
+    writes::in_place,
+    writes::in_place,
+    writes::in_place,
+    writes::own_part,
+    writes::halo,
+    blocks::cond,
+    blocks::cond,
+    blocks::scan,
+    blocks::scan,
+    blocks::scan_of_pendings,
+    starts::collective,
+    starts::collective,
+    starts::collective,
+    starts::collective,
+    starts::rooted,
+    starts::uneven,
+    starts::all_to_all,
+    starts::point_to_point,
+    starts::point_to_point,
     wait,
     wait,
     wait,
@@ -79,6 +95,9 @@ impl Growing<'_> {
     fn any(&mut self) -> Option<Value> {
         // The latest values twice as often, so that programs grow deep as well as wide.
         let n = self.tensors.len();
+        if n == 0 {
+            return None;
+        }
         let at = if self.rng.one_in(2) { self.rng.below(n) } else { n - 1 - self.rng.below(n.min(4)) };
         self.tensors.get(at).copied()
     }
@@ -104,10 +123,22 @@ impl Growing<'_> {
         Some(value)
     }
 
+    /// Starts an operation. Now and then nothing after it reads an operand, so that its storage may be used again.
     fn start(&mut self, op: impl OpDef, args: &[Value]) -> Option<()> {
-        let value = self.builder.one(op, args).ok()?;
-        self.pending.push(value);
+        let pending = self.builder.one(op, args).ok()?;
+        self.flying.push(Flying { pending, into: None });
+        if !args.is_empty() && self.rng.one_in(3) {
+            let operand = self.rng.pick(args);
+            self.forget(operand);
+        }
         Some(())
+    }
+
+    /// Nothing reads a value from here on.
+    fn forget(&mut self, value: Value) {
+        if self.tensors.iter().any(|other| *other != value) {
+            self.tensors.retain(|other| *other != value);
+        }
     }
 
     /// A value of the same element type and shape, possibly the same one.
@@ -253,116 +284,6 @@ fn matmul(g: &mut Growing<'_>) -> Option<()> {
     g.add(Matmul {}, &[x, y]).map(drop)
 }
 
-fn reshape(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|_| true)?;
-    let mut shape = ty.shape.clone();
-    match g.rng.below(3) {
-        0 => shape = vec![ty.numel()],
-        1 => shape.insert(g.rng.below(ty.rank() + 1), Index::constant(1)),
-        _ if ty.rank() >= 2 => {
-            let last = shape.pop()?;
-            let before = shape.pop()?;
-            shape.push(&last * &before);
-        }
-        _ => return None,
-    }
-    g.add(Reshape { shape }, &[x]).map(drop)
-}
-
-fn permute(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() >= 2)?;
-    let mut dims: Vec<usize> = (0..ty.rank()).collect();
-    for i in 1..dims.len() {
-        let j = g.rng.below(i + 1);
-        dims.swap(i, j);
-    }
-    g.add(Permute { dims }, &[x]).map(drop)
-}
-
-/// A box inside a tensor of constant sizes; its start may depend on the rank.
-fn a_box(g: &mut Growing<'_>, sizes: &[i64]) -> (Vec<Index>, Vec<Index>) {
-    let axes: Vec<_> = g.builder.mesh().all_axes().iter().collect();
-    let mut side = |size: i64| {
-        let part = g.rng.below(size as usize + 1) as i64;
-        let start = g.rng.below((size - part) as usize + 1) as i64;
-        if let Some(axis) = (!axes.is_empty()).then(|| g.rng.pick(&axes)) {
-            let n = i64::from(g.builder.mesh().axis_size(axis));
-            if size % n == 0 && g.rng.one_in(2) {
-                let part = size / n;
-                return (&Index::constant(part) * &Index::sym(Sym::Rank(axis)), Index::constant(part));
-            }
-        }
-        (Index::constant(start), Index::constant(part))
-    };
-    sizes.iter().map(|size| side(*size)).unzip()
-}
-
-fn slice(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
-    let (mut start, mut size): (Vec<_>, Vec<_>) =
-        ty.shape.iter().map(|size| (Index::constant(0), size.clone())).unzip();
-    let mut step = vec![1; ty.rank()];
-    if let Some(sizes) = constants(&ty.shape) {
-        (start, size) = a_box(g, &sizes);
-        for i in 0..step.len() {
-            if start[i] == Index::constant(0) && sizes[i] >= 3 && g.rng.one_in(4) {
-                (size[i], step[i]) = (Index::constant((sizes[i] - 1) / 2 + 1), 2);
-            }
-        }
-    } else {
-        let dim = g.dim(&ty)?;
-        size[dim] = size[dim].div(&Index::constant(2));
-    }
-    g.add(Slice { start, size, step }, &[x]).map(drop)
-}
-
-fn update_slice(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| constants(&ty.shape).is_some())?;
-    let (start, size) = a_box(g, &constants(&ty.shape)?);
-    let step = vec![1; ty.rank()];
-    let y = g.like(x, &ty);
-    let part = g.builder.one(Slice { start: start.clone(), size, step }, &[y]).ok()?;
-    let moved = if g.rng.one_in(2) { start } else { vec![Index::constant(0); ty.rank()] };
-    g.add(UpdateSlice { start: moved }, &[x, part]).map(drop)
-}
-
-fn concat(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
-    let (y, dim) = (g.like(x, &ty), g.dim(&ty)?);
-    g.add(Concat { dim }, &[x, y]).map(drop)
-}
-
-fn split(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
-    let dim = g.dim(&ty)?;
-    let first = match ty.shape[dim].as_const() {
-        Some(size) => Index::constant(g.rng.below(size as usize + 1) as i64),
-        None => ty.shape[dim].div(&Index::constant(2)),
-    };
-    let rest = &ty.shape[dim] - &first;
-    let parts = g.builder.op(Split { dim, sizes: vec![first, rest] }, &[x]).ok()?;
-    g.tensors.extend(parts);
-    Some(())
-}
-
-fn pad(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|_| true)?;
-    let mut side = || (0..ty.rank()).map(|_| Index::constant(g.rng.below(3) as i64)).collect();
-    let (low, high) = (side(), side());
-    g.add(Pad { low, high, value: 1.0 }, &[x]).map(drop)
-}
-
-fn broadcast(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() < 4)?;
-    let mut shape: Vec<Index> = ty
-        .shape
-        .iter()
-        .map(|size| if size.as_const() == Some(1) { Index::constant(3) } else { size.clone() })
-        .collect();
-    shape.insert(0, Index::constant(2));
-    g.add(Broadcast { shape }, &[x]).map(drop)
-}
-
 /// Places along a dimension of constant size.
 fn places(g: &mut Growing<'_>, size: i64) -> Option<Value> {
     if size == 0 {
@@ -471,181 +392,4 @@ fn composite(g: &mut Growing<'_>) -> Option<()> {
             g.add(Attention { scale: 0.5, causal }, &[x, x, x]).map(drop)
         }
     }
-}
-
-fn cond(g: &mut Growing<'_>) -> Option<()> {
-    let condition = g.condition()?;
-    let (x, ty) = g.any_where(is_float)?;
-    let y = g.like(x, &ty);
-    let types = vec![Type::Tensor(g.ty(x)?), Type::Tensor(g.ty(y)?)];
-    let params = g.builder.begin_block(types.clone());
-    let sum = g.builder.one(Add {}, &params).ok()?;
-    let then = g.builder.end_block(&[sum, params[0]]);
-    let params = g.builder.begin_block(types);
-    let product = g.builder.one(Mul {}, &params).ok()?;
-    // Over no axis that the condition differs over.
-    let differs = g.builder.ty(condition).ok()?.varies();
-    let start = AllReduceStart { reduce: Reduce::Max, over: Group::Axes(g.axes().minus(differs)) };
-    let reduced = g.builder.start_wait(start, &[product]).ok()?;
-    let other = g.builder.end_block(&[reduced[0], params[1]]);
-    let results = g.builder.node(Op::new(Cond {}), &[condition, x, y], vec![then, other]).ok()?;
-    g.tensors.extend(results);
-    Some(())
-}
-
-fn scan(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| is_float(ty) && ty.rank() > 0)?;
-    // Over no axis that the length differs over.
-    let differs = g.builder.facts().varies(&ty.shape[0]);
-    let over = Group::Axes(g.axes().minus(differs));
-    let entry = ty.with_shape(ty.shape[1..].to_vec());
-    let whole = entry.with_varies(g.builder.mesh().all_axes());
-    let zero = Constant { dtype: ty.dtype, shape: entry.shape.clone(), value: Elements::Float(0.0) };
-    let zero = g.builder.one(zero, &[]).ok()?;
-    let start = || AllReduceStart { reduce: Reduce::Avg, over };
-    if g.rng.one_in(2) {
-        // A pending is carried from one iteration to the next.
-        let first = g.builder.one(start(), &[zero]).ok()?;
-        let pending = Type::Pending(vec![whole]);
-        let params = g.builder.begin_block(vec![pending, entry.into()]);
-        let got = g.builder.op(Wait {}, &params[..1]).ok()?;
-        let sum = g.builder.one(Add {}, &[got[0], params[1]]).ok()?;
-        let next = g.builder.one(start(), &[sum]).ok()?;
-        let body = g.builder.end_block(&[next, sum]);
-        let scan = Scan { length: ty.shape[0].clone(), carries: 1, slices: 1 };
-        let results = g.builder.node(Op::new(scan), &[first, x], vec![body]).ok()?;
-        g.pending.push(results[0]);
-        g.tensors.push(results[1]);
-        return Some(());
-    }
-    let params = g.builder.begin_block(vec![whole.into(), entry.clone().into(), entry.into()]);
-    let sum = g.builder.one(Add {}, &params[..2]).ok()?;
-    let sum = g.builder.one(Sub {}, &[sum, params[2]]).ok()?;
-    let reduced = g.builder.start_wait(start(), &[sum]).ok()?;
-    let body = g.builder.end_block(&[sum, reduced[0]]);
-    let scan = Scan { length: ty.shape[0].clone(), carries: 1, slices: 1 };
-    let fixed = g.builder.one(Sum { dims: vec![0], keep: false }, &[x]).ok()?;
-    let results = g.builder.node(Op::new(scan), &[zero, x, fixed], vec![body]).ok()?;
-    g.tensors.extend(results);
-    Some(())
-}
-
-/// A reduction that the element types allow.
-fn reduction(g: &mut Growing<'_>, types: &[TensorType]) -> Option<Reduce> {
-    let reduce = g.rng.pick(&Reduce::ALL);
-    types.iter().all(|ty| reduce.takes(ty.dtype)).then_some(reduce)
-}
-
-fn collective(g: &mut Growing<'_>) -> Option<()> {
-    let n = 1 + g.rng.below(3);
-    let args = (0..n).map(|_| g.any()).collect::<Option<Vec<_>>>()?;
-    let types = args.iter().map(|arg| g.ty(*arg)).collect::<Option<Vec<_>>>()?;
-    let over = g.group();
-    let dims = types.iter().map(|ty| g.dim(ty).unwrap_or(0)).collect();
-    match g.rng.below(5) {
-        0 | 1 => {
-            let reduce = reduction(g, &types)?;
-            g.start(AllReduceStart { reduce, over }, &args)
-        }
-        2 => g.start(AllGatherStart { dims, over }, &args),
-        3 => {
-            let reduce = reduction(g, &types)?;
-            g.start(ReduceScatterStart { reduce, dims, over }, &args)
-        }
-        _ => g.start(BarrierStart { over }, &[]),
-    }
-}
-
-fn rooted(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|_| true)?;
-    let over = g.group();
-    let root = g.rng.below(g.builder.mesh().group_size(over) as usize);
-    let dims = vec![g.dim(&ty).unwrap_or(0)];
-    match g.rng.below(4) {
-        0 => g.start(BroadcastStart { root, over }, &[x]),
-        1 => {
-            let reduce = reduction(g, &[ty])?;
-            g.start(ReduceStart { reduce, root, over }, &[x])
-        }
-        2 => g.start(GatherStart { dims, root, over }, &[x]),
-        _ => g.start(ScatterStart { dims, root, over }, &[x]),
-    }
-}
-
-/// Cuts a tensor into uneven parts, one for each member, reduced or gathered.
-fn uneven(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
-    let dim = g.dim(&ty)?;
-    let over = g.group();
-    let n = g.builder.mesh().group_size(over) as usize;
-    let total = ty.shape[dim].as_const()? as usize;
-    let mut cuts: Vec<usize> = (1..n).map(|_| g.rng.below(total + 1)).collect();
-    cuts.extend([0, total]);
-    cuts.sort_unstable();
-    let sizes: Vec<Index> = cuts.windows(2).map(|pair| Index::from(pair[1] - pair[0])).collect();
-    let reduce = reduction(g, &[ty])?;
-    let scatter = ReduceScatterVStart { reduce, dim, sizes: sizes.clone(), over };
-    if g.rng.one_in(2) {
-        return g.start(scatter, &[x]);
-    }
-    let part = g.builder.start_wait(scatter, &[x]).ok()?;
-    g.start(AllGatherVStart { dim, sizes, over }, &part)
-}
-
-fn all_to_all(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
-    let over = g.group();
-    let n = i64::from(g.builder.mesh().group_size(over));
-    if g.rng.one_in(2) {
-        return g.start(AllToAllStart { in_splits: None, out_splits: None, over }, &[x]);
-    }
-    g.equal_shape(&ty, over)?;
-    // Member i sends everything to member i + 1: one split is the whole dimension, the others are 0.
-    let me = group_rank(g.builder.mesh(), over);
-    let rows = ty.shape[0].clone();
-    let at = |to: i64| {
-        let table: Vec<Index> =
-            (0..n).map(|i| if i == to.rem_euclid(n) { rows.clone() } else { Index::constant(0) }).collect();
-        Index::pick(&me, &table)
-    };
-    let ins = (0..n).map(|to| at(to - 1)).collect();
-    let outs = (0..n).map(|from| at(from + 1)).collect();
-    g.start(AllToAllStart { in_splits: Some(ins), out_splits: Some(outs), over }, &[x])
-}
-
-fn point_to_point(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|_| true)?;
-    let y = g.like(x, &ty);
-    let over = g.group();
-    let n = g.builder.mesh().group_size(over);
-    g.equal_shape(&ty, over)?;
-    let by = g.rng.below(5) as i64 - 2;
-    let route = match g.rng.below(3) {
-        0 => Route::Ring(by),
-        1 => Route::Shift(by),
-        _ => Route::Table((0..n).map(|i| (i + 1 < n).then_some(n - 1 - i)).collect()),
-    };
-    if g.rng.one_in(2) {
-        let missing = if route.reaches_all(n) { Missing::Error } else { Missing::Zeros };
-        return g.start(PermuteStart { route, missing, over }, &[x]);
-    }
-    // The way back of each of these routes: a receive must name its sender.
-    let back = match &route {
-        Route::Ring(by) => Route::Ring(-by),
-        Route::Shift(by) => Route::Shift(-by),
-        Route::Table(_) => Route::Table((0..n).map(|i| (i > 0).then(|| n - 1 - i)).collect()),
-    };
-    let tag = Index::constant(g.rng.below(3) as i64);
-    let me = group_rank(g.builder.mesh(), over);
-    let message = |peer, tag: &Index| Message { peer, tag: tag.clone() };
-    let (mut send, mut recv) =
-        (vec![message(Peer::Route(route), &tag)], vec![message(Peer::Route(back), &tag)]);
-    let mut args = vec![x, y];
-    if g.rng.one_in(2) {
-        // A second message to oneself, by a size expression.
-        send.push(message(Peer::At(me.clone()), &Index::constant(7)));
-        recv.push(message(Peer::At(me), &Index::constant(7)));
-        args = vec![x, x, y, y];
-    }
-    g.start(ExchangeStart { send, recv, over }, &args)
 }

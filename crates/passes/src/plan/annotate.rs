@@ -1,6 +1,6 @@
 //! Writes the plan beside the lines: places, queues, leases, and which leases a line that writes must see end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
 use consort_ir::mesh::Group;
@@ -9,7 +9,8 @@ use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 
 use super::decide::{Line, Planner};
-use super::storage::{Kind, Span};
+use super::storage::Span;
+use super::uses::overwritten;
 
 /// Writes all of the plan but its head.
 pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
@@ -53,8 +54,7 @@ impl Annotator<'_> {
     /// Where bytes of storage lie, if anything is ever written there.
     fn bytes(&self, span: Span) -> Option<Bytes> {
         let buf = &self.planner.storage.bufs[span.buf as usize];
-        let written = buf.writable || !matches!(buf.kind, Kind::Arg(_));
-        let place = buf.place.filter(|_| written && span.from < span.to)?;
+        let place = buf.place.filter(|_| buf.written && span.from < span.to)?;
         let to = place.offset.saturating_add(span.to);
         Some(Bytes { region: place.region, from: place.offset + span.from, to })
     }
@@ -107,7 +107,10 @@ impl Annotator<'_> {
             ..NodePlan::default()
         };
         for copied in line.copies {
-            if self.planner.storage.first(copied.from) != self.planner.storage.first(copied.to) {
+            // Of a tensor without elements nothing is anywhere.
+            let Span { from, to, .. } = self.planner.storage.span(copied.from);
+            let there = self.planner.storage.first(copied.from) == self.planner.storage.first(copied.to);
+            if !there && from < to {
                 plan.copies.push((copied.value, copied.why));
             }
         }
@@ -162,12 +165,27 @@ impl Annotator<'_> {
         };
         plan.queue = Some((group, self.queues[queue].1));
         self.queues[queue].1 += 1;
-        plan.lease = node.args.clone();
-        if plan.lease.len() > 1 {
-            let mut seen = std::collections::BTreeSet::new();
-            plan.lease.retain(|value| seen.insert(*value));
+        // Peers read the operands that no result is written over, and the results. What lies under a result is part of
+        // it; an operand that was copied there, or whose contents do not matter here, is free at once.
+        let over = overwritten(self.planner.func, node);
+        let (mut read, mut seen) = (Vec::new(), BTreeSet::new());
+        for (arg, over) in node.args.iter().zip(over) {
+            let here = match over {
+                None => {
+                    read.push(*arg);
+                    true
+                }
+                Some(result) => {
+                    let from = self.planner.part(*arg);
+                    let to = self.planner.parts_of(node.results[0]).start + result as u32;
+                    self.planner.storage.first(from) == self.planner.storage.first(to)
+                }
+            };
+            if here && seen.insert(*arg) {
+                plan.lease.push(*arg);
+            }
         }
-        let leased = [self.spans(&node.args), self.spans(&node.results)].concat();
+        let leased = [self.spans(&read), self.spans(&node.results)].concat();
         self.leases.add(Start { value: node.results[0], block, waited: false, released: false }, leased);
     }
 
@@ -221,6 +239,9 @@ impl Leases {
     /// A line writes bytes: their leases, and all others of the same starts, end before.
     fn write(&mut self, bytes: Bytes, met: &mut Vec<u32>) {
         let Bytes { region, from, to } = bytes;
+        if from >= to {
+            return;
+        }
         let before = self.held.range(..=(region, from)).next_back().map(|(key, (end, _))| (*key, *end));
         let from = match before {
             Some((key, end)) if key.0 == region && end > from => key.1,

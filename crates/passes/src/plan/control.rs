@@ -100,11 +100,16 @@ impl<'a> Planner<'a> {
         for (result, param) in block.results.iter().zip(&block.params[..carries]) {
             for (from, to) in self.parts_of(*result).zip(self.parts_of(*param)) {
                 let to = self.storage.span(to);
-                self.storage.move_to(from, to, id);
+                // A start whose pending leaves the block, or is waited for in a block of its own, may read the carry to
+                // the end of the iteration: then the next one is copied there when that is over.
+                if self.storage.needed(to, self.now - 1).is_none() {
+                    self.storage.move_to(from, to, id);
+                }
             }
         }
-        for param in &block.params[..carries + slices] {
-            for part in self.parts_of(*param) {
+        // Each iteration writes them, whether or not anybody reads them later.
+        for value in block.params[..carries + slices].iter().chain(&node.results[carries..]) {
+            for part in self.parts_of(*value) {
                 let buf = self.storage.parts[part as usize].lies.buf;
                 let (now, buf) = (self.now, self.storage.buf_mut(buf));
                 buf.last = buf.last.max(now);

@@ -93,8 +93,9 @@ impl<'a> Planner<'a> {
             }
             let buf = self.storage.add_buf(Kind::Arg(number as u32), size, self.now, self.block);
             // What is in flight on entry is leased by a start that no line can name.
-            self.storage.bufs[buf as usize].writable =
-                donated.get(number) == Some(&true) && ty.as_tensor().is_some();
+            let given = donated.get(number) == Some(&true) && ty.as_tensor().is_some();
+            let entry = &mut self.storage.bufs[buf as usize];
+            (entry.writable, entry.written) = (given, given);
             self.define(*param, parts.into_iter().map(|lies| Lies { buf, ..lies }));
         }
         self.body(&self.func.body)
@@ -417,6 +418,8 @@ impl<'a> Planner<'a> {
             }
         }
         let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
+        // The base may be a view that begins inside its buf. The result lies where its first element does.
+        let before = (place.start - layout.start) as u64 * element;
         let (root, shift) = self.storage.root(buf);
         let from = shift + at + place.start as u64 * element;
         let span = Span { buf: root, from, to: from + place.span() as u64 * element };
@@ -438,7 +441,7 @@ impl<'a> Planner<'a> {
             line.writes = Some(Vec::new());
         } else {
             self.touch(node.args[1]);
-            line.writes = Some(vec![(from - shift - at, span.to - shift - at)]);
+            line.writes = Some(vec![(before, before + (span.to - span.from))]);
         }
         self.storage.touch(span, now);
         self.take(node.results[0], base);

@@ -80,6 +80,8 @@ pub(super) struct Buf {
     pub(super) size: u64,
     /// Whether something else may be written there when its tensors are dead.
     pub(super) writable: bool,
+    /// Whether that is so, or was until some line: false only for an argument that was not given away.
+    pub(super) written: bool,
     /// The block in which it was made.
     pub(super) block: u32,
     /// From the line that first writes it to the last one that needs it.
@@ -142,6 +144,7 @@ impl Storage {
             kind,
             size,
             writable: true,
+            written: true,
             block,
             def: line,
             last: line,

@@ -80,3 +80,11 @@ pub(crate) fn check(
 pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
+
+/// The seeds of random programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
+pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
+    match setting("CONSORT_SEED", u64::MAX) {
+        u64::MAX => 0..setting("CONSORT_PROGRAMS", default),
+        seed => seed..seed + 1,
+    }
+}

@@ -53,7 +53,10 @@ impl Lowerer<'_> {
         let how = results_of(&*node.op, me as usize);
         for (i, result) in results.iter().enumerate() {
             let Some(at) = node.op.overwrites(i) else { continue };
-            let (operand, stays) = (operands[at], self.slots[operands[at]].lies_at(&self.slots[*result]));
+            let operand = operands[at];
+            let slot = &self.slots[operand];
+            // Of a tensor without elements nothing is anywhere.
+            let stays = slot.lies_at(&self.slots[*result]) || slot.fixed && slot.layout.numel() == 0;
             let matters = self.matters(&node.op, me, i);
             if copied(at) && matters {
                 start.copies.push((operand, *result, true));

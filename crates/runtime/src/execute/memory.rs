@@ -36,7 +36,8 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(region: usize, dtype: Dtype, layout: impl Into<Rc<Layout>>, fixed: bool) -> Slot {
         let layout = layout.into();
-        let start = layout.start.saturating_mul(dtype.size());
+        // Without elements it may begin anywhere, even where its region has ended.
+        let start = if layout.span() == 0 { 0 } else { layout.start.saturating_mul(dtype.size()) };
         let bytes = start..start.saturating_add(layout.span().saturating_mul(dtype.size()));
         Slot { region, dtype, layout, bytes, fixed }
     }

@@ -74,19 +74,22 @@ impl<'a> OneRank<'a> {
         params.zip(inputs).map(one).collect()
     }
 
-    /// The results as reference tensors; pendings are waited for.
-    pub(crate) fn tensors(&self, outs: Vec<Out>) -> Result<Vec<Tensor>, String> {
+    /// The results as reference tensors. Pendings are waited for first: results may lie beside one another in one buffer,
+    /// which can be read when nothing is in flight into it.
+    pub(crate) fn tensors(&self, mut outs: Vec<Out>) -> Result<Vec<Tensor>, String> {
+        for out in &mut outs {
+            if let Out::Pending { pending, .. } = out {
+                for pending in std::mem::take(pending) {
+                    pending.wait_within(self.timeout).map_err(|error| error.to_string())?;
+                }
+            }
+        }
         let mut tensors = Vec::new();
         for out in outs {
             match out {
                 Out::Tensor(one) => tensors.push(tensor(&one)),
                 Out::Size(value) => tensors.push(Tensor::size(value)),
-                Out::Pending { pending, tensors: inside } => {
-                    for pending in pending {
-                        pending.wait_within(self.timeout).map_err(|error| error.to_string())?;
-                    }
-                    tensors.extend(inside.iter().map(tensor));
-                }
+                Out::Pending { tensors: inside, .. } => tensors.extend(inside.iter().map(tensor)),
             }
         }
         Ok(tensors)

@@ -40,6 +40,8 @@ pub enum Timing {
     Earliest,
     /// As late as it may; higher ranks run ahead.
     Latest,
+    /// As late as it may; this rank runs ahead of all others.
+    Ahead(Rank),
     /// One or the other for each start of each rank, drawn from this seed. Rank `seed % n` runs ahead.
     Mixed(u64),
 }
@@ -124,6 +126,7 @@ impl Timing {
         match self {
             Timing::Earliest => {}
             Timing::Latest => order.reverse(),
+            Timing::Ahead(rank) => order.sort_by_key(|other| *other != rank.0 as usize),
             Timing::Mixed(seed) => {
                 let mut rng = Rng::new(seed);
                 let ahead = (seed % order.len() as u64) as usize;
@@ -139,7 +142,7 @@ impl Timing {
     fn pace(self, rank: usize, start: usize) -> Pace {
         match self {
             Timing::Earliest => Pace::Early,
-            Timing::Latest => Pace::Late,
+            Timing::Latest | Timing::Ahead(_) => Pace::Late,
             Timing::Mixed(seed) => {
                 let mut rng = Rng::new(seed ^ (rank as u64) << 32 ^ (start as u64) << 8);
                 rng.pick(&[Pace::Early, Pace::LateWrite, Pace::Late])

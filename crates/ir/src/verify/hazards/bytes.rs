@@ -1,6 +1,6 @@
 //! What is known of every byte, as an interval map: whose contents it holds, which start will write it, who leases it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -23,6 +23,14 @@ pub(super) struct Cell {
     pub leases: Values,
 }
 
+impl Cell {
+    /// The same without contents; none where nobody will write or read there.
+    fn held_up(&self) -> Option<Cell> {
+        let busy = self.flight.is_some() || !self.leases.is_empty();
+        busy.then(|| Cell { holds: Values::new(), flight: self.flight, leases: self.leases.clone() })
+    }
+}
+
 /// The bytes of all regions; nothing is known of those that no cell covers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bytes {
@@ -32,25 +40,12 @@ pub(super) struct Bytes {
 
 impl Bytes {
     /// The cells of a range, clipped to it, and the gaps between them.
-    pub(super) fn over(&self, region: Region, range: Range<u64>) -> Vec<(Range<u64>, Option<&Cell>)> {
-        let mut found = Vec::new();
-        let mut at = range.start;
+    pub(super) fn over(&self, region: Region, range: Range<u64>) -> Over<'_> {
         let before = self.cells.range(..(region, range.start)).next_back();
         let before = before.filter(|((of, _), (end, _))| *of == region && *end > range.start);
-        for ((_, start), (end, cell)) in
-            before.into_iter().chain(self.cells.range((region, range.start)..(region, range.end)))
-        {
-            if *start > at {
-                found.push((at..*start, None));
-            }
-            let part = at.max(*start)..range.end.min(*end);
-            at = part.end;
-            found.push((part, Some(cell)));
-        }
-        if at < range.end {
-            found.push((at..range.end, None));
-        }
-        found
+        let before = before.map(|((_, start), (end, cell))| (*start, *end, cell));
+        let rest = self.cells.range((region, range.start)..(region, range.end.max(range.start)));
+        Over { at: range.start, end: range.end, next: before, rest }
     }
 
     /// Makes a cell end, and another begin, at this byte.
@@ -67,18 +62,37 @@ impl Bytes {
         if range.is_empty() {
             return;
         }
-        self.cut(region, range.start);
-        self.cut(region, range.end);
-        let inside: SmallVec<[u64; 8]> = self
-            .cells
-            .range((region, range.start)..(region, range.end))
-            .map(|((_, start), _)| *start)
-            .collect();
-        for start in inside {
-            self.cells.remove(&(region, start));
+        let (from, to) = ((region, range.start), (region, range.end));
+        match self.cells.get_mut(&from) {
+            // Most are written over by one of their own size.
+            Some((end, known)) if *end == range.end => *known = cell,
+            _ => {
+                self.cut(region, range.start);
+                self.cut(region, range.end);
+                while let Some((start, _)) = self.cells.range(from..to).next() {
+                    let start = *start;
+                    self.cells.remove(&start);
+                }
+                self.cells.insert(from, (range.end, cell));
+            }
         }
-        self.cells.insert((region, range.start), (range.end, cell));
-        self.merge(region, range);
+        self.join_before(to);
+        self.join_before(from);
+    }
+
+    /// Joins a cell that begins here with the one before it, if the same is known of both.
+    fn join_before(&mut self, at: (Region, u64)) {
+        let Some((end, cell)) = self.cells.get(&at) else { return };
+        let (end, before) = (*end, self.cells.range(..at).next_back());
+        if let Some((key, (until, other))) = before
+            && (key.0, *until, other) == (at.0, at.1, cell)
+        {
+            let key = *key;
+            self.cells.remove(&at);
+            if let Some((until, _)) = self.cells.get_mut(&key) {
+                *until = end;
+            }
+        }
     }
 
     /// Changes what is known of the cells in a range.
@@ -91,30 +105,12 @@ impl Bytes {
         for (_, (_, cell)) in self.cells.range_mut((region, range.start)..(region, range.end)) {
             change(cell);
         }
-        self.merge(region, range);
-    }
-
-    /// Joins neighbours of which the same is known, in a range and at its ends.
-    fn merge(&mut self, region: Region, range: Range<u64>) {
         let starts: SmallVec<[u64; 8]> = self
             .cells
             .range((region, range.start)..=(region, range.end))
             .map(|((_, start), _)| *start)
             .collect();
-        for start in starts {
-            let Some((end, cell)) = self.cells.get(&(region, start)) else { continue };
-            let end = *end;
-            let before = self.cells.range(..(region, start)).next_back();
-            if let Some((key, (at, other))) = before
-                && (key.0, *at, other) == (region, start, cell)
-            {
-                let key = *key;
-                self.cells.remove(&(region, start));
-                if let Some((at, _)) = self.cells.get_mut(&key) {
-                    *at = end;
-                }
-            }
-        }
+        starts.into_iter().for_each(|start| self.join_before((region, start)));
     }
 
     /// What is known after one of two paths: contents that both leave, and everything that either holds up.
@@ -122,15 +118,61 @@ impl Bytes {
         let mut joined = Bytes::default();
         for ((region, start), (end, cell)) in &self.cells {
             for (part, there) in other.over(*region, *start..*end) {
-                let Some(there) = there else { continue };
-                let holds = cell.holds.iter().filter(|value| there.holds.contains(value)).copied().collect();
-                let mut leases = cell.leases.clone();
-                leases.extend(there.leases.iter().filter(|lease| !cell.leases.contains(lease)).copied());
-                let both = Cell { holds, flight: cell.flight.or(there.flight), leases };
-                joined.cells.insert((*region, part.start), (part.end, both));
+                let both = match there {
+                    Some(there) => {
+                        let held = cell.holds.iter().filter(|value| there.holds.contains(value));
+                        let mut leases = cell.leases.clone();
+                        leases.extend(
+                            there.leases.iter().filter(|lease| !cell.leases.contains(lease)).copied(),
+                        );
+                        let flight = cell.flight.or(there.flight);
+                        Some(Cell { holds: held.copied().collect(), flight, leases })
+                    }
+                    None => cell.held_up(),
+                };
+                let key = (*region, part.start);
+                both.and_then(|both| joined.cells.insert(key, (part.end, both)));
+            }
+        }
+        for ((region, start), (end, cell)) in &other.cells {
+            let Some(held_up) = cell.held_up() else { continue };
+            for (part, _) in self.over(*region, *start..*end).filter(|(_, here)| here.is_none()) {
+                joined.cells.insert((*region, part.start), (part.end, held_up.clone()));
             }
         }
         joined
+    }
+}
+
+/// The cells of a range and the gaps between them, in order.
+pub(super) struct Over<'a> {
+    at: u64,
+    end: u64,
+    next: Option<(u64, u64, &'a Cell)>,
+    rest: btree_map::Range<'a, (Region, u64), (u64, Cell)>,
+}
+
+impl<'a> Iterator for Over<'a> {
+    type Item = (Range<u64>, Option<&'a Cell>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.end {
+            return None;
+        }
+        if self.next.is_none() {
+            self.next = self.rest.next().map(|((_, start), (end, cell))| (*start, *end, cell));
+        }
+        let begin = self.at;
+        let found = match self.next {
+            Some((start, end, cell)) if start <= begin => {
+                self.next = None;
+                (begin..self.end.min(end), Some(cell))
+            }
+            Some((start, ..)) => (begin..start, None),
+            None => (begin..self.end, None),
+        };
+        self.at = found.0.end;
+        Some(found)
     }
 }
 
@@ -157,8 +199,8 @@ mod tests {
     fn ranges_are_kept_like_single_bytes() {
         let mut rng = Rng::new(1);
         for _ in 0..200 {
-            let (mut bytes, mut list) = (Bytes::default(), vec![None; 64]);
-            let before = (bytes.clone(), list.clone());
+            let (mut bytes, mut list) = (Bytes::default(), vec![None::<Cell>; 64]);
+            let nothing = bytes.clone();
             for _ in 0..12 {
                 let start = rng.below(60);
                 let range = start..start + rng.below(64 - start);
@@ -177,8 +219,15 @@ mod tests {
                 let joined = ends.windows(2).all(|pair| pair[0].1 < pair[1].0 || pair[0].2 != pair[1].2);
                 assert!(joined, "neighbours alike are not joined: {ends:?}");
             }
-            let nothing = all(&bytes.join(&before.0));
-            assert!(nothing.iter().all(Option::is_none));
+            // Where one path knows nothing, nothing is held, but what is in flight on the other still is.
+            let flights = list.iter().map(|cell| cell.as_ref().and_then(|cell| cell.flight));
+            for joined in [bytes.join(&nothing), nothing.join(&bytes)] {
+                let known = all(&joined).into_iter().map(|cell| {
+                    assert!(cell.iter().all(|cell| cell.holds.is_empty()));
+                    cell.and_then(|cell| cell.flight)
+                });
+                assert!(known.eq(flights.clone()));
+            }
             assert_eq!(all(&bytes.join(&bytes)), list);
         }
     }
@@ -193,6 +242,12 @@ mod tests {
         let joined = all(&a.join(&b));
         assert_eq!(joined[3], Some(cell(1)));
         assert_eq!(joined[4], Some(Cell::default()));
-        assert_eq!(joined[7], Some(Cell { leases: Values::from_slice(&[Value(9)]), ..cell(1) }));
+        let leased = Values::from_slice(&[Value(9)]);
+        assert_eq!(joined[7], Some(Cell { leases: leased.clone(), ..cell(1) }));
+        // What only one path has ever touched is leased after both.
+        a.set(Region::Heap, 8..12, Cell { leases: leased.clone(), ..cell(3) });
+        for joined in [all(&a.join(&b)), all(&b.join(&a))] {
+            assert_eq!(joined[8], Some(Cell { leases: leased.clone(), ..Cell::default() }));
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! of a `scan` is checked twice, the second time with what the first leaves: what an iteration overwrites, the next one
 //! does not find. More iterations change nothing, since each writes the same bytes.
 
+use std::rc::Rc;
+
 use crate::entity::Value;
 use crate::index::Index;
 use crate::plan::NodePlan;
@@ -14,8 +16,8 @@ use super::{Checker, Pending, Started, Tensor, text};
 
 /// A tensor that belongs elsewhere when a block begins or ends.
 struct Move {
-    from: (Value, Tensor),
-    to: (Value, Tensor),
+    from: (Value, Rc<Tensor>),
+    to: (Value, Rc<Tensor>),
 }
 
 impl<'a> Checker<'a> {
@@ -107,7 +109,7 @@ impl<'a> Checker<'a> {
         self.enter(block, carries + slices, rest);
         let stacked = self.operands(node.results.get(carries..).unwrap_or_default());
         for (value, tensor) in &stacked {
-            self.check_write(*value, tensor.region(), &tensor.bytes());
+            self.check_write(*value, tensor);
             self.write(*value, tensor);
         }
         let first = self.next;
@@ -163,7 +165,7 @@ impl<'a> Checker<'a> {
                     self.error("H10", message);
                 }
                 self.rename(there.region(), &there.bytes(), there.root, *param);
-                *tensor = Tensor { root: *param, ..there };
+                *tensor = Tensor::new(*param, there.spot.clone(), there.whole.clone());
             }
             self.tensors.insert(*param, lodged);
             if let Some(pending) = self.pendings.get(*arg).copied() {
@@ -206,7 +208,7 @@ impl<'a> Checker<'a> {
             for other in entries.iter().chain(carried) {
                 self.overlaps(&each.to, "what is copied from", &other.from);
             }
-            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+            self.check_write(each.to.0, &each.to.1);
             self.write(each.to.0, &each.to.1);
         }
     }
@@ -220,12 +222,14 @@ impl<'a> Checker<'a> {
             for other in go[..i].iter().chain(&stay) {
                 self.overlaps(&each.to, "result", &other.to);
             }
-            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+            self.check_write(each.to.0, &each.to.1);
         }
         go.iter().for_each(|each| self.write(each.to.0, &each.to.1));
+        // One value may be returned several times, so no name goes before all are given.
         for each in &stay {
-            self.rename(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
+            self.name_too(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
         }
+        stay.iter().for_each(|each| self.forget_names(each.to.1.region(), &each.to.1.bytes()));
     }
 
     /// An iteration begins: its entries are copied to where the parameters lie.
@@ -236,7 +240,7 @@ impl<'a> Checker<'a> {
                 let at = text(each.to.1.region(), &part);
                 self.error("H5", format!("{} shares {at} with what is sliced, {}", each.to.0, each.from.0));
             }
-            self.check_write(each.to.0, each.to.1.region(), &each.to.1.bytes());
+            self.check_write(each.to.0, &each.to.1);
             self.write(each.to.0, &each.to.1);
         }
     }

@@ -1,11 +1,14 @@
 //! What each kind of line reads and writes.
 
 use std::ops::Range;
+use std::rc::Rc;
+
+use smallvec::smallvec;
 
 use crate::entity::Value;
 use crate::plan::NodePlan;
 use crate::program::Node;
-use crate::storage::{Lies, Spot, is_read, may_take_over, overlap, pieces};
+use crate::storage::{Lies, Piece, Ranges, Spot, is_read, may_take_over, overlap, pieces};
 use crate::types::Type;
 
 use super::bytes::Values;
@@ -23,26 +26,32 @@ impl Checker<'_> {
         for (i, result) in node.results.iter().enumerate() {
             let spot = spots.as_ref().and_then(|spots| spots.get(i).cloned());
             let spot = spot.unwrap_or(Spot { lies: Lies::Within, ..tensor.spot.clone() });
-            self.tensors.insert(*result, vec![Tensor { spot, ..tensor.clone() }]);
+            let seen = Tensor::new(tensor.root, spot, tensor.whole.clone());
+            self.tensors.insert(*result, smallvec![seen]);
             self.writers.insert(*result, self.line);
         }
     }
 
     /// A result lies exactly where an operand does, and both have one shape.
-    fn in_place(&self, result: &(Value, Tensor), arg: &(Value, Tensor)) -> bool {
+    fn in_place(&self, result: &(Value, Rc<Tensor>), arg: &(Value, Rc<Tensor>)) -> bool {
         let shape = |value: Value| self.func.ty(value).and_then(Type::as_tensor).map(|ty| &ty.shape);
-        let unsized_ = result.1.spot.bytes().is_none();
+        let unsized_ = result.1.spot.hull().is_none();
         result.1.spot.same(&arg.1.spot) && (!unsized_ || shape(result.0) == shape(arg.0))
     }
 
-    pub(super) fn overlaps(&mut self, (a, at): &(Value, Tensor), word: &str, (b, of): &(Value, Tensor)) {
+    pub(super) fn overlaps(
+        &mut self,
+        (a, at): &(Value, Rc<Tensor>),
+        word: &str,
+        (b, of): &(Value, Rc<Tensor>),
+    ) {
         if let Some(part) = at.shares(of) {
             self.error("H5", format!("{a} shares {} with {word} {b}", text(at.region(), &part)));
         }
     }
 
     /// Results of one line share no byte.
-    fn apart(&mut self, results: &[(Value, Tensor)]) {
+    fn apart(&mut self, results: &[(Value, Rc<Tensor>)]) {
         for (i, result) in results.iter().enumerate() {
             results[..i].iter().for_each(|other| self.overlaps(result, "result", other));
         }
@@ -60,7 +69,7 @@ impl Checker<'_> {
                     self.overlaps(result, "operand", arg);
                 }
             }
-            self.check_write(result.0, result.1.region(), &result.1.bytes());
+            self.check_write(result.0, &result.1);
         }
         self.apart(&results);
         results.iter().for_each(|(value, tensor)| self.write(*value, tensor));
@@ -76,37 +85,71 @@ impl Checker<'_> {
             self.join_unknown(node, &args, &result);
             return;
         };
-        let mut written: Vec<Range<u64>> = Vec::new();
-        for piece in pieces.iter().filter(|piece| !piece.stays()) {
+        let (stay, go): (Vec<Piece>, Vec<Piece>) = pieces.into_iter().partition(Piece::stays);
+        // Where nothing stays all of the result is written, without a gap.
+        let hulls = go.iter().filter_map(|piece| piece.to.hull()).map(|(hull, _)| hull);
+        let hull = match stay.is_empty() {
+            true => result.1.hull.clone(),
+            false => hulls.filter(|hull| !hull.is_empty()).reduce(around).unwrap_or(0..0),
+        };
+        let whole = stay.is_empty();
+        let written = || {
+            let mut written: Ranges = match whole {
+                true => result.1.bytes(),
+                false => go.iter().flat_map(|piece| piece.to.bytes().unwrap_or_default()).collect(),
+            };
+            written.sort_unstable_by_key(|range| range.start);
+            written
+        };
+        for piece in &go {
             let (value, tensor) = &args[piece.operand];
-            self.check_read(*value, tensor.root, tensor.region(), &piece.from.bytes().unwrap_or_default());
-            written.extend(piece.to.bytes().unwrap_or_default());
-        }
-        written.sort_unstable_by_key(|range| range.start);
-        for piece in pieces.iter().filter(|piece| !piece.stays()) {
-            let (value, tensor) = &args[piece.operand];
-            let shared = piece.from.bytes().and_then(|from| overlap(&from, &written));
-            if let Some(part) = shared.filter(|_| tensor.region() == region) {
+            let from = piece.from.hull().map_or(0..0, |(hull, _)| hull);
+            let bytes = || piece.from.bytes().unwrap_or_default();
+            self.check_read(*value, tensor.root, tensor.region(), &from, bytes);
+            let near = tensor.region() == region && from.start < hull.end && hull.start < from.end;
+            let shared = if near { overlap(&bytes(), &written()) } else { None };
+            if let Some(part) = shared {
                 self.error("H5", format!("{} shares {} with operand {value}", result.0, text(region, &part)));
             }
         }
-        self.check_write(result.0, region, &written);
-        self.set(region, &written, &holding(result.0));
-        for piece in pieces.iter().filter(|piece| piece.stays()) {
+        self.check_writes(result.0, region, &hull, written);
+        if self.takes_over(&result.1, &stay, &args) {
+            self.write(result.0, &result.1);
+            return;
+        }
+        self.set(region, &written(), &holding(result.0));
+        for piece in &stay {
             let ranges = piece.to.bytes().unwrap_or_default();
             self.rename(region, &ranges, args[piece.operand].1.root, result.0);
         }
     }
 
+    /// Whether all that a join leaves where it is holds what the result means, and nobody reads it under another name any
+    /// more: then the result is all that the bytes hold, as if they had all been written.
+    fn takes_over(&self, result: &Tensor, stay: &[Piece], args: &[(Value, Rc<Tensor>)]) -> bool {
+        let line = self.next - 1;
+        let read_later = |name: &Value| self.last_use.get(*name).is_some_and(|last| *last > line);
+        let root = stay.first().map(|piece| args[piece.operand].1.root);
+        let (Some(root), true) = (root, stay.iter().all(|piece| Some(args[piece.operand].1.root) == root))
+        else {
+            return false;
+        };
+        self.bytes.over(result.region(), result.hull.clone()).all(|(_, cell)| {
+            cell.is_some_and(|cell| {
+                !self.is_busy(cell) && cell.holds.contains(&root) && !cell.holds.iter().any(read_later)
+            })
+        })
+    }
+
     /// A join of which not all places are known: the base of an update may lie where the result does.
-    fn join_unknown(&mut self, node: &Node, args: &[(Value, Tensor)], result: &(Value, Tensor)) {
+    fn join_unknown(&mut self, node: &Node, args: &[(Value, Rc<Tensor>)], result: &(Value, Rc<Tensor>)) {
         for (j, arg) in args.iter().enumerate() {
             self.read(arg.0, &arg.1);
             if !(may_take_over(&*node.op, 0, j) && self.in_place(result, arg)) {
                 self.overlaps(result, "operand", arg);
             }
         }
-        self.check_write(result.0, result.1.region(), &result.1.bytes());
+        self.check_write(result.0, &result.1);
         self.write(result.0, &result.1);
     }
 
@@ -150,7 +193,7 @@ impl Checker<'_> {
         }
         self.apart(&results);
         for (_, tensor) in &results {
-            self.check_write(pending, tensor.region(), &tensor.bytes());
+            self.check_write(pending, tensor);
             self.set(tensor.region(), &tensor.bytes(), &flying(pending));
         }
         for (j, (_, tensor)) in args.iter().enumerate() {
@@ -184,7 +227,7 @@ impl Checker<'_> {
         let known = self.errors.len();
         for ((value, tensor), there) in given.iter().zip(&there) {
             let ranges = there.bytes();
-            self.check_read(pending, pending, there.region(), &ranges);
+            self.check_read(pending, pending, there.region(), &there.hull, || there.bytes());
             if self.errors.len() == known && tensor.spot.place == there.spot.place {
                 self.rename(there.region(), &ranges, pending, *value);
             } else {
@@ -211,4 +254,9 @@ impl Checker<'_> {
         }
         self.pendings.insert(pending, Pending::There);
     }
+}
+
+/// The smallest range that has both.
+fn around(a: Range<u64>, b: Range<u64>) -> Range<u64> {
+    a.start.min(b.start)..a.end.max(b.end)
 }

@@ -34,6 +34,9 @@ mod lines;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::diagnostic::{At, Code, Diagnostic};
 use crate::entity::{Value, ValueMap};
@@ -42,7 +45,7 @@ use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
 use crate::plan::{Head, NodePlan, Place, Region};
 use crate::program::{Block, Func, Loc};
-use crate::storage::{Spot, joins, overlap};
+use crate::storage::{Ranges, Spot, joins, overlap};
 use crate::types::Type;
 
 use bytes::{Bytes, Cell, Values};
@@ -67,7 +70,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
         again: false,
         errors: Vec::new(),
     };
-    checker.last_uses(&func.body, &mut 0);
+    checker.last_uses(&func.body, &mut 0, false);
     checker.params();
     checker.nodes(&func.body);
     checker.returned();
@@ -75,28 +78,45 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
 }
 
 /// Where a tensor lies, and under whose name its bytes are kept.
-#[derive(Clone)]
 struct Tensor {
     root: Value,
     spot: Spot,
     /// All bytes of the root.
     whole: Range<u64>,
+    /// All bytes from its first to its last, and whether each of them is its own.
+    hull: Range<u64>,
+    solid: bool,
 }
 
+/// The tensors of a value: one, but for most pendings.
+type Tensors = SmallVec<[Rc<Tensor>; 1]>;
+
+/// Tensors of several values, each with the value.
+type Operands = SmallVec<[(Value, Rc<Tensor>); 4]>;
+
 impl Tensor {
+    fn new(root: Value, spot: Spot, whole: Range<u64>) -> Rc<Tensor> {
+        let (hull, solid) = spot.hull().unwrap_or((whole.clone(), true));
+        Rc::new(Tensor { root, spot, whole, hull, solid })
+    }
+
     fn region(&self) -> Region {
         self.spot.place.region
     }
 
     /// Its bytes; all of its root where they are not known.
-    fn bytes(&self) -> Vec<Range<u64>> {
-        self.spot.bytes().unwrap_or_else(|| vec![self.whole.clone()])
+    fn bytes(&self) -> Ranges {
+        match self.solid {
+            true if self.hull.is_empty() => Ranges::new(),
+            true => smallvec![self.hull.clone()],
+            false => self.spot.bytes().unwrap_or_else(|| smallvec![self.whole.clone()]),
+        }
     }
 
     fn shares(&self, other: &Tensor) -> Option<Range<u64>> {
         let near = self.region() == other.region()
-            && self.whole.start < other.whole.end
-            && other.whole.start < self.whole.end;
+            && self.hull.start < other.hull.end
+            && other.hull.start < self.hull.end;
         if near { overlap(&self.bytes(), &other.bytes()) } else { None }
     }
 }
@@ -130,7 +150,7 @@ struct Checker<'a> {
     func: &'a Func,
     head: &'a Head,
     bytes: Bytes,
-    tensors: ValueMap<Vec<Tensor>>,
+    tensors: ValueMap<Tensors>,
     starts: ValueMap<Started>,
     pendings: ValueMap<Pending>,
     /// The last line that reads under each name.
@@ -169,7 +189,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Notes, for each name, the last line that reads under it; lines are numbered as errors number them.
-    fn last_uses(&mut self, block: &Block, next: &mut usize) {
+    fn last_uses(&mut self, block: &Block, next: &mut usize, loops: bool) {
         let mut roots: ValueMap<Value> = ValueMap::default();
         let mut used = |value: Value, roots: &ValueMap<Value>, line: usize| {
             self.last_use.insert(roots.get(value).copied().unwrap_or(value), line);
@@ -178,7 +198,7 @@ impl<'a> Checker<'a> {
         for node in &block.nodes {
             *next += 1;
             for inside in &node.blocks {
-                inner.push((inside, *next));
+                inner.push((inside, *next, matches!(node.op.flow(), Flow::Scan { .. })));
                 *next += lines(inside);
             }
             node.args.iter().for_each(|arg| used(*arg, &roots, *next - 1));
@@ -190,10 +210,11 @@ impl<'a> Checker<'a> {
             }
         }
         // Another iteration may read what entered.
-        block.results.iter().chain(&block.params).for_each(|value| used(*value, &roots, *next));
+        let entered = block.params.iter().filter(|_| loops);
+        block.results.iter().chain(entered).for_each(|value| used(*value, &roots, *next));
         *next += 1;
-        for (inside, mut first) in inner {
-            self.last_uses(inside, &mut first);
+        for (inside, mut first, loops) in inner {
+            self.last_uses(inside, &mut first, loops);
         }
     }
 
@@ -204,11 +225,8 @@ impl<'a> Checker<'a> {
             let types = self.func.ty(*value).map_or(&[][..], Type::tensors);
             let lodged = types.iter().zip(places.by_ref()).map(|(ty, place)| {
                 let spot = Spot::new(*place, ty, &self.sizes);
-                let whole = match spot.bytes() {
-                    Some(bytes) => bytes.first().cloned().unwrap_or(place.offset..place.offset),
-                    None => 0..u64::MAX,
-                };
-                Tensor { root: *value, spot, whole }
+                let whole = spot.hull().map_or(0..u64::MAX, |(hull, _)| hull);
+                Tensor::new(*value, spot, whole)
             });
             let lodged = lodged.collect();
             self.tensors.insert(*value, lodged);
@@ -216,32 +234,41 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn tensors(&self, value: Value) -> Vec<Tensor> {
+    fn tensors(&self, value: Value) -> Tensors {
         self.tensors.get(value).cloned().unwrap_or_default()
     }
 
     /// The values of a list that are tensors, with where they lie.
-    fn operands(&self, values: &[Value]) -> Vec<(Value, Tensor)> {
-        values
-            .iter()
-            .flat_map(|value| self.tensors(*value).into_iter().map(|tensor| (*value, tensor)))
-            .collect()
+    fn operands(&self, values: &[Value]) -> Operands {
+        let mut operands = Operands::new();
+        for value in values {
+            let tensors = self.tensors.get(*value).into_iter().flatten();
+            operands.extend(tensors.map(|tensor| (*value, Rc::clone(tensor))));
+        }
+        operands
     }
 
     fn released(&self, start: Value) -> bool {
         self.starts.get(start).is_some_and(|start| start.released)
     }
 
-    /// These bytes hold what is read under this name.
-    fn check_read(&mut self, value: Value, root: Value, region: Region, ranges: &[Range<u64>]) {
-        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
+    /// What is read under this name is there. `hull` has all bytes from the first to the last.
+    fn check_read(
+        &mut self,
+        value: Value,
+        root: Value,
+        region: Region,
+        hull: &Range<u64>,
+        ranges: impl FnOnce() -> Ranges,
+    ) {
         let fine = |cell: Option<&Cell>| cell.is_some_and(|c| c.flight.is_none() && c.holds.contains(&root));
         // Most views may be read where all bytes between their first and last may.
-        if self.bytes.over(region, first.start..last.end).iter().all(|(_, cell)| fine(*cell)) {
+        if self.bytes.over(region, hull.clone()).all(|(_, cell)| fine(cell)) {
             return;
         }
-        let all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
-        let Some((part, cell)) = all.into_iter().find(|(_, cell)| !fine(*cell)) else { return };
+        let ranges = ranges();
+        let mut all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
+        let Some((part, cell)) = all.find(|(_, cell)| !fine(*cell)) else { return };
         let at = text(region, &part);
         let (rule, message) = match cell {
             Some(Cell { flight: Some(start), .. }) => {
@@ -258,19 +285,35 @@ impl<'a> Checker<'a> {
     }
 
     fn read(&mut self, value: Value, tensor: &Tensor) {
-        self.check_read(value, tensor.root, tensor.region(), &tensor.bytes());
+        self.check_read(value, tensor.root, tensor.region(), &tensor.hull, || tensor.bytes());
     }
 
-    /// These bytes may be written.
-    fn check_write(&mut self, value: Value, region: Region, ranges: &[Range<u64>]) {
-        if let (Region::Arg(number), false) = (region, ranges.is_empty()) {
+    /// What a tensor lies over may be written.
+    fn check_write(&mut self, value: Value, tensor: &Tensor) {
+        self.check_writes(value, tensor.region(), &tensor.hull, || tensor.bytes());
+    }
+
+    /// These bytes may be written. `hull` has all from the first to the last.
+    fn check_writes(
+        &mut self,
+        value: Value,
+        region: Region,
+        hull: &Range<u64>,
+        ranges: impl FnOnce() -> Ranges,
+    ) {
+        if let (Region::Arg(number), false) = (region, hull.is_empty()) {
             let param = self.func.body.params.get(number as usize);
             if !param.is_some_and(|param| self.head.donated.contains(param)) {
                 self.error("H4", format!("writes {value} in {region}, which was not given away"));
             }
         }
-        let all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
-        let busy = all.into_iter().find_map(|(part, cell)| {
+        let is_busy = |cell: Option<&Cell>| cell.is_some_and(|cell| self.is_busy(cell));
+        if !self.bytes.over(region, hull.clone()).any(|(_, cell)| is_busy(cell)) {
+            return;
+        }
+        let ranges = ranges();
+        let mut all = ranges.iter().flat_map(|range| self.bytes.over(region, range.clone()));
+        let busy = all.find_map(|(part, cell)| {
             let cell = cell?;
             let lease = cell.leases.iter().find(|start| !self.released(**start));
             let at = text(region, &part);
@@ -287,6 +330,11 @@ impl<'a> Checker<'a> {
         if let Some((rule, message)) = busy {
             self.error(rule, message);
         }
+    }
+
+    /// Whether bytes must not be written now.
+    fn is_busy(&self, cell: &Cell) -> bool {
+        cell.flight.is_some() || cell.leases.iter().any(|start| !self.released(*start))
     }
 
     /// Bytes hold a value from here on, and nothing else is known of them.
@@ -308,6 +356,31 @@ impl<'a> Checker<'a> {
                         .retain(|name| *name != to && last_use.get(*name).is_some_and(|use_| *use_ > line));
                     cell.holds.push(to);
                 }
+            });
+        }
+    }
+
+    /// Bytes that hold a value under one name hold it under another too.
+    fn name_too(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
+        for range in ranges {
+            self.bytes.update(region, range.clone(), |cell| {
+                if cell.holds.contains(&from) {
+                    cell.holds.retain(|name| *name != to);
+                    cell.holds.push(to);
+                }
+            });
+        }
+    }
+
+    /// Names that nobody reads any more go, but for the last one.
+    fn forget_names(&mut self, region: Region, ranges: &[Range<u64>]) {
+        let (line, last_use) = (self.next - 1, &self.last_use);
+        for range in ranges {
+            self.bytes.update(region, range.clone(), |cell| {
+                let newest = cell.holds.last().copied();
+                cell.holds.retain(|name| {
+                    Some(*name) == newest || last_use.get(*name).is_some_and(|use_| *use_ > line)
+                });
             });
         }
     }

@@ -1,0 +1,222 @@
+//! One random program, its plans, and what must come of them.
+
+use std::time::Duration;
+
+use consort_comm::spawn_with_heap;
+use consort_ir::dtype::Dtype;
+use consort_ir::generate;
+use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::ops::{AllReduceStart, OpDef, Reduce, ReduceScatterStart, ReduceScatterVStart, ReduceStart};
+use consort_ir::oracle::plan::{Timing, run};
+use consort_ir::oracle::{self, bind};
+use consort_ir::program::{Func, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::{Expect, print};
+use consort_ir::types::Type;
+use consort_ir::verify::{hazards, verify};
+use consort_passes::{At, Options, PASSES, plan, simplify};
+use consort_runtime::tolerance::{self, Tolerance};
+
+use super::{naive, rank};
+
+/// How long an operation may wait for other ranks, on a machine that is busy with many.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bytes of each rank's heap, where ranks are threads.
+const HEAP: usize = 1 << 22;
+
+/// How results compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// They are those of the oracle: the same bits, or within the tolerance of the program's ops.
+    Same,
+    /// They are not, and neither are those of a plan in which every value has a place of its own: kernels round otherwise
+    /// than the reference, and an op that is not continuous made more of it.
+    Rounded,
+}
+
+/// A program, and what the oracle says of it.
+pub(crate) struct Case {
+    seed: u64,
+    program: Program,
+    inputs: Vec<Vec<Tensor>>,
+    expected: Vec<Vec<Tensor>>,
+    /// How far results may be off; not at all for every other program.
+    tolerance: f64,
+    /// Plans of all ranks: of the program as it is, and simplified.
+    plans: [Vec<Func>; 2],
+}
+
+/// Whether an executor gives the bits of the reference: its kernel does, and what is added between ranks has one order.
+fn is_exact(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> bool {
+    let any = op.as_any();
+    let reduce = None
+        .or(any.downcast_ref::<AllReduceStart>().map(|op| (op.reduce, op.over)))
+        .or(any.downcast_ref::<ReduceStart>().map(|op| (op.reduce, op.over)))
+        .or(any.downcast_ref::<ReduceScatterStart>().map(|op| (op.reduce, op.over)))
+        .or(any.downcast_ref::<ReduceScatterVStart>().map(|op| (op.reduce, op.over)));
+    match reduce {
+        _ if args.iter().flat_map(Type::tensors).all(|ty| !ty.dtype.is_float()) => true,
+        Some((Reduce::Min | Reduce::Max, _)) => true,
+        Some((Reduce::Sum | Reduce::Product, over)) => mesh.group_size(over) <= 2,
+        Some(_) => false,
+        None => tolerance::of(op.info().name, Dtype::F32) == Tolerance::Bits,
+    }
+}
+
+/// The program of a seed: every other one of ops that give the same bits everywhere.
+fn program(seed: u64) -> Program {
+    let size = 4 + seed as usize % 28;
+    match seed.is_multiple_of(2) {
+        true => generate::program_of(seed, size, &is_exact),
+        false => generate::program(seed, size),
+    }
+}
+
+/// On how many ranks the program of a seed runs.
+pub(crate) fn ranks(seed: u64) -> usize {
+    program(seed).mesh.n_ranks() as usize
+}
+
+impl Case {
+    /// The case of a seed, up to its plans.
+    pub(crate) fn new(seed: u64) -> Result<Case, String> {
+        let program = program(seed);
+        let text = || print(&program);
+        if let Some(error) = verify(&program).first() {
+            return Err(format!("verify: {}\n{}", error.headline(), text()));
+        }
+        let inputs = generate::inputs(&program, seed);
+        let expected =
+            oracle::run(&program, "f", &inputs).map_err(|error| format!("oracle: {error}\n{}", text()))?;
+        let simple = simplify(&program, PASSES, &Options { verify: true, ..Options::default() }, &mut |_| {})
+            .map_err(|error| format!("simplify: {error}\n{}", text()))?;
+        let tolerance = if seed.is_multiple_of(2) { 0.0 } else { tolerance::of_func(&program.funcs[0]) };
+        let plans = [Case::plans(&program, &inputs, seed)?, Case::plans(&simple, &inputs, seed)?];
+        Ok(Case { seed, program, inputs, expected, tolerance, plans })
+    }
+
+    fn plans(program: &Program, inputs: &[Vec<Tensor>], seed: u64) -> Result<Vec<Func>, String> {
+        let (mesh, func) = (&program.mesh, &program.funcs[0]);
+        let symbols = bind(mesh, func, inputs)?;
+        let of = |(rank, symbols)| {
+            // Arguments are given away in patterns that differ between ranks.
+            let given = |param: usize| seed >> ((rank as usize + param) % 5) & 1 == 1;
+            let donated: Vec<bool> = (0..func.body.params.len()).map(given).collect();
+            let planned = plan(mesh, func, &At { rank: Rank(rank), symbols, donated: &donated });
+            planned.map_err(|error| format!("plan: {error}\n{}", print(program)))
+        };
+        (0u32..).zip(&symbols).map(of).collect()
+    }
+
+    fn text(&self, plan: &Func) -> String {
+        print(&Program { mesh: self.program.mesh.clone(), funcs: vec![plan.clone()] })
+    }
+
+    /// Plans have no hazards, and give the results on bytes, whatever the timing.
+    pub(crate) fn check_plans(&self) -> Result<(), String> {
+        let mesh = &self.program.mesh;
+        let seed = self.seed;
+        let ahead = Rank((seed % u64::from(mesh.n_ranks())) as u32);
+        let timings = [
+            Timing::Earliest,
+            Timing::Latest,
+            Timing::Ahead(ahead),
+            Timing::Mixed(seed),
+            Timing::Mixed(seed.wrapping_add(1)),
+        ];
+        for plans in &self.plans {
+            for plan in plans {
+                let errors = verify(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] });
+                if let Some(error) = errors.first().or(hazards(mesh, plan).first()) {
+                    return Err(format!("{}\n{}", error.headline(), self.text(plan)));
+                }
+            }
+            for timing in timings {
+                let got = run(mesh, plans, &self.inputs, timing);
+                let got = got.map_err(|error| format!("{timing:?}: {error}\n{}", self.text(&plans[0])))?;
+                if let Some((rank, what)) = self.differs(&got, 0.0) {
+                    let plan = self.text(&plans[rank]);
+                    return Err(format!("plan oracle, {timing:?}, rank {rank}: {what}\n{plan}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rank whose results are not those of the oracle, and what differs.
+    fn differs(&self, got: &[Vec<Tensor>], tolerance: f64) -> Option<(usize, String)> {
+        (0..got.len()).find_map(|rank| Some((rank, self.rank_differs(rank, &got[rank], tolerance)?)))
+    }
+
+    fn rank_differs(&self, rank: usize, got: &[Tensor], tolerance: f64) -> Option<String> {
+        let expected = &self.expected[rank];
+        if expected.len() != got.len() {
+            return Some(format!("expected {} results, got {}", expected.len(), got.len()));
+        }
+        let mut pairs = expected.iter().zip(got).enumerate();
+        let (i, (a, b)) = pairs.find(|(_, (a, b))| !Expect::close(a, b, tolerance))?;
+        Some(format!("result {i}: expected {}, got {}", a.text(), b.text()))
+    }
+
+    /// What this rank gives, the second time that it runs a plan: memory has been used before.
+    fn play(&self, plan: &Func, all: &consort_comm::Group) -> Result<Vec<Tensor>, String> {
+        let mut ready = rank::Ready::new(&self.program.mesh, plan.clone(), all, TIMEOUT)
+            .map_err(|failure| failure.message)?;
+        let inputs = &self.inputs[all.rank()];
+        let first = ready.run(inputs).map_err(|failure| failure.message)?;
+        let again = ready.run(inputs).map_err(|failure| failure.message)?;
+        match first.iter().zip(&again).all(|(a, b)| a.same(b)) {
+            true => Ok(again),
+            false => Err("a second call gives something else".into()),
+        }
+    }
+
+    fn threads(&self, plans: &[Func]) -> Result<Vec<Vec<Tensor>>, String> {
+        let got = spawn_with_heap(plans.len(), HEAP, |all| self.play(&plans[all.rank()], &all));
+        // What others make of a rank's failure says less than the failure itself.
+        let follows = |error: &&String| error.contains("has left the group");
+        let errors: Vec<&String> = got.iter().filter_map(|got| got.as_ref().err()).collect();
+        match errors.iter().find(|error| !follows(error)).or(errors.first()) {
+            Some(error) => Err(error.to_string()),
+            None => Ok(got.into_iter().flatten().collect()),
+        }
+    }
+
+    /// The executor gives the results, with ranks that are threads.
+    pub(crate) fn run_on_threads(&self) -> Result<Outcome, String> {
+        for plans in &self.plans {
+            let got =
+                self.threads(plans).map_err(|error| format!("threads: {error}\n{}", self.text(&plans[0])))?;
+            let Some((rank, what)) = self.differs(&got, self.tolerance) else { continue };
+            if self.tolerance > 0.0 && self.is_rounded(&got)? {
+                return Ok(Outcome::Rounded);
+            }
+            return Err(format!("threads, rank {rank}: {what}\n{}", self.text(&plans[rank])));
+        }
+        Ok(Outcome::Same)
+    }
+
+    /// Whether a plan that shares no storage at all gives the same as these results.
+    fn is_rounded(&self, got: &[Vec<Tensor>]) -> Result<bool, String> {
+        let (mesh, func) = (&self.program.mesh, &self.program.funcs[0]);
+        let symbols = bind(mesh, func, &self.inputs)?;
+        let plans = (0u32..).zip(&symbols);
+        let plans: Vec<Func> =
+            plans.map(|(rank, symbols)| naive::plan(mesh, func, Rank(rank), symbols, false)).collect();
+        let plain = self.threads(&plans)?;
+        let close = |(a, b): (&Tensor, &Tensor)| Expect::close(a, b, self.tolerance);
+        Ok(plain.iter().flatten().zip(got.iter().flatten()).all(close))
+    }
+
+    /// The same on one rank that is a process, with the simplified program.
+    pub(crate) fn run_here(&self, all: &consort_comm::Group) -> Result<(), String> {
+        let rank = all.rank();
+        let plan = &self.plans[1][rank];
+        let got = self.play(plan, all)?;
+        match self.rank_differs(rank, &got, self.tolerance) {
+            None => Ok(()),
+            Some(what) => Err(format!("rank {rank}: {what}\n{}", self.text(plan))),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A random program on ranks that are processes of this test program.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use consort_comm::init;
+use consort_comm::launch::{Options, Sink, launch};
+
+use super::case::{Case, TIMEOUT};
+
+/// Bytes of each rank's heap.
+const HEAP: usize = 1 << 26;
+
+/// What a rank says when its results are right.
+const FINE: &str = "results are those of the oracle";
+
+/// Where the launcher writes.
+#[derive(Clone, Default)]
+struct Text(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs the program of a seed as a job: every rank compares its own results.
+pub(crate) fn run(seed: u64, ranks: usize) -> Result<(), String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let own = own.to_str().ok_or("expected a path that is text")?;
+    let variable = format!("CONSORT_RANDOM_RANK={seed}");
+    let words = ["env", &variable, own, "--exact", "rank_program", "--nocapture", "--quiet"];
+    let options = Options {
+        ranks,
+        program: words.iter().map(|word| word.into()).collect(),
+        entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
+        tee: None,
+        flight: None,
+        timeout: Some(2 * TIMEOUT),
+        grace: Duration::from_secs(2),
+        deadline: None,
+    };
+    let said = Text::default();
+    let outcome =
+        launch(&options, Sink::new(said.clone()), Sink::new(said.clone())).map_err(|e| e.to_string())?;
+    let said = String::from_utf8_lossy(&said.0.lock().unwrap()).into_owned();
+    match said.matches(FINE).count() == ranks && outcome.code == 0 {
+        true => Ok(()),
+        false => Err(format!("processes: code {}: {}\n{said}", outcome.code, outcome.summary)),
+    }
+}
+
+/// One rank of such a job.
+pub(crate) fn play(seed: u64) {
+    let case = Case::new(seed).unwrap_or_else(|error| panic!("{error}"));
+    let world = init().unwrap();
+    let all = world.group(HEAP, TIMEOUT).unwrap();
+    case.run_here(&all).unwrap_or_else(|error| panic!("{error}"));
+    println!("{FINE}");
+}
