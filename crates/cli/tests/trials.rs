@@ -82,6 +82,7 @@ fn every_fault_ends_in_one_error_in_time_and_leaves_nothing() {
     println!("{count} trials in {:?}\n{}", start.elapsed(), times.lock().unwrap());
     let mut failures = failures.into_inner().unwrap();
     failures.extend(leftovers.check_at_the_end().err());
+    failures.extend(times.lock().unwrap().check().err());
     assert!(failures.is_empty(), "{} trials failed:\n{}", failures.len(), failures.join("\n\n"));
 }
 

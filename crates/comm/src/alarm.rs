@@ -18,9 +18,9 @@ pub(crate) struct Alarm {
     bells: Mutex<Vec<Weak<Rows>>>,
 }
 
-/// Whoever watches over ranks that are processes: what has happened, if anything, and to which rank. Asked while waiting,
+/// Whoever watches over ranks that are processes: what has happened, if anything, and which ranks are to blame. Asked while waiting,
 /// so it must be quick where nothing has.
-pub(crate) type Watch = Box<dyn Fn() -> Option<(Option<usize>, String)> + Send + Sync>;
+pub(crate) type Watch = Box<dyn Fn() -> Option<(Vec<usize>, String)> + Send + Sync>;
 
 impl Alarm {
     pub(crate) fn watched(watch: Watch) -> Alarm {
@@ -56,6 +56,6 @@ impl Alarm {
     pub(crate) fn failure(&self) -> Option<CommError> {
         let panicked = self.panicked().map(|rank| CommError::Panicked { rank });
         let watched = || self.watch.as_ref().and_then(|watch| watch());
-        panicked.or_else(|| watched().map(|(rank, error)| CommError::World { rank, error }))
+        panicked.or_else(|| watched().map(|(culprits, error)| CommError::World { culprits, error }))
     }
 }

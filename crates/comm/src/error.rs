@@ -137,8 +137,8 @@ pub enum CommError {
     },
     /// A rank of the world died, aborted or left, in the words of whoever watches over them.
     World {
-        /// The rank, if it was one.
-        rank: Option<usize>,
+        /// The ranks that are to blame, if any is.
+        culprits: Vec<usize>,
         /// What happened.
         error: String,
     },
@@ -163,7 +163,7 @@ impl CommError {
             CommError::Deadlock { cycle } => ranks_of(cycle),
             CommError::OtherGroup { error } => error.culprits(),
             CommError::Elsewhere { culprits, .. } => culprits.clone(),
-            CommError::World { rank, .. } => rank.iter().copied().collect(),
+            CommError::World { culprits, .. } => culprits.clone(),
             CommError::Leased { rank }
             | CommError::Left { rank, .. }
             | CommError::Skipped { rank, .. }

@@ -100,5 +100,6 @@ pub use pending::{Outcome, Pending};
 pub use probe::{Movement, Probe};
 pub use progress::Note;
 pub use recorder::{Name, Recorder};
+pub use status::Cause;
 pub use unseen::{report_unseen, take_unseen};
 pub use world::{InitError, World, init};

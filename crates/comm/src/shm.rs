@@ -49,8 +49,8 @@ impl World {
                 let (mine, fd) = Segment::shared(room).map_err(machine("a heap"))?;
                 let size = (room as u64).to_le_bytes();
                 let peers = control.share_heap(&[&size[..], &mask].concat(), fd.as_fd(), deadline);
-                let peers =
-                    peers.map_err(|error| CommError::World { rank: None, error: error.to_string() })?;
+                let peers = peers
+                    .map_err(|error| CommError::World { culprits: Vec::new(), error: error.to_string() })?;
                 let cores = Cores::of(n, peers.iter().filter_map(|peer| peer.blob.get(size.len()..)));
                 let mut segments = Vec::new();
                 let mut mine = Some(mine);

@@ -41,13 +41,13 @@ const _: () = assert!(WORDS * 8 <= SIZE);
 
 /// Why a rank stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cause {
+pub struct Cause {
     /// The rank that found it, which others may repeat.
-    pub(crate) by: usize,
+    pub by: usize,
     /// Its error.
-    pub(crate) text: String,
+    pub text: String,
     /// The ranks that are to blame, as far as it could find out.
-    pub(crate) culprits: Vec<usize>,
+    pub culprits: Vec<usize>,
 }
 
 /// What kind of thing a rank waits for.

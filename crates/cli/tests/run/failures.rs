@@ -70,7 +70,7 @@ fn a_panic_reaches_all_and_its_message_is_said_last() {
     }
     let (_, summary) = ended.err.split_once("error: run: first failure: rank 1 (process ").unwrap();
     assert!(summary.contains(": aborted: it panicked; it exited with code 101\n"), "{summary}");
-    assert!(summary.contains("  its last lines on the standard error:\n"), "{summary}");
+    assert!(summary.contains("  last lines of rank 1 on the standard error:\n"), "{summary}");
     assert!(summary.contains("the planned panic\n"), "{summary}");
 }
 

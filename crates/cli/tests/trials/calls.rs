@@ -115,7 +115,11 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
             started(group.reduce_scatter_v(filled(whole)?, result, element, reduce, sizes, 1))
         }
         Kind::Permute => {
-            let to = (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect();
+            let mut to: Vec<Option<usize>> = (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect();
+            if fault == Some(Fault::OtherRoute) {
+                // A part that others do not have, and that this member need not be of.
+                to[n - 1] = Some(0);
+            }
             started(group.permute(filled(count)?, room(count)?, to))
         }
         Kind::Barrier => started(group.barrier()),

@@ -30,6 +30,7 @@ pub(crate) enum Fault {
     OtherBytes,
     OtherReduction,
     OtherRoot,
+    OtherRoute,
     OtherSplits,
     OtherLength,
     /// It makes the calls on two groups in another order than the others, waiting for each.
@@ -42,14 +43,14 @@ pub(crate) enum Class {
     Nothing,
     /// The kernel tells the launcher, which tells the ranks.
     Death,
-    /// Nobody tells: the deadline ends the wait.
+    /// Nobody tells: the deadline ends the wait, or the wait is found never to end.
     Absence,
     /// The calls that were published differ.
     Mismatch,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 19] = [
+    pub(crate) const ALL: [Fault; 20] = [
         Fault::Nothing,
         Fault::Killed,
         Fault::KilledByAnother,
@@ -66,6 +67,7 @@ impl Fault {
         Fault::OtherBytes,
         Fault::OtherReduction,
         Fault::OtherRoot,
+        Fault::OtherRoute,
         Fault::OtherSplits,
         Fault::OtherLength,
         Fault::OtherOrder,
@@ -98,6 +100,7 @@ impl Fault {
             Fault::OtherRoot => {
                 &[Kind::Broadcast, Kind::BroadcastCommon, Kind::Reduce, Kind::Gather, Kind::Scatter]
             }
+            Fault::OtherRoute => &[Kind::Permute],
             Fault::OtherSplits => &[Kind::AllToAll],
             Fault::OtherLength => &[Kind::Exchange],
             Fault::OtherOrder => &[Kind::AllReduce],
@@ -221,6 +224,8 @@ pub(crate) struct Plan {
     pub(crate) parts: Vec<Vec<usize>>,
     /// The calls of each step are started, then waited for.
     pub(crate) steps: Vec<Vec<Call>>,
+    /// Whether the wait of a small message needs its receive.
+    pub(crate) strict: bool,
     /// Whether a survivor ends with `exit`, or drops what it has first.
     pub(crate) exits: bool,
 }
@@ -229,7 +234,7 @@ impl Plan {
     pub(crate) fn new(seed: u64) -> Plan {
         let mut random = Random::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let fault = Fault::ALL[(seed % Fault::ALL.len() as u64) as usize];
-        let ranks = random.within(2..=5);
+        let ranks = random.within(2..=8);
         let guilty = random.within(0..=ranks - 1);
         let other = (guilty + random.within(1..=ranks - 1)) % ranks;
         let mut order: Vec<usize> = (0..ranks).collect();
@@ -251,8 +256,8 @@ impl Plan {
             let call = Call::new(&mut random, fault.kinds());
             steps[step] = [false, true].map(|on_part| Call { on_part, ..call }).to_vec();
         }
-        let (in_flight, exits) = (random.chance(50), random.chance(50));
-        Plan { seed, ranks, fault, guilty, other, step, at, in_flight, parts, steps, exits }
+        let [in_flight, exits, strict] = [(); 3].map(|()| random.chance(50));
+        Plan { seed, ranks, fault, guilty, other, step, at, in_flight, parts, steps, strict, exits }
     }
 }
 
@@ -277,9 +282,12 @@ impl Call {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { ranks, fault, guilty, other, step, at, in_flight, parts, .. } = self;
+        let Plan { ranks, fault, guilty, other, step, at, in_flight, exits, strict, parts, .. } = self;
         writeln!(f, "  {ranks} ranks in parts {parts:?}: rank {guilty} {fault:?} (or by {other})")?;
-        writeln!(f, "  in call {at} of step {step}, in flight: {in_flight}; exits: {}", self.exits)?;
+        writeln!(
+            f,
+            "  in call {at} of step {step}, in flight: {in_flight}; exits: {exits}; strict: {strict}"
+        )?;
         for (i, calls) in self.steps.iter().enumerate() {
             for Call { on_part, kind, count, reduce, root, .. } in calls {
                 let group = if *on_part { "part" } else { "world" };

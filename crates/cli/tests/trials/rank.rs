@@ -9,7 +9,7 @@ use consort_comm::{CommError, Group, World};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::calls::{Started, is_right, start};
-use super::plan::{Call, Class, Fault, Plan, Random};
+use super::plan::{Call, Class, Fault, Kind, Plan, Random};
 
 /// Longer than any trial takes on a busy machine: a wait that must be ended by a notice has this deadline.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -84,6 +84,7 @@ impl Groups {
     fn new(plan: &Plan, world: &World) -> Groups {
         let until = Instant::now() + LONG;
         let group = world.group(HEAP, LONG).unwrap();
+        group.set_strict(plan.strict);
         let part = group.subgroup(&plan.parts, until).unwrap();
         let peers = world.control().unwrap().rendezvous(&[], None, LONG).unwrap();
         let processes = peers.iter().map(|peer| i32::try_from(peer.pid).unwrap()).collect();
@@ -162,8 +163,8 @@ impl Player<'_> {
                 return Ok(false);
             }
             Random::new(plan.seed ^ (self.rank * 100 + i) as u64).shuffle(&mut pendings);
-            for (call, pending) in pendings {
-                self.wait(i, &call, pending)?;
+            for (at, call, pending) in pendings {
+                self.wait((i, at), &call, pending)?;
             }
         }
         // Two: one whom another rank ends may have come to the first before.
@@ -179,7 +180,7 @@ impl Player<'_> {
         if absent { SHORT } else { LONG }
     }
 
-    fn start(&self, step: usize, calls: &[Call]) -> Result<Vec<(Call, Started)>, Failed> {
+    fn start(&self, step: usize, calls: &[Call]) -> Result<Vec<(usize, Call, Started)>, Failed> {
         let plan = self.plan;
         let mut pendings = Vec::new();
         for (i, call) in calls.iter().enumerate() {
@@ -191,19 +192,33 @@ impl Player<'_> {
             }
             let clock = Clock::new(self.limit(step));
             let pending = start(group, call, fault);
-            pendings.push((*call, pending.map_err(|error| clock.failed(call.on_part, error))?));
+            pendings.push((i, *call, pending.map_err(|error| clock.failed(call.on_part, error))?));
         }
         Ok(pendings)
     }
 
-    fn wait(&self, step: usize, call: &Call, pending: Started) -> Result<(), Failed> {
+    fn wait(&self, (step, at): (usize, usize), call: &Call, pending: Started) -> Result<(), Failed> {
         let clock = Clock::new(self.limit(step));
         let bytes = pending(clock.until).map_err(|error| clock.failed(call.on_part, error))?;
-        // What differs may be seen by others first, and until they say so there are results.
-        let differs = self.plan.fault.class() == Class::Mismatch && step >= self.plan.step;
         let group = self.group(call).unwrap();
-        assert!(differs || is_right(group, call, &bytes), "{call:?}: the result is wrong");
+        assert!(is_right(group, call, &bytes), "{call:?}: the result is wrong");
+        let plan = self.plan;
+        let differs = plan.fault.class() == Class::Mismatch && (step, at) == (plan.step, plan.at);
+        assert!(!differs || !self.meets(group, call), "{call:?}: a result of a call that differs");
         Ok(())
+    }
+
+    /// Whether this rank has a part in what the guilty one does otherwise than the others.
+    fn meets(&self, group: &Group, call: &Call) -> bool {
+        let plan = self.plan;
+        let members: Vec<usize> = match call.on_part {
+            true => plan.parts.iter().find(|part| part.contains(&self.rank)).unwrap().clone(),
+            false => (0..plan.ranks).collect(),
+        };
+        let Some(guilty) = members.iter().position(|rank| *rank == plan.guilty) else { return false };
+        let (me, receiver) = (group.rank(), (guilty + 1) % group.size());
+        // A small message of ranks that are not strict has left its sender.
+        call.kind != Kind::Exchange || me == receiver || me == guilty && plan.strict
     }
 
     /// Each call is waited for before the next, by the guilty rank in the other order.
@@ -214,8 +229,8 @@ impl Player<'_> {
             calls.reverse();
         }
         for call in &calls {
-            for (call, pending) in self.start(step, &[*call])? {
-                self.wait(step, &call, pending)?;
+            for (_, call, pending) in self.start(step, &[*call])? {
+                self.wait((step, usize::MAX), &call, pending)?;
             }
         }
         Ok(())

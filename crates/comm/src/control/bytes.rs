@@ -3,6 +3,7 @@
 //! Numbers are little-endian; a text, a blob or a list begins with its length, 4 bytes.
 
 use super::failure::{Exit, Failure, What};
+use crate::status::Cause;
 
 /// Bytes under construction.
 pub(super) struct Writer(pub(super) Vec<u8>);
@@ -34,12 +35,18 @@ impl Writer {
             What::Aborted(_) => (4, 0),
             What::Late(_) => (5, 0),
             What::Differs(_) => (6, 0),
+            What::Caused(_) => (7, 0),
         };
         self.0.push(kind);
         self.0.extend(number.to_le_bytes());
         match &failure.what {
             What::Aborted(reason) => self.bytes(reason.as_bytes()),
             What::Late(missing) => self.ranks(missing),
+            What::Caused(cause) => {
+                self.u32(cause.by);
+                self.bytes(cause.text.as_bytes());
+                self.ranks(&cause.culprits);
+            }
             What::Differs(calls) => {
                 self.u32(calls.len());
                 for (call, site, ranks) in calls {
@@ -111,6 +118,10 @@ impl<'a> Fields<'a> {
             4 => What::Aborted(self.text()?),
             5 => What::Late(self.ranks()?),
             6 => What::Differs(self.list(|fields| Some((fields.text()?, fields.text()?, fields.ranks()?)))?),
+            7 => {
+                let (by, text) = (self.u32()? as usize, self.text()?);
+                What::Caused(Cause { by, text, culprits: self.ranks()? })
+            }
             _ => return None,
         };
         Some(Failure { rank, what, at })

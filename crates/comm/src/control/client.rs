@@ -19,7 +19,9 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::error::ControlError;
 use super::failure::{Failure, What};
-use super::frame::{Inbox, MAX_BLOB, MAX_NAME, MAX_REASON, Message, Reader, decode_pairs, encode_pairs};
+use super::frame::{
+    Inbox, MAX_BLOB, MAX_NAME, MAX_REASON, Message, Reader, decode_pairs, encode_pairs, shortened,
+};
 use super::knock::knock;
 use super::parity::differing;
 use super::roster::{HEAPS, Packet};
@@ -150,7 +152,7 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         Box::new(move || {
             let failed = shared.failed.load(Ordering::Acquire);
-            let told = |failure: &Failure| (failure.rank, failure.to_string());
+            let told = |failure: &Failure| (failure.culprits(), failure.to_string());
             if failed { shared.lock().failure.as_ref().map(told) } else { None }
         })
     }
@@ -430,9 +432,4 @@ fn site(caller: &Location<'_>) -> String {
     let start = (file.len() + line.len()).saturating_sub(MAX_NAME);
     let start = (start..=file.len()).find(|i| file.is_char_boundary(*i)).unwrap_or(file.len());
     format!("{}{line}", &file[start..])
-}
-
-fn shortened(text: &str, limit: usize) -> String {
-    let end = (0..=limit.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
-    text[..end].to_string()
 }

@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use crate::ranks_text;
+use crate::status::Cause;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,8 @@ pub enum What {
     Left,
     /// It gave up, for this reason.
     Aborted(String),
+    /// A rank stopped for this reason, which it had written where others read it.
+    Caused(Cause),
     /// It did not come to a call before the deadline; these ranks did not.
     Late(Vec<usize>),
     /// It came to another call than the others: each call, its source line, and who made it.
@@ -120,6 +123,14 @@ pub enum What {
 }
 
 impl Failure {
+    /// The ranks that are to blame, as far as that can be told.
+    pub fn culprits(&self) -> Vec<usize> {
+        match &self.what {
+            What::Caused(cause) => cause.culprits.clone(),
+            _ => self.rank.into_iter().collect(),
+        }
+    }
+
     /// Whether the text begins with the call in which the failure was met.
     pub(crate) fn names_its_call(&self) -> bool {
         matches!(self.what, What::Late(_) | What::Differs(_))
@@ -150,6 +161,7 @@ impl fmt::Display for Failure {
                 let at = if self.at.is_empty() { String::new() } else { format!(" at {}", self.at) };
                 write!(f, "{who} aborted{at}: {reason}\n  note: its own output may say more")
             }
+            What::Caused(Cause { by, text, .. }) => write!(f, "rank {by} stopped: {text}"),
             What::Late(missing) => {
                 write!(f, "{}: the deadline passed; missing: {}", self.at, ranks_text(missing))?;
                 f.write_str("\n  note: they are stopped, or busy for longer than the deadline, or do not make this call")

@@ -19,7 +19,7 @@ pub(crate) const MAX_NAME: usize = 256;
 /// The bytes of the longest reason for an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 /// Changes whenever the messages do.
-const PROTOCOL: u8 = 2;
+const PROTOCOL: u8 = 3;
 
 const HEADER: usize = 7;
 
@@ -205,6 +205,12 @@ fn decode(kind: u8, body: &[u8]) -> Option<Message> {
     fields.0.is_empty().then_some(message)
 }
 
+/// So much of a text as the limit has room for.
+pub(super) fn shortened(text: &str, limit: usize) -> String {
+    let end = (0..=limit.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+    text[..end].to_string()
+}
+
 /// Key and value pairs as the blob of a meeting.
 pub(super) fn encode_pairs(pairs: &[(String, String)]) -> Vec<u8> {
     let mut out = Writer(Vec::new());
@@ -227,6 +233,7 @@ pub(super) fn decode_pairs(blob: &[u8]) -> Option<Vec<(String, String)>> {
 mod tests {
     use super::*;
     use crate::control::failure::{Exit, What};
+    use crate::status::Cause;
 
     fn failure(rank: Option<usize>, what: What) -> Message {
         Message::Failed(Failure { rank, what, at: "barrier \"a\"".to_string() })
@@ -254,6 +261,7 @@ mod tests {
             (failure(Some(1), What::Ended(Exit::Signal(9))), rank),
             (failure(Some(1), What::Aborted("r".into())), rank),
             (failure(Some(1), What::Late(vec![1, 2])), rank),
+            (failure(Some(1), What::Caused(Cause { by: 2, text: "t".into(), culprits: vec![1, 0] })), rank),
             (failure(Some(1), What::Differs(differs)), rank),
             (Message::Closing, rank),
         ]

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::failure::{Exit, Failure, What};
-use super::frame::Message;
+use super::frame::{MAX_REASON, Message, shortened};
+use crate::status::Cause;
 
 /// How long a closed connection waits for the launcher's word on how the process ended. The kernel closes a
 /// dying process's sockets just before it reports the death, so the word comes within a millisecond.
@@ -57,6 +58,8 @@ struct Member {
     pid: u32,
     /// The last call it completed.
     last: String,
+    /// Why it stopped, where it has said so.
+    cause: Option<Cause>,
     arrival: Option<Arrival>,
 }
 
@@ -82,7 +85,8 @@ pub(super) struct Heaps {
 
 impl Roster {
     pub(super) fn new(size: usize, launched: bool) -> Roster {
-        let absent = || Member { place: Place::Absent, pid: 0, last: String::new(), arrival: None };
+        let absent =
+            || Member { place: Place::Absent, pid: 0, last: String::new(), cause: None, arrival: None };
         let members = (0..size).map(|_| absent()).collect();
         Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new(), heaps: None }
     }
@@ -131,6 +135,16 @@ impl Roster {
             self.proceed();
         }
         Ok(())
+    }
+
+    /// A rank stops, and has said why. It comes before whatever else follows from that.
+    pub(super) fn explain(&mut self, rank: usize, mut cause: Cause) {
+        let size = self.members.len();
+        cause.culprits.retain(|rank| *rank < size);
+        cause.text = shortened(&cause.text, MAX_REASON);
+        if cause.by < size && !cause.culprits.is_empty() {
+            self.members[rank].cause = Some(cause);
+        }
     }
 
     /// A rank said goodbye.
@@ -252,7 +266,7 @@ impl Roster {
         let never = self.members.iter().enumerate().find_map(|(rank, member)| Some((rank, absent(member)?)));
         if let Some((rank, what)) = never {
             let at = if what == What::Left { self.meeting_text() } else { self.members[rank].last.clone() };
-            self.fail(Failure { rank: Some(rank), what, at });
+            self.fail(self.blamed(rank, what, at));
         }
     }
 
@@ -277,8 +291,18 @@ impl Roster {
 
     /// A failure of a rank, after the last call it completed.
     fn fail_by(&mut self, rank: usize, what: What) {
-        let at = self.members[rank].last.clone();
-        self.fail(Failure { rank: Some(rank), what, at });
+        self.fail(self.blamed(rank, what, self.members[rank].last.clone()));
+    }
+
+    /// A failure of a rank, or what it says is the cause of it.
+    fn blamed(&self, rank: usize, what: What, at: String) -> Failure {
+        match &self.members[rank].cause {
+            Some(cause) => {
+                let rank = cause.culprits.first().copied();
+                Failure { rank, what: What::Caused(cause.clone()), at }
+            }
+            None => Failure { rank: Some(rank), what, at },
+        }
     }
 
     fn fail(&mut self, failure: Failure) {

@@ -24,6 +24,7 @@ use super::socket::{Progress, receive, send, timespec};
 use crate::deadline::from_now;
 use crate::job::Secret;
 use crate::limits::{free_files, way_out};
+use crate::status::cause_in;
 
 /// How long one who connects may take for its hello.
 const HANDSHAKE: Duration = Duration::from_millis(500);
@@ -113,7 +114,10 @@ impl Server {
             let mut stop = false;
             for order in orders {
                 match order {
-                    Order::End(rank, exit) => self.roster.end(rank, exit),
+                    Order::End(rank, exit) => {
+                        self.learn(rank);
+                        self.roster.end(rank, exit);
+                    }
                     Order::Abort(reason) => self.roster.abort(None, reason, String::new()),
                     Order::Stop => stop = true,
                 }
@@ -283,14 +287,30 @@ impl Server {
                 self.roster.arrive(rank, Arrival { name, site, until, blob, fd })?;
             }
             Message::Abort { reason, site } => self.roster.abort(Some(rank), reason, site),
-            Message::Goodbye => self.roster.leave(rank),
+            Message::Goodbye => {
+                self.learn(rank);
+                self.roster.leave(rank);
+            }
             _ => return Err(()),
         }
         Ok(())
     }
 
+    /// Reads why a rank stops, before anything is made of its end.
+    fn learn(&mut self, rank: usize) {
+        let kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_rank = |heaps: &Heaps| {
+            let at = heaps.ranks.iter().position(|other| *other == rank)?;
+            cause_in(heaps.packet.fds.get(at)?)
+        };
+        if let Some(cause) = kept.iter().find_map(of_rank) {
+            self.roster.explain(rank, cause);
+        }
+    }
+
     fn close(&mut self, rank: usize) {
         self.links[rank] = None;
+        self.learn(rank);
         self.roster.lose(rank, Instant::now());
     }
 

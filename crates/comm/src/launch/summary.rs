@@ -29,12 +29,15 @@ impl Ends<'_> {
             TIMED_OUT
         } else if let Some(first_bad) = first_bad {
             // The rank that the coordinator names failed first, even if the one it took down ended sooner.
-            let named = failure.as_ref().and_then(|failure| failure.rank).unwrap_or(first_bad);
-            let counted =
-                if self.bad_exit(named).is_some() && self.by_itself(named) { named } else { first_bad };
-            self.write_failure(&mut summary, named, failure.as_ref());
-            if counted != named {
-                self.write_failure(&mut summary, counted, None);
+            let named = match &failure {
+                Some(failure) if !failure.culprits().is_empty() => failure.culprits(),
+                _ => vec![first_bad],
+            };
+            let failed = |rank: &&usize| self.bad_exit(**rank).is_some() && self.by_itself(**rank);
+            let counted = named.iter().find(failed).copied().unwrap_or(first_bad);
+            self.write_failure(&mut summary, &named, failure.as_ref());
+            if !named.contains(&counted) {
+                self.write_failure(&mut summary, &[counted], None);
             }
             let ended = self.order.iter().filter(|rank| !self.by_itself(**rank)).copied();
             self.write_ended(&mut summary, ended.collect());
@@ -56,16 +59,22 @@ impl Ends<'_> {
         self.ranks[rank].end.is_some_and(|end| end.by_itself)
     }
 
-    fn write_failure(&self, out: &mut String, rank: usize, failure: Option<&Failure>) {
-        let pid = self.ranks[rank].pid;
-        let exit = self.ranks[rank].end.map(|end| end.exit);
+    /// Says what ranks did, and what the first of them said last.
+    fn write_failure(&self, out: &mut String, ranks: &[usize], failure: Option<&Failure>) {
+        let [rank, rest @ ..] = ranks else { return };
+        let exit = self.ranks[*rank].end.map(|end| end.exit);
         let what = match (failure.filter(|failure| failure.what != What::Lost), exit) {
             (Some(failure), exit) => {
-                let text = failure.to_string();
+                let text = match &failure.what {
+                    What::Caused(cause) => cause.text.clone(),
+                    _ => failure.to_string(),
+                };
                 let told = text.split("\n  note: ").next().unwrap_or_default();
                 let told = told.strip_prefix(&format!("rank {rank} ")).unwrap_or(told);
-                match exit {
-                    Some(exit) if self.by_itself(rank) && !matches!(failure.what, What::Ended(_)) => {
+                match (exit, &failure.what) {
+                    (_, What::Caused(cause)) if ranks == [cause.by] => told.to_string(),
+                    (_, What::Caused(cause)) => format!("{told}\n  found by rank {}", cause.by),
+                    (Some(exit), what) if self.by_itself(*rank) && !matches!(what, What::Ended(_)) => {
                         format!("{told}; it {exit}")
                     }
                     _ => told.to_string(),
@@ -75,10 +84,12 @@ impl Ends<'_> {
             (None, None) => "has not ended".to_string(),
         };
         let head = if failure.is_some() { "error: run: first failure: " } else { "  then " };
-        let _ = writeln!(out, "{head}rank {rank} (process {pid}): {what}");
-        let tail = self.tails.get(rank).map(Vec::as_slice).unwrap_or_default();
+        let pids: Vec<String> = ranks.iter().map(|rank| self.ranks[*rank].pid.to_string()).collect();
+        let processes = if rest.is_empty() { "process" } else { "processes" };
+        let _ = writeln!(out, "{head}{} ({processes} {}): {what}", ranks_text(ranks), pids.join(","));
+        let tail = self.tails.get(*rank).map(Vec::as_slice).unwrap_or_default();
         if !tail.is_empty() {
-            let _ = writeln!(out, "  its last lines on the standard error:");
+            let _ = writeln!(out, "  last lines of rank {rank} on the standard error:");
             for line in tail {
                 let _ = writeln!(out, "    {line}");
             }
