@@ -152,6 +152,18 @@ pub enum CommError {
 }
 
 impl CommError {
+    /// Whether it is only what another failure looks like from here: of another rank, or of another group.
+    pub fn follows(&self) -> bool {
+        matches!(
+            self,
+            CommError::Left { .. }
+                | CommError::Elsewhere { .. }
+                | CommError::World { .. }
+                | CommError::Panicked { .. }
+                | CommError::OtherGroup { .. }
+        )
+    }
+
     /// The ranks that are to blame, as far as that can be told.
     pub fn culprits(&self) -> Vec<usize> {
         match self {

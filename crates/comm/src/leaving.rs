@@ -50,6 +50,7 @@ impl Drop for Inner {
             }
             return;
         }
+        let before = self.unseen();
         let outcome = self.finish_all();
         self.members.mine().leave();
         self.members.rows.iter().for_each(Row::ring);
@@ -58,7 +59,9 @@ impl Drop for Inner {
         if let Some(error) = late {
             self.fail(&mut self.state(), error);
         }
-        if let Some(error) = self.unseen() {
+        // Whoever leaves because of an error leaves calls and messages behind.
+        let told = self.settings.told.get();
+        if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
             report_unseen(&error, self.settings.is_process);
         }
     }

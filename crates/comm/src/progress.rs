@@ -88,12 +88,15 @@ impl Inner {
     #[cold]
     pub(crate) fn give(&self, error: CommError) -> CommError {
         self.is_seen.set(true);
+        self.settings.told.set(true);
         error
     }
 
-    /// The group's error, where the program has not seen it.
+    /// The group's error, where the program has not seen it, nor one that it follows from.
     pub(crate) fn unseen(&self) -> Option<CommError> {
-        if self.is_seen.get() { None } else { self.state().failed.clone() }
+        let told = self.settings.told.get();
+        let unseen = |error: &CommError| !self.is_seen.get() && !(told && error.follows());
+        self.state().failed.clone().filter(unseen)
     }
 
     /// Takes a call on and publishes it. Inlined, so that the call is made where it stays.

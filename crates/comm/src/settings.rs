@@ -9,13 +9,20 @@ pub(crate) struct Settings {
     pub(crate) deadline: Cell<Duration>,
     /// Whether the wait of a send needs its receive, however small it is.
     pub(crate) strict: Cell<bool>,
+    /// Whether the program was given an error of any of the groups.
+    pub(crate) told: Cell<bool>,
     /// Whether this rank is a process, so that an error that nobody looks at is an error of the process.
     pub(crate) is_process: bool,
 }
 
 impl Settings {
     pub(crate) fn new(deadline: Duration, is_process: bool) -> Settings {
-        Settings { deadline: Cell::new(deadline), strict: Cell::new(is_strict()), is_process }
+        Settings {
+            deadline: Cell::new(deadline),
+            strict: Cell::new(is_strict()),
+            told: Cell::new(false),
+            is_process,
+        }
     }
 }
 

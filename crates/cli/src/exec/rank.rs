@@ -49,20 +49,13 @@ impl From<String> for Failure {
 
 impl From<CommError> for Failure {
     fn from(error: CommError) -> Failure {
-        let follows = matches!(
-            error,
-            CommError::Left { .. }
-                | CommError::Elsewhere { .. }
-                | CommError::Panicked { .. }
-                | CommError::OtherGroup { .. }
-        );
-        Failure { message: error.to_string(), follows, ..Failure::default() }
+        Failure { message: error.to_string(), follows: error.follows(), ..Failure::default() }
     }
 }
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
-        let follows = error.comm_error().is_some_and(|error| Failure::from(error.clone()).follows);
+        let follows = error.comm_error().is_some_and(CommError::follows);
         let text = error.to_string();
         let apart = error.op().and_then(|op| Some((op, text.strip_prefix(op)?.strip_prefix(": ")?)));
         let (op, message) = apart.map_or((None, &*text), |(op, message)| (Some(op.to_string()), message));
