@@ -8,7 +8,8 @@ use crate::deadline::from_now;
 use crate::error::Stop;
 use crate::progress::Inner;
 use crate::row::Row;
-use crate::unseen::report_unseen;
+use crate::status;
+use crate::unseen::{report_unseen, trouble};
 use crate::waiter::{Waiter, What};
 
 impl Inner {
@@ -31,12 +32,20 @@ impl Inner {
         let (members, state) = (&self.members, self.state());
         let next = state.next();
         let others = members.rows.iter().enumerate().filter(|(member, _)| *member != members.me);
-        if others.into_iter().any(|(_, row)| row.has_published(next)) {
+        let skipped = others.into_iter().any(|(_, row)| row.has_published(next));
+        let unreceived = if skipped { None } else { state.mails.unreceived(members) };
+        if let (true, Some(error)) = (skipped || unreceived.is_some(), trouble()) {
+            // The program knows, and leaves because of it.
+            self.is_seen.set(true);
+            let rank = members.mine().rank;
+            return Some(CommError::Elsewhere { rank, error, culprits: vec![rank] });
+        }
+        if skipped {
             let group = self.recorder.group_name().to_string();
             let (rank, call) = (members.mine().rank, next);
             return Some(CommError::Skipped { rank, call, group, parties: self.parties(next) });
         }
-        state.mails.unreceived(members)
+        unreceived
     }
 }
 
@@ -52,6 +61,10 @@ impl Drop for Inner {
         }
         let before = self.unseen();
         let outcome = self.finish_all();
+        if let Some(error) = trouble() {
+            let row = self.members.mine();
+            status::set_trouble(&row.segment, row.rank, self.recorder.name(&error));
+        }
         self.members.mine().leave();
         self.members.rows.iter().for_each(Row::ring);
         // Once more: a message may have been posted just before its sender could see that this member leaves.

@@ -24,8 +24,9 @@ use crate::recorder::{self, Name, Recorder};
 use crate::row::{SLOTS, STAGE, Stopped};
 use crate::settings::Settings;
 use crate::state::{Given, State};
-use crate::status;
+use crate::status::{self, Cause, NOBODY};
 use crate::sync::yield_now;
+use crate::unseen::forget_trouble;
 
 /// One member's side of a group, and everything in flight on it.
 pub(crate) struct Inner {
@@ -41,7 +42,7 @@ pub(crate) struct Inner {
     pub(crate) note: Cell<Note>,
     state: RefCell<State>,
     /// Whether the error of this group was given to the program.
-    is_seen: Cell<bool>,
+    pub(crate) is_seen: Cell<bool>,
 }
 
 /// What a caller says of its next operation besides its arguments.
@@ -95,7 +96,7 @@ impl Inner {
     /// The group's error, where the program has not seen it, nor one that it follows from.
     pub(crate) fn unseen(&self) -> Option<CommError> {
         let told = self.settings.told.get();
-        let unseen = |error: &CommError| !self.is_seen.get() && !(told && error.follows());
+        let unseen = |error: &CommError| !(self.is_seen.get() || told && error.follows());
         self.state().failed.clone().filter(unseen)
     }
 
@@ -116,6 +117,7 @@ impl Inner {
         let state = &mut *state;
         let number = state.next();
         let note = self.note.take();
+        forget_trouble();
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
@@ -287,6 +289,7 @@ impl Inner {
         parcel.noted = claim_all(&self.heap, &parcel.buffers, (parcel.sends, Access::Read))?;
         let bytes = bytes(&parcel.buffers);
         let note = self.note.take();
+        forget_trouble();
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_large = bytes > STAGE;
         let strict = self.settings.strict.get();
@@ -323,6 +326,7 @@ impl Inner {
         let row = self.members.mine();
         let (by, text) = match error {
             CommError::Elsewhere { rank, error, .. } => (*rank, error.clone()),
+            CommError::World { error, .. } => (NOBODY, error.clone()),
             _ => (row.rank, error.to_string()),
         };
         let mut culprits = error.culprits();
@@ -389,6 +393,7 @@ impl Inner {
 /// Why another rank stopped.
 pub(crate) fn cause_of(row: &crate::row::Row) -> CommError {
     match status::cause(&row.segment) {
+        Some(Cause { by: NOBODY, text, culprits }) => CommError::World { culprits, error: text },
         Some(cause) => CommError::Elsewhere { rank: cause.by, error: cause.text, culprits: cause.culprits },
         None => CommError::Elsewhere { rank: row.rank, error: String::new(), culprits: vec![row.rank] },
     }

@@ -35,14 +35,22 @@ const NAMES: usize = 7;
 const GROUP: usize = 8;
 const FOUND_BY: usize = 9;
 const CULPRITS: usize = 16;
+
+// What `CAUSED` is where there is a cause.
+const FAILED: u64 = 1;
+const TROUBLED: u64 = 2;
+
 const MISSING: usize = CULPRITS + SET;
 const WORDS: usize = MISSING + SET;
 const _: () = assert!(WORDS * 8 <= SIZE);
 
+/// No rank.
+pub(crate) const NOBODY: usize = usize::MAX;
+
 /// Why a rank stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The rank that found it, which others may repeat.
+    /// The rank that found it, which others may repeat; [`NOBODY`] where it was told by who watches over the ranks.
     pub by: usize,
     /// Its error.
     pub text: String,
@@ -132,13 +140,21 @@ fn load_set(load: impl Fn(usize) -> u64, at: usize) -> Vec<usize> {
     (0..RANKS).filter(|rank| load(at + rank / 64) >> (rank % 64) & 1 == 1).collect()
 }
 
-/// Writes why this rank stops; the first cause counts.
+/// Writes why this rank stops; the first cause counts, unless it was only that the rank leaves after an error of its own.
 pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
-    if word(segment, CAUSED).load(Relaxed) == 0 {
+    if word(segment, CAUSED).load(Relaxed) != FAILED {
         word(segment, FOUND_BY).store(by as u64, Relaxed);
         word(segment, CAUSE).store(text.word(), Relaxed);
         store_set(segment, CULPRITS, culprits);
-        word(segment, CAUSED).store(1, Release);
+        word(segment, CAUSED).store(FAILED, Release);
+    }
+}
+
+/// Writes that this rank leaves after an error that others have no part in.
+pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name) {
+    if word(segment, CAUSED).load(Relaxed) == 0 {
+        set_cause(segment, by, text, &[by]);
+        word(segment, CAUSED).store(TROUBLED, Release);
     }
 }
 

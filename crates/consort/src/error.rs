@@ -7,6 +7,8 @@ use consort_comm::CommError;
 use consort_ir::ops::Violation;
 use consort_runtime::execute::RunError;
 
+use crate::trace::is_tracing;
+
 /// What a function of this crate gives.
 ///
 /// ```
@@ -52,11 +54,11 @@ enum Cause {
 
 impl Error {
     pub(crate) fn rule(op: &str, violation: Violation, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Rule(violation), site }))
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Rule(violation), site })).noted()
     }
 
     pub(crate) fn comm(op: &str, error: CommError, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site }))
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site })).noted()
     }
 
     /// A plan that failed while it ran; what happened between the ranks stays known.
@@ -68,7 +70,16 @@ impl Error {
     }
 
     pub(crate) fn new(op: &str, message: impl Into<String>, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site }))
+        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site })).noted()
+    }
+
+    /// The other ranks are told, should this one end because of it. An error of a trace may only mean that the function
+    /// runs without it.
+    pub(crate) fn noted(self) -> Error {
+        if !is_tracing() {
+            consort_comm::note_trouble(&self);
+        }
+        self
     }
 
     /// The same with more at its end; nothing where there is nothing more to say.

@@ -419,11 +419,13 @@ impl Mesh {
     /// assert!(done.into_iter().all(|done| done.is_ok()));
     /// ```
     #[track_caller]
-    pub fn warm_up(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn warm_up<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = self.world.warming.replace(true);
         let outcome = f();
         self.world.warming.set(before);
-        outcome.and_then(|()| self.barrier())
+        let given = outcome?;
+        self.barrier()?;
+        Ok(given)
     }
 
     /// Bytes that were copied so that they could take part in communication: operands with other owners, and those

@@ -36,8 +36,9 @@ fn calls(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
     Some((|| match case {
         "broadcast_root" => got(mesh.broadcast(ones(4)?, root).and_then(|x| x.wait().map(|()| x))), // broadcast_root
         "scatter_root" => {
-            got(mesh.scatter(ones(4 * mesh.size())?, 0, root).and_then(|x| x.wait().map(|()| x)))
-        } // scatter_root
+            let x = ones(4 * mesh.size())?;
+            got(mesh.scatter(x, 0, root).and_then(|x| x.wait().map(|()| x))) // scatter_root
+        }
         "reduce_root" => got(mesh.reduce(ones(4)?, Reduce::Sum, root).and_then(|x| x.wait().map(|()| x))), // reduce_root
         "gather_root" => got(mesh.gather(ones(4)?, 0, root).and_then(|x| x.wait().map(|()| x))), // gather_root
         "route" => {
@@ -146,7 +147,7 @@ fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             let f = compile(move |x: Tensor| {
                 let x = if late { group.all_reduce(x, Reduce::Sum)? } else { x };
                 if me == 0 {
-                    x.to_vec::<f32>()?;
+                    x.to_vec::<f32>()?; // one_breaks, // one_breaks_late
                 }
                 group.all_reduce(x.exp()?, Reduce::Max)
             })

@@ -11,7 +11,7 @@ use super::futex::rung;
 use super::ranks::{never, run};
 use crate::alarm::Alarm;
 use crate::cores::Cores;
-use crate::layout::{ROW, prepare, reserved};
+use crate::layout::{ROW, prepare, reserved, rows};
 use crate::lease::Lease;
 use crate::row::{INLINE, Row, SLOTS, STAGE};
 use crate::segment::Segment;
@@ -167,11 +167,8 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
 fn mails(group: &Group, lens: &[usize]) -> Result<(), CommError> {
     let to = 1 - group.rank();
     let message = |(tag, len): (usize, &usize)| {
-        Ok(Message {
-            peer: to,
-            tag: 0,
-            buffer: filled(group, *len, if group.rank() == 0 { tag as u8 } else { 99 })?,
-        })
+        let buffer = filled(group, *len, if group.rank() == 0 { tag as u8 } else { 99 })?;
+        Ok(Message::new(to, 0, buffer))
     };
     let messages: Vec<Message> = lens.iter().enumerate().map(message).collect::<Result<_, CommError>>()?;
     if group.rank() == 0 {
@@ -202,7 +199,7 @@ fn no_wake_up_is_lost() {
             let row = Row::new(&segment, ROW, 0);
             let teller = {
                 let row = row.clone();
-                loom::thread::spawn(move || (1..3).for_each(|done| row.set_done(done, done)))
+                loom::thread::spawn(move || (1..3).for_each(|done| row.set_done(done)))
             };
             while row.done() < 2 {
                 row.sleep(never(), || row.done() == 2);
@@ -211,16 +208,15 @@ fn no_wake_up_is_lost() {
         });
         explore("two readers against sleep", 3, || {
             let segments =
-                [(); 2].map(|()| Arc::new(Segment::private(reserved(1) + 128).expect("a segment")));
+                [(); 2].map(|()| Arc::new(Segment::private(reserved(2) + 128).expect("a segment")));
             let cores = Cores::of(2, [&[1][..]]);
-            let (heap, _) = prepare(&segments[0], &Arc::new(Alarm::default()), cores, 1, "world");
-            let row = |(rank, segment)| Row::new(&segment, ROW, rank);
-            let rows: Arc<Vec<Row>> = Arc::new(segments.into_iter().enumerate().map(row).collect());
+            let (heap, _) = prepare(&segments, 0, &Arc::new(Alarm::default()), cores, "world");
+            let rows = Arc::new(rows(&segments));
             let mut buffer = heap.alloc(8).expect("room");
             buffer.lease(Lease::Call(Arc::clone(&rows), 0));
             let readers = [0, 1].map(|reader| {
                 let rows = Arc::clone(&rows);
-                loom::thread::spawn(move || rows[reader].set_done(1, 1))
+                loom::thread::spawn(move || rows[reader].set_done(1))
             });
             buffer.bytes_mut(never()).expect("it is released").fill(1);
             readers.into_iter().for_each(|reader| reader.join().expect("it does not panic"));
@@ -253,7 +249,7 @@ fn no_wake_up_is_lost() {
                     group.exchange(sends, receives)?.wait(never())?;
                     group.barrier()?.wait(never())
                 });
-                assert!(matches!(outcome, Err(CommError::Lengths { .. } | CommError::Elsewhere { .. })));
+                assert!(matches!(outcome, Err(CommError::Message { .. } | CommError::Elsewhere { .. })));
                 // Leaving would wake whoever missed the failure.
                 std::mem::forget(group);
             });

@@ -247,7 +247,7 @@ fn all_learn_that_one_called_something_else() {
             let found = matches!(
                 outcome,
                 Err(CommError::Mismatch { .. }
-                    | CommError::Lengths { .. }
+                    | CommError::Message { .. }
                     | CommError::Splits { .. }
                     | CommError::Elsewhere { .. })
             );

@@ -68,7 +68,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             self.calls.set(number + 1);
         }
         let meeting = self.meeting(&world, number, site);
-        let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &world, site).err());
+        let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &meeting).err());
         if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
             let key = match (&found, &stale) {
                 (Some((entry, bound)), None) => entry.key(bound),
@@ -106,7 +106,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 
     /// An error where the plan is of what the function was and no longer is: a tensor that it captured was replaced, or,
     /// as some calls find out by tracing it again, it gives another program.
-    fn stale(&self, entry: &Entry<R>, number: u64, args: &A, world: &Rc<World>, site: Site) -> Result<()> {
+    fn stale(&self, entry: &Entry<R>, number: u64, args: &A, meeting: &Meeting<'_>) -> Result<()> {
         let Some(replay) = &entry.replay else { return Ok(()) };
         for (storage, own, captured) in &replay.captured {
             if Rc::strong_count(storage) <= *own {
@@ -117,11 +117,11 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                     captured.file(),
                     captured.line()
                 );
-                return Err(Error::new("compile", message, site));
+                return Err(Error::new("compile", message, meeting.site));
             }
         }
         if self.options.retrace && number.is_power_of_two() {
-            return self.check_retraced(args, world, &entry.pattern, replay, site);
+            return self.check_retraced(args, meeting, &entry.pattern, replay);
         }
         Ok(())
     }
@@ -312,7 +312,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let session = self.session(meeting.world);
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, meeting.call, site));
-        let traced = self.trace_in(&session, &used, args, pattern, site);
+        let traced = self.trace_in(&session, &used, args, (pattern, meeting), site);
         started.set(started.get() || session.started.get());
         traced
     }
@@ -328,7 +328,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         session: &Rc<Session>,
         used: &Rc<RefCell<Vec<Rc<Graph>>>>,
         args: &A,
-        pattern: &Pattern,
+        (pattern, meeting): (&Pattern, &Meeting<'_>),
         site: Site,
     ) -> Result<Traced<R>> {
         let world = &session.world;
@@ -371,6 +371,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             });
         }
         // The segments before have run; the last one does now.
+        agree_on_segment(meeting, session, &graph, &used.borrow(), true)?;
         let tensors = run_segment(session, &finished, &graph, &parts_of(args), site)?;
         let result = fill(&result, &outs, &tensors, &session.hints.borrow());
         let mut graphs = used.borrow().clone();
@@ -390,15 +391,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let (used, segments, name) = (Rc::clone(used), Rc::clone(&self.segments), self.options.name.clone());
         Rc::new(move |session: &Rc<Session>, finished: &Finished| {
             let graph = segment(&segments, session, finished, site)?;
-            let first = !used.borrow().iter().any(|own| Rc::ptr_eq(own, &graph));
-            if first && graph.communicates && graph.planned.get() == 0 {
-                let (world, said) = (&session.world, &Cell::new(None));
-                let meeting = Meeting { world, name: &name, call, site, said };
-                let at = session.breaks.borrow().last().map_or_else(String::new, |last| {
-                    format!(", which `{}` at {}:{} ends", last.op, last.site.file(), last.site.line())
-                });
-                meeting.check_same(&format!("its segment {}{at}", used.borrow().len()), &graph.text)?;
-            }
+            let (world, said) = (&session.world, &Cell::new(None));
+            agree_on_segment(
+                &Meeting { world, name: &name, call, site, said },
+                session,
+                &graph,
+                &used.borrow(),
+                false,
+            )?;
             used.borrow_mut().push(Rc::clone(&graph));
             run_segment(session, finished, &graph, &parts, site)
         })
@@ -417,16 +417,16 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     fn check_retraced(
         &self,
         args: &A,
-        world: &Rc<World>,
+        meeting: &Meeting<'_>,
         pattern: &Pattern,
         replay: &Replay<R>,
-        site: Site,
     ) -> Result<()> {
+        let site = meeting.site;
         let name = &self.options.name;
         let note = "\n  note: it depends on something that is no argument; pass that as one";
         // Nothing says how to run a segment, so that a break is an error.
-        let session = self.session(world);
-        let traced = self.trace_in(&session, &Rc::default(), args, pattern, site);
+        let session = self.session(meeting.world);
+        let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
             let message = format!("`{name}`: expected the same program at every call, but now: {error}");
             Error::new("compile", message + note, site)
@@ -583,6 +583,25 @@ fn segment(
 ) -> Result<Rc<Graph>> {
     let graph = Graph::new(session, finished.func.clone(), site)?;
     Ok(known.borrow_mut().share(graph))
+}
+
+/// All ranks are to run this segment of a function with breaks, where it communicates and is new.
+fn agree_on_segment(
+    meeting: &Meeting<'_>,
+    session: &Session,
+    graph: &Rc<Graph>,
+    before: &[Rc<Graph>],
+    is_last: bool,
+) -> Result<()> {
+    let first = !before.iter().any(|own| Rc::ptr_eq(own, graph));
+    if !first || !graph.communicates || graph.planned.get() > 0 {
+        return Ok(());
+    }
+    let at = session.breaks.borrow().last().map_or_else(String::new, |last| {
+        let at = format!("`{}` at {}:{}", last.op, last.site.file(), last.site.line());
+        if is_last { format!(", after {at}") } else { format!(", which {at} ends") }
+    });
+    meeting.check_same(&format!("its segment {}{at}", before.len()), &graph.text)
 }
 
 /// Runs a segment with what its inputs are now.

@@ -186,7 +186,7 @@ impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledM
             }
             Err(error) => {
                 *state = args.0;
-                Err(error)
+                Err(error.noted())
             }
         }
     }
@@ -280,7 +280,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// [`compile`] has an example.
     #[track_caller]
     pub fn call(&self, args: A) -> Result<R> {
-        self.run(&args, Location::caller())
+        self.run(&args, Location::caller()).map_err(Error::noted)
     }
 
     /// What was compiled, why, and what it does.

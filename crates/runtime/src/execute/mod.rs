@@ -217,7 +217,8 @@ impl Exec {
             .and_then(|()| self.state.run(&self.lines, cx))
             .and_then(|()| self.close(cx));
         self.state.memory.close();
-        if outcome.is_err() {
+        if let Err(error) = &outcome {
+            consort_comm::note_trouble(error);
             // What is in flight goes on by itself.
             self.state.flights.iter_mut().for_each(|flight| *flight = None);
         }

@@ -1,6 +1,6 @@
 //! Runs what communicates: starts and waits.
 
-use consort_comm::{About, Group, Name, Note};
+use consort_comm::{About, Group, Note};
 use consort_ir::dtype::Dtype;
 use consort_ir::ops::ExchangeStart;
 use consort_ir::program::Loc;
@@ -69,7 +69,7 @@ impl State {
             return;
         }
         let recorder = group.recorder();
-        let site = loc.map_or(Name::default(), |loc| recorder.name(&loc.to_string()));
+        let site = recorder.name(&loc.map_or("no source line".to_string(), Loc::to_string));
         let text = recorder.name(&call_text(&*call.op, &self.mesh, types()));
         let message = |(dtype, shape): (Dtype, &[usize])| About {
             digest: message_digest(dtype, shape),
