@@ -34,8 +34,14 @@ impl Inner {
         let others = members.rows.iter().enumerate().filter(|(member, _)| *member != members.me);
         let skipped = others.into_iter().any(|(_, row)| row.has_published(next));
         let unreceived = if skipped { None } else { state.mails.unreceived(members) };
-        if let (true, Some(error)) = (skipped || unreceived.is_some(), trouble()) {
-            // The program knows, and leaves because of it.
+        if !skipped && unreceived.is_none() {
+            return None;
+        }
+        // Why, if that is known: somebody else has failed, or the program has an error, and leaves because of it.
+        if let Some(error) = self.elsewhere() {
+            return Some(error);
+        }
+        if let Some(error) = trouble() {
             self.is_seen.set(true);
             let rank = members.mine().rank;
             return Some(CommError::Elsewhere { rank, error, culprits: vec![rank] });

@@ -235,7 +235,8 @@ fn no_wake_up_is_lost() {
             run(2, HEAP, |group, _| {
                 if group.rank() == 0 {
                     let outcome = group.barrier().and_then(|pending| pending.wait(never()));
-                    assert!(matches!(outcome, Err(CommError::Left { rank: 1, .. })));
+                    // It may see the call that it leaves behind, or not.
+                    assert!(outcome.is_err_and(|error| error.culprits() == [1]));
                 }
             });
         });
