@@ -14,7 +14,7 @@ use crate::segment::Segment;
 use crate::settings::Settings;
 
 /// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
-const HEAP: usize = 1 << 30;
+const HEAP: usize = if cfg!(miri) { 1 << 18 } else { 1 << 30 };
 
 /// Runs `f` on `n` ranks, each a thread, and returns what they returned, in rank order.
 ///

@@ -34,7 +34,8 @@ const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 impl Segment {
     /// So many bytes for ranks that are threads.
     pub(crate) fn private(len: usize) -> io::Result<Segment> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // Miri has no pages that are not there yet.
+        let flags = MapFlags::PRIVATE | if cfg!(miri) { MapFlags::empty() } else { MapFlags::NORESERVE };
         // SAFETY: a new mapping at a place that the kernel chooses replaces nothing.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, PROTECTION, flags) }?;
         Segment::at(base.cast(), len)
@@ -103,11 +104,11 @@ impl Segment {
     pub(crate) fn fetch_to_write(word: &AtomicU64) {
         let word: *const AtomicU64 = word;
         // SAFETY: a hint to the processor, which writes to no register and no memory.
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, readonly, preserves_flags))
         };
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = word;
     }
 

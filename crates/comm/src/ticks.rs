@@ -3,14 +3,14 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The cheap clock, in units of its own: whoever reads a record converts them (see `recorder.rs`).
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(crate) fn ticks() -> u64 {
     // SAFETY: the instruction reads a counter that every such processor has, and touches no memory.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 #[inline]
 pub(crate) fn ticks() -> u64 {
     now_ns()
