@@ -329,6 +329,35 @@ fn a_deadlock_is_found_at_once_whatever_the_size() {
     job("receive_first", 3).expect_all(3, &["deadlock: no rank can go on", "to send it", "AT"]);
 }
 
+#[test]
+fn who_is_missing_is_said_after_ten_seconds() {
+    let job = job("very_slow", 2);
+    assert_eq!(job.code, 0, "{}", job.err);
+    job.expect(0, &["consort: rank 0: ", "call 0 on world: waiting for 10 s; missing: rank 1"]);
+    assert!(job.said(1).is_empty(), "{}", job.err);
+}
+
+#[test]
+fn a_traced_tensor_cannot_be_printed() {
+    // A break with the user's line, and an error where breaks are.
+    let broken = job("prints_in_a_trace", 2);
+    assert_eq!(broken.code, 0, "{}", broken.err);
+    for rank in 0..2 {
+        assert!(
+            broken.out.contains(&format!("[{rank}] got 2 at wrong_programs/cases.rs:")),
+            "{}",
+            broken.out
+        );
+    }
+    job("prints_in_a_fullgraph", 2).expect_all(2, &["print: expected no host read of a traced tensor under fullgraph", "AT"]);
+}
+
+#[test]
+fn handles_may_be_dropped_in_functions_that_several_lines_call() {
+    let job = job("dropped_by_two", 2);
+    assert_eq!(job.code, 0, "{}", job.err);
+}
+
 /// Right programs that must not be refused.
 #[test]
 fn right_programs_are_not_refused() {

@@ -103,7 +103,10 @@ fn rest(job: &Shared, members: &Members, stop: &AtomicBool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Element, Reduce, spawn_with_heap};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use crate::{CommError, Element, Reduce, spawn_with_heap};
 
     #[test]
     fn a_reduction_goes_on_while_its_rank_does_something_else() {
@@ -128,6 +131,42 @@ mod tests {
                 let bytes = got[0].bytes().expect("it is over");
                 let sums = bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
                 assert!(sums.enumerate().all(|(i, sum)| sum == want(i)), "round {round}");
+            }
+        });
+    }
+
+    #[test]
+    fn after_a_deadline_nothing_writes_to_the_callers_buffer() {
+        let step = AtomicUsize::new(0);
+        spawn_with_heap(2, 64 << 20, |group| {
+            group.force_progress_thread();
+            let len = 8 << 20;
+            let buffer = group.heap().alloc_from(&vec![1u8; len]).expect("it is there");
+            if group.rank() == 0 {
+                let pending =
+                    group.all_reduce(buffer.clone(), Element::I32, Reduce::Sum).expect("it is there");
+                let error = pending
+                    .wait(Instant::now() + Duration::from_millis(100))
+                    .map(drop)
+                    .expect_err("the other does not come");
+                assert!(matches!(error, CommError::Deadline { .. }), "{error}");
+                let view = buffer.bytes().expect("nothing is in flight any more");
+                step.store(1, SeqCst);
+                while step.load(SeqCst) == 1 {
+                    std::thread::yield_now();
+                }
+                assert!(view.iter().all(|byte| *byte == 1));
+            } else {
+                while step.load(SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                let outcome = group
+                    .all_reduce(buffer, Element::I32, Reduce::Sum)
+                    .and_then(|p| p.wait(Instant::now() + Duration::from_secs(20)));
+                assert!(outcome.is_err());
+                // Time for a thread that would go on.
+                std::thread::sleep(Duration::from_millis(200));
+                step.store(2, SeqCst);
             }
         });
     }

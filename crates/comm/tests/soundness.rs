@@ -52,7 +52,10 @@ fn common_results_of_one_block_are_kept_apart() {
         let (_, first) = group.broadcast_common(block, 0)?.wait(until())?;
         let (_, second) = group.broadcast_common(again.take(), 0)?.wait(until())?;
         drop(first);
+        // Where the block lay, if it were free.
+        let others: Vec<Buffer> = (0..8).map(|_| filled(group, 600, 7)).collect::<Result<_, _>>()?;
         assert!(second.bytes().iter().all(|byte| *byte == 5));
+        drop(others);
         Ok(())
     });
 }

@@ -302,6 +302,45 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             println!("got to the end");
             Ok(())
         }
+        "very_slow" => {
+            if me == 1 {
+                std::thread::sleep(Duration::from_millis(10_500));
+            }
+            println!("got {}", mesh.all_reduce(ones(1)?, Reduce::Sum)?.item::<f32>()?);
+            Ok(())
+        }
+        "prints_in_a_trace" | "prints_in_a_fullgraph" => {
+            let group = mesh.clone();
+            let f = compile(move |x: Tensor| {
+                let y = group.all_reduce(x, Reduce::Sum)?; // prints_in_a_trace, // prints_in_a_fullgraph
+                println!("{y}");
+                group.all_reduce(y, Reduce::Max)
+            })
+            .fullgraph(case == "prints_in_a_fullgraph");
+            let y = f.call(ones(1)?)?;
+            let broken = f.explain().to_string();
+            let at = broken.find("wrong_programs/cases.rs:").map_or("nowhere", |at| &broken[at..]);
+            println!("got {} at {at}", y.item::<f32>()?);
+            Ok(())
+        }
+        // The wait of what is dropped stands in the program where it was started, whoever drops it.
+        "dropped_by_two" => {
+            let group = mesh.clone();
+            fn start(group: &Mesh, x: &Tensor) -> Result<()> {
+                drop(group.isend(x, Route::Ring(1), 0)?);
+                group.irecv(Dtype::F32, &[4], Route::Ring(-1), 0)?.wait()
+            }
+            let f = compile(move |x: Tensor| {
+                start(&group, &x)?;
+                start(&group, &x)?;
+                x.exp()
+            });
+            for _ in 0..5 {
+                f.call(ones(4)?)?.wait()?;
+            }
+            println!("got through");
+            Ok(())
+        }
         "longest_timeout" => {
             if me == 1 {
                 std::thread::sleep(Duration::from_millis(50));
