@@ -21,7 +21,7 @@ use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
 use crate::progress::{BUSY, cause_of};
 use crate::segment::outside;
-use crate::siblings::advance_all;
+use crate::siblings::{self, advance_all};
 use crate::status::{WaitKind, Waits};
 use crate::waiter::spin;
 use crate::waiting::Watch;
@@ -347,7 +347,8 @@ impl Buffer {
             }
             let (number, missing) = (0, [row.rank]);
             let (site, text, group) = Default::default();
-            let waits = Waits { kind: WaitKind::Release, number, site, text, group, missing: &missing };
+            let moved = siblings::moved(None);
+            let waits = Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
             watch.look(now, |say| say(waits), || "a write to memory that others still read".into())?;
             let turn = if goes_on { until.min(now + BUSY) } else { until };
             // Once this one is done it rings no more, so another one must not be awaited on its bell.

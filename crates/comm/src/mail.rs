@@ -169,6 +169,8 @@ pub(crate) struct Mails {
     inboxes: Vec<Inbox>,
     /// Messages that have not met their other end.
     open: usize,
+    /// How often a message was posted or met its other end.
+    moved: u64,
 }
 
 impl Mails {
@@ -196,7 +198,18 @@ impl Mails {
             outboxes: members.rows.iter().enumerate().map(outbox).collect(),
             inboxes: members.rows.iter().enumerate().map(inbox).collect(),
             open: 0,
+            moved: 0,
         }
+    }
+
+    /// How many messages have moved on, each twice at most.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Whether so much is open that it should go on without being waited for.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.open > BEHIND
     }
 
     /// The number of the next batch.
@@ -249,7 +262,7 @@ impl Mails {
         batch.over = true;
         recorder.finish(batch.event, batch.is_slow);
         let buffers = std::mem::take(&mut batch.buffers);
-        self.forget();
+        self.forget(number);
         Some(buffers)
     }
 
@@ -298,7 +311,7 @@ impl Mails {
         if let Some(batch) = self.batch_mut(number) {
             batch.over = true;
         }
-        self.forget();
+        self.forget(number);
     }
 
     fn batch(&self, number: u64) -> Option<&Batch> {
@@ -315,9 +328,13 @@ impl Mails {
         }
     }
 
-    /// Forgets batches that are over. One that is not, and has many behind it, is parked, so that it does not keep them.
+    /// Forgets batches that are over, of which this may be one. One that is not, and has many behind it, is parked, so
+    /// that it does not keep them.
     #[inline(always)]
-    fn forget(&mut self) {
+    fn forget(&mut self, number: u64) {
+        if number < self.first && self.parked.get(&number).is_some_and(|batch| batch.over && batch.open == 0) {
+            self.parked.remove(&number);
+        }
         while let Some(batch) = self.batches.first() {
             if !(batch.over && batch.open == 0) && self.batches.all().len() <= BEHIND {
                 break;
@@ -328,9 +345,6 @@ impl Mails {
                 self.batches.forget_first();
             }
             self.first += 1;
-        }
-        if !self.parked.is_empty() {
-            self.parked.retain(|_, batch| !(batch.over && batch.open == 0));
         }
     }
 
@@ -406,7 +420,7 @@ impl Mails {
     pub(crate) fn has_news(&self, member: usize) -> bool {
         let (inbox, outbox) = (&self.inboxes[member], &self.outboxes[member]);
         let taken = |(number, _): &(u64, Letter)| outbox.is_taken(*number);
-        inbox.receives.iter().any(|letter| inbox.find(letter.tag).is_some())
+        inbox.receivable(inbox.next).is_some()
             || outbox.sent.iter().any(taken)
             || !outbox.waiting.is_empty() && outbox.posted < outbox.taken_below() + MAILS
     }
@@ -442,12 +456,17 @@ impl Mails {
 
     fn close(&mut self, letter: Letter) {
         self.open -= 1;
-        if let Some(batch) = self.batch_mut(letter.batch) {
+        self.moved += 1;
+        let number = letter.batch;
+        if let Some(batch) = self.batch_mut(number) {
             batch.open -= 1;
             batch.unclaim(letter.index);
             // What nobody waits for is freed now, whatever stands before it.
             if batch.over && batch.open == 0 {
                 batch.empty();
+                if number < self.first {
+                    self.parked.remove(&number);
+                }
             }
         }
     }
@@ -469,7 +488,7 @@ impl Mails {
                 self.confirm(member);
             }
         }
-        self.forget();
+        self.forget(self.first);
         Ok(())
     }
 
@@ -495,6 +514,7 @@ impl Mails {
         }
         row.tell(&words[MailWord::Stamp as usize], number + 1);
         self.outboxes[to].posted += 1;
+        self.moved += 1;
         if len <= STAGE && !strict {
             self.close(letter);
         } else {
@@ -502,17 +522,12 @@ impl Mails {
         }
     }
 
+    /// Takes what has come from a member and is expected: mail after mail, each by the first receive with its tag.
     fn receive(&mut self, members: &Members, from: usize) -> Result<(), Stop> {
-        let mut i = 0;
-        while let Some(letter) = self.inboxes[from].receives.get(i).copied() {
-            // An earlier receive with the same tag goes first.
+        let mut at = self.inboxes[from].next;
+        while let Some((number, i)) = self.inboxes[from].receivable(at) {
             let inbox = &self.inboxes[from];
-            let blocked = i > 0 && inbox.receives.iter().take(i).any(|earlier| earlier.tag == letter.tag);
-            let found = if blocked { None } else { inbox.find(letter.tag) };
-            let Some(number) = found else {
-                i += 1;
-                continue;
-            };
+            let Some(letter) = inbox.receives.get(i).copied() else { break };
             let words = inbox.mail(number);
             let sent = |word: MailWord| words[word as usize].load(Relaxed);
             let place = self.place(letter);
@@ -525,6 +540,7 @@ impl Mails {
             inbox.take(number);
             let _ = if i == 0 { inbox.receives.pop_front() } else { inbox.receives.remove(i) };
             self.close(letter);
+            at = number + 1;
         }
         Ok(())
     }
@@ -591,21 +607,23 @@ impl Inbox {
         !is_taken && self.mail(number)[MailWord::Stamp as usize].load(SeqCst) == number + 1
     }
 
-    /// The first mail with a tag that was not taken yet.
-    fn find(&self, tag: u64) -> Option<u64> {
-        let is_taken = |number: &u64| self.taken >> (number - self.next) & 1 == 1;
-        let word = |number: &u64, word: MailWord| &self.mail(*number)[word as usize];
-        let published = |number: &u64| word(number, MailWord::Stamp).load(Acquire) == number + 1;
-        let tagged = |number: &u64| word(number, MailWord::Tag).load(Relaxed) == tag;
-        // It is mostly the next one.
-        if self.taken == 0 && !published(&self.next) {
-            return None;
-        } else if self.taken == 0 && tagged(&self.next) {
-            return Some(self.next);
+    /// The first mail from a number on that has come, was not taken and is expected, and the receive that expects it.
+    fn receivable(&self, from: u64) -> Option<(u64, usize)> {
+        let is_taken = |number: u64| self.taken >> (number - self.next) & 1 == 1;
+        let word = |number: u64, word: MailWord| &self.mail(number)[word as usize];
+        for number in from.max(self.next)..self.next + MAILS {
+            if is_taken(number) {
+                continue;
+            }
+            if word(number, MailWord::Stamp).load(Acquire) != number + 1 {
+                break;
+            }
+            let tag = word(number, MailWord::Tag).load(Relaxed);
+            if let Some(i) = self.receives.iter().position(|letter| letter.tag == tag) {
+                return Some((number, i));
+            }
         }
-        (self.next..self.next + MAILS)
-            .take_while(|number| is_taken(number) || published(number))
-            .find(|number| !is_taken(number) && tagged(number))
+        None
     }
 
     fn take(&mut self, number: u64) {

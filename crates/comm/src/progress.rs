@@ -292,11 +292,12 @@ impl Inner {
         forget_trouble();
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_large = bytes > STAGE;
+        let is_crowded = state.mails.is_crowded();
         let strict = self.settings.strict.get();
         let batch = state.mails.start(&self.members, parcel, (is_large, strict), site);
         let event = self.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), site);
         state.mails.set_event(event);
-        if is_large {
+        if is_large || is_crowded {
             self.advance(state).map_err(|stop| self.give(*stop))?;
         }
         Ok(batch)

@@ -53,6 +53,11 @@ pub(crate) fn advance_all() -> bool {
     })
 }
 
+/// How many messages of all groups of this thread but one have moved on.
+pub(crate) fn moved(but: Option<&Inner>) -> u64 {
+    groups(but).iter().map(|group| group.state().mails.moved()).sum()
+}
+
 /// The error of another group.
 fn elsewhere(error: CommError) -> Stop {
     match error {

@@ -34,6 +34,7 @@ const NUMBER: usize = 6;
 const NAMES: usize = 7;
 const GROUP: usize = 8;
 const FOUND_BY: usize = 9;
+const MOVED: usize = 10;
 const CULPRITS: usize = 16;
 
 // What `CAUSED` is where there is a cause.
@@ -93,6 +94,8 @@ pub(crate) struct Waits<'a> {
     /// What was called.
     pub(crate) text: Name,
     pub(crate) group: Name,
+    /// How many messages of this rank have moved on: where one has, the rank found something new.
+    pub(crate) moved: u64,
     /// The ranks of the world that it needs, all of them.
     pub(crate) missing: &'a [usize],
 }
@@ -181,8 +184,13 @@ pub(crate) fn cause_in(fd: impl AsFd) -> Option<Cause> {
 /// Writes what this rank waits for; a record that has changed has another `seq`.
 pub(crate) fn set_waiting(segment: &Segment, waits: Waits<'_>) {
     let names = Name::pair(waits.site, waits.text);
-    let values =
-        [(WHAT, waits.kind as u64), (NUMBER, waits.number), (NAMES, names), (GROUP, waits.group.word())];
+    let values = [
+        (WHAT, waits.kind as u64),
+        (NUMBER, waits.number),
+        (NAMES, names),
+        (GROUP, waits.group.word()),
+        (MOVED, waits.moved),
+    ];
     let load = |at: usize| word(segment, at).load(Relaxed);
     let seq = load(SEQ);
     let same = seq % 2 == 1
@@ -265,6 +273,7 @@ mod tests {
             site,
             text,
             group,
+            moved: 0,
             missing,
         };
         assert_eq!(waiting(&segment), None);

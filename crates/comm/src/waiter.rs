@@ -284,7 +284,8 @@ impl Waiter<'_> {
     fn say_waits(&self, say: &mut dyn FnMut(Waits<'_>)) {
         let Some(Missing { kind, number, site, text, members }) = self.missing() else { return };
         let ranks = self.missing_ranks(&members);
-        say(Waits { kind, number, site, text, group: self.inner.recorder.group(), missing: &ranks });
+        let moved = self.inner.state().mails.moved() + siblings::moved(Some(self.inner));
+        say(Waits { kind, number, site, text, group: self.inner.recorder.group(), moved, missing: &ranks });
     }
 
     fn waits_for(&self) -> Option<usize> {
