@@ -113,7 +113,15 @@ fn what_differs_is_refused_by_every_member() {
         job("route", ranks).expect_all(ranks, &parts);
         let parts = [shapes, "AT", "broadcast[root=0, over=world] f32[4]", "AT", "i32[4]", "AT", alike];
         job("broadcast_dtype", ranks).expect_all(ranks, &parts);
-        let parts = [shapes, "AT", "make the group `g` of the lists [[0, 1", "AT", "[[1, 0", "AT", alike];
+        let parts = [
+            "the call must be the same",
+            "AT",
+            "make the group `g` of the lists [[0, 1",
+            "AT",
+            "[[1, 0",
+            "AT",
+            alike,
+        ];
         job("list_order", ranks).expect_all(ranks, &parts);
         let parts = [
             "all_to_all: call 0: splits must fit together",
@@ -126,6 +134,8 @@ fn what_differs_is_refused_by_every_member() {
             "AT",
         ];
         job("splits", ranks).expect_all(ranks, &parts);
+        // Also where there is nothing to move.
+        job("empty", ranks).expect_all(ranks, &["the operation must be the same", "f32[0]", "AT", "f32[3]"]);
     }
 }
 
@@ -166,19 +176,20 @@ fn messages_that_do_not_fit_are_seen_on_both_ends_and_elsewhere() {
 
 #[test]
 fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
-    for (case, out) in [("unseen", "done"), ("printed", "checksum <")] {
+    for (case, out, note) in [
+        ("unseen", "done", "note: nobody looked at this error"),
+        ("printed", "checksum <", "note: it was printed in the place of a tensor"),
+        // What leaks, and a mesh that is there when the process ends.
+        ("leaked_handle", "done", "note: nobody looked at this error"),
+        ("leaked_mesh", "done", "note: nobody looked at this error"),
+        ("exit_0", "done", "note: nobody looked at this error"),
+    ] {
         let job = job(case, 2);
         for rank in 0..2 {
             assert!(job.out.contains(&format!("[{rank}] {out}")), "{}", job.out);
         }
-        let parts = [
-            "call 0 on world: the size must be the same on all ranks",
-            "f32[8]",
-            "AT",
-            "f32[7]",
-            "AT",
-            "note: nobody looked at this error",
-        ];
+        let parts =
+            ["call 0 on world: the size must be the same on all ranks", "f32[8]", "AT", "f32[7]", "AT", note];
         job.expect_all(2, &parts);
         job.expect_launcher(&["must be the same on all ranks"]);
     }
@@ -228,6 +239,19 @@ fn agreement_comes_first_and_names_the_function() {
     let job_ = job("uneven_end", 2);
     job_.expect(0, &["rank 1", "call 4 of `step`"]);
     job_.expect_launcher(&["rank 1"]);
+    // Functions that are made on one line are functions of their own.
+    let parts =
+        ["the call must be the same", "call 1 of `cases.rs:", "AT", "call 1 of `cases.rs:", " #2`", "AT"];
+    job("layers", 2).expect_all(2, &parts);
+    // One rank has an error in its trace: everybody quotes it and blames that rank, before and after a break.
+    for ranks in [2, 3] {
+        let fails = job("one_fails", ranks);
+        fails.expect_all(ranks, &["matmul: expected operands of at least 2 dimensions"]);
+        fails.expect_launcher(&["first failure: rank 1 "]);
+    }
+    let fails = job("one_fails_late", 3);
+    (0..3).for_each(|rank| fails.expect(rank, &["matmul: expected operands of at least 2 dimensions"]));
+    fails.expect_launcher(&["first failure: rank 1 "]);
     // A function of one rank alone must say so.
     let parts = [
         "the operation must be the same on all ranks",
@@ -349,7 +373,8 @@ fn a_traced_tensor_cannot_be_printed() {
             broken.out
         );
     }
-    job("prints_in_a_fullgraph", 2).expect_all(2, &["print: expected no host read of a traced tensor under fullgraph", "AT"]);
+    job("prints_in_a_fullgraph", 2)
+        .expect_all(2, &["print: expected no host read of a traced tensor under fullgraph", "AT"]);
 }
 
 #[test]
@@ -368,6 +393,7 @@ fn right_programs_are_not_refused() {
         ("slow_but_right", 3),
         ("kept_and_dropped", 2),
         ("thread_local", 2),
+        ("dropped_messages", 2),
         ("longest_timeout", 2),
     ] {
         let job = job(case, ranks);

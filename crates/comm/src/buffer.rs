@@ -348,7 +348,8 @@ impl Buffer {
             let (number, missing) = (0, [row.rank]);
             let (site, text, group) = Default::default();
             let moved = siblings::moved(None);
-            let waits = Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
+            let waits =
+                Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
             watch.look(now, |say| say(waits), || "a write to memory that others still read".into())?;
             let turn = if goes_on { until.min(now + BUSY) } else { until };
             // Once this one is done it rings no more, so another one must not be awaited on its bell.

@@ -120,6 +120,8 @@ pub enum CommError {
         rank: usize,
         /// The operation.
         what: String,
+        /// What this rank called, and where.
+        called: Vec<Side>,
     },
     /// Another group of this rank failed.
     OtherGroup {
@@ -212,6 +214,9 @@ impl fmt::Debug for CommError {
 const ALIKE: &str = "\n  note: every member must make the same calls in the same order; look for a branch on the rank, or on \
                      data that differ between ranks";
 
+/// The way out of what comes of messages without their other end.
+const MATCHED: &str = "\n  note: every send needs a receive with its tag, and every receive a send";
+
 impl fmt::Display for CommError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -258,7 +263,7 @@ impl fmt::Display for CommError {
                     f,
                     &[Side { rank: *from, what: format!("send {what}tag {tag}"), site: site.clone() }],
                 )?;
-                f.write_str("\n  note: every send needs a receive with its tag")
+                f.write_str(MATCHED)
             }
             CommError::Skipped { rank, call, group, parties } => {
                 write!(f, "call {call} on {group}: rank {rank} left without making it")?;
@@ -268,14 +273,28 @@ impl fmt::Display for CommError {
             CommError::Deadlock { cycle } => {
                 f.write_str("deadlock: no rank can go on: each of these waits for the next")?;
                 write_sides(f, cycle)?;
-                f.write_str("\n  note: start the operations that others wait for before you wait yourself")
+                f.write_str("\n  note: start the operations that others wait for before you wait yourself")?;
+                let has = |word: &str| cycle.iter().any(|side| side.what.starts_with(word));
+                if has("send ") && has("receive ") {
+                    f.write_str(
+                        "\n  note: messages match by tag; and at most 16 messages of one rank to another may wait for \
+                         receives: start these earlier, or receive in the order of the sends",
+                    )?;
+                }
+                Ok(())
             }
             CommError::OtherGroup { error } => write!(f, "another group of this rank failed: {error}"),
-            CommError::Left { rank, what } => {
-                write!(f, "{what}: rank {rank} has left the group without its part of it{ALIKE}")
+            CommError::Left { rank, what, called } => {
+                write!(f, "{what}: rank {rank} has left the group without its part of it")?;
+                write_sides(f, called)?;
+                f.write_str(if what.starts_with("exchange") { MATCHED } else { ALIKE })
             }
             CommError::Elsewhere { rank, error, .. } if error.is_empty() => write!(f, "rank {rank} stopped"),
-            CommError::Elsewhere { rank, error, .. } => write!(f, "rank {rank} stopped: {error}"),
+            // Whoever is part of it has not stopped because of another.
+            CommError::Elsewhere { error, .. } if error.starts_with("deadlock: ") => f.write_str(error),
+            CommError::Elsewhere { rank, error, .. } => {
+                write!(f, "rank {rank} stopped: {}", error.replace("\n  ", "\n    "))
+            }
             CommError::Panicked { rank } => {
                 write!(f, "rank {rank} panicked\n  note: its own message says why")
             }

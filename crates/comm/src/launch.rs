@@ -90,6 +90,8 @@ pub struct Outcome {
 
 /// The exit code of a job whose time was up, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
+/// The exit code of a job that went well and whose output could not be written.
+const LOST: u8 = 2;
 /// How long the file of the flight recorders may take to be written.
 const DUMP: Duration = Duration::from_secs(5);
 /// How long the watcher may take to do what needs no waiting for others.
@@ -140,7 +142,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
     // time, does not wait for that.
     let hurry = (watch.signalled || watch.timed_out).then_some(options.grace);
     let Watch { ranks, mut watcher, mut coordinator, order, failed_ns, timed_out, .. } = watch;
-    let tails = carrier.finish(&signals, hurry);
+    let (tails, lost) = carrier.finish(&signals, hurry);
     coordinator.stop();
     let left = left.map_err(|Gone| watcher.gone())?;
     let ends = summary::Ends { ranks: &ranks, order: &order, timed_out, tails: &tails };
@@ -149,6 +151,9 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         let mut flight = coordinator.flight();
         flight.until_ns = failed_ns.unwrap_or(flight.until_ns);
         outcome.summary.insert_str(0, &record_flight(&flight, options));
+    }
+    if lost && outcome.code == 0 {
+        outcome.code = LOST;
     }
     if left > 0 {
         outcome.summary +=
@@ -355,6 +360,12 @@ impl Watch<'_> {
     fn kill_ranks(&mut self) {
         self.failed_ns.get_or_insert_with(now_ns);
         self.watcher.signal(Signal::KILL);
-        self.killing = Some(Killing::Killed(from_now(ANSWER)));
+        // One who asks twice does not wait for a watcher that does not answer.
+        let wait = if self.interrupts > 1 { Duration::from_secs(1) } else { ANSWER };
+        let due = from_now(wait);
+        self.killing = match self.killing {
+            Some(Killing::Killed(before)) => Some(Killing::Killed(before.min(due))),
+            _ => Some(Killing::Killed(due)),
+        };
     }
 }

@@ -2,6 +2,7 @@
 //! seen of it is reported.
 
 use std::panic::Location;
+use std::time::Duration;
 
 use crate::CommError;
 use crate::deadline::from_now;
@@ -9,17 +10,17 @@ use crate::error::Stop;
 use crate::progress::Inner;
 use crate::row::Row;
 use crate::status;
-use crate::unseen::{report_unseen, trouble};
+use crate::unseen::{UNSEEN_NOTE, report_unseen, trouble};
 use crate::waiter::{Waiter, What};
 
 impl Inner {
     /// Finishes what is in flight, as peers may need this member's part of it, and waits until its messages are taken.
-    fn finish_all(&self) -> Result<(), Stop> {
+    fn finish_all(&self, wait: Duration) -> Result<(), Stop> {
         if let Some(error) = self.state().failed.clone() {
             return Err(error.into());
         }
         let waiter = Waiter { inner: self, what: What::Leaving };
-        waiter.wait(|| from_now(self.settings.deadline.get()), Location::caller())?;
+        waiter.wait(|| from_now(wait), Location::caller())?;
         match self.forgotten() {
             Some(error) => Err(self.fail(&mut self.state(), error).into()),
             None => Ok(()),
@@ -41,17 +42,58 @@ impl Inner {
         if let Some(error) = self.elsewhere() {
             return Some(error);
         }
-        if let Some(error) = trouble() {
+        let rank = members.mine().rank;
+        if let Some((error, culprits)) = trouble(rank) {
             self.is_seen.set(true);
-            let rank = members.mine().rank;
-            return Some(CommError::Elsewhere { rank, error, culprits: vec![rank] });
+            return Some(CommError::Elsewhere { rank, error, culprits });
         }
         if skipped {
             let group = self.recorder.group_name().to_string();
-            let (rank, call) = (members.mine().rank, next);
-            return Some(CommError::Skipped { rank, call, group, parties: self.parties(next) });
+            return Some(CommError::Skipped { rank, call: next, group, parties: self.parties(next) });
         }
         unreceived
+    }
+}
+
+/// How long what is in flight may take when a thread ends that has not dropped its groups.
+const LAST: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Finishes what is in flight, leaves, and reports what nobody has seen.
+    fn leave(&self, wait: Duration) {
+        let before = self.unseen();
+        let outcome = self.finish_all(wait);
+        let row = self.members.mine();
+        if let Some((error, culprits)) = trouble(row.rank) {
+            status::set_trouble(&row.segment, row.rank, self.recorder.name(&error), &culprits);
+        }
+        self.members.mine().leave();
+        self.members.rows.iter().for_each(Row::ring);
+        // Once more: a message may have been posted just before its sender could see that this member leaves.
+        let late = if outcome.is_ok() { self.forgotten() } else { None };
+        if let Some(error) = late {
+            self.fail(&mut self.state(), error);
+        }
+        // Whoever leaves because of an error leaves calls and messages behind.
+        let told = self.settings.told.get();
+        if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
+            let note = match error {
+                CommError::Skipped { .. } => {
+                    "this rank has ended, or dropped its mesh, before it made that call; if an error of its own ended it, \
+                     that comes next"
+                }
+                _ => UNSEEN_NOTE,
+            };
+            report_unseen(&error, note, self.settings.is_process);
+            self.is_seen.set(true);
+        }
+    }
+
+    /// The thread ends, and handles of the group are left.
+    pub(crate) fn end_with_thread(&self) {
+        if !std::thread::panicking() {
+            self.leave(self.settings.deadline.get().min(LAST));
+        }
     }
 }
 
@@ -65,23 +107,6 @@ impl Drop for Inner {
             }
             return;
         }
-        let before = self.unseen();
-        let outcome = self.finish_all();
-        if let Some(error) = trouble() {
-            let row = self.members.mine();
-            status::set_trouble(&row.segment, row.rank, self.recorder.name(&error));
-        }
-        self.members.mine().leave();
-        self.members.rows.iter().for_each(Row::ring);
-        // Once more: a message may have been posted just before its sender could see that this member leaves.
-        let late = if outcome.is_ok() { self.forgotten() } else { None };
-        if let Some(error) = late {
-            self.fail(&mut self.state(), error);
-        }
-        // Whoever leaves because of an error leaves calls and messages behind.
-        let told = self.settings.told.get();
-        if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
-            report_unseen(&error, self.settings.is_process);
-        }
+        self.leave(self.settings.deadline.get());
     }
 }

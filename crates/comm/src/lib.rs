@@ -101,5 +101,5 @@ pub use probe::{Movement, Probe};
 pub use progress::Note;
 pub use recorder::{Name, Recorder};
 pub use status::Cause;
-pub use unseen::{note_trouble, report_unseen, take_unseen};
+pub use unseen::{UNSEEN_NOTE, note_trouble, report_unseen, take_unseen};
 pub use world::{InitError, World, init};

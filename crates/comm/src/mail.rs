@@ -332,7 +332,8 @@ impl Mails {
     /// that it does not keep them.
     #[inline(always)]
     fn forget(&mut self, number: u64) {
-        if number < self.first && self.parked.get(&number).is_some_and(|batch| batch.over && batch.open == 0) {
+        if number < self.first && self.parked.get(&number).is_some_and(|batch| batch.over && batch.open == 0)
+        {
             self.parked.remove(&number);
         }
         while let Some(batch) = self.batches.first() {

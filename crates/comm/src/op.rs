@@ -144,6 +144,8 @@ impl Key {
             "the root"
         } else if differs(62, 1) {
             "the form"
+        } else if self.what & AGREEMENT != 0 {
+            "the call"
         } else if self.bytes != other.bytes {
             "the size"
         } else {

@@ -11,12 +11,25 @@ use crate::progress::Inner;
 use crate::sync::thread_local;
 
 thread_local! {
-    static GROUPS: RefCell<Vec<Weak<Inner>>> = RefCell::default();
+    static GROUPS: Groups = Groups::default();
+}
+
+#[derive(Default)]
+struct Groups(RefCell<Vec<Weak<Inner>>>);
+
+impl Drop for Groups {
+    /// The thread ends, and with it the program of its rank: by the end of `main`, by `exit`, with handles that leaked.
+    fn drop(&mut self) {
+        if !cfg!(any(loom, shuttle)) {
+            let groups: Vec<Rc<Inner>> = self.0.get_mut().iter().filter_map(Weak::upgrade).collect();
+            groups.iter().for_each(|group| group.end_with_thread());
+        }
+    }
 }
 
 pub(crate) fn add(inner: &Rc<Inner>) {
     GROUPS.with(|groups| {
-        let mut groups = groups.borrow_mut();
+        let mut groups = groups.0.borrow_mut();
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Rc::downgrade(inner));
     });
@@ -26,7 +39,7 @@ pub(crate) fn add(inner: &Rc<Inner>) {
 fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
     let is_but = |group: &Rc<Inner>| but.is_some_and(|but| std::ptr::eq(&**group, but));
     let all = GROUPS.try_with(|groups| {
-        groups.borrow().iter().filter_map(Weak::upgrade).filter(|group| !is_but(group)).collect()
+        groups.0.borrow().iter().filter_map(Weak::upgrade).filter(|group| !is_but(group)).collect()
     });
     all.unwrap_or_default()
 }

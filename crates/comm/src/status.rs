@@ -154,9 +154,9 @@ pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[us
 }
 
 /// Writes that this rank leaves after an error that others have no part in.
-pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name) {
+pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
     if word(segment, CAUSED).load(Relaxed) == 0 {
-        set_cause(segment, by, text, &[by]);
+        set_cause(segment, by, text, culprits);
         word(segment, CAUSED).store(TROUBLED, Release);
     }
 }

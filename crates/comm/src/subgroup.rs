@@ -106,7 +106,7 @@ impl Group {
         let text = format!("{}{lists:?}", if what.is_empty() { "make groups of the lists " } else { &what });
         let text: String =
             if text.len() > 400 { text.chars().take(400).chain("..".chars()).collect() } else { text };
-        Note { digest, text: self.recorder().name(&text), ..note }
+        Note { digest, text: self.recorder().name(&text), is_agreement: true, ..note }
     }
 }
 

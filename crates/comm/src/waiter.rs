@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::call::{Call, Stage};
-use crate::error::Stop;
+use crate::error::{Side, Stop};
 use crate::event::Kind;
 use crate::mail::Open;
 use crate::op::describe;
@@ -325,7 +325,20 @@ impl Waiter<'_> {
         {
             return error;
         }
-        CommError::Left { rank: row.rank, what: self.what() }
+        CommError::Left { rank: row.rank, what: self.what(), called: self.called().into_iter().collect() }
+    }
+
+    /// What is waited for, as this rank called it.
+    fn called(&self) -> Option<Side> {
+        let Missing { kind, number, site, text, .. } = self.missing()?;
+        let mine = self.inner.members.mine();
+        let [text, site] = [text, site].map(|name| name.text(&mine.segment).replace("{} ", ""));
+        let what = match kind {
+            WaitKind::Receive => format!("receive {text}, tag {number}"),
+            WaitKind::Send => format!("send {text}, tag {number}"),
+            _ => text,
+        };
+        Some(Side { rank: mine.rank, what, site })
     }
 
     fn late(&self) -> CommError {

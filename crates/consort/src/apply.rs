@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, alloc};
+use crate::tensor::{Placed, Tensor, alloc, check_size};
 use crate::trace::{record, settle};
 use crate::world::World;
 
@@ -91,6 +91,9 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     if let (Alias::View(0), Some(x)) = (op.alias(), args.first()) {
         let layouts = view(op, &sizes, &x.layout).map_err(|error| Error::new(info.name, error.0, site))?;
         if let Some(layouts) = layouts {
+            for layout in &layouts {
+                check_size(info.name, &layout.shape, x.dtype(), site)?;
+            }
             let results = prepared.results.iter().zip(layouts);
             let one = |((ty, _), layout): (&(Rc<TensorType>, _), Layout)| {
                 one(&(Rc::clone(ty), Placed::new(layout)), x.storage.clone())

@@ -73,11 +73,17 @@ impl Error {
         Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site })).noted()
     }
 
+    /// The same, where these ranks are to blame.
+    pub(crate) fn blaming(self, ranks: &[usize]) -> Error {
+        consort_comm::note_trouble(&self, ranks);
+        self
+    }
+
     /// The other ranks are told, should this one end because of it. An error of a trace may only mean that the function
     /// runs without it.
     pub(crate) fn noted(self) -> Error {
         if !is_tracing() {
-            consort_comm::note_trouble(&self);
+            consort_comm::note_trouble(&self, &[]);
         }
         self
     }

@@ -109,7 +109,7 @@ impl Drop for Flight {
         if let State::Flying(pending, world) = self.state.get_mut() {
             world.note_unwaited(self.op, self.site);
             if let Some(error) = pending.unseen_error() {
-                world.report(&Error::comm(self.op, error, self.site));
+                world.report(&Error::comm(self.op, error, self.site), consort_comm::UNSEEN_NOTE);
             }
         }
     }

@@ -34,10 +34,14 @@ impl fmt::Display for Tensor {
             Err(error) => {
                 match (current(), World::current()) {
                     (Some(session), _) => session.fail(error.clone()),
-                    (None, Ok(world)) => world.report(&error),
+                    (None, Ok(world)) => world.report(
+                        &error,
+                        "it was printed in the place of a tensor: wait for it first, and handle the error",
+                    ),
                     (None, Err(_)) => {}
                 }
-                return write!(f, "<{error}>");
+                // The rest of it stands in the report.
+                return write!(f, "<{}>", error.to_string().lines().next().unwrap_or_default());
             }
         };
         let shown = Shown { shape: self.shape(), edge: if self.numel() > WHOLE { EDGE } else { usize::MAX } };

@@ -26,8 +26,10 @@ struct Landing {
 }
 
 impl Landing {
+    /// Whether it writes there. What has no bytes waits for what writes none.
     fn overlaps(&self, range: &Range<usize>) -> bool {
-        self.start < range.end && range.start < self.end
+        let empty = self.start == self.end && range.is_empty();
+        self.start < range.end && range.start < self.end || empty
     }
 }
 

@@ -234,7 +234,7 @@ impl Tensor {
     /// [`dtype`](Tensor::dtype) has an example.
     #[track_caller]
     pub fn numel(&self) -> usize {
-        self.shape().iter().product()
+        self.layout.numel()
     }
 
     /// Whether it has data.
@@ -453,6 +453,18 @@ impl Tensor {
     }
 }
 
+/// The bytes of a tensor, whose elements can be counted even where several lie at one place.
+pub(crate) fn check_size(
+    op: &str,
+    shape: &[usize],
+    dtype: Dtype,
+    site: &'static Location<'static>,
+) -> Result<usize> {
+    let bytes =
+        numel(shape).and_then(|n| n.checked_mul(dtype.size())).filter(|n| isize::try_from(*n).is_ok());
+    bytes.ok_or_else(|| Error::new(op, format!("a tensor of shape {shape:?} is too large"), site))
+}
+
 /// Room for a tensor in the heap.
 pub(crate) fn alloc(
     world: &World,
@@ -461,9 +473,7 @@ pub(crate) fn alloc(
     shape: &[usize],
     site: &'static Location<'static>,
 ) -> Result<Buffer> {
-    let Some(bytes) = numel(shape).and_then(|n| n.checked_mul(dtype.size())) else {
-        return Err(Error::new(op, format!("a tensor of shape {shape:?} is too large"), site));
-    };
+    let bytes = check_size(op, shape, dtype, site)?;
     let heap = world.heap().ok_or_else(|| Error::new(op, "there are only shapes in this mesh", site))?;
     heap.alloc(bytes).map_err(|error| Error::comm(op, error, site))
 }

@@ -294,8 +294,8 @@ impl World {
 
     /// Reports an error that the program has not seen and cannot see any more.
     #[cold]
-    pub(crate) fn report(&self, error: &Error) {
-        report_unseen(error, self.control().is_some());
+    pub(crate) fn report(&self, error: &Error, note: &str) {
+        report_unseen(error, note, self.control().is_some());
     }
 
     pub(crate) fn note_unwaited(&self, op: &'static str, site: &'static Location<'static>) {

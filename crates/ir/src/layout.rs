@@ -42,7 +42,7 @@ impl Layout {
 
     /// How many elements it has.
     pub fn numel(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |n: usize, size| n.saturating_mul(*size))
     }
 
     /// Whether the elements lie without gaps, in row-major order.
@@ -152,7 +152,7 @@ pub fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
                 // Where there is no element there is no gap.
                 return shape.contains(&0);
             }
-            expected *= size;
+            expected = expected.saturating_mul(*size);
         }
     }
     // A size of zero further out makes it empty; what lies further in does not matter then.
@@ -164,7 +164,8 @@ pub fn span(shape: &[usize], strides: &[usize]) -> usize {
     if shape.contains(&0) {
         return 0;
     }
-    1 + shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>()
+    let reach = shape.iter().zip(strides).map(|(size, stride)| (size - 1).saturating_mul(*stride));
+    reach.fold(1, usize::saturating_add)
 }
 
 #[cfg(test)]

@@ -83,6 +83,24 @@ fn calls(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             }
             Ok(())
         }
+        "empty" if !last => got(mesh.all_reduce(ones(0)?, Reduce::Sum).and_then(|x| x.wait().map(|()| x))), // empty
+        "empty" => {
+            std::thread::sleep(Duration::from_millis(300));
+            got(mesh.all_gather(ones(3)?, 0).and_then(|x| x.wait().map(|()| x))) // empty
+        }
+        "leaked_handle" | "leaked_mesh" | "exit_0" => {
+            let x = mesh.all_reduce(ones(8 - me)?, Reduce::Sum)?; // leaked_handle, // leaked_mesh, // exit_0
+            println!("done");
+            match case {
+                "leaked_handle" => std::mem::forget(x),
+                "leaked_mesh" => std::mem::forget(mesh.clone()),
+                _ => {
+                    drop(x);
+                    std::process::exit(0);
+                }
+            }
+            Ok(())
+        }
         "unseen" | "printed" => {
             let mut w = ones(8 - me)?;
             mesh.all_reduce_(&mut w, Reduce::Sum)?; // unseen, // printed
@@ -150,6 +168,27 @@ fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
                     x.to_vec::<f32>()?; // one_breaks, // one_breaks_late
                 }
                 group.all_reduce(x.exp()?, Reduce::Max)
+            })
+            .name("step");
+            got(f.call(ones(4)?)?)
+        }
+        "layers" => {
+            let layer = |scale: f64| -> Result<_> {
+                let (group, w) = (group.clone(), Tensor::full(Dtype::F32, &[4], scale)?);
+                Ok((w.clone(), compile(move |x: Tensor| group.all_reduce(x.mul(&w)?, Reduce::Sum))))
+            };
+            let layers = [layer(10.0)?, layer(20.0)?];
+            got(layers[me].1.call(ones(4)?)?) // layers
+        }
+        "one_fails" | "one_fails_late" => {
+            let late = case == "one_fails_late";
+            let f = compile(move |x: Tensor| {
+                let y = group.all_reduce(&x, Reduce::Sum)?;
+                if late {
+                    y.to_vec::<f32>()?;
+                }
+                let y = if me == 1 { y.matmul(&x)? } else { y };
+                group.all_reduce(y, Reduce::Max)
             })
             .name("step");
             got(f.call(ones(4)?)?)
@@ -337,6 +376,15 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             });
             for _ in 0..5 {
                 f.call(ones(4)?)?.wait()?;
+            }
+            println!("got through");
+            Ok(())
+        }
+        // Nobody looks at them, and they are more than wait at once.
+        "dropped_messages" => {
+            for i in 0..3000 {
+                drop(mesh.irecv(Dtype::F32, &[8], Route::Ring(-1), i % 3)?);
+                drop(mesh.isend(ones(8)?, Route::Ring(1), i % 3)?);
             }
             println!("got through");
             Ok(())

@@ -71,6 +71,8 @@ pub(super) struct Output {
     tees: VecDeque<(Option<TeeFile>, Option<TeeFile>)>,
     out: Sink,
     err: Sink,
+    /// Whether something could not be written.
+    lost: bool,
 }
 
 impl Output {
@@ -89,7 +91,7 @@ impl Output {
                 tees.push_back((Some(open(rank, "out")?), Some(open(rank, "err")?)));
             }
         }
-        Ok(Output { streams: Vec::new(), tees, out, err })
+        Ok(Output { streams: Vec::new(), tees, out, err, lost: false })
     }
 
     /// Adds the pipes of the next rank.
@@ -114,7 +116,8 @@ impl Output {
         let carry = move || {
             self.carry(&tells_ended, &noted);
             let _ = rustix::io::write(&*tells_done, &1u64.to_ne_bytes());
-            self.streams.into_iter().filter(|stream| stream.is_err).map(|stream| stream.tail.into()).collect()
+            let tails = self.streams.into_iter().filter(|stream| stream.is_err);
+            (tails.map(|stream| stream.tail.into()).collect(), self.lost)
         };
         let thread = thread::Builder::new().name("consort output".into()).spawn(carry)?;
         Ok(Carrier { ended, done, notes, thread })
@@ -189,6 +192,7 @@ impl Output {
             let same = self.streams.iter_mut().filter(|stream| stream.is_err == is_err);
             same.for_each(|stream| stream.pipe = None);
             if error.kind() != io::ErrorKind::BrokenPipe {
+                self.lost = true;
                 self.tell(&format!("error: run: cannot write the ranks' output: {error}\n"));
             }
         }
@@ -272,7 +276,7 @@ pub(super) struct Carrier {
     /// Told by it when everything is written.
     done: Arc<OwnedFd>,
     notes: Arc<Notes>,
-    thread: JoinHandle<Vec<Vec<String>>>,
+    thread: JoinHandle<(Vec<Vec<String>>, bool)>,
 }
 
 impl Carrier {
@@ -282,15 +286,15 @@ impl Carrier {
         let _ = rustix::io::write(&self.notes.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits until all is written: the last lines of each rank's standard error. Whoever reads may have
-    /// stopped; then a signal or the limit, if there is one, ends the wait.
-    pub(super) fn finish(self, signals: &Signals, limit: Option<Duration>) -> Vec<Vec<String>> {
+    /// Waits until all is written: the last lines of each rank's standard error, and whether output was lost. Whoever
+    /// reads may have stopped; then a signal or the limit, if there is one, ends the wait.
+    pub(super) fn finish(self, signals: &Signals, limit: Option<Duration>) -> (Vec<Vec<String>>, bool) {
         let _ = rustix::io::write(&*self.ended, &1u64.to_ne_bytes());
         let mut fds = vec![PollFd::new(&*self.done, PollFlags::IN)];
         fds.extend(signals.poll_fds_of_ends());
         while let Err(Errno::INTR) = poll(&mut fds, limit.map(timespec).as_ref()) {}
         let done = !fds[0].revents().is_empty();
-        if done { self.thread.join().unwrap_or_default() } else { Vec::new() }
+        if done { self.thread.join().unwrap_or_default() } else { Default::default() }
     }
 }
 

@@ -40,9 +40,9 @@ impl Meeting<'_> {
     }
 
     /// What ranks must have in common in a part of the agreement, and how it is called where they do not.
-    fn note(&self, all: &Group, part: &str) -> Note {
-        let text = format!("call {{}} of `{}`: {part}", self.name);
-        self.note_of(all, all.recorder().name(&text), digest(text.as_bytes()))
+    fn note(&self, all: &Group, (part, shown): (&str, &str)) -> Note {
+        let text = |part: &str| format!("call {{}} of `{}`: {part}", self.name);
+        self.note_of(all, all.recorder().name(&text(shown)), digest(text(part).as_bytes()))
     }
 
     /// The same for the call itself.
@@ -72,6 +72,11 @@ impl Meeting<'_> {
 
     /// All ranks' bytes, in rank order.
     pub(crate) fn gather(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.gather_as((what, what), mine)
+    }
+
+    /// The same under another text, for whoever makes another call instead.
+    fn gather_as(&self, what: (&str, &str), mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let Some(all) = self.all() else { return Ok(vec![mine.to_vec()]) };
         gather(all, self.world.timeout(), || self.note(all, what), mine).map_err(|error| self.failed(error))
     }
@@ -79,17 +84,25 @@ impl Meeting<'_> {
     /// An error on all ranks where a text is not the same on all: the first line that differs, and who has which.
     pub(crate) fn check_same(&self, what: &str, text: &str) -> Result<()> {
         let mine = digest(text.as_bytes());
-        let all = self.gather(what, &mine.to_le_bytes())?;
+        let shown = if text.starts_with(NONE) { text.lines().next().unwrap_or(what) } else { what };
+        let all = self.gather_as((what, shown), &mine.to_le_bytes())?;
         if all.iter().all(|other| other[..] == mine.to_le_bytes()) {
             return Ok(());
         }
         let texts = self.gather(what, text.as_bytes())?;
         let texts: Vec<String> =
             texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let failed = |(_, text): &(usize, &String)| text.starts_with(NONE);
+        if let Some((rank, text)) = texts.iter().enumerate().find(failed) {
+            let error = text.trim_start_matches(NONE).replace("\n  ", "\n    ");
+            let message = format!("`{}`: rank {rank} stopped: {error}", self.name);
+            let ranks: Vec<usize> = texts.iter().enumerate().filter(failed).map(|(rank, _)| rank).collect();
+            return Err(Error::new("compile", message, self.site).blaming(&ranks));
+        }
         let message = difference(&format!("`{}`: {what}", self.name), "line", &texts);
         let note =
             "\n  note: captured values, and all that it reads from outside, must be equal on all ranks";
-        Err(Error::new("compile", message + note, self.site))
+        Err(Error::new("compile", message + note, self.site).blaming(&fewest(&texts)))
     }
 
     /// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
@@ -119,6 +132,17 @@ impl Meeting<'_> {
         self.world.envelope.set(Some(back));
         Ok(same)
     }
+}
+
+/// What a rank that has an error says in the place of its program, before the error.
+pub(crate) const NONE: &str = "no program: ";
+
+/// The ranks whose text is not that of most; all, where there is no most.
+fn fewest(texts: &[String]) -> Vec<usize> {
+    let same = |text: &String| texts.iter().filter(|other| *other == text).count();
+    let most = texts.iter().map(same).max().unwrap_or(0);
+    let only = texts.iter().filter(|text| same(text) == most).count() == most;
+    (0..texts.len()).filter(|rank| !only || same(&texts[*rank]) < most).collect()
 }
 
 /// What a rank is about to do at a call that it has no plan for.

@@ -171,10 +171,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             (pattern, signatures) = agreed()?;
             traced = self.trace(args, meeting, &pattern, &started, site);
         }
-        traced = traced.map_err(|error| error.with_note(&pattern.sizes_text(&signatures, &world.mesh())));
+        let signatures = if signatures.is_empty() { vec![own] } else { signatures };
+        traced = traced.map_err(|error| {
+            let sizes = pattern.sizes_text(&signatures, &world.mesh(), &error.to_string());
+            error.with_note(&sizes)
+        });
         if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
             // Where there is no program, the others learn that too.
-            let none = |error: &Error| format!("no program: {error}");
+            let none = |error: &Error| format!("{}{error}", agree::NONE);
             let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
             let same = self.agreeing(|| meeting.check_same("its program", &text));
             if let Ok(traced) = &traced {
@@ -230,7 +234,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if let Some((rank, error)) =
             all.iter().enumerate().find_map(|(rank, bytes)| Some((rank, said(bytes)?)))
         {
-            return Err(Error::new("compile", format!("rank {rank} stopped: {error}"), site));
+            let error = error.replace("\n  ", "\n    ");
+            let message = format!("rank {rank} stopped: {error}");
+            return Err(Error::new("compile", message, site).blaming(&[rank]));
         }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
         let all: Vec<Signature> =

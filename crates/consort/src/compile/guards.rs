@@ -180,8 +180,10 @@ impl Pattern {
         })
     }
 
-    /// Which symbols stand for sizes that differ between ranks: of which argument, and what they are on each rank.
-    pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh) -> String {
+    /// Which symbols stand for sizes that differ between ranks, or that an error names: of which argument, and what they
+    /// are on each rank.
+    pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh, error: &str) -> String {
+        let words: Vec<&str> = error.split(|c: char| !c.is_ascii_alphanumeric()).collect();
         let mut text = String::new();
         let (mut at, mut tensor) = (0, 0);
         for leaf in &self.leaves {
@@ -194,16 +196,21 @@ impl Pattern {
                 let values: Vec<i64> = all.iter().filter_map(|one| one.sizes.get(at).copied()).collect();
                 at += 1;
                 let Size::Symbol(sym, _) = size else { continue };
-                if values.iter().all(|value| *value == values[0]) {
+                let name = Index::sym(*sym).display(mesh).to_string();
+                let is_same = values.iter().all(|value| *value == values[0]);
+                if is_same && !words.contains(&name.as_str()) {
                     continue;
                 }
                 let what = match leaf {
                     Expected::Tensor { .. } => format!("dimension {dim} of tensor {tensor} of the arguments"),
                     _ => "a number among the arguments".to_string(),
                 };
-                let ranks = values.iter().enumerate().map(|(rank, value)| format!("{value} on rank {rank}"));
-                let ranks = ranks.collect::<Vec<_>>().join(", ");
-                let _ = write!(text, "\n  note: {} is {what}: {ranks}", Index::sym(*sym).display(mesh));
+                let ranks = values.iter().enumerate().map(|(rank, value)| match is_same {
+                    true => value.to_string(),
+                    false => format!("{value} on rank {rank}"),
+                });
+                let ranks: Vec<String> = ranks.take(if is_same { 1 } else { values.len() }).collect();
+                let _ = write!(text, "\n  note: {name} is {what}: {}", ranks.join(", "));
             }
             tensor += usize::from(matches!(leaf, Expected::Tensor { .. }));
         }

@@ -9,6 +9,7 @@ mod guards;
 mod parts;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::panic::Location;
 use std::rc::Rc;
@@ -44,6 +45,8 @@ pub struct Compiled<A, R> {
     said: Cell<Option<agree::Said>>,
     log: Rc<RefCell<Log>>,
     site: Site,
+    /// How many functions were made at the same line before it.
+    made: u32,
     takes: PhantomData<fn(A)>,
 }
 
@@ -76,6 +79,25 @@ impl Reach {
     }
 }
 
+thread_local! {
+    /// How many functions were compiled at each line.
+    static MADE: RefCell<BTreeMap<(&'static str, u32, u32), u32>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// How many were compiled at a line before, on this rank.
+fn count_made(site: &'static Location<'static>) -> u32 {
+    MADE.with_borrow_mut(|made| {
+        let count = made.entry((site.file(), site.line(), site.column())).or_default();
+        *count += 1;
+        *count - 1
+    })
+}
+
+/// The name of a function, of which several may be made at one line: `layer`, `layer #2`, and so on.
+fn name_of(name: &str, made: u32) -> String {
+    if made == 0 { name.to_string() } else { format!("{name} #{}", made + 1) }
+}
+
 /// Compiles a function over tensors: the first call traces it, later calls with arguments of the same kind replay its
 /// plan without running it.
 ///
@@ -103,10 +125,11 @@ impl Reach {
 pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> Compiled<A, R> {
     let site = Location::caller();
     let file = site.file().rsplit('/').next().unwrap_or_default();
+    let made = count_made(site);
     Compiled {
         f: Rc::new(f),
         options: Options {
-            name: format!("{file}:{}", site.line()),
+            name: name_of(&format!("{file}:{}", site.line()), made),
             fullgraph: false,
             limit: LIMIT,
             dynamic: Vec::new(),
@@ -119,6 +142,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
         said: Cell::new(None),
         log: Rc::default(),
         site,
+        made,
         takes: PhantomData,
     }
 }
@@ -226,7 +250,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// A name for explanations and logs; the source line otherwise.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
-        self.options.name = name.to_string();
+        self.options.name = name_of(name, self.made);
         self
     }
 

@@ -218,7 +218,7 @@ impl Exec {
             .and_then(|()| self.close(cx));
         self.state.memory.close();
         if let Err(error) = &outcome {
-            consort_comm::note_trouble(error);
+            consort_comm::note_trouble(error, &[]);
             // What is in flight goes on by itself.
             self.state.flights.iter_mut().for_each(|flight| *flight = None);
         }

@@ -168,6 +168,8 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
 fn a_rank_that_has_left_is_an_error_at_once() {
     let start = Instant::now();
     let error = alone(2, Duration::from_secs(20));
-    assert!(error.contains("rank 1 has left the group"), "{error}");
+    // It may have seen the call that it leaves behind, or not.
+    let said = ["rank 1 has left the group", "rank 1 left without making it"];
+    assert!(said.iter().any(|said| error.contains(said)), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10));
 }
