@@ -69,7 +69,7 @@ fn what_is_published_is_seen_whole() {
 
 #[test]
 fn an_operand_is_written_again_only_after_its_readers() {
-    explore("release by bytes_mut", 2, || {
+    explore("release by bytes_mut", 1, || {
         pair(HEAP, |group| {
             let mut buffer = broadcast(group, LARGE, 1)?;
             buffer.bytes_mut(never())?.fill(2);
