@@ -237,7 +237,8 @@ fn agreement_comes_first_and_names_the_function() {
     ];
     job("uneven_other", 2).expect_all(2, &parts);
     let job_ = job("uneven_end", 2);
-    job_.expect(0, &["rank 1", "call 4 of `step`"]);
+    job_.expect(0, &["rank 1"]);
+    job_.expect(0, &["call 4 of `step`"]);
     job_.expect_launcher(&["rank 1"]);
     // Functions that are made on one line are functions of their own.
     let parts =

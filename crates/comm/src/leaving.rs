@@ -2,7 +2,7 @@
 //! seen of it is reported.
 
 use std::panic::Location;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::deadline::from_now;
@@ -15,12 +15,12 @@ use crate::waiter::{Waiter, What};
 
 impl Inner {
     /// Finishes what is in flight, as peers may need this member's part of it, and waits until its messages are taken.
-    fn finish_all(&self, wait: Duration) -> Result<(), Stop> {
+    fn finish_all(&self) -> Result<(), Stop> {
         if let Some(error) = self.state().failed.clone() {
             return Err(error.into());
         }
         let waiter = Waiter { inner: self, what: What::Leaving };
-        waiter.wait(|| from_now(wait), Location::caller())?;
+        waiter.wait(|| from_now(self.settings.deadline.get()), Location::caller())?;
         match self.forgotten() {
             Some(error) => Err(self.fail(&mut self.state(), error).into()),
             None => Ok(()),
@@ -56,13 +56,13 @@ impl Inner {
 }
 
 /// How long what is in flight may take when a thread ends that has not dropped its groups.
-const LAST: Duration = Duration::from_secs(1);
+const LAST: Duration = Duration::from_millis(200);
 
 impl Inner {
     /// Finishes what is in flight, leaves, and reports what nobody has seen.
-    fn leave(&self, wait: Duration) {
+    fn leave(&self) {
         let before = self.unseen();
-        let outcome = self.finish_all(wait);
+        let outcome = self.finish_all();
         let row = self.members.mine();
         if let Some((error, culprits)) = trouble(row.rank) {
             status::set_trouble(&row.segment, row.rank, self.recorder.name(&error), &culprits);
@@ -77,22 +77,38 @@ impl Inner {
         // Whoever leaves because of an error leaves calls and messages behind.
         let told = self.settings.told.get();
         if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
-            let note = match error {
-                CommError::Skipped { .. } => {
-                    "this rank has ended, or dropped its mesh, before it made that call; if an error of its own ended it, \
-                     that comes next"
-                }
-                _ => UNSEEN_NOTE,
-            };
-            report_unseen(&error, note, self.settings.is_process);
-            self.is_seen.set(true);
+            self.report(&error);
         }
     }
 
-    /// The thread ends, and handles of the group are left.
+    fn report(&self, error: &CommError) {
+        let note = match error {
+            CommError::Skipped { .. } => {
+                "this rank has ended, or dropped its mesh, before it made that call; if an error of its own ended it, that \
+                 comes next"
+            }
+            _ => UNSEEN_NOTE,
+        };
+        report_unseen(error, note, self.settings.is_process);
+        self.is_seen.set(true);
+    }
+
+    /// The thread ends, and handles of the group are left: the program called `exit`, or they leaked. The others learn of
+    /// the end by other ways; what is in flight may still turn out to differ.
     pub(crate) fn end_with_thread(&self) {
-        if !std::thread::panicking() {
-            self.leave(self.settings.deadline.get().min(LAST));
+        if std::thread::panicking() {
+            return;
+        }
+        let until = Instant::now() + LAST;
+        while self.state().failed.is_none() && self.forgotten().is_none() && Instant::now() < until {
+            let state = &mut *self.state();
+            if !state.is_busy() || self.advance(state).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(error) = self.unseen().filter(|_| !self.settings.told.get()) {
+            self.report(&error);
         }
     }
 }
@@ -107,6 +123,6 @@ impl Drop for Inner {
             }
             return;
         }
-        self.leave(self.settings.deadline.get());
+        self.leave();
     }
 }

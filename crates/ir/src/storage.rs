@@ -127,7 +127,11 @@ impl Spot {
     pub fn hull(&self) -> Option<(Range<u64>, bool)> {
         let Lies::At(layout) = &self.lies else { return None };
         let (first, span) = (self.address(), layout.span());
-        let solid = span == layout.numel() && !layout.repeats();
+        // Elements that are repeated count once.
+        let sizes = layout.shape.iter().zip(&layout.strides);
+        let own =
+            sizes.filter(|(_, stride)| **stride > 0).fold(1usize, |n, (size, _)| n.saturating_mul(*size));
+        let solid = span == if span == 0 { 0 } else { own };
         Some((first..first + span as u64 * self.width as u64, solid))
     }
 
