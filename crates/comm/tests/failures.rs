@@ -183,6 +183,7 @@ fn messages_that_are_not_what_their_receiver_expects() {
     let about = |group: &Group, digest: u64, text: &str| About { digest, text: group.recorder().name(text) };
     for by_length in [true, false] {
         let texts = spawn_with_heap(3, HEAP, |group| {
+            group.set_strict(true);
             if group.rank() == 2 {
                 // It has no part in the message, and learns of it when it next waits.
                 return group
