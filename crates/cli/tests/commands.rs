@@ -97,7 +97,7 @@ impl Drop for Shell {
     }
 }
 
-/// A line with `#` for what is another at each run, and without what only aligns it.
+/// A line with `#` in place of numbers that change from run to run, and without alignment.
 fn masked(line: &str) -> String {
     let line = line.replace('█', "");
     let words: Vec<&str> = line.split_whitespace().collect();

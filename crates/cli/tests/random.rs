@@ -20,6 +20,8 @@ mod naive;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../src/exec/rank.rs"]
 mod rank;
+#[path = "common/said.rs"]
+mod said;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +35,7 @@ use case::{Case, Outcome};
 
 const PROGRAMS: u64 = 400;
 
-/// Of so many programs one runs on processes too.
+/// One program in this many runs on processes too.
 const ONE_IN: u64 = 40;
 
 /// Programs that are tried in one process.

@@ -16,6 +16,8 @@ mod leftovers;
 mod plan;
 #[path = "trials/rank.rs"]
 mod rank;
+#[path = "common/said.rs"]
+mod said;
 #[path = "trials/verdict.rs"]
 mod verdict;
 

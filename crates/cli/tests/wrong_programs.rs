@@ -75,6 +75,18 @@ impl Job {
         }
     }
 
+    /// A rank's error says that another left without a call: the other said it itself, or was seen to be gone.
+    fn expect_left(&self, rank: usize, gone: usize, call: &str, made: &str) {
+        let own = format!("{call}rank {gone} left without making it");
+        if self.said(gone).contains(&own) {
+            self.expect(gone, &["error: ", &own, made, "AT"]);
+            self.expect(rank, &[&format!("rank {gone} stopped: "), &own, "AT", made, "AT"]);
+        } else {
+            let seen = format!("{call}rank {gone} has left the group without its part of it");
+            self.expect(rank, &[made, &seen, "AT"]);
+        }
+    }
+
     /// All ranks say the same, and the job fails.
     fn expect_all(&self, ranks: usize, parts: &[&str]) {
         (0..ranks).for_each(|rank| self.expect(rank, parts));
@@ -159,7 +171,7 @@ fn messages_that_do_not_fit_are_seen_on_both_ends_and_elsewhere() {
         ];
         job(case, 3).expect_all(3, &parts);
     }
-    // Whoever leaves last knows of it: the sender finds its receiver gone, or the receiver the message.
+    // The rank that leaves last has the error: the sender finds its receiver gone, or the receiver the message.
     let job = job("unreceived", 2);
     let rank = usize::from(job.said(0).is_empty());
     let parts = [
@@ -195,10 +207,10 @@ fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
     }
     // A rank that ends without a call that the others make.
     let job = job("skip_end", 3);
-    job.expect(0, &["rank 2", "call 1 on world"]);
-    job.expect(1, &["rank 2", "call 1 on world"]);
-    job.expect_launcher(&["rank 2"]);
-    assert_ne!(job.code, 0);
+    let made = "all_reduce[reduce=max, over=world] f32[4]";
+    (0..2).for_each(|rank| job.expect_left(rank, 2, "call 1 on world: ", made));
+    job.expect_launcher(&["first failure: rank 2 ", "call 1 on world"]);
+    assert_eq!(job.code, 1, "{}", job.err);
 }
 
 #[test]
@@ -237,9 +249,9 @@ fn agreement_comes_first_and_names_the_function() {
     ];
     job("uneven_other", 2).expect_all(2, &parts);
     let job_ = job("uneven_end", 2);
-    job_.expect(0, &["rank 1"]);
-    job_.expect(0, &["call 4 of `step`"]);
-    job_.expect_launcher(&["rank 1"]);
+    job_.expect_left(0, 1, "call 13 on world: ", "call 4 of `step`");
+    job_.expect_launcher(&["first failure: rank 1 ", "call 13 on world"]);
+    assert_eq!(job_.code, 1, "{}", job_.err);
     // Functions that are made on one line are functions of their own.
     let parts =
         ["the call must be the same", "call 1 of `cases.rs:", "AT", "call 1 of `cases.rs:", " #2`", "AT"];

@@ -18,8 +18,8 @@ pub(crate) struct Alarm {
     bells: Mutex<Vec<Weak<Rows>>>,
 }
 
-/// Whoever watches over ranks that are processes: what has happened, if anything, and which ranks are to blame. Asked while waiting,
-/// so it must be quick where nothing has.
+/// Asks the control plane, while a call waits, whether a process has failed: the ranks to blame and the error. Must be
+/// quick where nothing has.
 pub(crate) type Watch = Box<dyn Fn() -> Option<(Vec<usize>, String)> + Send + Sync>;
 
 impl Alarm {

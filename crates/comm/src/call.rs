@@ -389,7 +389,7 @@ impl Call {
         if member < members.n() { members.unpublished(member, self.number) } else { None }
     }
 
-    /// Goes on; true when the operation is finished here. All members have published, and agree.
+    /// Does what can be done now; true when the operation is finished on this rank. All members have published, and agree.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, Stop> {
         if self.key.is_common() {
             return Ok(made_once::step(self, members));

@@ -43,7 +43,7 @@ pub(crate) struct Case {
     expected: Vec<Vec<Tensor>>,
     /// How far results may be off; not at all for every other program.
     tolerance: f64,
-    /// Plans of all ranks: of the program as it is, and simplified.
+    /// The plans of all ranks: first of the program as written, then of the simplified one.
     plans: [Vec<Func>; 2],
 }
 

@@ -1,34 +1,18 @@
 //! A random program on ranks that are processes of this test program.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use consort_comm::init;
 use consort_comm::launch::{Options, Sink, launch};
 
 use super::case::{Case, TIMEOUT};
+use super::said::Said;
 
 /// Bytes of each rank's heap.
 const HEAP: usize = 1 << 26;
 
 /// What a rank says when its results are right.
 const FINE: &str = "results are those of the oracle";
-
-/// Where the launcher writes.
-#[derive(Clone, Default)]
-struct Text(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Text {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Runs the program of a seed as a job: every rank compares its own results.
 pub(crate) fn run(seed: u64, ranks: usize) -> Result<(), String> {
@@ -46,10 +30,10 @@ pub(crate) fn run(seed: u64, ranks: usize) -> Result<(), String> {
         grace: Duration::from_secs(2),
         deadline: None,
     };
-    let said = Text::default();
+    let said = Said::default();
     let outcome =
         launch(&options, Sink::new(said.clone()), Sink::new(said.clone())).map_err(|e| e.to_string())?;
-    let said = String::from_utf8_lossy(&said.0.lock().unwrap()).into_owned();
+    let said = said.text();
     match said.matches(FINE).count() == ranks && outcome.code == 0 {
         true => Ok(()),
         false => Err(format!("processes: code {}: {}\n{said}", outcome.code, outcome.summary)),

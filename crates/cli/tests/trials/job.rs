@@ -1,14 +1,13 @@
 //! One trial as a job under the launcher, and what its ranks said.
 
 use std::fmt;
-use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use consort_comm::launch::{Options, Outcome, Sink, launch};
 
 use super::plan::Plan;
+use super::said::Said;
 
 /// A job that ended.
 pub(crate) struct Ended {
@@ -43,27 +42,6 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Where the launcher writes.
-#[derive(Clone, Default)]
-struct Text(Arc<Mutex<Vec<u8>>>);
-
-impl Text {
-    fn take(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl Write for Text {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Runs a trial; its temporary files, if it had any, would be in this folder.
 pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
     let own = std::env::current_exe().unwrap();
@@ -85,7 +63,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
         deadline: None,
     };
     let start = Instant::now();
-    let (out, err) = (Text::default(), Text::default());
+    let (out, err) = (Said::default(), Said::default());
     let outcome = launch(&options, Sink::new(out.clone()), Sink::new(err.clone())).unwrap();
-    Ended { outcome, took: start.elapsed(), out: out.take(), err: err.take() }
+    Ended { outcome, took: start.elapsed(), out: out.text(), err: err.text() }
 }

@@ -79,8 +79,8 @@ fn judge_launcher(plan: &Plan, ended: &Ended) -> Result<(), String> {
         Fault::Aborts => vec![128 + 6],
         Fault::Panics => vec![101],
         Fault::ExitsWithCode => vec![GUILTY],
-        // It learns at its end that the others made calls that it did not, and nobody looks at that error.
-        Fault::Leaves | Fault::ExitsWith0 => (0..plan.ranks).map(code).chain([1]).collect(),
+        // It may learn at its end that the others made calls that it did not, and nobody looks at that error.
+        Fault::Leaves => (0..plan.ranks).map(code).chain([1]).collect(),
         // The guilty one has no code, or one like the others.
         _ => (0..plan.ranks).map(code).collect(),
     };

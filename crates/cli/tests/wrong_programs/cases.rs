@@ -116,7 +116,7 @@ fn calls(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             if last {
                 Ok(())
             } else {
-                got(mesh.all_reduce(y, Reduce::Max).and_then(|x| x.wait().map(|()| x)))
+                got(mesh.all_reduce(y, Reduce::Max).and_then(|x| x.wait().map(|()| x))) // skip_end
             }
         }
         "late" | "leave" => {
@@ -196,7 +196,7 @@ fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
         "uneven_other" | "uneven_end" => {
             let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)).name("step");
             for _ in 0..4 - me {
-                f.call(ones(4)?)?.wait()?; // uneven_other
+                f.call(ones(4)?)?.wait()?; // uneven_other // uneven_end
             }
             if case == "uneven_other" {
                 got(mesh.all_reduce(ones(4)?, Reduce::Max)?)?; // uneven_other
@@ -362,7 +362,7 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             println!("got {} at {at}", y.item::<f32>()?);
             Ok(())
         }
-        // The wait of what is dropped stands in the program where it was started, whoever drops it.
+        // A handle that is dropped is waited for on the line that started it, wherever it is dropped.
         "dropped_by_two" => {
             let group = mesh.clone();
             fn start(group: &Mesh, x: &Tensor) -> Result<()> {

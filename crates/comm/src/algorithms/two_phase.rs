@@ -65,7 +65,7 @@ impl Job {
         })
     }
 
-    /// Ends it: whoever has it touches no buffer any more.
+    /// Cancels it: from now on no step touches a buffer.
     pub(crate) fn cancel(&mut self) {
         self.cancelled = true;
     }

@@ -405,8 +405,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The coordinator is gone without a word: whoever runs it has died. The last call that was answered here is the
-    /// last that a rank completed which ran it.
+    /// The connection to the coordinator is lost, so the rank that ran it has died. The last call that it answered here
+    /// is the last that it completed.
     fn hear_loss(&self) {
         let at = self.lock().answered.clone();
         self.hear_failure(Failure { rank: self.host, what: What::Lost, at });

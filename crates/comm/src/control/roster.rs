@@ -153,7 +153,7 @@ impl Roster {
         self.proceed();
     }
 
-    /// The coordinator itself cannot go on.
+    /// The coordinator failed.
     pub(super) fn abort_here(&mut self, reason: String) {
         let host = if self.launched { None } else { Some(0) };
         self.abort(host, reason, String::new());

@@ -69,7 +69,11 @@ fn what_is_published_is_seen_whole() {
 
 #[test]
 fn an_operand_is_written_again_only_after_its_readers() {
-    explore("release by bytes_mut", 1, || {
+    explore("release by bytes_mut", 2, || {
+        pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|mut bytes| bytes.fill(2)));
+    });
+    // The same buffer in a second call has more orders than two preemptions can be explored for.
+    explore("release by bytes_mut, and again", 1, || {
         pair(HEAP, |group| {
             let mut buffer = broadcast(group, LARGE, 1)?;
             buffer.bytes_mut(never())?.fill(2);
@@ -236,7 +240,10 @@ fn no_wake_up_is_lost() {
                 if group.rank() == 0 {
                     let outcome = group.barrier().and_then(|pending| pending.wait(never()));
                     // It may see the call that it leaves behind, or not.
-                    assert!(outcome.is_err_and(|error| error.culprits() == [1]));
+                    assert!(matches!(
+                        outcome,
+                        Err(CommError::Left { rank: 1, .. } | CommError::Elsewhere { rank: 1, .. })
+                    ));
                 }
             });
         });

@@ -314,10 +314,13 @@ impl<'a> Planner<'a> {
         let Lies { buf, at, layout, element } =
             self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
         let Some(layout) = layout else {
-            // Sizes are not known yet, but a reshape of what has no gaps has none.
+            // Sizes are not known yet, but a reshape of what has no gaps has none. One to sizes that are known has no
+            // elements, and lies elsewhere.
             let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
-            let layout = tensor.and_then(|tensor| self.layout(tensor).ok());
-            let (Some(layout), true) = (layout, node.op.as_op::<Reshape>().is_some()) else { return false };
+            let unknown = tensor.is_some_and(|tensor| matches!(self.layout(tensor), Ok(None)));
+            if !unknown || node.op.as_op::<Reshape>().is_none() {
+                return false;
+            }
             self.set(node.results[0], [Lies { buf, at, layout, element }]);
             return true;
         };

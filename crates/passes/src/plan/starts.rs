@@ -53,12 +53,13 @@ impl<'a> Planner<'a> {
                 parts[result] = Some(self.storage.parts[from as usize].lies.without_gaps());
                 continue;
             };
-            parts[result] = Some(self.new_buf(&tensors[result], self.now)?);
+            let own = self.new_buf(&tensors[result], self.now)?;
             if matters[result] {
                 line.copies.push(Copied { value, why, from, to: result as u32 });
                 let span = self.storage.span(from);
-                self.storage.touch_over(span, self.now);
+                self.storage.touch_over(span, self.now, own.buf);
             }
+            parts[result] = Some(own);
         }
         self.define(node.results[0], parts.into_iter().flatten());
         let first = self.part(node.results[0]);

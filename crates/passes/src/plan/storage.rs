@@ -108,8 +108,8 @@ pub(super) struct Buf {
 struct Touch {
     line: u32,
     bytes: (u64, u64),
-    /// Whether it is an operand that a start on this line writes its result over, or copies there first.
-    over: bool,
+    /// Where a start on this line copies it from here to this buf, and nothing if that turns out to be here.
+    over: Option<u32>,
 }
 
 /// Bytes of a buf that is no piece of another.
@@ -230,31 +230,35 @@ impl Storage {
 
     /// A line reads or writes bytes.
     pub(super) fn touch(&mut self, span: Span, line: u32) {
-        self.note(span, line, false);
+        self.note(span, line, None);
     }
 
-    /// A start on a line copies these bytes to where its result lies, or does nothing with them if that is here.
-    pub(super) fn touch_over(&mut self, span: Span, line: u32) {
-        self.note(span, line, true);
+    /// A start on a line copies these bytes to the buf of its result, or does nothing with them if that is here.
+    pub(super) fn touch_over(&mut self, span: Span, line: u32, result: u32) {
+        self.note(span, line, Some(result));
     }
 
-    fn note(&mut self, span: Span, line: u32, over: bool) {
+    fn note(&mut self, span: Span, line: u32, over: Option<u32>) {
         if span.from < span.to {
             let bytes = (span.from, span.to);
             self.bufs[span.buf as usize].touched.push(Touch { line, bytes, over });
         }
     }
 
-    /// Whether no line from `since` on has touched bytes, but for a start there whose operand they are.
-    fn untouched(&self, span: Span, since: u32) -> bool {
+    /// Whether no line since a buf was made has touched bytes, but for the start whose result it is and whose operand
+    /// they are.
+    fn untouched(&self, span: Span, buf: u32) -> bool {
         /// Whoever looks further back has waited long enough.
         const FAR: usize = 4096;
-        let bytes = (span.from, span.to);
+        let (bytes, since) = ((span.from, span.to), self.bufs[buf as usize].def);
         let mut recent =
             self.bufs[span.buf as usize].touched.iter().rev().take_while(|touch| touch.line >= since);
-        let met = recent.by_ref().take(FAR).any(|touch| {
-            overlap(touch.bytes, bytes) && !(touch.over && touch.line == since && touch.bytes == bytes)
-        });
+        let own = |touch: &Touch| {
+            touch.line == since
+                && touch.bytes == bytes
+                && touch.over.is_some_and(|result| self.bufs[result as usize].parent.0 == buf)
+        };
+        let met = recent.by_ref().take(FAR).any(|touch| overlap(touch.bytes, bytes) && !own(touch));
         !met && recent.next().is_none()
     }
 
@@ -270,7 +274,7 @@ impl Storage {
     pub(super) fn move_to(&mut self, part: u32, to: Span, block: u32) -> bool {
         let Some(buf) = self.movable(part, block) else { return false };
         let fits = self.bufs[buf as usize].size == to.to - to.from && buf != to.buf;
-        if !fits || !self.untouched(to, self.bufs[buf as usize].def) {
+        if !fits || !self.untouched(to, buf) {
             return false;
         }
         self.join(buf, to.buf, to.from);
