@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
-use consort_ir::layout::{Layout, row_major};
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Gather, Normal, OpDef, Sort, Topk, Uniform};
 use consort_runtime::kernels::copy::copy;
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
+use consort_types::layout::{Layout, row_major};
+use consort_types::{Dtype, Rank};
 
 /// Elements of a type, at an address that fits them.
 struct Elements {

@@ -6,14 +6,14 @@
 use std::time::Instant;
 
 use consort_ir::builder::Builder;
-use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::{Axes, Group, Mesh};
-use consort_ir::ops::{Add, AllReduceStart, Gelu, Matmul, OpTable, Reduce, Reshape, RmsNorm, Slice, Wait};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Add, AllReduceStart, Gelu, Matmul, OpTable, Reshape, RmsNorm, Slice, Wait};
 use consort_ir::program::{Loc, Program};
 use consort_ir::text::{parse, print};
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
+use consort_types::{Axes, Dtype, GroupName, Reduce};
 
 /// Layers of a tensor-parallel block, ten ops each, with a symbolic batch size.
 fn program(ops: usize) -> Program {
@@ -27,7 +27,7 @@ fn program(ops: usize) -> Program {
     let up = b.param(TensorType::new(Dtype::F32, shape(&[512, 128]), Axes::one(tp)));
     let down = b.param(TensorType::new(Dtype::F32, shape(&[128, 512]), Axes::one(tp)));
     let weight = b.param(TensorType::new(Dtype::F32, shape(&[512]), Axes::NONE));
-    let over = Group::Axes(Axes::one(tp));
+    let over = GroupName::Axes(Axes::one(tp));
     let fits = "the layer is well typed";
     for layer in 0..ops / 10 {
         b.set_loc(Some(Loc::new("model.rs", layer as u32 + 1)));

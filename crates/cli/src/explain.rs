@@ -7,11 +7,12 @@ use anyhow::{anyhow, bail};
 use consort::ExplainedGraph;
 use consort_ir::cost::sizes_from_data;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::oracle::check_symbols;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::print;
 use consort_passes::{At, Options, PASSES, PassError, plan, simplify};
+use consort_types::Rank;
 use serde_json::{Value, json};
 
 use crate::report::{MACHINE, Machine, Rendered, Report, exit_code};

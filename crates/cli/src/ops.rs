@@ -11,7 +11,6 @@ use consort_ir::ops::{BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::parse;
 use consort_ir::types::Type;
-use consort_ir::views::VIEWS;
 use consort_runtime::kernels::{self, label};
 use serde_json::{Value, json};
 
@@ -139,7 +138,7 @@ fn kernel_words(info: &OpInfo) -> String {
 }
 
 fn kernel_json(info: &OpInfo) -> Value {
-    let kernel = |kernel: &kernels::Kernel| json!({ "family": kernel.family, "in_place": kernel.in_place, "view": VIEWS.contains(&info.name) });
+    let kernel = |kernel: &kernels::Kernel| json!({ "family": kernel.family, "in_place": kernel.in_place, "view": kernel.family == "view" });
     kernels::find(info.name).map_or(Value::Null, kernel)
 }
 

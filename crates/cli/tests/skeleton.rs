@@ -8,12 +8,12 @@ mod rank;
 
 use std::time::Duration;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::verify;
 use consort_ir::{oracle, program::Program};
+use consort_types::Dtype;
 
 const SOURCE: &str = "mesh (dp: 2)
 

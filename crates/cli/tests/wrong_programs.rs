@@ -76,13 +76,13 @@ impl Job {
     }
 
     /// A rank's error says that another left without a call: the other said it itself, or was seen to be gone.
-    fn expect_left(&self, rank: usize, gone: usize, call: &str, made: &str) {
-        let own = format!("{call}rank {gone} left without making it");
+    fn expect_left(&self, rank: usize, gone: usize, made: &str) {
+        let own = format!(" on world: rank {gone} left without making it");
         if self.said(gone).contains(&own) {
-            self.expect(gone, &["error: ", &own, made, "AT"]);
+            self.expect(gone, &["error: call ", &own, made, "AT"]);
             self.expect(rank, &[&format!("rank {gone} stopped: "), &own, "AT", made, "AT"]);
         } else {
-            let seen = format!("{call}rank {gone} has left the group without its part of it");
+            let seen = format!(" on world: rank {gone} has left the group without its part of it");
             self.expect(rank, &[made, &seen, "AT"]);
         }
     }
@@ -208,8 +208,8 @@ fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
     // A rank that ends without a call that the others make.
     let job = job("skip_end", 3);
     let made = "all_reduce[reduce=max, over=world] f32[4]";
-    (0..2).for_each(|rank| job.expect_left(rank, 2, "call 1 on world: ", made));
-    job.expect_launcher(&["first failure: rank 2 ", "call 1 on world"]);
+    (0..2).for_each(|rank| job.expect_left(rank, 2, made));
+    job.expect_launcher(&["first failure: rank 2 ", "call 1 on world: rank 2 "]);
     assert_eq!(job.code, 1, "{}", job.err);
 }
 
@@ -249,8 +249,8 @@ fn agreement_comes_first_and_names_the_function() {
     ];
     job("uneven_other", 2).expect_all(2, &parts);
     let job_ = job("uneven_end", 2);
-    job_.expect_left(0, 1, "call 13 on world: ", "call 4 of `step`");
-    job_.expect_launcher(&["first failure: rank 1 ", "call 13 on world"]);
+    job_.expect_left(0, 1, "call 4 of `step`");
+    job_.expect_launcher(&["first failure: rank 1 ", " on world: rank 1 "]);
     assert_eq!(job_.code, 1, "{}", job_.err);
     // Functions that are made on one line are functions of their own.
     let parts =

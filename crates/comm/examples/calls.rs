@@ -14,7 +14,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use consort_comm::{CommError, Element, Group, Reduce, spawn};
+use consort_comm::{CommError, Group, spawn};
+use consort_types::{Dtype, Reduce};
 
 const RANKS: usize = 2;
 
@@ -39,7 +40,7 @@ fn calls(group: &Group, count: u64) -> Result<(), CommError> {
     let until = Instant::now() + Duration::from_secs(600);
     let mut buffer = group.heap().alloc_from(&1f32.to_le_bytes())?;
     for _ in 0..count {
-        buffer = group.all_reduce(buffer, Element::F32, Reduce::Avg)?.wait(until)?.remove(0);
+        buffer = group.all_reduce(buffer, Dtype::F32, Reduce::Avg)?.wait(until)?.remove(0);
     }
     assert_eq!(*buffer.bytes()?, 1f32.to_le_bytes());
     Ok(())

@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Element, Group, Reduce, init};
+use consort_comm::{Buffer, Group, init};
+use consort_types::{Dtype, Reduce};
 
 const BYTES: usize = 16 << 20;
 const ROUNDS: usize = 15;
@@ -56,7 +57,7 @@ fn round(
         group.barrier()?.wait(until)?;
         let start = Instant::now();
         let pending =
-            if communicate { Ok(group.all_reduce(mine, Element::I32, Reduce::Sum)?) } else { Err(mine) };
+            if communicate { Ok(group.all_reduce(mine, Dtype::I32, Reduce::Sum)?) } else { Err(mine) };
         if compute {
             black_box((0..black_box(4_000_000u64)).fold(1.0, |x: f64, i| x * 0.999 + i as f64));
         }

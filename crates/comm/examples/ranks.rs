@@ -8,7 +8,8 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, init};
+use consort_comm::{Buffer, CommError, Group, Message, init};
+use consort_types::{Dtype, Reduce};
 
 fn main() -> ExitCode {
     match run() {
@@ -44,12 +45,12 @@ fn run() -> Result<(), Box<dyn Error>> {
                     "die" => std::process::abort(),
                     "exit" => std::process::exit(0),
                     "differ" => {
-                        drop(group.all_reduce(new(&group, &mine)?, Element::F32, Reduce::Max)?.wait(until)?)
+                        drop(group.all_reduce(new(&group, &mine)?, Dtype::F32, Reduce::Max)?.wait(until)?)
                     }
                     _ => {}
                 }
             }
-            let got = group.all_reduce(new(&group, &mine)?, Element::F32, Reduce::Sum)?.wait(until)?;
+            let got = group.all_reduce(new(&group, &mine)?, Dtype::F32, Reduce::Sum)?.wait(until)?;
             assert!(floats(&got[0])?.iter().enumerate().all(|(i, x)| *x == sum(i)), "all_reduce of {count}");
         }
         let mine = new(&group, &[me as f32, round as f32])?;

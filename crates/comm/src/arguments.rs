@@ -1,8 +1,9 @@
 //! Whether the arguments of an operation fit together, before anything is started.
 
+use consort_types::{Dtype, Reduce};
+
 use crate::CommError;
 use crate::buffer::Buffer;
-use crate::element::{Element, Reduce};
 
 /// Bytes of so many rows of these sizes; none if that is no number.
 pub(crate) fn total(sizes: &[usize], outer: usize) -> Option<usize> {
@@ -13,12 +14,12 @@ pub(crate) fn check(ok: bool, message: impl FnOnce() -> String) -> Result<(), Co
     if ok { Ok(()) } else { Err(CommError::Argument(message())) }
 }
 
-pub(crate) fn check_reduction(buffer: &Buffer, element: Element, reduce: Reduce) -> Result<(), CommError> {
-    check(reduce.takes(element), || format!("`{}` is not defined for {}", reduce.name(), element.name()))?;
-    check(is_multiple(buffer.at(), element.size()), || {
-        format!("expected a part that begins on a multiple of {} bytes", element.size())
+pub(crate) fn check_reduction(buffer: &Buffer, dtype: Dtype, reduce: Reduce) -> Result<(), CommError> {
+    check(reduce.takes(dtype), || format!("`{}` is not defined for {}", reduce.name(), dtype.name()))?;
+    check(is_multiple(buffer.at(), dtype.size()), || {
+        format!("expected a part that begins on a multiple of {} bytes", dtype.size())
     })?;
-    check_rows(buffer, element.size(), 1, "the size of an element")
+    check_rows(buffer, dtype.size(), 1, "the size of an element")
 }
 
 /// The bytes are a whole number of `unit`s in each of `outer` rows.

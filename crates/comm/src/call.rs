@@ -6,6 +6,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use consort_types::Written;
+
 use crate::algorithms::two_phase::{self, Job};
 use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
 use crate::buffer::{Access, Buffer, unclaim_all};
@@ -70,12 +72,7 @@ pub(crate) struct More {
 /// What an operation does with its operands; results are written.
 #[inline]
 pub(crate) fn access(op: &Op, me: usize, common: bool) -> Access {
-    let in_place = match op {
-        Op::AllReduce { .. } => !common,
-        Op::Broadcast { root } => *root != me && !common,
-        Op::Reduce { root, .. } => *root == me,
-        _ => false,
-    };
+    let in_place = !common && op.role(me).written == Written::InPlace;
     if in_place { Access::Write } else { Access::Read }
 }
 
@@ -282,15 +279,12 @@ impl Call {
         self.stage = Stage::Published;
     }
 
-    /// Whether somebody reads this member's operands.
+    /// Whether somebody reads this member's operands. A common result of a broadcast lies in one.
     fn is_read(&self, me: usize) -> bool {
-        match &self.op {
-            Op::Broadcast { root } => *root == me && !self.key.is_common(),
-            Op::Scatter { root, .. } => *root == me,
-            Op::Reduce { root, .. } | Op::Gather { root, .. } => *root != me,
+        match self.op {
             Op::Permute => self.routes()[me].is_some(),
-            Op::Barrier => false,
-            _ => true,
+            Op::Broadcast { .. } if self.key.is_common() => false,
+            _ => self.op.role(me).is_read,
         }
     }
 
@@ -313,10 +307,7 @@ impl Call {
 
     /// The member in whose heap a common result lies: the root, or each in turn.
     pub(crate) fn giver(&self, n: usize) -> usize {
-        match &self.op {
-            Op::Broadcast { root } => *root,
-            _ => (self.number % n as u64) as usize,
-        }
+        self.op.root().unwrap_or((self.number % n as u64) as usize)
     }
 
     /// Makes room for the common result, which all members hold at first, and says where it is.
@@ -396,18 +387,18 @@ impl Call {
         }
         let me = members.me;
         match &self.op {
-            Op::AllReduce { element, reduce } => one_shot::all_reduce(self, members, *element, *reduce),
-            Op::Reduce { element, reduce, root } if *root == me => {
-                one_shot::reduce(self, members, *element, *reduce);
+            Op::AllReduce { dtype, reduce } => one_shot::all_reduce(self, members, *dtype, *reduce),
+            Op::Reduce { dtype, reduce, root } if *root == me => {
+                one_shot::reduce(self, members, *dtype, *reduce);
             }
             Op::AllGather { outer } => gather::all(self, members, *outer),
             Op::Gather { outer, root } if *root == me => gather::all(self, members, *outer),
             Op::AllGatherV { outer } => gather::uneven(self, members, *outer),
-            Op::ReduceScatter { element, reduce, outer } => {
-                scatter::reduced(self, members, (*element, *reduce), *outer);
+            Op::ReduceScatter { dtype, reduce, outer } => {
+                scatter::reduced(self, members, (*dtype, *reduce), *outer);
             }
-            Op::ReduceScatterV { element, reduce, outer } => {
-                scatter::reduced_unevenly(self, members, (*element, *reduce), *outer);
+            Op::ReduceScatterV { dtype, reduce, outer } => {
+                scatter::reduced_unevenly(self, members, (*dtype, *reduce), *outer);
             }
             Op::Scatter { outer, root } => scatter::of_root(self, members, *outer, *root),
             Op::AllToAll { part } => moves::all_to_all(self, members, *part)?,

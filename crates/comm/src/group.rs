@@ -5,6 +5,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use consort_types::{Dtype, Reduce};
+
 use crate::CommError;
 use crate::alarm::Alarm;
 use crate::arguments::{check, check_length, check_reduction, check_result, check_rows, total};
@@ -12,7 +14,6 @@ use crate::buffer::Buffer;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
 use crate::cores::Cores;
-use crate::element::{Element, Reduce};
 use crate::event::Event;
 use crate::flight::Flight;
 use crate::heap::Heap;
@@ -218,14 +219,14 @@ impl Group {
     pub fn all_reduce(
         &self,
         operands: impl Into<Buffers>,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
     ) -> Result<Pending, CommError> {
         let operands = operands.into();
         for operand in operands.iter() {
-            check_reduction(operand, element, reduce)?;
+            check_reduction(operand, dtype, reduce)?;
         }
-        self.start(Op::AllReduce { element, reduce }, operands, None)
+        self.start(Op::AllReduce { dtype, reduce }, operands, None)
     }
 
     /// Reduces the members' buffers into one common result.
@@ -233,11 +234,11 @@ impl Group {
     pub fn all_reduce_common(
         &self,
         operand: Buffer,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        check_reduction(&operand, element, reduce)?;
-        self.start_as(Op::AllReduce { element, reduce }, None, operand, None, true)
+        check_reduction(&operand, dtype, reduce)?;
+        self.start_as(Op::AllReduce { dtype, reduce }, None, operand, None, true)
     }
 
     /// Joins the members' buffers side by side, in each of `outer` rows.
@@ -298,24 +299,24 @@ impl Group {
         &self,
         operand: Buffer,
         result: Buffer,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        self.check_scattered(&operand, &result, element, reduce, outer)?;
-        self.start(Op::ReduceScatter { element, reduce, outer }, operand, [result])
+        self.check_scattered(&operand, &result, dtype, reduce, outer)?;
+        self.start(Op::ReduceScatter { dtype, reduce, outer }, operand, [result])
     }
 
     fn check_scattered(
         &self,
         operand: &Buffer,
         result: &Buffer,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         outer: usize,
     ) -> Result<(), CommError> {
-        check_reduction(operand, element, reduce)?;
-        check_rows(operand, self.size() * element.size(), outer, "the members' elements")?;
+        check_reduction(operand, dtype, reduce)?;
+        check_rows(operand, self.size() * dtype.size(), outer, "the members' elements")?;
         check_result(result, Some(operand.len() / self.size()))
     }
 
@@ -324,14 +325,14 @@ impl Group {
     pub fn reduce_scatter_list(
         &self,
         list: Vec<Moved>,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
     ) -> Result<Pending, CommError> {
         for Moved { operand, result, outer } in &list {
-            self.check_scattered(operand, result, element, reduce, *outer)?;
+            self.check_scattered(operand, result, dtype, reduce, *outer)?;
         }
         let (operands, results, outers) = unzip(list);
-        let op = Op::ReduceScatter { element, reduce, outer: 0 };
+        let op = Op::ReduceScatter { dtype, reduce, outer: 0 };
         self.start_listed(op, Lists::Outers(outers), operands, results)
     }
 
@@ -341,13 +342,13 @@ impl Group {
         &self,
         operand: Buffer,
         result: Buffer,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         sizes: Vec<usize>,
         outer: usize,
     ) -> Result<Pending, CommError> {
-        check_reduction(&operand, element, reduce)?;
-        let even = sizes.len() == self.size() && sizes.iter().all(|size| size.is_multiple_of(element.size()));
+        check_reduction(&operand, dtype, reduce)?;
+        let even = sizes.len() == self.size() && sizes.iter().all(|size| size.is_multiple_of(dtype.size()));
         check(even && outer > 0 && total(&sizes, outer) == Some(operand.len()), || {
             format!(
                 "expected a size for each of {} members that add up to {} bytes in {outer} rows, got {sizes:?}",
@@ -356,12 +357,7 @@ impl Group {
             )
         })?;
         check_result(&result, sizes[self.rank()].checked_mul(outer))?;
-        self.start_listed(
-            Op::ReduceScatterV { element, reduce, outer },
-            Lists::Sizes(sizes),
-            operand,
-            [result],
-        )
+        self.start_listed(Op::ReduceScatterV { dtype, reduce, outer }, Lists::Sizes(sizes), operand, [result])
     }
 
     /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
@@ -414,16 +410,16 @@ impl Group {
     pub fn reduce(
         &self,
         operands: impl Into<Buffers>,
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         root: usize,
     ) -> Result<Pending, CommError> {
         self.check_root(root)?;
         let operands = operands.into();
         for operand in operands.iter() {
-            check_reduction(operand, element, reduce)?;
+            check_reduction(operand, dtype, reduce)?;
         }
-        self.start(Op::Reduce { element, reduce, root }, operands, None)
+        self.start(Op::Reduce { dtype, reduce, root }, operands, None)
     }
 
     /// Joins the members' buffers at the root, which alone brings a buffer for the result.

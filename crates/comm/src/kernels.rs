@@ -3,9 +3,8 @@
 use std::ops::{BitAnd, BitOr, BitXor};
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use consort_types::{Dtype, Reduce};
 use half::{bf16, f16};
-
-use crate::element::{Element, Reduce};
 
 /// One member's operand: this member's own, which lies where the result goes, or another's.
 #[derive(Clone, Copy)]
@@ -23,16 +22,16 @@ const FEW: usize = 16;
 
 /// Folds the parts, in order, into `out`. All have the length of `out`, a multiple of the element's size, and lie
 /// aligned to it; there is at least one part, and at most one is `Own`.
-pub(crate) fn reduce(out: &mut [u8], parts: &[Part<'_>], element: Element, reduce: Reduce) {
-    match element {
-        Element::F32 => floats::<f32, f32>(out, parts, reduce, |x| x, |x| x, |x| x as f32),
-        Element::F64 => floats::<f64, f64>(out, parts, reduce, |x| x, |x| x, |x| x),
-        Element::F16 => floats::<f16, f32>(out, parts, reduce, f16::to_f32, f16::from_f32, |x| x as f32),
-        Element::Bf16 => floats::<bf16, f32>(out, parts, reduce, bf16::to_f32, bf16::from_f32, |x| x as f32),
-        Element::I32 => ints::<i32>(out, parts, reduce),
-        Element::I64 => ints::<i64>(out, parts, reduce),
+pub(crate) fn reduce(out: &mut [u8], parts: &[Part<'_>], dtype: Dtype, reduce: Reduce) {
+    match dtype {
+        Dtype::F32 => floats::<f32, f32>(out, parts, reduce, |x| x, |x| x, |x| x as f32),
+        Dtype::F64 => floats::<f64, f64>(out, parts, reduce, |x| x, |x| x, |x| x),
+        Dtype::F16 => floats::<f16, f32>(out, parts, reduce, f16::to_f32, f16::from_f32, |x| x as f32),
+        Dtype::Bf16 => floats::<bf16, f32>(out, parts, reduce, bf16::to_f32, bf16::from_f32, |x| x as f32),
+        Dtype::I32 => ints::<i32>(out, parts, reduce),
+        Dtype::I64 => ints::<i64>(out, parts, reduce),
         // Truth values are 0 and 1, for which the operations on bytes are the logical ones.
-        Element::U8 | Element::Bool => ints::<u8>(out, parts, reduce),
+        Dtype::U8 | Dtype::Bool => ints::<u8>(out, parts, reduce),
     }
 }
 
@@ -188,7 +187,7 @@ mod tests {
     fn folded(parts: &[[f32; 2]], reduction: Reduce) -> [f32; 2] {
         let mut out = parts[0];
         let peers: Vec<Part<'_>> = parts.iter().map(|part| Part::Peer(cast_slice(part))).collect();
-        reduce(cast_slice_mut(&mut out), &peers, Element::F32, reduction);
+        reduce(cast_slice_mut(&mut out), &peers, Dtype::F32, reduction);
         out
     }
 
@@ -209,7 +208,7 @@ mod tests {
             let list: Vec<Part<'_>> = (0..3)
                 .map(|i| if i == own { Part::Own } else { Part::Peer(cast_slice(&parts[i])) })
                 .collect();
-            reduce(cast_slice_mut(&mut out), &list, Element::F32, Reduce::Sum);
+            reduce(cast_slice_mut(&mut out), &list, Dtype::F32, Reduce::Sum);
             assert_eq!(out, [1.0], "own {own}");
         }
     }
@@ -219,7 +218,7 @@ mod tests {
         let parts = [2048.0f32, 1.0, 1.0].map(|x| [f16::from_f32(x)]);
         let mut out = parts[0];
         let list: Vec<Part<'_>> = parts.iter().map(|part| Part::Peer(cast_slice(part))).collect();
-        reduce(cast_slice_mut(&mut out), &list, Element::F16, Reduce::Sum);
+        reduce(cast_slice_mut(&mut out), &list, Dtype::F16, Reduce::Sum);
         assert_eq!(out[0].to_f32(), 2050.0);
     }
 }

@@ -13,12 +13,13 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use consort_comm::{Element, Reduce, spawn};
+//! use consort_comm::spawn;
+//! use consort_types::{Dtype, Reduce};
 //!
 //! let sums = spawn(3, |group| {
 //!     let until = Instant::now() + Duration::from_secs(5);
 //!     let buffer = group.heap().alloc_from(&(group.rank() as f32 + 1.0).to_le_bytes())?;
-//!     let buffers = group.all_reduce(buffer, Element::F32, Reduce::Sum)?.wait(until)?;
+//!     let buffers = group.all_reduce(buffer, Dtype::F32, Reduce::Sum)?.wait(until)?;
 //!     Ok::<_, consort_comm::CommError>(buffers[0].bytes()?.to_vec())
 //! });
 //! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
@@ -34,7 +35,6 @@ mod common_result;
 pub mod control;
 mod cores;
 mod deadline;
-mod element;
 pub mod env;
 mod error;
 mod event;
@@ -84,7 +84,6 @@ pub use buffer::{Buffer, Bytes, BytesMut};
 pub use buffers::Buffers;
 pub use common_result::Common;
 pub use deadline::{DEFAULT_DEADLINE, from_now};
-pub use element::{Element, Reduce};
 pub(crate) use error::ranks_text;
 pub use error::{CommError, Party, Side};
 pub use event::{Event, Kind};

@@ -1,6 +1,7 @@
 //! What an operation is, and the words by which members compare theirs.
 
-use crate::element::{Element, Reduce};
+use consort_types::{Digest, Dtype, Kind, Reduce, Role};
+
 use crate::row::STAGE;
 
 /// An operation. Sizes are in bytes; `outer` is how many times a layout repeats, so that a dimension other than the
@@ -9,7 +10,7 @@ use crate::row::STAGE;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Op {
     AllReduce {
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
     },
     /// A list has rows for each operand.
@@ -18,7 +19,7 @@ pub(crate) enum Op {
     },
     /// A list has rows for each operand.
     ReduceScatter {
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         outer: usize,
     },
@@ -30,7 +31,7 @@ pub(crate) enum Op {
         root: usize,
     },
     Reduce {
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         root: usize,
     },
@@ -48,7 +49,7 @@ pub(crate) enum Op {
     },
     /// With sizes.
     ReduceScatterV {
-        element: Element,
+        dtype: Dtype,
         reduce: Reduce,
         outer: usize,
     },
@@ -69,21 +70,6 @@ pub(crate) enum Lists {
     /// Where each member sends, if anywhere.
     Routes(Vec<Option<usize>>),
 }
-
-const NAMES: [&str; 12] = [
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_gather_v",
-    "reduce_scatter_v",
-    "permute",
-    "barrier",
-];
 
 /// Members agree on something: to make a group, to compile a function. The caller's text says on what, and stands for the
 /// whole of the call in messages.
@@ -156,97 +142,115 @@ impl Key {
 
 /// A call's first word in words.
 pub(crate) fn describe(what: u64) -> String {
-    let name = NAMES.get((what & 0xff) as usize).unwrap_or(&"?");
+    let name = Kind::ALL.get((what & 0xff) as usize).map_or("?", |kind| kind.name());
     let field = |shift: u32, mask: u64| (what >> shift & mask).checked_sub(1).map(|i| i as usize);
     let reduction = field(16, 0xff).and_then(|i| Reduce::ALL.get(i)).map_or("", |reduce| reduce.name());
-    let element = field(8, 0xff).and_then(|i| Element::ALL.get(i)).map_or("", |element| element.name());
+    let dtype = field(8, 0xff).and_then(|i| Dtype::ALL.get(i)).map_or("", |dtype| dtype.name());
     let root = field(24, 0xffff_ffff).map_or(String::new(), |root| format!("root {root}"));
     let common = if what & COMMON == 0 { "" } else { "common" };
-    let parts = [name, reduction, element, &root, common];
+    let parts = [name, reduction, dtype, &root, common];
     parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
 }
 
-/// Places in `NAMES`.
-const ALL_TO_ALL: u64 = 3;
-const BROADCAST: u64 = 4;
-const ALL_GATHER_V: u64 = 8;
+const ALL_TO_ALL: u64 = Kind::AllToAll as u64;
+const BROADCAST: u64 = Kind::Broadcast as u64;
+const ALL_GATHER_V: u64 = Kind::AllGatherV as u64;
 
 impl Op {
+    #[inline(always)]
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Op::AllReduce { .. } => Kind::AllReduce,
+            Op::AllGather { .. } => Kind::AllGather,
+            Op::ReduceScatter { .. } => Kind::ReduceScatter,
+            Op::AllToAll { .. } => Kind::AllToAll,
+            Op::Broadcast { .. } => Kind::Broadcast,
+            Op::Reduce { .. } => Kind::Reduce,
+            Op::Gather { .. } => Kind::Gather,
+            Op::Scatter { .. } => Kind::Scatter,
+            Op::AllGatherV { .. } => Kind::AllGatherV,
+            Op::ReduceScatterV { .. } => Kind::ReduceScatterV,
+            Op::Permute => Kind::Permute,
+            Op::Barrier => Kind::Barrier,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn root(&self) -> Option<usize> {
+        match *self {
+            Op::Broadcast { root }
+            | Op::Reduce { root, .. }
+            | Op::Gather { root, .. }
+            | Op::Scatter { root, .. } => Some(root),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn reduction(&self) -> Option<(Dtype, Reduce)> {
+        match *self {
+            Op::AllReduce { dtype, reduce }
+            | Op::ReduceScatter { dtype, reduce, .. }
+            | Op::ReduceScatterV { dtype, reduce, .. }
+            | Op::Reduce { dtype, reduce, .. } => Some((dtype, reduce)),
+            _ => None,
+        }
+    }
+
+    /// What this member does.
+    #[inline(always)]
+    pub(crate) fn role(&self, me: usize) -> Role {
+        self.kind().role(self.root(), me)
+    }
+
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
     /// Inlined: where the op is known, little of it is left.
     #[inline(always)]
     pub(crate) fn key(&self, lists: Option<&Lists>, lengths: &[usize], common: bool) -> Key {
-        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        let mut digest = Digest::default();
         let bytes = match lengths {
             [bytes] => *bytes,
             _ => {
-                lengths.iter().for_each(|len| hash.add(*len));
+                lengths.iter().for_each(|len| digest.add(*len as u64));
                 lengths.iter().sum()
             }
         };
         match *self {
-            Op::AllReduce { reduce, .. } | Op::Reduce { reduce, .. } => hash.add_factor(reduce),
+            Op::AllReduce { reduce, .. } | Op::Reduce { reduce, .. } => add_factor(&mut digest, reduce),
             Op::ReduceScatter { reduce, outer, .. } | Op::ReduceScatterV { reduce, outer, .. } => {
-                hash.add_factor(reduce);
-                hash.add(outer);
+                add_factor(&mut digest, reduce);
+                digest.add(outer as u64);
             }
             Op::AllGather { outer }
             | Op::AllGatherV { outer }
             | Op::Gather { outer, .. }
-            | Op::Scatter { outer, .. } => hash.add(outer),
+            | Op::Scatter { outer, .. } => digest.add(outer as u64),
             Op::AllToAll { .. } | Op::Broadcast { .. } | Op::Permute | Op::Barrier => {}
         }
         if let Some(lists) = lists {
-            hash.add_lists(lists);
+            add_lists(&mut digest, lists);
         }
         let reduced =
-            |element: Element, reduce: Reduce| (element as u64 + 1) << 8 | (reduce.code() + 1) << 16;
-        let rooted = |root: usize| (root as u64 + 1) << 24;
-        let what = match *self {
-            Op::AllReduce { element, reduce } => reduced(element, reduce),
-            Op::AllGather { .. } => 1,
-            Op::ReduceScatter { element, reduce, .. } => 2 | reduced(element, reduce),
-            Op::AllToAll { .. } => {
-                if lists.is_some() {
-                    ALL_TO_ALL
-                } else {
-                    ALL_TO_ALL | EVEN
-                }
-            }
-            Op::Broadcast { root } => BROADCAST | rooted(root),
-            Op::Reduce { element, reduce, root } => 5 | reduced(element, reduce) | rooted(root),
-            Op::Gather { root, .. } => 6 | rooted(root),
-            Op::Scatter { root, .. } => 7 | rooted(root),
-            Op::AllGatherV { .. } => ALL_GATHER_V,
-            Op::ReduceScatterV { element, reduce, .. } => 9 | reduced(element, reduce),
-            Op::Permute => 10,
-            Op::Barrier => 11,
-        };
-        Key { what: what | if common { COMMON } else { 0 }, extra: hash.0, bytes: bytes as u64 }
+            self.reduction().map_or(0, |(dtype, reduce)| (dtype as u64 + 1) << 8 | (reduce.code() + 1) << 16);
+        let rooted = self.root().map_or(0, |root| (root as u64 + 1) << 24);
+        let even = if matches!(self, Op::AllToAll { .. }) && lists.is_none() { EVEN } else { 0 };
+        let what = self.kind() as u64 | reduced | rooted | even;
+        Key { what: what | if common { COMMON } else { 0 }, extra: digest.get(), bytes: bytes as u64 }
     }
 }
 
-/// FNV-1a over words.
-struct Hash(u64);
-
-impl Hash {
-    fn add(&mut self, word: usize) {
-        self.0 = (self.0 ^ word as u64).wrapping_mul(0x100_0000_01b3);
+/// Adds what only some operations have. Splits differ between members, and are compared pair by pair.
+fn add_lists(digest: &mut Digest, lists: &Lists) {
+    match lists {
+        Lists::Outers(list) | Lists::Sizes(list) => list.iter().for_each(|word| digest.add(*word as u64)),
+        Lists::Routes(to) => to.iter().for_each(|to| digest.add(to.map_or(0, |to| to as u64 + 1))),
+        Lists::Splits(..) => {}
     }
+}
 
-    fn add_factor(&mut self, reduce: Reduce) {
-        if let Reduce::PremulSum(factor) = reduce {
-            self.add(factor.to_bits() as usize);
-        }
-    }
-
-    /// Splits differ between members, and are compared pair by pair.
-    fn add_lists(&mut self, lists: &Lists) {
-        match lists {
-            Lists::Outers(list) | Lists::Sizes(list) => list.iter().for_each(|word| self.add(*word)),
-            Lists::Routes(to) => to.iter().for_each(|to| self.add(to.map_or(0, |to| to + 1))),
-            Lists::Splits(..) => {}
-        }
+fn add_factor(digest: &mut Digest, reduce: Reduce) {
+    if let Reduce::PremulSum(factor) = reduce {
+        digest.add(factor.to_bits());
     }
 }
 
@@ -256,13 +260,13 @@ mod tests {
 
     #[test]
     fn every_word_of_the_key_counts() {
-        let sum = Op::AllReduce { element: Element::F32, reduce: Reduce::Sum };
+        let sum = Op::AllReduce { dtype: Dtype::F32, reduce: Reduce::Sum };
         let key = sum.key(None, &[64], false);
         assert_eq!(describe(key.what), "all_reduce sum f32");
         let others = [
-            Op::AllReduce { element: Element::F32, reduce: Reduce::Max }.key(None, &[64], false),
-            Op::AllReduce { element: Element::I32, reduce: Reduce::Sum }.key(None, &[64], false),
-            Op::Reduce { element: Element::F32, reduce: Reduce::Sum, root: 0 }.key(None, &[64], false),
+            Op::AllReduce { dtype: Dtype::F32, reduce: Reduce::Max }.key(None, &[64], false),
+            Op::AllReduce { dtype: Dtype::I32, reduce: Reduce::Sum }.key(None, &[64], false),
+            Op::Reduce { dtype: Dtype::F32, reduce: Reduce::Sum, root: 0 }.key(None, &[64], false),
             sum.key(None, &[60], false),
             sum.key(None, &[32, 32], false),
             sum.key(None, &[64], true),

@@ -106,7 +106,8 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::sync::atomic::Ordering::SeqCst;
 
-    use crate::{CommError, Element, Reduce, spawn_with_heap};
+    use crate::{CommError, spawn_with_heap};
+    use consort_types::{Dtype, Reduce};
 
     #[test]
     fn a_reduction_goes_on_while_its_rank_does_something_else() {
@@ -118,7 +119,7 @@ mod tests {
                 let bytes: Vec<u8> =
                     (0..count).flat_map(|i| ((group.rank() + i + round) as i64).to_le_bytes()).collect();
                 let buffer = group.heap().alloc_from(&bytes).expect("there is room");
-                let pending = group.all_reduce(buffer, Element::I64, Reduce::Sum).expect("it starts");
+                let pending = group.all_reduce(buffer, Dtype::I64, Reduce::Sum).expect("it starts");
                 // One of them waits at once; the others look only at what their progress threads have said of their part.
                 if group.rank() != round % 3 {
                     while group.ready_bytes(round as u64) == 0 {
@@ -143,8 +144,7 @@ mod tests {
             let len = 8 << 20;
             let buffer = group.heap().alloc_from(&vec![1u8; len]).expect("it is there");
             if group.rank() == 0 {
-                let pending =
-                    group.all_reduce(buffer.clone(), Element::I32, Reduce::Sum).expect("it is there");
+                let pending = group.all_reduce(buffer.clone(), Dtype::I32, Reduce::Sum).expect("it is there");
                 let error = pending
                     .wait(Instant::now() + Duration::from_millis(100))
                     .map(drop)
@@ -161,7 +161,7 @@ mod tests {
                     std::thread::yield_now();
                 }
                 let outcome = group
-                    .all_reduce(buffer, Element::I32, Reduce::Sum)
+                    .all_reduce(buffer, Dtype::I32, Reduce::Sum)
                     .and_then(|p| p.wait(Instant::now() + Duration::from_secs(20)));
                 assert!(outcome.is_err());
                 // Time for a thread that would go on.

@@ -5,9 +5,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use consort_comm::{
-    About, Buffer, CommError, Element, Group, Message, Note, Pending, Reduce, spawn, spawn_with_heap,
-    take_unseen,
+    About, Buffer, CommError, Group, Message, Note, Pending, spawn, spawn_with_heap, take_unseen,
 };
+use consort_types::{Dtype, Reduce};
 
 const HEAP: usize = 1 << 20;
 
@@ -51,7 +51,7 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
     for n in [2, 3, 4] {
         let texts = errors(n, |group| {
             let reduce = if last(group) { Reduce::Max } else { Reduce::Sum };
-            group.all_reduce(zeros(group, 64), Element::F32, reduce)
+            group.all_reduce(zeros(group, 64), Dtype::F32, reduce)
         });
         check_mismatch(
             &texts,
@@ -59,8 +59,8 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
             ["all_reduce sum f32, 64 bytes", "all_reduce max f32, 64 bytes"],
         );
         let texts = errors(n, |group| {
-            let element = if last(group) { Element::I32 } else { Element::F32 };
-            group.all_reduce(zeros(group, 64), element, Reduce::Sum)
+            let dtype = if last(group) { Dtype::I32 } else { Dtype::F32 };
+            group.all_reduce(zeros(group, 64), dtype, Reduce::Sum)
         });
         check_mismatch(&texts, "the element type", ["all_reduce sum f32", "all_reduce sum i32"]);
         let gather = |group: &Group, len| group.all_gather(zeros(group, len), zeros(group, len * n), 1);
@@ -70,7 +70,7 @@ fn another_reduction_root_type_or_size_is_named_on_every_member() {
         check_mismatch(&texts, "the operation", ["all_gather, 8 bytes", "barrier, 0 bytes"]);
         let texts = errors(n, |group| {
             let factor = if last(group) { 0.25 } else { 0.5 };
-            group.all_reduce(zeros(group, 64), Element::F32, Reduce::PremulSum(factor))
+            group.all_reduce(zeros(group, 64), Dtype::F32, Reduce::PremulSum(factor))
         });
         let others =
             if n == 2 { "rank 0 ".to_string() } else { format!("ranks {}", ["0,1 ", "0,1,2 "][n - 3]) };
@@ -95,7 +95,7 @@ fn what_differs_is_refused_by_members_that_need_nothing_of_each_other() {
                 ["broadcast root 0, 9000 bytes", "broadcast root 1, 9000 bytes"],
             );
             let texts =
-                errors(n, |group| group.reduce(zeros(group, 8), Element::I32, Reduce::Sum, odd(group, 0)));
+                errors(n, |group| group.reduce(zeros(group, 8), Dtype::I32, Reduce::Sum, odd(group, 0)));
             check_mismatch(&texts, "the root", ["reduce sum i32 root 0", "reduce sum i32 root 1"]);
             let texts = errors(n, |group| {
                 let root = odd(group, 0);
@@ -121,7 +121,7 @@ fn what_differs_is_refused_by_members_that_need_nothing_of_each_other() {
                 ["permute, 8 bytes, digest ", &odd],
             );
             let texts = errors(n, |group| match group.rank() == guilty {
-                true => group.reduce(zeros(group, 16), Element::I32, Reduce::Sum, 0),
+                true => group.reduce(zeros(group, 16), Dtype::I32, Reduce::Sum, 0),
                 false => group.broadcast(zeros(group, 16), 0),
             });
             check_mismatch(&texts, "the operation", ["reduce sum i32 root 0", "broadcast root 0"]);
@@ -230,7 +230,7 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
         }
         let start = Instant::now();
         let until = start + Duration::from_millis(200);
-        let pending = group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap();
+        let pending = group.all_reduce(zeros(&group, 8), Dtype::F64, Reduce::Sum).unwrap();
         let error = pending.wait(until).map(drop).unwrap_err();
         over.wait();
         Some((error, start.elapsed()))
@@ -290,16 +290,16 @@ fn wrong_arguments_are_refused_before_anything_starts() {
         let text = |result: Result<Pending, CommError>| result.map(drop).unwrap_err().to_string();
         let buffer = |len| zeros(&group, len);
         assert_eq!(
-            text(group.all_reduce(buffer(8), Element::Bool, Reduce::Sum)),
+            text(group.all_reduce(buffer(8), Dtype::Bool, Reduce::Sum)),
             "`sum` is not defined for bool"
         );
         assert_eq!(text(group.broadcast(buffer(8), 2)), "expected a root below 2, got 2");
         assert!(
-            text(group.all_reduce(buffer(7), Element::F32, Reduce::Sum))
+            text(group.all_reduce(buffer(7), Dtype::F32, Reduce::Sum))
                 .starts_with("expected 7 bytes to be a multiple of 4")
         );
         assert!(
-            text(group.reduce_scatter(buffer(4), buffer(2), Element::F32, Reduce::Sum, 1))
+            text(group.reduce_scatter(buffer(4), buffer(2), Dtype::F32, Reduce::Sum, 1))
                 .contains("multiple of 8")
         );
         assert!(text(group.all_gather(buffer(4), buffer(8), 0)).contains("0 rows"));
@@ -331,8 +331,7 @@ fn groups_may_be_waited_for_in_any_order() {
     let turn = Barrier::new(2);
     spawn_with_heap(2, 64 << 20, |world| {
         let part = world.subgroup(&[vec![0, 1]], soon()).unwrap().unwrap();
-        let start =
-            |group: &Group| group.all_reduce(zeros(group, 1 << 20), Element::I32, Reduce::Sum).unwrap();
+        let start = |group: &Group| group.all_reduce(zeros(group, 1 << 20), Dtype::I32, Reduce::Sum).unwrap();
         // Each has started one of the two before the other has, so each has a part of it still to make.
         let (a, b) = if world.rank() == 0 {
             let a = start(&world);
@@ -358,7 +357,7 @@ fn a_panic_with_calls_in_flight_is_known_at_once() {
         spawn_with_heap(2, 8 << 20, |world| {
             let part = world.subgroup(&[vec![0, 1]], soon()).unwrap().unwrap();
             if world.rank() == 0 {
-                let _pending = world.all_reduce(zeros(&world, 1 << 20), Element::I32, Reduce::Sum).unwrap();
+                let _pending = world.all_reduce(zeros(&world, 1 << 20), Dtype::I32, Reduce::Sum).unwrap();
                 panic!("enough");
             }
             let start = Instant::now();
@@ -376,11 +375,11 @@ fn a_member_that_left_is_not_waited_for() {
     let texts = spawn_with_heap(3, HEAP, |group| {
         if group.rank() == 1 {
             // What it has published still counts.
-            drop(group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap());
+            drop(group.all_reduce(zeros(&group, 8), Dtype::F64, Reduce::Sum).unwrap());
             return String::new();
         }
         let (start, until) = (Instant::now(), Instant::now() + Duration::from_secs(20));
-        group.all_reduce(zeros(&group, 8), Element::F64, Reduce::Sum).unwrap().wait(until).unwrap();
+        group.all_reduce(zeros(&group, 8), Dtype::F64, Reduce::Sum).unwrap().wait(until).unwrap();
         let error = group.barrier().unwrap().wait(until).map(drop).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(10));
         error.to_string()
@@ -530,7 +529,7 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
     // A call that differs, and whose handle is dropped.
     let texts = unseen(&|group| {
         let len = if group.rank() == 0 { 8 } else { 12 };
-        drop(group.all_reduce(zeros(&group, len), Element::F32, Reduce::Sum).unwrap());
+        drop(group.all_reduce(zeros(&group, len), Dtype::F32, Reduce::Sum).unwrap());
     });
     assert!(
         texts.iter().all(|text| text.contains("call 0 on world: the size must be the same")),
@@ -561,12 +560,12 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
     // Seen errors are not reported again, and all that is well is silent.
     let texts = unseen(&|group| {
         let len = if group.rank() == 0 { 8 } else { 12 };
-        let outcome = group.all_reduce(zeros(&group, len), Element::F32, Reduce::Sum).unwrap().wait(soon());
+        let outcome = group.all_reduce(zeros(&group, len), Dtype::F32, Reduce::Sum).unwrap().wait(soon());
         assert!(outcome.is_err());
     });
     assert_eq!(texts, ["", ""]);
     let texts = unseen(&|group| {
-        drop(group.all_reduce(zeros(&group, 8), Element::F32, Reduce::Sum).unwrap());
+        drop(group.all_reduce(zeros(&group, 8), Dtype::F32, Reduce::Sum).unwrap());
         let other = 1 - group.rank();
         drop(group.send(Message::new(other, 7, zeros(&group, 8))).unwrap());
         drop(group.recv(Message::new(other, 7, zeros(&group, 8))).unwrap());
@@ -578,11 +577,11 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
 #[test]
 fn an_unread_result_does_not_pin_what_comes_after_it() {
     spawn_with_heap(2, HEAP, |group| {
-        let kept = group.all_reduce(zeros(&group, 64), Element::F32, Reduce::Sum).unwrap();
+        let kept = group.all_reduce(zeros(&group, 64), Dtype::F32, Reduce::Sum).unwrap();
         let waiting = group.recv(Message::new(1 - group.rank(), 9, zeros(&group, 64))).unwrap();
         let before = group.heap().in_use();
         for _ in 0..3000 {
-            drop(group.all_reduce(zeros(&group, 2400), Element::F32, Reduce::Sum).unwrap());
+            drop(group.all_reduce(zeros(&group, 2400), Dtype::F32, Reduce::Sum).unwrap());
             drop(group.send(Message::new(1 - group.rank(), 1, zeros(&group, 2400))).unwrap());
             group.recv(Message::new(1 - group.rank(), 1, zeros(&group, 2400))).unwrap().wait(soon()).unwrap();
         }

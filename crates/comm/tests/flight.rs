@@ -4,7 +4,8 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Element, Event, Group, Kind, Message, Reduce, spawn_with_heap};
+use consort_comm::{Buffer, Event, Group, Kind, Message, spawn_with_heap};
+use consort_types::{Dtype, Reduce};
 
 const HEAP: usize = 1 << 20;
 
@@ -19,7 +20,7 @@ fn zeros(group: &Group, len: usize) -> Buffer {
 }
 
 fn reduce(group: &Group, len: usize, reduce: Reduce) -> Result<(), consort_comm::CommError> {
-    group.all_reduce(zeros(group, len), Element::F32, reduce)?.wait(soon()).map(drop)
+    group.all_reduce(zeros(group, len), Dtype::F32, reduce)?.wait(soon()).map(drop)
 }
 
 /// What a rank did, without the waits, which come as they must.

@@ -4,7 +4,8 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, spawn};
+use consort_comm::{Buffer, CommError, Group, Message, spawn};
+use consort_types::{Dtype, Reduce};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -71,7 +72,7 @@ fn a_part_is_reduced_in_place_and_the_rest_left_alone() {
             let ones: Vec<u8> = (0..3 * floats).flat_map(|_| 1f32.to_le_bytes()).collect();
             let whole = group.heap().alloc_from(&ones).unwrap();
             let part = whole.part(4 * floats..8 * floats).unwrap();
-            let pending = group.all_reduce(part, Element::F32, Reduce::Sum).unwrap();
+            let pending = group.all_reduce(part, Dtype::F32, Reduce::Sum).unwrap();
             pending.wait(soon()).unwrap();
             let bytes = whole.bytes().unwrap();
             let got: Vec<f32> =
@@ -94,7 +95,7 @@ fn what_would_be_read_and_written_at_once_is_refused() {
         assert!(is_refused(group.all_gather(a, b, 1).map(drop)));
         // One that is looked at.
         let look = whole.bytes().unwrap();
-        assert!(is_refused(group.all_reduce(whole.clone(), Element::U8, Reduce::Max).map(drop)));
+        assert!(is_refused(group.all_reduce(whole.clone(), Dtype::U8, Reduce::Max).map(drop)));
         drop(look);
         // What is received there is read or taken by nobody else meanwhile, the rest is.
         let half = whole.part(0..20_000).unwrap();
@@ -112,7 +113,7 @@ fn what_would_be_read_and_written_at_once_is_refused() {
         whole.bytes_mut(soon()).unwrap().fill(3);
         // Outside of the block, and where no element begins.
         assert!(is_refused(whole.part(0..40_001).map(drop)));
-        assert!(is_refused(group.all_reduce(whole.part(2..6).unwrap(), Element::F32, Reduce::Sum).map(drop)));
+        assert!(is_refused(group.all_reduce(whole.part(2..6).unwrap(), Dtype::F32, Reduce::Sum).map(drop)));
         // A part has no header that could count who holds it.
         let part = (group.rank() == 0).then(|| whole.part(64..128).unwrap());
         let outcome = group.broadcast_common(part, 0);
@@ -125,7 +126,7 @@ fn a_buffer_of_another_heap_is_refused() {
     // Two worlds of one rank, both on this thread.
     let world = || consort_comm::init().unwrap().group(1 << 20, Duration::from_secs(5)).unwrap();
     let (one, other) = (world(), world());
-    let outcome = one.all_reduce(filled(&other, 8, 1), Element::U8, Reduce::Max);
+    let outcome = one.all_reduce(filled(&other, 8, 1), Dtype::U8, Reduce::Max);
     assert!(matches!(outcome.map(drop), Err(CommError::Argument(text)) if text.contains("another")));
 }
 

@@ -8,7 +8,8 @@ mod elements;
 
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Element, Group, Message, Reduce, spawn_with_heap};
+use consort_comm::{Buffer, Group, Message, spawn_with_heap};
+use consort_types::{Dtype, Reduce};
 use elements::{operand, reduced};
 
 const HEAP: usize = 32 << 20;
@@ -21,13 +22,13 @@ fn buffer(group: &Group, bytes: &[u8]) -> Buffer {
     group.heap().alloc_from(bytes).unwrap()
 }
 
-fn input(group: &Group, count: usize, element: Element) -> Buffer {
-    buffer(group, &operand(element, group.rank(), count, 0))
+fn input(group: &Group, count: usize, dtype: Dtype) -> Buffer {
+    buffer(group, &operand(dtype, group.rank(), count, 0))
 }
 
-fn sum(n: usize, count: usize, element: Element) -> Vec<u8> {
-    let operands: Vec<Vec<u8>> = (0..n).map(|rank| operand(element, rank, count, 0)).collect();
-    reduced(element, Reduce::Sum, &operands)
+fn sum(n: usize, count: usize, dtype: Dtype) -> Vec<u8> {
+    let operands: Vec<Vec<u8>> = (0..n).map(|rank| operand(dtype, rank, count, 0)).collect();
+    reduced(dtype, Reduce::Sum, &operands)
 }
 
 #[test]
@@ -39,11 +40,11 @@ fn every_operation_equals_plain_loops() {
 
 #[test]
 fn the_order_of_a_sum_is_seen_in_its_bits() {
-    for element in [Element::F32, Element::F64] {
-        let mut operands: Vec<Vec<u8>> = (0..3).map(|rank| operand(element, rank, 1000, 0)).collect();
-        let sum = reduced(element, Reduce::Sum, &operands);
+    for dtype in [Dtype::F32, Dtype::F64] {
+        let mut operands: Vec<Vec<u8>> = (0..3).map(|rank| operand(dtype, rank, 1000, 0)).collect();
+        let sum = reduced(dtype, Reduce::Sum, &operands);
         operands.reverse();
-        assert!(reduced(element, Reduce::Sum, &operands) != sum, "{element:?}");
+        assert!(reduced(dtype, Reduce::Sum, &operands) != sum, "{dtype:?}");
     }
 }
 
@@ -55,14 +56,12 @@ fn many_in_flight_waited_for_in_reverse() {
             let count = |i: usize| 1 + i * 97;
             let pendings: Vec<_> = (0..100)
                 .map(|i| {
-                    group
-                        .all_reduce(input(&group, count(i), Element::I64), Element::I64, Reduce::Sum)
-                        .unwrap()
+                    group.all_reduce(input(&group, count(i), Dtype::I64), Dtype::I64, Reduce::Sum).unwrap()
                 })
                 .collect();
             for (i, pending) in pendings.into_iter().enumerate().rev() {
                 let got = pending.wait(soon()).unwrap();
-                assert_eq!(*got[0].bytes().unwrap(), sum(n, count(i), Element::I64));
+                assert_eq!(*got[0].bytes().unwrap(), sum(n, count(i), Dtype::I64));
             }
             assert_eq!(group.in_flight(), 0);
         });
@@ -81,9 +80,9 @@ fn subgroups_are_independent() {
         let one = world.subgroup(&(0..6).map(|r| vec![r]).collect::<Vec<_>>(), soon()).unwrap().unwrap();
         // In flight together, waited for in different orders.
         let mine = |group: &Group| buffer(group, &(world.rank() as i64 + 1).to_le_bytes());
-        let a = row.all_reduce(mine(&row), Element::I64, Reduce::Sum).unwrap();
+        let a = row.all_reduce(mine(&row), Dtype::I64, Reduce::Sum).unwrap();
         let b = column.all_gather(mine(&column), buffer(&column, &[0; 16]), 1).unwrap();
-        let c = one.all_reduce(mine(&one), Element::I64, Reduce::Product).unwrap();
+        let c = one.all_reduce(mine(&one), Dtype::I64, Reduce::Product).unwrap();
         let number = |buffer: &Buffer, i: usize| {
             i64::from_le_bytes(buffer.bytes().unwrap()[i * 8..i * 8 + 8].try_into().unwrap())
         };
@@ -152,7 +151,7 @@ fn messages_go_on_while_small_calls_come_and_go() {
         let mut got = None;
         for round in 0..5000u32 {
             let ones = buffer(&group, &round.to_le_bytes());
-            let sum = group.all_reduce(ones, Element::I32, Reduce::Sum).unwrap().wait(soon()).unwrap();
+            let sum = group.all_reduce(ones, Dtype::I32, Reduce::Sum).unwrap().wait(soon()).unwrap();
             assert_eq!(*sum[0].bytes().unwrap(), (2 * round).to_le_bytes());
             if group.rank() == 1 && got.is_none() {
                 got = exchange.test().unwrap();
@@ -190,8 +189,8 @@ fn waiting_for_release_makes_earlier_operations_go_on() {
         if group.rank() == 1 {
             met.wait();
         }
-        let operand = input(&group, 50_000, Element::I64);
-        let sum = group.all_reduce(operand, Element::I64, Reduce::Sum).unwrap();
+        let operand = input(&group, 50_000, Dtype::I64);
+        let sum = group.all_reduce(operand, Dtype::I64, Reduce::Sum).unwrap();
         let mut given = buffer(&group, &[7; 10_000]);
         let message = Message::new(1 - group.rank(), 0, given.clone());
         if group.rank() == 0 {
@@ -213,10 +212,10 @@ fn what_is_dropped_still_completes_for_the_others() {
     for n in [2, 3] {
         spawn_with_heap(n, HEAP, |group| {
             let (me, count) = (group.rank(), 50_000);
-            let element = Element::F32;
-            let want = sum(n, count, element);
+            let dtype = Dtype::F32;
+            let want = sum(n, count, dtype);
             for _ in 0..5 {
-                let pending = group.all_reduce(input(&group, count, element), element, Reduce::Sum).unwrap();
+                let pending = group.all_reduce(input(&group, count, dtype), dtype, Reduce::Sum).unwrap();
                 // Rank 0 does not want its result; the others do.
                 if me == 0 {
                     drop(pending);
@@ -241,8 +240,8 @@ fn memory_is_constant_over_many_calls() {
     // A heap that would be full after a few calls if anything were kept.
     spawn_with_heap(2, 1 << 20, |group| {
         for round in 0..200 {
-            let mine = input(&group, 20_000, Element::F32);
-            let mut got = group.all_reduce(mine, Element::F32, Reduce::Sum).unwrap().wait(soon()).unwrap();
+            let mine = input(&group, 20_000, Dtype::F32);
+            let mut got = group.all_reduce(mine, Dtype::F32, Reduce::Sum).unwrap().wait(soon()).unwrap();
             let gathered = group
                 .all_gather(got.remove(0), buffer(&group, &[0; 160_000]), 1)
                 .unwrap()
@@ -292,12 +291,11 @@ fn a_call_after_one_that_was_dropped_is_a_call_of_its_own() {
         for round in 0..50u8 {
             // Large in parts, a list, a common result: each leaves something behind.
             let large = || buffer(&group, &vec![round; 100_000]);
-            drop(group.all_reduce(large(), Element::U8, Reduce::Max).unwrap());
-            drop(group.all_reduce(vec![large(), large()], Element::U8, Reduce::Max).unwrap());
+            drop(group.all_reduce(large(), Dtype::U8, Reduce::Max).unwrap());
+            drop(group.all_reduce(vec![large(), large()], Dtype::U8, Reduce::Max).unwrap());
             drop(group.all_gather_common(large(), 1).unwrap());
             // A small one must have both members' data, and only its own.
-            let got =
-                group.all_reduce(buffer(&group, &[me as u8 + round]), Element::U8, Reduce::Sum).unwrap();
+            let got = group.all_reduce(buffer(&group, &[me as u8 + round]), Dtype::U8, Reduce::Sum).unwrap();
             let got = got.wait(soon()).unwrap();
             assert!(got.len() == 1 && *got[0].bytes().unwrap() == [1 + 2 * round], "round {round}");
         }

@@ -9,7 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Message, Reduce, spawn_with_heap};
+use consort_comm::{Buffer, CommError, Group, Message, spawn_with_heap};
+use consort_types::{Dtype, Reduce};
 
 const HEAP: usize = 1 << 20;
 /// Goes through the slot, through the stage, and by itself.
@@ -33,10 +34,10 @@ fn on_two(f: impl Fn(&Group) -> Result<(), CommError> + Sync) {
 fn sums_in_place_and_common() {
     for len in SIZES {
         on_two(|group| {
-            let sum = group.all_reduce(filled(group, len, 3)?, Element::U8, Reduce::Sum)?.wait(until())?;
+            let sum = group.all_reduce(filled(group, len, 3)?, Dtype::U8, Reduce::Sum)?.wait(until())?;
             assert!(sum[0].bytes()?.iter().all(|byte| *byte == 6));
             let (_, common) =
-                group.all_reduce_common(filled(group, len, 4)?, Element::U8, Reduce::Sum)?.wait(until())?;
+                group.all_reduce_common(filled(group, len, 4)?, Dtype::U8, Reduce::Sum)?.wait(until())?;
             assert!(common.bytes().iter().all(|byte| *byte == 8));
             Ok(())
         });
@@ -99,7 +100,7 @@ fn groups_of_groups_come_and_go() {
     on_two(|group| {
         for round in 0..3 {
             let part = group.subgroup(&[vec![1, 0]], until())?.unwrap();
-            let sum = part.all_reduce(filled(&part, 16, round)?, Element::U8, Reduce::Max)?;
+            let sum = part.all_reduce(filled(&part, 16, round)?, Dtype::U8, Reduce::Max)?;
             drop(part);
             assert_eq!(sum.wait(until())?[0].bytes()?[0], round);
         }
@@ -111,7 +112,7 @@ fn groups_of_groups_come_and_go() {
 fn what_differs_hands_out_nothing() {
     let outcomes = spawn_with_heap(2, HEAP, |group| {
         let len = 8 * (group.rank() + 1);
-        group.all_reduce(filled(&group, len, 1)?, Element::U8, Reduce::Sum)?.wait(until()).map(drop)
+        group.all_reduce(filled(&group, len, 1)?, Dtype::U8, Reduce::Sum)?.wait(until()).map(drop)
     });
     assert!(outcomes.into_iter().all(|outcome| matches!(outcome, Err(CommError::Mismatch { .. }))));
 }

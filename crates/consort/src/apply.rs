@@ -7,15 +7,14 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{About, Buffer, Note, from_now};
-use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
-use consort_ir::layout::{Dims, Layout};
-use consort_ir::ops::{Alias, BUILT_IN, Effects, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::ops::{Alias, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
 use consort_ir::types::{TensorType, Type};
-use consort_ir::views::view;
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
+use consort_types::layout::{Dims, Layout};
+use consort_types::{Dtype, Kind};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -88,8 +87,8 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     }
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
-    if let (Alias::View(0), Some(x)) = (op.alias(), args.first()) {
-        let layouts = view(op, &sizes, &x.layout).map_err(|error| Error::new(info.name, error.0, site))?;
+    if let (Alias::View, Some(x)) = (op.alias(), args.first()) {
+        let layouts = op.view(&sizes, &x.layout).map_err(|error| Error::new(info.name, error.0, site))?;
         if let Some(layouts) = layouts {
             for layout in &layouts {
                 check_size(info.name, &layout.shape, x.dtype(), site)?;
@@ -187,15 +186,15 @@ fn prepare(
 
 /// What members of a group tell each other of a start, and of its messages; nothing of other ops.
 fn notes(op: &dyn OpDef, world: &World, args: &[Tensor]) -> (Note, SmallVec<[About; 2]>) {
-    let (Some(_), Some(all)) = (op.effects().starts(), world.all()) else { return Default::default() };
+    let (Some(collective), Some(all)) = (op.collective(), world.all()) else { return Default::default() };
     let types = || args.iter().map(|arg| (arg.dtype(), &arg.layout.shape[..]));
-    let digest = digest(op, types());
+    let digest = digest(&collective, types());
     let text = all.recorder().name(&call_text(op, &world.mesh(), types()));
     let message = |(dtype, shape): (Dtype, &[usize])| About {
         digest: message_digest(dtype, shape),
         text: all.recorder().name(&type_text(dtype, shape)),
     };
-    let is_exchange = matches!(op.effects(), Effects::Messages(_));
+    let is_exchange = collective.kind == Kind::Exchange;
     let messages = if is_exchange { types().map(message).collect() } else { SmallVec::new() };
     (Note { digest, text, ..Note::default() }, messages)
 }

@@ -7,10 +7,12 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{About, Buffer, CommError, Note};
-use consort_ir::layout::Layout;
-use consort_ir::ops::{BroadcastStart, OpDef};
+use consort_ir::index::Index;
+use consort_ir::ops::OpDef;
 use consort_ir::types::TensorType;
-use consort_runtime::start::{Operand, Operands, Outs, Results, results_of, start};
+use consort_runtime::start::{Operand, Operands, Outs, start};
+use consort_types::layout::Layout;
+use consort_types::{Collective, Digest, Written};
 use smallvec::SmallVec;
 
 use crate::apply::{copy_into, no_result, prepared, spoken};
@@ -94,24 +96,27 @@ impl Group {
             // A rank outside the group passes its tensors through.
             return Ok(Started { results: args.iter().cloned().collect(), flight: None });
         };
-        let how = results_of(op, comm.rank());
+        let collective = op.collective().ok_or_else(|| Error::new(name, "not a communication op", site))?;
+        let written = collective.role(comm.rank()).written;
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
-        for arg in args {
-            taken.push(match how {
-                Results::InPlace => self.take_to_write(op, arg, owners, site)?,
+        for (i, arg) in args.iter().enumerate() {
+            taken.push(match written {
+                Written::InPlace => {
+                    self.take_to_write(name, arg, owners, collective.needs(i, comm.rank(), |_| None), site)?
+                }
                 _ => self.take_to_read(name, arg, site)?,
             });
         }
         let mut made: SmallVec<[Taken; 2]> = SmallVec::new();
-        match how {
-            Results::New | Results::Zeros => {
+        match written {
+            Written::New | Written::Zeros => {
                 for (i, (ty, layout)) in results.iter().enumerate() {
                     let out = outs.get(i).and_then(|out| self.take_out(out, owners));
                     let one = match out {
                         Some(out) => out,
                         None => self.make(name, ty, layout, site)?,
                     };
-                    if how == Results::Zeros {
+                    if written == Written::Zeros {
                         let buffer = one.buffer(ty).map_err(failed)?;
                         fill_new(name, &buffer, site, |bytes| {
                             bytes.fill(0);
@@ -121,7 +126,7 @@ impl Group {
                     made.push(one);
                 }
             }
-            Results::InPlace | Results::Same | Results::None => {}
+            Written::InPlace | Written::Same | Written::Nothing => {}
         }
         let mut operands = Operands::new();
         for (arg, taken) in args.iter().zip(&taken) {
@@ -130,14 +135,14 @@ impl Group {
             operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape, about });
         }
         let mut buffers = Outs::new();
-        if how == Results::New {
+        if written == Written::New {
             for ((ty, _), one) in results.iter().zip(&made) {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
         comm.note(prepared.note);
-        let pending =
-            start(op, &sizes, comm, &operands, &buffers).map_err(|error| refused(comm, failed(error)))?;
+        let pending = start(&collective, &sizes, comm, &operands, &buffers)
+            .map_err(|error| refused(comm, failed(error)))?;
         let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
             made = taken;
@@ -162,9 +167,10 @@ impl Group {
             && x.storage.is_some()
             && x.traced.is_none()
             && !is_tracing()
-            && results_of(op, comm.rank()) == Results::InPlace
+            && let Some(collective) = op.collective()
+            && collective.role(comm.rank()).written == Written::InPlace
         {
-            return Ok(Some(Way::Flying(self.start_in_place(comm, op, x, site)?)));
+            return Ok(Some(Way::Flying(self.start_in_place(comm, op, &collective, x, site)?)));
         }
         let mut started = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
         *x = started.results.pop().ok_or_else(|| no_result(op, site))?;
@@ -178,6 +184,7 @@ impl Group {
         &self,
         comm: &consort_comm::Group,
         op: &dyn OpDef,
+        collective: &Collective<'_, Index>,
         x: &mut Tensor,
         site: &'static Location<'static>,
     ) -> Result<Rc<Flight>> {
@@ -188,7 +195,7 @@ impl Group {
         let storage = x.data(name, site)?;
         let other = match self.is_free(x, storage, 1)? {
             true => None,
-            false => Some(self.instead(op, x, site)?),
+            false => Some(self.instead(name, x, collective.needs(0, comm.rank(), |_| None), site)?),
         };
         let (layout, storage) = match &other {
             Some(other) => (&other.layout, &other.storage),
@@ -200,7 +207,7 @@ impl Group {
         let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: About::default() };
         let mesh = world.mesh();
         comm.note(prepared.note);
-        let pending = start(op, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
+        let pending = start(collective, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         storage.add_flight(range, Rc::clone(&flight));
         // Not before: what a call was refused for stays as it was.
@@ -239,18 +246,20 @@ impl Group {
         }
     }
 
-    /// An operand that is written in place: as above, and with no other owner.
+    /// An operand that is written in place: as above, and with no other owner. Where that is elsewhere, what it holds is
+    /// copied there if it is `needed`.
     pub(crate) fn take_to_write(
         &self,
-        op: &dyn OpDef,
+        op: &str,
         x: &Tensor,
         owners: usize,
+        needed: bool,
         site: &'static Location<'static>,
     ) -> Result<Taken> {
-        let storage = x.data(spoken(op.info().name), site)?;
+        let storage = x.data(op, site)?;
         match self.is_free(x, storage, owners)? {
             true => Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) }),
-            false => self.instead(op, x, site),
+            false => self.instead(op, x, needed, site),
         }
     }
 
@@ -263,11 +272,10 @@ impl Group {
     }
 
     /// What an operation writes instead of a tensor that is not free.
-    fn instead(&self, op: &dyn OpDef, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
-        let name = spoken(op.info().name);
-        match op.as_any().is::<BroadcastStart>() {
-            true => self.make(name, &x.ty, &x.layout, site),
-            false => self.copy(name, x, site),
+    fn instead(&self, op: &str, x: &Tensor, needed: bool, site: &'static Location<'static>) -> Result<Taken> {
+        match needed {
+            true => self.copy(op, x, site),
+            false => self.make(op, &x.ty, &x.layout, site),
         }
     }
 
@@ -356,13 +364,7 @@ fn check_outs(
 pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Result<()> {
     let world = World::current()?;
     let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(()) };
-    // FNV-1a: any difference in a few bytes shows.
-    let digest = |bytes: &[u8]| {
-        bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
-    };
-    let mine = x.with_bytes("replicated", site, digest)?;
+    let mine = x.with_bytes("replicated", site, Digest::of)?;
     let failed = |error| Error::comm("replicated", error, site);
     let (text, site_name) =
         (all.recorder().name("compare what is declared equal"), all.recorder().site(site));

@@ -3,9 +3,9 @@
 
 use std::panic::Location;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
 use consort_ir::ops::{self, Elements, OpDef};
+use consort_types::Dtype;
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run_one};

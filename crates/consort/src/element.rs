@@ -1,6 +1,6 @@
 //! Rust types that elements of tensors can be.
 
-use consort_ir::dtype::Dtype;
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 /// A Rust type that elements of tensors can be.

@@ -4,10 +4,10 @@
 
 use std::panic::Location;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops;
 use consort_ir::ops::OpDef;
+use consort_types::Dtype;
 use smallvec::smallvec;
 
 use crate::apply::{Tensors, run, run_one, scalar};

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 
-use consort_ir::dtype::Dtype;
-use consort_ir::layout::numel;
+use consort_types::Dtype;
+use consort_types::layout::numel;
 use safetensors::tensor::{Dtype as FileDtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};

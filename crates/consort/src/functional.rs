@@ -7,9 +7,10 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
-use consort_ir::ops::{self, Missing, OpDef, Reduce, Route};
+use consort_ir::ops;
+use consort_ir::ops::OpDef;
+use consort_types::{Dtype, Missing, Reduce, Route};
 
 use crate::error::{Error, Result};
 use crate::index::{Shape, plain};

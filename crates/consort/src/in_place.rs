@@ -2,8 +2,9 @@
 
 use std::panic::Location;
 
-use consort_ir::dtype::Dtype;
-use consort_ir::ops::{self, OpDef, Reduce};
+use consort_ir::ops;
+use consort_ir::ops::OpDef;
+use consort_types::{Dtype, Reduce};
 
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
@@ -167,7 +168,12 @@ impl Group {
     ///
     /// [`broadcast_`](Group::broadcast_) has an example.
     #[track_caller]
-    pub fn permute_<'a>(&self, x: impl Place<'a>, route: ops::Route, missing: ops::Missing) -> Result<()> {
+    pub fn permute_<'a>(
+        &self,
+        x: impl Place<'a>,
+        route: consort_types::Route,
+        missing: consort_types::Missing,
+    ) -> Result<()> {
         let _ =
             self.in_place(&ops::PermuteStart { route, missing, over: self.over }, x, Location::caller())?;
         Ok(())

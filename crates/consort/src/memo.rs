@@ -5,9 +5,9 @@
 
 use std::rc::Rc;
 
-use consort_ir::mesh::Axes;
 use consort_ir::ops::{Op, OpDef};
 use consort_ir::types::TensorType;
+use consort_types::Axes;
 use smallvec::SmallVec;
 
 use crate::apply::Prepared;

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use consort_ir::index::{self as ir, Sym};
-use consort_ir::mesh::{self, Axes, Rank};
+use consort_ir::mesh;
 use consort_runtime::kernels::Kernel;
+use consort_types::{Axes, GroupName, Rank};
 
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -185,7 +186,7 @@ impl Init {
         // The groups of single axes are made at once, so that asking for one is no matter of all ranks.
         let axes = world.mesh().all_axes();
         for axis in axes.iter() {
-            let group = world.group(mesh::Group::Axes(Axes::one(axis)), site);
+            let group = world.group(GroupName::Axes(Axes::one(axis)), site);
             group.map_err(|error| Error::comm("init", error, site))?;
         }
         Mesh::new(world, site)
@@ -259,7 +260,7 @@ impl Deref for Mesh {
 #[derive(Clone)]
 pub struct Group {
     pub(crate) world: Rc<World>,
-    pub(crate) over: mesh::Group,
+    pub(crate) over: GroupName,
     /// None where there are only shapes, or where this rank is in no list.
     pub(crate) comm: Option<consort_comm::Group>,
     /// Whether its operations end the graph of a compiled function.
@@ -268,7 +269,7 @@ pub struct Group {
 
 impl Mesh {
     fn new(world: Rc<World>, site: &'static Location<'static>) -> Result<Mesh> {
-        let over = mesh::Group::Axes(world.mesh().all_axes());
+        let over = GroupName::Axes(world.mesh().all_axes());
         Ok(Mesh { all: group(world, over, "mesh", site)? })
     }
 
@@ -319,10 +320,10 @@ impl Mesh {
     pub fn axes(&self, names: &[&str]) -> Result<Group> {
         let site = Location::caller();
         let axes: Axes = names.iter().map(|name| self.axis_of(name, site)).collect::<Result<_>>()?;
-        group(Rc::clone(&self.world), mesh::Group::Axes(axes), "mesh", site)
+        group(Rc::clone(&self.world), GroupName::Axes(axes), "mesh", site)
     }
 
-    fn axis_of(&self, name: &str, site: &'static Location<'static>) -> Result<mesh::Axis> {
+    fn axis_of(&self, name: &str, site: &'static Location<'static>) -> Result<consort_types::Axis> {
         let mesh = self.world.mesh();
         mesh.axis(name).ok_or_else(|| {
             let names: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
@@ -349,7 +350,7 @@ impl Mesh {
         let lists = lists.iter().map(|list| list.iter().map(|rank| Rank(*rank as u32)).collect()).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
         let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
-        group(Rc::clone(&self.world), mesh::Group::List(id), "mesh", site)
+        group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
     /// The group of all ranks that give the same colour, in the order of their keys; all of one size. A rank without a
@@ -374,7 +375,7 @@ impl Mesh {
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
         let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
-        group(Rc::clone(&self.world), mesh::Group::List(id), "mesh", site)
+        group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
     /// How long operations may wait for the other ranks, from now on.
@@ -502,7 +503,7 @@ impl Mesh {
     }
 }
 
-fn group(world: Rc<World>, over: mesh::Group, op: &str, site: &'static Location<'static>) -> Result<Group> {
+fn group(world: Rc<World>, over: GroupName, op: &str, site: &'static Location<'static>) -> Result<Group> {
     let comm = world.group(over, site).map_err(|error| Error::comm(op, error, site))?;
     Ok(Group { world, over, comm, breaks: false })
 }
@@ -511,8 +512,8 @@ impl Group {
     /// A number that no other group of this mesh has, the same on all ranks.
     pub(crate) fn id(&self) -> i128 {
         match self.over {
-            mesh::Group::Axes(axes) => axes.iter().map(|axis| 1i128 << axis.0).sum::<i128>(),
-            mesh::Group::List(id) => -1 - i128::from(id.0),
+            GroupName::Axes(axes) => axes.iter().map(|axis| 1i128 << axis.0).sum::<i128>(),
+            GroupName::List(id) => -1 - i128::from(id.0),
         }
     }
 
@@ -548,10 +549,10 @@ impl Group {
     pub fn rank(&self) -> Index {
         let mesh = self.world.mesh();
         Index(match self.over {
-            mesh::Group::Axes(axes) => axes.iter().fold(ir::Index::constant(0), |at, axis| {
+            GroupName::Axes(axes) => axes.iter().fold(ir::Index::constant(0), |at, axis| {
                 &(&at * &ir::Index::from(i64::from(mesh.axis_size(axis)))) + &ir::Index::sym(Sym::Rank(axis))
             }),
-            mesh::Group::List(id) => ir::Index::sym(Sym::GroupRank(id)),
+            GroupName::List(id) => ir::Index::sym(Sym::GroupRank(id)),
         })
     }
 

@@ -20,7 +20,7 @@
 //! # Ok(()) }
 //! ```
 
-use consort_ir::dtype::Dtype;
+use consort_types::Dtype;
 
 /// What an element of a file is.
 ///

@@ -3,10 +3,10 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
-use consort_ir::ops::{ExchangeStart, Message, Peer, Route};
+use consort_ir::ops::{ExchangeStart, OpDef};
 use consort_runtime::start::{Operand, Operands, start};
+use consort_types::{Dtype, Message, Peer, Route};
 
 use crate::apply::prepared;
 use crate::collectives::check_world;
@@ -22,7 +22,7 @@ use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 /// The other end of a message: a member of the group by its place, or where a route leads.
 ///
 /// [`Group::batch`] has an example.
-pub struct Other(Peer);
+pub struct Other(Peer<ir::Index>);
 
 impl From<usize> for Other {
     fn from(member: usize) -> Other {
@@ -214,7 +214,7 @@ impl Group {
         for (place, (layout, about)) in places.iter_mut().zip(received) {
             place.make_own(site)?;
             // The tensor is one owner, this view of it another.
-            let into = self.take_to_write(&op, &place.view(), 2, site)?;
+            let into = self.take_to_write(name, &place.view(), 2, true, site)?;
             let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
             for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
                 let copy = heap.alloc_from(&sent.buffer.bytes().map_err(failed)?).map_err(failed)?;
@@ -225,7 +225,8 @@ impl Group {
             taken.push(into);
         }
         let mesh = world.mesh();
-        let pending = start(&op, &world.sizes(&mesh), comm, &operands, &[]).map_err(failed)?;
+        let collective = op.collective().ok_or_else(|| Error::new(name, "not a communication op", site))?;
+        let pending = start(&collective, &world.sizes(&mesh), comm, &operands, &[]).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         let results: Vec<Tensor> = prepared
             .results

@@ -6,11 +6,10 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index as ir;
-use consort_ir::layout::Layout;
-use consort_ir::mesh::Axes;
 use consort_ir::ops;
+use consort_types::layout::Layout;
+use consort_types::{Axes, Dtype};
 use smallvec::smallvec;
 
 use crate::apply::{copy_into, run_one, write_into};

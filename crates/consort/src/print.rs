@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use consort_ir::dtype::Dtype;
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 use crate::element::Element;

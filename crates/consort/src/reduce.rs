@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops;
+use consort_types::Dtype;
 use smallvec::smallvec;
 
 use crate::apply::{run, run_one};

@@ -6,11 +6,10 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::Buffer;
-use consort_ir::dtype::Dtype;
 use consort_ir::index::{self as ir, Sym};
-use consort_ir::layout::{Layout, numel};
-use consort_ir::mesh::Axes;
 use consort_ir::types::TensorType;
+use consort_types::layout::{Layout, numel};
+use consort_types::{Axes, Dtype};
 
 use crate::element::Element;
 use crate::error::{Error, Result};

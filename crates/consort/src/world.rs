@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use consort_comm::{CommError, DEFAULT_DEADLINE, Heap, Note, WeakGroup, from_now, report_unseen};
 use consort_ir::index::{Facts, Sym};
-use consort_ir::mesh::{self, Rank};
+use consort_ir::mesh;
 use consort_ir::ops::EvalCx;
 use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
+use consort_types::{GroupName, Rank};
 
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -50,7 +51,7 @@ pub(crate) struct World {
 struct Comm {
     all: consort_comm::Group,
     /// Groups made of it.
-    groups: RefCell<Vec<(mesh::Group, Kept)>>,
+    groups: RefCell<Vec<(GroupName, Kept)>>,
     /// The connection besides data, which goes last.
     control: Option<consort_comm::World>,
 }
@@ -192,12 +193,12 @@ impl World {
     /// The group of this rank, if it is in one. All ranks ask for a new one together.
     pub(crate) fn group(
         &self,
-        over: mesh::Group,
+        over: GroupName,
         site: &'static Location<'static>,
     ) -> std::result::Result<Option<consort_comm::Group>, CommError> {
         let Some(comm) = &self.comm else { return Ok(None) };
         let mesh = self.mesh.borrow();
-        if let mesh::Group::Axes(axes) = over
+        if let GroupName::Axes(axes) = over
             && axes == mesh.all_axes()
         {
             return Ok(Some(comm.all.clone()));
@@ -230,8 +231,8 @@ impl World {
         let group = comm.all.subgroup(&lists, from_now(self.timeout()))?;
         let kept = match (over, &group) {
             (_, None) => Kept::Elsewhere,
-            (mesh::Group::Axes(_), Some(group)) => Kept::Axes(group.clone()),
-            (mesh::Group::List(_), Some(group)) => Kept::List(group.downgrade()),
+            (GroupName::Axes(_), Some(group)) => Kept::Axes(group.clone()),
+            (GroupName::List(_), Some(group)) => Kept::List(group.downgrade()),
         };
         comm.groups.borrow_mut().push((over, kept));
         Ok(group)

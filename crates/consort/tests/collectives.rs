@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use consort::{Dtype, Element, Group, Missing, Reduce, Result, Route, Tensor, ops, spawn};
-use consort_ir::mesh::{self, Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, GroupEvalCx, OpDef};
 use consort_ir::tensor::Tensor as Reference;
+use consort_types::{GroupName, Rank};
 use half::{bf16, f16};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 5];
@@ -156,8 +157,8 @@ fn check(case: &Case, n: usize, dtype: Dtype, how: usize) {
     outcomes.into_iter().for_each(|outcome| outcome.unwrap_or_else(|error| panic!("{what}: {error}")));
 }
 
-fn world(n: usize) -> mesh::Group {
-    mesh::Group::Axes(Mesh::new([("world", n as u32)]).unwrap().all_axes())
+fn world(n: usize) -> GroupName {
+    GroupName::Axes(Mesh::new([("world", n as u32)]).unwrap().all_axes())
 }
 
 #[test]

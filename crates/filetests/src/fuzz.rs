@@ -1,7 +1,6 @@
 //! What must hold of any text at all: it is refused with a place in it, or it is a program whose checks,
 //! printing, passes and small runs end without a panic, with the same results after the passes.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops::{Flow, OpTable};
 use consort_ir::oracle;
@@ -11,6 +10,7 @@ use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{Options, PASSES, PassError, simplify};
+use consort_types::Dtype;
 
 /// Runs one text through everything that reads programs. Panics where something is wrong with it.
 pub fn check_text(text: &str, ops: &OpTable) {

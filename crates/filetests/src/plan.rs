@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use consort_ir::index::Sym;
-use consort_ir::mesh::Rank;
 use consort_ir::program::Program;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, plan, report};
+use consort_types::Rank;
 
 use crate::Case;
 

@@ -218,9 +218,9 @@ fn declarations(func: &Func, block: &Block, all: &mut BTreeMap<Sym, SymbolFacts>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::Rank;
     use crate::ops::OpTable;
     use crate::text::parse;
+    use consort_types::Rank;
 
     fn func(text: &str) -> Func {
         parse(text, &OpTable::built_in()).unwrap().program.funcs.remove(0)

@@ -2,8 +2,10 @@
 //!
 //! The builder and the verifier both come through here, so a program that was built verifies.
 
+use consort_types::Axes;
+
 use crate::index::Facts;
-use crate::mesh::{Axes, Mesh};
+use crate::mesh::Mesh;
 use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation, count};
 use crate::types::{TensorType, Type};
 

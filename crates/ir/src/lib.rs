@@ -5,7 +5,8 @@
 //! ranks at once by the [`oracle`], slowly and plainly. Everything fast is compared with the oracle.
 //!
 //! ```
-//! use consort_ir::{oracle, ops::OpTable, tensor::Tensor, text, verify::verify, dtype::Dtype};
+//! use consort_ir::{oracle, ops::OpTable, tensor::Tensor, text, verify::verify};
+//! use consort_types::Dtype;
 //!
 //! let source = "mesh (tp: 2)
 //!
@@ -28,12 +29,10 @@
 pub mod builder;
 pub mod cost;
 pub mod diagnostic;
-pub mod dtype;
 pub mod entity;
 pub mod generate;
 pub mod index;
 pub mod infer;
-pub mod layout;
 pub mod limits;
 pub mod mesh;
 pub mod ops;
@@ -46,4 +45,6 @@ pub mod tensor;
 pub mod text;
 pub mod types;
 pub mod verify;
-pub mod views;
+
+#[doc(hidden)] // For `op!`, in crates that declare ops of their own.
+pub use consort_types::GroupName;

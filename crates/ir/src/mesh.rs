@@ -10,90 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// One rank of the mesh, numbered row-major over its axes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Rank(pub u32);
-
-impl fmt::Display for Rank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}", self.0)
-    }
-}
-
-/// An axis of the mesh, by its position in the mesh's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Axis(pub u8);
-
-/// A list group declared beside the mesh, by its position in the list of declarations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u16);
-
-/// A set of mesh axes: those over which a value may differ, or over which an op communicates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Axes(u32);
-
-impl Axes {
-    /// No axis: equal everywhere.
-    pub const NONE: Axes = Axes(0);
-
-    /// The set of one axis.
-    pub fn one(axis: Axis) -> Axes {
-        Axes(1 << axis.0)
-    }
-
-    /// The axes of both sets.
-    #[must_use]
-    pub fn union(self, other: Axes) -> Axes {
-        Axes(self.0 | other.0)
-    }
-
-    /// The axes of this set that are not in the other.
-    #[must_use]
-    pub fn minus(self, other: Axes) -> Axes {
-        Axes(self.0 & !other.0)
-    }
-
-    /// The axes in both sets.
-    #[must_use]
-    pub fn intersect(self, other: Axes) -> Axes {
-        Axes(self.0 & other.0)
-    }
-
-    /// Whether every axis of this set is in the other.
-    pub fn is_subset(self, other: Axes) -> bool {
-        self.0 & !other.0 == 0
-    }
-
-    /// Whether the set has no axis.
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Whether the set has this axis.
-    pub fn contains(self, axis: Axis) -> bool {
-        self.0 & (1 << axis.0) != 0
-    }
-
-    /// The axes in mesh order.
-    pub fn iter(self) -> impl Iterator<Item = Axis> {
-        (0..32u8).filter(move |i| self.0 & (1 << i) != 0).map(Axis)
-    }
-}
-
-impl FromIterator<Axis> for Axes {
-    fn from_iter<I: IntoIterator<Item = Axis>>(axes: I) -> Axes {
-        axes.into_iter().fold(Axes::NONE, |set, axis| set.union(Axes::one(axis)))
-    }
-}
-
-/// The ranks an op communicates with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
-    /// The ranks that differ from this one only along these axes.
-    Axes(Axes),
-    /// The list, among those of a declared list group, that holds this rank.
-    List(GroupId),
-}
+use consort_types::{Axes, Axis, GroupId, GroupName, Rank};
 
 /// A declared group that is not a set of axes: disjoint lists of ranks, all of one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,34 +198,34 @@ impl Mesh {
     }
 
     /// Whether the axes or the list of a group exist in this mesh.
-    pub fn has(&self, group: Group) -> bool {
+    pub fn has(&self, group: GroupName) -> bool {
         match group {
-            Group::Axes(axes) => axes.is_subset(self.all_axes()),
-            Group::List(id) => usize::from(id.0) < self.groups.len(),
+            GroupName::Axes(axes) => axes.is_subset(self.all_axes()),
+            GroupName::List(id) => usize::from(id.0) < self.groups.len(),
         }
     }
 
     /// How many members each instance of a group has.
-    pub fn group_size(&self, group: Group) -> u32 {
+    pub fn group_size(&self, group: GroupName) -> u32 {
         match group {
-            Group::Axes(axes) => axes.iter().map(|axis| self.axis_size(axis)).product(),
-            Group::List(id) => self.groups.get(usize::from(id.0)).map_or(1, |g| g.lists[0].len() as u32),
+            GroupName::Axes(axes) => axes.iter().map(|axis| self.axis_size(axis)).product(),
+            GroupName::List(id) => self.groups.get(usize::from(id.0)).map_or(1, |g| g.lists[0].len() as u32),
         }
     }
 
     /// Over which axes two ranks in one instance of the group may differ: all of them for a list group.
-    pub fn group_axes(&self, group: Group) -> Axes {
+    pub fn group_axes(&self, group: GroupName) -> Axes {
         match group {
-            Group::Axes(axes) => axes,
-            Group::List(_) => self.all_axes(),
+            GroupName::Axes(axes) => axes,
+            GroupName::List(_) => self.all_axes(),
         }
     }
 
     /// Whether every rank of the mesh is in some instance of the group.
-    pub fn covers(&self, group: Group) -> bool {
+    pub fn covers(&self, group: GroupName) -> bool {
         match group {
-            Group::Axes(_) => true,
-            Group::List(id) => {
+            GroupName::Axes(_) => true,
+            GroupName::List(id) => {
                 let lists = self.groups.get(usize::from(id.0)).map_or(0, |g| g.lists.len());
                 lists as u32 * self.group_size(group) == self.n_ranks()
             }
@@ -322,9 +239,9 @@ impl Mesh {
     }
 
     /// The members of a rank's instance of a group, in group order; none where the rank is in no list.
-    pub fn members(&self, group: Group, rank: Rank) -> Option<Vec<Rank>> {
+    pub fn members(&self, group: GroupName, rank: Rank) -> Option<Vec<Rank>> {
         match group {
-            Group::Axes(axes) => {
+            GroupName::Axes(axes) => {
                 let mut members = vec![Rank(0)];
                 for (i, (_, size)) in self.axes.iter().enumerate() {
                     let axis = Axis(i as u8);
@@ -337,19 +254,21 @@ impl Mesh {
                 }
                 Some(members)
             }
-            Group::List(id) => {
+            GroupName::List(id) => {
                 self.groups.get(usize::from(id.0))?.lists.iter().find(|list| list.contains(&rank)).cloned()
             }
         }
     }
 
     /// A rank's place in its instance of a group.
-    pub fn group_rank(&self, group: Group, rank: Rank) -> Option<u32> {
+    pub fn group_rank(&self, group: GroupName, rank: Rank) -> Option<u32> {
         match group {
-            Group::Axes(axes) => {
+            GroupName::Axes(axes) => {
                 Some(axes.iter().fold(0, |at, axis| at * self.axis_size(axis) + self.coordinate(rank, axis)))
             }
-            Group::List(_) => self.members(group, rank)?.iter().position(|m| *m == rank).map(|i| i as u32),
+            GroupName::List(_) => {
+                self.members(group, rank)?.iter().position(|m| *m == rank).map(|i| i as u32)
+            }
         }
     }
 
@@ -359,11 +278,11 @@ impl Mesh {
     }
 
     /// A group as programs write it: `tp`, `(dp,tp)`, or the name of a list group.
-    pub fn group_text(&self, group: Group) -> String {
+    pub fn group_text(&self, group: GroupName) -> String {
         match group {
-            Group::Axes(axes) if axes.iter().count() == 1 => self.axes_text(axes),
-            Group::Axes(axes) => format!("({})", self.axes_text(axes)),
-            Group::List(id) => self.group_name(id),
+            GroupName::Axes(axes) if axes.iter().count() == 1 => self.axes_text(axes),
+            GroupName::Axes(axes) => format!("({})", self.axes_text(axes)),
+            GroupName::List(id) => self.group_name(id),
         }
     }
 }
@@ -390,14 +309,14 @@ mod tests {
     fn members_of_axis_groups_are_row_major() {
         let mesh = mesh();
         let (dp, tp) = (mesh.axis("dp").unwrap(), mesh.axis("tp").unwrap());
-        assert_eq!(mesh.members(Group::Axes(Axes::one(tp)), Rank(4)), Some(ranks(&[3, 4, 5])));
-        assert_eq!(mesh.members(Group::Axes(Axes::one(dp)), Rank(4)), Some(ranks(&[1, 4])));
-        assert_eq!(mesh.members(Group::Axes(mesh.all_axes()), Rank(4)), Some(ranks(&[0, 1, 2, 3, 4, 5])));
-        assert_eq!(mesh.members(Group::Axes(Axes::NONE), Rank(4)), Some(ranks(&[4])));
+        assert_eq!(mesh.members(GroupName::Axes(Axes::one(tp)), Rank(4)), Some(ranks(&[3, 4, 5])));
+        assert_eq!(mesh.members(GroupName::Axes(Axes::one(dp)), Rank(4)), Some(ranks(&[1, 4])));
+        assert_eq!(mesh.members(GroupName::Axes(mesh.all_axes()), Rank(4)), Some(ranks(&[0, 1, 2, 3, 4, 5])));
+        assert_eq!(mesh.members(GroupName::Axes(Axes::NONE), Rank(4)), Some(ranks(&[4])));
         assert_eq!(mesh.coordinate(Rank(4), dp), 1);
         assert_eq!(mesh.coordinate(Rank(4), tp), 1);
-        assert_eq!(mesh.group_rank(Group::Axes(mesh.all_axes()), Rank(5)), Some(5));
-        assert_eq!(mesh.group_rank(Group::Axes(Axes::one(dp)), Rank(5)), Some(1));
+        assert_eq!(mesh.group_rank(GroupName::Axes(mesh.all_axes()), Rank(5)), Some(5));
+        assert_eq!(mesh.group_rank(GroupName::Axes(Axes::one(dp)), Rank(5)), Some(1));
     }
 
     #[test]
@@ -405,7 +324,7 @@ mod tests {
         let mut mesh = mesh();
         let colours = [Some(1), Some(0), Some(1), Some(0), None, None];
         let id = mesh.add_split_group("halves", &colours, &[0, 9, 0, 1, 0, 0]).unwrap();
-        let group = Group::List(id);
+        let group = GroupName::List(id);
         assert_eq!(mesh.members(group, Rank(1)), Some(ranks(&[3, 1])));
         assert_eq!(mesh.members(group, Rank(2)), Some(ranks(&[0, 2])));
         assert_eq!(mesh.members(group, Rank(4)), None);

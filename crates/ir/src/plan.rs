@@ -23,9 +23,11 @@
 
 use std::fmt;
 
+use consort_types::{GroupName, Rank};
+
 use crate::entity::Value;
 use crate::index::Sym;
-use crate::mesh::{Group, Mesh, Rank};
+use crate::mesh::Mesh;
 
 /// What a plan says of a whole function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,7 +117,7 @@ pub struct NodePlan {
     /// Operands that are copied so that they can take part in communication.
     pub copies: Vec<(Value, Why)>,
     /// The group on whose queue the op starts, and its number there.
-    pub queue: Option<(Group, u32)>,
+    pub queue: Option<(GroupName, u32)>,
     /// Values whose storage peers may read from here until release.
     pub lease: Vec<Value>,
     /// Starts whose leases have ended before this node runs.

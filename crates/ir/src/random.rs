@@ -4,7 +4,7 @@
 //! rank can make any part of a stream, in any order, and all parts fit together. A kernel that is fast shares
 //! these functions or gives the same bits.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
 
 /// The generator Philox4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as
 /// 1, 2, 3): a bijection of counters for each key.

@@ -6,13 +6,12 @@
 
 use std::ops::Range;
 
+use consort_types::layout::{Layout, numel};
 use smallvec::{SmallVec, smallvec};
 
-use crate::layout::{Layout, numel};
-use crate::ops::{Alias, BroadcastStart, Concat, Effects, EvalCx, EvalError, OpDef, Reshape, UpdateSlice};
+use crate::ops::{Alias, EvalCx, EvalError, Joined, OpDef};
 use crate::plan::Place;
 use crate::types::TensorType;
-use crate::views;
 
 /// Where a tensor's elements lie: somewhere from a place on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,15 +58,15 @@ impl Spot {
         let spot = |lies| Spot { lies, ..self.clone() };
         let unknown = |lies: Lies| Some(vec![spot(lies); results]);
         match &self.lies {
-            Lies::At(layout) => match views::view(op, sizes, layout) {
+            Lies::At(layout) => match op.view(sizes, layout) {
                 Ok(Some(layouts)) if layouts.iter().all(|layout| numel(&layout.shape).is_some()) => {
                     Some(layouts.into_iter().map(|layout| spot(Lies::At(layout))).collect())
                 }
                 Ok(None) => None,
                 _ => unknown(Lies::Within),
             },
-            // Only a reshape is known to leave no gaps.
-            Lies::Whole if op.as_any().is::<Reshape>() => unknown(Lies::Whole),
+            // A view of what is not known yet may have gaps.
+            Lies::Whole if op.keeps_order() => unknown(Lies::Whole),
             _ => unknown(Lies::Within),
         }
     }
@@ -186,23 +185,18 @@ pub fn may_take_over(op: &dyn OpDef, result: usize, operand: usize) -> bool {
     match op.alias() {
         Alias::Reuse => result == 0,
         Alias::First => result == 0 && operand == 0,
-        Alias::None | Alias::View(_) => false,
+        Alias::None | Alias::View => false,
     }
 }
 
-/// Whether the contents of an operand of a start matter on this rank. Those of a receive with a peer do not, nor do
-/// those of a broadcast on the members that get them.
-pub fn is_read(op: &dyn OpDef, operand: usize, sizes: &EvalCx<'_>) -> bool {
-    if let Some(BroadcastStart { root, over }) = op.as_any().downcast_ref() {
-        let member = sizes.mesh.group_rank(*over, sizes.rank);
-        return member.is_none_or(|member| member as usize == *root);
-    }
-    let (sends, receives) = op.messages();
-    let receive = operand.checked_sub(sends.len()).and_then(|at| receives.get(at));
-    let (Some(message), Effects::Messages(group)) = (receive, op.effects()) else { return true };
-    let Some(members) = sizes.mesh.members(group, sizes.rank) else { return true };
-    // A peer that is not known yet may be none.
-    !matches!(message.peer(sizes, group, &members), Ok(Some(_)))
+/// Whether the contents of an operand of a start matter on this rank. Ranks outside the group pass theirs through.
+pub fn is_needed(op: &dyn OpDef, operand: usize, sizes: &EvalCx<'_>) -> bool {
+    let Some(collective) = op.collective() else { return true };
+    let Some(me) = sizes.mesh.group_rank(collective.over, sizes.rank) else { return true };
+    let n = sizes.mesh.group_size(collective.over);
+    collective.needs(operand, me as usize, |message| {
+        message.peer(me, n, |index| sizes.index(index)).ok().map(|peer| peer >= 0)
+    })
 }
 
 /// A part of what an op joins: elements of an operand, and where they belong in the result.
@@ -223,11 +217,6 @@ impl Piece {
     }
 }
 
-/// Whether the op moves only what is not yet where it belongs.
-pub fn joins(op: &dyn OpDef) -> bool {
-    op.as_any().is::<Concat>() || op.as_any().is::<UpdateSlice>()
-}
-
 /// The pieces of an op that joins, which together are its result; none where sizes or places in it are not known.
 pub fn pieces(op: &dyn OpDef, sizes: &EvalCx<'_>, args: &[Spot], result: &Spot) -> Option<Vec<Piece>> {
     let layouts: Option<Vec<&Layout>> = args
@@ -236,45 +225,26 @@ pub fn pieces(op: &dyn OpDef, sizes: &EvalCx<'_>, args: &[Spot], result: &Spot) 
         .map(|spot| if let Lies::At(layout) = &spot.lies { Some(layout) } else { None })
         .collect();
     let layouts = layouts?;
-    let mut pieces = Vec::new();
-    if let Some(Concat { dim }) = op.as_any().downcast_ref() {
-        let mut start = 0;
-        for (operand, from) in args.iter().enumerate() {
-            let size = layouts[operand].shape[*dim];
-            let to = result.part(|layout| layout.narrowed(*dim, start, size));
-            pieces.push(Piece { operand, from: from.clone(), to });
-            start += size;
-        }
-        return Some(pieces);
-    }
-    let UpdateSlice { start } = op.as_any().downcast_ref()?;
-    let start: Vec<usize> = start.iter().map(|at| sizes.size(at).ok()).collect::<Option<_>>()?;
-    let (whole, size) = (&layouts[0].shape, &layouts[1].shape);
-    if (0..whole.len()).any(|dim| start[dim].checked_add(size[dim]).is_none_or(|end| end > whole[dim])) {
-        return None;
-    }
-    // What surrounds the box: before and after it in each dimension, inside it in all dimensions further out.
-    let inside = |layout: &Layout, dims: usize| {
-        (0..dims).fold(layout.clone(), |layout, dim| layout.narrowed(dim, start[dim], size[dim]))
+    let shapes: Vec<&[usize]> = layouts[..args.len()].iter().map(|layout| &layout.shape[..]).collect();
+    let part =
+        |spot: &Spot, start: &[usize], size: &[usize]| spot.part(|layout| layout.narrowed_to(start, size));
+    let piece = |Joined { operand, from, to, size }| Piece {
+        operand,
+        from: part(&args[operand], &from, &size),
+        to: part(result, &to, &size),
     };
-    for dim in 0..whole.len() {
-        let after = start[dim] + size[dim];
-        for (first, n) in [(0, start[dim]), (after, whole[dim] - after)].into_iter().filter(|(_, n)| *n > 0) {
-            let slab = |layout: &Layout| inside(layout, dim).narrowed(dim, first, n);
-            pieces.push(Piece { operand: 0, from: args[0].part(slab), to: result.part(slab) });
-        }
-    }
-    let to = result.part(|layout| inside(layout, whole.len()));
-    pieces.push(Piece { operand: 1, from: args[1].clone(), to });
-    Some(pieces)
+    Some(op.boxes(sizes, &shapes).ok()?.into_iter().map(piece).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::ops::UpdateSlice;
+
     use super::*;
     use crate::index::Index;
-    use crate::mesh::{Mesh, Rank};
+    use crate::mesh::Mesh;
     use crate::plan::Region;
+    use consort_types::Rank;
 
     fn spot(offset: u64, layout: Layout) -> Spot {
         Spot { place: Place { region: Region::Heap, offset }, width: 4, lies: Lies::At(layout) }

@@ -5,9 +5,8 @@
 
 use std::fmt::Write;
 
+use consort_types::{Dtype, to_bf16, to_f16};
 use half::{bf16, f16};
-
-use crate::dtype::{Dtype, to_bf16, to_f16};
 
 /// The elements, row-major.
 #[derive(Clone, Debug, PartialEq)]

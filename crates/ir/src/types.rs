@@ -6,9 +6,10 @@
 
 use std::fmt;
 
-use crate::dtype::Dtype;
+use consort_types::{Axes, Dtype};
+
 use crate::index::Index;
-use crate::mesh::{Axes, Mesh};
+use crate::mesh::Mesh;
 
 /// The type of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,12 +4,12 @@
 
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::{Axes, Axis, Group, GroupId};
-use consort_ir::ops::{AllReduceStart, Op, OpTable, Reduce};
+use consort_ir::ops::{AllReduceStart, Op, OpTable};
 use consort_ir::program::Program;
 use consort_ir::text::parse;
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
+use consort_types::{Axes, Axis, GroupId, GroupName, Reduce};
 
 const TEXT: &str = "mesh (tp: 2)
 
@@ -30,7 +30,7 @@ fn errors(program: &Program) -> Vec<String> {
 
 #[test]
 fn v4_groups_that_the_mesh_lacks() {
-    for over in [Group::Axes(Axes::one(Axis(3))), Group::List(GroupId(0))] {
+    for over in [GroupName::Axes(Axes::one(Axis(3))), GroupName::List(GroupId(0))] {
         let mut program = program();
         program.funcs[0].body.nodes[0].op = Op::new(AllReduceStart { reduce: Reduce::Sum, over });
         let message = "error[verify]: all_reduce_start: a group or axis that the mesh does not have (V4)";

@@ -1,12 +1,12 @@
 //! What a run of the oracle may take: the last byte, step and operation that is allowed, and the first that is not.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort_ir::dtype::Dtype;
 use consort_ir::limits::Limits;
 use consort_ir::ops::OpTable;
 use consort_ir::oracle::run_within;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
+use consort_types::Dtype;
 
 const FREE: Limits = Limits { bytes: u64::MAX, steps: u64::MAX, operations: u64::MAX };
 

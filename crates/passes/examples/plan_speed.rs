@@ -7,13 +7,13 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use consort_ir::index::Sym;
-use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::oracle::bind;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::{parse, run_lines};
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
+use consort_types::Rank;
 
 /// Layers of ten nodes each: matmuls, an all_reduce in flight beside other work, views, an update in place.
 fn layers(n: usize) -> Result<Program, Box<dyn std::error::Error>> {

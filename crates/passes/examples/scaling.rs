@@ -4,14 +4,14 @@
 use std::time::Instant;
 
 use consort_ir::builder::Builder;
-use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::{Axes, Axis, Group, Mesh};
-use consort_ir::ops::{Add, AllReduceStart, Constant, Elements, Mul, Neg, Reduce, Reshape, Tanh, Violation};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Add, AllReduceStart, Constant, Elements, Mul, Neg, Reshape, Tanh, Violation};
 use consort_ir::program::Program;
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
 use consort_passes::{Options, PASSES, simplify};
+use consort_types::{Axes, Axis, Dtype, GroupName, Reduce};
 
 /// A chain of elementwise ops with an all_reduce now and then; `useful` of four steps are there to stay, the others
 /// to be folded, shared or removed.
@@ -26,7 +26,7 @@ fn chain(nodes: usize, useful: usize) -> Result<Program, Violation> {
         if step % 4 < useful {
             let z = b.one(Tanh {}, &[x])?;
             let z = b.one(Mul {}, &[z, y])?;
-            let start = AllReduceStart { reduce: Reduce::Sum, over: Group::Axes(tp) };
+            let start = AllReduceStart { reduce: Reduce::Sum, over: GroupName::Axes(tp) };
             let z = if step % 8 == 0 { b.start_wait(start, &[z])?[0] } else { b.one(Add {}, &[z, y])? };
             x = b.one(Add {}, &[z, x])?;
         } else if step % 4 == 1 {
@@ -40,7 +40,7 @@ fn chain(nodes: usize, useful: usize) -> Result<Program, Violation> {
             let z = b.one(Add {}, &[a, c])?;
             x = b.one(Mul {}, &[z, y])?;
         } else {
-            let start = AllReduceStart { reduce: Reduce::Max, over: Group::Axes(tp) };
+            let start = AllReduceStart { reduce: Reduce::Max, over: GroupName::Axes(tp) };
             let z = b.start_wait(start, &[x])?[0];
             let z = b.one(Tanh {}, &[z])?;
             b.one(Add {}, &[z, x])?;

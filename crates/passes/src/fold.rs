@@ -16,10 +16,11 @@ use consort_ir::builder::block_type;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Facts, Sym};
 use consort_ir::infer::infer;
-use consort_ir::mesh::{Axes, Mesh};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{BlockType, Cond, Op, OpDef, Undecided};
 use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
+use consort_types::Axes;
 
 use crate::pipeline::Fuel;
 use crate::remove::forget;

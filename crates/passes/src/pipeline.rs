@@ -167,9 +167,9 @@ pub fn simplify(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use consort_ir::mesh::Rank;
     use consort_ir::ops::OpTable;
     use consort_ir::text::parse;
+    use consort_types::Rank;
 
     const TEXT: &str =
         "mesh ()\n\nfunc @f(v0: f32[4]) -> f32[4] {\n    v1 = neg v0 : f32[4]\n    return v1\n}\n";

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use consort_ir::index::Sym;
-use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, PlanReport, plan, report};
+use consort_types::Rank;
 
 /// The plan of a program's only function on its second rank takes little more than it needs, and copies nothing.
 fn close(name: &str, text: &str, donated: &[bool]) {

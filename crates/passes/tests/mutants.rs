@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 use consort_ir::entity::Value;
 use consort_ir::generate::{self, Rng};
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::oracle;
 use consort_ir::oracle::plan::{Timing, run};
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::verify::verify;
-
+use consort_types::Rank;
 use planned::{plans, refused, same, seeds, text};
 
 /// Every annotated line, those in blocks too.

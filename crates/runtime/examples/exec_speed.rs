@@ -6,13 +6,14 @@ use std::fmt::Write;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Element, Group, Reduce, spawn};
-use consort_ir::mesh::{Mesh, Rank};
+use consort_comm::{Group, spawn};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Neg, OpTable};
 use consort_ir::text::parse;
 use consort_runtime::execute::{ArgValue, Exec, RunCx};
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
+use consort_types::{Dtype, Rank, Reduce};
 
 /// The fastest of many runs, in nanoseconds, each of `times` calls.
 fn best(times: usize, mut work: impl FnMut()) -> f64 {
@@ -57,10 +58,9 @@ fn main() {
         let (from, mut to) = ([0u64; 8], [0u64; 8]);
         let alone = best(10_000, || {
             let bytes = bytemuck::cast_slice(black_box(&from));
-            let x =
-                Arg::View(View { dtype: consort_ir::dtype::Dtype::F32, shape: &[16], strides: &[1], bytes });
+            let x = Arg::View(View { dtype: consort_types::Dtype::F32, shape: &[16], strides: &[1], bytes });
             let out = ViewMut {
-                dtype: consort_ir::dtype::Dtype::F32,
+                dtype: consort_types::Dtype::F32,
                 shape: &[16],
                 bytes: bytemuck::cast_slice_mut(&mut to),
             };
@@ -80,7 +80,7 @@ fn main() {
     let times = spawn(2, |all| {
         let mut buffer = Some(all.heap().alloc_from(&[0; 64]).unwrap());
         let alone = best(5_000, || {
-            let pending = all.all_reduce(buffer.take().unwrap(), Element::F32, Reduce::Sum).unwrap();
+            let pending = all.all_reduce(buffer.take().unwrap(), Dtype::F32, Reduce::Sum).unwrap();
             buffer = Some(pending.wait_within(Duration::from_secs(10)).unwrap().remove(0));
         });
         (alone, measure(&all, text, 5_000))

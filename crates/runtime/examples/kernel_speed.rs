@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use consort_ir::dtype::Dtype;
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op, OpTable};
 use consort_ir::text::Cursor;
 use consort_runtime::kernels::isa::{Loop, isa, vectorize};
 use consort_runtime::kernels::{Arg, Kernel, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
+use consort_types::{Dtype, Rank};
 
 /// The time of some work in nanoseconds, and that of other work in turns with it. Of many times, it is the one that a
 /// quarter was below: other programs come and go.

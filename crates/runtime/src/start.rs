@@ -1,13 +1,10 @@
-//! Starts a program's communication on a real group: which call of `comm` an op is, and which buffers it takes.
+//! Starts a program's communication on a real group: which call of `comm` a collective is, and which buffers it takes.
 
-use consort_comm::{About, Buffer, CommError, Element, Group, Message, Moved, Pending};
-use consort_ir::dtype::Dtype;
+use consort_comm::{About, Buffer, CommError, Group, Message, Moved, Pending};
+use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{
-    self, AllGatherStart, AllGatherVStart, AllReduceStart, AllToAllStart, BarrierStart, BroadcastStart,
-    EvalCx, ExchangeStart, GatherStart, OpDef, Peer, PermuteStart, ReduceScatterStart, ReduceScatterVStart,
-    ReduceStart, ScatterStart,
-};
+use consort_ir::ops::{EvalCx, EvalError, OpDef};
+use consort_types::{Collective, Digest, Dtype, Kind};
 use smallvec::SmallVec;
 
 /// An operand of a start: without gaps, in row-major order.
@@ -27,65 +24,30 @@ pub type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// Buffers for results, in order.
 pub type Outs = SmallVec<[Buffer; 2]>;
 
-/// What a member's results are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Results {
-    /// The operands' own buffers, written in place.
-    InPlace,
-    /// The operands, which are only read.
-    Same,
-    /// Other buffers.
-    New,
-    /// Other buffers that nothing is written to: this member gets zeros.
-    Zeros,
-    /// There are none.
-    None,
-}
-
-/// What the results of a start are made of at this member of the group.
-pub fn results_of(op: &dyn OpDef, me: usize) -> Results {
-    let op = op.as_any();
-    let at_root = |root: usize, then: Results, other: Results| if root == me { then } else { other };
-    if op.is::<AllReduceStart>() {
-        Results::InPlace
-    } else if let Some(BroadcastStart { root, .. }) = op.downcast_ref() {
-        at_root(*root, Results::Same, Results::InPlace)
-    } else if let Some(ReduceStart { root, .. }) = op.downcast_ref() {
-        at_root(*root, Results::InPlace, Results::Zeros)
-    } else if let Some(GatherStart { root, .. }) = op.downcast_ref() {
-        at_root(*root, Results::New, Results::Zeros)
-    } else if op.is::<BarrierStart>() {
-        Results::None
-    } else if op.is::<ExchangeStart>() {
-        Results::InPlace
-    } else {
-        Results::New
-    }
-}
-
 /// A digest of the types and sizes that all members of a group must have in common in a start. Sizes that may differ are
 /// left out.
-pub fn digest<'a>(op: &dyn OpDef, operands: impl Iterator<Item = (Dtype, &'a [usize])>) -> u64 {
-    let uneven = match op.as_any() {
-        op if op.is::<AllToAllStart>() => Some(0),
-        op => op.downcast_ref().map(|AllGatherVStart { dim, .. }| *dim),
-    };
-    operands.fold(SEED, |hash, (dtype, shape)| type_digest(hash, dtype, shape, uneven))
+pub fn digest<'a>(
+    collective: &Collective<'_, Index>,
+    operands: impl Iterator<Item = (Dtype, &'a [usize])>,
+) -> u64 {
+    let mut digest = Digest::default();
+    let uneven = collective.uneven();
+    operands.for_each(|(dtype, shape)| add_type(&mut digest, dtype, shape, uneven));
+    digest.get()
 }
 
 /// A digest of the type and the sizes of a message.
 pub fn message_digest(dtype: Dtype, shape: &[usize]) -> u64 {
-    type_digest(SEED, dtype, shape, None)
+    let mut digest = Digest::default();
+    add_type(&mut digest, dtype, shape, None);
+    digest.get()
 }
 
-/// FNV-1a over words.
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
-
-fn type_digest(hash: u64, dtype: Dtype, shape: &[usize], uneven: Option<usize>) -> u64 {
-    let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
+fn add_type(digest: &mut Digest, dtype: Dtype, shape: &[usize], uneven: Option<usize>) {
+    digest.add(dtype as u64);
+    digest.add(shape.len() as u64);
     let sizes = shape.iter().enumerate().filter(|(dim, _)| Some(*dim) != uneven);
-    let start = mix(mix(hash, dtype as u64), shape.len() as u64);
-    sizes.fold(start, |hash, (_, size)| mix(hash, *size as u64))
+    sizes.for_each(|(_, size)| digest.add(*size as u64));
 }
 
 /// A start as messages between ranks name it: `all_reduce[reduce=sum, over=tp] f32[8,4]`.
@@ -117,118 +79,120 @@ pub fn type_text(dtype: Dtype, shape: &[usize]) -> String {
     format!("{dtype}[{}]", sizes.join(","))
 }
 
-/// Starts an op that communicates. `results` are buffers of their own where `results_of` says so. Operands of an
-/// exchange are the sends, then the receives, which are written in place.
+/// Starts communication. `results` are buffers of their own where the member's role says so. Operands of an exchange are
+/// the sends, then the receives, which are written in place.
 #[track_caller]
 pub fn start(
-    op: &dyn OpDef,
+    collective: &Collective<'_, Index>,
     sizes: &EvalCx<'_>,
     group: &Group,
     operands: &[Operand<'_>],
     results: &[Buffer],
 ) -> Result<Pending, CommError> {
-    let (n, op) = (group.size(), op.as_any());
-    let several = operands.len() != 1;
-    if let Some(AllReduceStart { reduce, .. }) = op.downcast_ref() {
-        let Some(dtype) = one_type(operands)? else { return group.barrier() };
-        let element = element(dtype);
-        return match several {
-            false => group.all_reduce(operands[0].buffer.clone(), element, reduction(*reduce)),
-            true => group.all_reduce(buffers(operands), element, reduction(*reduce)),
-        };
-    }
-    if let Some(AllGatherStart { dims, .. }) = op.downcast_ref() {
-        return match several {
-            false => {
-                let Moved { operand, result, outer } = alone(operands, results, dims)?;
-                group.all_gather(operand, result, outer)
+    let Collective { dims, root, .. } = *collective;
+    let reduce = || collective.reduce.ok_or_else(|| CommError::Argument("expected a reduction".into()));
+    let root = || root.ok_or_else(|| CommError::Argument("expected a root".into()));
+    let dim = dims.first().copied().unwrap_or(0);
+    match collective.kind {
+        Kind::AllReduce => {
+            let Some(dtype) = one_type(operands)? else { return group.barrier() };
+            let reduce = reduce()?;
+            match operands {
+                [operand] => group.all_reduce(operand.buffer.clone(), dtype, reduce),
+                _ => group.all_reduce(buffers(operands), dtype, reduce),
             }
-            true => group.all_gather_list(moved(operands, results, dims)),
-        };
-    }
-    if let Some(ReduceScatterStart { reduce, dims, .. }) = op.downcast_ref() {
-        let element = element(one_type(operands)?.unwrap_or(Dtype::F32));
-        let reduce = reduction(*reduce);
-        return match several {
-            false => {
-                let Moved { operand, result, outer } = alone(operands, results, dims)?;
-                group.reduce_scatter(operand, result, element, reduce, outer)
-            }
-            true => group.reduce_scatter_list(moved(operands, results, dims), element, reduce),
-        };
-    }
-    if let Some(AllToAllStart { in_splits, out_splits, .. }) = op.downcast_ref() {
-        let operand = first(operands)?;
-        let row = row_bytes(operand, 0);
-        let given = |list: &Option<Vec<_>>| match list {
-            None => Ok(vec![operand.buffer.len() / n; n]),
-            Some(list) => bytes_of(sizes, list, row),
-        };
-        let (ins, outs) = (given(in_splits)?, given(out_splits)?);
-        return group.all_to_all(operand.buffer.clone(), only(results)?, &ins, &outs);
-    }
-    if let Some(AllGatherVStart { dim, sizes: list, .. }) = op.downcast_ref() {
-        let operand = first(operands)?;
-        let list = bytes_of(sizes, list, row_bytes(operand, *dim))?;
-        let outer = outer(operand.shape, *dim);
-        return group.all_gather_v(operand.buffer.clone(), only(results)?, list, outer);
-    }
-    if let Some(ReduceScatterVStart { reduce, dim, sizes: list, .. }) = op.downcast_ref() {
-        let operand = first(operands)?;
-        let list = bytes_of(sizes, list, row_bytes(operand, *dim))?;
-        let (outer, element) = (outer(operand.shape, *dim), element(operand.dtype));
-        let (operand, result) = (operand.buffer.clone(), only(results)?);
-        return group.reduce_scatter_v(operand, result, element, reduction(*reduce), list, outer);
-    }
-    if let Some(BroadcastStart { root, .. }) = op.downcast_ref() {
-        return match several {
-            false => group.broadcast(operands[0].buffer.clone(), *root),
-            true => group.broadcast(buffers(operands), *root),
-        };
-    }
-    if let Some(ReduceStart { reduce, root, .. }) = op.downcast_ref() {
-        let element = element(one_type(operands)?.unwrap_or(Dtype::F32));
-        return group.reduce(buffers(operands), element, reduction(*reduce), *root);
-    }
-    if let Some(GatherStart { dims, root, .. }) = op.downcast_ref() {
-        let operand = first(operands)?;
-        let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
-        return group.gather(operand.buffer.clone(), results.first().cloned(), *root, outer);
-    }
-    if let Some(ScatterStart { dims, root, .. }) = op.downcast_ref() {
-        let operand = first(operands)?;
-        let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
-        let given = (*root == group.rank()).then(|| operand.buffer.clone());
-        return group.scatter(given, only(results)?, *root, outer);
-    }
-    if let Some(PermuteStart { route, .. }) = op.downcast_ref() {
-        let to = (0..n).map(|from| route.to(from as u32, n as u32).map(|to| to as usize)).collect();
-        return group.permute(first(operands)?.buffer.clone(), only(results)?, to);
-    }
-    if op.is::<BarrierStart>() {
-        return group.barrier();
-    }
-    if let Some(ExchangeStart { send, recv, .. }) = op.downcast_ref() {
-        let (mut sends, mut recvs): (SmallVec<[Message; 2]>, SmallVec<[Message; 2]>) = Default::default();
-        for (i, (message, operand)) in send.iter().chain(recv).zip(operands).enumerate() {
-            let peer = match &message.peer {
-                Peer::Route(route) => route.to(group.rank() as u32, n as u32).map(|peer| peer as usize),
-                Peer::At(index) => match sizes.index(index).map_err(argument)? {
-                    -1 => None,
-                    peer => Some(usize::try_from(peer).unwrap_or(usize::MAX)),
-                },
-            };
-            let Some(peer) = peer else { continue };
-            let tag = sizes.index(&message.tag).map_err(argument)? as u64;
-            let list = if i < send.len() { &mut sends } else { &mut recvs };
-            list.push(Message { about: operand.about, ..Message::new(peer, tag, operand.buffer.clone()) });
         }
-        return group.exchange(sends, recvs);
+        Kind::AllGather => match operands {
+            [operand] => group.all_gather(operand.buffer.clone(), only(results)?, outer(operand.shape, dim)),
+            _ => group.all_gather_list(moved(operands, results, dims)),
+        },
+        Kind::ReduceScatter => {
+            let (dtype, reduce) = (one_type(operands)?.unwrap_or(Dtype::F32), reduce()?);
+            match operands {
+                [operand] => {
+                    let outer = outer(operand.shape, dim);
+                    group.reduce_scatter(operand.buffer.clone(), only(results)?, dtype, reduce, outer)
+                }
+                _ => group.reduce_scatter_list(moved(operands, results, dims), dtype, reduce),
+            }
+        }
+        Kind::AllToAll => {
+            let (operand, n) = (first(operands)?, group.size());
+            let (ins, outs) = match collective.splits {
+                None => {
+                    let even = vec![operand.buffer.len() / n; n];
+                    (even.clone(), even)
+                }
+                Some((ins, outs)) => {
+                    let row = row_bytes(operand, 0);
+                    (bytes_of(sizes, ins, row)?, bytes_of(sizes, outs, row)?)
+                }
+            };
+            group.all_to_all(operand.buffer.clone(), only(results)?, &ins, &outs)
+        }
+        Kind::AllGatherV => {
+            let operand = first(operands)?;
+            let list = bytes_of(sizes, collective.sizes, row_bytes(operand, dim))?;
+            group.all_gather_v(operand.buffer.clone(), only(results)?, list, outer(operand.shape, dim))
+        }
+        Kind::ReduceScatterV => {
+            let operand = first(operands)?;
+            let list = bytes_of(sizes, collective.sizes, row_bytes(operand, dim))?;
+            let (outer, dtype) = (outer(operand.shape, dim), operand.dtype);
+            group.reduce_scatter_v(operand.buffer.clone(), only(results)?, dtype, reduce()?, list, outer)
+        }
+        Kind::Broadcast => match operands {
+            [operand] => group.broadcast(operand.buffer.clone(), root()?),
+            _ => group.broadcast(buffers(operands), root()?),
+        },
+        Kind::Reduce => {
+            let dtype = one_type(operands)?.unwrap_or(Dtype::F32);
+            group.reduce(buffers(operands), dtype, reduce()?, root()?)
+        }
+        Kind::Gather => {
+            let operand = first(operands)?;
+            let outer = outer(operand.shape, dim);
+            group.gather(operand.buffer.clone(), results.first().cloned(), root()?, outer)
+        }
+        Kind::Scatter => {
+            let (operand, root) = (first(operands)?, root()?);
+            let given = (root == group.rank()).then(|| operand.buffer.clone());
+            group.scatter(given, only(results)?, root, outer(operand.shape, dim))
+        }
+        Kind::Permute => {
+            let n = group.size() as u32;
+            let to = |from| collective.route.and_then(|route| route.to(from, n)).map(|to| to as usize);
+            group.permute(first(operands)?.buffer.clone(), only(results)?, (0..n).map(to).collect())
+        }
+        Kind::Barrier => group.barrier(),
+        Kind::Exchange => exchange(collective, sizes, group, operands),
     }
-    Err(CommError::Argument("not a communication op".into()))
 }
 
-fn argument(error: ops::EvalError) -> CommError {
+/// Starts the messages that have another end.
+#[track_caller]
+fn exchange(
+    collective: &Collective<'_, Index>,
+    sizes: &EvalCx<'_>,
+    group: &Group,
+    operands: &[Operand<'_>],
+) -> Result<Pending, CommError> {
+    let Collective { sends: send, receives, .. } = collective;
+    let (mut sends, mut recvs): (SmallVec<[Message; 2]>, SmallVec<[Message; 2]>) = Default::default();
+    for (i, (message, operand)) in send.iter().chain(*receives).zip(operands).enumerate() {
+        let index = |index: &Index| sizes.index(index).map_err(argument);
+        let peer = match message.peer(group.rank() as u32, group.size() as u32, index)? {
+            -1 => continue,
+            peer => usize::try_from(peer).unwrap_or(usize::MAX),
+        };
+        let tag = index(&message.tag)? as u64;
+        let list = if i < send.len() { &mut sends } else { &mut recvs };
+        list.push(Message { about: operand.about, ..Message::new(peer, tag, operand.buffer.clone()) });
+    }
+    group.exchange(sends, recvs)
+}
+
+fn argument(error: EvalError) -> CommError {
     CommError::Argument(error.0)
 }
 
@@ -251,13 +215,6 @@ fn moved(operands: &[Operand<'_>], results: &[Buffer], dims: &[usize]) -> Vec<Mo
         result: result.clone(),
     };
     operands.iter().zip(results).zip(dims).map(moved).collect()
-}
-
-/// The only operand with its result.
-fn alone(operands: &[Operand<'_>], results: &[Buffer], dims: &[usize]) -> Result<Moved, CommError> {
-    let operand = first(operands)?;
-    let outer = outer(operand.shape, dims.first().copied().unwrap_or(0));
-    Ok(Moved { operand: operand.buffer.clone(), result: only(results)?, outer })
 }
 
 fn only(results: &[Buffer]) -> Result<Buffer, CommError> {
@@ -290,39 +247,6 @@ fn row_bytes(operand: &Operand<'_>, dim: usize) -> usize {
     if empty { 0 } else { row }
 }
 
-fn bytes_of(
-    sizes: &EvalCx<'_>,
-    list: &[consort_ir::index::Index],
-    row: usize,
-) -> Result<Vec<usize>, CommError> {
+fn bytes_of(sizes: &EvalCx<'_>, list: &[Index], row: usize) -> Result<Vec<usize>, CommError> {
     list.iter().map(|size| Ok(sizes.size(size).map_err(argument)? * row)).collect()
-}
-
-/// The element type as the group knows it.
-pub fn element(dtype: Dtype) -> Element {
-    match dtype {
-        Dtype::F32 => Element::F32,
-        Dtype::F64 => Element::F64,
-        Dtype::F16 => Element::F16,
-        Dtype::Bf16 => Element::Bf16,
-        Dtype::I32 => Element::I32,
-        Dtype::I64 => Element::I64,
-        Dtype::U8 => Element::U8,
-        Dtype::Bool => Element::Bool,
-    }
-}
-
-/// The reduction as the group knows it.
-pub fn reduction(reduce: ops::Reduce) -> consort_comm::Reduce {
-    match reduce {
-        ops::Reduce::Sum => consort_comm::Reduce::Sum,
-        ops::Reduce::Avg => consort_comm::Reduce::Avg,
-        ops::Reduce::Product => consort_comm::Reduce::Product,
-        ops::Reduce::Min => consort_comm::Reduce::Min,
-        ops::Reduce::Max => consort_comm::Reduce::Max,
-        ops::Reduce::And => consort_comm::Reduce::And,
-        ops::Reduce::Or => consort_comm::Reduce::Or,
-        ops::Reduce::Xor => consort_comm::Reduce::Xor,
-        ops::Reduce::PremulSum(factor) => consort_comm::Reduce::PremulSum(factor),
-    }
 }

@@ -4,10 +4,10 @@
 //! same bits. One that approximates a function is held to a number of units in the last place, and one that adds many
 //! elements to the size of what it adds, because the order of additions is free.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Attention, EvalCx, OpDef};
 use consort_ir::program::{Block, Func};
 use consort_ir::tensor::{Data, Tensor};
+use consort_types::Dtype;
 
 /// How far a result may lie from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,8 +268,9 @@ fn first_wrong(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use consort_ir::mesh::{Mesh, Rank};
+    use consort_ir::mesh::Mesh;
     use consort_ir::ops::{Add, Exp, Sum};
+    use consort_types::Rank;
     use std::collections::BTreeMap;
 
     #[test]

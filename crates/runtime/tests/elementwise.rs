@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Near, PLACES, Place, Placed, assert_none, check, op};
-use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::ops::OpTable;
 use consort_runtime::threads::Threads;
+use consort_types::Dtype;
 
 /// What an op takes.
 #[derive(Clone, Copy)]

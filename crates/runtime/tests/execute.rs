@@ -15,14 +15,13 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::oracle::{self, OracleError};
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::verify::verify;
-
+use consort_types::Rank;
 use errors::same_error;
 use ranks::{near, run};
 

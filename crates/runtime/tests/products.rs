@@ -5,13 +5,13 @@
 mod common;
 
 use common::{Near, Placed, both, check_threads, compare};
-use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::index::Index;
-use consort_ir::layout::Layout;
 use consort_ir::ops::{Attention, Conv1d, Conv2d, Matmul, OpDef};
 use consort_ir::tensor::{Data, Tensor};
 use consort_runtime::threads::Threads;
+use consort_types::Dtype;
+use consort_types::layout::Layout;
 
 /// The distance from 1 to the next number.
 fn eps(dtype: Dtype) -> f64 {

@@ -5,11 +5,10 @@
 use std::time::{Duration, Instant};
 
 use consort_comm::spawn_with_heap;
-use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
-use consort_ir::ops::Reduce;
+use consort_ir::ops::fold;
 use consort_ir::tensor::{Data, Tensor};
-use consort_runtime::start::{element, reduction};
+use consort_types::{Dtype, Reduce};
 
 fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
     let mut rng = Rng::new(seed);
@@ -43,12 +42,12 @@ fn groups_reduce_as_the_program_defines() {
                         let all: Vec<Tensor> = (0..n)
                             .map(|rank| random(dtype, count, rank as u64 * 77 + count as u64))
                             .collect();
-                        let want = reduce.fold(&all.iter().collect::<Vec<_>>()).unwrap();
+                        let want = fold(reduce, &all.iter().collect::<Vec<_>>()).unwrap();
                         let until = Instant::now() + Duration::from_secs(20);
                         let bytes = all[group.rank()].to_bytes();
                         let mut buffer = group.heap().alloc(bytes.len()).unwrap();
                         buffer.bytes_mut(until).unwrap().copy_from_slice(&bytes);
-                        let pending = group.all_reduce(buffer, element(dtype), reduction(reduce)).unwrap();
+                        let pending = group.all_reduce(buffer, dtype, reduce).unwrap();
                         let got = pending.wait(until).unwrap();
                         let got = Tensor::from_bytes(dtype, vec![count], &got[0].bytes().unwrap()).unwrap();
                         assert!(same(&want, &got), "{n} ranks, {dtype} {reduce:?}");

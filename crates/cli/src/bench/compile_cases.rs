@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use consort::{Compiled, Dtype, Flatten, Init, Mesh, Reduce, Route, Tensor, compile};
-use consort_comm::Element;
 use consort_ir::ops::{Add, EvalCx};
 use consort_runtime::kernels::{self, Arg, KernelCx, View, ViewMut};
 use consort_runtime::threads::Threads;
@@ -226,7 +225,7 @@ impl Bench {
         let (a, b, mut sum) = (x.to_vec::<f32>()?, y.to_vec::<f32>()?, vec![0f32; SMALL]);
         let kernel = kernels::find("add").context("bench: no kernel")?;
         let (mesh, symbols) = (consort_ir::mesh::Mesh::default(), Default::default());
-        let sizes = EvalCx { mesh: &mesh, rank: consort_ir::mesh::Rank(0), symbols: &symbols };
+        let sizes = EvalCx { mesh: &mesh, rank: consort_types::Rank(0), symbols: &symbols };
         let cx = KernelCx { sizes, threads: &Threads::ONE };
         let alone = || {
             let view = |bytes| Arg::View(View { dtype: Dtype::F32, shape: &[SMALL], strides: &[1], bytes });
@@ -270,7 +269,7 @@ impl Bench {
             },
             || {
                 let given = buffer.take().context("bench: no buffer")?;
-                let pending = group.all_reduce(given, Element::F32, consort_comm::Reduce::Max)?;
+                let pending = group.all_reduce(given, Dtype::F32, consort_types::Reduce::Max)?;
                 buffer = Some(pending.wait(deadline)?.remove(0));
                 Ok(())
             },

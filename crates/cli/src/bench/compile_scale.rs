@@ -6,13 +6,14 @@ use anyhow::{Context, anyhow};
 use consort::Dtype;
 use consort_ir::builder::Builder;
 use consort_ir::index::Index;
-use consort_ir::mesh::{Group, Mesh, Rank};
-use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reduce, Reshape, Sigmoid, Tanh, Violation};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reshape, Sigmoid, Tanh, Violation};
 use consort_ir::program::{Func, Program};
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
 use consort_passes::{At, Options, PASSES, plan, report, simplify};
 use consort_runtime::execute::Exec;
+use consort_types::{GroupName, Rank, Reduce};
 use serde_json::{Value, json};
 
 /// Takes a program of so many ops through all stages; how long each took.
@@ -58,7 +59,7 @@ fn chain(mesh: &Mesh, ops: usize) -> Result<Func, Violation> {
     let mut builder = Builder::new(mesh, "chain");
     let ty = TensorType::new(Dtype::F32, shape(&[8, 8]), mesh.all_axes());
     let (mut x, w) = (builder.param(ty.clone()), builder.param(ty));
-    let over = Group::Axes(mesh.all_axes());
+    let over = GroupName::Axes(mesh.all_axes());
     for op in 0..ops {
         x = match op % 50 {
             49 => builder.start_wait(AllReduceStart { reduce: Reduce::Avg, over }, &[x])?[0],

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use consort::{Dtype, Init, Mesh, Reduce, Tensor};
-use consort_comm::{Buffer, Element};
+use consort_comm::Buffer;
 use consort_runtime::kernels::gemm_alone;
 use serde_json::json;
 
@@ -175,7 +175,7 @@ impl Bench {
                 let mut buffer = given.take().context("bench: no buffer")?;
                 raw_write(&mut buffer, i)?;
                 let buffer = group
-                    .all_reduce(buffer, Element::F32, consort_comm::Reduce::Sum)?
+                    .all_reduce(buffer, Dtype::F32, consort_types::Reduce::Sum)?
                     .wait(deadline)?
                     .remove(0);
                 raw_read(&buffer)?;

@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use consort_comm::{Buffer, Common, Element, Group, Message, Probe, Reduce};
+use consort_comm::{Buffer, Common, Group, Message, Probe};
+use consort_types::{Dtype, Reduce};
 
 use super::ops::Op;
 
@@ -208,14 +209,14 @@ impl Live {
         let started = match op {
             Op::Broadcast => group.broadcast(operand, iteration as usize % n)?,
             Op::AllGather => group.all_gather(operand, result()?, 1)?,
-            Op::ReduceScatter => group.reduce_scatter(operand, result()?, Element::F32, Reduce::Sum, 1)?,
+            Op::ReduceScatter => group.reduce_scatter(operand, result()?, Dtype::F32, Reduce::Sum, 1)?,
             Op::AllToAll => group.all_to_all(operand, result()?, &self.splits, &self.splits)?,
             Op::Ring => {
                 let send = Message::new((me + 1) % n, 0, operand);
                 let recv = Message::new((me + n - 1) % n, 0, result()?);
                 group.exchange([send], [recv])?
             }
-            _ => group.all_reduce(operand, Element::F32, Reduce::Sum)?,
+            _ => group.all_reduce(operand, Dtype::F32, Reduce::Sum)?,
         };
         let mut got = started.wait(until)?.into_iter();
         self.operand = got.next();
@@ -232,7 +233,7 @@ impl Live {
                 group.broadcast_common(operand, root)?
             }
             Op::AllGatherCommon => group.all_gather_common(take(&mut self.operand)?, 1)?,
-            _ => group.all_reduce_common(take(&mut self.operand)?, Element::F32, Reduce::Sum)?,
+            _ => group.all_reduce_common(take(&mut self.operand)?, Dtype::F32, Reduce::Sum)?,
         };
         let (operands, common) = started.wait(until)?;
         self.operand = operands.into_iter().next().or(self.operand.take());
@@ -250,7 +251,7 @@ impl Live {
             operand.bytes_mut(until)?.copy_from_slice(&self.outside);
             operand
         };
-        let mut got = group.all_reduce(operand, Element::F32, Reduce::Sum)?.wait(until)?;
+        let mut got = group.all_reduce(operand, Dtype::F32, Reduce::Sum)?.wait(until)?;
         self.outside.copy_from_slice(&got[0].bytes()?);
         if op == Op::AllReduceCopied {
             self.operand = Some(got.remove(0));

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use consort::npy;
-use consort_ir::dtype::Dtype;
 use consort_ir::limits::{Excess, Resource};
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::{Type, shape_text};
+use consort_types::Dtype;
 use safetensors::{Dtype as FileDtype, SafeTensors};
 
 use super::rank::raises;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use consort_comm::{CommError, Group, from_now};
 use consort_ir::index::Sym;
 use consort_ir::limits::{Excess, Limits, Resource};
-use consort_ir::mesh::{self, Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::Type;
@@ -14,6 +14,7 @@ use consort_ir::verify::hazards;
 use consort_passes::{At, Options, PASSES, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
 use consort_runtime::threads::Threads;
+use consort_types::{GroupName, Rank};
 
 /// Why a rank gave no results.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +132,7 @@ impl Ready {
         let mut made = Vec::new();
         make_groups(mesh, &plan.body, all, from_now(timeout), &mut made)?;
         let exec = Exec::lower(mesh, &plan, &|_| None)?;
-        let group = |over: &mesh::Group| {
+        let group = |over: &GroupName| {
             made.iter().find(|(other, _)| other == over).and_then(|(_, group)| group.clone())
         };
         let groups = exec.groups().iter().map(group).collect();
@@ -222,7 +223,7 @@ fn make_groups(
     block: &Block,
     all: &Group,
     until: Instant,
-    made: &mut Vec<(mesh::Group, Option<Group>)>,
+    made: &mut Vec<(GroupName, Option<Group>)>,
 ) -> Result<(), CommError> {
     for node in &block.nodes {
         if let Some(over) = node.op.effects().starts()
@@ -235,7 +236,7 @@ fn make_groups(
                 .collect();
             lists.sort();
             lists.dedup();
-            let whole = over == mesh::Group::Axes(mesh.all_axes());
+            let whole = over == GroupName::Axes(mesh.all_axes());
             let group = if whole { Some(all.clone()) } else { all.subgroup(&lists, until)? };
             made.push((over, group));
         }

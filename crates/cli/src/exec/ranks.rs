@@ -13,12 +13,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use consort_comm::init;
 use consort_comm::launch::{Options, Sink};
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Sym;
 use consort_ir::limits::Limits;
 use consort_ir::ops::OpTable;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
+use consort_types::Dtype;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 

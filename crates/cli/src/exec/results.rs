@@ -5,10 +5,10 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use consort::npy::{self, Array, NpyDtype};
-use consort_ir::dtype::Dtype;
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::types::Type;
+use consort_types::Dtype;
 use serde_json::{Value, json};
 
 use crate::exec::inputs::type_text;

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use consort_comm::spawn_with_heap;
-use consort_ir::dtype::Dtype;
 use consort_ir::generate;
-use consort_ir::mesh::{Mesh, Rank};
-use consort_ir::ops::{AllReduceStart, OpDef, Reduce, ReduceScatterStart, ReduceScatterVStart, ReduceStart};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{AllReduceStart, OpDef, ReduceScatterStart, ReduceScatterVStart, ReduceStart};
 use consort_ir::oracle::plan::{Timing, run};
 use consort_ir::oracle::{self, bind};
 use consort_ir::program::{Func, Program};
@@ -16,6 +15,7 @@ use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, Options, PASSES, plan, simplify};
 use consort_runtime::tolerance::{self, Tolerance};
+use consort_types::{Dtype, Rank, Reduce};
 
 use super::{naive, rank};
 

@@ -3,7 +3,8 @@
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, CommError, Element, Group, Reduce, World};
+use consort_comm::{Buffer, CommError, Group, World};
+use consort_types::{Dtype, Reduce};
 
 use super::job::{LONG, ranks, run};
 use super::rank::{end_by, say};
@@ -54,7 +55,7 @@ fn step(group: &Group, part: &str, until: Instant) -> Result<(), CommError> {
         }
         let count = if round % 2 == 0 { 3 } else { 40_000 };
         let mine: Vec<i64> = (0..count).map(|i| number(me, i + round)).collect();
-        let got = group.all_reduce(buffer(group, &mine, until), Element::I64, reduce)?.wait(until)?;
+        let got = group.all_reduce(buffer(group, &mine, until), Dtype::I64, reduce)?.wait(until)?;
         let want = |i: usize| (0..n).map(|rank| number(rank, i + round)).sum::<i64>();
         assert!(numbers(&got[0]).iter().enumerate().all(|(i, x)| *x == want(i)));
     }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Element, Group, Kind, Reduce, World};
+use consort_comm::{Group, Kind, World};
+use consort_types::{Dtype, Reduce};
 use serde_json::Value;
 
 use super::job::{
@@ -17,7 +18,7 @@ const WARM: u64 = 30;
 fn reduce(group: &Group, reduce: Reduce, until: Instant) -> Result<(), consort_comm::CommError> {
     let mut buffer = group.heap().alloc(40)?;
     buffer.bytes_mut(until)?.fill(0);
-    group.all_reduce(buffer, Element::F32, reduce)?.wait(until).map(drop)
+    group.all_reduce(buffer, Dtype::F32, reduce)?.wait(until).map(drop)
 }
 
 /// What a rank does in these tests: calls without an end, and trouble on rank 1.

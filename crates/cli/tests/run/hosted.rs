@@ -3,7 +3,8 @@
 use std::process::{Child, Command, Stdio, exit};
 use std::time::{Duration, Instant};
 
-use consort_comm::{Element, Reduce, World};
+use consort_comm::World;
+use consort_types::{Dtype, Reduce};
 
 use super::job::{LONG, OWN_ARGUMENTS, own_program};
 use super::rank::{end_by, say};
@@ -42,7 +43,7 @@ fn play_data(world: &World) {
             end_by("KILL");
         }
         let buffer = group.heap().alloc_from(&[0; 40]).unwrap();
-        let reduced = group.all_reduce(buffer, Element::F32, Reduce::Sum);
+        let reduced = group.all_reduce(buffer, Dtype::F32, Reduce::Sum);
         if let Err(error) = reduced.and_then(|pending| pending.wait(until)) {
             say(&format!("error {}", error.to_string().replace('\n', "|")));
             exit(1);

@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use consort_comm::{
-    Buffer, Buffers, CommError, Common, Element, Group, Message, Moved, Outcome, Pending, Reduce,
-};
+use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, Moved, Outcome, Pending};
+use consort_types::{Dtype, Reduce};
 
 use super::plan::{Call, Fault, Kind};
 
@@ -58,7 +57,7 @@ fn started<T: Bytes>(pending: Result<Pending<T>, CommError>) -> Result<Started, 
 pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Result<Started, CommError> {
     let (me, n) = (group.rank(), group.size());
     let mut call = *planned;
-    let mut element = Element::I32;
+    let mut element = Dtype::I32;
     match fault {
         // Any other; a barrier is one that every call can be confused with.
         Some(Fault::OtherOp) => {
@@ -66,7 +65,7 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
             let others = Kind::ALL.len() - 1;
             call.kind = Kind::ALL[(i + 1 + call.salt % (others - 1)) % others];
         }
-        Some(Fault::OtherElement) => element = Element::U8,
+        Some(Fault::OtherElement) => element = Dtype::U8,
         Some(Fault::OtherBytes) => call.count += 2,
         Some(Fault::OtherReduction) => call.reduce = Reduce::Max,
         Some(Fault::OtherRoot) => call.root += 1 + call.salt % (n - 1),

@@ -22,14 +22,14 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     };
     if members.ready(me, number) == 0 {
         match &call.op {
-            Op::AllReduce { element, reduce } => {
+            Op::AllReduce { dtype, reduce } => {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
                 let places = places(call.operands());
                 for (item, from, span) in spans(&places, own.clone()) {
                     let part = |member| Part::Peer(call.operand(members, member, item).range(from, span));
                     let start = start_of(&places, item) + from;
-                    super::reduce(members.common(giver, at, start, span), n, part, (*element, *reduce));
+                    super::reduce(members.common(giver, at, start, span), n, part, (*dtype, *reduce));
                 }
                 members.set_ready(number, made);
             }

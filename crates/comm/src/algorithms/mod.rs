@@ -7,9 +7,9 @@ pub(crate) mod one_shot;
 pub(crate) mod scatter;
 pub(crate) mod two_phase;
 
+use consort_types::{Dtype, Reduce};
 use smallvec::SmallVec;
 
-use crate::element::{Element, Reduce};
 use crate::kernels::{self, Part};
 
 /// Bytes of each of so many rows. There is mostly one, and a division takes as long as ten other instructions.
@@ -22,15 +22,15 @@ pub(crate) fn reduce<'a>(
     out: &mut [u8],
     n: usize,
     part: impl Fn(usize) -> Part<'a>,
-    (element, reduce): (Element, Reduce),
+    (dtype, reduce): (Dtype, Reduce),
 ) {
     // Two need no list, and more are pushed one by one: a list that is collected is also moved.
     if n == 2 {
-        return kernels::reduce(out, &[part(0), part(1)], element, reduce);
+        return kernels::reduce(out, &[part(0), part(1)], dtype, reduce);
     }
     let mut parts = SmallVec::<[_; 8]>::new();
     for member in 0..n {
         parts.push(part(member));
     }
-    kernels::reduce(out, &parts, element, reduce);
+    kernels::reduce(out, &parts, dtype, reduce);
 }

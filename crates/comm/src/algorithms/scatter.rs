@@ -1,13 +1,14 @@
 //! Each member gets its part of every row, of all operands reduced or of the root's.
 
+use consort_types::{Dtype, Reduce};
+
 use super::{reduce, row_of};
 use crate::call::Call;
-use crate::element::{Element, Reduce};
 use crate::kernels::Part;
 use crate::members::{Members, copy};
 
 /// Equal parts of operands reduced, one or a list of them.
-pub(crate) fn reduced(call: &Call, members: &Members, kind: (Element, Reduce), outer: usize) {
+pub(crate) fn reduced(call: &Call, members: &Members, kind: (Dtype, Reduce), outer: usize) {
     for (item, result) in call.results().iter().enumerate() {
         let outer = call.outer(item, outer);
         let part = row_of(result.len(), outer);
@@ -17,7 +18,7 @@ pub(crate) fn reduced(call: &Call, members: &Members, kind: (Element, Reduce), o
 }
 
 /// Parts of a size of their own for each member.
-pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Element, Reduce), outer: usize) {
+pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Dtype, Reduce), outer: usize) {
     let sizes = call.sizes();
     let start = sizes[..members.me].iter().sum();
     let range = (sizes.iter().sum(), start, sizes[members.me]);
@@ -28,7 +29,7 @@ pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Element, R
 fn cut(
     call: &Call,
     members: &Members,
-    kind: (Element, Reduce),
+    kind: (Dtype, Reduce),
     item: usize,
     outer: usize,
     (whole, start, len): (usize, usize, usize),

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
+use consort_types::{Dtype, Reduce};
 use smallvec::SmallVec;
 
 use crate::buffers::{Places, spans, start_of};
-use crate::element::{Element, Reduce};
 use crate::kernels::Part;
 use crate::members::{Item, Members};
 use crate::op::{Key, Op};
@@ -26,7 +26,7 @@ const LINE: usize = 64;
 pub(crate) struct Job {
     number: u64,
     key: Key,
-    element: Element,
+    dtype: Dtype,
     reduce: Reduce,
     operands: Places,
     /// The next member whose publication is not checked yet.
@@ -49,12 +49,12 @@ pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
 
 impl Job {
     pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Places, op: &Op) -> Option<Job> {
-        let Op::AllReduce { element, reduce } = *op else { return None };
+        let Op::AllReduce { dtype, reduce } = *op else { return None };
         let copied = SmallVec::from_elem(0, members.n());
         Some(Job {
             number,
             key,
-            element,
+            dtype,
             reduce,
             operands,
             checked: 0,
@@ -135,7 +135,7 @@ impl Job {
                 false => Part::Peer(members.operand(self.number, member, self.item(item)).range(from, len)),
             };
             let own = members.own(self.operands[item], from, len);
-            super::reduce(own, members.n(), part, (self.element, self.reduce));
+            super::reduce(own, members.n(), part, (self.dtype, self.reduce));
         }
     }
 

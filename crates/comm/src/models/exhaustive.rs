@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use consort_types::{Dtype, Reduce};
+
 use super::futex::rung;
 use super::ranks::{never, run};
 use crate::alarm::Alarm;
@@ -16,7 +18,7 @@ use crate::lease::Lease;
 use crate::row::{INLINE, Row, SLOTS, STAGE};
 use crate::segment::Segment;
 use crate::sync::yield_now;
-use crate::{Buffer, CommError, Element, Group, Message, Reduce};
+use crate::{Buffer, CommError, Group, Message};
 
 /// Bytes that do not fit into a stage: two lines.
 const LARGE: usize = 2 * STAGE;
@@ -112,7 +114,7 @@ fn a_slot_is_reused_only_after_its_readers() {
             let mut calls = Vec::new();
             for call in 0..SLOTS as u8 + 1 {
                 let buffer = filled(group, STAGE, call + group.rank() as u8)?;
-                calls.push(group.all_reduce(buffer, Element::U8, Reduce::Sum)?);
+                calls.push(group.all_reduce(buffer, Dtype::U8, Reduce::Sum)?);
             }
             for (call, pending) in calls.into_iter().enumerate() {
                 holds(&pending.wait(never())?[0].bytes()?, 2 * call as u8 + 1);
@@ -129,7 +131,7 @@ fn a_large_sum_is_made_in_place_by_parts() {
     explore("two phases", 1, || {
         pair(BYTES + 64, |group| {
             let buffer = filled(group, BYTES, group.rank() as u8 + 1)?;
-            let mut buffer = group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never())?.remove(0);
+            let mut buffer = group.all_reduce(buffer, Dtype::U8, Reduce::Sum)?.wait(never())?.remove(0);
             holds(&buffer.bytes()?, 3);
             buffer.bytes_mut(never())?.fill(9);
             Ok(())
@@ -142,7 +144,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
     explore("common sum", 2, || {
         pair(2 * (LARGE + 64), |group| {
             let operand = filled(group, LARGE, group.rank() as u8 + 1)?;
-            let (operands, sum) = group.all_reduce_common(operand, Element::U8, Reduce::Sum)?.wait(never())?;
+            let (operands, sum) = group.all_reduce_common(operand, Dtype::U8, Reduce::Sum)?.wait(never())?;
             holds(sum.bytes(), 3);
             drop((operands, sum));
             Ok(())
@@ -231,7 +233,7 @@ fn no_wake_up_is_lost() {
         explore("sum in parts against sleep", 1, || {
             pair(HEAP, |group| {
                 let buffer = filled(group, LARGE, 1)?;
-                group.all_reduce(buffer, Element::U8, Reduce::Sum)?.wait(never()).map(drop)
+                group.all_reduce(buffer, Dtype::U8, Reduce::Sum)?.wait(never()).map(drop)
             });
         });
         explore("mail against sleep", 2, || pair(HEAP, |group| mails(group, &[LARGE])));

@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
+use consort_types::{Dtype, Reduce};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use super::futex::rung;
 use super::ranks::{never, run};
-use crate::{Buffer, Buffers, CommError, Element, Group, Message, Reduce};
+use crate::{Buffer, Buffers, CommError, Group, Message};
 
 const N: usize = 4;
 /// Operations of a program, and how many are in flight at once.
@@ -85,7 +86,7 @@ fn spoil(buffers: Buffers) -> Result<(), CommError> {
 }
 
 fn all_reduce(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
-    finish(group.all_reduce(operand(group, op, part)?, Element::U8, Reduce::Sum)?, move |at| sum(op, at))
+    finish(group.all_reduce(operand(group, op, part)?, Dtype::U8, Reduce::Sum)?, move |at| sum(op, at))
 }
 
 fn all_gather(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
@@ -96,7 +97,7 @@ fn all_gather(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish,
 fn reduce_scatter(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
     let (operand, result) = (operand(group, op, N * part)?, group.heap().alloc(part)?);
     let start = group.rank() * part;
-    finish(group.reduce_scatter(operand, result, Element::U8, Reduce::Sum, 1)?, move |at| sum(op, start + at))
+    finish(group.reduce_scatter(operand, result, Dtype::U8, Reduce::Sum, 1)?, move |at| sum(op, start + at))
 }
 
 fn broadcast(group: &Group, op: usize, part: usize, root: usize) -> Result<Finish, CommError> {
@@ -126,7 +127,7 @@ fn exchange(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, 
 }
 
 fn all_reduce_common(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish, CommError> {
-    let pending = group.all_reduce_common(operand(group, op, part)?, Element::U8, Reduce::Sum)?;
+    let pending = group.all_reduce_common(operand(group, op, part)?, Dtype::U8, Reduce::Sum)?;
     Ok(Box::new(move || {
         let (operands, common) = pending.wait(never())?;
         compare(common.bytes(), |at| sum(op, at));

@@ -4,7 +4,8 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Buffers, CommError, Common, Element, Group, Message, Moved, Pending, Reduce};
+use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, Moved, Pending};
+use consort_types::{Dtype, Reduce};
 
 use super::elements::{operand, reduced};
 
@@ -50,24 +51,24 @@ fn check(checks: &Checks<'_>) {
 
 /// Numbers of elements: none, one, an odd one, and those around what fits into a slot (16 bytes) and into a staging area
 /// (4096).
-fn counts(element: Element) -> Vec<usize> {
-    let around = |bytes: usize| bytes / element.size() - 1..=bytes / element.size() + 1;
+fn counts(dtype: Dtype) -> Vec<usize> {
+    let around = |bytes: usize| bytes / dtype.size() - 1..=bytes / dtype.size() + 1;
     let mut counts: Vec<usize> = [0, 1, 37].into_iter().chain(around(16)).chain(around(4096)).collect();
     counts.sort();
     counts.dedup();
     counts
 }
 
-fn reductions(element: Element) -> impl Iterator<Item = Reduce> {
+fn reductions(dtype: Dtype) -> impl Iterator<Item = Reduce> {
     let others = Reduce::ALL.into_iter().filter(|reduce| !matches!(reduce, Reduce::PremulSum(_)));
     // A factor that is no power of two, so that it rounds.
-    others.chain([Reduce::PremulSum(0.3)]).filter(move |reduce| reduce.takes(element))
+    others.chain([Reduce::PremulSum(0.3)]).filter(move |reduce| reduce.takes(dtype))
 }
 
 /// How tensors are cut or joined along each dimension: the rows before it, and the elements of one row. One dimension
 /// in all numbers of elements, and three.
-fn sizes(element: Element) -> impl Iterator<Item = (usize, usize)> {
-    let rows = counts(element).into_iter().map(|count| (1, count));
+fn sizes(dtype: Dtype) -> impl Iterator<Item = (usize, usize)> {
+    let rows = counts(dtype).into_iter().map(|count| (1, count));
     let shapes = [[2, 3, 5], [3, 0, 2], [4, 3, 90]];
     let cuts = shapes.into_iter().flat_map(|shape: [usize; 3]| {
         (0..3).map(move |dim| (shape[..dim].iter().product(), shape[dim..].iter().product()))
@@ -153,13 +154,13 @@ impl<'a> Checks<'a> {
         self.group.size()
     }
 
-    fn elements(&self) -> &'static [Element] {
-        if self.whole { &Element::ALL } else { &[Element::F32, Element::Bool] }
+    fn elements(&self) -> &'static [Dtype] {
+        if self.whole { &Dtype::ALL } else { &[Dtype::F32, Dtype::Bool] }
     }
 
     /// So many elements where large operands are checked, in one type.
-    fn large(&self, element: Element, count: usize) -> Option<usize> {
-        (self.whole && element == Element::F32).then_some(count)
+    fn large(&self, dtype: Dtype, count: usize) -> Option<usize> {
+        (self.whole && dtype == Dtype::F32).then_some(count)
     }
 
     fn buffer(&self, bytes: &[u8]) -> Buffer {
@@ -174,58 +175,58 @@ impl<'a> Checks<'a> {
     }
 
     /// The operands of all members.
-    fn operands(&self, element: Element, count: usize, salt: usize) -> Vec<Vec<u8>> {
-        (0..self.n()).map(|member| operand(element, member, count, salt)).collect()
+    fn operands(&self, dtype: Dtype, count: usize, salt: usize) -> Vec<Vec<u8>> {
+        (0..self.n()).map(|member| operand(dtype, member, count, salt)).collect()
     }
 
     fn all_reduce(&self) {
-        for &element in self.elements() {
-            for (salt, reduce) in reductions(element).enumerate() {
-                for count in counts(element) {
-                    self.all_reduce_one(element, reduce, count, salt);
+        for &dtype in self.elements() {
+            for (salt, reduce) in reductions(dtype).enumerate() {
+                for count in counts(dtype) {
+                    self.all_reduce_one(dtype, reduce, count, salt);
                 }
             }
             // In parts, and in chunks of parts.
-            let reduce = if element == Element::Bool { Reduce::Xor } else { Reduce::Sum };
+            let reduce = if dtype == Dtype::Bool { Reduce::Xor } else { Reduce::Sum };
             let in_parts = self.whole.then_some(20_001);
-            for count in in_parts.into_iter().chain(self.large(element, LARGE)) {
-                self.all_reduce_one(element, reduce, count, 3);
+            for count in in_parts.into_iter().chain(self.large(dtype, LARGE)) {
+                self.all_reduce_one(dtype, reduce, count, 3);
             }
         }
     }
 
-    fn all_reduce_one(&self, element: Element, reduce: Reduce, count: usize, salt: usize) {
+    fn all_reduce_one(&self, dtype: Dtype, reduce: Reduce, count: usize, salt: usize) {
         let n = self.n();
-        let what = format!("all_reduce {element:?} {reduce:?} x {count} on {n} ranks");
-        let operands = self.operands(element, count, salt);
-        let (mine, want) = (&operands[self.me()], reduced(element, reduce, &operands));
+        let what = format!("all_reduce {dtype:?} {reduce:?} x {count} on {n} ranks");
+        let operands = self.operands(dtype, count, salt);
+        let (mine, want) = (&operands[self.me()], reduced(dtype, reduce, &operands));
         self.expect(
-            self.group.all_reduce(self.buffer(mine), element, reduce),
+            self.group.all_reduce(self.buffer(mine), dtype, reduce),
             vec![want.clone()],
             what.clone(),
         );
-        let common = self.group.all_reduce_common(self.buffer(mine), element, reduce);
+        let common = self.group.all_reduce_common(self.buffer(mine), dtype, reduce);
         self.expect_common(common, (vec![mine.clone()], want), what);
     }
 
     fn all_reduce_lists(&self) {
-        for &element in self.elements() {
-            let large = self.large(element, 100_003).unwrap_or(2000);
+        for &dtype in self.elements() {
+            let large = self.large(dtype, 100_003).unwrap_or(2000);
             // All staged together; too many for that; with a large one in the middle; very many.
             for counts in [vec![1], vec![0, 2, 1], vec![3, 625, 0, 1], vec![1, large, 7], vec![1; 40]] {
-                for reduce in [Reduce::Max, Reduce::Sum].into_iter().filter(|reduce| reduce.takes(element)) {
-                    let what = format!("a list of {element:?} {reduce:?} x {counts:?} on {} ranks", self.n());
+                for reduce in [Reduce::Max, Reduce::Sum].into_iter().filter(|reduce| reduce.takes(dtype)) {
+                    let what = format!("a list of {dtype:?} {reduce:?} x {counts:?} on {} ranks", self.n());
                     let all: Vec<Vec<Vec<u8>>> = (counts.iter().enumerate())
-                        .map(|(i, count)| self.operands(element, *count, i))
+                        .map(|(i, count)| self.operands(dtype, *count, i))
                         .collect();
                     let mine =
                         || -> Vec<Buffer> { all.iter().map(|all| self.buffer(&all[self.me()])).collect() };
-                    let wants: Vec<Vec<u8>> = all.iter().map(|all| reduced(element, reduce, all)).collect();
-                    self.expect(self.group.all_reduce(mine(), element, reduce), wants.clone(), what.clone());
+                    let wants: Vec<Vec<u8>> = all.iter().map(|all| reduced(dtype, reduce, all)).collect();
+                    self.expect(self.group.all_reduce(mine(), dtype, reduce), wants.clone(), what.clone());
                     let root = counts.len() % self.n();
                     let own: Vec<Vec<u8>> = all.iter().map(|all| all[self.me()].clone()).collect();
                     let want = if root == self.me() { wants } else { own };
-                    self.expect(self.group.reduce(mine(), element, reduce, root), want, what.clone());
+                    self.expect(self.group.reduce(mine(), dtype, reduce, root), want, what.clone());
                     let roots: Vec<Vec<u8>> = all.iter().map(|all| all[root].clone()).collect();
                     self.expect(self.group.broadcast(mine(), root), roots, what);
                 }
@@ -234,25 +235,25 @@ impl<'a> Checks<'a> {
     }
 
     fn all_gather(&self) {
-        for &element in self.elements() {
-            let large = self.large(element, LARGE).map(|count| (1, count));
-            for (outer, inner) in sizes(element).chain(large) {
-                let operands = self.operands(element, outer * inner, 1);
+        for &dtype in self.elements() {
+            let large = self.large(dtype, LARGE).map(|count| (1, count));
+            for (outer, inner) in sizes(dtype).chain(large) {
+                let operands = self.operands(dtype, outer * inner, 1);
                 let (mine, want) = (&operands[self.me()], joined(&operands, outer));
-                let what = format!("all_gather {element:?} x {outer} x {inner} on {} ranks", self.n());
+                let what = format!("all_gather {dtype:?} x {outer} x {inner} on {} ranks", self.n());
                 let got = self.group.all_gather(self.buffer(mine), self.room(want.len()), outer);
                 self.expect(got, vec![mine.clone(), want.clone()], what.clone());
                 let common = self.group.all_gather_common(self.buffer(mine), outer);
                 self.expect_common(common, (vec![mine.clone()], want), what);
             }
-            self.all_gather_list(element);
+            self.all_gather_list(dtype);
         }
     }
 
-    fn all_gather_list(&self, element: Element) {
+    fn all_gather_list(&self, dtype: Dtype) {
         let items = [(1, 3), (2, 0), (3, 700), (5, 1)];
         let all: Vec<Vec<Vec<u8>>> =
-            items.iter().enumerate().map(|(i, (o, c))| self.operands(element, o * c, i)).collect();
+            items.iter().enumerate().map(|(i, (o, c))| self.operands(dtype, o * c, i)).collect();
         let list = items.iter().zip(&all).map(|((outer, _), all)| Moved {
             operand: self.buffer(&all[self.me()]),
             result: self.room(all[0].len() * self.n()),
@@ -261,67 +262,66 @@ impl<'a> Checks<'a> {
         let got = self.group.all_gather_list(list.collect());
         let results = items.iter().zip(&all).map(|((outer, _), all)| joined(all, *outer));
         let want: Vec<Vec<u8>> = all.iter().map(|all| all[self.me()].clone()).chain(results).collect();
-        self.expect(got, want, format!("all_gather_list {element:?} on {} ranks", self.n()));
+        self.expect(got, want, format!("all_gather_list {dtype:?} on {} ranks", self.n()));
     }
 
     fn reduce_scatter(&self) {
         let (me, n) = (self.me(), self.n());
-        for &element in self.elements() {
-            for (salt, reduce) in reductions(element).enumerate() {
+        for &dtype in self.elements() {
+            for (salt, reduce) in reductions(dtype).enumerate() {
                 let large =
-                    self.large(element, 50_003).filter(|_| reduce == Reduce::Sum).map(|count| (1, count));
-                for (outer, part) in sizes(element).chain(large) {
-                    let operands = self.operands(element, outer * part * n, salt);
-                    let part = part * element.size();
-                    let want = cut(&reduced(element, reduce, &operands), outer, me * part, (me + 1) * part);
+                    self.large(dtype, 50_003).filter(|_| reduce == Reduce::Sum).map(|count| (1, count));
+                for (outer, part) in sizes(dtype).chain(large) {
+                    let operands = self.operands(dtype, outer * part * n, salt);
+                    let part = part * dtype.size();
+                    let want = cut(&reduced(dtype, reduce, &operands), outer, me * part, (me + 1) * part);
                     let (mine, room) = (self.buffer(&operands[me]), self.room(part * outer));
-                    let got = self.group.reduce_scatter(mine, room, element, reduce, outer);
-                    let what =
-                        format!("reduce_scatter {element:?} {reduce:?} x {outer} x {part} on {n} ranks");
+                    let got = self.group.reduce_scatter(mine, room, dtype, reduce, outer);
+                    let what = format!("reduce_scatter {dtype:?} {reduce:?} x {outer} x {part} on {n} ranks");
                     self.expect(got, vec![operands[me].clone(), want], what);
                 }
             }
             // A list: the caller's are not changed.
             let items = [(1, 3), (2, 0), (3, 300), (5, 1)];
             let all: Vec<Vec<Vec<u8>>> =
-                items.iter().enumerate().map(|(i, (o, c))| self.operands(element, o * c * n, i)).collect();
+                items.iter().enumerate().map(|(i, (o, c))| self.operands(dtype, o * c * n, i)).collect();
             let list = items.iter().zip(&all).map(|((outer, _), all)| Moved {
                 operand: self.buffer(&all[me]),
                 result: self.room(all[0].len() / n),
                 outer: *outer,
             });
-            let got = self.group.reduce_scatter_list(list.collect(), element, Reduce::Max);
+            let got = self.group.reduce_scatter_list(list.collect(), dtype, Reduce::Max);
             let results = items.iter().zip(&all).map(|((outer, count), all)| {
-                let part = count * element.size();
-                cut(&reduced(element, Reduce::Max, all), *outer, me * part, (me + 1) * part)
+                let part = count * dtype.size();
+                cut(&reduced(dtype, Reduce::Max, all), *outer, me * part, (me + 1) * part)
             });
             let want: Vec<Vec<u8>> = all.iter().map(|all| all[me].clone()).chain(results).collect();
-            self.expect(got, want, format!("reduce_scatter_list {element:?} on {n} ranks"));
+            self.expect(got, want, format!("reduce_scatter_list {dtype:?} on {n} ranks"));
         }
     }
 
     fn uneven(&self) {
         let (me, n) = (self.me(), self.n());
-        for &element in self.elements() {
+        for &dtype in self.elements() {
             // All have nothing, or some.
             for scale in [0, 1, 101] {
                 for outer in [1, 3] {
                     let counts: Vec<usize> = (0..n).map(|member| member % 3 * scale).collect();
-                    let sizes: Vec<usize> = counts.iter().map(|count| count * element.size()).collect();
+                    let sizes: Vec<usize> = counts.iter().map(|count| count * dtype.size()).collect();
                     let (start, whole) = (sizes[..me].iter().sum::<usize>(), sizes.iter().sum::<usize>());
-                    let what = format!("{element:?} x {scale} x {outer} on {n} ranks");
+                    let what = format!("{dtype:?} x {scale} x {outer} on {n} ranks");
                     let operands: Vec<Vec<u8>> =
-                        (0..n).map(|member| operand(element, member, counts[member] * outer, 2)).collect();
+                        (0..n).map(|member| operand(dtype, member, counts[member] * outer, 2)).collect();
                     let (mine, room) = (self.buffer(&operands[me]), self.room(whole * outer));
                     let got = self.group.all_gather_v(mine, room, sizes.clone(), outer);
                     let want = vec![operands[me].clone(), joined(&operands, outer)];
                     self.expect(got, want, format!("all_gather_v {what}"));
-                    for reduce in reductions(element) {
-                        let operands = self.operands(element, whole / element.size() * outer, 4);
+                    for reduce in reductions(dtype) {
+                        let operands = self.operands(dtype, whole / dtype.size() * outer, 4);
                         let (mine, room) = (self.buffer(&operands[me]), self.room(sizes[me] * outer));
                         let sizes = sizes.clone();
-                        let want = cut(&reduced(element, reduce, &operands), outer, start, start + sizes[me]);
-                        let got = self.group.reduce_scatter_v(mine, room, element, reduce, sizes, outer);
+                        let want = cut(&reduced(dtype, reduce, &operands), outer, start, start + sizes[me]);
+                        let got = self.group.reduce_scatter_v(mine, room, dtype, reduce, sizes, outer);
                         let want = vec![operands[me].clone(), want];
                         self.expect(got, want, format!("reduce_scatter_v {reduce:?} {what}"));
                     }
@@ -345,7 +345,7 @@ impl<'a> Checks<'a> {
         for (i, split) in splits.iter().enumerate() {
             let whole = |from| (0..n).map(|to| split(from, to)).sum::<usize>();
             let operands: Vec<Vec<u8>> =
-                (0..n).map(|from| operand(Element::U8, from, whole(from), i)).collect();
+                (0..n).map(|from| operand(Dtype::U8, from, whole(from), i)).collect();
             let ins: Vec<usize> = (0..n).map(|to| split(me, to)).collect();
             let outs: Vec<usize> = (0..n).map(|from| split(from, me)).collect();
             let mut want = Vec::new();
@@ -361,19 +361,19 @@ impl<'a> Checks<'a> {
 
     fn every_root(&self) {
         for root in 0..self.n() {
-            for &element in self.elements() {
-                let large = self.large(element, 50_003).map(|count| (1, count));
-                sizes(element)
+            for &dtype in self.elements() {
+                let large = self.large(dtype, 50_003).map(|count| (1, count));
+                sizes(dtype)
                     .chain(large)
-                    .for_each(|(outer, inner)| self.with_root(element, root, outer, inner));
+                    .for_each(|(outer, inner)| self.with_root(dtype, root, outer, inner));
             }
         }
     }
 
-    fn with_root(&self, element: Element, root: usize, outer: usize, inner: usize) {
+    fn with_root(&self, dtype: Dtype, root: usize, outer: usize, inner: usize) {
         let (me, n, is_root) = (self.me(), self.n(), self.me() == root);
-        let what = format!("{element:?} x {outer} x {inner} root {root} on {n} ranks");
-        let operands = self.operands(element, outer * inner, root);
+        let what = format!("{dtype:?} x {outer} x {inner} root {root} on {n} ranks");
+        let operands = self.operands(dtype, outer * inner, root);
         let mine = operands[me].clone();
         let roots = operands[root].clone();
         let got = self.group.broadcast(self.buffer(&mine), root);
@@ -382,19 +382,19 @@ impl<'a> Checks<'a> {
         let got = self.group.broadcast_common(given, root);
         self.expect_common(got, (Vec::new(), roots), format!("broadcast {what}"));
         // Another reduction for every root.
-        let all: Vec<Reduce> = reductions(element).collect();
+        let all: Vec<Reduce> = reductions(dtype).collect();
         let reduce = all[(root + inner) % all.len()];
-        let got = self.group.reduce(self.buffer(&mine), element, reduce, root);
-        let want = if is_root { reduced(element, reduce, &operands) } else { mine.clone() };
+        let got = self.group.reduce(self.buffer(&mine), dtype, reduce, root);
+        let want = if is_root { reduced(dtype, reduce, &operands) } else { mine.clone() };
         self.expect(got, vec![want], format!("reduce {reduce:?} {what}"));
         let room = is_root.then(|| self.room(mine.len() * n));
         let got = self.group.gather(self.buffer(&mine), room, root, outer);
         let joined = is_root.then(|| joined(&operands, outer));
         self.expect(got, [mine.clone()].into_iter().chain(joined).collect(), format!("gather {what}"));
-        let whole = operand(element, root, outer * inner * n, root);
+        let whole = operand(dtype, root, outer * inner * n, root);
         let given = is_root.then(|| self.buffer(&whole));
         let got = self.group.scatter(given, self.room(mine.len()), root, outer);
-        let part = inner * element.size();
+        let part = inner * dtype.size();
         let part = cut(&whole, outer, me * part, (me + 1) * part);
         let want = if is_root { vec![whole, part] } else { vec![part] };
         self.expect(got, want, format!("scatter {what}"));
@@ -410,14 +410,14 @@ impl<'a> Checks<'a> {
             vec![None; n],
         ];
         for (i, to) in tables.iter().enumerate() {
-            for &element in self.elements() {
-                for count in counts(element).into_iter().chain(self.large(element, 100_003)) {
-                    let of = |member| operand(element, member, count, i);
+            for &dtype in self.elements() {
+                for count in counts(dtype).into_iter().chain(self.large(dtype, 100_003)) {
+                    let of = |member| operand(dtype, member, count, i);
                     let mine = of(me);
                     let got = self.group.permute(self.buffer(&mine), self.room(mine.len()), to.clone());
                     let from = to.iter().position(|to| *to == Some(me));
                     let want = from.map_or(vec![0; mine.len()], of);
-                    self.expect(got, vec![mine, want], format!("permute {to:?} {element:?} x {count}"));
+                    self.expect(got, vec![mine, want], format!("permute {to:?} {dtype:?} x {count}"));
                 }
             }
         }
@@ -426,10 +426,10 @@ impl<'a> Checks<'a> {
     /// Everybody sends to everybody, itself included, with two tags, in another order than it is received.
     fn exchange(&self) {
         let (me, n) = (self.me(), self.n());
-        let large = self.large(Element::F32, 50_003).unwrap_or(5000);
+        let large = self.large(Dtype::F32, 50_003).unwrap_or(5000);
         for len in [0, 1, 15, 16, 17, 4095, 4096, 4097, large] {
             let data =
-                |from: usize, to: usize, tag: u64| operand(Element::U8, from, len, to * 2 + tag as usize);
+                |from: usize, to: usize, tag: u64| operand(Dtype::U8, from, len, to * 2 + tag as usize);
             let message = |peer, tag, buffer| Message::new(peer, tag, buffer);
             let pairs = || (0..n).flat_map(|peer| [(peer, 0), (peer, 1)]);
             let sends: Vec<_> =

@@ -1,6 +1,6 @@
 //! Elements for the checks: operands that every member can make for every other, and reductions by plain loops.
 
-use consort_comm::{Element, Reduce};
+use consort_types::{Dtype, Reduce};
 use half::{bf16, f16};
 
 /// Bits that follow from a member, a place in its operand and a salt (SplitMix64).
@@ -23,52 +23,50 @@ fn number(bits: u64, magnitudes: i32) -> f64 {
 }
 
 /// The operand of a member.
-pub(crate) fn operand(element: Element, member: usize, count: usize, salt: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(count * element.size());
+pub(crate) fn operand(dtype: Dtype, member: usize, count: usize, salt: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * dtype.size());
     for i in 0..count {
         let bits = bits(member, i, salt);
-        match element {
-            Element::F32 => bytes.extend((number(bits, 12) as f32).to_le_bytes()),
-            Element::F64 => bytes.extend(number(bits, 40).to_le_bytes()),
-            Element::F16 => bytes.extend(f16::from_f64(number(bits, 12)).to_le_bytes()),
-            Element::Bf16 => bytes.extend(bf16::from_f64(number(bits, 12)).to_le_bytes()),
-            Element::I32 => bytes.extend((bits as i32).to_le_bytes()),
-            Element::I64 => bytes.extend(bits.to_le_bytes()),
-            Element::U8 => bytes.push(bits as u8),
-            Element::Bool => bytes.push(bits as u8 & 1),
+        match dtype {
+            Dtype::F32 => bytes.extend((number(bits, 12) as f32).to_le_bytes()),
+            Dtype::F64 => bytes.extend(number(bits, 40).to_le_bytes()),
+            Dtype::F16 => bytes.extend(f16::from_f64(number(bits, 12)).to_le_bytes()),
+            Dtype::Bf16 => bytes.extend(bf16::from_f64(number(bits, 12)).to_le_bytes()),
+            Dtype::I32 => bytes.extend((bits as i32).to_le_bytes()),
+            Dtype::I64 => bytes.extend(bits.to_le_bytes()),
+            Dtype::U8 => bytes.push(bits as u8),
+            Dtype::Bool => bytes.push(bits as u8 & 1),
         }
     }
     bytes
 }
 
 /// The operands of all members, reduced in their order.
-pub(crate) fn reduced(element: Element, reduce: Reduce, operands: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn reduced(dtype: Dtype, reduce: Reduce, operands: &[Vec<u8>]) -> Vec<u8> {
     let fold32 = |load: fn([u8; 2]) -> f32, store: fn(f32) -> [u8; 2]| {
         let (scale, op, end) = floats32(reduce, operands.len());
         fold(operands, |bytes| scale(load(bytes)), op, |x| store(end(x)))
     };
-    match element {
-        Element::F32 => {
+    match dtype {
+        Dtype::F32 => {
             let (scale, op, end) = floats32(reduce, operands.len());
             fold(operands, |bytes| scale(f32::from_le_bytes(bytes)), op, |x| end(x).to_le_bytes())
         }
-        Element::F64 => {
+        Dtype::F64 => {
             let (scale, op, end) = floats64(reduce, operands.len());
             fold(operands, |bytes| scale(f64::from_le_bytes(bytes)), op, |x| end(x).to_le_bytes())
         }
         // The 16-bit floats are added up in 32 bits and rounded once.
-        Element::F16 => {
-            fold32(|bytes| f16::from_le_bytes(bytes).to_f32(), |x| f16::from_f32(x).to_le_bytes())
-        }
-        Element::Bf16 => {
+        Dtype::F16 => fold32(|bytes| f16::from_le_bytes(bytes).to_f32(), |x| f16::from_f32(x).to_le_bytes()),
+        Dtype::Bf16 => {
             fold32(|bytes| bf16::from_le_bytes(bytes).to_f32(), |x| bf16::from_f32(x).to_le_bytes())
         }
         // What wraps in 64 bits and is cut is what wraps in fewer.
-        Element::I32 => {
+        Dtype::I32 => {
             fold(operands, |b| i64::from(i32::from_le_bytes(b)), ints(reduce), |x| (x as i32).to_le_bytes())
         }
-        Element::I64 => fold(operands, i64::from_le_bytes, ints(reduce), i64::to_le_bytes),
-        Element::U8 | Element::Bool => {
+        Dtype::I64 => fold(operands, i64::from_le_bytes, ints(reduce), i64::to_le_bytes),
+        Dtype::U8 | Dtype::Bool => {
             fold(operands, |[byte]: [u8; 1]| i64::from(byte), ints(reduce), |x| [x as u8])
         }
     }
@@ -83,11 +81,11 @@ fn fold<const SIZE: usize, A>(
 ) -> Vec<u8> {
     let mut result = Vec::with_capacity(operands[0].len());
     for at in (0..operands[0].len()).step_by(SIZE) {
-        let mut element = load(operands[0][at..at + SIZE].try_into().unwrap());
+        let mut dtype = load(operands[0][at..at + SIZE].try_into().unwrap());
         for operand in &operands[1..] {
-            element = op(element, load(operand[at..at + SIZE].try_into().unwrap()));
+            dtype = op(dtype, load(operand[at..at + SIZE].try_into().unwrap()));
         }
-        result.extend(store(element));
+        result.extend(store(dtype));
     }
     result
 }

@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{Buffer, CommError, Element, Group, Name, Note, Reduce};
+use consort_comm::{Buffer, CommError, Group, Name, Note};
+use consort_types::{Dtype, Reduce};
 
 use crate::error::{Error, Result};
 use crate::world::{World, gather};
@@ -126,7 +127,7 @@ impl Meeting<'_> {
             None => all.heap().alloc_from(&bytes)?,
         };
         all.note(self.call_note(all));
-        let sent = all.all_reduce(buffer, Element::I64, Reduce::Max)?;
+        let sent = all.all_reduce(buffer, Dtype::I64, Reduce::Max)?;
         let back = sent.wait_within(self.world.timeout())?.remove(0);
         let same = back.bytes()?[..] == bytes;
         self.world.envelope.set(Some(back));

@@ -291,7 +291,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                             .find(|(own, _)| *own == sym)
                             .map(|(_, facts)| facts.varies);
                         if let Err(error) =
-                            session.size_argument(leaf, sym, varies.unwrap_or(consort_ir::mesh::Axes::NONE))
+                            session.size_argument(leaf, sym, varies.unwrap_or(consort_types::Axes::NONE))
                         {
                             self.failed.get_or_insert(error);
                         }

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::index::Sym;
-use consort_ir::layout::Layout;
-use consort_ir::mesh::Axes;
 use consort_ir::ops::Effects;
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
@@ -19,6 +17,8 @@ use consort_ir::types::{TensorType, Type};
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, Options, PASSES, plan, simplify};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
+use consort_types::Axes;
+use consort_types::layout::Layout;
 use smallvec::SmallVec;
 
 use crate::compile::explain::log;

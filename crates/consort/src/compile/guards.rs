@@ -3,17 +3,16 @@
 use std::fmt::Write;
 use std::rc::Rc;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::{Index, Sym, SymbolFacts};
-use consort_ir::mesh::{Axes, Mesh};
+use consort_ir::mesh::Mesh;
 use consort_ir::types::TensorType;
+use consort_types::{Axes, Dtype};
 use smallvec::SmallVec;
 
+use super::parts::is_of;
 use crate::flatten::{Flatten, Static, Visit};
 use crate::tensor::{Tensor, constant_shape};
 use crate::world::World;
-
-use super::parts::is_of;
 
 /// A part of the arguments, as a call has it.
 #[derive(Clone, PartialEq)]

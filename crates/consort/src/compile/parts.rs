@@ -4,18 +4,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::Rank;
+use consort_types::Rank;
 use smallvec::SmallVec;
 
+use super::agree::{Meeting, digest};
+use super::graph::Results;
+use super::{Site, guards};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, Static, Visit};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::world::World;
-
-use super::agree::{Meeting, digest};
-use super::graph::Results;
-use super::{Site, guards};
 
 /// A part of the arguments.
 pub(super) enum Part {

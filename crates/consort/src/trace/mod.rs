@@ -17,10 +17,10 @@ use std::rc::{Rc, Weak};
 use consort_ir::builder::{Builder, Draft};
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym, SymbolFacts};
-use consort_ir::mesh::Axes;
 use consort_ir::ops::{OpDef, Wait};
 use consort_ir::program::{Func, Loc};
 use consort_ir::types::{TensorType, Type};
+use consort_types::Axes;
 
 use crate::apply::{Tensors, check_types, spoken};
 use crate::compile::Results;

@@ -13,11 +13,12 @@ mod recipes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use consort_types::{Axes, Axis, Dtype, GroupName, Rank};
+
 use crate::builder::Builder;
-use crate::dtype::Dtype;
 use crate::entity::Value;
 use crate::index::{Index, Sym, SymbolFacts};
-use crate::mesh::{Axes, Axis, Group, Mesh, Rank};
+use crate::mesh::Mesh;
 use crate::ops::{EvalCx, OpDef, UpdateSlice, Wait};
 use crate::program::{Func, Loc, Node, Program};
 use crate::tensor::Tensor;
@@ -219,12 +220,12 @@ impl Growing<'_> {
     }
 
     /// A random group over which communication is allowed here.
-    fn group(&mut self) -> Group {
+    fn group(&mut self) -> GroupName {
         let mesh = self.builder.mesh();
         if !mesh.groups().is_empty() && self.quiet.is_empty() && self.rng.one_in(3) {
-            return Group::List(crate::mesh::GroupId(self.rng.below(mesh.groups().len()) as u16));
+            return GroupName::List(consort_types::GroupId(self.rng.below(mesh.groups().len()) as u16));
         }
-        Group::Axes(self.axes().minus(self.quiet))
+        GroupName::Axes(self.axes().minus(self.quiet))
     }
 
     /// Whether all nodes of this block from one on, and those inside them, are accepted.

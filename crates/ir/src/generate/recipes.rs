@@ -1,14 +1,13 @@
 //! How a random program grows by one step: each recipe picks operands and attributes that are likely to fit,
 //! and the builder has the last word.
 
-use crate::dtype::Dtype;
-use crate::entity::Value;
-use crate::index::{Index, Sym};
-use crate::mesh::{Axes, Group, Rank};
-use crate::ops::*;
-use crate::types::TensorType;
+use consort_types::{Axes, Dtype, GroupName, Rank};
 
 use super::{Flying, Growing};
+use crate::entity::Value;
+use crate::index::{Index, Sym};
+use crate::ops::*;
+use crate::types::TensorType;
 
 mod arrays;
 mod blocks;
@@ -164,7 +163,7 @@ impl Growing<'_> {
     }
 
     /// Nothing, where the shape differs between members: the two ends of a message have one shape.
-    fn equal_shape(&self, ty: &TensorType, over: Group) -> Option<()> {
+    fn equal_shape(&self, ty: &TensorType, over: GroupName) -> Option<()> {
         let varies =
             ty.shape.iter().fold(Axes::NONE, |set, size| set.union(self.builder.facts().varies(size)));
         varies.intersect(self.builder.mesh().group_axes(over)).is_empty().then_some(())

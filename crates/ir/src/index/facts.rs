@@ -15,10 +15,12 @@ mod prove;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use consort_types::{Axes, GroupId, GroupName};
+
 use super::guard::{Guard, Recorded};
 use super::range::{INFINITE, Range};
 use super::{Atom, Index, Sym, Term, gcd};
-use crate::mesh::{Axes, Group, GroupId, Mesh};
+use crate::mesh::Mesh;
 
 /// How many guards are used for deciding. Later ones are recorded only, which bounds the work.
 const MAX_USED: usize = 128;
@@ -129,10 +131,10 @@ impl Facts {
             facts.declare(sym, SymbolFacts { max, varies, ..SymbolFacts::default() })
         };
         for axis in mesh.all_axes().iter() {
-            rank(Sym::Rank(axis), Group::Axes(Axes::one(axis)));
+            rank(Sym::Rank(axis), GroupName::Axes(Axes::one(axis)));
         }
         for id in (0..mesh.groups().len()).map(|id| GroupId(id as u16)) {
-            rank(Sym::GroupRank(id), Group::List(id));
+            rank(Sym::GroupRank(id), GroupName::List(id));
         }
         facts
     }

@@ -28,7 +28,7 @@ use std::fmt;
 use std::ops::{Add, Mul, Neg, Sub};
 use std::sync::Arc;
 
-use crate::mesh::{Axis, GroupId};
+use consort_types::{Axis, GroupId};
 
 /// The most terms of a sum, and the most arguments of a minimum or maximum.
 const MAX_TERMS: usize = 256;

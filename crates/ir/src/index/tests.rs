@@ -1,7 +1,9 @@
 //! Identities by name, and random expressions against brute force.
 
+use consort_types::Axes;
+
 use super::*;
-use crate::mesh::{Axes, Mesh};
+use crate::mesh::Mesh;
 
 const AXIS: Axis = Axis(0);
 const GROUP: GroupId = GroupId(0);

@@ -5,9 +5,10 @@
 
 use std::fmt::{self, Write};
 
-use crate::dtype::Dtype;
+use consort_types::{Dtype, GroupName};
+
 use crate::index::{Index, Sym};
-use crate::mesh::{Group, Mesh};
+use crate::mesh::Mesh;
 use crate::text::{Cursor, ParseError};
 
 /// An attribute of an op, as the table lists it.
@@ -36,7 +37,7 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// Calls `f` with every size expression in the value.
     fn indices(&self, _f: &mut dyn FnMut(&Index)) {}
     /// Calls `f` with every group in the value.
-    fn groups(&self, _f: &mut dyn FnMut(Group)) {}
+    fn groups(&self, _f: &mut dyn FnMut(GroupName)) {}
 }
 
 /// Reads `name=value` and the comma or bracket before it.
@@ -147,15 +148,15 @@ impl Attr for Sym {
     }
 }
 
-impl Attr for Group {
+impl Attr for GroupName {
     const KIND: &'static str = "group: an axis, (axes), or a list group";
     fn write(&self, out: &mut String, mesh: &Mesh) {
         out.push_str(&mesh.group_text(*self));
     }
-    fn read(cursor: &mut Cursor<'_>) -> Result<Group, ParseError> {
+    fn read(cursor: &mut Cursor<'_>) -> Result<GroupName, ParseError> {
         cursor.group()
     }
-    fn groups(&self, f: &mut dyn FnMut(Group)) {
+    fn groups(&self, f: &mut dyn FnMut(GroupName)) {
         f(*self);
     }
 }

@@ -5,34 +5,39 @@
 //! members share no longer differs over them. The lists of a list group may lie across the mesh in any way, so
 //! what comes of them is taken to differ everywhere, unless nothing differed and no rank was left out.
 
+use consort_types::{Axes, Collective, GroupName, Kind, Reduce};
+
 use crate::index::Index;
-use crate::mesh::{Axes, Group, Mesh};
+use crate::mesh::Mesh;
 use crate::op;
-use crate::ops::reduction::Reduce;
-use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation};
+use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation, fold};
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
 /// The axes of a result that is equal on all members.
-pub(super) fn shared(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
+pub(super) fn shared(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     match over {
-        Group::Axes(axes) => varies.minus(axes),
-        Group::List(_) if varies.is_empty() && mesh.covers(over) => varies,
-        Group::List(_) => mesh.all_axes(),
+        GroupName::Axes(axes) => varies.minus(axes),
+        GroupName::List(_) if varies.is_empty() && mesh.covers(over) => varies,
+        GroupName::List(_) => mesh.all_axes(),
     }
 }
 
 /// The axes of a result of which each member has its own part.
-pub(super) fn own(varies: Axes, over: Group, mesh: &Mesh) -> Axes {
+pub(super) fn own(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     varies.union(mesh.group_axes(over))
 }
 
-pub(super) fn n_members(mesh: &Mesh, over: Group) -> Index {
+pub(super) fn n_members(mesh: &Mesh, over: GroupName) -> Index {
     Index::from(i64::from(mesh.group_size(over)))
 }
 
 /// Sizes that all members must agree on do not differ between them.
-pub(super) fn check_equal_shapes(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
+pub(super) fn check_equal_shapes(
+    cx: &InferCx<'_>,
+    rule: &'static str,
+    over: GroupName,
+) -> Result<(), Violation> {
     for x in cx.tensors()? {
         x.shape.iter().try_for_each(|size| cx.require_equal_on(rule, "a size", size, over))?;
     }
@@ -40,7 +45,7 @@ pub(super) fn check_equal_shapes(cx: &InferCx<'_>, rule: &'static str, over: Gro
 }
 
 /// A group whose results have another shape than its operands must leave no rank out.
-pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: Group) -> Result<(), Violation> {
+pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: GroupName) -> Result<(), Violation> {
     if cx.mesh.covers(over) {
         return Ok(());
     }
@@ -87,8 +92,8 @@ pub(super) fn check_dims(
 pub(super) fn gathered(
     cx: &InferCx<'_>,
     dims: &[usize],
-    over: Group,
-    varies: fn(Axes, Group, &Mesh) -> Axes,
+    over: GroupName,
+    varies: fn(Axes, GroupName, &Mesh) -> Axes,
 ) -> Result<Vec<Type>, Violation> {
     let n = n_members(cx.mesh, over);
     let gather = |(x, dim): (&&TensorType, &usize)| {
@@ -107,7 +112,7 @@ pub(super) fn scattered(
     cx: &mut InferCx<'_>,
     rule: &'static str,
     dims: &[usize],
-    over: Group,
+    over: GroupName,
 ) -> Result<Vec<Type>, Violation> {
     let n = n_members(cx.mesh, over);
     let mut results = Vec::new();
@@ -137,7 +142,7 @@ fn check_divisible(
 
 /// Each operand reduced over the members.
 pub(super) fn fold_all(args: &[Vec<Tensor>], reduce: Reduce) -> Result<Vec<Tensor>, EvalError> {
-    (0..n_operands(args)).map(|i| reduce.fold(&column(args, i))).collect()
+    (0..n_operands(args)).map(|i| fold(reduce, &column(args, i))).collect()
 }
 
 pub(super) fn pending(types: Vec<TensorType>) -> Vec<Type> {
@@ -192,7 +197,7 @@ op! {
         /// The reduction.
         reduce: Reduce,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = all_reduce_start[reduce=sum, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [10, 20]) == [11, 22]\n"
 }
@@ -211,11 +216,8 @@ impl OpDef for AllReduceStart {
         let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
         cx.comm((&others * &cx.result_numel()).div(&n), wire)
     }
-    fn overwrites(&self, result: usize) -> Option<usize> {
-        Some(result)
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective { reduce: Some(self.reduce), ..Collective::new(Kind::AllReduce, self.over) })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
@@ -236,7 +238,7 @@ op! {
         /// The dimension to join along, for each operand.
         dims: Vec<usize>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[4] {\n    v1 = all_gather_start[dims=[0], over=tp] v0 : pending<f32[4]>\n    v2 = wait v1 : f32[4]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [1, 2, 3, 4]\n"
 }
@@ -251,8 +253,8 @@ impl OpDef for AllGatherStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective { dims: &self.dims, ..Collective::new(Kind::AllGather, self.over) })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         check_same_shapes(args)?;
@@ -279,7 +281,7 @@ op! {
         /// The dimension to cut along, for each operand.
         dims: Vec<usize>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = reduce_scatter_start[reduce=sum, dims=[0], over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [10, 20]) == [11] | [22]\n"
 }
@@ -296,8 +298,12 @@ impl OpDef for ReduceScatterStart {
         let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
         cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            reduce: Some(self.reduce),
+            dims: &self.dims,
+            ..Collective::new(Kind::ReduceScatter, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
@@ -326,7 +332,7 @@ op! {
         /// The sizes received from each member.
         out_splits: Option<Vec<Index>>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (ep: 2)\n\nfunc @f(v0: f32[2]{ep}) -> f32[2]{ep} {\n    v1 = all_to_all_start[in_splits=none, out_splits=none, over=ep] v0 : pending<f32[2]{ep}>\n    v2 = wait v1 : f32[2]{ep}\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [1, 3] | [2, 4]\n"
 }
@@ -372,8 +378,11 @@ impl OpDef for AllToAllStart {
         let n = n_members(cx.mesh, self.over);
         cx.comm(Index::constant(0), (&(&n - &Index::constant(1)) * &cx.result_bytes()).div(&n))
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            splits: self.in_splits.as_deref().zip(self.out_splits.as_deref()),
+            ..Collective::new(Kind::AllToAll, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         let sizes = |splits: &Option<Vec<Index>>, m: usize| match splits {
@@ -411,7 +420,7 @@ op! {
     /// Completes on every member after all of them have started it.
     pub struct BarrierStart("barrier_start")() {
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f() {\n    v0 = barrier_start[over=tp] : pending<>\n    wait v0\n    return\n}\n; run: @f() ==\n"
 }
@@ -423,8 +432,8 @@ impl OpDef for BarrierStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.free()
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective::new(Kind::Barrier, self.over))
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, _args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         Ok(vec![vec![]; cx.n()])

@@ -3,8 +3,9 @@
 //! finite numbers. The name stays down to the kernel, because a kernel that knows it is a softmax is several
 //! times faster than one that does not.
 
+use consort_types::Dtype;
+
 use crate::builder::Builder;
-use crate::dtype::Dtype;
 use crate::entity::Value;
 use crate::index::{Guard, Index};
 use crate::op;

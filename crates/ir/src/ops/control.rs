@@ -1,6 +1,7 @@
 //! Control flow that stays inside the program: a choice and a loop.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::Index;
 use crate::infer::{fits, same_type};
 use crate::op;

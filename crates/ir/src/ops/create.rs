@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::dtype::Dtype;
+use consort_types::{Axes, Dtype};
+
 use crate::index::Index;
-use crate::mesh::{Axes, Mesh};
+use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::write_float;
 use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};

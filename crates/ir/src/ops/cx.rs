@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use consort_types::{Axes, GroupName, Rank};
+
 use crate::index::{EvalError as IndexError, Facts, Guard, Index, Sym};
-use crate::mesh::{Axes, Group, Mesh, Rank};
+use crate::mesh::Mesh;
 use crate::tensor;
 use crate::types::{TensorType, Type, shape_text};
 
@@ -195,7 +197,7 @@ impl<'a> InferCx<'a> {
         guard.symbols(&mut |sym| {
             let size = match sym {
                 Sym::Rank(axis) => self.mesh.axis_size(axis),
-                Sym::GroupRank(id) => self.mesh.group_size(Group::List(id)),
+                Sym::GroupRank(id) => self.mesh.group_size(GroupName::List(id)),
                 _ => return,
             };
             if coordinates.iter().all(|(other, _)| *other != sym) {
@@ -293,7 +295,7 @@ impl<'a> InferCx<'a> {
         rule: &'static str,
         what: &str,
         index: &Index,
-        group: Group,
+        group: GroupName,
     ) -> Result<(), Violation> {
         let differs = self.facts.varies(index).intersect(self.mesh.group_axes(group));
         if differs.is_empty() {
@@ -312,18 +314,18 @@ impl<'a> InferCx<'a> {
     }
 
     /// The position of this rank in its instance of a group, as a symbol.
-    pub fn group_rank(&self, group: Group) -> Index {
+    pub fn group_rank(&self, group: GroupName) -> Index {
         group_rank(self.mesh, group)
     }
 }
 
 /// The position of a rank in its instance of a group, as a symbol.
-pub fn group_rank(mesh: &Mesh, group: Group) -> Index {
+pub fn group_rank(mesh: &Mesh, group: GroupName) -> Index {
     match group {
-        Group::Axes(axes) => axes.iter().fold(Index::constant(0), |at, axis| {
+        GroupName::Axes(axes) => axes.iter().fold(Index::constant(0), |at, axis| {
             &(&at * &Index::from(i64::from(mesh.axis_size(axis)))) + &Index::sym(Sym::Rank(axis))
         }),
-        Group::List(id) => Index::sym(Sym::GroupRank(id)),
+        GroupName::List(id) => Index::sym(Sym::GroupRank(id)),
     }
 }
 
@@ -361,7 +363,7 @@ impl EvalCx<'_> {
         }
         let env = |sym| match sym {
             Sym::Rank(axis) => Some(i64::from(self.mesh.coordinate(self.rank, axis))),
-            Sym::GroupRank(id) => self.mesh.group_rank(Group::List(id), self.rank).map(i64::from),
+            Sym::GroupRank(id) => self.mesh.group_rank(GroupName::List(id), self.rank).map(i64::from),
             sym => self.symbols.get(&sym).copied(),
         };
         index.eval(&env).map_err(|error| {

@@ -11,13 +11,16 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use consort_types::layout::{Dims, Layout};
+use consort_types::{Collective, GroupName, Kind};
+use smallvec::SmallVec;
+
 use crate::builder::Builder;
 use crate::entity::Value;
 use crate::index::{Index, Sym, SymbolFacts};
-use crate::mesh::{Group, Mesh};
+use crate::mesh::Mesh;
 use crate::ops::attr::AttrSpec;
 use crate::ops::cx::{Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, Violation};
-use crate::ops::exchange::Message;
 use crate::tensor::Tensor;
 use crate::text::{Cursor, ParseError};
 use crate::types::Type;
@@ -30,6 +33,11 @@ impl Op {
     /// An op.
     pub fn new(op: impl OpDef) -> Op {
         Op(Arc::new(op))
+    }
+
+    /// The operand that a start writes result `result` over, where it works in place.
+    pub fn overwrites(&self, result: usize) -> Option<usize> {
+        self.0.collective()?.overwrites(result)
     }
 
     /// The op as its own type, to read its attributes.
@@ -104,7 +112,7 @@ pub trait OpBase: Any + fmt::Debug + Send + Sync {
     /// Calls `f` with every size expression in the attributes.
     fn indices(&self, f: &mut dyn FnMut(&Index));
     /// Calls `f` with every group in the attributes.
-    fn groups(&self, f: &mut dyn FnMut(Group));
+    fn groups(&self, f: &mut dyn FnMut(GroupName));
     /// Whether the other is the same op with equal attributes.
     fn same(&self, other: &dyn OpDef) -> bool;
     /// For `Op::as_op`.
@@ -124,7 +132,16 @@ pub trait OpDef: OpBase {
 
     /// What it does besides computing its results.
     fn effects(&self) -> Effects {
-        Effects::Pure
+        match self.collective() {
+            Some(collective) if collective.kind == Kind::Exchange => Effects::Messages(collective.over),
+            Some(collective) => Effects::Collective(collective.over),
+            None => Effects::Pure,
+        }
+    }
+
+    /// The collective or the messages that it starts.
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        None
     }
 
     /// Whether a result may share storage with an operand.
@@ -132,9 +149,27 @@ pub trait OpDef: OpBase {
         Alias::None
     }
 
-    /// The operand that a start writes result `result` over, where it works in place.
-    fn overwrites(&self, _result: usize) -> Option<usize> {
-        None
+    /// The results as views of operand 0, which has this layout; `None` where elements must move. For ops whose `alias`
+    /// is a view.
+    fn view(&self, _cx: &EvalCx<'_>, _x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        Ok(None)
+    }
+
+    /// Whether its one result is operand 0 with its dimensions grouped otherwise: then it is a view without gaps of an
+    /// operand without gaps, whatever the sizes are.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
+    /// Whether the result is made of boxes of its operands, which `boxes` names: what lies in its place already is
+    /// not moved.
+    fn joins(&self) -> bool {
+        false
+    }
+
+    /// The boxes of an op that joins, which cover its result once, for operands of these shapes.
+    fn boxes(&self, _cx: &EvalCx<'_>, _shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
+        Err(EvalError("it joins nothing".into()))
     }
 
     /// Which blocks it holds and how they run.
@@ -166,11 +201,6 @@ pub trait OpDef: OpBase {
         Err(EvalError("has no evaluation over a group".into()))
     }
 
-    /// The messages of a point-to-point op: sends, then receives, in the order of its operands.
-    fn messages(&self) -> (&[Message], &[Message]) {
-        (&[], &[])
-    }
-
     /// A composite written as simpler ops. It keeps its name down to the kernel all the same.
     fn expand(&self, _b: &mut Builder<'_>, _args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         None
@@ -188,9 +218,9 @@ pub enum Effects {
     /// Nothing: it may be removed, repeated and moved.
     Pure,
     /// Starts an operation in which every member of the group takes part.
-    Collective(Group),
+    Collective(GroupName),
     /// Starts sends and receives between members of the group.
-    Messages(Group),
+    Messages(GroupName),
     /// Finishes what a start began.
     Wait,
     /// Reads a tensor into a size, so the host waits for it.
@@ -199,7 +229,7 @@ pub enum Effects {
 
 impl Effects {
     /// The group, if it is a start.
-    pub fn starts(self) -> Option<Group> {
+    pub fn starts(self) -> Option<GroupName> {
         match self {
             Effects::Collective(group) | Effects::Messages(group) => Some(group),
             _ => None,
@@ -207,13 +237,29 @@ impl Effects {
     }
 }
 
+/// Layouts of an op's results.
+pub type Layouts = SmallVec<[Layout; 1]>;
+
+/// A box of an operand, and where it belongs in the result of an op that joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Which operand.
+    pub operand: usize,
+    /// Where the box begins in the operand, in each dimension.
+    pub from: Dims,
+    /// Where it begins in the result.
+    pub to: Dims,
+    /// Its sizes.
+    pub size: Dims,
+}
+
 /// Whether a result may share storage with an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alias {
     /// It may not.
     None,
-    /// The result is a view of this operand.
-    View(usize),
+    /// The results may be views of operand 0.
+    View,
     /// The result may be written over any operand of its type that nobody needs any more.
     Reuse,
     /// The result may be written over operand 0, if nobody needs that any more.
@@ -333,7 +379,7 @@ macro_rules! op {
             fn indices(&self, _f: &mut dyn FnMut(&$crate::index::Index)) {
                 $($crate::ops::Attr::indices(&self.$attr, _f);)*
             }
-            fn groups(&self, _f: &mut dyn FnMut($crate::mesh::Group)) {
+            fn groups(&self, _f: &mut dyn FnMut($crate::GroupName)) {
                 $($crate::ops::Attr::groups(&self.$attr, _f);)*
             }
             fn same(&self, other: &dyn $crate::ops::OpDef) -> bool {

@@ -4,7 +4,8 @@
 //! be read off the line. Each op is one entry of the table below; floats are computed in `f64` and rounded
 //! once, integers wrap.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::Index;
 use crate::op;
 use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};

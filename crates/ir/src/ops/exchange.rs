@@ -2,59 +2,29 @@
 
 use std::fmt::Write;
 
+use consort_types::{Axes, Collective, GroupName, Kind, Message, Missing, Peer, Rank, Route};
+
 use crate::index::Index;
-use crate::mesh::{Axes, Group, Mesh, Rank};
+use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::ListAttr;
 use crate::ops::collective::{check_equal_shapes, own};
-use crate::ops::{Attr, Cost, CostCx, Effects, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
+use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
 use crate::tensor::Tensor;
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
-/// From a rank of a group to another, or to none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// The rank so many places further, around the ends: `ring(+1)`.
-    Ring(i64),
-    /// The rank so many places further, or none past the ends: `shift(+1)`.
-    Shift(i64),
-    /// An entry for each rank: `table(1, 0, none)`.
-    Table(Vec<Option<u32>>),
-}
-
-impl Route {
-    /// Where rank `from` of a group of `n` goes.
-    pub fn to(&self, from: u32, n: u32) -> Option<u32> {
-        let (at, n) = (i64::from(from), i64::from(n));
-        let to = match self {
-            Route::Ring(by) => at.wrapping_add(by % n).rem_euclid(n),
-            Route::Shift(by) => at.checked_add(*by).filter(|to| (0..n).contains(to))?,
-            Route::Table(entries) => i64::from((*entries.get(from as usize)?)?),
-        };
-        u32::try_from(to).ok()
+/// A table must have an entry for each member.
+fn check_route(route: &Route, rule: &'static str, n: u32) -> Result<(), Violation> {
+    let Route::Table(entries) = route else { return Ok(()) };
+    if entries.len() != n as usize {
+        return Err(Violation::new(rule, format!("expected a table of {n} entries, got {}", entries.len())));
     }
-
-    /// Whether every rank gets something.
-    pub fn reaches_all(&self, n: u32) -> bool {
-        (0..n).filter_map(|from| self.to(from, n)).count() == n as usize
-    }
-
-    fn check(&self, rule: &'static str, n: u32) -> Result<(), Violation> {
-        let Route::Table(entries) = self else { return Ok(()) };
-        if entries.len() != n as usize {
-            return Err(Violation::new(
-                rule,
-                format!("expected a table of {n} entries, got {}", entries.len()),
-            ));
+    match entries.iter().flatten().find(|to| **to >= n) {
+        Some(to) => {
+            Err(Violation::new(rule, format!("expected ranks below {n}, the size of the group, got {to}")))
         }
-        match entries.iter().flatten().find(|to| **to >= n) {
-            Some(to) => Err(Violation::new(
-                rule,
-                format!("expected ranks below {n}, the size of the group, got {to}"),
-            )),
-            None => Ok(()),
-        }
+        None => Ok(()),
     }
 }
 
@@ -90,15 +60,6 @@ impl Attr for Route {
     }
 }
 
-/// What ranks get that nobody sends to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
-    /// Zeros.
-    Zeros,
-    /// There must be none: the program is refused.
-    Error,
-}
-
 impl Attr for Missing {
     const KIND: &'static str = "zeros or error";
     fn write(&self, out: &mut String, _mesh: &Mesh) {
@@ -129,7 +90,7 @@ op! {
         /// What a member gets that nobody sends to.
         missing: Missing,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (sp: 3)\n\nfunc @f(v0: f32[1]{sp}) -> f32[1]{sp} {\n    v1 = permute_start[route=ring(+1), missing=error, over=sp] v0 : pending<f32[1]{sp}>\n    v2 = wait v1 : f32[1]{sp}\n    return v2\n}\n; run: @f([1] | [2] | [3]) == [3] | [1] | [2]\n"
 }
@@ -137,7 +98,7 @@ op! {
 impl OpDef for PermuteStart {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
         let n = cx.mesh.group_size(self.over);
-        self.route.check("C1", n)?;
+        check_route(&self.route, "C1", n)?;
         let mut taken = vec![None; n as usize];
         for from in 0..n {
             if let Some(to) = self.route.to(from, n)
@@ -169,8 +130,8 @@ impl OpDef for PermuteStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective { route: Some(&self.route), ..Collective::new(Kind::Permute, self.over) })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         let zeros = |x: &Tensor| Tensor::zeros(x.dtype, x.shape.clone());
@@ -185,16 +146,7 @@ impl OpDef for PermuteStart {
     }
 }
 
-/// The other end of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// Along a route from this member.
-    Route(Route),
-    /// The member of this number, or none where it is -1: `at(s0)`.
-    At(Index),
-}
-
-impl Attr for Peer {
+impl Attr for Peer<Index> {
     const KIND: &'static str = "ring(+k), shift(+k), table(..) or at(size expression)";
     fn write(&self, out: &mut String, mesh: &Mesh) {
         match self {
@@ -202,7 +154,7 @@ impl Attr for Peer {
             Peer::At(index) => drop(write!(out, "at({})", index.display(mesh))),
         }
     }
-    fn read(cursor: &mut Cursor<'_>) -> Result<Peer, ParseError> {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Peer<Index>, ParseError> {
         if cursor.eat("at") {
             cursor.expect("(")?;
             let index = cursor.index()?;
@@ -221,43 +173,31 @@ impl Attr for Peer {
     }
 }
 
-/// One send or receive: its other end and its tag, both of which may differ between members.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// To whom, or from whom.
-    pub peer: Peer,
-    /// Messages match by sender, receiver and tag, in order.
-    pub tag: Index,
-}
-
-impl Message {
-    /// The rank at the other end of a message of this rank, if there is one; `members` are those of its group.
-    pub fn peer(&self, cx: &EvalCx<'_>, group: Group, members: &[Rank]) -> Result<Option<Rank>, EvalError> {
-        let n = members.len() as u32;
-        let to = match &self.peer {
-            Peer::Route(route) => cx.mesh.group_rank(group, cx.rank).and_then(|me| route.to(me, n)),
-            Peer::At(index) => match cx.index(index)? {
-                -1 => None,
-                to => match u32::try_from(to) {
-                    Ok(to) if to < n => Some(to),
-                    _ => {
-                        let message = format!("expected a peer in 0..{n}, or -1 for none, got {to}");
-                        return Err(EvalError(message));
-                    }
-                },
-            },
-        };
-        Ok(to.map(|to| members[to as usize]))
+/// The rank at the other end of a message of this rank, if there is one; `members` are those of its group.
+pub fn peer_of(
+    message: &Message<Index>,
+    cx: &EvalCx<'_>,
+    over: GroupName,
+    members: &[Rank],
+) -> Result<Option<Rank>, EvalError> {
+    let n = members.len() as u32;
+    let Some(me) = cx.mesh.group_rank(over, cx.rank) else { return Ok(None) };
+    match message.peer(me, n, |index| cx.index(index))? {
+        -1 => Ok(None),
+        to => match members.get(usize::try_from(to).unwrap_or(usize::MAX)) {
+            Some(rank) => Ok(Some(*rank)),
+            None => Err(EvalError(format!("expected a peer in 0..{n}, or -1 for none, got {to}"))),
+        },
     }
 }
 
-impl Attr for Message {
+impl Attr for Message<Index> {
     const KIND: &'static str = "peer and tag";
     fn write(&self, out: &mut String, mesh: &Mesh) {
         self.peer.write(out, mesh);
         let _ = write!(out, " tag {}", self.tag.display(mesh));
     }
-    fn read(cursor: &mut Cursor<'_>) -> Result<Message, ParseError> {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Message<Index>, ParseError> {
         let peer = Peer::read(cursor)?;
         cursor.expect("tag")?;
         Ok(Message { peer, tag: cursor.index()? })
@@ -268,7 +208,7 @@ impl Attr for Message {
     }
 }
 
-impl ListAttr for Message {
+impl ListAttr for Message<Index> {
     const LIST: &'static str = "list of messages: peer, then `tag` and a size expression";
 }
 
@@ -285,11 +225,11 @@ op! {
     /// (C3) A send and a receive that match carry one element type and one shape (checked as they meet).
     pub struct ExchangeStart("exchange_start")(; operands..) {
         /// The sends.
-        send: Vec<Message>,
+        send: Vec<Message<Index>>,
         /// The receives.
-        recv: Vec<Message>,
+        recv: Vec<Message<Index>>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (sp: 3)\n\nfunc @f(v0: f32[1]{sp}, v1: f32[1]) -> f32[1]{sp} {\n    v2 = exchange_start[send=[shift(+1) tag 0], recv=[shift(-1) tag 0], over=sp] v0, v1 : pending<f32[1]{sp}>\n    v3 = wait v2 : f32[1]{sp}\n    return v3\n}\n; run: @f([1] | [2] | [3], [-1]) == [-1] | [1] | [2]\n"
 }
@@ -305,7 +245,7 @@ impl OpDef for ExchangeStart {
         for message in self.send.iter().chain(&self.recv) {
             let n = cx.mesh.group_size(self.over);
             match &message.peer {
-                Peer::Route(route) => route.check("C2", n)?,
+                Peer::Route(route) => check_route(route, "C2", n)?,
                 Peer::At(index) => match index.as_const() {
                     Some(to) if !(-1..i64::from(n)).contains(&to) => {
                         return Err(Violation::new(
@@ -326,13 +266,8 @@ impl OpDef for ExchangeStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
-    fn overwrites(&self, result: usize) -> Option<usize> {
-        Some(self.send.len() + result)
-    }
-    fn effects(&self) -> Effects {
-        Effects::Messages(self.over)
-    }
-    fn messages(&self) -> (&[Message], &[Message]) {
-        (&self.send, &self.recv)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        let exchange = Collective::new(Kind::Exchange, self.over);
+        Some(Collective { sends: &self.send, receives: &self.recv, ..exchange })
     }
 }

@@ -1,7 +1,8 @@
 //! Reading, writing and adding at places that a tensor names: gather (embedding is one), take_along, scatter,
 //! scatter-add, one_hot.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::Index;
 use crate::op;
 use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};

@@ -1,6 +1,7 @@
 //! Matrix products, batched.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::Index;
 use crate::op;
 use crate::ops::exact::Exact;

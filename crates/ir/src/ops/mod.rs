@@ -47,7 +47,7 @@ pub use norm::*;
 pub use order::*;
 pub use random::*;
 pub use reduce::*;
-pub use reduction::Reduce;
+pub use reduction::fold;
 pub use rooted::*;
 pub use shape::*;
 pub use sizes::*;

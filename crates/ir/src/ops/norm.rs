@@ -1,7 +1,8 @@
 //! Norms over the last dimension; composites as those in `composite.rs`.
 
+use consort_types::Dtype;
+
 use crate::builder::Builder;
-use crate::dtype::Dtype;
 use crate::entity::Value;
 use crate::op;
 use crate::ops::composite::{fill, float_data, floats, widen};

@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;

@@ -1,7 +1,8 @@
 //! Tensors of random numbers, each a pure function of a key and of its place in a whole, so that a stream is the
 //! same however it is divided among ranks. What the bits are is in [`crate::random`].
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::times;

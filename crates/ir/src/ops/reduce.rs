@@ -1,6 +1,7 @@
 //! Ops that fold dimensions of a tensor away: sums, products, means, extremes, truth values.
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::index::{Guard, Index};
 use crate::op;
 use crate::ops::elementwise::{maximum, minimum};

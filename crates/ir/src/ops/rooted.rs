@@ -1,18 +1,18 @@
 //! Collectives with a root: one member gives to all, or gets from all.
 
+use consort_types::{Collective, GroupName, Kind, Reduce};
+
 use crate::index::Index;
-use crate::mesh::Group;
 use crate::op;
 use crate::ops::collective::{
     check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered, join,
     n_members, own, part, pending, scattered, shared,
 };
-use crate::ops::reduction::Reduce;
-use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
+use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: Group) -> Result<(), Violation> {
+fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: GroupName) -> Result<(), Violation> {
     let n = cx.mesh.group_size(over);
     if root < n as usize {
         return Ok(());
@@ -29,7 +29,7 @@ op! {
         /// The member whose tensors all get.
         root: usize,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2] {\n    v1 = broadcast_start[root=1, over=tp] v0 : pending<f32[2]>\n    v2 = wait v1 : f32[2]\n    return v2\n}\n; run: @f([1, 2] | [3, 4]) == [3, 4]\n"
 }
@@ -45,11 +45,8 @@ impl OpDef for BroadcastStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
-    fn overwrites(&self, result: usize) -> Option<usize> {
-        Some(result)
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective { root: Some(self.root), ..Collective::new(Kind::Broadcast, self.over) })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         check_same_shapes(args)?;
@@ -71,7 +68,7 @@ op! {
         /// The member that gets the result.
         root: usize,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[2]{tp} {\n    v1 = reduce_start[reduce=max, root=1, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1, 20] | [10, 2]) == [0, 0] | [10, 20]\n"
 }
@@ -89,11 +86,12 @@ impl OpDef for ReduceStart {
         let wire = (&(&Index::constant(2) * &others) * &cx.arg_bytes()).div(&n);
         cx.comm((&others * &cx.result_numel()).div(&n), wire)
     }
-    fn overwrites(&self, result: usize) -> Option<usize> {
-        Some(result)
-    }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            reduce: Some(self.reduce),
+            root: Some(self.root),
+            ..Collective::new(Kind::Reduce, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
@@ -125,7 +123,7 @@ op! {
         /// The member that gets the result.
         root: usize,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[1]{tp}) -> f32[2]{tp} {\n    v1 = gather_start[dims=[0], root=0, over=tp] v0 : pending<f32[2]{tp}>\n    v2 = wait v1 : f32[2]{tp}\n    return v2\n}\n; run: @f([1] | [2]) == [1, 2] | [0, 0]\n"
 }
@@ -141,8 +139,12 @@ impl OpDef for GatherStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &(&n_members(cx.mesh, self.over) - &Index::constant(1)) * &cx.arg_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            dims: &self.dims,
+            root: Some(self.root),
+            ..Collective::new(Kind::Gather, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         check_same_shapes(args)?;
@@ -169,7 +171,7 @@ op! {
         /// The member whose tensors are cut.
         root: usize,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[2]{tp}) -> f32[1]{tp} {\n    v1 = scatter_start[dims=[0], root=0, over=tp] v0 : pending<f32[1]{tp}>\n    v2 = wait v1 : f32[1]{tp}\n    return v2\n}\n; run: @f([1, 2] | [0, 0]) == [1] | [2]\n"
 }
@@ -185,8 +187,12 @@ impl OpDef for ScatterStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), cx.result_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            dims: &self.dims,
+            root: Some(self.root),
+            ..Collective::new(Kind::Scatter, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         check_same_shapes(args)?;

@@ -1,8 +1,11 @@
 //! Ops that move elements without computing on them: reshape, permute, slice, concat and the like.
 
+use consort_types::layout::{Dims, Layout};
+use smallvec::smallvec;
+
 use crate::index::{Guard, Index};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation};
 use crate::tensor::{Tensor, ravel, unravel};
 use crate::types::Type;
 
@@ -33,7 +36,13 @@ impl OpDef for Reshape {
         cx.free()
     }
     fn alias(&self) -> Alias {
-        Alias::View(0)
+        Alias::View
+    }
+    fn view(&self, cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        Ok(x.reshaped(&dims(cx, &self.shape)?).map(|layout| smallvec![layout]))
+    }
+    fn keeps_order(&self) -> bool {
+        true
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let shape = cx.shape(&self.shape)?;
@@ -74,7 +83,10 @@ impl OpDef for Permute {
         cx.free()
     }
     fn alias(&self) -> Alias {
-        Alias::View(0)
+        Alias::View
+    }
+    fn view(&self, _cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        Ok(Some(smallvec![x.permuted(&self.dims)]))
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let x = args[0];
@@ -140,11 +152,26 @@ impl OpDef for Slice {
         cx.free()
     }
     fn alias(&self) -> Alias {
-        Alias::View(0)
+        Alias::View
+    }
+    fn view(&self, cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        let (start, size) = (dims(cx, &self.start)?, dims(cx, &self.size)?);
+        let mut layout = x.clone();
+        for dim in 0..size.len() {
+            let (start, size, step) = (start[dim], size[dim], self.step[dim]);
+            let last = start.saturating_add(size.saturating_sub(1).saturating_mul(step));
+            if size > 0 && last >= x.shape[dim] {
+                return Err(outside(dim, start, size, x.shape[dim]));
+            }
+            layout = layout.narrowed(dim, start, size);
+            // A single place may have any step.
+            layout.strides[dim] = layout.strides[dim].saturating_mul(step);
+        }
+        Ok(Some(smallvec![layout]))
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let x = args[0];
-        let (start, shape) = (sizes(cx, &self.start)?, cx.shape(&self.size)?);
+        let (start, shape) = (dims(cx, &self.start)?, cx.shape(&self.size)?);
         for i in 0..shape.len() {
             if shape[i] > 0
                 && start[i].saturating_add((shape[i] - 1).saturating_mul(self.step[i])) >= x.shape[i]
@@ -161,7 +188,7 @@ impl OpDef for Slice {
     }
 }
 
-fn sizes(cx: &EvalCx<'_>, list: &[Index]) -> Result<Vec<usize>, EvalError> {
+fn dims(cx: &EvalCx<'_>, list: &[Index]) -> Result<Dims, EvalError> {
     list.iter().map(|size| cx.size(size)).collect()
 }
 
@@ -219,8 +246,39 @@ impl OpDef for UpdateSlice {
     fn alias(&self) -> Alias {
         Alias::First
     }
+    fn joins(&self) -> bool {
+        true
+    }
+    fn boxes(&self, cx: &EvalCx<'_>, shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
+        let [whole, part] = shapes else { return Err(EvalError("expected two operands".into())) };
+        let start = dims(cx, &self.start)?;
+        for dim in 0..whole.len() {
+            if start[dim].saturating_add(part[dim]) > whole[dim] {
+                return Err(outside(dim, start[dim], part[dim], whole[dim]));
+            }
+        }
+        // What surrounds the part: before and after it in each dimension, beside it in all dimensions further out.
+        let mut boxes = Vec::new();
+        for dim in 0..whole.len() {
+            let after = start[dim] + part[dim];
+            for (first, n) in
+                [(0, start[dim]), (after, whole[dim] - after)].into_iter().filter(|(_, n)| *n > 0)
+            {
+                let mut from: Dims = start[..dim].into();
+                from.push(first);
+                from.resize(whole.len(), 0);
+                let mut size: Dims = part[..dim].into();
+                size.push(n);
+                size.extend_from_slice(&whole[dim + 1..]);
+                boxes.push(Joined { operand: 0, to: from.clone(), from, size });
+            }
+        }
+        let from = Dims::from_elem(0, whole.len());
+        boxes.push(Joined { operand: 1, from, to: start, size: (*part).into() });
+        Ok(boxes)
+    }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let (mut out, part, start) = (args[0].clone(), args[1], sizes(cx, &self.start)?);
+        let (mut out, part, start) = (args[0].clone(), args[1], dims(cx, &self.start)?);
         for (i, start) in start.iter().enumerate() {
             if start.saturating_add(part.shape[i]) > out.shape[i] {
                 return Err(outside(i, *start, part.shape[i], out.shape[i]));
@@ -272,6 +330,20 @@ impl OpDef for Concat {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
+    fn joins(&self) -> bool {
+        true
+    }
+    fn boxes(&self, _cx: &EvalCx<'_>, shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
+        let mut end = 0;
+        let whole = |(operand, shape): (usize, &&[usize])| {
+            let from = Dims::from_elem(0, shape.len());
+            let mut to = from.clone();
+            to[self.dim] = end;
+            end += shape[self.dim];
+            Joined { operand, from, to, size: (*shape).into() }
+        };
+        Ok(shapes.iter().enumerate().map(whole).collect())
+    }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         Ok(vec![Tensor::concat(args, self.dim)])
     }
@@ -312,10 +384,19 @@ impl OpDef for Split {
         cx.free()
     }
     fn alias(&self) -> Alias {
-        Alias::View(0)
+        Alias::View
+    }
+    fn view(&self, cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        let mut start = 0;
+        let part = |size: &usize| {
+            let layout = x.narrowed(self.dim, start, *size);
+            start += size;
+            layout
+        };
+        Ok(Some(dims(cx, &self.sizes)?.iter().map(part).collect()))
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let sizes = sizes(cx, &self.sizes)?;
+        let sizes = dims(cx, &self.sizes)?;
         let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
         if total != Some(args[0].shape[self.dim]) {
             return Err(EvalError(format!(
@@ -375,7 +456,7 @@ impl OpDef for Pad {
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let x = args[0];
-        let (low, high) = (sizes(cx, &self.low)?, sizes(cx, &self.high)?);
+        let (low, high) = (dims(cx, &self.low)?, dims(cx, &self.high)?);
         let grow = |i: usize| x.shape[i].checked_add(low[i]).and_then(|n| n.checked_add(high[i]));
         let shape: Option<Vec<usize>> = (0..low.len()).map(grow).collect();
         let shape = shape.ok_or_else(|| EvalError("a padded size does not fit in 64 bits".into()))?;
@@ -434,7 +515,10 @@ impl OpDef for Broadcast {
         cx.free()
     }
     fn alias(&self) -> Alias {
-        Alias::View(0)
+        Alias::View
+    }
+    fn view(&self, cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        Ok(Some(smallvec![x.broadcast(&dims(cx, &self.shape)?)]))
     }
     fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let x = args[0];
@@ -450,5 +534,27 @@ impl OpDef for Broadcast {
                 at[lead..].iter().zip(&x.shape).map(|(at, size)| if *size == 1 { 0 } else { *at }).collect();
             ravel(&from, &x.shape)
         })])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use consort_types::Rank;
+
+    use crate::mesh::Mesh;
+
+    use super::*;
+
+    #[test]
+    fn a_slice_with_steps_is_a_view() {
+        let mesh = Mesh::default();
+        let cx = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &Default::default() };
+        let x = Layout::contiguous(&[6, 8]);
+        let list = |numbers: [i64; 2]| numbers.map(Index::constant).to_vec();
+        let op = Slice { start: list([1, 2]), size: list([2, 3]), step: vec![3, 2] };
+        let views = op.view(&cx, &x).unwrap().unwrap();
+        assert_eq!((views[0].start, &views[0].strides[..]), (10, &[24, 2][..]));
+        let op = Slice { start: list([1, 2]), size: list([2, 4]), step: vec![3, 2] };
+        assert!(op.view(&cx, &x).is_err());
     }
 }

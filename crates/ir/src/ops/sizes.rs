@@ -1,8 +1,8 @@
 //! Sizes as values: reading one off a tensor's shape, and making one from data.
 
-use crate::dtype::Dtype;
+use consort_types::{Axes, Dtype};
+
 use crate::index::{Index, Sym, SymbolFacts};
-use crate::mesh::Axes;
 use crate::op;
 use crate::ops::{Cost, CostCx, Effects, EvalCx, EvalError, InferCx, OpDef, Violation};
 use crate::tensor::{Data, Tensor};

@@ -1,13 +1,14 @@
 //! Collectives whose members have parts of different sizes.
 
+use consort_types::{Collective, GroupName, Kind, Reduce};
+
 use crate::index::Index;
-use crate::mesh::Group;
 use crate::op;
 use crate::ops::collective::{check_covers, check_reduce, column, join, n_members, own, pending, shared};
-use crate::ops::reduction::Reduce;
-use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Violation, group_rank};
+use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation, fold, group_rank};
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
+
 op! {
     /// Joins tensors of different sizes along a dimension, in group order; every member gets the result.
     ///
@@ -26,7 +27,7 @@ op! {
         /// The size of each member's tensor there.
         sizes: Vec<Index>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[pick(rank(tp),2,1)]{tp}) -> f32[3] {\n    v1 = all_gather_v_start[dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[3]>\n    v2 = wait v1 : f32[3]\n    return v2\n}\n; run: @f([1, 2] | [3]) == [1, 2, 3]\n"
 }
@@ -37,7 +38,7 @@ fn check_uneven(
     x: &TensorType,
     dim: usize,
     sizes: &[Index],
-    over: Group,
+    over: GroupName,
 ) -> Result<Index, Violation> {
     cx.require_dim("C1", dim, x.rank())?;
     let n = cx.mesh.group_size(over) as usize;
@@ -74,8 +75,12 @@ impl OpDef for AllGatherVStart {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.comm(Index::constant(0), &cx.result_bytes() - &cx.arg_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            dims: std::slice::from_ref(&self.dim),
+            sizes: &self.sizes,
+            ..Collective::new(Kind::AllGatherV, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
         for (m, member) in cx.members.iter().enumerate() {
@@ -112,7 +117,7 @@ op! {
         /// The size of each member's part.
         sizes: Vec<Index>,
         /// The group.
-        over: Group
+        over: GroupName
     }
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[3]{tp}) -> f32[pick(rank(tp),2,1)]{tp} {\n    v1 = reduce_scatter_v_start[reduce=sum, dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[pick(rank(tp),2,1)]{tp}>\n    v2 = wait v1 : f32[pick(rank(tp),2,1)]{tp}\n    return v2\n}\n; run: @f([1, 2, 3] | [10, 20, 30]) == [11, 22] | [33]\n"
 }
@@ -136,11 +141,16 @@ impl OpDef for ReduceScatterVStart {
         let others = &n_members(cx.mesh, self.over) - &Index::constant(1);
         cx.comm(&others * &cx.result_numel(), &others * &cx.result_bytes())
     }
-    fn effects(&self) -> Effects {
-        Effects::Collective(self.over)
+    fn collective(&self) -> Option<Collective<'_, Index>> {
+        Some(Collective {
+            reduce: Some(self.reduce),
+            dims: std::slice::from_ref(&self.dim),
+            sizes: &self.sizes,
+            ..Collective::new(Kind::ReduceScatterV, self.over)
+        })
     }
     fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let sum = self.reduce.fold(&column(args, 0))?;
+        let sum = fold(self.reduce, &column(args, 0))?;
         let sizes = self.sizes.iter().map(|size| cx.members[0].size(size)).collect::<Result<Vec<_>, _>>()?;
         if sizes.iter().fold(0usize, |a, b| a.saturating_add(*b)) != sum.shape[self.dim] {
             return Err(EvalError(format!(

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::mesh::{Group, Mesh, Rank};
-use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx};
+use consort_types::{GroupName, Rank};
+
+use super::inputs::Symbols;
+use crate::mesh::Mesh;
+use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx, peer_of};
 use crate::program::{Func, Node};
 use crate::tensor::Tensor;
 use crate::text::node_text;
-
-use super::inputs::Symbols;
 
 /// One started operation of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +155,7 @@ impl<'a> Comm<'a> {
         &mut self,
         cx: &EvalCx<'_>,
         node: &'a Node,
-        group: Group,
+        group: GroupName,
         args: Vec<Tensor>,
     ) -> Result<PendingId, EvalError> {
         let Some(members) = self.mesh.members(group, cx.rank) else {
@@ -221,10 +222,11 @@ impl<'a> Comm<'a> {
         &mut self,
         cx: &EvalCx<'_>,
         node: &'a Node,
-        group: Group,
+        group: GroupName,
         args: Vec<Tensor>,
     ) -> Result<PendingId, EvalError> {
-        let (sends, recvs) = node.op.messages();
+        let (sends, recvs) =
+            node.op.collective().map_or((&[][..], &[][..]), |batch| (batch.sends, batch.receives));
         let Some(members) = self.mesh.members(group, cx.rank) else {
             return Ok(self.add(Pending::Ready(args.into_iter().skip(sends.len()).collect())));
         };
@@ -237,7 +239,7 @@ impl<'a> Comm<'a> {
         });
         let mut touched = Vec::new();
         for (i, (message, tensor)) in sends.iter().chain(recvs).zip(args).enumerate() {
-            let peer = message.peer(cx, group, &members)?;
+            let peer = peer_of(message, cx, group, &members)?;
             let tag = cx.index(&message.tag)?;
             let is_send = i < sends.len();
             let at = i - if is_send { 0 } else { sends.len() };

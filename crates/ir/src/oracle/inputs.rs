@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use consort_types::{Axes, Rank};
+
 use crate::index::{Guard, Sym, SymbolFacts};
-use crate::mesh::{Axes, Mesh, Rank};
+use crate::mesh::Mesh;
 use crate::ops::EvalCx;
 use crate::program::Func;
 use crate::tensor::Tensor;

@@ -16,16 +16,16 @@ mod rank;
 
 use std::fmt;
 
+use comm::Comm;
+use consort_types::Rank;
+use held::Held;
+use rank::{RankState, Step};
+
 use crate::diagnostic::Diagnostic;
 use crate::limits::{Excess, Limits};
-use crate::mesh::Rank;
 use crate::program::Program;
 use crate::tensor::Tensor;
 use crate::verify::verify;
-
-use comm::Comm;
-use held::Held;
-use rank::{RankState, Step};
 
 pub use inputs::{bind, check_guards, check_placement, check_symbols};
 

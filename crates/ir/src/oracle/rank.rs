@@ -3,20 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::cost::{Total, total_of_node};
-use crate::entity::{Value, ValueMap};
-use crate::index::{Guard, Sym};
-use crate::limits::{Budget, Excess, Limits};
-use crate::mesh::{Mesh, Rank};
-use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
-use crate::program::{Block, Func, Node};
-use crate::tensor::Tensor;
-use crate::text::node_text;
+use consort_types::Rank;
 
 use super::comm::{Comm, PendingId};
 use super::held::{Held, bytes_of, bytes_of_type};
 use super::inputs::{Symbols, check_guards};
 use super::{OracleError, Stuck};
+use crate::cost::{Total, total_of_node};
+use crate::entity::{Value, ValueMap};
+use crate::index::{Guard, Sym};
+use crate::limits::{Budget, Excess, Limits};
+use crate::mesh::Mesh;
+use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
+use crate::program::{Block, Func, Node};
+use crate::tensor::Tensor;
+use crate::text::node_text;
 
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! A place in a token list, and the small readers that everything larger is made of.
 
-use crate::dtype::Dtype;
-use crate::entity::Value;
-use crate::index::{Index, Sym};
-use crate::mesh::{Axes, Group, Mesh};
-use crate::program::Loc;
-use crate::types::{TensorType, Type};
+use consort_types::{Axes, Dtype, GroupName};
 
 use super::lexer::{ParseError, Tokens, tokens};
+use crate::entity::Value;
+use crate::index::{Index, Sym};
+use crate::mesh::Mesh;
+use crate::program::Loc;
+use crate::types::{TensorType, Type};
 
 /// How deep expressions and blocks may nest, so that no text can exhaust the stack.
 const MAX_DEPTH: u32 = 64;
@@ -243,10 +243,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads the name of an axis or a list group.
-    fn axis_or_group(&mut self) -> Result<Group, ParseError> {
+    fn axis_or_group(&mut self) -> Result<GroupName, ParseError> {
         let name = self.peek();
-        let found = self.mesh.axis(name).map(|axis| Group::Axes(Axes::one(axis)));
-        let found = found.or_else(|| self.mesh.list_group(name).map(Group::List));
+        let found = self.mesh.axis(name).map(|axis| GroupName::Axes(Axes::one(axis)));
+        let found = found.or_else(|| self.mesh.list_group(name).map(GroupName::List));
         let Some(group) = found else {
             let mut error = self.error(format!("unknown axis or group `{name}`"));
             let known: Vec<&str> = self.mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
@@ -260,18 +260,18 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads a group: `tp`, `(dp,tp)`, or the name of a list group.
-    pub fn group(&mut self) -> Result<Group, ParseError> {
+    pub fn group(&mut self) -> Result<GroupName, ParseError> {
         if !self.eat("(") {
             return self.axis_or_group();
         }
-        Ok(Group::Axes(self.axes(")")?))
+        Ok(GroupName::Axes(self.axes(")")?))
     }
 
     /// Reads axes up to the closing mark.
     fn axes(&mut self, end: &str) -> Result<Axes, ParseError> {
         let axes = self.list(end, |cursor| match cursor.axis_or_group()? {
-            Group::Axes(axes) => Ok(axes),
-            Group::List(_) => {
+            GroupName::Axes(axes) => Ok(axes),
+            GroupName::List(_) => {
                 cursor.at -= 1;
                 Err(cursor.expected("an axis"))
             }
@@ -304,11 +304,11 @@ impl<'a> Cursor<'a> {
             self.at += 1;
             self.expect("(")?;
             let sym = match self.axis_or_group()? {
-                Group::Axes(axes) => match axes.iter().next() {
+                GroupName::Axes(axes) => match axes.iter().next() {
                     Some(axis) => Sym::Rank(axis),
                     None => return Err(self.expected("an axis")),
                 },
-                Group::List(id) => Sym::GroupRank(id),
+                GroupName::List(id) => Sym::GroupRank(id),
             };
             self.expect(")")?;
             return Ok(Some(sym));

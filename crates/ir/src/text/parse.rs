@@ -1,16 +1,17 @@
 //! Text to program. Types and names are taken as written; whether they are right is the verifier's word.
 
+use consort_types::{Axes, Rank};
+
+use super::cursor::Cursor;
+use super::lexer::ParseError;
 use crate::diagnostic::LineMap;
 use crate::entity::Value;
 use crate::index::{Guard, SymbolFacts};
-use crate::mesh::{Axes, Mesh, Rank, is_name};
+use crate::mesh::{Mesh, is_name};
 use crate::ops::OpTable;
 use crate::plan::{Head, NodePlan, Place, Region, Why};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
-
-use super::cursor::Cursor;
-use super::lexer::ParseError;
 
 /// A program and where its parts stand in the text.
 #[derive(Clone, Debug)]

@@ -13,17 +13,17 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::dtype::Dtype;
+use consort_types::{Dtype, Rank};
+
+use super::cursor::Cursor;
+use super::lexer::ParseError;
 use crate::entity::Value;
 use crate::limits::{Excess, Resource};
-use crate::mesh::{Mesh, Rank};
+use crate::mesh::Mesh;
 use crate::ops::{EvalCx, check_numel};
 use crate::program::Program;
 use crate::tensor::{Data, Tensor};
 use crate::types::Type;
-
-use super::cursor::Cursor;
-use super::lexer::ParseError;
 
 /// A value as run lines write it; its element type comes from the program.
 #[derive(Clone, Debug, PartialEq)]

@@ -28,12 +28,14 @@ mod plan;
 
 use std::collections::BTreeSet;
 
+use consort_types::Axes;
+
 use crate::builder::block_type;
 use crate::diagnostic::{At, Code, Diagnostic};
 use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Index, Sym, Waiting};
 use crate::infer::{fits, infer, same_type};
-use crate::mesh::{Axes, Mesh};
+use crate::mesh::Mesh;
 use crate::ops::{Flow, Takes, Undecided, Violation, count};
 use crate::program::{Block, Func, Loc, Node, Program};
 use crate::types::Type;

@@ -184,7 +184,7 @@ impl PlanChecker<'_, '_> {
     fn view(&mut self, node: &Node, plan: &NodePlan, at: At) {
         let of = node.args.first().and_then(|arg| self.places.get(*arg)).and_then(|places| places.first());
         let there = plan.places.iter().all(|place| Some(place) == of);
-        if node.op.alias() != Alias::View(0) || !there {
+        if node.op.alias() != Alias::View || !there {
             let message = "expected the place of the operand, and an op that can be a view of it";
             self.error(at, node.op.info().name, Violation::new("P3", format!("view: {message}")));
         }

@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::dtype::Dtype;
-use consort_ir::mesh::Rank;
 use consort_ir::ops::{Constant, Elements, EvalCx, Op, OpDef};
 use consort_ir::program::Node;
 use consort_ir::tensor::{Data, Tensor};
+use consort_types::{Dtype, Rank};
 
 use super::{Rewrite, View};
 

@@ -1,7 +1,6 @@
 //! Ops that give an operand back, and pairs of ops that are one. Each holds bit by bit on every element type that
 //! it is applied to.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
 use consort_ir::ops::{
@@ -9,6 +8,7 @@ use consort_ir::ops::{
 };
 use consort_ir::program::Node;
 use consort_ir::tensor::{Data, Tensor};
+use consort_types::Dtype;
 
 use super::constants::{splat, truth};
 use super::{Rewrite, View};

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
-use consort_ir::mesh::Group;
 use consort_ir::ops::{Effects, Flow};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
+use consort_types::GroupName;
 
 use super::decide::{Line, Planner};
 use super::storage::Span;
@@ -24,7 +24,7 @@ struct Annotator<'a> {
     planner: Planner<'a>,
     lines: std::vec::IntoIter<Line>,
     /// The next number on each queue.
-    queues: Vec<(Group, u32)>,
+    queues: Vec<(GroupName, u32)>,
     leases: Leases,
     blocks: u32,
 }
@@ -155,7 +155,7 @@ impl Annotator<'_> {
         written
     }
 
-    fn start(&mut self, node: &Node, plan: &mut NodePlan, group: Group, block: u32) {
+    fn start(&mut self, node: &Node, plan: &mut NodePlan, group: GroupName, block: u32) {
         let queue = match self.queues.iter().position(|(queue, _)| *queue == group) {
             Some(queue) => queue,
             None => {

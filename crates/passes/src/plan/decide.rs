@@ -1,12 +1,12 @@
 //! Line by line: the storage of each result.
 
 use consort_ir::entity::Value;
-use consort_ir::layout::{self, Dims, Layout};
-use consort_ir::ops::{Alias, Concat, Effects, EvalCx, Flow, Reshape, UpdateSlice};
+use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Joined};
 use consort_ir::plan::Why;
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
-use consort_ir::views;
+use consort_types::layout;
+use consort_types::layout::{Dims, Layout};
 
 use super::PlanError;
 use super::storage::{Kind, Lies, Part, Span, Storage};
@@ -271,7 +271,7 @@ impl<'a> Planner<'a> {
         let mut line = Line::default();
         match node.op.alias() {
             // It is one since its operand was defined, if it can be.
-            Alias::View(_) if node.results.iter().all(|result| !self.parts_of(*result).is_empty()) => {
+            Alias::View if node.results.iter().all(|result| !self.parts_of(*result).is_empty()) => {
                 line.view = true;
                 return Ok(line);
             }
@@ -285,19 +285,23 @@ impl<'a> Planner<'a> {
                     line.reuse.push(node.args[taken]);
                 }
             }
-            Alias::First => match node.op.as_op::<UpdateSlice>() {
-                Some(op) if self.update(node, op, &mut line) => return Ok(line),
-                Some(_) => {}
-                None if self.over(node, 0, false) => line.reuse.push(node.args[0]),
-                None => {}
-            },
-            Alias::View(_) | Alias::None => {}
+            Alias::First if node.op.joins() => {
+                if self.update(node, &mut line) {
+                    return Ok(line);
+                }
+            }
+            Alias::First => {
+                if self.over(node, 0, false) {
+                    line.reuse.push(node.args[0]);
+                }
+            }
+            Alias::View | Alias::None => {}
         }
         node.args.iter().for_each(|arg| self.touch(*arg));
         if line.reuse.is_empty() {
             node.results.iter().try_for_each(|result| self.fresh(*result))?;
-            if let Some(op) = node.op.as_op::<Concat>() {
-                self.concat(node, op, &mut line);
+            if node.op.joins() {
+                self.join(node, &mut line);
             }
         }
         Ok(line)
@@ -314,18 +318,18 @@ impl<'a> Planner<'a> {
         let Lies { buf, at, layout, element } =
             self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
         let Some(layout) = layout else {
-            // Sizes are not known yet, but a reshape of what has no gaps has none. One to sizes that are known has no
-            // elements, and lies elsewhere.
+            // Sizes are not known yet, but there are no gaps. A result whose sizes are known has no elements, and lies
+            // elsewhere.
             let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
             let unknown = tensor.is_some_and(|tensor| matches!(self.layout(tensor), Ok(None)));
-            if !unknown || node.op.as_op::<Reshape>().is_none() {
+            if !unknown || !node.op.keeps_order() {
                 return false;
             }
             self.set(node.results[0], [Lies { buf, at, layout, element }]);
             return true;
         };
         // Where the op mentions what is not known yet, it runs when it is.
-        let Ok(Some(layouts)) = views::view(&*node.op, &self.sizes, &layout) else { return false };
+        let Ok(Some(layouts)) = node.op.view(&self.sizes, &layout) else { return false };
         let flat =
             |(result, layout): (&Value, &Layout)| !self.uses.get(*result).flat || layout.is_contiguous();
         if !node.results.iter().zip(&layouts).all(flat) {
@@ -404,22 +408,32 @@ impl<'a> Planner<'a> {
         self.carries.iter().zip(self.results).filter(meets).all(|(_, result)| *result == value)
     }
 
+    /// The boxes of an op that joins, where all sizes are known.
+    fn boxes(&self, node: &Node) -> Option<Vec<Joined>> {
+        let layout = |arg: &Value| self.storage.parts[self.part(*arg) as usize].lies.layout.as_ref();
+        let shapes: Option<Vec<&[usize]>> =
+            node.args.iter().map(|arg| layout(arg).map(|layout| &layout.shape[..])).collect();
+        node.op.boxes(&self.sizes, &shapes?).ok()
+    }
+
     /// Updates the base where it lies, if that may be overwritten, and has the part made there if it can be.
-    fn update(&mut self, node: &'a Node, op: &UpdateSlice, line: &mut Line) -> bool {
+    fn update(&mut self, node: &'a Node, line: &mut Line) -> bool {
+        let Some(boxes) = self.boxes(node) else { return false };
+        // What is left of the base stays, and one part as a whole goes between.
+        let (stays, parts): (Vec<&Joined>, Vec<&Joined>) = boxes.iter().partition(|piece| piece.operand == 0);
+        let [Joined { operand: 1, from, to, size }] = parts[..] else { return false };
+        if stays.iter().any(|piece| piece.from != piece.to) || from.iter().any(|at| *at != 0) {
+            return false;
+        }
         let (base, part) = (self.part(node.args[0]), self.part(node.args[1]));
         let (x, y) = (&self.storage.parts[base as usize], &self.storage.parts[part as usize]);
         let (Some(layout), Some(small), true) = (&x.lies.layout, &y.lies.layout, x.is_flat()) else {
             return false;
         };
-        let mut place = layout.clone();
-        for (dim, start) in op.start.iter().enumerate() {
-            match self.sizes.size(start) {
-                Ok(start) if start + small.shape[dim] <= layout.shape[dim] => {
-                    place = place.narrowed(dim, start, small.shape[dim]);
-                }
-                _ => return false,
-            }
+        if small.shape != *size {
+            return false;
         }
+        let place = layout.narrowed_to(to, size);
         let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
         // The base may be a view that begins inside its buf. The result lies where its first element does.
         let before = (place.start - layout.start) as u64 * element;
@@ -453,23 +467,30 @@ impl<'a> Planner<'a> {
     }
 
     /// Has the parts made inside the result, where they lie there without gaps.
-    fn concat(&mut self, node: &'a Node, op: &Concat, line: &mut Line) {
+    fn join(&mut self, node: &'a Node, line: &mut Line) {
         let whole = self.part(node.results[0]);
-        let Some(layout) = &self.storage.parts[whole as usize].lies.layout else { return };
-        if layout.shape[..op.dim].iter().any(|size| *size != 1) {
+        let (Some(boxes), Some(layout)) = (self.boxes(node), &self.storage.parts[whole as usize].lies.layout)
+        else {
+            return;
+        };
+        let places: Vec<Layout> =
+            boxes.iter().map(|piece| layout.narrowed_to(&piece.to, &piece.size)).collect();
+        if !places.iter().all(Layout::is_contiguous) {
             return;
         }
         let buf = self.storage.span(whole).buf;
-        let (mut at, mut writes) = (0, Vec::new());
-        for arg in &node.args {
-            let part = self.part(*arg);
-            let Some(layout) = &self.storage.parts[part as usize].lies.layout else { return };
-            let end = at + layout.numel() as u64 * self.storage.parts[part as usize].lies.element;
-            match self.storage.movable(part, self.block).filter(|piece| *piece != buf) {
-                Some(piece) => self.storage.join(piece, buf, at),
-                None => writes.push((at, end)),
+        let mut writes = Vec::new();
+        for (piece, place) in boxes.iter().zip(places) {
+            let part = self.part(node.args[piece.operand]);
+            let element = self.storage.parts[part as usize].lies.element;
+            let at = place.start as u64 * element;
+            // Only what fills its storage can be made elsewhere, so a box of an operand is all of it.
+            let size = place.numel() as u64 * element;
+            let made = self.storage.movable(part, self.block).filter(|made| *made != buf);
+            match made.filter(|made| self.storage.bufs[*made as usize].size == size) {
+                Some(made) => self.storage.join(made, buf, at),
+                None => writes.push((at, at + size)),
             }
-            at = end;
         }
         line.writes = Some(writes);
     }

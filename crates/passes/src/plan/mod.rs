@@ -23,10 +23,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use consort_ir::index::Sym;
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::plan::{Head, Place, Region};
 use consort_ir::program::Func;
+use consort_types::Rank;
 
 pub use report::{PlanReport, report};
 

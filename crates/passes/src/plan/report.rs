@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::layout::Layout;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, EvalCx, Flow};
 use consort_ir::plan::{NodePlan, Place, Region, Why};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
-use consort_ir::views;
+use consort_types::layout::Layout;
 
 use super::uses::Uses;
 
@@ -117,7 +116,7 @@ impl<'a> Reader<'a> {
         for (value, why) in &plan.copies {
             self.report.copies.push((number, *value, self.bytes(*value), *why));
         }
-        if node.op.alias() == Alias::View(0) && !plan.view {
+        if node.op.alias() == Alias::View && !plan.view {
             for result in node.results.iter().filter(|result| self.only_started.get(**result) == Some(&true))
             {
                 let copied = (number, *result, self.bytes(*result), Why::Gaps);
@@ -172,7 +171,7 @@ impl<'a> Reader<'a> {
         let Some((place, layout)) = self.lies.get(node.args[0]).and_then(|lies| lies.first()) else {
             return Vec::new();
         };
-        let layouts = layout.as_ref().and_then(|x| views::view(&*node.op, &self.sizes, x).ok().flatten());
+        let layouts = layout.as_ref().and_then(|x| node.op.view(&self.sizes, x).ok().flatten());
         let layout = |i: usize| layouts.as_ref().map(|layouts| layouts[i].clone());
         (0..node.results.len()).map(|i| vec![(*place, layout(i))]).collect()
     }

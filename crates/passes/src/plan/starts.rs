@@ -2,7 +2,7 @@
 
 use consort_ir::plan::Why;
 use consort_ir::program::Node;
-use consort_ir::storage::is_read;
+use consort_ir::storage::is_needed;
 use consort_ir::types::Type;
 
 use super::PlanError;
@@ -31,10 +31,10 @@ impl<'a> Planner<'a> {
         let tensors = self.func.ty(node.results[0]).map_or(&[][..], Type::tensors);
         let overwritten = overwritten(self.func, node);
         let rivals = self.rivals(node, &overwritten);
-        let is_read = |result| {
-            node.op.overwrites(result).is_some_and(|operand| is_read(&*node.op, operand, &self.sizes))
+        let is_needed = |result| {
+            node.op.overwrites(result).is_some_and(|operand| is_needed(&*node.op, operand, &self.sizes))
         };
-        let matters: Vec<bool> = (0..tensors.len()).map(is_read).collect();
+        let matters: Vec<bool> = (0..tensors.len()).map(is_needed).collect();
         // Results that need what their operand holds choose first.
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|result| !matters[*result]);

@@ -3,8 +3,8 @@
 //! A *buf* is storage; a *part* of it is what one tensor sees. A buf can become a piece of another one, long after
 //! both were made: then its tensors lie there from the beginning. So nothing here is final until all lines are seen.
 
-use consort_ir::layout::Layout;
 use consort_ir::plan::Place;
+use consort_types::layout::Layout;
 
 /// Where a tensor lies in storage.
 #[derive(Clone, Debug)]

@@ -146,7 +146,7 @@ impl<'a> Uses<'a> {
     fn node(&mut self, node: &'a Node) {
         self.at += 1;
         let here = self.at;
-        if node.op.alias() == Alias::View(0) {
+        if node.op.alias() == Alias::View {
             let (of, number) = (self.id(node.args[0]), self.views.len() as u32);
             self.views.push(View { node, line: here, next: self.of[of].views.replace(number) });
         } else {

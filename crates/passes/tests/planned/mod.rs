@@ -1,7 +1,7 @@
 //! Plans of all ranks of a program, and whether they give what the program means.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::oracle::plan::{Timing, run};
 use consort_ir::oracle::{self, bind};
 use consort_ir::program::{Func, Program};
@@ -9,6 +9,7 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
 use consort_passes::{At, plan};
+use consort_types::Rank;
 
 /// A plan for each rank. `given` says of each rank and parameter whether it is given away.
 pub(crate) fn plans(

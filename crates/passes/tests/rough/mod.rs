@@ -1,17 +1,16 @@
 //! Detours for random programs: values that are computed again, taken apart and put together, or changed and changed
 //! back. A generated program has few of them by itself, and passes are there to find them.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::entity::Value;
 use consort_ir::generate::Rng;
 use consort_ir::index::{Index, Sym};
-use consort_ir::mesh::Axes;
 use consort_ir::ops::{
     Add, Cast, Concat, Constant, Effects, Elements, Flip, Mul, Neg, Op, OpDef, Permute, Reshape, Select,
     Slice, Split, Sub, UpdateSlice, Wait,
 };
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
+use consort_types::{Axes, Dtype};
 
 /// The program with detours in its function, and with some of its results left out.
 pub(crate) fn roughen(program: &Program, seed: u64) -> Program {

@@ -6,19 +6,18 @@ use std::rc::Rc;
 use consort_ir::cost::{self, Total};
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Guard, Index, Sym};
-use consort_ir::layout::{Dims, Layout};
-use consort_ir::mesh::{self, Mesh, Rank};
-use consort_ir::ops::{Alias, BUILT_IN, Concat, Effects, EvalCx, Flow, Op, OpDef, UpdateSlice};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Alias, BUILT_IN, Effects, EvalCx, Flow, Op};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
-use consort_ir::views::view;
-
-use crate::kernels::{self, Kernel};
+use consort_types::layout::{Dims, Layout};
+use consort_types::{GroupName, Rank};
 
 use super::RunError;
 use super::memory::{Home, Slot, SlotId};
 use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step, Work};
+use crate::kernels::{self, Kernel};
 
 /// Builds the lines of one function.
 pub(super) struct Lowerer<'a> {
@@ -34,7 +33,7 @@ pub(super) struct Lowerer<'a> {
     values: ValueMap<Slots>,
     flights: ValueMap<FlightId>,
     pub(super) n_flights: usize,
-    pub(super) groups: Vec<mesh::Group>,
+    pub(super) groups: Vec<GroupName>,
     /// The guards that mention a symbol, by number.
     guards: BTreeMap<Sym, Vec<usize>>,
     /// Whether a value is read by communication alone.
@@ -150,7 +149,7 @@ impl<'a> Lowerer<'a> {
     fn seen(&mut self, op: &Op, of: SlotId, result: usize) -> SlotId {
         let from = &self.slots[of];
         let known = match from.fixed {
-            true => view(&**op, &self.sizes(), &from.layout).ok(),
+            true => op.view(&self.sizes(), &from.layout).ok(),
             false => None,
         };
         // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
@@ -224,7 +223,7 @@ impl<'a> Lowerer<'a> {
             (Flow::Cond, _) => self.cond(node),
             (Flow::Scan { length, carries, slices }, _) => self.scan(node, length.clone(), carries, slices),
             (_, Effects::Wait) => Ok(Step::Wait(self.flight(node.args[0])?)),
-            (_, Effects::Collective(group) | Effects::Messages(group)) => self.start(node, plan, group),
+            (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
             (_, Effects::Host) => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
                 let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
@@ -240,26 +239,35 @@ impl<'a> Lowerer<'a> {
     }
 
     fn pure(&mut self, node: &Node, args: Slots, results: Slots) -> Result<Step, RunError> {
-        let op = node.op.clone();
-        if let (Alias::View(0), [to]) = (op.alias(), &results[..]) {
+        let (op, name) = (node.op.clone(), node.op.info().name);
+        let kernel = kernels::find(name).copied();
+        if let (Alias::View, [to], [from]) = (op.alias(), &results[..], &args[..])
+            && self.is_copy(&op, *from, kernel.is_some())
+        {
             let counted = node.results.iter().all(|result| self.for_starts.get(*result) == Some(&true));
-            return Ok(Step::Copy { from: self.seen(&op, first(&args)?, 0), to: *to, counted });
+            return Ok(Step::Copy { from: self.seen(&op, *from, 0), to: *to, counted });
         }
-        if let Some(Concat { dim }) = op.as_op() {
-            return Ok(Step::Concat { dim: *dim, parts: args, result: first(&results)? });
+        if let (true, [result]) = (op.joins(), &results[..]) {
+            let fixed = args.iter().chain(&results).all(|slot| self.slots[*slot].fixed);
+            let shapes: Vec<&[usize]> = args.iter().map(|slot| &self.slots[*slot].layout.shape[..]).collect();
+            let boxes = if fixed { op.boxes(&self.sizes(), &shapes).ok() } else { None };
+            return Ok(Step::Join { op, boxes, args, result: *result });
         }
-        if let (Some(UpdateSlice { start }), [base, part]) = (op.as_op(), &args[..]) {
-            let (start, result) = (start.clone(), first(&results)?);
-            return Ok(Step::UpdateSlice { start, base: *base, part: *part, result });
-        }
-        let name = op.info().name;
-        match kernels::find(name).copied().or_else(|| (self.kernel)(name)) {
+        match kernel.or_else(|| (self.kernel)(name)) {
             Some(kernel) => Ok(Step::Kernel { kernel, op, args, results }),
             None if BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).any(|info| info.name == name) => {
                 Err(RunError::new("it has no kernel"))
             }
             None => Ok(Step::Eval { op, args, results }),
         }
+    }
+
+    /// Whether a view op that must be written out is a copy of what it sees. Built-in ones always are; the view of a
+    /// user's op may be refused, and then the op itself runs.
+    fn is_copy(&self, op: &Op, from: SlotId, is_built_in: bool) -> bool {
+        let from = &self.slots[from];
+        let layouts = from.fixed.then(|| op.view(&self.sizes(), &from.layout).ok()).flatten();
+        layouts.map_or(is_built_in, |layouts| layouts.is_some() || op.keeps_order())
     }
 
     fn cond(&mut self, node: &Node) -> Result<Step, RunError> {
@@ -346,9 +354,4 @@ impl<'a> Lowerer<'a> {
 /// The only slot, or the first of several.
 pub(super) fn first(slots: &[SlotId]) -> Result<SlotId, RunError> {
     slots.first().copied().ok_or_else(|| RunError::new("expected a tensor"))
-}
-
-/// Whether the op is one of this type.
-pub(super) fn is<T: OpDef>(op: &Op) -> bool {
-    op.as_op::<T>().is_some()
 }

@@ -1,28 +1,19 @@
 //! Lowers starts: which places take part, what is copied to them first, and which calls of a group they are.
 
-use consort_ir::dtype::Dtype;
-use consort_ir::mesh;
-use consort_ir::ops::{
-    AllReduceStart, BroadcastStart, ExchangeStart, GatherStart, Message, Op, Peer, PermuteStart,
-    ReduceScatterStart, ReduceStart, ScatterStart,
-};
+use consort_ir::index::Index;
+use consort_ir::ops::{ExchangeStart, Op};
 use consort_ir::plan::NodePlan;
 use consort_ir::program::Node;
-
-use crate::start::{Results, results_of};
+use consort_types::{Collective, Kind, Message, Written};
 
 use super::RunError;
-use super::lower::{Lowerer, is};
+use super::lower::Lowerer;
 use super::memory::SlotId;
 use super::step::{Call, Slots, Start, Step};
 
 impl Lowerer<'_> {
-    pub(super) fn start(
-        &mut self,
-        node: &Node,
-        plan: &NodePlan,
-        group: mesh::Group,
-    ) -> Result<Step, RunError> {
+    pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
+        let collective = node.op.collective().ok_or_else(|| RunError::new("not a communication op"))?;
         let (mut operands, results) = (self.all_slots(&node.args), self.all_slots(&node.results));
         let flight = self.flight(node.results[0])?;
         let mut start = Start {
@@ -35,130 +26,103 @@ impl Lowerer<'_> {
             flight,
         };
         let copied = |arg: usize| plan.copies.iter().any(|(value, _)| *value == node.args[arg]);
-        let Some(me) = self.mesh.group_rank(group, self.rank) else {
+        let Some(me) = self.mesh.group_rank(collective.over, self.rank) else {
             // A rank outside the group passes its operands through.
-            let sent = node.op.messages().0.len();
+            let sent = collective.sends.len();
             for (i, (from, to)) in operands.iter().skip(sent).zip(&results).enumerate() {
                 start.copies.push((*from, *to, copied(sent + i)));
             }
             return Ok(Step::Start(Box::new(start)));
         };
-        start.group = Some(match self.groups.iter().position(|other| *other == group) {
+        start.group = Some(match self.groups.iter().position(|other| *other == collective.over) {
             Some(number) => number,
             None => {
-                self.groups.push(group);
+                self.groups.push(collective.over);
                 self.groups.len() - 1
             }
         });
-        let how = results_of(&*node.op, me as usize);
+        let written = collective.role(me as usize).written;
         for (i, result) in results.iter().enumerate() {
-            let Some(at) = node.op.overwrites(i) else { continue };
+            let Some(at) = collective.overwrites(i) else { continue };
             let operand = operands[at];
             let slot = &self.slots[operand];
             // Of a tensor without elements nothing is anywhere.
             let stays = slot.lies_at(&self.slots[*result]) || slot.fixed && slot.layout.numel() == 0;
-            let matters = self.matters(&node.op, me, i);
+            let comes = |message: &Message<Index>| self.has_peer(message, me, &collective);
+            let matters = collective.needs(at, me as usize, comes);
             if copied(at) && matters {
                 start.copies.push((operand, *result, true));
-            } else if !stays && matters && how != Results::Zeros {
+            } else if !stays && matters && written != Written::Zeros {
                 let value = node.args[at];
                 let message =
                     format!("{value} lies elsewhere than the result, and the line has no `copy {value}`");
                 return Err(RunError::new(message));
             }
-            if how == Results::Zeros && !copied(at) && !self.slots[operand].overlaps(&self.slots[*result]) {
+            if written == Written::Zeros && !copied(at) && !self.slots[operand].overlaps(&self.slots[*result])
+            {
                 start.zeros.push(*result);
                 continue;
             }
             operands[at] = *result;
-            match how {
-                Results::Zeros => start.zeros_after.push(*result),
+            match written {
+                Written::Zeros => start.zeros_after.push(*result),
                 // A message that comes from nowhere writes nothing.
-                Results::InPlace if self.comes(&node.op, me, i) == Some(false) => {}
-                Results::InPlace => start.written.push(*result),
-                Results::Same | Results::New | Results::None => {}
+                Written::InPlace if collective.receives.get(i).map(comes) == Some(Some(false)) => {}
+                Written::InPlace => start.written.push(*result),
+                Written::Same | Written::New | Written::Nothing => {}
             }
         }
-        let overwrites = (0..results.len()).any(|i| node.op.overwrites(i).is_some());
+        let overwrites = (0..results.len()).any(|i| collective.overwrites(i).is_some());
         if let (false, Some((value, _))) = (overwrites, plan.copies.first()) {
             return Err(RunError::new(format!("copy {value}: the operation does not work in place")));
         }
-        match how {
-            Results::New => start.written.extend(results.iter().copied()),
-            Results::Zeros if !overwrites => start.zeros.extend(results.iter().copied()),
+        match written {
+            Written::New => start.written.extend(results.iter().copied()),
+            Written::Zeros if !overwrites => start.zeros.extend(results.iter().copied()),
             _ => {}
         }
-        let outs = if how == Results::New { &results[..] } else { &[] };
-        start.calls = match node.op.as_op() {
-            Some(exchange) => self.exchange(exchange, me, &operands).into_iter().collect(),
-            None => self.calls(&node.op, &operands, outs),
+        let outs = if written == Written::New { &results[..] } else { &[] };
+        start.calls = match collective.kind {
+            Kind::Exchange => self.exchange(&collective, me, &operands).into_iter().collect(),
+            _ => self.calls(&node.op, &collective, &operands, outs),
         };
         Ok(Step::Start(Box::new(start)))
     }
 
-    /// Whether a result depends on what the operand under it holds here.
-    fn matters(&self, op: &Op, me: u32, result: usize) -> bool {
-        if let Some(BroadcastStart { root, .. }) = op.as_op() {
-            return *root == me as usize;
-        }
-        !is::<ExchangeStart>(op) || self.comes(op, me, result) != Some(true)
-    }
-
-    /// Whether a message comes into a result of an exchange, where that is known already.
-    fn comes(&self, op: &Op, me: u32, result: usize) -> Option<bool> {
-        let exchange: &ExchangeStart = op.as_op()?;
-        self.goes(&exchange.recv[result], me, exchange.over)
-    }
-
     /// Whether a message has another end, where that is known already.
-    fn goes(&self, message: &Message, me: u32, over: mesh::Group) -> Option<bool> {
-        match &message.peer {
-            Peer::Route(route) => Some(route.to(me, self.mesh.group_size(over)).is_some()),
-            Peer::At(index) => self.sizes().index(index).ok().map(|peer| peer != -1),
-        }
+    fn has_peer(&self, message: &Message<Index>, me: u32, of: &Collective<'_, Index>) -> Option<bool> {
+        let peer = message.peer(me, self.mesh.group_size(of.over), |index| self.sizes().index(index));
+        peer.ok().map(|peer| peer != -1)
     }
 
     /// An exchange without the messages that are known to go nowhere; none, where all do.
-    fn exchange(&self, op: &ExchangeStart, me: u32, operands: &[SlotId]) -> Option<Call> {
-        let stays = |message: &Message| self.goes(message, me, op.over) != Some(false);
-        let messages = op.send.iter().chain(&op.recv).zip(operands);
+    fn exchange(&self, whole: &Collective<'_, Index>, me: u32, operands: &[SlotId]) -> Option<Call> {
+        let stays = |message: &Message<Index>| self.has_peer(message, me, whole) != Some(false);
+        let messages = whole.sends.iter().chain(whole.receives).zip(operands);
         let operands: Slots = messages.filter(|(message, _)| stays(message)).map(|(_, slot)| *slot).collect();
-        let left = |list: &[Message]| list.iter().filter(|message| stays(message)).cloned().collect();
-        let op = ExchangeStart { send: left(&op.send), recv: left(&op.recv), over: op.over };
-        (!operands.is_empty()).then(|| Call { op: Op::new(op), operands, results: Slots::new() })
+        let left = |list: &[Message<Index>]| list.iter().filter(|message| stays(message)).cloned().collect();
+        let op = ExchangeStart { send: left(whole.sends), recv: left(whole.receives), over: whole.over };
+        (!operands.is_empty()).then(|| Call { op: Op::new(op), alone: None, operands, results: Slots::new() })
     }
 
-    /// The operations of the group that a start is: one, unless a group takes one tensor of a kind at a time.
-    fn calls(&self, op: &Op, operands: &[SlotId], results: &[SlotId]) -> Vec<Call> {
-        let dtype = |slot: &SlotId| self.slots[*slot].dtype;
-        let first: Option<Dtype> = operands.first().map(dtype);
-        let mixed = operands.iter().any(|slot| Some(dtype(slot)) != first);
-        let reduces = is::<AllReduceStart>(op) || is::<ReduceStart>(op) || is::<ReduceScatterStart>(op);
-        let single = is::<GatherStart>(op) || is::<ScatterStart>(op) || is::<PermuteStart>(op);
-        if operands.len() < 2 || !(single || (reduces && mixed)) {
+    /// The calls of the group that a start is: one, unless its operands cannot travel together.
+    fn calls(
+        &self,
+        op: &Op,
+        of: &Collective<'_, Index>,
+        operands: &[SlotId],
+        results: &[SlotId],
+    ) -> Vec<Call> {
+        if !of.is_split(operands.iter().map(|slot| self.slots[*slot].dtype)) {
             let (operands, results) = (Slots::from_slice(operands), Slots::from_slice(results));
-            return vec![Call { op: op.clone(), operands, results }];
+            return vec![Call { op: op.clone(), alone: None, operands, results }];
         }
         let one = |(i, operand): (usize, &SlotId)| Call {
-            op: alone(op, i),
+            op: op.clone(),
+            alone: Some(i),
             operands: Slots::from_slice(&[*operand]),
             results: results.get(i).into_iter().copied().collect(),
         };
         operands.iter().enumerate().map(one).collect()
     }
-}
-
-/// The op for one of its operands.
-fn alone(op: &Op, i: usize) -> Op {
-    let one = |dims: &[usize]| dims.get(i).copied().into_iter().collect();
-    if let Some(GatherStart { dims, root, over }) = op.as_op() {
-        return Op::new(GatherStart { dims: one(dims), root: *root, over: *over });
-    }
-    if let Some(ScatterStart { dims, root, over }) = op.as_op() {
-        return Op::new(ScatterStart { dims: one(dims), root: *root, over: *over });
-    }
-    if let Some(ReduceScatterStart { reduce, dims, over }) = op.as_op() {
-        return Op::new(ReduceScatterStart { reduce: *reduce, dims: one(dims), over: *over });
-    }
-    op.clone()
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, Bytes, BytesMut, Heap};
-use consort_ir::dtype::Dtype;
-use consort_ir::layout::Layout;
 use consort_ir::plan::Region;
+use consort_types::Dtype;
+use consort_types::layout::Layout;
 
 use super::RunError;
 

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use consort_comm::{Buffer, Group, Heap, Pending};
 use consort_ir::cost::Total;
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
-use consort_ir::layout::Layout;
 use consort_ir::limits::{Budget, Limits, Resource};
-use consort_ir::mesh::{self, Mesh};
+use consort_ir::mesh::Mesh;
 use consort_ir::plan::Region;
 use consort_ir::program::Func;
 use consort_ir::types::Type;
+use consort_types::layout::Layout;
+use consort_types::{Dtype, GroupName};
 use smallvec::SmallVec;
 
 use crate::kernels::Kernel;
@@ -44,7 +44,7 @@ pub struct Exec {
     params: Vec<Param>,
     lines: Vec<Line>,
     results: Vec<Returned>,
-    groups: Vec<mesh::Group>,
+    groups: Vec<GroupName>,
     limits: Option<Limits>,
     state: State,
 }
@@ -200,7 +200,7 @@ impl Exec {
     }
 
     /// The groups on which it communicates, in the order in which a call wants them.
-    pub fn groups(&self) -> &[mesh::Group] {
+    pub fn groups(&self) -> &[GroupName] {
         &self.groups
     }
 

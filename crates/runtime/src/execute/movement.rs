@@ -1,13 +1,13 @@
 //! Moves elements between slots: one routine that copies, and what is made of it.
 
-use consort_ir::layout::{Layout, row_major};
-
-use crate::kernels::copy::copy_into;
+use consort_ir::ops::Joined;
+use consort_types::layout::{Layout, row_major};
 
 use super::memory::{Slot, SlotId};
 use super::state::{State, seen};
 use super::step::Moves;
 use super::{RunCx, RunError};
+use crate::kernels::copy::copy_into;
 
 impl State {
     /// Copies a tensor to another place, where it is not there yet.
@@ -54,69 +54,33 @@ impl State {
         Ok(bytes)
     }
 
-    /// Joins tensors along a dimension. Those that lie at their place stay there.
-    pub(super) fn concat(
-        &mut self,
-        dim: usize,
-        parts: &[SlotId],
+    /// Puts boxes of tensors where they belong. Those that lie there stay.
+    pub(super) fn join(
+        &self,
+        boxes: &[Joined],
+        args: &[SlotId],
         result: SlotId,
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
-        let (whole, mut start) = (&self.slots[result], 0);
-        for part in parts {
-            let part = &self.slots[*part];
-            let size = part.layout.shape[dim];
-            self.copy_elements(part, &whole.seen_as(whole.layout.narrowed(dim, start, size)), cx)?;
-            start += size;
+        let whole = &self.slots[result];
+        let at =
+            |slot: &Slot, start: &[usize], size: &[usize]| slot.seen_as(slot.layout.narrowed_to(start, size));
+        // What surrounds the others in operand 0 is copied at once, before them, unless one of them is there already.
+        let is_base = |piece: &Joined| piece.operand == 0 && piece.from == piece.to;
+        let parts = || boxes.iter().filter(|piece| !is_base(piece));
+        let there = |piece: &Joined| {
+            let part = at(&self.slots[args[piece.operand]], &piece.from, &piece.size);
+            part.lies_at(&at(whole, &piece.to, &piece.size))
+        };
+        let base = &self.slots[args[0]];
+        let at_once = base.layout.shape == whole.layout.shape && !base.lies_at(whole) && !parts().any(there);
+        if at_once {
+            self.copy_elements(base, whole, cx)?;
         }
-        Ok(())
-    }
-
-    /// Replaces a part of a tensor. Whatever lies at its place stays there.
-    pub(super) fn update_slice(
-        &mut self,
-        start: &[usize],
-        [base, part, result]: [SlotId; 3],
-        cx: &RunCx<'_>,
-    ) -> Result<(), RunError> {
-        let (base, part, result) = (&self.slots[base], &self.slots[part], &self.slots[result]);
-        let mut place = Layout::clone(&result.layout);
-        for (dim, start) in start.iter().enumerate() {
-            let (size, of) = (part.layout.shape[dim], result.layout.shape[dim]);
-            if start.saturating_add(size) > of {
-                let message = format!("dimension {dim}: {size} places from {start} do not lie inside {of}");
-                return Err(RunError::new(message));
-            }
-            place = place.narrowed(dim, *start, size);
-        }
-        let place = result.seen_as(place);
-        if !part.lies_at(&place) {
-            self.copy_elements(base, result, cx)?;
-            self.copy_elements(part, &place, cx)?;
-        } else if !base.lies_at(result) {
-            self.copy_around(base, result, start, &part.layout.shape, cx)?;
-        }
-        Ok(())
-    }
-
-    /// Copies a tensor but for a box: what lies before and behind it along each dimension in turn.
-    fn copy_around(
-        &self,
-        from: &Slot,
-        to: &Slot,
-        start: &[usize],
-        sizes: &[usize],
-        cx: &RunCx<'_>,
-    ) -> Result<(), RunError> {
-        let (mut from, mut to) = (from.clone(), to.clone());
-        for (dim, (start, size)) in start.iter().zip(sizes).enumerate() {
-            let end = start + size;
-            for (start, size) in [(0, *start), (end, to.layout.shape[dim] - end)] {
-                let part = |of: &Slot| of.seen_as(of.layout.narrowed(dim, start, size));
-                self.copy_elements(&part(&from), &part(&to), cx)?;
-            }
-            from = from.seen_as(from.layout.narrowed(dim, *start, *size));
-            to = to.seen_as(to.layout.narrowed(dim, *start, *size));
+        let stays = at_once || base.lies_at(whole);
+        for piece in boxes.iter().filter(|piece| !(stays && is_base(piece))) {
+            let from = at(&self.slots[args[piece.operand]], &piece.from, &piece.size);
+            self.copy_elements(&from, &at(whole, &piece.to, &piece.size), cx)?;
         }
         Ok(())
     }

@@ -1,18 +1,16 @@
 //! Runs what communicates: starts and waits.
 
 use consort_comm::{About, Group, Note};
-use consort_ir::dtype::Dtype;
-use consort_ir::ops::ExchangeStart;
+use consort_ir::index::Index;
 use consort_ir::program::Loc;
+use consort_types::{Collective, Dtype, Kind};
 use smallvec::SmallVec;
 
-use crate::start::{Operand, Operands, Outs, call_text, digest, message_digest, start, type_text};
-
-use super::lower::is;
 use super::memory::SlotId;
 use super::state::State;
 use super::step::{Call, Flight, FlightId, Said, Start};
 use super::{RunCx, RunError};
+use crate::start::{Operand, Operands, Outs, call_text, digest, message_digest, start, type_text};
 
 impl State {
     pub(super) fn start(&mut self, line: &Start, loc: Option<&Loc>, cx: &RunCx<'_>) -> Result<(), RunError> {
@@ -35,7 +33,8 @@ impl State {
             for slot in call.operands.iter().chain(&call.results) {
                 self.hold(*slot)?;
             }
-            self.say(line.flight, index, call, loc, group);
+            let collective = call.collective()?;
+            self.say(line.flight, index, (call, &collective), loc, group);
             let said = &self.said[line.flight][index];
             let mut operands = Operands::new();
             for (i, slot) in call.operands.iter().enumerate() {
@@ -49,7 +48,7 @@ impl State {
             }
             let results = call.results.iter().map(|slot| self.handle(*slot)).collect::<Result<Outs, _>>()?;
             group.note(said.note);
-            pending.push(start(&*call.op, &self.sizes(), group, &operands, &results)?);
+            pending.push(start(&collective, &self.sizes(), group, &operands, &results)?);
         }
         self.in_flight[number] += 1;
         self.all_in_flight += 1;
@@ -60,11 +59,18 @@ impl State {
 
     /// Finds out what ranks tell each other of a call: the user's line, what is called, and a digest of its types. Texts
     /// are made again only where types have changed since the last time.
-    fn say(&mut self, flight: FlightId, index: usize, call: &Call, loc: Option<&Loc>, group: &Group) {
+    fn say(
+        &mut self,
+        flight: FlightId,
+        index: usize,
+        (call, collective): (&Call, &Collective<'_, Index>),
+        loc: Option<&Loc>,
+        group: &Group,
+    ) {
         let types = || {
             call.operands.iter().map(|slot| (self.slots[*slot].dtype, &self.slots[*slot].layout.shape[..]))
         };
-        let digest = digest(&*call.op, types());
+        let digest = digest(collective, types());
         if self.said[flight].get(index).is_some_and(|said| said.note.digest == digest) {
             return;
         }
@@ -75,7 +81,7 @@ impl State {
             digest: message_digest(dtype, shape),
             text: recorder.name(&type_text(dtype, shape)),
         };
-        let messages = match is::<ExchangeStart>(&call.op) {
+        let messages = match collective.kind == Kind::Exchange {
             true => types().map(message).collect(),
             false => SmallVec::new(),
         };

@@ -6,22 +6,21 @@ use std::rc::Rc;
 use consort_comm::{Buffer, Bytes};
 use consort_ir::cost::{self, Total};
 use consort_ir::index::{Guard, Index, Sym};
-use consort_ir::layout::{Dims, Layout};
 use consort_ir::limits::Budget;
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op};
 use consort_ir::oracle::check_guards;
 use consort_ir::plan::Region;
 use consort_ir::tensor::Tensor;
-use consort_ir::views::view;
+use consort_types::Rank;
+use consort_types::layout::{Dims, Layout};
 use smallvec::SmallVec;
-
-use crate::kernels::operand::Storage;
-use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
 
 use super::memory::{Memory, Slot, SlotId};
 use super::step::{Flight, Found, Line, Said, Step};
 use super::{RunCx, RunError};
+use crate::kernels::operand::Storage;
+use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
 
 /// After so much work, operations in flight are made to go on: some tens of microseconds.
 const POLL: u64 = 1 << 18;
@@ -104,12 +103,15 @@ impl State {
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
             Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
-            Step::Concat { dim, parts, result } => self.concat(*dim, parts, *result, cx)?,
-            Step::UpdateSlice { start, base, part, result } => {
-                let start =
-                    start.iter().map(|start| self.sizes().size(start)).collect::<Result<Dims, _>>()?;
-                self.update_slice(&start, [*base, *part, *result], cx)?;
-            }
+            Step::Join { op, boxes, args, result } => match boxes {
+                Some(boxes) => self.join(boxes, args, *result, cx)?,
+                None => {
+                    let shapes: SmallVec<[&[usize]; 4]> =
+                        args.iter().map(|arg| &self.slots[*arg].layout.shape[..]).collect();
+                    let boxes = op.boxes(&self.sizes(), &shapes)?;
+                    self.join(&boxes, args, *result, cx)?;
+                }
+            },
             Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
             Step::ToSize { op, arg, symbols, guards } => self.read_sizes(op, *arg, symbols, guards, cx)?,
@@ -146,7 +148,7 @@ impl State {
             Found::At { shape, offset } => {
                 let shape = shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>()?;
                 let layout = Layout { start: offset / dtype.size(), ..Layout::contiguous(&shape) };
-                let bytes = consort_ir::layout::numel(&shape).and_then(|n| n.checked_mul(dtype.size()));
+                let bytes = consort_types::layout::numel(&shape).and_then(|n| n.checked_mul(dtype.size()));
                 let end = bytes.and_then(|bytes| bytes.checked_add(*offset));
                 let end =
                     end.ok_or_else(|| RunError::new(format!("a tensor of shape {shape:?} is too large")))?;
@@ -157,7 +159,7 @@ impl State {
             }
             Found::View { op, of, result } => {
                 let of = &self.slots[*of].layout;
-                let seen = view(&**op, &self.sizes(), of)?;
+                let seen = op.view(&self.sizes(), of)?;
                 // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
                 seen.map_or_else(|| Rc::clone(of), |mut layouts| layouts.swap_remove(*result).into())
             }

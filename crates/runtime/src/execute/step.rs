@@ -3,13 +3,14 @@
 use consort_comm::{About, Note, Pending};
 use consort_ir::cost::Total;
 use consort_ir::index::{Guard, Index, Sym};
-use consort_ir::ops::{Cost, Op};
+use consort_ir::ops::{Cost, Joined, Op};
 use consort_ir::program::Loc;
+use consort_types::Collective;
 use smallvec::SmallVec;
 
-use crate::kernels::Kernel;
-
+use super::RunError;
 use super::memory::SlotId;
+use crate::kernels::Kernel;
 
 /// Numbers of slots.
 pub(super) type Slots = SmallVec<[SlotId; 4]>;
@@ -64,15 +65,12 @@ pub(super) enum Step {
         to: SlotId,
         counted: bool,
     },
-    Concat {
-        dim: usize,
-        parts: Slots,
-        result: SlotId,
-    },
-    UpdateSlice {
-        start: Vec<Index>,
-        base: SlotId,
-        part: SlotId,
+    /// Boxes of operands are put where they belong, unless they are there; the boxes are found at each call where they
+    /// depend on sizes known only then.
+    Join {
+        op: Op,
+        boxes: Option<Vec<Joined>>,
+        args: Slots,
         result: SlotId,
     },
     Start(Box<Start>),
@@ -104,11 +102,23 @@ pub(super) struct Start {
     pub(super) flight: FlightId,
 }
 
-/// One operation of a group. A start of several tensors may be several of them.
+/// One call of a group. A start of several tensors may be several of them.
 pub(super) struct Call {
     pub(super) op: Op,
+    /// The only operand of the op that takes part, where it is not all of them.
+    pub(super) alone: Option<usize>,
     pub(super) operands: Slots,
     pub(super) results: Slots,
+}
+
+impl Call {
+    pub(super) fn collective(&self) -> Result<Collective<'_, Index>, RunError> {
+        let collective = self.op.collective().ok_or_else(|| RunError::new("not a communication op"))?;
+        Ok(match self.alone {
+            Some(operand) => collective.alone(operand),
+            None => collective,
+        })
+    }
 }
 
 /// What ranks tell each other of an operation.

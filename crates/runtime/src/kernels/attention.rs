@@ -8,8 +8,8 @@
 //! infinity has no weight, and makes NaN only where a query sees no other. What a query does not see does not reach it,
 //! whatever it holds. A weight too small for its type is 0, which makes NaN of an infinite value.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Attention, OpDef};
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 use crate::kernels::element::{Element, Wide};

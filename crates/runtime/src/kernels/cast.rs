@@ -1,6 +1,6 @@
 //! Conversions between element types.
 
-use consort_ir::dtype::Dtype;
+use consort_types::Dtype;
 
 use super::blocks::{ElementOp, Work, map, micro};
 use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8, by_format, to_odd_f32};

@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Conv1d, Conv2d, OpDef};
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 use crate::kernels::element::{Element, Wide};

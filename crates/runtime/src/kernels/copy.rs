@@ -8,12 +8,12 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use bytemuck::Pod;
+use consort_types::layout::{Layout, is_row_major, row_major, span};
 use smallvec::SmallVec;
 
 use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::{KernelError, View};
 use crate::threads::Threads;
-use consort_ir::layout::{Layout, is_row_major, row_major, span};
 
 /// A dimension of a copy: how many, and how far apart on both sides. A source may be walked backwards.
 #[derive(Clone, Copy, Debug)]
@@ -358,7 +358,7 @@ fn riffle<T: Pod>(from: &[T; TILE * TILE], to: &mut [T; TILE * TILE]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use consort_ir::dtype::Dtype;
+    use consort_types::Dtype;
 
     /// The elements of a layout, one by one.
     fn plain(from: &[u16], layout: &Layout) -> Vec<u16> {

@@ -1,9 +1,9 @@
 //! Kernels of the ops that make tensors from their attributes alone.
 
 use bytemuck::Pod;
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Constant, Elements, IndexValue, Iota, OpDef};
 use consort_ir::tensor::Tensor;
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 use crate::kernels::movement::fill;

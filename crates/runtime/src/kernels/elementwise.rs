@@ -3,8 +3,8 @@
 //! 16-bit floats are computed in `f32` and rounded once; truth values are bytes of 0 and 1. Arithmetic, comparisons
 //! and conversions give the same bits as the definitions; of the functions, `math` says how far they may be.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpDef;
+use consort_types::Dtype;
 
 use super::blocks::{ElementOp, Work, map, micro, select};
 use super::cast::cast;

@@ -124,7 +124,7 @@ macro_rules! by_format {
     };
     (@each $dtype:expr, $format:ident, $work:expr, $($name:ident $ty:ident),*) => {
         match $dtype {
-            $(consort_ir::dtype::Dtype::$name => {
+            $(consort_types::Dtype::$name => {
                 type $format = $crate::kernels::formats::$ty;
                 $work
             })*
@@ -200,7 +200,7 @@ pub(crate) fn to_odd_f32(x: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use consort_ir::dtype::Dtype;
+    use consort_types::Dtype;
 
     #[test]
     fn sixteen_bit_floats_are_converted_as_the_definition_says() {

@@ -1,16 +1,16 @@
 //! Kernels of the ops that read, write and add at places which a tensor names.
 
 use bytemuck::Pod;
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{Gather, OneHot, OpDef, Scatter, ScatterAdd, TakeAlong};
 use consort_ir::tensor::Tensor;
+use consort_types::Dtype;
+use consort_types::layout::{is_row_major, row_major};
 use half::{bf16, f16};
 
 use crate::kernels::copy::copy;
 use crate::kernels::operand::{Storage, attributes, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 use crate::threads::Threads;
-use consort_ir::layout::{is_row_major, row_major};
 
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "gather", family: "lookup", in_place: false, run: gather },

@@ -1,8 +1,8 @@
 //! `matmul`: f32 and f64 by the `gemm` crate, 16-bit floats in blocks widened to f32 for it, integers and products
 //! with few rows or columns by loops of our own.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::OpDef;
+use consort_types::Dtype;
 use half::{bf16, f16};
 
 use crate::kernels::element::{Element, Wide};

@@ -43,12 +43,11 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use bytemuck::Pod;
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{EvalCx, OpDef};
+use consort_types::Dtype;
+use consort_types::layout::{is_row_major, span};
 
 use crate::threads::Threads;
-use consort_ir::layout::{is_row_major, span};
-use consort_ir::views::VIEWS;
 
 /// The kernel of an op.
 #[derive(Clone, Copy)]
@@ -181,7 +180,6 @@ pub fn find(op: &str) -> Option<&'static Kernel> {
 /// What computes an op, in words: the family of its kernel, `view` where nothing need move, `-` where nothing does.
 pub fn label(op: &str) -> String {
     match find(op) {
-        _ if VIEWS.contains(&op) => "view".to_string(),
         Some(kernel) if kernel.in_place => format!("{}, in place", kernel.family),
         Some(kernel) => kernel.family.to_string(),
         None => "-".to_string(),

@@ -2,19 +2,18 @@
 
 use consort_ir::ops::{Concat, Flip, OpDef, Pad, UpdateSlice};
 use consort_ir::tensor::Tensor;
+use consort_types::layout::Layout;
 
 use crate::kernels::copy::{copy, copy_flipped, copy_into};
 use crate::kernels::operand::{attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
-use consort_ir::layout::Layout;
-use consort_ir::views;
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "reshape", family: "movement", in_place: false, run: write_out },
-    Kernel { op: "permute", family: "movement", in_place: false, run: write_out },
-    Kernel { op: "slice", family: "movement", in_place: false, run: write_out },
-    Kernel { op: "broadcast", family: "movement", in_place: false, run: write_out },
-    Kernel { op: "split", family: "movement", in_place: false, run: write_out },
+    Kernel { op: "reshape", family: "view", in_place: false, run: write_out },
+    Kernel { op: "permute", family: "view", in_place: false, run: write_out },
+    Kernel { op: "slice", family: "view", in_place: false, run: write_out },
+    Kernel { op: "broadcast", family: "view", in_place: false, run: write_out },
+    Kernel { op: "split", family: "view", in_place: false, run: write_out },
     Kernel { op: "update_slice", family: "movement", in_place: true, run: update_slice },
     Kernel { op: "concat", family: "movement", in_place: false, run: concat },
     Kernel { op: "pad", family: "movement", in_place: false, run: pad },
@@ -29,7 +28,7 @@ fn write_out(
     out: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let x = view(args, 0)?;
-    match views::view(op, &cx.sizes, &layout(&x))? {
+    match op.view(&cx.sizes, &layout(&x))? {
         Some(layouts) => layouts
             .iter()
             .zip(out)

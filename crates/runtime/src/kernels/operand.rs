@@ -1,10 +1,10 @@
 //! What a kernel is given, in the form in which it needs it: attributes, operands, storage on the side.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{EvalError, OpDef};
+use consort_types::Dtype;
+use consort_types::layout::Layout;
 
 use crate::kernels::{Arg, KernelError, View, ViewMut};
-use consort_ir::layout::Layout;
 
 /// The op with its attributes, as its own type.
 pub(crate) fn attributes<T: OpDef>(op: &dyn OpDef) -> Result<&T, KernelError> {

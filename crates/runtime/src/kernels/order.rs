@@ -4,14 +4,14 @@
 //! wider number. So numbers are compared and nothing else, all of them differ, and equal elements keep their order.
 
 use bytemuck::Pod;
-use consort_ir::dtype::Dtype;
 use consort_ir::ops::{OpDef, Sort, Topk};
+use consort_types::Dtype;
+use consort_types::layout::Layout;
 
 use crate::kernels::copy::copy;
 use crate::kernels::operand::{Storage, attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 use crate::threads::Threads;
-use consort_ir::layout::Layout;
 
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "sort", family: "order", in_place: false, run: sort },

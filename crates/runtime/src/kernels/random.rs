@@ -1,11 +1,11 @@
 //! Kernels of uniform and normal: the words of many elements at once, with the bits that `consort_ir::random` defines.
 
 use bytemuck::Pod;
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops::{Normal, OpDef, Uniform};
 use consort_ir::random::element_number;
 use consort_ir::tensor::unravel;
+use consort_types::Dtype;
 use half::f16;
 
 use crate::kernels::gaussian::normals;

@@ -7,6 +7,7 @@
 use std::array;
 
 use consort_ir::ops::{self, OpDef};
+use consort_types::layout::Dims;
 
 use super::formats::{Format, U8, by_format};
 use super::isa::{Loop, vectorize};
@@ -14,7 +15,6 @@ use super::numbers::{Number, Real};
 use super::operand::{attributes, only, view};
 use super::source::{Offsets, Steps, coalesce, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
-use consort_ir::layout::Dims;
 
 /// A fold of elements into one.
 pub(super) trait Fold<C: Copy> {

@@ -8,16 +8,16 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::dtype::Dtype;
 use consort_ir::generate::Rng;
 use consort_ir::index::Sym;
-use consort_ir::layout::Layout;
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op, OpDef, OpTable};
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::text::Cursor;
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
+use consort_types::layout::Layout;
+use consort_types::{Dtype, Rank};
 
 /// Storage that is aligned for every element type. A kernel that reads what it should not is seen: as floats all of it
 /// is NaN.

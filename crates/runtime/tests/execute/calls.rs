@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, spawn_with_heap};
-use consort_ir::mesh::Rank;
 use consort_ir::program::Func;
 use consort_ir::tensor::Tensor;
 use consort_runtime::execute::{ArgValue, Out, OutTensor};
+use consort_types::Rank;
 
 use super::ranks::{OneRank, tensor};
 use super::words::{floats, plan};

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
 use consort_ir::index::Sym;
-use consort_ir::mesh::{Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow};
 use consort_ir::plan::{Head, NodePlan, Place, Region, Why};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::TensorType;
+use consort_types::Rank;
 
 pub(crate) struct Naive<'a> {
     mesh: &'a Mesh,
@@ -134,7 +135,7 @@ impl Naive<'_> {
             return plan;
         }
         let free = node.results.iter().all(|result| !self.whole.contains(result));
-        if self.lazy && node.op.alias() == Alias::View(0) && free && node.op.info().name != "reshape" {
+        if self.lazy && node.op.alias() == Alias::View && free && node.op.info().name != "reshape" {
             for result in &node.results {
                 let place = self.places[&node.args[0]].clone();
                 plan.places.extend(&place);

@@ -3,20 +3,20 @@
 use std::time::{Duration, Instant};
 
 use consort_comm::{Group, spawn_with_heap};
-use consort_ir::dtype::Dtype;
-use consort_ir::mesh::{self, Mesh, Rank};
+use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func};
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::types::Type;
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use consort_runtime::threads::Threads;
+use consort_types::{Dtype, GroupName, Rank};
 
 /// A rank: its group of all, and those that programs use.
 pub(crate) struct OneRank<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) all: Group,
     pub(crate) timeout: Duration,
-    groups: Vec<(mesh::Group, Option<Group>)>,
+    groups: Vec<(GroupName, Option<Group>)>,
 }
 
 impl<'a> OneRank<'a> {
@@ -25,11 +25,11 @@ impl<'a> OneRank<'a> {
     }
 
     /// The group, which all ranks ask for in the same order.
-    pub(crate) fn group(&mut self, over: mesh::Group) -> Option<Group> {
+    pub(crate) fn group(&mut self, over: GroupName) -> Option<Group> {
         if let Some((_, group)) = self.groups.iter().find(|(other, _)| *other == over) {
             return group.clone();
         }
-        if over == mesh::Group::Axes(self.mesh.all_axes()) {
+        if over == GroupName::Axes(self.mesh.all_axes()) {
             return Some(self.all.clone());
         }
         let ranks = (0..self.mesh.n_ranks()).map(Rank);
@@ -125,7 +125,7 @@ pub(crate) fn run(mesh: &Mesh, plans: &[Func], inputs: &[Vec<Tensor>]) -> Vec<Re
 }
 
 /// The groups that a program mentions, on every rank the same.
-fn groups_of(block: &Block, used: &mut Vec<mesh::Group>) {
+fn groups_of(block: &Block, used: &mut Vec<GroupName>) {
     for node in &block.nodes {
         used.extend(node.op.effects().starts());
         node.blocks.iter().for_each(|block| groups_of(block, used));

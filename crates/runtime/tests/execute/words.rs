@@ -1,8 +1,6 @@
 //! What the words of a plan mean: plans by hand, with results by hand.
 
 use consort_comm::spawn_with_heap;
-use consort_ir::dtype::Dtype;
-use consort_ir::mesh::Rank;
 use consort_ir::ops::OpTable;
 use consort_ir::plan::Region;
 use consort_ir::program::{Func, Program};
@@ -10,6 +8,7 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
 use consort_ir::verify::verify;
 use consort_runtime::execute::{ArgValue, Exec, Out};
+use consort_types::{Dtype, Rank};
 
 use super::ranks::{OneRank, tensor};
 

@@ -1,8 +1,8 @@
 //! What the test of all kernels runs: ops with attributes, and the operands they get.
 
-use consort_ir::dtype::Dtype;
 use consort_ir::index::Index;
 use consort_ir::ops::*;
+use consort_types::Dtype;
 
 /// An op with attributes, and its operands.
 pub(crate) struct Case {

@@ -1,10 +1,10 @@
 //! Recipes of ops on whole arrays: order along a dimension, convolutions, random numbers.
 
-use crate::dtype::Dtype;
-use crate::index::{Index, Sym};
-use crate::ops::*;
+use consort_types::Dtype;
 
 use super::{Growing, constants, is_float, is_number};
+use crate::index::{Index, Sym};
+use crate::ops::*;
 
 pub(super) fn cumsum(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0 && is_number(ty))?;

@@ -1,14 +1,14 @@
 //! Recipes with blocks: choices and loops, filled with steps of their own.
 
+use consort_types::{Axes, GroupName, Reduce};
+
+use super::{Growing, is_float};
 use crate::entity::Value;
+use crate::generate::Flying;
 use crate::index::Index;
-use crate::mesh::{Axes, Group};
 use crate::ops::*;
 use crate::program::Block;
 use crate::types::{TensorType, Type};
-
-use super::{Growing, is_float};
-use crate::generate::Flying;
 
 /// How deep blocks lie in one another.
 const DEPTH: usize = 2;
@@ -74,7 +74,7 @@ pub(super) fn cond(g: &mut Growing<'_>) -> Option<()> {
     }
     let types = args.iter().map(|arg| g.builder.ty(*arg).ok().cloned()).collect::<Option<Vec<_>>>()?;
     let flies = differs.is_empty() && g.rng.one_in(4);
-    let over = Group::Axes(g.axes_but(differs));
+    let over = GroupName::Axes(g.axes_but(differs));
     let mut blocks = Vec::new();
     for _ in 0..2 {
         let block = g.block(types.clone(), differs, |g, params| {
@@ -153,7 +153,7 @@ pub(super) fn scan_of_pendings(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty): (Value, TensorType) = g.any_where(|ty| is_float(ty) && ty.rank() > 0)?;
     // Over no axis that the length differs over.
     let differs = g.builder.facts().varies(&ty.shape[0]);
-    let over = Group::Axes(g.axes_but(differs));
+    let over = GroupName::Axes(g.axes_but(differs));
     let entry = ty.with_shape(ty.shape[1..].to_vec());
     let whole = entry.with_varies(g.builder.mesh().all_axes());
     let zero = Constant { dtype: ty.dtype, shape: entry.shape.clone(), value: Elements::Float(0.0) };

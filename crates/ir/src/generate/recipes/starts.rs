@@ -1,10 +1,11 @@
 //! Recipes that start communication.
 
+use consort_types::{Message, Missing, Peer, Reduce, Route};
+
+use super::Growing;
 use crate::index::Index;
 use crate::ops::*;
 use crate::types::TensorType;
-
-use super::Growing;
 
 /// A reduction that the element types allow.
 pub(super) fn reduction(g: &mut Growing<'_>, types: &[TensorType]) -> Option<Reduce> {

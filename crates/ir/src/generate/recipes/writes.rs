@@ -3,15 +3,15 @@
 //! Places and sizes are constants, parts of a symbol (`s0/2`), or depend on the rank. What was written over is often
 //! read by nothing after that, as if the user had written `x.narrow_mut(..)`.
 
-use crate::dtype::Dtype;
-use crate::entity::Value;
-use crate::index::{Index, Sym};
-use crate::ops::*;
-use crate::types::TensorType;
+use consort_types::{Dtype, Message, Missing, Peer, Route};
 
 use super::starts::reduction;
 use super::{Growing, constants, is_number};
+use crate::entity::Value;
 use crate::generate::{Flying, Into};
+use crate::index::{Index, Sym};
+use crate::ops::*;
+use crate::types::TensorType;
 
 /// Where a part begins and how large it is, along each dimension.
 type Box = (Vec<Index>, Vec<Index>);

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::dtype::Dtype;
+use consort_types::Dtype;
+
 use crate::plan::{Head, Region};
 use crate::storage::{Lies, Spot};
 use crate::tensor::{Tensor, unravel};
@@ -26,7 +27,7 @@ impl Seat {
     pub(super) fn without_gaps(&self) -> Seat {
         let mut seat = self.clone();
         if let Lies::At(layout) = &mut seat.spot.lies {
-            layout.strides = crate::layout::row_major(&layout.shape);
+            layout.strides = consort_types::layout::row_major(&layout.shape);
         }
         seat
     }

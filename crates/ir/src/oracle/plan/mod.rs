@@ -18,20 +18,20 @@ mod rank;
 
 use std::fmt::Display;
 
-use crate::generate::Rng;
-use crate::limits::{Excess, Limits, Resource};
-use crate::mesh::{Mesh, Rank};
-use crate::ops::EvalCx;
-use crate::program::{Func, Node, Program};
-use crate::tensor::Tensor;
-use crate::verify::verify;
+use consort_types::Rank;
+use memory::{Memory, Seat};
+use rank::PlanRank;
 
 use super::comm::{Comm, PendingId};
 use super::rank::Step;
 use super::{OracleError, Stuck, bind};
-
-use memory::{Memory, Seat};
-use rank::PlanRank;
+use crate::generate::Rng;
+use crate::limits::{Excess, Limits, Resource};
+use crate::mesh::Mesh;
+use crate::ops::EvalCx;
+use crate::program::{Func, Node, Program};
+use crate::tensor::Tensor;
+use crate::verify::verify;
 
 /// When what may happen early or late does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

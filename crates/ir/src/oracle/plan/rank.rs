@@ -1,14 +1,6 @@
 //! One rank of the plan oracle: a position in its plan, and where its values lie.
 
-use crate::entity::{Value, ValueMap};
-use crate::mesh::{Mesh, Rank};
-use crate::ops::{Effects, EvalCx, Flow};
-use crate::plan::{NodePlan, Place};
-use crate::program::{Block, Func, Node};
-use crate::storage::{Spot, is_read, joins, may_take_over, pieces};
-use crate::tensor::Tensor;
-use crate::text::node_text;
-use crate::types::Type;
+use consort_types::Rank;
 
 use super::super::Stuck;
 use super::super::comm::PendingId;
@@ -16,6 +8,15 @@ use super::super::inputs::Symbols;
 use super::super::rank::Step;
 use super::memory::{Memory, Seat};
 use super::{World, at};
+use crate::entity::{Value, ValueMap};
+use crate::mesh::Mesh;
+use crate::ops::{Effects, EvalCx, Flow};
+use crate::plan::{NodePlan, Place};
+use crate::program::{Block, Func, Node};
+use crate::storage::{Spot, is_needed, may_take_over, pieces};
+use crate::tensor::Tensor;
+use crate::text::node_text;
+use crate::types::Type;
 
 /// A block being run, and what becomes of its results.
 struct Frame<'a> {
@@ -188,7 +189,7 @@ impl<'a> PlanRank<'a> {
             _ if plan.view => self.view(node)?,
             _ => {
                 self.seat(&node.results, &plan.places);
-                if joins(&*node.op) { self.join(node, world)? } else { self.kernel(node, world)? }
+                if node.op.joins() { self.join(node, world)? } else { self.kernel(node, world)? }
             }
         }
         self.advance();
@@ -291,7 +292,7 @@ impl<'a> PlanRank<'a> {
         // What is overwritten is read where the result lies: it lies there, is copied there, or is not there at all.
         for (k, result) in results.iter().enumerate() {
             let Some((j, in_place)) = over(k) else { continue };
-            if in_place || !copied(j) && is_read(&*node.op, j, &cx) {
+            if in_place || !copied(j) && is_needed(&*node.op, j, &cx) {
                 tensors[j] = Some(memory.read(result)?);
             }
         }
@@ -309,7 +310,7 @@ impl<'a> PlanRank<'a> {
             if tensors[j].is_some() {
                 continue;
             }
-            if is_read(&*node.op, j, &cx) {
+            if is_needed(&*node.op, j, &cx) {
                 // Communication knows no gaps.
                 tensors[j] = Some(memory.read(&seat.without_gaps())?);
                 leased.push(seat.clone());

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use crate::entity::Value;
 use crate::plan::NodePlan;
 use crate::program::Node;
-use crate::storage::{Lies, Piece, Ranges, Spot, is_read, may_take_over, overlap, pieces};
+use crate::storage::{Lies, Piece, Ranges, Spot, is_needed, may_take_over, overlap, pieces};
 use crate::types::Type;
 
 use super::bytes::Values;
@@ -158,7 +158,7 @@ impl Checker<'_> {
         let Some(pending) = node.results.first().copied() else { return };
         let args = self.operands(&node.args);
         let results = self.operands(&node.results);
-        let reads: Vec<bool> = (0..args.len()).map(|j| is_read(&*node.op, j, &self.sizes)).collect();
+        let reads: Vec<bool> = (0..args.len()).map(|j| is_needed(&*node.op, j, &self.sizes)).collect();
         // Operands that the result of theirs takes the place of, and those that are copied there.
         let mut in_place = vec![false; args.len()];
         let mut copied = vec![false; args.len()];

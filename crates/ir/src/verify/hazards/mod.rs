@@ -14,7 +14,7 @@
 //!   and the op allows it: the same elements without gaps, and an operand that [`crate::storage::may_take_over`] names, or the one
 //!   that a start overwrites. Results of one line share no byte either.
 //! - **H6** An operand of a start lies without gaps. Where the op overwrites it, the result lies there too, or the
-//!   line copies it, unless its contents do not matter on this rank ([`crate::storage::is_read`]). Nothing else is copied.
+//!   line copies it, unless its contents do not matter on this rank ([`crate::storage::is_needed`]). Nothing else is copied.
 //! - **H7** A wait gives its tensors where the start's results lie, and a release stands on the wait's line or after it.
 //! - **H8** A view's elements need not move.
 //! - **H9** What is returned outlives the call: it lies in no arena or heap.
@@ -45,7 +45,7 @@ use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
 use crate::plan::{Head, NodePlan, Place, Region};
 use crate::program::{Block, Func, Loc};
-use crate::storage::{Ranges, Spot, joins, overlap};
+use crate::storage::{Ranges, Spot, overlap};
 use crate::types::Type;
 
 use bytes::{Bytes, Cell, Values};
@@ -421,7 +421,7 @@ impl<'a> Checker<'a> {
                 _ if plan.view => self.view(node),
                 _ => {
                     self.lodge(&node.results, &plan.places);
-                    if joins(&*node.op) { self.join(node) } else { self.kernel(node) }
+                    if node.op.joins() { self.join(node) } else { self.kernel(node) }
                 }
             }
         }

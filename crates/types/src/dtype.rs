@@ -114,12 +114,12 @@ impl Dtype {
 }
 
 /// The nearest `f16` (ties to even).
-pub(crate) fn to_f16(x: f64) -> f16 {
+pub fn to_f16(x: f64) -> f16 {
     f16::from_f32(to_odd_f32(x))
 }
 
 /// The nearest `bf16` (ties to even).
-pub(crate) fn to_bf16(x: f64) -> bf16 {
+pub fn to_bf16(x: f64) -> bf16 {
     bf16::from_f32(to_odd_f32(x))
 }
 

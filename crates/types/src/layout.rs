@@ -79,6 +79,12 @@ impl Layout {
         layout
     }
 
+    /// The box that begins at `start` and has these sizes.
+    #[must_use]
+    pub fn narrowed_to(&self, start: &[usize], size: &[usize]) -> Layout {
+        (0..size.len()).fold(self.clone(), |layout, dim| layout.narrowed(dim, start[dim], size[dim]))
+    }
+
     /// Repeated to a larger shape: sizes are aligned at the end, and sizes of one repeat.
     #[must_use]
     pub fn broadcast(&self, shape: &[usize]) -> Layout {

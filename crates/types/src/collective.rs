@@ -1,0 +1,267 @@
+//! What a collective or a batch of messages is, in one closed description: verifier, planner, hazard checker, lowering,
+//! eager code and groups all read it, and nothing else decides these things a second time.
+
+use crate::dtype::Dtype;
+use crate::group::GroupName;
+use crate::message::{Message, Route};
+use crate::reduce::Reduce;
+
+/// The kinds of communication.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Every member gets the reduction of all operands.
+    AllReduce,
+    /// Every member gets all operands, joined.
+    AllGather,
+    /// Every member gets its part of the reduction.
+    ReduceScatter,
+    /// Every member gets a part of each operand.
+    AllToAll,
+    /// Every member gets the root's operand.
+    Broadcast,
+    /// The root gets the reduction of all operands.
+    Reduce,
+    /// The root gets all operands, joined.
+    Gather,
+    /// Every member gets its part of the root's operand.
+    Scatter,
+    /// As `AllGather`, with a size for each member.
+    AllGatherV,
+    /// As `ReduceScatter`, with a size for each member.
+    ReduceScatterV,
+    /// Every member gets the operand of the member that sends to it.
+    Permute,
+    /// Nobody gets anything before everybody is there.
+    #[default]
+    Barrier,
+    /// Sends and receives.
+    Exchange,
+}
+
+/// What a member does in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// Whether others read its operands.
+    pub is_read: bool,
+    /// What its results are written to.
+    pub written: Written,
+}
+
+/// What the results of a member are written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The storage of the operands.
+    InPlace,
+    /// Nothing: the results are the operands as they are.
+    Same,
+    /// Other storage.
+    New,
+    /// Other storage, which this member fills with zeros.
+    Zeros,
+    /// There are no results.
+    Nothing,
+}
+
+/// Which operands may travel together in one call of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Any number.
+    Any,
+    /// Any number of one element type.
+    SameDtype,
+    /// One.
+    One,
+}
+
+impl Kind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Kind; 13] = [
+        Kind::AllReduce,
+        Kind::AllGather,
+        Kind::ReduceScatter,
+        Kind::AllToAll,
+        Kind::Broadcast,
+        Kind::Reduce,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::AllGatherV,
+        Kind::ReduceScatterV,
+        Kind::Permute,
+        Kind::Barrier,
+        Kind::Exchange,
+    ];
+
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all_reduce",
+            Kind::AllGather => "all_gather",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllToAll => "all_to_all",
+            Kind::Broadcast => "broadcast",
+            Kind::Reduce => "reduce",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::AllGatherV => "all_gather_v",
+            Kind::ReduceScatterV => "reduce_scatter_v",
+            Kind::Permute => "permute",
+            Kind::Barrier => "barrier",
+            Kind::Exchange => "exchange",
+        }
+    }
+
+    /// What member `me` does, where the root, if there is one, is `root`. A member that a `Permute` or an `Exchange` has
+    /// send nothing is not read either.
+    #[inline(always)]
+    pub fn role(self, root: Option<usize>, me: usize) -> Role {
+        let is_root = root == Some(me);
+        let (is_read, written) = match self {
+            Kind::AllReduce => (true, Written::InPlace),
+            Kind::AllGather
+            | Kind::ReduceScatter
+            | Kind::AllToAll
+            | Kind::AllGatherV
+            | Kind::ReduceScatterV
+            | Kind::Permute => (true, Written::New),
+            Kind::Broadcast => (is_root, if is_root { Written::Same } else { Written::InPlace }),
+            Kind::Reduce => (!is_root, if is_root { Written::InPlace } else { Written::Zeros }),
+            Kind::Gather => (!is_root, if is_root { Written::New } else { Written::Zeros }),
+            Kind::Scatter => (is_root, Written::New),
+            Kind::Barrier => (false, Written::Nothing),
+            Kind::Exchange => (true, Written::InPlace),
+        };
+        Role { is_read, written }
+    }
+
+    /// Which operands may travel together.
+    pub fn merge(self) -> Merge {
+        match self {
+            Kind::AllGather | Kind::Broadcast | Kind::Exchange => Merge::Any,
+            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => Merge::SameDtype,
+            Kind::AllToAll
+            | Kind::Gather
+            | Kind::Scatter
+            | Kind::AllGatherV
+            | Kind::ReduceScatterV
+            | Kind::Permute
+            | Kind::Barrier => Merge::One,
+        }
+    }
+}
+
+/// A collective, or a batch of messages. `S` is the type of sizes: an expression in programs, a number where they run.
+#[derive(Clone, Copy, Debug)]
+pub struct Collective<'a, S> {
+    /// What it does.
+    pub kind: Kind,
+    /// Between which ranks.
+    pub over: GroupName,
+    /// The reduction, of those that reduce.
+    pub reduce: Option<Reduce>,
+    /// The member that gives or gets everything.
+    pub root: Option<usize>,
+    /// The dimension along which each operand is cut or joined.
+    pub dims: &'a [usize],
+    /// The size of each member's part along that dimension, where they differ.
+    pub sizes: &'a [S],
+    /// The sizes that an all_to_all sends to each member, and those that it receives, where they differ.
+    pub splits: Option<(&'a [S], &'a [S])>,
+    /// Where each member of a permute sends.
+    pub route: Option<&'a Route>,
+    /// The sends of an exchange, which are its first operands.
+    pub sends: &'a [Message<S>],
+    /// The receives, which are the others.
+    pub receives: &'a [Message<S>],
+}
+
+impl<'a, S> Collective<'a, S> {
+    /// A collective without any of the things that only some have.
+    #[inline(always)]
+    pub fn new(kind: Kind, over: GroupName) -> Collective<'a, S> {
+        Collective {
+            kind,
+            over,
+            reduce: None,
+            root: None,
+            dims: &[],
+            sizes: &[],
+            splits: None,
+            route: None,
+            sends: &[],
+            receives: &[],
+        }
+    }
+
+    /// What member `me` does.
+    pub fn role(&self, me: usize) -> Role {
+        self.kind.role(self.root, me)
+    }
+
+    /// The operand that a result is written over, where the members that get it work in place.
+    pub fn overwrites(&self, result: usize) -> Option<usize> {
+        match self.kind {
+            Kind::AllReduce | Kind::Broadcast | Kind::Reduce => Some(result),
+            Kind::Exchange => Some(self.sends.len() + result),
+            _ => None,
+        }
+    }
+
+    /// Whether what an operand holds matters at member `me`: not what a broadcast overwrites, nor what a message that
+    /// `comes` does. A message that is not known to come may not.
+    pub fn needs(&self, operand: usize, me: usize, comes: impl FnOnce(&Message<S>) -> Option<bool>) -> bool {
+        let receive = operand.checked_sub(self.sends.len()).and_then(|at| self.receives.get(at));
+        match receive {
+            Some(message) => comes(message) != Some(true),
+            None => self.kind != Kind::Broadcast || self.root == Some(me),
+        }
+    }
+
+    /// The dimension of the operands that may differ between members.
+    pub fn uneven(&self) -> Option<usize> {
+        match self.kind {
+            Kind::AllToAll => Some(0),
+            Kind::AllGatherV => self.dims.first().copied(),
+            _ => None,
+        }
+    }
+
+    /// Whether operands of these element types must travel in calls of their own.
+    pub fn is_split(&self, mut dtypes: impl Iterator<Item = Dtype>) -> bool {
+        let Some(first) = dtypes.next() else { return false };
+        match self.kind.merge() {
+            Merge::Any => false,
+            Merge::SameDtype => dtypes.any(|dtype| dtype != first),
+            Merge::One => dtypes.next().is_some(),
+        }
+    }
+
+    /// The same for operand `i` alone.
+    #[must_use]
+    pub fn alone(mut self, i: usize) -> Collective<'a, S> {
+        self.dims = self.dims.get(i..=i).unwrap_or_default();
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_result_has_a_reader_or_an_operand_of_its_own() {
+        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number, "{}", kind.name());
+            let root =
+                matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter).then_some(1);
+            let roles: Vec<Role> = (0..3).map(|me| kind.role(root, me)).collect();
+            // Somebody is read wherever somebody gets something that is not its own.
+            let gets = roles.iter().any(|role| matches!(role.written, Written::New | Written::InPlace));
+            assert_eq!(roles.iter().any(|role| role.is_read), gets, "{}", kind.name());
+            let collective =
+                Collective::<usize> { root, ..Collective::new(kind, GroupName::Axes(crate::Axes::NONE)) };
+            let in_place = roles.iter().any(|role| role.written == Written::InPlace);
+            assert_eq!(collective.overwrites(0).is_some(), in_place, "{}", kind.name());
+        }
+    }
+}

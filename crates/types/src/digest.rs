@@ -1,0 +1,50 @@
+//! FNV-1a, for digests that only have to differ when a few words do. Not for input of strangers.
+
+/// A digest of words and bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    /// Adds a word.
+    #[inline(always)]
+    pub fn add(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+
+    /// Adds each byte.
+    pub fn add_bytes(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.add(u64::from(*byte)));
+    }
+
+    /// The digest of bytes.
+    pub fn of(bytes: &[u8]) -> u64 {
+        let mut digest = Digest::default();
+        digest.add_bytes(bytes);
+        digest.get()
+    }
+
+    /// The digest so far.
+    #[inline(always)]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Digest;
+
+    #[test]
+    fn known_digests() {
+        // From the tables of the algorithm's authors.
+        assert_eq!(Digest::of(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(Digest::of(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(Digest::of(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+}

@@ -1,0 +1,30 @@
+//! The words that all crates share: element types, reductions, layouts, groups as programs name them, and the one
+//! description of a collective ([`Collective`]).
+//!
+//! Nothing here runs anything. Programs (`consort-ir`) and groups of ranks (`consort-comm`) do not know of each other;
+//! what they mean by a reduction or by the root of a broadcast is said here once.
+//!
+//! ```
+//! use consort_types::{Dtype, Kind, Reduce, Written};
+//!
+//! assert!(Reduce::Sum.takes(Dtype::F32) && !Reduce::Avg.takes(Dtype::I32));
+//! // The root of a reduce has the sum in its operand's place; everybody else gets zeros.
+//! assert_eq!(Kind::Reduce.role(Some(0), 0).written, Written::InPlace);
+//! assert_eq!(Kind::Reduce.role(Some(0), 1).written, Written::Zeros);
+//! ```
+#![forbid(unsafe_code)]
+
+mod collective;
+mod digest;
+mod dtype;
+mod group;
+pub mod layout;
+mod message;
+mod reduce;
+
+pub use collective::{Collective, Kind, Merge, Role, Written};
+pub use digest::Digest;
+pub use dtype::{Dtype, to_bf16, to_f16};
+pub use group::{Axes, Axis, GroupId, GroupName, Rank};
+pub use message::{Message, Missing, Peer, Route};
+pub use reduce::Reduce;
