@@ -10,8 +10,9 @@ use std::rc::Rc;
 use consort_ir::index::Index;
 use consort_ir::ops;
 use consort_ir::ops::OpDef;
-use consort_types::{Dtype, Missing, Reduce, Route};
+use consort_types::{Dtype, Kind, Missing, Reduce, Route};
 
+use crate::apply::spoken;
 use crate::error::{Error, Result};
 use crate::index::{Shape, plain};
 use crate::mesh::Group;
@@ -42,6 +43,49 @@ impl Group {
     ) -> Result<Pending<Vec<Tensor>>> {
         let started = self.start(op, args, 1, &[], site)?;
         Ok(Pending { gives: started.results.into_vec(), flight: started.flight })
+    }
+}
+
+impl Group {
+    /// Runs an op that communicates over this group, built in or of the user's own: the op's `over` must be
+    /// [`Group::name`]. What is given by value may be written in place.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, ops};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let sums = consort::spawn(2, |mesh| {
+    ///     let group = mesh.axis("world")?;
+    ///     let op = ops::AllReduceStart { reduce: Reduce::Sum, over: group.name() };
+    ///     group.apply(&op, [Tensor::from_slice(&[1i32, 2], &[2])?])?[0].to_vec::<i32>()
+    /// });
+    /// for sum in sums {
+    ///     assert_eq!(sum?, [2, 4]);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn apply(&self, op: &dyn OpDef, args: impl IntoIterator<Item = Tensor>) -> Result<Vec<Tensor>> {
+        Ok(self.apply_async(op, args)?.gives)
+    }
+
+    /// [`apply`](Group::apply) with an explicit handle.
+    #[track_caller]
+    pub fn apply_async(
+        &self,
+        op: &dyn OpDef,
+        args: impl IntoIterator<Item = Tensor>,
+    ) -> Result<Pending<Vec<Tensor>>> {
+        let site = Location::caller();
+        let message = match op.collective() {
+            None => "expected an op that communicates: `consort::apply` runs the others",
+            Some(collective) if collective.kind == Kind::Exchange => {
+                "expected a collective: `Group::batch` sends and receives"
+            }
+            Some(collective) if collective.over != self.over => "expected an op over this group: see `Group::name`",
+            Some(_) => return self.list(op, &args.into_iter().collect::<Vec<_>>(), site),
+        };
+        Err(Error::new(spoken(op.info().name), message, site))
     }
 }
 

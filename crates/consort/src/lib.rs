@@ -57,8 +57,7 @@ pub use compile::{Compiled, CompiledMut, Cost, ExplainedGraph, Explanation, Stat
 pub use consort_comm::CommError;
 pub use consort_derive::Flatten;
 pub use consort_ir::ops;
-pub use consort_types::Dtype;
-pub use consort_types::{Missing, Reduce, Route};
+pub use consort_types::{Collective, Dtype, GroupName, Kind, Missing, Reduce, Route, layout};
 pub use control::{cond, scan};
 pub use element::Element;
 pub use error::{Error, Result};

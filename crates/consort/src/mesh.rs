@@ -536,6 +536,13 @@ impl Group {
         Group { breaks: true, ..self.clone() }
     }
 
+    /// How programs name it: what `over` is in an op that communicates over it.
+    ///
+    /// [`Group::apply`] has an example.
+    pub fn name(&self) -> GroupName {
+        self.over
+    }
+
     /// How many ranks it has.
     ///
     /// [`Group`] has an example.

@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
-use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-use consort::{Dtype, Tensor, apply, spawn};
+use consort::layout::{Dims, Layout};
+use consort::ops::{
+    Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation,
+};
+use consort::{Collective, Dtype, GroupName, Kind, Route, Tensor, apply, compile, spawn};
 use consort_ir::op;
 use consort_ir::tensor::{Data, Tensor as Reference};
 use consort_ir::types::Type;
@@ -67,6 +70,176 @@ fn b20_a_user_op_runs_eagerly() {
             apply(&Axpy { a: 1.0 }, [x.clone(), Tensor::ones(Dtype::F32, &[3])?]).unwrap_err().to_string();
         assert!(error.starts_with("axpy: expected y of shape [2], got [3] (C1)\n  at "), "{error}");
         Ok(())
+    });
+    outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+}
+
+op! {
+    /// The diagonal of a square matrix.
+    ///
+    /// (C1) The operand is a square matrix.
+    pub struct Diagonal("diagonal")(x) {}
+    example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2] {\n    v1 = diagonal v0 : f32[2]\n    return v1\n}\n; run: @f([[1, 2], [3, 4]]) == [1, 4]\n"
+}
+
+impl OpDef for Diagonal {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        let [rows, columns] = &x.shape[..] else {
+            return Err(Violation::new("C1", "expected a matrix"));
+        };
+        cx.require_same_shape("C1", "as many columns as rows:", &[rows.clone()], &[columns.clone()])?;
+        Ok(vec![x.with_shape(vec![rows.clone()]).into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.free()
+    }
+    fn alias(&self) -> Alias {
+        Alias::View
+    }
+    fn view(&self, _cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
+        let (shape, strides) = (Dims::from_slice(&x.shape[..1]), Dims::from_elem(x.strides[0] + x.strides[1], 1));
+        Ok(Some(std::iter::once(Layout { shape, strides, start: x.start }).collect()))
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
+        let (Data::Float(x), n) = (&args[0].data, args[0].shape[0]) else {
+            return Err(EvalError("expected floats".into()));
+        };
+        let data = (0..n).map(|i| x[i * n + i]).collect();
+        Ok(vec![Reference::floats(args[0].dtype, vec![n], data)])
+    }
+}
+
+op! {
+    /// The elements in reverse. It is called a view, but no layout shows it: there are no negative strides.
+    pub struct Reversed("reversed")(x) {}
+    example "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[2] {\n    v1 = reversed v0 : f32[2]\n    return v1\n}\n; run: @f([1, 2]) == [2, 1]\n"
+}
+
+impl OpDef for Reversed {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        Ok(vec![cx.tensor(0)?.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn alias(&self) -> Alias {
+        Alias::View
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
+        let Data::Float(x) = &args[0].data else { return Err(EvalError("expected floats".into())) };
+        Ok(vec![Reference::floats(args[0].dtype, args[0].shape.clone(), x.iter().rev().copied().collect())])
+    }
+}
+
+op! {
+    /// Two lists, the second one first.
+    ///
+    /// (C1) Both operands are lists of one type.
+    pub struct After("after")(x, y) {}
+    example "mesh ()\n\nfunc @f(v0: f32[1], v1: f32[2]) -> f32[3] {\n    v2 = after v0, v1 : f32[3]\n    return v2\n}\n; run: @f([1], [2, 3]) == [2, 3, 1]\n"
+}
+
+impl OpDef for After {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let (x, y) = (cx.tensor(0)?, cx.tensor(1)?);
+        match (&x.shape[..], &y.shape[..]) {
+            ([a], [b]) if x.dtype == y.dtype => {
+                Ok(vec![x.with_shape(vec![a + b]).with_varies(x.varies.union(y.varies)).into()])
+            }
+            _ => Err(Violation::new("C1", "expected two lists of one type")),
+        }
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(consort_ir::index::Index::constant(0))
+    }
+    fn joins(&self) -> bool {
+        true
+    }
+    fn boxes(&self, _cx: &EvalCx<'_>, shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
+        let [x, y] = shapes else { return Err(EvalError("expected two operands".into())) };
+        let whole = |operand, size: &[usize], to| Joined {
+            operand,
+            from: Dims::from_elem(0, 1),
+            to: Dims::from_elem(to, 1),
+            size: Dims::from_slice(size),
+        };
+        Ok(vec![whole(1, y, 0), whole(0, x, y[0])])
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
+        Ok(vec![Reference::concat(&[args[1], args[0]], 0)])
+    }
+}
+
+op! {
+    /// Everybody gets what the next member has.
+    ///
+    /// (C1) The shapes are equal on all members.
+    pub struct NextStart("next_start")(x) {
+        /// From whom.
+        route: Route,
+        /// The group.
+        over: GroupName
+    }
+    example "mesh (sp: 2)\n\nfunc @f(v0: f32[1]{sp}) -> f32[1]{sp} {\n    v1 = next_start[route=ring(-1), over=sp] v0 : pending<f32[1]{sp}>\n    v2 = wait v1 : f32[1]{sp}\n    return v2\n}\n; run: @f([1] | [2]) == [2] | [1]\n"
+}
+
+impl OpDef for NextStart {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        let x = cx.tensor(0)?;
+        x.shape.iter().try_for_each(|size| cx.require_equal_on("C1", "a size", size, self.over))?;
+        Ok(vec![Type::Pending(vec![x.with_varies(x.varies.union(cx.mesh.group_axes(self.over)))])])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.comm(consort_ir::index::Index::constant(0), cx.result_bytes())
+    }
+    fn collective(&self) -> Option<Collective<'_, consort_ir::index::Index>> {
+        Some(Collective { route: Some(&self.route), ..Collective::new(Kind::Permute, self.over) })
+    }
+}
+
+/// Every facet, eager and compiled, in a function that also makes the operands in the storage that they join.
+#[test]
+fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
+    let outcomes = spawn(2, |mesh| {
+        let me = mesh.number(&mesh.rank())? as f32;
+        let world = mesh.axis("world")?;
+        let over = world.name();
+        let f = move |x: Tensor| -> consort::Result<Vec<Tensor>> {
+            let one = |op: &dyn OpDef, args: Vec<Tensor>| {
+                apply(op, args).map(|mut results| results.remove(0))
+            };
+            let diagonal = one(&Diagonal {}, vec![x.clone()])?;
+            let other = one(&Diagonal {}, vec![x.permute(&[1, 0])?.narrow(0, 1, 2)?.narrow(1, 0, 2)?])?;
+            let reversed = one(&Reversed {}, vec![diagonal.clone()])?;
+            let joined = one(&After {}, vec![(&diagonal + &reversed)?, (&other * &other)?])?;
+            let op = NextStart { route: Route::Ring(-1), over };
+            let next = world.apply(&op, [joined.clone()])?.remove(0);
+            Ok(vec![diagonal, other, reversed, joined, next])
+        };
+        let x = |rank: f32| (0..9).map(|i| i as f32 + 100.0 * rank).collect::<Vec<_>>();
+        let wanted = |rank: f32| {
+            let at = |i: usize| x(rank)[i];
+            let (diagonal, other) = (vec![at(0), at(4), at(8)], vec![at(1), at(5)]);
+            let reversed: Vec<f32> = diagonal.iter().rev().copied().collect();
+            let mut joined: Vec<f32> = other.iter().map(|x| x * x).collect();
+            joined.extend(diagonal.iter().zip(&reversed).map(|(a, b)| a + b));
+            [diagonal, other, reversed, joined]
+        };
+        let (mine, next) = (wanted(me), wanted(1.0 - me)[3].clone());
+        let check = |how: &str, got: Vec<Tensor>| -> consort::Result<()> {
+            for (got, want) in got.iter().zip(mine.iter().chain([&next])) {
+                assert_eq!(got.to_vec::<f32>()?, *want, "{how}");
+            }
+            Ok(())
+        };
+        let tensor = || Tensor::from_slice(&x(me), &[3, 3]);
+        check("eager", f(tensor()?)?)?;
+        let compiled = compile(f).fullgraph(true);
+        for _ in 0..3 {
+            check("compiled", compiled.call(tensor()?)?)?;
+        }
+        Ok::<(), consort::Error>(())
     });
     outcomes.into_iter().for_each(|outcome| outcome.unwrap());
 }
