@@ -11,7 +11,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::oracle::check_symbols;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::print;
-use consort_passes::{At, Options, PASSES, PassError, plan, simplify};
+use consort_passes::{Binding, CompileError, PassCx, compile};
 use consort_types::Rank;
 use serde_json::{Value, json};
 
@@ -117,15 +117,16 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
             func.body.params.iter().map(|param| given.contains(&param.to_string().as_str())).collect()
         })
         .collect();
-    let program =
-        simplify(&program, PASSES, &Options::default(), &mut |_| {}).map_err(|error| match error {
-            PassError::Planned { .. } => anyhow!("{name}: {error}"),
-            PassError::Broken { .. } => Machine(error.to_string()).into(),
-        })?;
+    let failed = |error: CompileError| match error.is_defect() {
+        false => anyhow!("{name}: {error}"),
+        true => Machine(error.to_string()).into(),
+    };
+    let decided = compile(&program, &mut PassCx::default()).map_err(failed)?;
+    let program = decided.program();
     let explained = program.funcs.iter().zip(&donated).map(|(func, donated)| {
-        let symbols = bound(&program, func, &sizes, args.rank).map_err(|error| anyhow!("{name}: {error}"))?;
-        let at = At { rank: Rank(args.rank), symbols: &symbols, donated };
-        let planned = plan(&program.mesh, func, &at).map_err(|error| anyhow!("{name}: {error}"))?;
+        let symbols = bound(program, func, &sizes, args.rank).map_err(|error| anyhow!("{name}: {error}"))?;
+        let binding = Binding { rank: Rank(args.rank), symbols: &symbols, donated };
+        let planned = decided.bind(&func.name, &binding, &mut PassCx::default()).map_err(failed)?;
         let text = print(&Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] });
         Ok((func.name.clone(), ExplainedGraph::with_hints(&program.mesh, text, &planned, &sizes)))
     });

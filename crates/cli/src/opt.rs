@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use consort_ir::program::Program;
 use consort_ir::text::print;
-use consort_passes::{Options, PASSES, Pass, PassError, pass, simplify};
+use consort_passes::{PASSES, Pass, PassCx, PassError, Stage, pass, simplify};
 use serde_json::{Value, json};
 
 use crate::files;
@@ -119,17 +119,20 @@ fn simplified(
     args: &Args,
     ran: &mut Vec<Value>,
 ) -> anyhow::Result<Program> {
-    let options = Options { fuel: args.fuel.unwrap_or(u64::MAX), verify: true };
     let mut dumped = Vec::new();
     if args.dump.is_some() {
         dumped.push(("input", print(program)));
     }
-    let result = simplify(program, passes, &options, &mut |stage| {
+    let mut watch = |stage: Stage<'_>| {
+        let Stage::Pass(stage) = stage else { return };
         ran.push(json!({ "name": stage.pass.name, "rewrites": stage.rewrites }));
         if args.dump.is_some() && stage.rewrites > 0 {
             dumped.push((stage.pass.name, print(stage.program)));
         }
-    });
+    };
+    let mut cx = PassCx::watched(&mut watch);
+    cx.fuel = args.fuel.unwrap_or(u64::MAX);
+    let result = simplify(program, passes, &mut cx);
     // Before the error, because a program that a pass has broken is what one wants to see.
     if let Some(folder) = &args.dump {
         dump(folder, &dumped, args.force)?;

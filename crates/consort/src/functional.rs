@@ -82,7 +82,9 @@ impl Group {
             Some(collective) if collective.kind == Kind::Exchange => {
                 "expected a collective: `Group::batch` sends and receives"
             }
-            Some(collective) if collective.over != self.over => "expected an op over this group: see `Group::name`",
+            Some(collective) if collective.over != self.over => {
+                "expected an op over this group: see `Group::name`"
+            }
             Some(_) => return self.list(op, &args.into_iter().collect::<Vec<_>>(), site),
         };
         Err(Error::new(spoken(op.info().name), message, site))

@@ -3,9 +3,7 @@
 
 use consort::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 use consort::layout::{Dims, Layout};
-use consort::ops::{
-    Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation,
-};
+use consort::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation};
 use consort::{Collective, Dtype, GroupName, Kind, Route, Tensor, apply, compile, spawn};
 use consort_ir::op;
 use consort_ir::tensor::{Data, Tensor as Reference};
@@ -98,7 +96,8 @@ impl OpDef for Diagonal {
         Alias::View
     }
     fn view(&self, _cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
-        let (shape, strides) = (Dims::from_slice(&x.shape[..1]), Dims::from_elem(x.strides[0] + x.strides[1], 1));
+        let (shape, strides) =
+            (Dims::from_slice(&x.shape[..1]), Dims::from_elem(x.strides[0] + x.strides[1], 1));
         Ok(Some(std::iter::once(Layout { shape, strides, start: x.start }).collect()))
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
@@ -206,9 +205,8 @@ fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
         let world = mesh.axis("world")?;
         let over = world.name();
         let f = move |x: Tensor| -> consort::Result<Vec<Tensor>> {
-            let one = |op: &dyn OpDef, args: Vec<Tensor>| {
-                apply(op, args).map(|mut results| results.remove(0))
-            };
+            let one =
+                |op: &dyn OpDef, args: Vec<Tensor>| apply(op, args).map(|mut results| results.remove(0));
             let diagonal = one(&Diagonal {}, vec![x.clone()])?;
             let other = one(&Diagonal {}, vec![x.permute(&[1, 0])?.narrow(0, 1, 2)?.narrow(1, 0, 2)?])?;
             let reversed = one(&Reversed {}, vec![diagonal.clone()])?;

@@ -9,7 +9,7 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{Options, PASSES, PassError, simplify};
+use consort_passes::{PASSES, PassCx, PassError, simplify};
 use consort_types::Dtype;
 
 /// Runs one text through everything that reads programs. Panics where something is wrong with it.
@@ -38,13 +38,11 @@ pub fn check_text(text: &str, ops: &OpTable) {
     for func in &parsed.program.funcs {
         let _ = hazards(&parsed.program.mesh, func);
     }
-    let simple =
-        match simplify(&parsed.program, PASSES, &Options { verify: true, ..Options::default() }, &mut |_| {})
-        {
-            Ok(simple) => simple,
-            Err(PassError::Planned { .. }) => parsed.program.clone(),
-            Err(error) => panic!("{error}\n{printed}"),
-        };
+    let simple = match simplify(&parsed.program, PASSES, &mut PassCx::default()) {
+        Ok(simple) => simple,
+        Err(PassError::Planned { .. }) => parsed.program.clone(),
+        Err(error) => panic!("{error}\n{printed}"),
+    };
     if parsed.program.mesh.n_ranks() <= 8 {
         for func in parsed.program.funcs.iter().filter(|func| is_small(func, &func.body)) {
             let inputs = zeros(&parsed.program, func);

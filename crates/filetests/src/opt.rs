@@ -5,7 +5,7 @@
 use consort_ir::ops::OpTable;
 use consort_ir::text::print;
 use consort_ir::verify::verify;
-use consort_passes::{Options, PASSES, pass, simplify};
+use consort_passes::{PASSES, PassCx, pass, simplify};
 
 use crate::print::check_reads_back;
 use crate::{Case, oracle};
@@ -23,9 +23,8 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
         return Err(error.render("case", &case.text.lines().collect::<Vec<_>>(), &parsed.lines));
     }
     oracle::check_runs(case.text, &parsed.program)?;
-    let options_of_passes = Options { verify: true, ..Options::default() };
-    let simple = simplify(&parsed.program, passes, &options_of_passes, &mut |_| {})
-        .map_err(|error| error.to_string())?;
+    let simple =
+        simplify(&parsed.program, passes, &mut PassCx::default()).map_err(|error| error.to_string())?;
     oracle::check_runs(case.text, &simple).map_err(|error| format!("after it, {error}"))?;
     check_reads_back(&simple, &OpTable::built_in())?;
 

@@ -7,7 +7,7 @@ use consort_ir::index::Sym;
 use consort_ir::program::Program;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, plan, report};
+use consort_passes::{Binding, plan, report};
 use consort_types::Rank;
 
 use crate::Case;
@@ -58,8 +58,8 @@ fn planned(program: &Program, options: &[&str]) -> Result<String, String> {
     for func in &program.funcs {
         let donated: Vec<bool> =
             func.body.params.iter().map(|param| donated.contains(&param.to_string().as_str())).collect();
-        let at = At { rank, symbols: &symbols, donated: &donated };
-        let func = plan(&program.mesh, func, &at).map_err(|error| error.to_string())?;
+        let binding = Binding { rank, symbols: &symbols, donated: &donated };
+        let func = plan(&program.mesh, func, &binding).map_err(|error| error.to_string())?;
         let costs = report(&program.mesh, &func);
         let planned = Program { mesh: program.mesh.clone(), funcs: vec![func] };
         let errors = verify(&planned);

@@ -12,7 +12,7 @@ use consort_ir::oracle::bind;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::{parse, run_lines};
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, Options, PASSES, PlanReport, plan, report, simplify};
+use consort_passes::{Binding, PASSES, PassCx, PlanReport, plan, report, simplify};
 use consort_types::Rank;
 
 /// Layers of ten nodes each: matmuls, an all_reduce in flight beside other work, views, an update in place.
@@ -118,15 +118,14 @@ fn measure(
     runs: usize,
 ) -> Result<(Times, Func), Box<dyn std::error::Error>> {
     let program = Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] };
-    let at = At { rank: Rank(0), symbols, donated: &[true] };
-    let planned = plan(&program.mesh, func, &at)?;
+    let binding = Binding { rank: Rank(0), symbols, donated: &[true] };
+    let planned = plan(&program.mesh, func, &binding)?;
     if let Some(error) = verify(&program).first().or(hazards(&program.mesh, &planned).first()) {
         return Err(error.headline().into());
     }
-    let unchecked = Options { verify: false, ..Options::default() };
     let times = [
-        best(runs, || simplify(&program, PASSES, &unchecked, &mut |_| {})),
-        best(runs, || plan(&program.mesh, func, &at)),
+        best(runs, || simplify(&program, PASSES, &mut PassCx::default())),
+        best(runs, || plan(&program.mesh, func, &binding)),
         best(runs, || verify(&program)),
         best(runs, || hazards(&program.mesh, &planned)),
     ];

@@ -10,7 +10,7 @@ use consort_ir::ops::{Add, AllReduceStart, Constant, Elements, Mul, Neg, Reshape
 use consort_ir::program::Program;
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
-use consort_passes::{Options, PASSES, simplify};
+use consort_passes::{PASSES, PassCx, Stage, simplify};
 use consort_types::{Axes, Axis, Dtype, GroupName, Reduce};
 
 /// A chain of elementwise ops with an all_reduce now and then; `useful` of four steps are there to stay, the others
@@ -55,11 +55,15 @@ fn measure(program: &Program) -> Result<(f64, String, usize), String> {
     let mut stages = String::new();
     let begin = Instant::now();
     let mut last = begin;
-    let result = simplify(program, PASSES, &Options::default(), &mut |stage| {
+    let mut watch = |stage: Stage<'_>| {
         let ms = last.elapsed().as_secs_f64() * 1e3;
-        stages += &format!("  {} {} in {ms:.1} ms", stage.pass.name, stage.rewrites);
+        match stage {
+            Stage::Pass(ran) => stages += &format!("  {} {} in {ms:.1} ms", ran.pass.name, ran.rewrites),
+            _ => stages += &format!(", verified in {ms:.1} ms"),
+        }
         last = Instant::now();
-    });
+    };
+    let result = simplify(program, PASSES, &mut PassCx::watched(&mut watch));
     let seconds = begin.elapsed().as_secs_f64();
     let result = result.map_err(|error| error.to_string())?;
     Ok((seconds, stages, result.funcs[0].body.nodes.len()))

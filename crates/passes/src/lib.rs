@@ -1,9 +1,10 @@
 //! Passes from program to plan: pure functions of the program, with no I/O, clock or threads.
 //!
-//! [`simplify`] runs the passes of [`PASSES`], program to program; [`plan`] gives every value a place. Bucketing,
-//! fusion and scheduling are not built yet.
+//! [`compile()`] names the stages in order and verifies after each; [`Decided::bind`] gives a rank its plan. [`simplify`]
+//! and [`plan()`] are those stages alone, for tools that look at one. Bucketing, fusion and scheduling are not built yet.
 #![forbid(unsafe_code)]
 
+mod compile;
 mod fold;
 mod pipeline;
 mod plan;
@@ -11,5 +12,6 @@ mod remove;
 mod scope;
 mod share;
 
-pub use pipeline::{Options, PASSES, Pass, PassError, Stage, pass, simplify};
-pub use plan::{At, PlanError, PlanReport, plan, report};
+pub use compile::{CompileError, Decided, PassCx, Stage, compile};
+pub use pipeline::{PASSES, Pass, PassError, Ran, pass, simplify};
+pub use plan::{Binding, PlanError, PlanReport, plan, report};

@@ -10,6 +10,7 @@ use consort_ir::diagnostic::Diagnostic;
 use consort_ir::program::Program;
 use consort_ir::verify::verify;
 
+use crate::compile::{PassCx, Stage};
 use crate::{fold, remove, share};
 
 /// A pass.
@@ -42,8 +43,7 @@ pub fn pass(name: &str) -> Option<&'static Pass> {
     PASSES.iter().find(|pass| pass.name == name)
 }
 
-/// How many more rewrites there may be. To find the rewrite that spoils a program, halve the fuel until one
-/// more or less makes the difference.
+/// How many more rewrites there may be.
 #[derive(Debug)]
 pub(crate) struct Fuel {
     left: u64,
@@ -70,24 +70,9 @@ impl Fuel {
     }
 }
 
-/// How passes are run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The most rewrites.
-    pub fuel: u64,
-    /// Whether the program is verified after each pass in release builds too. Debug builds always do.
-    pub verify: bool,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { fuel: u64::MAX, verify: false }
-    }
-}
-
 /// What a pass has left.
-#[derive(Debug)]
-pub struct Stage<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Ran<'a> {
     /// The pass.
     pub pass: &'static Pass,
     /// How many rewrites it made.
@@ -130,31 +115,31 @@ impl fmt::Display for PassError {
 
 impl std::error::Error for PassError {}
 
-/// Runs passes in order, again and again until none of them changes anything, at most a few times. `watch` sees
-/// what each has left. The program must verify.
+/// Runs passes in order, again and again until none of them changes anything, at most a few times. The program must
+/// verify.
 pub fn simplify(
     program: &Program,
     passes: &'static [Pass],
-    options: &Options,
-    watch: &mut dyn FnMut(Stage<'_>),
+    cx: &mut PassCx<'_>,
 ) -> Result<Program, PassError> {
     if let Some(func) = program.funcs.iter().find(|func| func.plan.is_some()) {
         return Err(PassError::Planned { func: func.name.clone() });
     }
     let mut program = program.clone();
-    let mut fuel = Fuel::new(options.fuel);
+    let mut fuel = Fuel::new(cx.fuel);
     for _ in 0..MAX_ROUNDS {
         let before_round = fuel.burnt;
         for pass in passes {
             let before = fuel.burnt;
             (pass.run)(&mut program, &mut fuel);
             let rewrites = fuel.burnt - before;
-            watch(Stage { pass, rewrites, program: &program });
-            if rewrites > 0 && (options.verify || cfg!(debug_assertions)) {
+            cx.over(Stage::Pass(Ran { pass, rewrites, program: &program }));
+            if rewrites > 0 {
                 let errors = verify(&program);
                 if !errors.is_empty() {
                     return Err(PassError::Broken { pass: pass.name, errors });
                 }
+                cx.over(Stage::Verified(pass.name));
             }
         }
         if fuel.burnt == before_round || fuel.is_out() {
@@ -189,23 +174,27 @@ mod tests {
     fn a_pass_that_breaks_the_program_is_named() {
         let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
         let mut seen = Vec::new();
-        let options = Options { verify: true, ..Options::default() };
-        let error =
-            simplify(&program, &SPOILS, &options, &mut |stage| seen.push(stage.rewrites)).unwrap_err();
+        let mut watch = |stage: Stage<'_>| {
+            if let Stage::Pass(ran) = stage {
+                seen.push(ran.rewrites);
+            }
+        };
+        let error = simplify(&program, &SPOILS, &mut PassCx::watched(&mut watch)).unwrap_err();
         let expected = "pass spoil: the program does not verify any more; this is a defect of consort\n  \
                         error[verify]: return: v1 is not defined before it is used (V1)";
         assert_eq!((error.to_string().as_str(), &seen[..]), (expected, &[1][..]));
-        let no_fuel = Options { fuel: 0, verify: true };
-        assert_eq!(simplify(&program, &SPOILS, &no_fuel, &mut |_| {}), Ok(program));
+        let mut no_fuel = PassCx::default();
+        no_fuel.fuel = 0;
+        assert_eq!(simplify(&program, &SPOILS, &mut no_fuel), Ok(program));
     }
 
     #[test]
     fn a_plan_is_refused() {
         let program = parse(TEXT, &OpTable::built_in()).unwrap().program;
-        let at = crate::At { rank: Rank(0), symbols: &std::collections::BTreeMap::new(), donated: &[] };
+        let at = crate::Binding { rank: Rank(0), symbols: &std::collections::BTreeMap::new(), donated: &[] };
         let func = crate::plan(&program.mesh, &program.funcs[0], &at).unwrap();
         let planned = Program { mesh: program.mesh, funcs: vec![func] };
-        let error = simplify(&planned, PASSES, &Options::default(), &mut |_| {}).unwrap_err();
+        let error = simplify(&planned, PASSES, &mut PassCx::default()).unwrap_err();
         assert_eq!(error, PassError::Planned { func: "f".into() });
     }
 }

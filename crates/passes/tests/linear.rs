@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use consort_ir::ops::OpTable;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::verify;
-use consort_passes::{Options, PASSES, simplify};
+use consort_passes::{PASSES, PassCx, simplify};
 
 const TIMES: usize = 8;
 const BOUND: u32 = 24;
@@ -22,7 +22,7 @@ fn run(text: &str) -> Duration {
     let parsed = parse(text, &OpTable::built_in()).unwrap();
     let errors = verify(&parsed.program);
     if errors.is_empty() {
-        let simplified = simplify(&parsed.program, PASSES, &Options::default(), &mut |_| {}).unwrap();
+        let simplified = simplify(&parsed.program, PASSES, &mut PassCx::default()).unwrap();
         assert!(!print(&simplified).is_empty());
     }
     let lines: Vec<&str> = text.lines().collect();

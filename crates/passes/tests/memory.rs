@@ -10,14 +10,14 @@ use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, PlanReport, plan, report};
+use consort_passes::{Binding, PlanReport, plan, report};
 use consort_types::Rank;
 
 /// The plan of a program's only function on its second rank takes little more than it needs, and copies nothing.
 fn close(name: &str, text: &str, donated: &[bool]) {
     let Program { mesh, funcs } = parse(text, &OpTable::built_in()).unwrap().program;
-    let at = At { rank: Rank(1), symbols: &BTreeMap::new(), donated };
-    let func = plan(&mesh, &funcs[0], &at).unwrap();
+    let binding = Binding { rank: Rank(1), symbols: &BTreeMap::new(), donated };
+    let func = plan(&mesh, &funcs[0], &binding).unwrap();
     let PlanReport { peak_bytes: takes, live_bytes: needs, copies, .. } = report(&mesh, &func);
     println!("{name}: takes {takes}, needs {needs}, {:.3}", takes as f64 / needs as f64);
     let plan = Program { mesh, funcs: vec![func] };
@@ -135,8 +135,8 @@ fn sizes_without_a_value_or_beyond_memory_are_refused() {
     let text = "mesh ()\n\nfunc @f(v0: f32[s0]) -> f32[s0] {\n    return v0\n}\n";
     let program = parse(text, &OpTable::built_in()).unwrap().program;
     let refused = |symbols: &BTreeMap<Sym, i64>| {
-        let at = At { rank: Rank(0), symbols, donated: &[] };
-        plan(&program.mesh, &program.funcs[0], &at).unwrap_err()
+        let binding = Binding { rank: Rank(0), symbols, donated: &[] };
+        plan(&program.mesh, &program.funcs[0], &binding).unwrap_err()
     };
     let error = refused(&BTreeMap::new());
     let expected = "plan: @f: expected sizes that are known, got f32[s0]: s0: a symbol has no value\n  \

@@ -12,7 +12,7 @@ use consort_ir::program::{Block, Program};
 use consort_ir::text::{parse, print};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
-use consort_passes::{Options, PASSES, Pass, simplify};
+use consort_passes::{PASSES, Pass, PassCx, Stage, simplify};
 
 /// The seeds of the programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
 fn seeds(default: u64) -> std::ops::Range<u64> {
@@ -37,8 +37,14 @@ fn pipelines() -> impl Iterator<Item = &'static [Pass]> {
 /// The program after some passes, and the rewrites they made.
 fn after(program: &Program, passes: &'static [Pass], fuel: u64) -> (Program, u64) {
     let mut rewrites = 0;
-    let options = Options { fuel, verify: true };
-    let result = simplify(program, passes, &options, &mut |stage| rewrites += stage.rewrites);
+    let mut watch = |stage: Stage<'_>| {
+        if let Stage::Pass(ran) = stage {
+            rewrites += ran.rewrites;
+        }
+    };
+    let mut cx = PassCx::watched(&mut watch);
+    cx.fuel = fuel;
+    let result = simplify(program, passes, &mut cx);
     let result = result.unwrap_or_else(|error| panic!("{error}\n{}", print(program)));
     (result, rewrites)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use consort::Dtype;
 use consort_ir::builder::Builder;
 use consort_ir::index::Index;
@@ -10,8 +10,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reshape, Sigmoid, Tanh, Violation};
 use consort_ir::program::{Func, Program};
 use consort_ir::types::TensorType;
-use consort_ir::verify::verify;
-use consort_passes::{At, Options, PASSES, plan, report, simplify};
+use consort_passes::{Binding, PassCx, Stage, compile, report};
 use consort_runtime::execute::Exec;
 use consort_types::{GroupName, Rank, Reduce};
 use serde_json::{Value, json};
@@ -26,30 +25,37 @@ pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
     let mut lap = || {
         let ms = start.elapsed().as_secs_f64() * 1e3;
         start = Instant::now();
-        (ms * 10.0).round() / 10.0
+        ms
     };
-    let errors = verify(&program);
-    let verify_ms = lap();
-    if let Some(error) = errors.first() {
-        return Err(anyhow!("bench: {}", error.headline()));
-    }
-    let program = simplify(&program, PASSES, &Options::default(), &mut |_| {})?;
-    let simplify_ms = lap();
-    let func = program.funcs.first().context("bench: no function")?;
-    let at = At { rank: Rank(0), symbols: &Default::default(), donated: &[] };
-    let planned = plan(&program.mesh, func, &at)?;
-    let plan_ms = lap();
-    let costs = report(&program.mesh, &planned);
+    let (mut verify_ms, mut simplify_ms, mut plan_ms, mut hazards_ms) = (0.0, 0.0, 0.0, 0.0);
+    let mut watch = |stage: Stage<'_>| {
+        let stage_ms = match stage {
+            Stage::Verified(_) => &mut verify_ms,
+            Stage::Pass(_) => &mut simplify_ms,
+            Stage::Planned => &mut plan_ms,
+            Stage::Checked => &mut hazards_ms,
+        };
+        *stage_ms += lap();
+    };
+    let cx = &mut PassCx::watched(&mut watch);
+    let decided = compile(&program, cx)?;
+    let binding = Binding { rank: Rank(0), symbols: &Default::default(), donated: &[] };
+    let planned = decided.bind("chain", &binding, cx)?;
+    lap();
+    let costs = report(decided.mesh(), &planned);
     let report_ms = lap();
-    Exec::lower(&program.mesh, &planned, &|_| None)?;
+    Exec::lower(decided.mesh(), &planned, &|_| None)?;
     let lower_ms = lap();
-    let all = verify_ms + simplify_ms + plan_ms + report_ms + lower_ms;
+    let checks = verify_ms + hazards_ms;
+    let all = checks + simplify_ms + plan_ms + report_ms + lower_ms;
+    let tenths = |ms: f64| (ms * 10.0).round() / 10.0;
     Ok(json!({
-        "bench": "compile", "case": case, "compile_ms": (all * 10.0).round() / 10.0, "call_us": null,
+        "bench": "compile", "case": case, "compile_ms": tenths(all), "call_us": null,
         "copied_bytes": costs.copied_bytes, "peak_bytes": costs.peak_bytes, "live_bytes": costs.live_bytes,
         "breaks": 0, "graphs": 1, "ops": ops, "ops_left": planned.body.nodes.len(),
-        "verify_ms": verify_ms, "simplify_ms": simplify_ms, "plan_ms": plan_ms, "report_ms": report_ms,
-        "lower_ms": lower_ms,
+        "verify_ms": tenths(verify_ms), "simplify_ms": tenths(simplify_ms), "plan_ms": tenths(plan_ms),
+        "hazards_ms": tenths(hazards_ms), "report_ms": tenths(report_ms), "lower_ms": tenths(lower_ms),
+        "checks_share": (checks / all * 1000.0).round() / 1000.0,
     }))
 }
 

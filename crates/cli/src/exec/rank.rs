@@ -10,8 +10,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::Type;
-use consort_ir::verify::hazards;
-use consort_passes::{At, Options, PASSES, simplify};
+use consort_passes::{Binding, PassCx, compile};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
 use consort_runtime::threads::Threads;
 use consort_types::{GroupName, Rank};
@@ -113,15 +112,11 @@ pub(crate) fn prepare(
     // A plan in a text is one rank's, and every rank makes its own.
     alone.funcs.iter_mut().for_each(|func| func.plan = None);
     alone.funcs.iter_mut().for_each(|func| strip(&mut func.body));
-    let alone =
-        simplify(&alone, PASSES, &Options::default(), &mut |_| {}).map_err(|error| error.to_string())?;
-    let func = alone.funcs.first().ok_or_else(|| "there is no function".to_string())?;
+    let cx = &mut PassCx::default();
+    let decided = compile(&alone, cx).map_err(|error| error.to_string())?;
     let donated = vec![donated; func.body.params.len()];
-    let at = At { rank, symbols, donated: &donated };
-    let plan = consort_passes::plan(mesh, func, &at).map_err(|error| error.to_string())?;
-    if let Some(error) = hazards(mesh, &plan).first() {
-        return Err(format!("the plan is wrong, which is a defect of consort: {}", error.headline()).into());
-    }
+    let binding = Binding { rank, symbols, donated: &donated };
+    let plan = decided.bind(&func.name, &binding, cx).map_err(|error| error.to_string())?;
     Ready::new(mesh, plan, all, timeout)
 }
 

@@ -13,7 +13,7 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, print};
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, Options, PASSES, plan, simplify};
+use consort_passes::{Binding, PASSES, PassCx, plan, simplify};
 use consort_runtime::tolerance::{self, Tolerance};
 use consort_types::{Dtype, Rank, Reduce};
 
@@ -89,7 +89,7 @@ impl Case {
         let inputs = generate::inputs(&program, seed);
         let expected =
             oracle::run(&program, "f", &inputs).map_err(|error| format!("oracle: {error}\n{}", text()))?;
-        let simple = simplify(&program, PASSES, &Options { verify: true, ..Options::default() }, &mut |_| {})
+        let simple = simplify(&program, PASSES, &mut PassCx::default())
             .map_err(|error| format!("simplify: {error}\n{}", text()))?;
         let tolerance = if seed.is_multiple_of(2) { 0.0 } else { tolerance::of_func(&program.funcs[0]) };
         let plans = [Case::plans(&program, &inputs, seed)?, Case::plans(&simple, &inputs, seed)?];
@@ -103,7 +103,7 @@ impl Case {
             // Arguments are given away in patterns that differ between ranks.
             let given = |param: usize| seed >> ((rank as usize + param) % 5) & 1 == 1;
             let donated: Vec<bool> = (0..func.body.params.len()).map(given).collect();
-            let planned = plan(mesh, func, &At { rank: Rank(rank), symbols, donated: &donated });
+            let planned = plan(mesh, func, &Binding { rank: Rank(rank), symbols, donated: &donated });
             planned.map_err(|error| format!("plan: {error}\n{}", print(program)))
         };
         (0u32..).zip(&symbols).map(of).collect()

@@ -127,7 +127,7 @@ impl Log {
 
     pub(crate) fn explain(&self, name: &str, stats: Stats, graphs: &[Rc<Graph>]) -> Explanation {
         let explained = |graph: &Rc<Graph>| {
-            let mesh = &graph.program.mesh;
+            let mesh = graph.decided.mesh();
             let plan = graph.plans().into_iter().next();
             let func = plan.as_ref().map(|plan| &plan.func).or(graph.func());
             func.map_or_else(ExplainedGraph::default, |func| {

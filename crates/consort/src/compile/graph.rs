@@ -14,8 +14,7 @@ use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_ir::types::{TensorType, Type};
-use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, Options, PASSES, plan, simplify};
+use consort_passes::{Binding, CompileError, Decided, PassCx, compile};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use consort_types::Axes;
 use consort_types::layout::Layout;
@@ -36,7 +35,7 @@ const PLANS: usize = 32;
 
 /// A program and its plans.
 pub(crate) struct Graph {
-    pub(crate) program: Program,
+    pub(crate) decided: Decided,
     pub(crate) text: String,
     pub(crate) communicates: bool,
     plans: RefCell<Vec<Rc<Planned>>>,
@@ -82,20 +81,18 @@ impl Graph {
     /// Verifies and simplifies a function that was traced.
     pub(crate) fn new(session: &Session, func: Func, site: Site) -> Result<Graph> {
         let program = Program { mesh: session.world.mesh().clone(), funcs: vec![func] };
-        if let Some(error) = verify(&program).into_iter().next() {
-            return Err(refused(session, error, site));
-        }
-        let options = Options { verify: true, ..Options::default() };
-        let program = simplify(&program, PASSES, &options, &mut |_| {})
-            .map_err(|error| Error::new("compile", error.to_string(), site))?;
-        let text = print(&program);
-        let communicates = program.funcs.iter().any(|func| starts(&func.body));
+        let decided = compile(&program, &mut PassCx::default()).map_err(|error| match error {
+            CompileError::Program(errors) => refused(session, errors, site),
+            error => Error::new("compile", error.to_string(), site),
+        })?;
+        let text = print(decided.program());
+        let communicates = decided.program().funcs.iter().any(|func| starts(&func.body));
         let (plans, planned, planning) = Default::default();
-        Ok(Graph { program, text, communicates, plans, planned, planning })
+        Ok(Graph { decided, text, communicates, plans, planned, planning })
     }
 
     pub(crate) fn func(&self) -> Option<&Func> {
-        self.program.funcs.first()
+        self.decided.program().funcs.first()
     }
 
     /// Whether the conditions on sizes hold.
@@ -140,16 +137,10 @@ impl Graph {
             |place: usize| donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1);
         let given: Vec<bool> = (0..func.body.params.len()).map(is_given).collect();
         let values: BTreeMap<Sym, i64> = symbols.iter().copied().collect();
-        let at = At { rank: world.rank, symbols: &values, donated: &given };
-        let mesh = &self.program.mesh;
-        let func = plan(mesh, func, &at).map_err(|error| failed(error.to_string()))?;
-        if let Some(error) = hazards(mesh, &func).first() {
-            let text = print(&Program { mesh: mesh.clone(), funcs: vec![func] });
-            return Err(failed(format!(
-                "the plan is wrong, which is a defect of consort: {}\n{text}",
-                error.headline()
-            )));
-        }
+        let binding = Binding { rank: world.rank, symbols: &values, donated: &given };
+        let mesh = self.decided.mesh();
+        let func = self.decided.bind(&func.name, &binding, &mut PassCx::default());
+        let func = func.map_err(|error| failed(error.to_string()))?;
         log("plan", || print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
         let exec =
             Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
@@ -173,7 +164,10 @@ impl Graph {
 
 /// The error of a program that does not verify, at the user's line, with the verifier's own way out.
 #[cold]
-fn refused(session: &Session, error: Diagnostic, site: Site) -> Error {
+fn refused(session: &Session, errors: Vec<Diagnostic>, site: Site) -> Error {
+    let Some(error) = errors.into_iter().next() else {
+        return Error::new("compile", "the program does not verify", site);
+    };
     let at = error.loc.as_ref().and_then(|loc| session.site(loc));
     let (op, message) = error.message.split_once(": ").unwrap_or(("compile", &error.message));
     let op = op.strip_suffix("_start").unwrap_or(op);

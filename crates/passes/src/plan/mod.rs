@@ -75,7 +75,7 @@ impl std::error::Error for PlanError {}
 
 /// For which rank and sizes a plan is made, and which arguments it may overwrite.
 #[derive(Clone, Copy, Debug)]
-pub struct At<'a> {
+pub struct Binding<'a> {
     /// The rank.
     pub rank: Rank,
     /// What the backed symbols are.
@@ -85,15 +85,15 @@ pub struct At<'a> {
 }
 
 /// The function with a place for every tensor, a queue and a number for every start.
-pub fn plan(mesh: &Mesh, func: &Func, at: &At<'_>) -> Result<Func, PlanError> {
-    let sizes = EvalCx { mesh, rank: at.rank, symbols: at.symbols };
+pub fn plan(mesh: &Mesh, func: &Func, binding: &Binding<'_>) -> Result<Func, PlanError> {
+    let sizes = EvalCx { mesh, rank: binding.rank, symbols: binding.symbols };
     let mut planner = Planner::new(func, sizes);
-    planner.func(at.donated)?;
+    planner.func(binding.donated)?;
     let regions = place(&mut planner, func)?;
-    let given = func.body.params.iter().zip(at.donated).filter(|(_, donated)| **donated);
+    let given = func.body.params.iter().zip(binding.donated).filter(|(_, donated)| **donated);
     let head = Head {
-        rank: at.rank,
-        symbols: at.symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
+        rank: binding.rank,
+        symbols: binding.symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
         regions: regions.into_iter().collect(),
         donated: given.map(|(param, _)| *param).collect(),
     };

@@ -8,7 +8,7 @@ use consort_ir::program::{Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{At, plan};
+use consort_passes::{Binding, plan};
 use consort_types::Rank;
 
 /// A plan for each rank. `given` says of each rank and parameter whether it is given away.
@@ -21,7 +21,7 @@ pub(crate) fn plans(
     let symbols = bind(&program.mesh, func, inputs).unwrap();
     let plan = |(rank, symbols)| {
         let donated: Vec<bool> = (0..func.body.params.len()).map(|param| given(rank, param)).collect();
-        plan(&program.mesh, func, &At { rank: Rank(rank), symbols, donated: &donated }).unwrap()
+        plan(&program.mesh, func, &Binding { rank: Rank(rank), symbols, donated: &donated }).unwrap()
     };
     (0u32..).zip(&symbols).map(plan).collect()
 }

@@ -1,0 +1,147 @@
+//! The one way from a program to a plan: [`compile`] decides everything that is the same on all ranks, and
+//! [`Decided::bind`] gives a rank its plan for given sizes. Each stage is verified, in every build.
+
+use std::fmt;
+
+use consort_ir::diagnostic::Diagnostic;
+use consort_ir::mesh::Mesh;
+use consort_ir::program::{Func, Program};
+use consort_ir::text::print;
+use consort_ir::verify::{hazards, verify};
+
+use crate::pipeline::{PASSES, PassError, Ran, simplify};
+use crate::plan::{Binding, PlanError, plan};
+
+/// What passes may know besides the program, and who watches them.
+pub struct PassCx<'a> {
+    /// The most rewrites. To find the rewrite that spoils a program, halve it until one more or less makes the
+    /// difference.
+    pub fuel: u64,
+    watch: Option<&'a mut dyn FnMut(Stage<'_>)>,
+}
+
+impl Default for PassCx<'_> {
+    fn default() -> Self {
+        PassCx { fuel: u64::MAX, watch: None }
+    }
+}
+
+impl<'a> PassCx<'a> {
+    /// A context in which `watch` is told of each stage when it is over.
+    pub fn watched(watch: &'a mut dyn FnMut(Stage<'_>)) -> PassCx<'a> {
+        PassCx { watch: Some(watch), ..PassCx::default() }
+    }
+
+    pub(crate) fn over(&mut self, stage: Stage<'_>) {
+        if let Some(watch) = &mut self.watch {
+            watch(stage);
+        }
+    }
+}
+
+/// A stage that is over.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage<'a> {
+    /// A pass ran; its program is not verified yet.
+    Pass(Ran<'a>),
+    /// The program that a stage left was verified: the one of this name.
+    Verified(&'static str),
+    /// A plan was made.
+    Planned,
+    /// A plan was checked for hazards.
+    Checked,
+}
+
+/// Why a program could not be compiled.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CompileError {
+    /// The program does not verify.
+    Program(Vec<Diagnostic>),
+    /// A pass refused the program, or broke it.
+    Pass(PassError),
+    /// There is no function of this name.
+    Func(String),
+    /// It could not be planned for this binding.
+    Plan(PlanError),
+    /// The plan has a hazard: a defect of the planner.
+    Hazard {
+        /// The hazard.
+        error: Box<Diagnostic>,
+        /// The plan.
+        plan: String,
+    },
+}
+
+impl CompileError {
+    /// Whether it is a defect of consort, and not of the program.
+    pub fn is_defect(&self) -> bool {
+        matches!(self, CompileError::Pass(PassError::Broken { .. }) | CompileError::Hazard { .. })
+    }
+}
+
+impl fmt::Display for CompileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CompileError::Program(errors) => {
+                let headlines: Vec<String> = errors.iter().map(Diagnostic::headline).collect();
+                f.write_str(&headlines.join("\n"))
+            }
+            CompileError::Pass(error) => error.fmt(f),
+            CompileError::Func(name) => write!(f, "there is no function @{name}"),
+            CompileError::Plan(error) => error.fmt(f),
+            CompileError::Hazard { error, plan } => {
+                let headline = error.headline();
+                write!(f, "the plan is wrong, which is a defect of consort: {headline}\n{plan}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CompileError {}
+
+/// A program with everything decided that does not depend on a rank or on sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decided {
+    program: Program,
+}
+
+/// Compiles a program: what all ranks agree on.
+pub fn compile(program: &Program, cx: &mut PassCx<'_>) -> Result<Decided, CompileError> {
+    let errors = verify(program);
+    if !errors.is_empty() {
+        return Err(CompileError::Program(errors));
+    }
+    cx.over(Stage::Verified("trace"));
+    let program = simplify(program, PASSES, cx).map_err(CompileError::Pass)?;
+    Ok(Decided { program })
+}
+
+impl Decided {
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The mesh of the program.
+    pub fn mesh(&self) -> &Mesh {
+        &self.program.mesh
+    }
+
+    /// A function of the program.
+    pub fn func(&self, name: &str) -> Option<&Func> {
+        self.program.funcs.iter().find(|func| func.name == name)
+    }
+
+    /// The plan of one rank for a function, at given sizes.
+    pub fn bind(&self, func: &str, binding: &Binding<'_>, cx: &mut PassCx<'_>) -> Result<Func, CompileError> {
+        let func = self.func(func).ok_or_else(|| CompileError::Func(func.to_string()))?;
+        let plan = plan(self.mesh(), func, binding).map_err(CompileError::Plan)?;
+        cx.over(Stage::Planned);
+        if let Some(error) = hazards(self.mesh(), &plan).into_iter().next() {
+            let plan = print(&Program { mesh: self.mesh().clone(), funcs: vec![plan] });
+            return Err(CompileError::Hazard { error: Box::new(error), plan });
+        }
+        cx.over(Stage::Checked);
+        Ok(plan)
+    }
+}
