@@ -7,9 +7,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{About, Buffer, Note, from_now};
-use consort_ir::index::{Index, Sym};
 use consort_ir::infer::infer;
-use consort_ir::ops::{Alias, BUILT_IN, EvalCx, OpDef, Undecided, Violation};
+use consort_ir::ops::{Alias, BUILT_IN, EvalCx, OpDef, Undecided, Violation, call_name};
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
@@ -19,12 +18,9 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, alloc, check_size};
+use crate::tensor::{Placed, Tensor, Tensors, alloc, check_size};
 use crate::trace::{record, settle};
 use crate::world::World;
-
-/// Operands and results: there are few.
-pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
 
 /// Runs an op, built in or of the user's own, on tensors. What is given by value may be computed on in place.
 ///
@@ -68,7 +64,7 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     let info = op.info();
     let world = world_of(info.name, args, site)?;
     if op.effects().starts().is_some() {
-        return Err(Error::new(spoken(info.name), "expected a group: it has a method for this", site));
+        return Err(Error::new(call_name(info.name), "expected a group: it has a method for this", site));
     }
     if let Some(traced) = record(op, args, site) {
         return traced;
@@ -114,24 +110,6 @@ fn settle_all(args: &mut [Tensor], op: &str, site: &'static Location<'static>) -
     Ok(())
 }
 
-/// The op's rule holds for operands of the sizes that they have now.
-pub(crate) fn check_types(
-    op: &dyn OpDef,
-    world: &World,
-    args: &[Tensor],
-    site: &'static Location<'static>,
-) -> Result<()> {
-    let unbacked = |index: &Index| {
-        let mut found = false;
-        index.symbols(&mut |sym| found |= matches!(sym, Sym::Unbacked(_) | Sym::Backed(_)));
-        found
-    };
-    let mut symbolic = args.iter().any(|arg| arg.ty.shape.iter().any(unbacked));
-    op.indices(&mut |index| symbolic |= unbacked(index));
-    // Where sizes are symbols the rule is asked of the symbols, and conditions are tried on what they are now.
-    if symbolic { Ok(()) } else { types_of(op, world, args, site).map(drop) }
-}
-
 /// What the op's rule says of these operands, asked once for each kind of them.
 pub(crate) fn prepared(
     op: &dyn OpDef,
@@ -172,7 +150,7 @@ fn prepare(
         };
         for ty in types {
             let (mut ty, shape) =
-                concrete(ty, &sizes).map_err(|message| Error::new(spoken(name), message, site))?;
+                concrete(ty, &sizes).map_err(|message| Error::new(call_name(name), message, site))?;
             if made_from_numbers {
                 ty.varies = mesh.all_axes();
             }
@@ -221,12 +199,7 @@ fn types_of(
     let types: SmallVec<[Type; 3]> = args.iter().map(|arg| Type::Tensor((*arg.ty).clone())).collect();
     let (mesh, mut facts) = (world.mesh(), world.facts());
     infer(op, &mesh, &types, &[], &mut facts, Undecided::Refuse)
-        .map_err(|violation: Violation| Error::rule(spoken(op.info().name), violation, site))
-}
-
-/// An op's name as users call it.
-pub(crate) fn spoken(name: &'static str) -> &'static str {
-    name.strip_suffix("_start").unwrap_or(name)
+        .map_err(|violation: Violation| Error::rule(call_name(op.info().name), violation, site))
 }
 
 /// A type with the sizes that it has on this rank.

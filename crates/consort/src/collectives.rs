@@ -8,14 +8,14 @@ use std::rc::Rc;
 
 use consort_comm::{About, Buffer, CommError, Note};
 use consort_ir::index::Index;
-use consort_ir::ops::OpDef;
+use consort_ir::ops::{OpDef, call_name};
 use consort_ir::types::TensorType;
 use consort_runtime::start::{Operand, Operands, Outs, start};
 use consort_types::layout::Layout;
 use consort_types::{Collective, Digest, Written};
 use smallvec::SmallVec;
 
-use crate::apply::{copy_into, no_result, prepared, spoken};
+use crate::apply::{copy_into, no_result, prepared};
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::mesh::Group;
@@ -56,7 +56,7 @@ impl Group {
         outs: &[Tensor],
         site: &'static Location<'static>,
     ) -> Result<Started> {
-        let (world, name) = (&self.world, spoken(op.info().name));
+        let (world, name) = (&self.world, call_name(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
         if self.breaks && is_tracing() {
             let results = uncompiled_at(name, site, || {
@@ -188,7 +188,7 @@ impl Group {
         x: &mut Tensor,
         site: &'static Location<'static>,
     ) -> Result<Rc<Flight>> {
-        let (world, name) = (&self.world, spoken(op.info().name));
+        let (world, name) = (&self.world, call_name(op.info().name));
         check_world(name, world, std::iter::once(&*x), site)?;
         let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
         let [(ty, _)] = &prepared.results[..] else { return Err(no_result(op, site)) };

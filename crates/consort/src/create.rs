@@ -8,10 +8,10 @@ use consort_ir::ops::{self, Elements, OpDef};
 use consort_types::Dtype;
 use smallvec::smallvec;
 
-use crate::apply::{Tensors, run_one};
+use crate::apply::run_one;
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors};
 use crate::trace::record_sizes;
 
 impl Tensor {

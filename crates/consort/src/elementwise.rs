@@ -10,9 +10,9 @@ use consort_ir::ops::OpDef;
 use consort_types::Dtype;
 use smallvec::smallvec;
 
-use crate::apply::{Tensors, run, run_one, scalar};
+use crate::apply::{run, run_one, scalar};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors};
 
 /// The shape of two operands together: sizes are aligned at the end, and sizes of one repeat. Sizes that are symbols
 /// are taken for equal: the op's own rule makes that a condition.

@@ -9,10 +9,9 @@ use std::rc::Rc;
 
 use consort_ir::index::Index;
 use consort_ir::ops;
-use consort_ir::ops::OpDef;
+use consort_ir::ops::{OpDef, call_name};
 use consort_types::{Dtype, Kind, Missing, Reduce, Route};
 
-use crate::apply::spoken;
 use crate::error::{Error, Result};
 use crate::index::{Shape, plain};
 use crate::mesh::Group;
@@ -87,7 +86,7 @@ impl Group {
             }
             Some(_) => return self.list(op, &args.into_iter().collect::<Vec<_>>(), site),
         };
-        Err(Error::new(spoken(op.info().name), message, site))
+        Err(Error::new(call_name(op.info().name), message, site))
     }
 }
 

@@ -6,10 +6,10 @@ use consort_ir::index as ir;
 use consort_ir::ops;
 use smallvec::smallvec;
 
-use crate::apply::{Tensors, run, run_one};
+use crate::apply::{run, run_one};
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors};
 use crate::trace::outside_of_updates;
 
 impl Tensor {

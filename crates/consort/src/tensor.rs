@@ -10,6 +10,7 @@ use consort_ir::index::{self as ir, Sym};
 use consort_ir::types::TensorType;
 use consort_types::layout::{Layout, numel};
 use consort_types::{Axes, Dtype};
+use smallvec::SmallVec;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -45,6 +46,9 @@ pub struct Tensor {
     /// Whose mesh the axes are of; 0 for a thread on its own.
     pub(crate) world: u32,
 }
+
+/// Operands and results: there are few.
+pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
 
 /// A layout, and what is asked of it again and again.
 #[derive(Debug, PartialEq, Eq)]

@@ -86,7 +86,8 @@ impl OpDef for Diagonal {
         let [rows, columns] = &x.shape[..] else {
             return Err(Violation::new("C1", "expected a matrix"));
         };
-        cx.require_same_shape("C1", "as many columns as rows:", &[rows.clone()], &[columns.clone()])?;
+        let (rows_only, columns_only) = (std::slice::from_ref(rows), std::slice::from_ref(columns));
+        cx.require_same_shape("C1", "as many columns as rows:", rows_only, columns_only)?;
         Ok(vec![x.with_shape(vec![rows.clone()]).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {

@@ -8,7 +8,6 @@ use std::fmt;
 
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::program::Program;
-use consort_ir::verify::verify;
 
 use crate::compile::{PassCx, Stage};
 use crate::{fold, remove, share};
@@ -135,7 +134,7 @@ pub fn simplify(
             let rewrites = fuel.burnt - before;
             cx.over(Stage::Pass(Ran { pass, rewrites, program: &program }));
             if rewrites > 0 {
-                let errors = verify(&program);
+                let errors = cx.verify(&program);
                 if !errors.is_empty() {
                     return Err(PassError::Broken { pass: pass.name, errors });
                 }

@@ -3,7 +3,7 @@
 use consort_comm::{About, Buffer, CommError, Group, Message, Moved, Pending};
 use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{EvalCx, EvalError, OpDef};
+use consort_ir::ops::{EvalCx, EvalError, OpDef, call_name};
 use consort_types::{Collective, Digest, Dtype, Kind};
 use smallvec::SmallVec;
 
@@ -56,8 +56,7 @@ pub fn call_text<'a>(
     mesh: &Mesh,
     operands: impl Iterator<Item = (Dtype, &'a [usize])>,
 ) -> String {
-    let name = op.info().name;
-    let mut text = name.strip_suffix("_start").unwrap_or(name).to_string();
+    let mut text = call_name(op.info().name).to_string();
     op.write_attrs(&mut text, mesh);
     for (i, (dtype, shape)) in operands.enumerate() {
         text.push_str(if i == 0 { " " } else { ", " });

@@ -113,6 +113,8 @@ pub(crate) fn prepare(
     alone.funcs.iter_mut().for_each(|func| func.plan = None);
     alone.funcs.iter_mut().for_each(|func| strip(&mut func.body));
     let cx = &mut PassCx::default();
+    // The command has said so.
+    cx.may_diverge = true;
     let decided = compile(&alone, cx).map_err(|error| error.to_string())?;
     let donated = vec![donated; func.body.params.len()];
     let binding = Binding { rank, symbols, donated: &donated };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::index::Sym;
-use consort_ir::ops::Effects;
+use consort_ir::ops::{Effects, call_name};
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
@@ -170,7 +170,7 @@ fn refused(session: &Session, errors: Vec<Diagnostic>, site: Site) -> Error {
     };
     let at = error.loc.as_ref().and_then(|loc| session.site(loc));
     let (op, message) = error.message.split_once(": ").unwrap_or(("compile", &error.message));
-    let op = op.strip_suffix("_start").unwrap_or(op);
+    let op = call_name(op);
     let note = error.note.map_or_else(String::new, |note| format!("\n  note: {note}"));
     Error::new(op, format!("{message} ({}){note}", error.rule), at.unwrap_or(site))
 }

@@ -17,15 +17,14 @@ use std::rc::{Rc, Weak};
 use consort_ir::builder::{Builder, Draft};
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym, SymbolFacts};
-use consort_ir::ops::{OpDef, Wait};
+use consort_ir::ops::{OpDef, Wait, call_name};
 use consort_ir::program::{Func, Loc};
 use consort_ir::types::{TensorType, Type};
 use consort_types::Axes;
 
-use crate::apply::{Tensors, check_types, spoken};
 use crate::compile::Results;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors};
 use crate::world::World;
 
 pub(crate) use late::{outside_of_updates, update_later};
@@ -283,7 +282,7 @@ impl Session {
             None if self.fullgraph => {
                 let message = "expected tensors that come from the arguments, got one that was captured or made from numbers\n  \
                                note: pass it as an argument, or compile without fullgraph: then it is a constant";
-                return Err(Error::new(spoken_op(op), message, site));
+                return Err(Error::new(call_name(op), message, site));
             }
             None => self.param((*tensor.ty).clone().into(), Input::Constant(tensor.clone(), site))?,
         };
@@ -344,7 +343,7 @@ impl Session {
         if !self.hints.borrow().contains_key(&sym) {
             let message =
                 "expected sizes of this function, got one of another, or one read from data before a break";
-            return Err(Error::new(spoken_op(op), message, site));
+            return Err(Error::new(call_name(op), message, site));
         }
         self.build(|builder| builder.declare(sym, SymbolFacts::default()))?;
         self.param(Type::Size(Index::sym(sym), Axes::NONE), Input::Symbol(sym)).map(drop)
@@ -353,10 +352,9 @@ impl Session {
     /// Writes down an op; gives the types and values of its results.
     fn node(self: &Rc<Self>, op: &dyn OpDef, args: &[Tensor], site: Site) -> Result<Vec<(Value, Type)>> {
         self.check()?;
-        let name = spoken(op.info().name);
+        let name = call_name(op.info().name);
         self.last.set(Some(site));
         self.sites.borrow_mut().insert(std::ptr::from_ref(site).addr(), site);
-        check_types(op, &self.world, args, site)?;
         self.bind_symbols(op, site)?;
         let values = args.iter().map(|arg| self.operand(arg, name, site)).collect::<Result<Vec<_>>>()?;
         let known = self.build(|builder| builder.guards().len())?;
@@ -473,10 +471,6 @@ impl Session {
     }
 }
 
-fn spoken_op(op: &str) -> &str {
-    op.strip_suffix("_start").unwrap_or(op)
-}
-
 /// Writes an op down, if a trace is going on.
 pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Result<Tensors>> {
     let session = current()?;
@@ -507,12 +501,12 @@ pub(crate) fn record_start(
                 "expected no communication in `{name}`, which was declared local\n  \
                                    note: leave out `.local()`, and call it on all ranks"
             );
-            return Err(Error::new(spoken(op.info().name), message, site));
+            return Err(Error::new(call_name(op.info().name), message, site));
         }
         let depth = session.segment.borrow().frames.len();
         let results = session.node(op, args, site)?;
         let [(pending, Type::Pending(types))] = &results[..] else {
-            return Err(Error::new(spoken(op.info().name), "expected one pending", site));
+            return Err(Error::new(call_name(op.info().name), "expected one pending", site));
         };
         let start = Start::new(*pending, depth, types.len(), site);
         session.segment.borrow_mut().starts.push(Rc::clone(&start));

@@ -84,6 +84,11 @@ pub struct OpInfo {
     pub read: fn(&mut Cursor<'_>) -> Result<Op, ParseError>,
 }
 
+/// An op's name as users call it: a start is called by what it starts.
+pub fn call_name(op: &str) -> &str {
+    op.strip_suffix("_start").unwrap_or(op)
+}
+
 impl OpInfo {
     /// The fewest and, where there is a bound, the most operands.
     pub fn arity(&self) -> (usize, Option<usize>) {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use consort_comm::CommError;
 use consort_ir::limits::Excess;
-use consort_ir::ops::EvalError;
+use consort_ir::ops::{EvalError, call_name};
 use consort_ir::program::Loc;
 
 use crate::kernels::KernelError;
@@ -40,7 +40,7 @@ impl RunError {
     pub(super) fn at(mut self, op: &'static str, loc: Option<&Loc>) -> RunError {
         if self.0.op.is_none() {
             // Users know an operation by the name that they call it by.
-            self.0.op = Some(op.strip_suffix("_start").unwrap_or(op));
+            self.0.op = Some(call_name(op));
             self.0.loc = loc.cloned();
         }
         self
