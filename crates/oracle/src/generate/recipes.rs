@@ -4,10 +4,10 @@
 use consort_types::{Axes, Dtype, GroupName, Rank};
 
 use super::{Flying, Growing};
-use crate::entity::Value;
-use crate::index::{Index, Sym};
-use crate::ops::*;
-use crate::types::TensorType;
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym};
+use consort_ir::ops::*;
+use consort_ir::types::TensorType;
 
 mod arrays;
 mod blocks;

@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use consort_types::{Axes, Axis, Dtype, GroupName, Rank};
 
-use crate::builder::Builder;
-use crate::entity::Value;
-use crate::index::{Index, Sym, SymbolFacts};
-use crate::mesh::Mesh;
-use crate::ops::{EvalCx, OpDef, UpdateSlice, Wait};
-use crate::program::{Func, Loc, Node, Program};
-use crate::tensor::Tensor;
-use crate::types::{TensorType, Type};
+use consort_ir::builder::Builder;
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym, SymbolFacts};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{EvalCx, OpDef, UpdateSlice, Wait};
+use consort_ir::program::{Func, Loc, Node, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::types::{TensorType, Type};
 
 /// A small generator of numbers (splitmix64): the same everywhere, for ever.
 #[derive(Clone, Debug)]

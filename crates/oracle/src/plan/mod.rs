@@ -22,16 +22,16 @@ use consort_types::Rank;
 use memory::{Memory, Seat};
 use rank::PlanRank;
 
-use super::comm::{Comm, PendingId};
-use super::rank::Step;
-use super::{OracleError, Stuck, bind};
+use crate::comm::{Comm, PendingId};
 use crate::generate::Rng;
-use crate::limits::{Excess, Limits, Resource};
-use crate::mesh::Mesh;
-use crate::ops::EvalCx;
-use crate::program::{Func, Node, Program};
-use crate::tensor::Tensor;
-use crate::verify::verify;
+use crate::rank::Step;
+use crate::{OracleError, Stuck, bind};
+use consort_ir::limits::{Excess, Limits, Resource};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::EvalCx;
+use consort_ir::program::{Func, Node, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::verify::verify;
 
 /// When what may happen early or late does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

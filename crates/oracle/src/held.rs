@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-use crate::limits::{Excess, Resource};
-use crate::ops::{EvalCx, EvalError};
-use crate::tensor::Tensor;
-use crate::types::Type;
+use consort_ir::limits::{Excess, Resource};
+use consort_ir::ops::{EvalCx, EvalError};
+use consort_ir::tensor::Tensor;
+use consort_ir::types::Type;
 
 /// Elements of the reference tensor are held in 64 bits, whatever their type.
 const ELEMENT: u64 = 8;

@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::builder::expand;
-use consort_ir::generate::Rng;
 use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Add, Attention, LayerNorm, LogSoftmax, Logsumexp, Op, OpDef, RmsNorm, Softmax};
-use consort_ir::oracle::run;
 use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::Expect;
 use consort_ir::types::{TensorType, Type};
 use consort_ir::verify::verify;
+use consort_oracle::generate::Rng;
+use consort_oracle::run;
 use consort_types::{Axes, Dtype};
 
 fn random(rng: &mut Rng, dtype: Dtype, shape: &[usize]) -> Tensor {

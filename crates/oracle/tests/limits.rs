@@ -3,9 +3,9 @@
 
 use consort_ir::limits::Limits;
 use consort_ir::ops::OpTable;
-use consort_ir::oracle::run_within;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
+use consort_oracle::run_within;
 use consort_types::Dtype;
 
 const FREE: Limits = Limits { bytes: u64::MAX, steps: u64::MAX, operations: u64::MAX };

@@ -7,17 +7,18 @@ use consort_types::Rank;
 
 use super::comm::{Comm, PendingId};
 use super::held::{Held, bytes_of, bytes_of_type};
-use super::inputs::{Symbols, check_guards};
+use super::inputs::Symbols;
 use super::{OracleError, Stuck};
-use crate::cost::{Total, total_of_node};
-use crate::entity::{Value, ValueMap};
-use crate::index::{Guard, Sym};
-use crate::limits::{Budget, Excess, Limits};
-use crate::mesh::Mesh;
-use crate::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
-use crate::program::{Block, Func, Node};
-use crate::tensor::Tensor;
-use crate::text::node_text;
+use consort_ir::cost::{Total, total_of_node};
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::index::{Guard, Sym};
+use consort_ir::limits::{Budget, Excess, Limits};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::symbols::check_guards;
+use consort_ir::tensor::Tensor;
+use consort_ir::text::node_text;
 
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Recipes that show elements in other shapes, and put tensors together.
 
-use crate::index::Index;
-use crate::ops::*;
+use consort_ir::index::Index;
+use consort_ir::ops::*;
 
 use super::Growing;
 

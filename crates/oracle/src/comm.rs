@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use consort_types::{GroupName, Rank};
 
 use super::inputs::Symbols;
-use crate::mesh::Mesh;
-use crate::ops::{Effects, EvalCx, EvalError, GroupEvalCx, peer_of};
-use crate::program::{Func, Node};
-use crate::tensor::Tensor;
-use crate::text::node_text;
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Effects, EvalCx, EvalError, GroupEvalCx, peer_of};
+use consort_ir::program::{Func, Node};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::node_text;
 
 /// One started operation of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

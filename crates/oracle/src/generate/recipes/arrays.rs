@@ -3,8 +3,8 @@
 use consort_types::Dtype;
 
 use super::{Growing, constants, is_float, is_number};
-use crate::index::{Index, Sym};
-use crate::ops::*;
+use consort_ir::index::{Index, Sym};
+use consort_ir::ops::*;
 
 pub(super) fn cumsum(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0 && is_number(ty))?;

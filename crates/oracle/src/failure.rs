@@ -1,14 +1,15 @@
 //! What ranks say where the oracle fails: the same op, the same line and the same words on the rank that is wrong, and
 //! nothing but what follows from it on the others.
 
-use consort_ir::oracle::OracleError;
 use consort_ir::tensor::Tensor;
 
+use crate::OracleError;
+
 /// What each rank gave, or what it said.
-pub(crate) type Got = [Result<Vec<Tensor>, String>];
+pub type Outcomes = [Result<Vec<Tensor>, String>];
 
 /// Whether what ranks said is what the oracle said.
-pub(crate) fn same_error(expected: &OracleError, got: &Got) -> Result<(), String> {
+pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> {
     let OracleError::Op { rank, op, loc, message, .. } = expected else {
         return Err(format!("expected an op to fail, got {expected}"));
     };
@@ -62,7 +63,7 @@ fn between<'a>(message: &'a str, first: &str, second: &str) -> Option<(&'a str, 
 }
 
 /// The other ranks fail in the same op, because their own values are wrong too, or because this one has left; or not.
-fn others_follow(got: &Got, rank: usize, op: &str) -> Result<(), String> {
+fn others_follow(got: &Outcomes, rank: usize, op: &str) -> Result<(), String> {
     for (other, got) in got.iter().enumerate().filter(|(other, _)| *other != rank) {
         let Err(error) = got else { continue };
         let left = format!("rank {rank} has left the group without its part of it");

@@ -3,12 +3,12 @@
 use consort_types::{Axes, GroupName, Reduce};
 
 use super::{Growing, is_float};
-use crate::entity::Value;
 use crate::generate::Flying;
-use crate::index::Index;
-use crate::ops::*;
-use crate::program::Block;
-use crate::types::{TensorType, Type};
+use consort_ir::entity::Value;
+use consort_ir::index::Index;
+use consort_ir::ops::*;
+use consort_ir::program::Block;
+use consort_ir::types::{TensorType, Type};
 
 /// How deep blocks lie in one another.
 const DEPTH: usize = 2;

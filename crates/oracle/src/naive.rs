@@ -11,7 +11,7 @@ use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::TensorType;
 use consort_types::Rank;
 
-pub(crate) struct Naive<'a> {
+struct Naive<'a> {
     mesh: &'a Mesh,
     func: &'a Func,
     rank: Rank,
@@ -28,7 +28,8 @@ pub(crate) struct Naive<'a> {
     next: u32,
 }
 
-pub(crate) fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, lazy: bool) -> Func {
+/// A plan of a function for one rank. Where it is `lazy`, views stay views, and blocks take operands where they lie.
+pub fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, lazy: bool) -> Func {
     let mut naive = Naive {
         mesh,
         func,

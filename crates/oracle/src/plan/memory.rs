@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use consort_types::Dtype;
 
-use crate::plan::{Head, Region};
-use crate::storage::{Lies, Spot};
-use crate::tensor::{Tensor, unravel};
+use consort_ir::plan::{Head, Region};
+use consort_ir::storage::{Lies, Spot};
+use consort_ir::tensor::{Tensor, unravel};
 
 /// Where a tensor's elements lie, and what they are.
 #[derive(Clone, Debug)]

@@ -3,9 +3,9 @@
 use consort_types::{Message, Missing, Peer, Reduce, Route};
 
 use super::Growing;
-use crate::index::Index;
-use crate::ops::*;
-use crate::types::TensorType;
+use consort_ir::index::Index;
+use consort_ir::ops::*;
+use consort_ir::types::TensorType;
 
 /// A reduction that the element types allow.
 pub(super) fn reduction(g: &mut Growing<'_>, types: &[TensorType]) -> Option<Reduce> {

@@ -7,11 +7,11 @@ use consort_types::{Dtype, Message, Missing, Peer, Route};
 
 use super::starts::reduction;
 use super::{Growing, constants, is_number};
-use crate::entity::Value;
 use crate::generate::{Flying, Into};
-use crate::index::{Index, Sym};
-use crate::ops::*;
-use crate::types::TensorType;
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym};
+use consort_ir::ops::*;
+use consort_ir::types::TensorType;
 
 /// Where a part begins and how large it is, along each dimension.
 type Box = (Vec<Index>, Vec<Index>);

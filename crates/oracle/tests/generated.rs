@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::generate::{inputs, program};
 use consort_ir::ops::{BUILT_IN, OpTable};
-use consort_ir::oracle::{check_placement, run};
 use consort_ir::program::Block;
 use consort_ir::text::{parse, print};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
+use consort_oracle::generate::{inputs, program};
+use consort_oracle::{check_placement, run};
 
 const PROGRAMS: u64 = 600;
 

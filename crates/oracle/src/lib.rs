@@ -1,16 +1,44 @@
-//! The program oracle runs all ranks of a program in one thread, slowly and plainly. What
-//! runs plans, on real bytes, is in [`plan`].
+//! The oracles: what a program means, for everything fast to be compared with; and random programs to compare them on.
 //!
-//! Each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A collective is
-//! evaluated when its last member starts it; a message is delivered when both its ends have started. When
+//! The program oracle ([`run`]) runs all ranks of a program in one thread, slowly and plainly. The plan oracle ([`plan`])
+//! runs their plans, on real bytes. Random programs are made by [`generate`], and plans that share nothing with the real
+//! planner by [`naive`].
+//!
+//! ```
+//! use consort_ir::{ops::OpTable, tensor::Tensor, text};
+//! use consort_types::Dtype;
+//!
+//! let source = "mesh (tp: 2)
+//!
+//! func @f(v0: f32[2]{tp}) -> f32[2] {
+//!     v1 = all_reduce_start[reduce=sum, over=tp] v0 : pending<f32[2]>
+//!     v2 = wait v1 : f32[2]
+//!     return v2
+//! }";
+//! let program = text::parse(source, &OpTable::built_in())?.program;
+//! let input = |x| vec![Tensor::floats(Dtype::F32, vec![2], vec![x, 2.0 * x])];
+//! let results = consort_oracle::run(&program, "f", &[input(1.0), input(10.0)])?;
+//! assert_eq!(results[0][0].text(), "[11, 22]");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! In the program oracle, each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A
+//! collective is evaluated when its last member starts it; a message is delivered when both its ends have started. When
 //! no rank can go on and not all are finished, the program cannot complete under any timing: starts never
 //! block, so what a rank has started depends on nothing but its own path. The verdict names every rank
 //! that waits, its line, and what it waits for. There is no clock and no timeout here: what a run may take is bounded by
 //! [`Limits`], and refused before it is taken.
+//!
+//! Only tests, and commands that compare, use this crate. Nothing here reads a file, a clock or the environment, and
+//! nothing is `unsafe`.
+#![forbid(unsafe_code)]
 
 mod comm;
+mod failure;
+pub mod generate;
 mod held;
 mod inputs;
+pub mod naive;
 pub mod plan;
 mod rank;
 
@@ -21,13 +49,14 @@ use consort_types::Rank;
 use held::Held;
 use rank::{RankState, Step};
 
-use crate::diagnostic::Diagnostic;
-use crate::limits::{Excess, Limits};
-use crate::program::Program;
-use crate::tensor::Tensor;
-use crate::verify::verify;
+use consort_ir::diagnostic::Diagnostic;
+use consort_ir::limits::{Excess, Limits};
+use consort_ir::program::Program;
+use consort_ir::tensor::Tensor;
+use consort_ir::verify::verify;
 
-pub use inputs::{bind, check_guards, check_placement, check_symbols};
+pub use failure::{Outcomes, same_error};
+pub use inputs::{bind, check_placement};
 
 /// The most ranks the oracle runs.
 pub const MAX_RANKS: u32 = 4096;

@@ -4,11 +4,11 @@
 use consort_ir::index::Index;
 use consort_ir::op;
 use consort_ir::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, OpTable, Violation};
-use consort_ir::oracle::run;
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
+use consort_oracle::run;
 
 op! {
     /// `a * x + y`, in one go.

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use consort_types::{Axes, Rank};
 
-use crate::index::{Guard, Sym, SymbolFacts};
-use crate::mesh::Mesh;
-use crate::ops::EvalCx;
-use crate::program::Func;
-use crate::tensor::Tensor;
-use crate::types::Type;
+use consort_ir::index::{Index, Sym};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::EvalCx;
+use consort_ir::program::Func;
+use consort_ir::symbols::check_symbols;
+use consort_ir::tensor::Tensor;
+use consort_ir::types::Type;
 
 /// The values of a rank's symbols.
-pub(super) type Symbols = BTreeMap<Sym, i64>;
+pub(crate) type Symbols = BTreeMap<Sym, i64>;
 
 /// Binds the symbols of each rank from its arguments, and checks everything the function declares of them:
 /// element types, shapes, ranges, guards, and that what is declared equal on several ranks is.
@@ -52,7 +53,7 @@ pub fn bind(mesh: &Mesh, func: &Func, inputs: &[Vec<Tensor>]) -> Result<Vec<Symb
     for sym in func.bound_symbols() {
         let values: Vec<Tensor> =
             all.iter().filter_map(|s| s.get(&sym)).map(|value| Tensor::size(*value)).collect();
-        let index = crate::index::Index::sym(sym);
+        let index = Index::sym(sym);
         let name = index.display(mesh).to_string();
         let ty = Type::Size(index, declared.get(&sym).map_or(Axes::NONE, |facts| facts.varies));
         check_placement(mesh, &ty, &values.iter().collect::<Vec<_>>())
@@ -71,7 +72,7 @@ fn bind_rank(
     let mut symbols = Symbols::new();
     let got = |arg: &Tensor| format!("{}{:?}", arg.dtype, arg.shape).replace(' ', "");
     for ((name, ty), arg) in params.iter().zip(args) {
-        let sizes: Vec<(&crate::index::Index, i64)> = match ty {
+        let sizes: Vec<(&Index, i64)> = match ty {
             Type::Tensor(tensor) => {
                 if arg.dtype != tensor.dtype || arg.shape.len() != tensor.shape.len() {
                     return Err(format!(
@@ -122,50 +123,6 @@ fn bind_rank(
     }
     check_symbols(mesh, rank, func, &symbols)?;
     Ok(symbols)
-}
-
-/// Whether a function takes these values of its symbols: what it declares of each, and its guards.
-pub fn check_symbols(
-    mesh: &Mesh,
-    rank: Rank,
-    func: &Func,
-    symbols: &BTreeMap<Sym, i64>,
-) -> Result<(), String> {
-    let (declared, default) = (func.declarations(), SymbolFacts::default());
-    for (sym, value) in symbols {
-        let facts = declared.get(sym).copied().unwrap_or(&default);
-        if !facts.allow(*value) {
-            let name = crate::index::Index::sym(*sym).display(mesh).to_string();
-            return Err(format!("{name} is {value}, but the function declares {facts}"));
-        }
-    }
-    check_guards(mesh, rank, &func.guards, symbols)
-}
-
-/// Checks those of some guards whose symbols all have a value.
-pub fn check_guards<'a>(
-    mesh: &Mesh,
-    rank: Rank,
-    guards: impl IntoIterator<Item = &'a Guard>,
-    symbols: &BTreeMap<Sym, i64>,
-) -> Result<(), String> {
-    let cx = EvalCx { mesh, rank, symbols };
-    for guard in guards {
-        let mut unbound = false;
-        guard.symbols(&mut |sym| {
-            unbound |= matches!(sym, Sym::Backed(_) | Sym::Unbacked(_)) && !symbols.contains_key(&sym);
-        });
-        if unbound {
-            continue;
-        }
-        let (Guard::Eq(a, b) | Guard::Le(a, b)) = guard;
-        let (a, b) = (cx.index(a).map_err(|e| e.0)?, cx.index(b).map_err(|e| e.0)?);
-        let holds = if matches!(guard, Guard::Eq(..)) { a == b } else { a <= b };
-        if !holds {
-            return Err(format!("guard `{}` does not hold: {a} and {b}", guard.display(mesh)));
-        }
-    }
-    Ok(())
 }
 
 /// Whether values of all ranks are equal wherever their type says so.

@@ -2,21 +2,21 @@
 
 use consort_types::Rank;
 
-use super::super::Stuck;
-use super::super::comm::PendingId;
-use super::super::inputs::Symbols;
-use super::super::rank::Step;
 use super::memory::{Memory, Seat};
 use super::{World, at};
-use crate::entity::{Value, ValueMap};
-use crate::mesh::Mesh;
-use crate::ops::{Effects, EvalCx, Flow};
-use crate::plan::{NodePlan, Place};
-use crate::program::{Block, Func, Node};
-use crate::storage::{Spot, is_needed, may_take_over, pieces};
-use crate::tensor::Tensor;
-use crate::text::node_text;
-use crate::types::Type;
+use crate::Stuck;
+use crate::comm::PendingId;
+use crate::inputs::Symbols;
+use crate::rank::Step;
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Effects, EvalCx, Flow};
+use consort_ir::plan::{NodePlan, Place};
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::storage::{Spot, is_needed, may_take_over, pieces};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::node_text;
+use consort_ir::types::Type;
 
 /// A block being run, and what becomes of its results.
 struct Frame<'a> {
