@@ -1,6 +1,6 @@
 //! One small program for each collective; docs/collectives.md explains them.
 //!
-//! `cargo build --example collectives -p consort`, then
+//! `cargo build --example collectives -p consort-examples`, then
 //! `consort run -n 4 -- target/debug/examples/collectives all_reduce`.
 
 use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tensor};
@@ -9,7 +9,7 @@ use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tenso
 type Program = (&'static str, fn() -> Result<()>);
 
 /// All programs.
-pub(crate) const PROGRAMS: [Program; 27] = [
+pub const PROGRAMS: [Program; 27] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),
@@ -40,7 +40,7 @@ pub(crate) const PROGRAMS: [Program; 27] = [
 ];
 
 /// Runs a program.
-pub(crate) fn run(name: &str) -> Result<(), String> {
+pub fn run(name: &str) -> Result<(), String> {
     let found = PROGRAMS.iter().find(|(other, _)| *other == name);
     let names: Vec<&str> = PROGRAMS.iter().map(|(name, _)| *name).collect();
     let (_, program) = found.ok_or_else(|| format!("expected one of {}", names.join(", ")))?;

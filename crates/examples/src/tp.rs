@@ -1,7 +1,7 @@
 //! A model of the shape of Llama generates tokens, its weights shared out over all ranks.
 //!
 //! ```text
-//! cargo build --release -p consort --example tp
+//! cargo build --release -p consort-examples --example tp
 //! consort run -n 4 -- target/release/examples/tp
 //! ```
 

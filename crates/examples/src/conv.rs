@@ -2,7 +2,7 @@
 //! inside is computed.
 //!
 //! ```text
-//! cargo build --release -p consort --example conv
+//! cargo build --release -p consort-examples --example conv
 //! consort run -n 4 -- target/release/examples/conv
 //! ```
 

@@ -2,7 +2,7 @@
 //! back. How many go where is read from a tensor, and is another number each time.
 //!
 //! ```text
-//! cargo build --release -p consort --example moe
+//! cargo build --release -p consort-examples --example moe
 //! consort run -n 4 -- target/release/examples/moe
 //! ```
 

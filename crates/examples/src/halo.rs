@@ -2,7 +2,7 @@
 //! what the border needs comes from the neighbours while the inside is computed.
 //!
 //! ```text
-//! cargo build --release -p consort --example halo
+//! cargo build --release -p consort-examples --example halo
 //! consort run -n 4 -- target/release/examples/halo
 //! ```
 

@@ -2,22 +2,8 @@
 //! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-macro_rules! examples {
-    ($($name:ident $path:literal;)*) => {$(
-        #[path = $path]
-        #[allow(dead_code, unreachable_pub, reason = "an example, with a main of its own")]
-        mod $name;
-    )*};
-}
-
-examples! {
-    conv "../examples/conv.rs";
-    halo "../examples/halo.rs";
-    moe "../examples/moe.rs";
-    ring_attention "../examples/ring_attention.rs";
-}
-
 use consort::{Dtype, Mesh, Result, Tensor, compile};
+use consort_examples::{conv, halo, moe, ring_attention};
 
 /// Runs something on so many ranks.
 fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {

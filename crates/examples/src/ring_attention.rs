@@ -2,7 +2,7 @@
 //! that are here, and what they see is put together as it comes.
 //!
 //! ```text
-//! cargo build --release -p consort --example ring_attention
+//! cargo build --release -p consort-examples --example ring_attention
 //! consort run -n 4 -- target/release/examples/ring_attention
 //! ```
 
