@@ -15,7 +15,6 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::programs::source;
 use crate::report::{MACHINE, Machine, Report};
 
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
@@ -117,14 +116,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let said = errors.join().unwrap_or_default();
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
     if code > 1 || found.is_empty() {
-        return Err(failed(format!("the ranks failed\n{}", source(said.trim_end()))));
+        return Err(failed(format!("the ranks failed\n{}", said.trim_end())));
     }
     let text = match args.json {
         true => found.iter().map(|value| format!("{value}\n")).collect(),
         false => summary::text(args.which, args.ranks, &found),
     };
     // What the ranks said is what CONSORT_LOG asked for.
-    Ok(Report { notes: source(&said), ..Report::checked(text, code == 0) })
+    Ok(Report { notes: said, ..Report::checked(text, code == 0) })
 }
 
 /// How far the ranks are, on a terminal.

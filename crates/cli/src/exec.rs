@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use consort_ir::diagnostic::Diagnostic;
-use consort_ir::oracle::{self, OracleError};
 use consort_ir::program::{Block, Func, Loc, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, Parsed, RunLine, print, run_lines};
+use consort_oracle::OracleError;
 use consort_runtime::tolerance;
 use serde_json::{Value, json};
 
@@ -144,8 +144,8 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         bail!("--timeout: expected a number of seconds above 0, got {}", args.timeout);
     }
     // Asked before inputs are read for so many.
-    if ranks > oracle::MAX_RANKS {
-        bail!("{}: expected at most {} ranks, got {ranks}", source.name, oracle::MAX_RANKS);
+    if ranks > consort_oracle::MAX_RANKS {
+        bail!("{}: expected at most {} ranks, got {ranks}", source.name, consort_oracle::MAX_RANKS);
     }
     let asked = args.func.as_deref().map(|name| chosen(&program, &source, name)).transpose()?;
     let only = asked.or(if let [only] = &program.funcs[..] { Some(only) } else { None });
@@ -264,10 +264,10 @@ fn run_func(
 ) -> anyhow::Result<Result<Results, String>> {
     let Some(func) = program.funcs.first() else { bail!("exec: expected a function, got none") };
     if args.oracle {
-        let outcome = oracle::run_within(program, &func.name, inputs, &args.limits.of_oracle());
+        let outcome = consort_oracle::run_within(program, &func.name, inputs, &args.limits.of_oracle());
         return Ok(outcome.map_err(|error| limits::with_note(&error)));
     }
-    let symbols = match oracle::bind(&program.mesh, func, inputs) {
+    let symbols = match consort_oracle::bind(&program.mesh, func, inputs) {
         Ok(symbols) => symbols,
         Err(error) => return Ok(Err(OracleError::Input(error).to_string())),
     };
@@ -276,7 +276,7 @@ fn run_func(
     let outcome = ranks::run_on_processes(&print(program), &func.name, (inputs, &symbols), timeout, &limits)?;
     Ok(outcome.map_err(|failed| {
         // The oracle sees all ranks at once, so it knows more of what they have failed in; unless it is too much for it.
-        let asked = || oracle::run(program, &func.name, inputs).err();
+        let asked = || consort_oracle::run(program, &func.name, inputs).err();
         let known = if failed.refused { None } else { asked() };
         known
             .filter(|error| !matches!(error, OracleError::Limit { .. }))

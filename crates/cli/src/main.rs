@@ -11,7 +11,6 @@ mod explain;
 mod files;
 mod ops;
 mod opt;
-mod programs;
 mod report;
 mod run;
 mod source;

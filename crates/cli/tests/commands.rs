@@ -198,7 +198,7 @@ fn commands_print_what_the_pages_show() {
 
 #[test]
 fn the_first_program_is_the_example() {
-    let source = fs::read_to_string(root().join("crates/consort/examples/hello.rs")).unwrap();
+    let source = fs::read_to_string(root().join("crates/examples/src/hello.rs")).unwrap();
     let code = source.split_once("\n\n").unwrap().1;
     assert_eq!(of_kind("docs/getting-started.md", "rust"), [code]);
 }

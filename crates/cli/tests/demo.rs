@@ -86,7 +86,7 @@ fn the_summary_says_what_was_found() {
         "traced",
         "broken",
         "eager",
-        "examples/halo.rs:",
+        "crates/examples/src/halo.rs:",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }

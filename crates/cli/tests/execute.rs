@@ -2,8 +2,6 @@
 //! against the oracle; and what plans say that they copy, against what is copied.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-#[path = "../../runtime/tests/execute/errors.rs"]
-mod errors;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../src/exec/rank.rs"]
 mod rank;
@@ -13,11 +11,11 @@ use std::time::Duration;
 
 use consort_comm::spawn_with_heap;
 use consort_ir::ops::{Flow, OpTable};
-use consort_ir::oracle::{self, OracleError};
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, RunLine, parse, print, run_lines};
 use consort_ir::verify::verify;
+use consort_oracle::{OracleError, same_error};
 
 /// All cases that run, but for those that show the oracle's own limits.
 fn cases() -> Vec<(String, String)> {
@@ -48,7 +46,7 @@ fn run(
 ) -> Vec<Result<Vec<Tensor>, String>> {
     let func = program.func(&line.func).unwrap();
     spawn_with_heap(inputs.len(), 1 << 26, |all| {
-        let symbols = oracle::bind(&program.mesh, func, inputs)?;
+        let symbols = consort_oracle::bind(&program.mesh, func, inputs)?;
         let symbols = &symbols[all.rank()];
         let ready = rank::prepare(program, func, &all, symbols, donated, Duration::from_secs(20));
         let mut ready = ready.map_err(text)?;
@@ -84,7 +82,7 @@ fn compare(
 ) -> Result<(), String> {
     let expected = match expected {
         Ok(expected) => expected,
-        Err(error) => return errors::same_error(error, got),
+        Err(error) => return same_error(error, got),
     };
     let tolerance = consort_runtime::tolerance::of_func(func);
     for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
@@ -107,7 +105,7 @@ fn every_case_gives_what_the_oracle_gives() {
         let program = parse(&text, &OpTable::built_in()).unwrap().program;
         for line in run_lines(&text).unwrap() {
             let Ok(inputs) = line.inputs(&program) else { continue };
-            let expected = oracle::run(&program, &line.func, &inputs);
+            let expected = consort_oracle::run(&program, &line.func, &inputs);
             if matches!(expected, Err(OracleError::Input(_) | OracleError::Deadlock(_))) {
                 continue;
             }

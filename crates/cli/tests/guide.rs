@@ -4,13 +4,11 @@
 //! that program and all other tests are left out.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-#[path = "../../consort/examples/collectives.rs"]
-#[allow(dead_code, reason = "its main is not ours")]
-mod collectives;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, exit};
+
+use consort_examples::collectives;
 
 /// The program of the ranks, where this process is one.
 #[test]
@@ -48,7 +46,7 @@ fn the_code_of_the_guide_is_the_example() {
     if std::env::var_os("GUIDE_PROGRAM").is_some() {
         return;
     }
-    let source = fs::read_to_string(path("crates/consort/examples/collectives.rs")).unwrap();
+    let source = fs::read_to_string(path("crates/examples/src/collectives.rs")).unwrap();
     let guide = fs::read_to_string(path("docs/collectives.md")).unwrap();
     let shown = blocks(&guide, "rust");
     let mut new = guide.clone();
@@ -82,8 +80,7 @@ fn run(n: usize, name: &str) -> Output {
 
 /// What the ranks wrote, those of rank 0 first, without what the test harness says.
 fn lines_of(bytes: &[u8], n: usize) -> Vec<String> {
-    // The example is a module of this test, which its path shows.
-    let text = String::from_utf8_lossy(bytes).replace("crates/cli/tests/../../", "crates/");
+    let text = String::from_utf8_lossy(bytes);
     let of = |rank: usize| format!("[{rank}] ");
     let harness = |line: &&str| !line.ends_with("] ") && !line.ends_with("running 1 test");
     let mine = |rank: usize| text.lines().filter(harness).filter(move |line| line.starts_with(&of(rank)));

@@ -15,8 +15,6 @@
 mod case;
 #[path = "random/job.rs"]
 mod job;
-#[path = "../../runtime/tests/execute/naive.rs"]
-mod naive;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../src/exec/rank.rs"]
 mod rank;

@@ -9,10 +9,10 @@ mod rank;
 use std::time::Duration;
 
 use consort_ir::ops::OpTable;
+use consort_ir::program::Program;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::verify;
-use consort_ir::{oracle, program::Program};
 use consort_types::Dtype;
 
 const SOURCE: &str = "mesh (dp: 2)
@@ -38,7 +38,7 @@ fn execute(program: &Program) -> (Program, Vec<Vec<Tensor>>) {
     let inputs = inputs();
     let ranks = consort_comm::spawn(2, |group| {
         let timeout = Duration::from_secs(10);
-        let symbols = oracle::bind(&program.mesh, &program.funcs[0], &inputs)?;
+        let symbols = consort_oracle::bind(&program.mesh, &program.funcs[0], &inputs)?;
         let symbols = &symbols[group.rank()];
         let ready = rank::prepare(program, &program.funcs[0], &group, symbols, false, timeout);
         let mut ready = ready.map_err(|failure| failure.message)?;
@@ -59,7 +59,7 @@ fn a_program_runs_from_text_to_ranks() {
     // (x + 1 summed over both ranks) times 2, by hand.
     let expected = Tensor::floats(Dtype::F32, vec![4], vec![26.0, 48.0, 70.0, 92.0]);
     assert!(results.iter().all(|results| results[0].same(&expected)), "{results:?}");
-    let oracle = oracle::run(&program, "f", &inputs()).unwrap();
+    let oracle = consort_oracle::run(&program, "f", &inputs()).unwrap();
     assert!(oracle.iter().flatten().zip(results.iter().flatten()).all(|(a, b)| a.same(b)));
     life(&plan, &results[0][0]);
 }

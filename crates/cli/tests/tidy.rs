@@ -11,18 +11,26 @@ use std::path::Path;
 
 /// Which crates of the workspace each one may use. A value flows one way: an edge that is not here is a
 /// change of the architecture, not a line in a manifest.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 12] = [
     ("types", &[]),
     ("ir", &["types"]),
+    ("oracle", &["types", "ir"]),
     ("passes", &["types", "ir"]),
     ("comm", &["types"]),
     ("runtime", &["types", "ir", "comm"]),
     ("report", &[]),
-    ("filetests", &["types", "ir", "passes", "runtime"]),
+    ("filetests", &["types", "ir", "oracle", "passes", "runtime"]),
     ("derive", &[]),
     ("consort", &["types", "ir", "passes", "comm", "runtime", "report", "derive"]),
-    ("cli", &["types", "ir", "passes", "comm", "runtime", "report", "filetests", "consort"]),
+    ("examples", &["consort"]),
+    (
+        "cli",
+        &["types", "ir", "oracle", "passes", "comm", "runtime", "report", "filetests", "consort", "examples"],
+    ),
 ];
+
+/// The crates that tests of every other may use.
+const FOR_TESTS: [&str; 2] = ["oracle", "filetests"];
 
 /// The files in which code may do what the compiler cannot check.
 const UNSAFE_FILES: [&str; 11] = [
@@ -114,7 +122,7 @@ fn check_edges(folder: &str, manifest: &str) -> Vec<String> {
     for (name, dev) in dependencies(manifest) {
         if let Some(to) = workspace_crate(&name)
             && !allowed.contains(&to)
-            && !(dev && to == "filetests")
+            && !(dev && FOR_TESTS.contains(&to))
         {
             offences.push(format!("crates/{folder}/Cargo.toml: {folder} may not depend on {to}"));
         }
@@ -252,11 +260,11 @@ fn tidy_sees_each_offence_in_a_source() {
 fn tidy_sees_each_form_of_dependency() {
     let manifest = "[package]\nname = \"x\"\n[dependencies] # all\nhalf.workspace = true\n\"a\" = { features = [\n\"f\",\n] }\n\
         b = { package = \"consort-cli\", version = \"1\" }\n[target.'cfg(unix)'.build-dependencies]\nc = \"1\"\n\
-        [dependencies.d]\npackage = \"e\"\n[dev-dependencies]\nconsort-filetests = {}\nconsort = {}\n[features]\ng = []\n";
+        [dependencies.d]\npackage = \"e\"\n[dev-dependencies]\nconsort-oracle = {}\nconsort = {}\n[features]\ng = []\n";
     let names = dependencies(manifest);
     let expected = ["half", "a", "consort-cli", "c", "e"].map(|name| (name.to_string(), false));
     assert_eq!(names[..5], expected);
-    assert_eq!(names[5..], ["consort-filetests", "consort"].map(|name| (name.to_string(), true)));
+    assert_eq!(names[5..], ["consort-oracle", "consort"].map(|name| (name.to_string(), true)));
     let may_not = |to| format!("crates/passes/Cargo.toml: passes may not depend on {to}");
     assert_eq!(check_edges("passes", manifest), [may_not("cli"), may_not("consort")]);
     assert_eq!(check_edges("extra", ""), ["crates/extra: not in tidy's table of edges"]);

@@ -3,7 +3,6 @@
 
 use consort_ir::index::Index;
 use consort_ir::ops::{Flow, OpTable};
-use consort_ir::oracle;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
@@ -47,8 +46,8 @@ pub fn check_text(text: &str, ops: &OpTable) {
         for func in parsed.program.funcs.iter().filter(|func| is_small(func, &func.body)) {
             let inputs = zeros(&parsed.program, func);
             // What failed may have been removed, so only what ran is compared.
-            let Ok(expected) = oracle::run(&parsed.program, &func.name, &inputs) else { continue };
-            let got = oracle::run(&simple, &func.name, &inputs).unwrap_or_default();
+            let Ok(expected) = consort_oracle::run(&parsed.program, &func.name, &inputs) else { continue };
+            let got = consort_oracle::run(&simple, &func.name, &inputs).unwrap_or_default();
             let same = expected.iter().flatten().zip(got.iter().flatten()).all(|(a, b)| a.same(b));
             assert!(same && expected.len() == got.len(), "passes change what comes of\n{printed}");
         }

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use consort_ir::diagnostic::At;
 use consort_ir::mesh::Mesh;
-use consort_ir::oracle::plan::{Timing, run as run_plans};
 use consort_ir::program::Func;
 use consort_ir::text::run_lines;
 use consort_ir::verify::{hazards, verify};
+use consort_oracle::plan::{Timing, run as run_plans};
 use consort_types::Rank;
 
 use crate::Case;

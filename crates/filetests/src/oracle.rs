@@ -1,7 +1,6 @@
 //! `test: oracle`: the program verifies, and the oracle gives what the `; run:` lines say. With `unverified`
 //! the program may break V9, so that a run shows what the rule protects from.
 
-use consort_ir::oracle;
 use consort_ir::program::Program;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{RunLine, run_lines};
@@ -27,9 +26,9 @@ pub(crate) fn check_runs(text: &str, program: &Program) -> Result<(), String> {
     }
     let mut wrong = Vec::new();
     for line in lines {
-        let outcome = line
-            .inputs(program)
-            .and_then(|inputs| oracle::run(program, &line.func, &inputs).map_err(|error| error.to_string()));
+        let outcome = line.inputs(program).and_then(|inputs| {
+            consort_oracle::run(program, &line.func, &inputs).map_err(|error| error.to_string())
+        });
         let checked = line.check(program, &outcome).and_then(|()| placements(program, &line, &outcome));
         if let Err(error) = checked {
             wrong.push(format!("line {}: {error}", line.line));
@@ -51,7 +50,7 @@ fn placements(
     });
     for (i, ty) in types.enumerate() {
         let values: Vec<&Tensor> = results.iter().map(|results| &results[i]).collect();
-        oracle::check_placement(&program.mesh, &ty, &values)
+        consort_oracle::check_placement(&program.mesh, &ty, &values)
             .map_err(|error| format!("result {i}: {error}"))?;
     }
     Ok(())

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use consort_filetests::{cases, fuzz::check_text};
-use consort_ir::generate::{Rng, program};
 use consort_ir::ops::OpTable;
 use consort_ir::text::print;
+use consort_oracle::generate::{Rng, program};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 

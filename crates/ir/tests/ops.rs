@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::ops::{BUILT_IN, OpInfo, OpTable};
+use consort_ir::program::Program;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::verify::verify;
-use consort_ir::{oracle, program::Program};
 
 fn all() -> impl Iterator<Item = &'static OpInfo> {
     BUILT_IN.iter().flat_map(|(_, rows)| rows.iter())
@@ -39,7 +39,7 @@ fn names_are_distinct_and_docs_are_sentences() {
 }
 
 #[test]
-fn examples_verify_run_and_read_back() {
+fn examples_verify_and_read_back() {
     for info in all() {
         let program = program(info);
         let errors: Vec<String> = verify(&program).iter().map(|error| error.headline()).collect();
@@ -51,13 +51,7 @@ fn examples_verify_run_and_read_back() {
         let again = parse(&text, &OpTable::built_in()).unwrap().program;
         assert_eq!(again, program, "{}", info.name);
         assert_eq!(print(&again), text);
-        let lines = run_lines(info.example).unwrap();
-        assert!(!lines.is_empty(), "{}: nothing is run", info.name);
-        for line in lines {
-            let outcome =
-                oracle::run(&program, &line.func, &line.inputs(&program).unwrap()).map_err(|e| e.to_string());
-            line.check(&program, &outcome).unwrap_or_else(|error| panic!("{}: {error}", info.name));
-        }
+        assert!(!run_lines(info.example).unwrap().is_empty(), "{}: nothing is run", info.name);
     }
 }
 

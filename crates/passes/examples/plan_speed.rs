@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use consort_ir::index::Sym;
 use consort_ir::ops::OpTable;
-use consort_ir::oracle::bind;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::{parse, run_lines};
 use consort_ir::verify::{hazards, verify};
+use consort_oracle::bind;
 use consort_passes::{Binding, PASSES, PassCx, PlanReport, plan, report, simplify};
 use consort_types::Rank;
 

@@ -5,12 +5,11 @@ mod planned;
 
 use std::path::{Path, PathBuf};
 
-use consort_ir::generate;
 use consort_ir::ops::OpTable;
-use consort_ir::oracle;
-use consort_ir::oracle::plan::Timing;
 use consort_ir::text::{parse, run_lines};
 use consort_ir::verify::verify;
+use consort_oracle::generate;
+use consort_oracle::plan::Timing;
 
 use planned::{check, plans, seeds};
 
@@ -55,7 +54,7 @@ fn programs_of_the_filetests() {
         for line in lines {
             let Some(func) = program.func(&line.func) else { continue };
             let Ok(inputs) = line.inputs(&program) else { continue };
-            if oracle::run(&program, &line.func, &inputs).is_err() {
+            if consort_oracle::run(&program, &line.func, &inputs).is_err() {
                 continue;
             }
             for given in [false, true] {

@@ -6,13 +6,12 @@ mod planned;
 use std::collections::BTreeMap;
 
 use consort_ir::entity::Value;
-use consort_ir::generate::{self, Rng};
 use consort_ir::mesh::Mesh;
-use consort_ir::oracle;
-use consort_ir::oracle::plan::{Timing, run};
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::verify::verify;
+use consort_oracle::generate::{self, Rng};
+use consort_oracle::plan::{Timing, run};
 use consort_types::Rank;
 use planned::{plans, refused, same, seeds, text};
 
@@ -123,7 +122,7 @@ fn no_mutant_that_differs_is_accepted() {
         if places(&mut good[0].clone()).is_empty() {
             continue;
         }
-        let expected = oracle::run(&program, "f", &inputs).unwrap();
+        let expected = consort_oracle::run(&program, "f", &inputs).unwrap();
         for _ in 0..40 {
             let mut plans = good.clone();
             // The same change on every rank, or one on one rank.
@@ -188,7 +187,7 @@ fn no_release_can_be_left_out() {
         let inputs = generate::inputs(&program, seed);
         let given = Rng::new(seed).next_u64();
         let good = plans(&program, &program.funcs[0], &inputs, |_, param| given >> param & 1 == 1);
-        let expected = oracle::run(&program, "f", &inputs).unwrap();
+        let expected = consort_oracle::run(&program, "f", &inputs).unwrap();
         for rank in 0..good.len() {
             let lists: Vec<Vec<Value>> =
                 own_lines(&mut good[rank].clone()).iter().map(|plan| plan.release.clone()).collect();

@@ -5,13 +5,12 @@
 mod rough;
 
 use consort_ir::entity::Value;
-use consort_ir::generate::{self, inputs};
 use consort_ir::ops::{Flow, OpTable};
-use consort_ir::oracle;
 use consort_ir::program::{Block, Program};
 use consort_ir::text::{parse, print};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
+use consort_oracle::generate::{self, inputs};
 use consort_passes::{PASSES, Pass, PassCx, Stage, simplify};
 
 /// The seeds of the programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
@@ -56,13 +55,13 @@ fn results_stay_the_same_bit_by_bit() {
     for seed in seeds(PROGRAMS) {
         let program = program(seed);
         let inputs = inputs(&program, seed);
-        let expected = oracle::run(&program, "f", &inputs).unwrap();
+        let expected = consort_oracle::run(&program, "f", &inputs).unwrap();
         for (passes, total) in pipelines().zip(&mut total) {
             let (simple, rewrites) = after(&program, passes, u64::MAX);
             *total += rewrites;
             let (before, text) = (print(&program), print(&simple));
             assert_eq!(verify(&simple), [], "seed {seed}\n{before}\n{text}");
-            let got = oracle::run(&simple, "f", &inputs);
+            let got = consort_oracle::run(&simple, "f", &inputs);
             let got = got.unwrap_or_else(|error| panic!("seed {seed}: {error}\n{before}\n{text}"));
             let same = expected.iter().flatten().zip(got.iter().flatten()).all(|(a, b)| a.same(b));
             assert!(same && expected.len() == got.len(), "seed {seed}: other results\n{before}\n{text}");

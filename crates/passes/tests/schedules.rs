@@ -5,14 +5,14 @@
 mod planned;
 
 use consort_ir::entity::Value;
-use consort_ir::generate::Rng;
 use consort_ir::ops::OpTable;
-use consort_ir::oracle::plan::Timing;
-use consort_ir::oracle::{self, plan};
 use consort_ir::plan::{Place, Region};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, run_lines};
+use consort_oracle::generate::Rng;
+use consort_oracle::plan;
+use consort_oracle::plan::Timing;
 
 use planned::{check, plans, refused, same, setting};
 
@@ -141,7 +141,7 @@ fn plant(plan: &mut Func) {
 fn the_bug_of_the_seed_is_seen_in_every_order() {
     let (program, inputs) = kernel(3);
     let before = before(&program.funcs[0].body.nodes);
-    let expected = oracle::run(&program, "kernel", &inputs).unwrap();
+    let expected = consort_oracle::run(&program, "kernel", &inputs).unwrap();
     every_order(&before, &mut Vec::new(), 200, &mut |order, _| {
         let program = ordered(&program, order);
         let mut plans = plans(&program, &program.funcs[0], &inputs, |_, _| false);

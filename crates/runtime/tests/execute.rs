@@ -4,10 +4,6 @@
 
 #[path = "execute/calls.rs"]
 mod calls;
-#[path = "execute/errors.rs"]
-mod errors;
-#[path = "execute/naive.rs"]
-mod naive;
 #[path = "execute/ranks.rs"]
 mod ranks;
 #[path = "execute/words.rs"]
@@ -16,13 +12,12 @@ mod words;
 use std::path::{Path, PathBuf};
 
 use consort_ir::ops::OpTable;
-use consort_ir::oracle::{self, OracleError};
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::verify::verify;
+use consort_oracle::{OracleError, naive, same_error};
 use consort_types::Rank;
-use errors::same_error;
 use ranks::{near, run};
 
 /// All cases that run, but for those that show the oracle's own limits.
@@ -37,7 +32,7 @@ fn cases() -> Vec<(String, String)> {
 
 /// Plans for all ranks, which hold to the rules of plans.
 fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -> Result<Vec<Func>, String> {
-    let symbols = oracle::bind(&program.mesh, func, inputs)?;
+    let symbols = consort_oracle::bind(&program.mesh, func, inputs)?;
     let mut plans = Vec::new();
     for (rank, symbols) in (0u32..).map(Rank).zip(&symbols) {
         let func = naive::plan(&program.mesh, func, rank, symbols, lazy);
@@ -78,7 +73,7 @@ fn every_case_gives_what_the_oracle_gives() {
         for line in run_lines(&text).unwrap() {
             let func = program.func(&line.func).unwrap();
             let Ok(inputs) = line.inputs(&program) else { continue };
-            let expected = oracle::run(&program, &line.func, &inputs);
+            let expected = consort_oracle::run(&program, &line.func, &inputs);
             let refused = matches!(expected, Err(OracleError::Input(_) | OracleError::Deadlock(_)));
             if func.plan.is_some() || refused {
                 continue;

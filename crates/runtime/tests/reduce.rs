@@ -4,9 +4,9 @@
 mod common;
 
 use common::{Near, PLACES, Place, Placed, assert_none, both, check, check_threads, eval_cx, op};
-use consort_ir::generate::Rng;
 use consort_ir::ops::{OpDef, OpTable};
 use consort_ir::tensor::{Data, Tensor};
+use consort_oracle::generate::Rng;
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
 use consort_types::Dtype;

@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use consort_comm::spawn_with_heap;
-use consort_ir::generate::Rng;
 use consort_ir::ops::fold;
 use consort_ir::tensor::{Data, Tensor};
+use consort_oracle::generate::Rng;
 use consort_types::{Dtype, Reduce};
 
 fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cases::{Case, Holds, Operand, cases};
 use common::{Place, Placed, call, eval_cx, repeated};
-use consort_ir::generate::Rng;
 use consort_ir::index::{Facts, Index};
 use consort_ir::infer::infer;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{BUILT_IN, Undecided};
 use consort_ir::tensor::Tensor;
 use consort_ir::types::{TensorType, Type};
+use consort_oracle::generate::Rng;
 use consort_runtime::kernels::{Kernel, find};
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;

@@ -4,12 +4,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use consort::{Batched, Dtype, Flatten, Group, Index, Init, Mesh, Reduce, Result, Route, Tensor, compile};
+use consort_examples::{halo, ring_attention};
 use serde_json::json;
 
 use super::figures::median;
 use super::table::write_out;
 use super::tp_block::{Model, SIZES, Sizes};
-use crate::programs::{halo, ring_attention};
 use crate::report::{Machine, Report};
 use crate::ways::{Measured, Way, round};
 

@@ -7,7 +7,6 @@ use consort::nn::{Config, Generator, KvCache, Llama};
 use consort::{Dtype, Flatten, Group, Index, Mesh, Result, Tensor, compile, compile_mut};
 
 use super::rank::Case;
-use crate::programs;
 use crate::ways::Way;
 
 /// A program whose step is a function of a group and some arguments.
@@ -76,12 +75,13 @@ fn all(x: &Tensor) -> Result<Vec<f32>> {
 
 pub(crate) fn ring(mesh: &Mesh, small: bool) -> Result<Case> {
     let [heads, length, width] = if small { [2, 8, 4] } else { [4, 512, 64] };
-    let expected = programs::ring_attention::plain(mesh, heads, length, width, true)?;
-    let [q, k, v] = [1, 2, 3].map(|key| programs::ring_attention::part(mesh, heads, length, width, key));
+    let expected = consort_examples::ring_attention::plain(mesh, heads, length, width, true)?;
+    let [q, k, v] =
+        [1, 2, 3].map(|key| consort_examples::ring_attention::part(mesh, heads, length, width, key));
     let args = (q?, k?, v?);
     let program = Program {
         f: |group: &Group, (q, k, v): (Tensor, Tensor, Tensor)| {
-            programs::ring_attention::ring_attention(group, &q, k, v, true, 64)
+            consort_examples::ring_attention::ring_attention(group, &q, k, v, true, 64)
         },
         group: (**mesh).clone(),
         broken: Some(mesh.uncompiled()),
@@ -94,7 +94,7 @@ pub(crate) fn ring(mesh: &Mesh, small: bool) -> Result<Case> {
 }
 
 pub(crate) fn halo(mesh: &Mesh, small: bool) -> Result<Case> {
-    use programs::halo::{Sharing, cells, plain, start, step};
+    use consort_examples::halo::{Sharing, cells, plain, start, step};
     let size = if small { 6 } else { 512 };
     let grid = Sharing::new(mesh, if mesh.size().is_multiple_of(4) { 2 } else { 1 }, false)?;
     let broken = Sharing { down: grid.down.uncompiled(), along: grid.along.uncompiled(), ..grid.clone() };
@@ -113,11 +113,11 @@ pub(crate) fn halo(mesh: &Mesh, small: bool) -> Result<Case> {
 
 pub(crate) fn conv(mesh: &Mesh, small: bool) -> Result<Case> {
     let (own, kernel) = if small { ([1, 2, 5, 4], [2, 2, 3, 3]) } else { ([1, 16, 64, 128], [16, 16, 5, 5]) };
-    let (x, whole) = programs::conv::input(mesh, &own, 1)?;
+    let (x, whole) = consort_examples::conv::input(mesh, &own, 1)?;
     let weight = Tensor::normal(Dtype::F32, &kernel, 2)?;
-    let expected = programs::conv::plain(mesh, &whole, &weight)?;
+    let expected = consort_examples::conv::plain(mesh, &whole, &weight)?;
     let program = Program {
-        f: |group: &Group, (x, weight): (Tensor, Tensor)| programs::conv::conv(group, &x, &weight),
+        f: |group: &Group, (x, weight): (Tensor, Tensor)| consort_examples::conv::conv(group, &x, &weight),
         group: (**mesh).clone(),
         broken: Some(mesh.uncompiled()),
         next: Rc::new(move |_| Ok((x.clone(), weight.clone()))),
@@ -129,7 +129,7 @@ pub(crate) fn conv(mesh: &Mesh, small: bool) -> Result<Case> {
 }
 
 pub(crate) fn moe(mesh: &Mesh, small: bool) -> Result<Case> {
-    use programs::moe::{Expert, moe, plain, tokens};
+    use consort_examples::moe::{Expert, moe, plain, tokens};
     let [n, width, hidden] = if small { [7, 4, 6] } else { [256, 128, 512] };
     let (own, x) = (Expert::new(mesh, width, hidden)?, tokens(mesh, n, width, 0)?);
     let expected = plain(mesh, &x, &own)?;
@@ -170,7 +170,7 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
         },
     };
     let (prompt, places) = ([1, 2, 3, 4], if small { 4 } else { 16 });
-    let plain = programs::tp::plain(mesh, &config, 7, &prompt, places)?;
+    let plain = consort_examples::tp::plain(mesh, &config, 7, &prompt, places)?;
     let (mut ways, mut difference) = (Vec::new(), 0f64);
     for (mode, group) in
         [("traced", (**mesh).clone()), ("broken", mesh.uncompiled()), ("eager", (**mesh).clone())]

@@ -9,7 +9,6 @@ use serde_json::json;
 use super::Which;
 use super::cases;
 use crate::bench::{median, write_out};
-use crate::programs::source;
 use crate::report::{Machine, Report};
 use crate::ways::{Measured, Way, largest, round};
 
@@ -124,9 +123,7 @@ impl Rank {
 fn sites(explained: &Explanation) -> Vec<String> {
     let mut sites: BTreeMap<String, u64> = BTreeMap::new();
     for one in &explained.breaks {
-        *sites
-            .entry(format!("{} at {}:{}", one.op, source(one.site.file()), one.site.line()))
-            .or_default() += 1;
+        *sites.entry(format!("{} at {}:{}", one.op, one.site.file(), one.site.line())).or_default() += 1;
     }
     let text =
         |(site, times): (String, u64)| format!("{site}, {}x", times / (1 + explained.stats.recompiles));

@@ -11,27 +11,27 @@ fn about(which: Which) -> [&'static str; 3] {
     match which {
         Which::Tp => [
             "a model of the shape of Llama generates tokens, its weights shared out",
-            "crates/consort/examples/tp.rs and docs/tensor-parallel.md",
+            "crates/examples/src/tp.rs and docs/tensor-parallel.md",
             "consort demo ring",
         ],
         Which::Ring => [
             "causal attention over a sequence that is shared out; keys and values go round the ring",
-            "crates/consort/examples/ring_attention.rs",
+            "crates/examples/src/ring_attention.rs",
             "consort demo halo",
         ],
         Which::Halo => [
             "a five-point stencil on a grid that is shared out; halos land in the grid itself",
-            "crates/consort/examples/halo.rs and docs/messages.md",
+            "crates/examples/src/halo.rs and docs/messages.md",
             "consort demo conv",
         ],
         Which::Conv => [
             "a convolution of an image whose rows are shared out",
-            "crates/consort/examples/conv.rs",
+            "crates/examples/src/conv.rs",
             "consort demo moe",
         ],
         Which::Moe => [
             "one expert on each rank; tokens go where a router sends them, and back",
-            "crates/consort/examples/moe.rs",
+            "crates/examples/src/moe.rs",
             "consort bench programs",
         ],
     }

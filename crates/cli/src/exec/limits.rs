@@ -4,10 +4,10 @@ use consort_ir::cost;
 use consort_ir::limits::{Excess, Limits, Resource};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
-use consort_ir::oracle::OracleError;
 use consort_ir::program::{Block, Func, Loc};
 use consort_ir::tensor::MAX_ELEMENTS;
 use consort_ir::types::{TensorType, Type};
+use consort_oracle::OracleError;
 use serde_json::{Value, json};
 
 use super::rank::{Failure, raises};

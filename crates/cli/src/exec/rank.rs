@@ -98,7 +98,7 @@ pub(crate) struct Ready {
 }
 
 /// Simplifies, plans and lowers a function for this rank of the group of all, for what its arguments make of the symbols
-/// ([`consort_ir::oracle::bind`]). They are given away, or not.
+/// ([`consort_oracle::bind`]). They are given away, or not.
 pub(crate) fn prepare(
     program: &Program,
     func: &Func,

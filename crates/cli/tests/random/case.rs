@@ -3,21 +3,20 @@
 use std::time::Duration;
 
 use consort_comm::spawn_with_heap;
-use consort_ir::generate;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{AllReduceStart, OpDef, ReduceScatterStart, ReduceScatterVStart, ReduceStart};
-use consort_ir::oracle::plan::{Timing, run};
-use consort_ir::oracle::{self, bind};
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, print};
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
+use consort_oracle::plan::{Timing, run};
+use consort_oracle::{bind, generate, naive};
 use consort_passes::{Binding, PASSES, PassCx, plan, simplify};
 use consort_runtime::tolerance::{self, Tolerance};
 use consort_types::{Dtype, Rank, Reduce};
 
-use super::{naive, rank};
+use super::rank;
 
 /// How long an operation may wait for other ranks, on a machine that is busy with many.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -87,8 +86,8 @@ impl Case {
             return Err(format!("verify: {}\n{}", error.headline(), text()));
         }
         let inputs = generate::inputs(&program, seed);
-        let expected =
-            oracle::run(&program, "f", &inputs).map_err(|error| format!("oracle: {error}\n{}", text()))?;
+        let expected = consort_oracle::run(&program, "f", &inputs)
+            .map_err(|error| format!("oracle: {error}\n{}", text()))?;
         let simple = simplify(&program, PASSES, &mut PassCx::default())
             .map_err(|error| format!("simplify: {error}\n{}", text()))?;
         let tolerance = if seed.is_multiple_of(2) { 0.0 } else { tolerance::of_func(&program.funcs[0]) };

@@ -1,5 +1,5 @@
 //! Every operation in every element type, reduction, root, dimension and size, against plain loops: one description,
-//! run by threads here and by processes in `crates/cli/tests/ops.rs`.
+//! run by threads (`tests/ops.rs`) and by processes (`tests/ops_on_processes.rs`).
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

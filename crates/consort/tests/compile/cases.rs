@@ -1,5 +1,5 @@
 //! Compiled functions beside the same functions as they are, one case for each row of the specification. The tests run
-//! them on threads (`tests/compile.rs`) and on processes (the example `compiled`).
+//! them on threads (`tests/compile.rs`) and on processes (`tests/compile_on_processes.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -2,12 +2,12 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use consort_ir::mesh::Mesh;
-use consort_ir::oracle::plan::{Timing, run};
-use consort_ir::oracle::{self, bind};
 use consort_ir::program::{Func, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
+use consort_oracle::bind;
+use consort_oracle::plan::{Timing, run};
 use consort_passes::{Binding, plan};
 use consort_types::Rank;
 
@@ -58,7 +58,7 @@ pub(crate) fn check(
         let errors = refused(&program.mesh, plan);
         assert!(errors.is_empty(), "{what}, rank {rank}: {errors:#?}\n{}", text(&program.mesh, plan));
     }
-    let expected = oracle::run(program, &func.name, inputs).unwrap();
+    let expected = consort_oracle::run(program, &func.name, inputs).unwrap();
     for timing in timings {
         let got = run(&program.mesh, plans, inputs, *timing).unwrap_or_else(|error| {
             panic!("{what}, {timing:?}: {error}\n{}", text(&program.mesh, &plans[0]))

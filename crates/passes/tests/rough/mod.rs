@@ -2,7 +2,6 @@
 //! back. A generated program has few of them by itself, and passes are there to find them.
 
 use consort_ir::entity::Value;
-use consort_ir::generate::Rng;
 use consort_ir::index::{Index, Sym};
 use consort_ir::ops::{
     Add, Cast, Concat, Constant, Effects, Elements, Flip, Mul, Neg, Op, OpDef, Permute, Reshape, Select,
@@ -10,6 +9,7 @@ use consort_ir::ops::{
 };
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
+use consort_oracle::generate::Rng;
 use consort_types::{Axes, Dtype};
 
 /// The program with detours in its function, and with some of its results left out.

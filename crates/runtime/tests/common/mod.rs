@@ -8,12 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::generate::Rng;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op, OpDef, OpTable};
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::text::Cursor;
+use consort_oracle::generate::Rng;
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
 use consort_types::layout::Layout;

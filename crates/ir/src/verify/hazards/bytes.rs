@@ -179,7 +179,7 @@ impl<'a> Iterator for Over<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::Rng;
+    use crate::random::element_words;
 
     fn cell(value: u32) -> Cell {
         Cell { holds: Values::from_slice(&[Value(value)]), ..Cell::default() }
@@ -197,16 +197,20 @@ mod tests {
 
     #[test]
     fn ranges_are_kept_like_single_bytes() {
-        let mut rng = Rng::new(1);
+        let mut drawn = 0;
+        let mut below = |n: usize| {
+            drawn += 1;
+            element_words(1, drawn)[0] as usize % n
+        };
         for _ in 0..200 {
             let (mut bytes, mut list) = (Bytes::default(), vec![None::<Cell>; 64]);
             let nothing = bytes.clone();
             for _ in 0..12 {
-                let start = rng.below(60);
-                let range = start..start + rng.below(64 - start);
-                let value = rng.below(3) as u32;
+                let start = below(60);
+                let range = start..start + below(64 - start);
+                let value = below(3) as u32;
                 let wide = range.start as u64..range.end as u64;
-                if rng.one_in(2) {
+                if below(2) == 0 {
                     bytes.set(Region::Heap, wide, cell(value));
                     list[range].fill(Some(cell(value)));
                 } else {

@@ -1,0 +1,129 @@
+//! The example programs, on ranks that are threads: they give what one rank gives by plain loops or by one op, eager and
+//! compiled.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort::{Dtype, Mesh, Result, Tensor, compile};
+use consort_examples::{conv, halo, moe, ring_attention};
+
+/// Runs something on so many ranks.
+fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {
+    for (rank, outcome) in consort::spawn(n, f).into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("rank {rank} of {n}: {error}"));
+    }
+}
+
+#[test]
+fn c3_stencils_are_those_of_one_rank() {
+    for (n, along) in [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2), (4, 4)] {
+        on(n, |mesh| {
+            let mut grid = halo::Sharing::new(&mesh, along, false)?;
+            for periodic in [false, true] {
+                grid.periodic = periodic;
+                let own = grid.clone();
+                let step = compile(move |x: Tensor| halo::step(&own, x));
+                let (mut eager, mut compiled) = (halo::start(&grid, 5, 4)?, halo::start(&grid, 5, 4)?);
+                let before = mesh.copied_bytes();
+                for _ in 0..4 {
+                    eager = halo::step(&grid, eager)?;
+                }
+                let copied = mesh.copied_bytes() - before;
+                for _ in 0..4 {
+                    compiled = step.call(compiled)?;
+                }
+                let expected = halo::plain(&grid, 5, 4, 4)?;
+                assert_eq!(halo::cells(&eager)?, expected, "{n} {along} {periodic}");
+                assert_eq!(halo::cells(&compiled)?, expected, "{n} {along} {periodic}");
+                step.expect_steady(0, 1, 0)?;
+                // Rows come and go where they lie. Columns have gaps: the two that are sent are laid together, and so
+                // are those of an open border, for which nothing comes.
+                let me = mesh.number(&grid.along.rank())?;
+                let open = if periodic { 0 } else { u64::from(me == 0) + u64::from(me == along - 1) };
+                let columns = if periodic || along > 1 { (2 + open) * 5 * 4 } else { 0 };
+                assert_eq!(copied, 0, "{n} {along} {periodic}");
+                assert_eq!(step.explain().graphs[0].copied_bytes, columns, "{}", step.explain());
+                assert_eq!(step.stats().copied_bytes, 4 * columns, "{}", step.explain());
+            }
+            Ok(())
+        });
+    }
+}
+
+fn close(a: &[f32], b: &[f32], tolerance: f32) {
+    assert_eq!(a.len(), b.len());
+    for (place, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!((a - b).abs() <= tolerance, "{place}: {a} and {b}");
+    }
+}
+
+#[test]
+fn c4_ring_attention_is_attention() {
+    for (n, causal) in [1, 2, 3, 4].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+        on(n, |mesh| {
+            let group = mesh.clone();
+            let ring = compile(move |(q, k, v): (Tensor, Tensor, Tensor)| {
+                ring_attention::ring_attention(&group, &q, k, v, causal, 4)
+            });
+            let part = |key| ring_attention::part(&mesh, 2, 6, 8, key);
+            let eager = ring_attention::ring_attention(&mesh, &part(1)?, part(2)?, part(3)?, causal, 4)?;
+            let expected = ring_attention::plain(&mesh, 2, 6, 8, causal)?;
+            close(&eager.to_vec::<f32>()?, &expected, 1e-6);
+            for _ in 0..2 {
+                close(&ring.call((part(1)?, part(2)?, part(3)?))?.to_vec::<f32>()?, &expected, 1e-6);
+            }
+            ring.expect_steady(0, 1, 0)?;
+            // Keys and values travel from where they lie to where they are read.
+            assert_eq!(ring.stats().copied_bytes, 0, "{}", ring.explain());
+            // The exchange is under way while the queries attend to what is here.
+            let plan = ring.explain().graphs[0].plan.clone().unwrap();
+            let lines: Vec<&str> = plan.lines().collect();
+            let at = |what: &str| lines.iter().position(|line| line.contains(what));
+            if let (Some(start), Some(wait)) = (at("exchange_start"), at("= wait")) {
+                let products = lines[start..wait].iter().filter(|line| line.contains("= matmul"));
+                assert_eq!(products.count(), 4, "{plan}");
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn c8_convolutions_are_those_of_one_rank() {
+    let cases = [
+        (vec![2, 3, 6], vec![4, 3, 5]),
+        (vec![1, 2, 5], vec![3, 2, 1]),
+        (vec![2, 3, 5, 4], vec![2, 3, 3, 3]),
+    ];
+    for (n, (own, kernel)) in [1, 2, 3, 4].into_iter().flat_map(|n| cases.clone().map(|case| (n, case))) {
+        on(n, |mesh| {
+            let group = mesh.clone();
+            let compiled = compile(move |(x, weight): (Tensor, Tensor)| conv::conv(&group, &x, &weight));
+            for key in [1, 2] {
+                let ((x, whole), weight) =
+                    (conv::input(&mesh, &own, key)?, Tensor::normal(Dtype::F32, &kernel, 3)?);
+                let expected = conv::plain(&mesh, &whole, &weight)?;
+                close(&conv::conv(&mesh, &x, &weight)?.to_vec::<f32>()?, &expected, 1e-5);
+                close(&compiled.call((x, weight))?.to_vec::<f32>()?, &expected, 1e-5);
+            }
+            compiled.expect_steady(0, 1, 0)
+        });
+    }
+}
+
+#[test]
+fn a7_tokens_find_their_experts() {
+    for n in [1, 2, 3, 4] {
+        on(n, |mesh| {
+            let own = moe::Expert::new(&mesh, 4, 6)?;
+            let group = mesh.clone();
+            let compiled =
+                compile(move |(x, own): (Tensor, moe::Expert)| moe::moe(&group, &x, &own)).fullgraph(true);
+            for round in 0..4 {
+                let x = moe::tokens(&mesh, 9, 4, round)?;
+                let expected = moe::plain(&mesh, &x, &own)?;
+                close(&moe::moe(&mesh, &x, &own)?.to_vec::<f32>()?, &expected, 1e-5);
+                close(&compiled.call((x, own.clone()))?.to_vec::<f32>()?, &expected, 1e-5);
+            }
+            compiled.expect_steady(0, 1, 0)
+        });
+    }
+}

@@ -1,0 +1,77 @@
+//! What ranks say where the oracle fails: the same op, the same line and the same words on the rank that is wrong, and
+//! nothing but what follows from it on the others.
+
+use consort_ir::tensor::Tensor;
+
+use crate::OracleError;
+
+/// What each rank gave, or what it said.
+pub type Outcomes = [Result<Vec<Tensor>, String>];
+
+/// Whether what ranks said is what the oracle said.
+pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> {
+    let OracleError::Op { rank, op, loc, message, .. } = expected else {
+        return Err(format!("expected an op to fail, got {expected}"));
+    };
+    let rank = rank.0 as usize;
+    let said = |rank: usize| got.get(rank).and_then(|got| got.as_ref().err()).map(String::as_str);
+    let differs = |wanted: &str| Err(format!("rank {rank}: expected {wanted:?}, got {:?}", said(rank)));
+    let Some(name) = op.strip_suffix("_start") else {
+        // What a rank does alone: the very words, with the user's line.
+        let at = loc.as_ref().map_or(String::new(), |loc| format!("\n  at {loc}"));
+        let wanted = format!("{op}: {message}{at}");
+        if said(rank) != Some(&wanted) {
+            return differs(&wanted);
+        }
+        return others_follow(got, rank, op);
+    };
+    if let Some((n, peer)) = between(message, "expected a peer in 0..", ", or -1 for none, got ") {
+        let wanted = format!("{name}: expected a peer below {n}, got {peer}");
+        return if said(rank) == Some(&wanted) { others_follow(got, rank, op) } else { differs(&wanted) };
+    }
+    // Two ends that do not fit: the rank that receives says so, and names both.
+    let words: Vec<&str> = message.split(' ').collect();
+    let ["rank", from, "sends", _, "to", "rank", to, rest @ ..] = &words[..] else {
+        return Err(format!("no rule for what ranks say of {message:?}"));
+    };
+    let to = to.trim_end_matches(',');
+    let (what, sends, expects) = match rest {
+        ["with", "tag", tag, ..] => {
+            let tag = tag.trim_end_matches(',');
+            let ends = [format!("\n  rank {from}   send "), format!("\n  rank {to}   receive ")];
+            ("a message must have the type and shape that its receiver expects", ends, format!(", tag {tag}"))
+        }
+        _ => {
+            let ends = [format!("\n  rank {from}   all_to_all["), format!("\n  rank {to}   all_to_all[")];
+            ("splits must fit together", ends, format!(" of rank {from} "))
+        }
+    };
+    let receiver = to.parse().ok().and_then(said).unwrap_or("");
+    let first = receiver.lines().next().unwrap_or("");
+    // It is the start that says so where the sender came before, and the wait otherwise.
+    let first = first.strip_prefix("wait: ").unwrap_or(first);
+    let named = first.starts_with(&format!("{name}: ")) && first.ends_with(what);
+    if !named || !sends.iter().all(|end| receiver.contains(end)) || !receiver.contains(&expects) {
+        return Err(format!("rank {to}: expected {name}: {what}: {sends:?}{expects}, got {receiver:?}"));
+    }
+    Ok(())
+}
+
+/// The two words that stand in a message after the first and between both of these.
+fn between<'a>(message: &'a str, first: &str, second: &str) -> Option<(&'a str, &'a str)> {
+    message.strip_prefix(first)?.split_once(second)
+}
+
+/// The other ranks fail in the same op, because their own values are wrong too, or because this one has left; or not.
+fn others_follow(got: &Outcomes, rank: usize, op: &str) -> Result<(), String> {
+    for (other, got) in got.iter().enumerate().filter(|(other, _)| *other != rank) {
+        let Err(error) = got else { continue };
+        let left = format!("rank {rank} has left the group without its part of it");
+        let stopped = format!("rank {rank} stopped: {op}: ").replace("_start: ", ": ");
+        let first = error.lines().next().unwrap_or("");
+        if !error.starts_with(&format!("{op}: ")) && !first.ends_with(&left) && !first.contains(&stopped) {
+            return Err(format!("rank {other}: expected what follows from rank {rank}, got {error:?}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,394 @@
+//! How a random program grows by one step: each recipe picks operands and attributes that are likely to fit,
+//! and the builder has the last word.
+
+use consort_types::{Axes, Dtype, GroupName, Rank};
+
+use super::{Flying, Growing};
+use consort_ir::entity::Value;
+use consort_ir::index::{Index, Sym};
+use consort_ir::ops::*;
+use consort_ir::types::TensorType;
+
+mod arrays;
+mod blocks;
+mod shapes;
+mod starts;
+mod writes;
+
+/// One step; none where it did not work out.
+type Recipe = fn(&mut Growing<'_>) -> Option<()>;
+
+/// The recipes, the likelier the more often they stand here.
+const RECIPES: &[Recipe] = &[
+    unary,
+    unary,
+    binary,
+    binary,
+    binary,
+    compare,
+    logic,
+    select,
+    cast,
+    fold,
+    matmul,
+    shapes::reshape,
+    shapes::permute,
+    shapes::concat,
+    shapes::split,
+    shapes::pad,
+    shapes::broadcast,
+    gather,
+    scatter,
+    arrays::cumsum,
+    arrays::flip,
+    arrays::sort,
+    arrays::topk,
+    arrays::one_hot,
+    arrays::convolution,
+    arrays::convolution,
+    arrays::random,
+    create,
+    size,
+    composite,
+    composite,
+    writes::slice,
+    writes::slice,
+    writes::update_slice,
+    writes::update_slice,
+    writes::update_slice,
+    writes::put,
+    writes::in_place,
+    writes::in_place,
+    writes::in_place,
+    writes::own_part,
+    writes::halo,
+    blocks::cond,
+    blocks::cond,
+    blocks::scan,
+    blocks::scan,
+    blocks::scan_of_pendings,
+    starts::collective,
+    starts::collective,
+    starts::collective,
+    starts::collective,
+    starts::rooted,
+    starts::uneven,
+    starts::all_to_all,
+    starts::point_to_point,
+    starts::point_to_point,
+    wait,
+    wait,
+    wait,
+];
+
+pub(super) fn grow(g: &mut Growing<'_>) -> Option<()> {
+    let recipe = g.rng.pick(RECIPES);
+    recipe(g)
+}
+
+fn wait(g: &mut Growing<'_>) -> Option<()> {
+    g.wait()
+}
+
+impl Growing<'_> {
+    fn any(&mut self) -> Option<Value> {
+        // The latest values twice as often, so that programs grow deep as well as wide.
+        let n = self.tensors.len();
+        if n == 0 {
+            return None;
+        }
+        let at = if self.rng.one_in(2) { self.rng.below(n) } else { n - 1 - self.rng.below(n.min(4)) };
+        self.tensors.get(at).copied()
+    }
+
+    fn any_where(&mut self, fits: impl Fn(&TensorType) -> bool) -> Option<(Value, TensorType)> {
+        for _ in 0..8 {
+            let value = self.any()?;
+            let ty = self.ty(value)?;
+            if fits(&ty) {
+                return Some((value, ty));
+            }
+        }
+        None
+    }
+
+    fn ty(&self, value: Value) -> Option<TensorType> {
+        self.builder.tensor_ty(value).ok()
+    }
+
+    fn add(&mut self, op: impl OpDef, args: &[Value]) -> Option<Value> {
+        let value = self.builder.one(op, args).ok()?;
+        self.tensors.push(value);
+        Some(value)
+    }
+
+    /// Starts an operation. Now and then nothing after it reads an operand, so that its storage may be used again.
+    fn start(&mut self, op: impl OpDef, args: &[Value]) -> Option<()> {
+        let pending = self.builder.one(op, args).ok()?;
+        self.flying.push(Flying { pending, into: None });
+        if !args.is_empty() && self.rng.one_in(3) {
+            let operand = self.rng.pick(args);
+            self.forget(operand);
+        }
+        Some(())
+    }
+
+    /// Nothing reads a value from here on.
+    fn forget(&mut self, value: Value) {
+        if self.tensors.iter().any(|other| *other != value) {
+            self.tensors.retain(|other| *other != value);
+        }
+    }
+
+    /// A value of the same element type and shape, possibly the same one.
+    fn like(&mut self, value: Value, ty: &TensorType) -> Value {
+        for _ in 0..6 {
+            if let Some(other) = self.any()
+                && self.ty(other).is_some_and(|o| o.dtype == ty.dtype && o.shape == ty.shape)
+            {
+                return other;
+            }
+        }
+        value
+    }
+
+    /// A dimension of a tensor that has one.
+    fn dim(&mut self, ty: &TensorType) -> Option<usize> {
+        (ty.rank() > 0).then(|| self.rng.below(ty.rank()))
+    }
+
+    /// Some dimensions, each once.
+    fn dims(&mut self, ty: &TensorType) -> Vec<usize> {
+        (0..ty.rank()).filter(|_| self.rng.one_in(2)).collect()
+    }
+
+    /// Nothing, where the shape differs between members: the two ends of a message have one shape.
+    fn equal_shape(&self, ty: &TensorType, over: GroupName) -> Option<()> {
+        let varies =
+            ty.shape.iter().fold(Axes::NONE, |set, size| set.union(self.builder.facts().varies(size)));
+        varies.intersect(self.builder.mesh().group_axes(over)).is_empty().then_some(())
+    }
+
+    /// A 0-d truth value; it may differ between ranks.
+    fn condition(&mut self) -> Option<Value> {
+        let axes: Vec<_> = self.builder.mesh().all_axes().iter().collect();
+        let value = match axes.is_empty() || self.rng.one_in(2) {
+            true => Index::constant(self.rng.below(2) as i64),
+            false => Index::sym(Sym::Rank(self.rng.pick(&axes))),
+        };
+        let value = self.builder.one(IndexValue { value }, &[]).ok()?;
+        let one = Constant { dtype: Dtype::I64, shape: vec![], value: Elements::Int(1) };
+        let one = self.builder.one(one, &[]).ok()?;
+        self.builder.one(Lt {}, &[value, one]).ok()
+    }
+}
+
+fn is_float(ty: &TensorType) -> bool {
+    ty.dtype.is_float()
+}
+
+fn is_number(ty: &TensorType) -> bool {
+    ty.dtype != Dtype::Bool
+}
+
+fn constants(shape: &[Index]) -> Option<Vec<i64>> {
+    shape.iter().map(Index::as_const).collect()
+}
+
+/// Adds one of several ops that differ only in their type.
+macro_rules! one_of {
+    ($g:expr, $args:expr, $($op:ident),+) => {{
+        let n = [$(stringify!($op)),+].len();
+        let at = $g.rng.below(n);
+        let mut i = 0;
+        let mut added = None;
+        $(
+            if i == at {
+                added = $g.add($op {}, $args);
+            }
+            i += 1;
+        )+
+        debug_assert_eq!(i, n);
+        added.map(drop)
+    }};
+}
+
+fn unary(g: &mut Growing<'_>) -> Option<()> {
+    let (x, _) = g.any_where(is_number)?;
+    match g.rng.below(3) {
+        0 => one_of!(g, &[x], Neg, Abs, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Erf, Gelu, Silu, Relu),
+        1 => one_of!(g, &[x], Sign, Recip, Sin, Cos, Exp2, Expm1, Log2, Log1p),
+        _ => one_of!(g, &[x], Floor, Ceil, Round, IsNan, IsFinite),
+    }
+}
+
+fn binary(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(is_number)?;
+    let y = g.like(x, &ty);
+    one_of!(g, &[x, y], Add, Sub, Mul, Div, Rem, Maximum, Minimum, Pow, Atan2)
+}
+
+fn compare(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|_| true)?;
+    let y = g.like(x, &ty);
+    one_of!(g, &[x, y], Eq, Ne, Lt, Le, Gt, Ge)
+}
+
+fn logic(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|ty| !ty.dtype.is_float())?;
+    let y = g.like(x, &ty);
+    if g.rng.one_in(3) {
+        return g.add(Not {}, &[x]).map(drop);
+    }
+    one_of!(g, &[x, y], And, Or, Xor)
+}
+
+fn select(g: &mut Growing<'_>) -> Option<()> {
+    let (condition, ty) = g.any_where(|ty| ty.dtype == Dtype::Bool)?;
+    let (x, x_ty) = g.any_where(|other| other.shape == ty.shape)?;
+    let y = g.like(x, &x_ty);
+    g.add(Select {}, &[condition, x, y]).map(drop)
+}
+
+fn cast(g: &mut Growing<'_>) -> Option<()> {
+    let x = g.any()?;
+    let to = g.rng.pick(&Dtype::ALL);
+    g.add(Cast { to }, &[x]).map(drop)
+}
+
+fn fold(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|_| true)?;
+    let (dims, keep) = (g.dims(&ty), g.rng.one_in(2));
+    if ty.dtype == Dtype::Bool {
+        let any = g.rng.one_in(2);
+        return if any { g.add(Any { dims, keep }, &[x]) } else { g.add(All { dims, keep }, &[x]) }.map(drop);
+    }
+    match g.rng.below(7) {
+        0 => g.add(Sum { dims, keep }, &[x]),
+        1 => g.add(Mean { dims, keep }, &[x]),
+        2 => g.add(Max { dims, keep }, &[x]),
+        3 => g.add(Min { dims, keep }, &[x]),
+        4 => g.add(Prod { dims, keep }, &[x]),
+        5 => g.add(Argmin { dims, keep }, &[x]),
+        _ => g.add(Argmax { dims, keep }, &[x]),
+    }
+    .map(drop)
+}
+
+fn matmul(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|ty| ty.rank() >= 2 && is_number(ty))?;
+    let mut dims: Vec<usize> = (0..ty.rank()).collect();
+    dims.swap(ty.rank() - 1, ty.rank() - 2);
+    let y = g.builder.one(Permute { dims }, &[x]).ok()?;
+    g.add(Matmul {}, &[x, y]).map(drop)
+}
+
+/// Places along a dimension of constant size.
+fn places(g: &mut Growing<'_>, size: i64) -> Option<Value> {
+    if size == 0 {
+        return None;
+    }
+    let list = (0..3).map(|_| g.rng.below(size as usize) as i64).collect();
+    let dtype = g.rng.pick(&[Dtype::I32, Dtype::I64]);
+    g.builder.one(Constant { dtype, shape: vec![Index::constant(3)], value: Elements::Ints(list) }, &[]).ok()
+}
+
+fn gather(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
+    let dim = g.dim(&ty)?;
+    let places = places(g, ty.shape[dim].as_const()?)?;
+    g.add(Gather { dim }, &[x, places]).map(drop)
+}
+
+fn scatter(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|ty| ty.rank() > 0 && is_number(ty))?;
+    let dim = g.dim(&ty)?;
+    let places = places(g, ty.shape[dim].as_const()?)?;
+    let updates = g.builder.one(Gather { dim }, &[x, places]).ok()?;
+    if g.rng.one_in(3) {
+        return g.add(Scatter { dim }, &[x, places, updates]).map(drop);
+    }
+    g.add(ScatterAdd { dim }, &[x, places, updates]).map(drop)
+}
+
+fn create(g: &mut Growing<'_>) -> Option<()> {
+    let shape = vec![g.rng.pick(&[Index::constant(4), Index::constant(3), Index::sym(Sym::Backed(0))])];
+    if shape[0].as_const().is_none() && g.builder.facts().get(Sym::Backed(0)).is_none() {
+        return None;
+    }
+    match g.rng.below(3) {
+        0 => {
+            let dtype = g.rng.pick(&Dtype::ALL);
+            g.add(Iota { dtype, shape, dim: 0 }, &[])
+        }
+        1 => g.add(Constant { dtype: Dtype::F32, shape, value: Elements::Float(0.1) }, &[]),
+        _ => {
+            let axes: Vec<_> = g.builder.mesh().all_axes().iter().collect();
+            let rank =
+                if axes.is_empty() { Index::constant(3) } else { Index::sym(Sym::Rank(g.rng.pick(&axes))) };
+            g.add(IndexValue { value: &rank + &Index::constant(1) }, &[])
+        }
+    }
+    .map(drop)
+}
+
+/// A size out of data, and a tensor of that size; the size may differ between ranks.
+fn size(g: &mut Growing<'_>) -> Option<()> {
+    if let (true, Some((x, ty))) = (g.rng.one_in(3), g.any_where(|ty| ty.rank() > 0)) {
+        let dim = g.dim(&ty)?;
+        return g.builder.one(SizeOf { dim }, &[x]).ok().map(drop);
+    }
+    let axes: Vec<_> = g.builder.mesh().all_axes().iter().collect();
+    let value = match axes.is_empty() || g.rng.one_in(2) {
+        true => Index::constant(g.rng.below(4) as i64),
+        false => &Index::sym(Sym::Rank(g.rng.pick(&axes))) + &Index::constant(1),
+    };
+    let sym = g.builder.fresh_symbol();
+    let data = g.builder.one(IndexValue { value: value.clone() }, &[]).ok()?;
+    let to_size = ToSize { symbols: vec![sym], min: Index::constant(0), max: Some(Index::constant(8)) };
+    g.builder.one(to_size, &[data]).ok()?;
+    let mesh = g.builder.mesh();
+    for (rank, symbols) in (0u32..).zip(&mut g.chosen) {
+        let cx = EvalCx { mesh, rank: Rank(rank), symbols };
+        let value = cx.index(&value).ok()?;
+        symbols.insert(sym, value);
+    }
+    let shape = vec![Index::sym(sym), Index::constant(2)];
+    g.add(Iota { dtype: Dtype::F32, shape, dim: 0 }, &[]).map(drop)
+}
+
+fn composite(g: &mut Growing<'_>) -> Option<()> {
+    let (x, ty) = g.any_where(|ty| is_float(ty) && ty.rank() > 0)?;
+    match g.rng.below(6) {
+        0 => {
+            let dim = g.dim(&ty)?;
+            g.add(Softmax { dim }, &[x]).map(drop)
+        }
+        1 => {
+            let dim = g.dim(&ty)?;
+            g.add(LogSoftmax { dim }, &[x]).map(drop)
+        }
+        4 => {
+            let (dims, keep) = (g.dims(&ty), g.rng.one_in(2));
+            g.add(Logsumexp { dims, keep }, &[x]).map(drop)
+        }
+        norm @ (2 | 3) => {
+            let last = ty.shape.last()?.clone();
+            let weight = Constant { dtype: ty.dtype, shape: vec![last], value: Elements::Float(0.5) };
+            let weight = g.builder.one(weight, &[]).ok()?;
+            match norm {
+                2 => g.add(RmsNorm { eps: 1e-5 }, &[x, weight]).map(drop),
+                _ => g.add(LayerNorm { eps: 1e-5 }, &[x, weight, weight]).map(drop),
+            }
+        }
+        _ => {
+            let mut shape = ty.shape.clone();
+            while shape.len() < 4 {
+                shape.insert(0, Index::constant(1));
+            }
+            let x = g.builder.one(Reshape { shape }, &[x]).ok()?;
+            let causal = g.rng.pick(&[None, Some(Index::constant(0)), Some(Index::constant(-1))]);
+            g.add(Attention { scale: 0.5, causal }, &[x, x, x]).map(drop)
+        }
+    }
+}

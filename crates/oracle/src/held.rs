@@ -1,0 +1,49 @@
+//! The memory that the values of all ranks take in the oracle.
+
+use std::cell::Cell;
+
+use consort_ir::limits::{Excess, Resource};
+use consort_ir::ops::{EvalCx, EvalError};
+use consort_ir::tensor::Tensor;
+use consort_ir::types::Type;
+
+/// Elements of the reference tensor are held in 64 bits, whatever their type.
+const ELEMENT: u64 = 8;
+
+/// Bytes that are held, of those that may be. What has two names counts twice.
+pub(super) struct Held {
+    bytes: Cell<u64>,
+    most: u64,
+}
+
+impl Held {
+    pub(super) fn new(most: u64) -> Held {
+        Held { bytes: Cell::new(0), most }
+    }
+
+    /// Whether so much more may be held.
+    pub(super) fn check(&self, more: u64) -> Result<(), Excess> {
+        Excess::check(Resource::Bytes, self.most, self.bytes.get().saturating_add(more))
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get().saturating_add(bytes));
+    }
+
+    pub(super) fn drop(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get().saturating_sub(bytes));
+    }
+}
+
+/// Bytes of a tensor.
+pub(super) fn bytes_of(tensor: &Tensor) -> u64 {
+    tensor.numel() as u64 * ELEMENT
+}
+
+/// Bytes of the tensors of a type, those inside a pending included; an error where one of them is too large by itself.
+pub(super) fn bytes_of_type(cx: &EvalCx<'_>, ty: &Type) -> Result<u64, EvalError> {
+    ty.tensors().iter().try_fold(0u64, |all, tensor| {
+        let shape = cx.shape(&tensor.shape)?;
+        Ok(all.saturating_add(shape.iter().product::<usize>() as u64 * ELEMENT))
+    })
+}

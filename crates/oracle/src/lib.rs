@@ -1,0 +1,196 @@
+//! The oracles: what a program means, for everything fast to be compared with; and random programs to compare them on.
+//!
+//! The program oracle ([`run`]) runs all ranks of a program in one thread, slowly and plainly. The plan oracle ([`plan`])
+//! runs their plans, on real bytes. Random programs are made by [`generate`], and plans that share nothing with the real
+//! planner by [`naive`].
+//!
+//! ```
+//! use consort_ir::{ops::OpTable, tensor::Tensor, text};
+//! use consort_types::Dtype;
+//!
+//! let source = "mesh (tp: 2)
+//!
+//! func @f(v0: f32[2]{tp}) -> f32[2] {
+//!     v1 = all_reduce_start[reduce=sum, over=tp] v0 : pending<f32[2]>
+//!     v2 = wait v1 : f32[2]
+//!     return v2
+//! }";
+//! let program = text::parse(source, &OpTable::built_in())?.program;
+//! let input = |x| vec![Tensor::floats(Dtype::F32, vec![2], vec![x, 2.0 * x])];
+//! let results = consort_oracle::run(&program, "f", &[input(1.0), input(10.0)])?;
+//! assert_eq!(results[0][0].text(), "[11, 22]");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! In the program oracle, each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A
+//! collective is evaluated when its last member starts it; a message is delivered when both its ends have started. When
+//! no rank can go on and not all are finished, the program cannot complete under any timing: starts never
+//! block, so what a rank has started depends on nothing but its own path. The verdict names every rank
+//! that waits, its line, and what it waits for. There is no clock and no timeout here: what a run may take is bounded by
+//! [`Limits`], and refused before it is taken.
+//!
+//! Only tests, and commands that compare, use this crate. Nothing here reads a file, a clock or the environment, and
+//! nothing is `unsafe`.
+#![forbid(unsafe_code)]
+
+mod comm;
+mod failure;
+pub mod generate;
+mod held;
+mod inputs;
+pub mod naive;
+pub mod plan;
+mod rank;
+
+use std::fmt;
+
+use comm::Comm;
+use consort_types::Rank;
+use held::Held;
+use rank::{RankState, Step};
+
+use consort_ir::diagnostic::Diagnostic;
+use consort_ir::limits::{Excess, Limits};
+use consort_ir::program::Program;
+use consort_ir::tensor::Tensor;
+use consort_ir::verify::verify;
+
+pub use failure::{Outcomes, same_error};
+pub use inputs::{bind, check_placement};
+
+/// The most ranks the oracle runs.
+pub const MAX_RANKS: u32 = 4096;
+
+/// Why a program did not give results.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OracleError {
+    /// The program is wrong; the verifier's findings.
+    Program(Vec<Diagnostic>),
+    /// The inputs do not fit the program.
+    Input(String),
+    /// An op failed on a rank.
+    Op {
+        /// The rank.
+        rank: Rank,
+        /// The op's name.
+        op: &'static str,
+        /// The node, as the text has it.
+        node: String,
+        /// The user's source line, if known.
+        loc: Option<String>,
+        /// What went wrong.
+        message: String,
+    },
+    /// The next node of a rank, or a loop, would take more than the limits allow.
+    Limit {
+        /// The rank.
+        rank: Rank,
+        /// The op's name.
+        op: &'static str,
+        /// The node, as the text has it.
+        node: String,
+        /// The user's source line, if known.
+        loc: Option<String>,
+        /// Of what there would be too much.
+        excess: Excess,
+    },
+    /// No rank can go on.
+    Deadlock(Vec<Stuck>),
+}
+
+/// A rank that cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The rank.
+    pub rank: Rank,
+    /// The wait, as the text has it.
+    pub node: String,
+    /// The user's source line, if known.
+    pub loc: Option<String>,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+impl fmt::Display for OracleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = |loc: &Option<String>| loc.as_ref().map_or(String::new(), |loc| format!("  ({loc})"));
+        match self {
+            OracleError::Program(errors) => {
+                let lines: Vec<String> = errors.iter().map(Diagnostic::headline).collect();
+                f.write_str(&lines.join("\n"))
+            }
+            OracleError::Input(message) => write!(f, "error[input]: {message}"),
+            OracleError::Op { rank, op, node, loc, message } => {
+                write!(f, "error[run]: {op}: {rank}: {message}\n  at {node}{}", from(loc))
+            }
+            OracleError::Limit { rank, op, node, loc, excess } => {
+                write!(f, "error[run]: {op}: {rank}: {excess}\n  at {node}{}", from(loc))
+            }
+            OracleError::Deadlock(stuck) => {
+                write!(f, "error[deadlock]: no rank can go on")?;
+                for Stuck { rank, node, loc, waits_for } in stuck {
+                    write!(f, "\n  {rank} at {node}{}\n    waits for {waits_for}", from(loc))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for OracleError {}
+
+/// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. The
+/// results are each rank's, with the tensors of a returned pending in its place.
+pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+    run_within(program, func, inputs, &Limits::ORACLE)
+}
+
+/// The same, with other limits. Those on memory are for all ranks together, those on work for each.
+pub fn run_within(
+    program: &Program,
+    func: &str,
+    inputs: &[Vec<Tensor>],
+    limits: &Limits,
+) -> Result<Vec<Vec<Tensor>>, OracleError> {
+    // Communication under a condition that differs is left to the run: it may complete, and if it does not,
+    // the verdict says more than the rule.
+    let errors: Vec<Diagnostic> = verify(program).into_iter().filter(|error| error.rule != "V9").collect();
+    if !errors.is_empty() {
+        return Err(OracleError::Program(errors));
+    }
+    let Some(func) = program.func(func) else {
+        let names: Vec<String> = program.funcs.iter().map(|func| format!("@{}", func.name)).collect();
+        return Err(OracleError::Input(format!("no function @{func}; there is {}", names.join(", "))));
+    };
+    let mesh = &program.mesh;
+    if mesh.n_ranks() > MAX_RANKS {
+        return Err(OracleError::Input(format!(
+            "the oracle runs at most {MAX_RANKS} ranks, not {}",
+            mesh.n_ranks()
+        )));
+    }
+    let symbols = bind(mesh, func, inputs).map_err(OracleError::Input)?;
+    let mut comm = Comm::new(mesh, func);
+    let held = Held::new(limits.bytes);
+    let mut ranks = Vec::new();
+    for ((rank, inputs), symbols) in (0u32..).map(Rank).zip(inputs).zip(symbols) {
+        ranks.push(RankState::new(mesh, func, rank, inputs, symbols, (*limits, &held))?);
+    }
+    loop {
+        let mut moved = false;
+        for rank in &mut ranks {
+            while let Step::Moved = rank.step(&mut comm)? {
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let stuck: Vec<Stuck> = ranks.iter().filter_map(|rank| rank.stuck(&comm)).collect();
+    if stuck.is_empty() {
+        Ok(ranks.into_iter().map(RankState::results).collect())
+    } else {
+        Err(OracleError::Deadlock(stuck))
+    }
+}

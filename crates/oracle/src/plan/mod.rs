@@ -1,0 +1,278 @@
+//! The plan oracle: runs the plans of all ranks in one thread, on real bytes, with adversarial timing.
+//!
+//! Every region of a plan is a run of bytes, and every line reads and writes where it says. What is between a start and
+//! its wait, and between that and release, happens as early or as late as it may:
+//!
+//! - the bytes of a result are poisoned by its start, and written when all that it needs has been started, or by the
+//!   wait of this rank;
+//! - the operands are read by the start, or as late as each member can: by its own wait, unless the rank that they lie
+//!   on says `release` before. Until then nothing of what a start leases may have changed, or the member that still
+//!   reads gets poison. Results are part of that: peers may gather from them.
+//!
+//! Lines are as careless as they may be, too: a kernel poisons its results before it reads operands that are not
+//! exactly in place, a start takes elements with gaps as if they had none, and what the arena and the heap hold is gone
+//! when the call has returned. A plan without hazards gives the results of the program's oracle under every timing.
+
+mod memory;
+mod rank;
+
+use std::fmt::Display;
+
+use consort_types::Rank;
+use memory::{Memory, Seat};
+use rank::PlanRank;
+
+use crate::comm::{Comm, PendingId};
+use crate::generate::Rng;
+use crate::rank::Step;
+use crate::{OracleError, Stuck, bind};
+use consort_ir::limits::{Excess, Limits, Resource};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::EvalCx;
+use consort_ir::program::{Func, Node, Program};
+use consort_ir::tensor::Tensor;
+use consort_ir::verify::verify;
+
+/// When what may happen early or late does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// As early as it may; lower ranks run ahead.
+    Earliest,
+    /// As late as it may; higher ranks run ahead.
+    Latest,
+    /// As late as it may; this rank runs ahead of all others.
+    Ahead(Rank),
+    /// One or the other for each start of each rank, drawn from this seed. Rank `seed % n` runs ahead.
+    Mixed(u64),
+}
+
+/// Runs the plans, one for each rank in their order; `inputs` has the arguments of each. An error says what failed,
+/// or why no rank can go on; so does a write to an argument that was not given away.
+pub fn run(
+    mesh: &Mesh,
+    plans: &[Func],
+    inputs: &[Vec<Tensor>],
+    timing: Timing,
+) -> Result<Vec<Vec<Tensor>>, String> {
+    let Some(first) = plans.first() else { return Err("there are no plans".into()) };
+    let symbols = bind(mesh, first, inputs)?;
+    if plans.len() != inputs.len() {
+        return Err(format!("expected {} plans, got {}", inputs.len(), plans.len()));
+    }
+    let limits = Limits::ORACLE;
+    let (mut memories, mut bytes) = (Vec::new(), 0u64);
+    for ((rank, plan), symbols) in (0u32..).map(Rank).zip(plans).zip(&symbols) {
+        let program = Program { mesh: mesh.clone(), funcs: vec![plan.clone()] };
+        let errors: Vec<_> = verify(&program).into_iter().filter(|error| error.rule != "V9").collect();
+        if !errors.is_empty() {
+            return Err(OracleError::Program(errors).to_string());
+        }
+        let Some(head) = plan.plan.as_ref().filter(|head| head.rank == rank) else {
+            return Err(format!("@{} is no plan for {rank}", plan.name));
+        };
+        if let Some((sym, _)) = head.symbols.iter().find(|(sym, value)| symbols.get(sym) != Some(value)) {
+            return Err(format!("the plan of {rank} is for another value of {sym:?}"));
+        }
+        bytes = head.regions.iter().fold(bytes, |all, (_, size)| all.saturating_add(*size));
+        Excess::check(Resource::Bytes, limits.bytes, bytes).map_err(|excess| at(rank, "plan", excess))?;
+        memories.push(Memory::new(head, timing.poison()));
+    }
+    let mut world = World { comm: Comm::new(mesh, first), memories, flights: Vec::new(), timing };
+    let mut ranks = Vec::new();
+    for ((rank, plan), (symbols, inputs)) in
+        (0u32..).map(Rank).zip(plans).zip(symbols.into_iter().zip(inputs))
+    {
+        ranks.push(PlanRank::new(mesh, plan, rank, symbols, inputs, &mut world)?);
+    }
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    timing.arrange(&mut order);
+    let mut steps = 0;
+    // The first that can go on does: whoever is ahead gets as far ahead as the others let it.
+    loop {
+        let mut moved = Step::Stands;
+        for rank in &order {
+            moved = ranks[*rank].step(&mut world)?;
+            if moved == Step::Moved {
+                break;
+            }
+        }
+        if moved == Step::Stands {
+            break;
+        }
+        steps += 1;
+        Excess::check(Resource::Steps, limits.steps, steps).map_err(|excess| excess.to_string())?;
+    }
+    let stuck: Vec<Stuck> = ranks.iter().filter_map(|rank| rank.stuck(&world)).collect();
+    if !stuck.is_empty() {
+        return Err(OracleError::Deadlock(stuck).to_string());
+    }
+    for (rank, inputs) in ranks.iter().zip(inputs) {
+        rank.check_arguments(inputs, &mut world)?;
+    }
+    world.memories.iter_mut().for_each(Memory::end_call);
+    ranks.iter().map(|rank| rank.results(&mut world)).collect()
+}
+
+impl Timing {
+    /// Floats of 0xff are NaN. Truth values of it are true, so some runs have zeros.
+    fn poison(self) -> u8 {
+        match self {
+            Timing::Mixed(seed) if seed % 4 == 3 => 0,
+            _ => 0xff,
+        }
+    }
+
+    fn arrange(self, order: &mut [usize]) {
+        match self {
+            Timing::Earliest => {}
+            Timing::Latest => order.reverse(),
+            Timing::Ahead(rank) => order.sort_by_key(|other| *other != rank.0 as usize),
+            Timing::Mixed(seed) => {
+                let mut rng = Rng::new(seed);
+                let ahead = (seed % order.len() as u64) as usize;
+                order.swap(0, ahead);
+                for i in (2..order.len()).rev() {
+                    let other = 1 + rng.below(i);
+                    order.swap(i, other);
+                }
+            }
+        }
+    }
+
+    fn pace(self, rank: usize, start: usize) -> Pace {
+        match self {
+            Timing::Earliest => Pace::Early,
+            Timing::Latest | Timing::Ahead(_) => Pace::Late,
+            Timing::Mixed(seed) => {
+                let mut rng = Rng::new(seed ^ (rank as u64) << 32 ^ (start as u64) << 8);
+                rng.pick(&[Pace::Early, Pace::LateWrite, Pace::Late])
+            }
+        }
+    }
+}
+
+/// When a start of a rank reads the operands of all members, and writes its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// Both at once, when all that it needs has been started.
+    Early,
+    /// Operands as they were started, the result by the wait.
+    LateWrite,
+    /// Both by the wait.
+    Late,
+}
+
+/// A start of a rank, from there until release.
+struct Flight {
+    rank: usize,
+    pace: Pace,
+    results: Vec<Seat>,
+    /// What peers may read and nobody may change: operands from the start, results from when they are written.
+    leased: Vec<(Seat, Vec<u8>)>,
+    /// Whether what is read for it had changed.
+    spoiled: bool,
+    written: bool,
+    /// Whether a line of its own block has waited for it.
+    waited_here: bool,
+    released: bool,
+}
+
+struct World<'a> {
+    comm: Comm<'a>,
+    memories: Vec<Memory>,
+    /// By the numbers that `comm` gives.
+    flights: Vec<Flight>,
+    timing: Timing,
+}
+
+impl<'a> World<'a> {
+    /// A rank starts an operation with these operands; those in `leased` are read where they lie.
+    fn start(
+        &mut self,
+        cx: &EvalCx<'_>,
+        node: &'a Node,
+        args: Vec<Tensor>,
+        results: Vec<Seat>,
+        leased: &[Seat],
+    ) -> Result<PendingId, String> {
+        let rank = cx.rank.0 as usize;
+        let memory = &mut self.memories[rank];
+        let leased: Result<Vec<_>, String> =
+            leased.iter().map(|seat| Ok((seat.clone(), memory.bytes(seat)?))).collect();
+        let pace = self.timing.pace(rank, self.flights.len());
+        self.flights.push(Flight {
+            rank,
+            pace,
+            results,
+            leased: leased?,
+            spoiled: false,
+            written: false,
+            waited_here: false,
+            released: false,
+        });
+        let id = self.comm.start(cx, node, args).map_err(|error| error.0)?;
+        let early = (0..self.flights.len()).filter(|at| {
+            let flight = &self.flights[*at];
+            flight.pace == Pace::Early && !flight.written && self.comm.ready(PendingId(*at))
+        });
+        for at in early.collect::<Vec<_>>() {
+            self.complete(PendingId(at))?;
+        }
+        Ok(id)
+    }
+
+    /// Whether something has changed that an operation still leases.
+    fn changed(&mut self, PendingId(at): PendingId) -> Result<bool, String> {
+        let flight = &self.flights[at];
+        for (seat, bytes) in flight.leased.iter().filter(|_| !flight.released) {
+            if self.memories[flight.rank].bytes(seat)? != *bytes {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// An operation that is ready reads what it has not read yet and writes its results.
+    fn complete(&mut self, id: PendingId) -> Result<(), String> {
+        if self.flights[id.0].written {
+            return Ok(());
+        }
+        let mut spoiled = self.flights[id.0].spoiled;
+        if self.flights[id.0].pace == Pace::Late {
+            for source in self.comm.sources(id).to_vec() {
+                spoiled |= self.changed(source)?;
+            }
+        }
+        let tensors = self.comm.take(id);
+        let flight = &mut self.flights[id.0];
+        let memory = &mut self.memories[flight.rank];
+        for (seat, tensor) in flight.results.iter().zip(&tensors) {
+            if spoiled { memory.poison(seat)? } else { memory.write(seat, tensor)? }
+        }
+        for seat in &flight.results {
+            flight.leased.push((seat.clone(), memory.bytes(seat)?));
+        }
+        flight.written = true;
+        Ok(())
+    }
+
+    /// Ends the lease of an operation: who still reads for it does so now. False where it cannot end yet.
+    fn release(&mut self, id: PendingId) -> Result<bool, String> {
+        if !self.comm.ready(id) {
+            return Ok(false);
+        }
+        if self.changed(id)? {
+            for at in 0..self.flights.len() {
+                let reads = self.comm.sources(PendingId(at)).contains(&id);
+                let flight = &mut self.flights[at];
+                flight.spoiled |= reads && flight.pace == Pace::Late && !flight.written;
+            }
+        }
+        self.flights[id.0].released = true;
+        Ok(true)
+    }
+}
+
+fn at(rank: Rank, op: &str, error: impl Display) -> String {
+    format!("{op}: {rank}: {error}")
+}

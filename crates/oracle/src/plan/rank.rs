@@ -1,0 +1,499 @@
+//! One rank of the plan oracle: a position in its plan, and where its values lie.
+
+use consort_types::Rank;
+
+use super::memory::{Memory, Seat};
+use super::{World, at};
+use crate::Stuck;
+use crate::comm::PendingId;
+use crate::inputs::Symbols;
+use crate::rank::Step;
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Effects, EvalCx, Flow};
+use consort_ir::plan::{NodePlan, Place};
+use consort_ir::program::{Block, Func, Node};
+use consort_ir::storage::{Spot, is_needed, may_take_over, pieces};
+use consort_ir::tensor::Tensor;
+use consort_ir::text::node_text;
+use consort_ir::types::Type;
+
+/// A block being run, and what becomes of its results.
+struct Frame<'a> {
+    block: &'a Block,
+    next: usize,
+    then: Then<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Then<'a> {
+    Return,
+    Cond(&'a Node),
+    Scan { node: &'a Node, carries: usize, slices: usize, iteration: usize, length: usize },
+}
+
+pub(super) struct PlanRank<'a> {
+    mesh: &'a Mesh,
+    func: &'a Func,
+    rank: Rank,
+    symbols: Symbols,
+    seats: ValueMap<Vec<Seat>>,
+    sizes: ValueMap<Tensor>,
+    /// What each pending stands for; nothing where its tensors are there already.
+    pendings: ValueMap<PendingId>,
+    /// The latest run of each start.
+    starts: ValueMap<PendingId>,
+    frames: Vec<Frame<'a>>,
+    node: Option<&'a Node>,
+    /// What it stands at.
+    waits: Option<PendingId>,
+}
+
+impl<'a> PlanRank<'a> {
+    pub(super) fn new(
+        mesh: &'a Mesh,
+        func: &'a Func,
+        rank: Rank,
+        symbols: Symbols,
+        inputs: &[Tensor],
+        world: &mut World<'a>,
+    ) -> Result<PlanRank<'a>, String> {
+        let mut state = PlanRank {
+            mesh,
+            func,
+            rank,
+            symbols,
+            seats: ValueMap::default(),
+            sizes: ValueMap::default(),
+            pendings: ValueMap::default(),
+            starts: ValueMap::default(),
+            frames: vec![Frame { block: &func.body, next: 0, then: Then::Return }],
+            node: None,
+            waits: None,
+        };
+        state.seat(&func.body.params, &func.body.places);
+        for (param, input) in func.body.params.iter().zip(inputs) {
+            match state.seats(*param).first() {
+                Some(seat) => state.memory(world).write(seat, input)?,
+                None => drop(state.sizes.insert(*param, input.clone())),
+            }
+        }
+        Ok(state)
+    }
+
+    fn memory<'w>(&self, world: &'w mut World<'_>) -> &'w mut Memory {
+        &mut world.memories[self.rank.0 as usize]
+    }
+
+    /// Where and why the rank stands, unless it has finished.
+    pub(super) fn stuck(&self, world: &World<'_>) -> Option<Stuck> {
+        let waits_for = world.comm.describe(self.waits?);
+        let node = match self.node {
+            Some(node) => {
+                node_text(node, self.func, self.mesh).split_whitespace().collect::<Vec<_>>().join(" ")
+            }
+            None => format!("the end of @{}", self.func.name),
+        };
+        let loc = self.node.and_then(|node| node.loc.as_ref()).map(ToString::to_string);
+        Some(Stuck { rank: self.rank, node, loc, waits_for })
+    }
+
+    /// Arguments that were not given away are as they were.
+    pub(super) fn check_arguments(&self, inputs: &[Tensor], world: &mut World<'_>) -> Result<(), String> {
+        let donated = self.func.plan.as_ref().map_or(&[][..], |head| &head.donated);
+        for (param, input) in self.func.body.params.iter().zip(inputs) {
+            let kept = self.seats(*param).into_iter().next().filter(|_| !donated.contains(param));
+            if let Some(seat) = kept
+                && self.memory(world).bytes(&seat)? != input.to_bytes()
+            {
+                return Err(at(self.rank, "return", format!("argument {param} has been written")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The results, from where they lie.
+    pub(super) fn results(&self, world: &mut World<'_>) -> Result<Vec<Tensor>, String> {
+        let mut results = Vec::new();
+        for value in &self.func.body.results {
+            results.extend(self.sizes.get(*value).cloned());
+            for seat in self.seats(*value) {
+                results.push(self.memory(world).read(&seat)?);
+            }
+        }
+        Ok(results)
+    }
+
+    fn cx<'c>(&self, symbols: &'c Symbols) -> EvalCx<'c>
+    where
+        'a: 'c,
+    {
+        EvalCx { mesh: self.mesh, rank: self.rank, symbols }
+    }
+
+    /// Gives values their places.
+    fn seat(&mut self, values: &[Value], places: &[Place]) {
+        let mut places = places.iter();
+        for value in values {
+            let types = self.func.ty(*value).map_or(&[][..], Type::tensors);
+            let seats = types.iter().zip(places.by_ref()).map(|(ty, place)| Seat {
+                spot: Spot::new(*place, ty, &self.cx(&self.symbols)),
+                dtype: ty.dtype,
+            });
+            let seats = seats.collect();
+            self.seats.insert(*value, seats);
+        }
+    }
+
+    fn seats(&self, value: Value) -> Vec<Seat> {
+        self.seats.get(value).cloned().unwrap_or_default()
+    }
+
+    fn all_seats(&self, values: &[Value]) -> Vec<Seat> {
+        values.iter().flat_map(|value| self.seats(*value)).collect()
+    }
+
+    /// Runs one line, or ends one block.
+    pub(super) fn step(&mut self, world: &mut World<'a>) -> Result<Step, String> {
+        let Some(frame) = self.frames.last() else { return Ok(Step::Stands) };
+        self.node = frame.block.nodes.get(frame.next);
+        let op = self.node.map_or("return", |node| node.op.info().name);
+        self.waits = match self.node {
+            Some(node) => self.line(node, world),
+            None => self.leave(world),
+        }
+        .map_err(|error| at(self.rank, op, error))?;
+        Ok(if self.waits.is_none() { Step::Moved } else { Step::Stands })
+    }
+
+    /// Runs a line; what it must wait for, if it cannot be run yet.
+    fn line(&mut self, node: &'a Node, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
+        let nothing = NodePlan::default();
+        let plan = node.plan.as_deref().unwrap_or(&nothing);
+        if let Some(id) = self.release(&plan.release, world)? {
+            return Ok(Some(id));
+        }
+        match (node.op.flow(), node.op.effects()) {
+            (Flow::Cond, _) => return self.cond(node, plan, world),
+            (Flow::Scan { carries, slices, .. }, _) => return self.scan(node, plan, carries, slices, world),
+            (_, Effects::Wait) => {
+                if let Some(id) = self.arrive(&node.args, world)? {
+                    return Ok(Some(id));
+                }
+                self.seat(&node.results, &plan.places);
+                if let Some(PendingId(at)) = self.starts.get(node.args[0]) {
+                    world.flights[*at].waited_here = true;
+                }
+            }
+            (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan, world)?,
+            _ if plan.view => self.view(node)?,
+            _ => {
+                self.seat(&node.results, &plan.places);
+                if node.op.joins() { self.join(node, world)? } else { self.kernel(node, world)? }
+            }
+        }
+        self.advance();
+        Ok(None)
+    }
+
+    fn advance(&mut self) {
+        if let Some(frame) = self.frames.last_mut() {
+            frame.next += 1;
+        }
+    }
+
+    fn release(&mut self, starts: &[Value], world: &mut World<'_>) -> Result<Option<PendingId>, String> {
+        for start in starts {
+            let id =
+                self.starts.get(*start).copied().ok_or_else(|| format!("{start} has not been started"))?;
+            if !world.release(id)? {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The pendings among some values are waited for.
+    fn arrive(&mut self, values: &[Value], world: &mut World<'_>) -> Result<Option<PendingId>, String> {
+        for value in values {
+            let Some(id) = self.pendings.get(*value).copied() else { continue };
+            if !world.comm.ready(id) {
+                return Ok(Some(id));
+            }
+            world.complete(id)?;
+            self.pendings.remove(*value);
+        }
+        Ok(None)
+    }
+
+    fn view(&mut self, node: &Node) -> Result<(), String> {
+        let seat = self.seats(node.args[0]).into_iter().next().ok_or("a view of what has no place")?;
+        let spots = seat.spot.views(&*node.op, &self.cx(&self.symbols), node.results.len());
+        let spots = spots.ok_or_else(|| format!("elements of {} must move for this view", node.args[0]))?;
+        for (result, spot) in node.results.iter().zip(spots) {
+            self.seats.insert(*result, vec![Seat { spot, dtype: seat.dtype }]);
+        }
+        Ok(())
+    }
+
+    fn kernel(&mut self, node: &Node, world: &mut World<'_>) -> Result<(), String> {
+        let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
+        let takes_over = |j: usize| {
+            let here = |(k, result): (usize, &Seat)| {
+                may_take_over(&*node.op, k, j) && result.spot.same(&args[j].spot)
+            };
+            results.iter().enumerate().any(here)
+        };
+        let memory = self.memory(world);
+        let mut tensors: Vec<Option<Tensor>> = vec![None; args.len()];
+        for first in [true, false] {
+            for j in (0..args.len()).filter(|j| takes_over(*j) == first) {
+                tensors[j] = Some(memory.read(&args[j])?);
+            }
+            if first {
+                results.iter().try_for_each(|seat| memory.poison(seat))?;
+            }
+        }
+        let tensors: Vec<&Tensor> = tensors.iter().flatten().collect();
+        let values = node.op.eval(&self.cx(&self.symbols), &tensors).map_err(|error| error.0)?;
+        let types: Vec<Type> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
+        for ((sym, _), value) in node.op.defines(&types).iter().zip(&values) {
+            self.symbols.insert(*sym, value.as_size().unwrap_or(0));
+        }
+        for (result, value) in node.results.iter().zip(values) {
+            match self.seats(*result).first() {
+                Some(seat) => self.memory(world).write(seat, &value)?,
+                None => drop(self.sizes.insert(*result, value)),
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, node: &Node, world: &mut World<'_>) -> Result<(), String> {
+        let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
+        let spots: Vec<Spot> = args.iter().map(|seat| seat.spot.clone()).collect();
+        let pieces = pieces(&*node.op, &self.cx(&self.symbols), &spots, &results[0].spot);
+        let pieces = pieces.ok_or("a part does not lie inside the whole")?;
+        let seat = |spot: &Spot| Seat { spot: spot.clone(), dtype: results[0].dtype };
+        let moves: Vec<(Seat, Seat)> =
+            pieces.iter().map(|piece| (seat(&piece.from), seat(&piece.to))).collect();
+        join(self.memory(world), &moves)
+    }
+
+    fn start(&mut self, node: &'a Node, plan: &NodePlan, world: &mut World<'a>) -> Result<(), String> {
+        self.seat(&node.results, &plan.places);
+        let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
+        let symbols = self.symbols.clone();
+        let cx = self.cx(&symbols);
+        let memory = self.memory(world);
+        let mut tensors: Vec<Option<Tensor>> = vec![None; args.len()];
+        let over = |k: usize| node.op.overwrites(k).map(|j| (j, args[j].spot.same(&results[k].spot)));
+        let copied = |j: usize| plan.copies.iter().any(|(value, _)| *value == node.args[j]);
+        // What is overwritten is read where the result lies: it lies there, is copied there, or is not there at all.
+        for (k, result) in results.iter().enumerate() {
+            let Some((j, in_place)) = over(k) else { continue };
+            if in_place || !copied(j) && is_needed(&*node.op, j, &cx) {
+                tensors[j] = Some(memory.read(result)?);
+            }
+        }
+        let copies: Vec<(usize, usize)> = (0..results.len())
+            .filter_map(|k| over(k).map(|(j, in_place)| (j, k, in_place)))
+            .filter_map(|(j, k, in_place)| (!in_place && copied(j)).then_some((j, k)))
+            .collect();
+        copies.iter().try_for_each(|(_, k)| memory.poison(&results[*k]))?;
+        for (j, _) in &copies {
+            tensors[*j] = Some(memory.read(&args[*j])?);
+        }
+        results.iter().try_for_each(|seat| memory.poison(seat))?;
+        let mut leased = Vec::new();
+        for (j, seat) in args.iter().enumerate() {
+            if tensors[j].is_some() {
+                continue;
+            }
+            if is_needed(&*node.op, j, &cx) {
+                // Communication knows no gaps.
+                tensors[j] = Some(memory.read(&seat.without_gaps())?);
+                leased.push(seat.clone());
+            } else {
+                tensors[j] = Some(memory.nothing(seat)?);
+            }
+        }
+        let id = world.start(&cx, node, tensors.into_iter().flatten().collect(), results, &leased)?;
+        for pending in &node.results {
+            self.pendings.insert(*pending, id);
+            self.starts.insert(*pending, id);
+        }
+        Ok(())
+    }
+
+    fn cond(
+        &mut self,
+        node: &'a Node,
+        plan: &NodePlan,
+        world: &mut World<'a>,
+    ) -> Result<Option<PendingId>, String> {
+        let seat = self.seats(node.args[0]).into_iter().next().ok_or("a condition without a place")?;
+        let holds = self.memory(world).read(&seat)?.as_size() != Some(0);
+        let block = &node.blocks[usize::from(!holds)];
+        self.seat(&block.params, &block.places);
+        self.enter(&node.args[1..], &block.params);
+        self.seat(&node.results, &plan.places);
+        self.frames.push(Frame { block, next: 0, then: Then::Cond(node) });
+        Ok(None)
+    }
+
+    /// Operands are what parameters of a block mean; where they have one place, they lie there in the same way.
+    fn enter(&mut self, args: &[Value], params: &[Value]) {
+        for (arg, param) in args.iter().zip(params) {
+            let mut seats = self.seats(*param);
+            for (seat, there) in seats.iter_mut().zip(self.seats(*arg)) {
+                if seat.spot.place == there.spot.place {
+                    *seat = there;
+                }
+            }
+            self.seats.insert(*param, seats);
+        }
+        self.pass(args, params);
+    }
+
+    /// Sizes and pendings go on under other names.
+    fn pass(&mut self, from: &[Value], to: &[Value]) {
+        let of = |value: &Value| (self.sizes.get(*value).cloned(), self.pendings.get(*value).copied());
+        let passed: Vec<_> = from.iter().map(of).collect();
+        for (to, (size, pending)) in to.iter().zip(passed) {
+            size.and_then(|size| self.sizes.insert(*to, size));
+            match pending {
+                Some(id) => self.pendings.insert(*to, id),
+                None => self.pendings.remove(*to),
+            };
+        }
+    }
+
+    /// Tensors that are not yet where others lie are copied there.
+    fn carry(&mut self, from: &[Value], to: &[Value], world: &mut World<'_>) -> Result<(), String> {
+        let moves: Vec<(Seat, Seat)> = self.moves(from, to);
+        copy(self.memory(world), &moves)?;
+        self.pass(from, to);
+        Ok(())
+    }
+
+    fn moves(&self, from: &[Value], to: &[Value]) -> Vec<(Seat, Seat)> {
+        let ends = |(from, to): (&Value, &Value)| self.seats(*from).into_iter().zip(self.seats(*to));
+        from.iter().zip(to).flat_map(ends).collect()
+    }
+
+    fn scan(
+        &mut self,
+        node: &'a Node,
+        plan: &NodePlan,
+        carries: usize,
+        slices: usize,
+        world: &mut World<'a>,
+    ) -> Result<Option<PendingId>, String> {
+        let Flow::Scan { length, .. } = node.op.flow() else { return Ok(None) };
+        let length = self.cx(&self.symbols).size(length).map_err(|error| error.0)?;
+        if let Some(id) = self.arrive(&node.args[..carries], world)? {
+            return Ok(Some(id));
+        }
+        let block = &node.blocks[0];
+        self.seat(&block.params, &block.places);
+        self.seat(&node.results, &plan.places);
+        self.carry(&node.args[..carries], &block.params[..carries], world)?;
+        self.enter(&node.args[carries + slices..], &block.params[carries + slices..]);
+        for seat in self.all_seats(&node.results[carries..]) {
+            self.memory(world).poison(&seat)?;
+        }
+        if length == 0 {
+            self.pass(&block.params[..carries], &node.results[..carries]);
+            self.advance();
+            return Ok(None);
+        }
+        self.slices(node, carries, slices, 0, world)?;
+        let then = Then::Scan { node, carries, slices, iteration: 0, length };
+        self.frames.push(Frame { block, next: 0, then });
+        Ok(None)
+    }
+
+    /// An iteration begins: its entries are copied to where the parameters lie.
+    fn slices(
+        &mut self,
+        node: &Node,
+        carries: usize,
+        slices: usize,
+        iteration: usize,
+        world: &mut World<'_>,
+    ) -> Result<(), String> {
+        let entries = carries..carries + slices;
+        let mut moves = self.moves(&node.args[entries.clone()], &node.blocks[0].params[entries]);
+        for (from, _) in &mut moves {
+            from.spot = from.spot.entry(iteration);
+        }
+        join(self.memory(world), &moves)
+    }
+
+    /// A block has run: leases that no line could end do, and its results go where they belong. Pendings among them are waited for,
+    /// unless they may stay in flight where they are.
+    fn leave(&mut self, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
+        let Some(Frame { block, then, .. }) = self.frames.last() else { return Ok(None) };
+        let (block, then): (&'a Block, Then<'a>) = (block, *then);
+        let mut landing = block.results.clone();
+        if let Then::Cond(node) = then {
+            let stays = |(from, to): &(Seat, Seat)| from.spot.same(&to.spot);
+            let pairs = block.results.iter().zip(&node.results);
+            let moved = pairs.filter(|(from, to)| !self.moves(&[**from], &[**to]).iter().all(stays));
+            landing = moved.map(|(from, _)| *from).collect();
+        }
+        if let Some(id) = self.arrive(&landing, world)? {
+            return Ok(Some(id));
+        }
+        let starts = block.nodes.iter().filter(|node| node.op.effects().starts().is_some());
+        let starts = starts.filter_map(|node| node.results.first().copied());
+        // Those that no line of the block waits for, none can release.
+        let left = |start: &Value| self.starts.get(*start).is_some_and(|id| !world.flights[id.0].waited_here);
+        let starts: Vec<Value> = starts.filter(left).collect();
+        if !matches!(then, Then::Return)
+            && let Some(id) = self.release(&starts, world)?
+        {
+            return Ok(Some(id));
+        }
+        self.frames.pop();
+        match then {
+            Then::Return => {}
+            Then::Cond(node) => {
+                self.carry(&block.results, &node.results, world)?;
+                self.advance();
+            }
+            Then::Scan { node, carries, slices, iteration, length } => {
+                let mut stack = self.moves(&block.results[carries..], &node.results[carries..]);
+                for (_, to) in &mut stack {
+                    to.spot = to.spot.entry(iteration);
+                }
+                join(self.memory(world), &stack)?;
+                self.carry(&block.results[..carries], &block.params[..carries], world)?;
+                if iteration + 1 == length {
+                    self.pass(&block.params[..carries], &node.results[..carries]);
+                    self.advance();
+                    return Ok(None);
+                }
+                self.slices(node, carries, slices, iteration + 1, world)?;
+                let then = Then::Scan { node, carries, slices, iteration: iteration + 1, length };
+                self.frames.push(Frame { block, next: 0, then });
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Copies what is not yet where it belongs, all at once.
+fn copy(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
+    let go: Vec<&(Seat, Seat)> = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot)).collect();
+    let tensors = go.iter().map(|(from, _)| memory.read(from)).collect::<Result<Vec<Tensor>, String>>()?;
+    go.iter().zip(tensors).try_for_each(|((_, to), tensor)| memory.write(to, &tensor))
+}
+
+/// The same, one after the other in some order: where something belongs holds nothing before all is read.
+fn join(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
+    let go = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot));
+    go.clone().try_for_each(|(_, to)| memory.poison(to))?;
+    copy(memory, moves)
+}
