@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
+use consort_types::Digest;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -507,12 +508,13 @@ impl<R> Entry<R> {
 
     /// What ranks compare at a call besides its number: never `MISS`.
     fn key(&self, bound: &Bound) -> u64 {
-        let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
+        let mut key = Digest::default();
+        key.add(self.digest);
         let symbols = self.pattern.symbols.iter().zip(bound);
         let equal = symbols.filter(|((_, facts), _)| facts.varies.is_empty());
+        key.add_all(equal.map(|(_, number)| *number as u64));
         // A positive number, so that it and its complement compare like bits.
-        let key = equal.fold(self.digest, |hash, (_, number)| mix(hash, *number as u64));
-        (key >> 1) | 1
+        (key.get() >> 1) | 1
     }
 }
 
