@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use consort_types::overlaps;
 use smallvec::smallvec;
 
 use crate::entity::Value;
@@ -106,7 +107,7 @@ impl Checker<'_> {
             let from = piece.from.hull().map_or(0..0, |(hull, _)| hull);
             let bytes = || piece.from.bytes().unwrap_or_default();
             self.check_read(*value, tensor.root, tensor.region(), &from, bytes);
-            let near = tensor.region() == region && from.start < hull.end && hull.start < from.end;
+            let near = tensor.region() == region && overlaps(&from, &hull);
             let shared = if near { overlap(&bytes(), &written()) } else { None };
             if let Some(part) = shared {
                 self.error("H5", format!("{} shares {} with operand {value}", result.0, text(region, &part)));

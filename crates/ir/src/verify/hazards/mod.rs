@@ -36,6 +36,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use consort_types::overlaps;
 use smallvec::{SmallVec, smallvec};
 
 use crate::diagnostic::{At, Code, Diagnostic};
@@ -114,9 +115,7 @@ impl Tensor {
     }
 
     fn shares(&self, other: &Tensor) -> Option<Range<u64>> {
-        let near = self.region() == other.region()
-            && self.hull.start < other.hull.end
-            && other.hull.start < self.hull.end;
+        let near = self.region() == other.region() && overlaps(&self.hull, &other.hull);
         if near { overlap(&self.bytes(), &other.bytes()) } else { None }
     }
 }
