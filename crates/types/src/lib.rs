@@ -22,6 +22,7 @@ pub mod layout;
 mod message;
 mod ranges;
 mod reduce;
+mod rng;
 
 pub use collective::{Collective, Kind, Merge, Role, Written};
 pub use digest::Digest;
@@ -30,3 +31,4 @@ pub use group::{Axes, Axis, GroupId, GroupName, Rank};
 pub use message::{Message, Missing, Peer, Route};
 pub use ranges::overlaps;
 pub use reduce::Reduce;
+pub use rng::Rng;
