@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, exit};
 
 use consort_examples::collectives;
+use consort_filetests::check_file;
 
 /// The program of the ranks, where this process is one.
 #[test]
@@ -56,14 +57,7 @@ fn the_code_of_the_guide_is_the_example() {
         let block = shown.iter().find(begins).unwrap_or_else(|| panic!("the guide does not show {name}"));
         new = new.replace(*block, code);
     }
-    let bless = std::env::var("CONSORT_BLESS").is_ok_and(|bless| bless == "1");
-    if new != guide && bless {
-        fs::write(path("docs/collectives.md"), &new).unwrap();
-    }
-    assert!(
-        new == guide || bless,
-        "the guide shows other code than the example\n  note: CONSORT_BLESS=1 rewrites it"
-    );
+    check_file(path("docs/collectives.md"), &new);
     assert_eq!(
         shown.len(),
         collectives::PROGRAMS.len(),

@@ -8,6 +8,7 @@ mod rank;
 
 use std::time::Duration;
 
+use consort_filetests::check_file;
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::tensor::Tensor;
@@ -79,10 +80,6 @@ fn life(plan: &Program, result: &Tensor) {
     let document = std::fs::read_to_string(path).unwrap();
     let (begin, end) = ("<!-- life: begin -->\n", "<!-- life: end -->");
     let (before, rest) = document.split_once(begin).unwrap();
-    let (shown, after) = rest.split_once(end).unwrap();
-    if std::env::var_os("CONSORT_BLESS").is_some() {
-        std::fs::write(path, format!("{before}{begin}\n{text}\n{end}{after}")).unwrap();
-    } else {
-        assert_eq!(shown.trim(), text.trim(), "run CONSORT_BLESS=1 cargo test --workspace");
-    }
+    let (_, after) = rest.split_once(end).unwrap();
+    check_file(path, &format!("{before}{begin}\n{text}\n{end}{after}"));
 }

@@ -1,13 +1,17 @@
 //! Holds the workspace to its rules: crate edges, how a source begins, what may not occur in one, its name.
 //!
 //! One test walks the tree and lists every offence at once, so that a large change is put right in one go.
-//! Sources and manifests are read line by line, which sees all that rustfmt and people write and needs no
-//! parser. Words that are forbidden are spelled with a `~` here, which `word` takes out: this file is
+//! Sources are read line by line, which sees all that rustfmt and people write and needs no parser; cargo reads
+//! the manifests. Words that are forbidden are spelled with a `~` here, which `word` takes out: this file is
 //! walked like any other and must not find itself.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
 
 /// Which crates of the workspace each one may use. A value flows one way: an edge that is not here is a
 /// change of the architecture, not a line in a manifest.
@@ -75,38 +79,22 @@ fn files_under(root: &Path, folder: &str) -> Vec<String> {
     files
 }
 
-/// What the dependency tables of a manifest name, those of build scripts, targets and the workspace too,
-/// and whether the name is in a table of dev-dependencies.
-fn dependencies(manifest: &str) -> Vec<(String, bool)> {
-    let mut found: Vec<(String, bool)> = Vec::new();
-    let (mut in_table, mut in_entry, mut dev) = (false, false, false);
-    for line in manifest.lines().map(|line| line.split('#').next().unwrap_or("").trim()) {
-        if let Some(header) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-            // `[dependencies]` opens a table of crates, `[dependencies.half]` the entry of one crate.
-            let (table, entry) = match header.rsplit_once('.') {
-                Some((table, entry)) if !entry.ends_with("dependencies") => (table, Some(entry)),
-                _ => (header, None),
-            };
-            let is_dependencies = table.ends_with("dependencies");
-            (in_table, in_entry) = (is_dependencies && entry.is_none(), is_dependencies && entry.is_some());
-            dev = table.ends_with("dev-dependencies");
-            if in_entry {
-                found.extend(entry.map(|name| (name.trim_matches('"').to_string(), dev)));
-            }
-        } else if in_table && let Some((key, value)) = line.split_once('=') {
-            // `name = { package = "other" }` depends on `other`.
-            let package = value.split_once("package").and_then(|(_, rest)| rest.trim().strip_prefix('='));
-            let key = key.split('.').next().unwrap_or(key).trim().trim_matches('"');
-            let name = package.and_then(|value| value.split('"').nth(1)).unwrap_or(key).to_string();
-            found.push((name, dev));
-        } else if in_entry
-            && line.starts_with("package")
-            && let Some((name, _)) = found.last_mut()
-        {
-            *name = line.split('"').nth(1).unwrap_or(name).to_string();
-        }
-    }
-    found
+/// A dependency, and whether only tests have it.
+type Dependency = (String, bool);
+
+/// The folder of each crate of the workspace, and all dependencies of the crate, as cargo reads its manifest.
+fn manifests(root: &Path) -> Vec<(String, Vec<Dependency>)> {
+    let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let read = |package: &Value| {
+        let folder = Path::new(package["manifest_path"].as_str()?).parent()?.file_name()?.to_str()?;
+        let dependencies = package["dependencies"].as_array()?.iter();
+        let read = |each: &Value| Some((each["name"].as_str()?.to_string(), each["kind"] == "dev"));
+        Some((folder.to_string(), dependencies.map(read).collect::<Option<Vec<_>>>()?))
+    };
+    metadata["packages"].as_array().unwrap().iter().map(|package| read(package).unwrap()).collect()
 }
 
 /// The folder under `crates/` of a crate of the workspace; none for a crate from outside.
@@ -114,15 +102,15 @@ fn workspace_crate(name: &str) -> Option<&str> {
     if name == "consort" { Some(name) } else { name.strip_prefix("consort-") }
 }
 
-fn check_edges(folder: &str, manifest: &str) -> Vec<String> {
+fn check_edges(folder: &str, dependencies: &[Dependency]) -> Vec<String> {
     let Some((_, allowed)) = EDGES.iter().find(|(from, _)| *from == folder) else {
         return vec![format!("crates/{folder}: not in tidy's table of edges")];
     };
     let mut offences = Vec::new();
-    for (name, dev) in dependencies(manifest) {
-        if let Some(to) = workspace_crate(&name)
+    for (name, dev) in dependencies {
+        if let Some(to) = workspace_crate(name)
             && !allowed.contains(&to)
-            && !(dev && FOR_TESTS.contains(&to))
+            && !(*dev && FOR_TESTS.contains(&to))
         {
             offences.push(format!("crates/{folder}/Cargo.toml: {folder} may not depend on {to}"));
         }
@@ -198,21 +186,18 @@ fn the_workspace_keeps_its_rules() {
         })
     };
 
-    let mut used = dependencies(&read("Cargo.toml"));
     for path in ["crates", "benches", "examples"].iter().flat_map(|folder| files_under(root, folder)) {
         if path.ends_with(".rs") {
             offences.extend(check_source(&path, &read(&path)));
         }
-        if let ["crates", folder, "Cargo.toml"] = path.split('/').collect::<Vec<_>>()[..] {
-            let manifest = read(&path);
-            offences.extend(check_edges(folder, &manifest));
-            used.extend(dependencies(&manifest));
-        }
     }
 
+    let manifests = manifests(root);
+    offences.extend(manifests.iter().flat_map(|(folder, dependencies)| check_edges(folder, dependencies)));
     let table = read("docs/dependencies.md");
     let documented = documented(&table);
-    let used: BTreeSet<&str> = used.iter().map(|(name, _)| name.as_str()).collect();
+    let used: BTreeSet<&str> =
+        manifests.iter().flat_map(|(_, dependencies)| dependencies).map(|(name, _)| name.as_str()).collect();
     for name in used.iter().filter(|name| workspace_crate(name).is_none() && !documented.contains(*name)) {
         offences.push(format!("docs/dependencies.md: no row for {name}"));
     }
@@ -257,15 +242,16 @@ fn tidy_sees_each_offence_in_a_source() {
 }
 
 #[test]
-fn tidy_sees_each_form_of_dependency() {
-    let manifest = "[package]\nname = \"x\"\n[dependencies] # all\nhalf.workspace = true\n\"a\" = { features = [\n\"f\",\n] }\n\
-        b = { package = \"consort-cli\", version = \"1\" }\n[target.'cfg(unix)'.build-dependencies]\nc = \"1\"\n\
-        [dependencies.d]\npackage = \"e\"\n[dev-dependencies]\nconsort-oracle = {}\nconsort = {}\n[features]\ng = []\n";
-    let names = dependencies(manifest);
-    let expected = ["half", "a", "consort-cli", "c", "e"].map(|name| (name.to_string(), false));
-    assert_eq!(names[..5], expected);
-    assert_eq!(names[5..], ["consort-oracle", "consort"].map(|name| (name.to_string(), true)));
+fn tidy_sees_each_wrong_edge() {
+    let dependencies = [
+        ("half", false),
+        ("consort-ir", false),
+        ("consort-cli", false),
+        ("consort-oracle", true),
+        ("consort", true),
+    ]
+    .map(|(name, dev)| (name.to_string(), dev));
     let may_not = |to| format!("crates/passes/Cargo.toml: passes may not depend on {to}");
-    assert_eq!(check_edges("passes", manifest), [may_not("cli"), may_not("consort")]);
-    assert_eq!(check_edges("extra", ""), ["crates/extra: not in tidy's table of edges"]);
+    assert_eq!(check_edges("passes", &dependencies), [may_not("cli"), may_not("consort")]);
+    assert_eq!(check_edges("extra", &[]), ["crates/extra: not in tidy's table of edges"]);
 }

@@ -15,6 +15,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use consort_types::overlaps;
+
 use crate::CommError;
 use crate::few::Few;
 use crate::heap::{Heap, LINE};
@@ -66,9 +68,7 @@ struct Look {
 
 impl Look {
     fn is_in_the_way_of(&self, range: &Range<usize>, access: Access) -> bool {
-        self.start < range.end
-            && range.start < self.end
-            && (self.access == Access::Write || access == Access::Write)
+        overlaps(&(self.start..self.end), range) && (self.access == Access::Write || access == Access::Write)
     }
 }
 
@@ -84,7 +84,7 @@ impl Leased {
     }
 
     fn is_held_in(&self, range: &Range<usize>) -> bool {
-        self.range.start < range.end && range.start < self.range.end && self.is_held()
+        overlaps(&self.range, range) && self.is_held()
     }
 }
 
@@ -227,8 +227,7 @@ impl Buffer {
 
     /// Whether it has bytes in common with another.
     pub fn overlaps(&self, other: &Buffer) -> bool {
-        let (mine, others) = (self.range(), other.range());
-        self.is_in(&other.block().heap) && mine.start < others.end && others.start < mine.end
+        self.is_in(&other.block().heap) && overlaps(&self.range(), &other.range())
     }
 
     /// Where it begins in the segment.

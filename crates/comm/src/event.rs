@@ -1,9 +1,12 @@
 //! One thing that a rank did, as the flight recorder keeps it. Everything that the runtime reports is such an event.
 
-use std::fmt::{self, Write};
+use std::fmt;
+
+use serde::{Serialize, Serializer};
 
 /// What happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// An operation was started; it is published at once, unless an event of `Publish` follows.
     Start,
@@ -52,7 +55,7 @@ impl Kind {
 }
 
 /// One thing that a rank did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// The rank, by its number in the world.
     pub rank: usize,
@@ -69,6 +72,7 @@ pub struct Event {
     /// Bytes of the operand.
     pub bytes: u64,
     /// A hash of the sizes, routes and factors of a call, which all members have alike; 0 where there are none.
+    #[serde(serialize_with = "hex")]
     pub extra: u64,
     /// The source line.
     pub site: String,
@@ -99,20 +103,12 @@ impl Event {
 
     /// One line of JSON, without its end.
     pub fn json(&self) -> String {
-        format!(
-            "{{\"rank\":{},\"time_ns\":{},\"kind\":\"{}\",\"group\":{},\"number\":{},\"op\":{},\"bytes\":{},\
-             \"extra\":\"{:x}\",\"site\":{}}}",
-            self.rank,
-            self.time_ns,
-            self.kind.name(),
-            quoted(&self.group),
-            self.number,
-            quoted(&self.op),
-            self.bytes,
-            self.extra,
-            quoted(&self.site)
-        )
+        serde_json::to_string(self).expect("texts and numbers are JSON")
     }
+}
+
+fn hex<S: Serializer>(number: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{number:x}"))
 }
 
 /// One line: when, who, what happened, to which operation, where.
@@ -129,21 +125,6 @@ impl fmt::Display for Event {
         write!(f, "  {}", if self.kind == Kind::Error { self.op.clone() } else { self.what() })?;
         if self.site.is_empty() { Ok(()) } else { write!(f, "  {}", self.site) }
     }
-}
-
-/// A text as JSON has it.
-fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            // Writing to a text does not fail.
-            c if c.is_control() => drop(write!(out, "\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }
 
 #[cfg(test)]
@@ -182,7 +163,7 @@ mod tests {
     fn json_escapes_what_it_must() {
         let event = Event { op: "a \"b\" \\ \n é".into(), ..event() };
         let expected = "{\"rank\":2,\"time_ns\":12000000345,\"kind\":\"start\",\"group\":\"world.5[0,2]\",\"number\":57,\
-            \"op\":\"a \\\"b\\\" \\\\ \\u000a é\",\"bytes\":4000,\"extra\":\"ab\",\"site\":\"src/x.rs:10\"}";
+            \"op\":\"a \\\"b\\\" \\\\ \\n é\",\"bytes\":4000,\"extra\":\"ab\",\"site\":\"src/x.rs:10\"}";
         assert_eq!(event.json(), expected);
     }
 }

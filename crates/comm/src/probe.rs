@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{cast_slice, cast_slice_mut};
+use consort_types::Digest;
 
 use crate::CommError;
 use crate::arguments::check;
@@ -183,9 +184,9 @@ impl Probe {
         self.word(self.members.me, Word::Operand).store(place, Relaxed);
         // Peers read as many bytes of an operand as their own has, so all must run the same.
         let lengths = [movement as usize, buffers[0].len(), buffers[1].len(), rounds as usize];
-        let run = lengths
-            .iter()
-            .fold(0u64, |run, number| (run ^ *number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut run = Digest::default();
+        run.add_all(lengths.map(|number| number as u64));
+        let run = run.get();
         self.word(self.members.me, Word::Run).store(run, Relaxed);
         // All are here, and know where the operands lie, before the clock starts.
         self.round += 1;

@@ -9,6 +9,8 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use serde::{Deserialize, Serialize};
+
 use crate::recorder::{self, Name, copy_words, text_in};
 use crate::segment::Segment;
 use crate::sync::fence;
@@ -49,7 +51,7 @@ const _: () = assert!(WORDS * 8 <= SIZE);
 pub(crate) const NOBODY: usize = usize::MAX;
 
 /// Why a rank stopped.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// The rank that found it, which others may repeat; [`NOBODY`] where it was told by who watches over the ranks.
     pub by: usize,

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
+use consort_types::Digest;
+
 use crate::CommError;
 use crate::arguments::check;
 use crate::group::Group;
@@ -99,20 +101,16 @@ impl Group {
     /// That groups of these lists are made, which must be the same on all members.
     fn note_of(&self, lists: &[Vec<usize>]) -> Note {
         let note = self.inner.note.take();
-        let digest = lists.iter().fold(note.digest ^ FNV, |hash, list| {
-            list.iter().fold(mix(hash, list.len()), |hash, member| mix(hash, *member))
-        });
+        let mut digest = Digest::default();
+        digest.add(note.digest);
+        for list in lists {
+            digest.add(list.len() as u64);
+            digest.add_all(list.iter().map(|member| *member as u64));
+        }
         let what = note.text.text(self.heap().segment());
         let text = format!("{}{lists:?}", if what.is_empty() { "make groups of the lists " } else { &what });
         let text: String =
             if text.len() > 400 { text.chars().take(400).chain("..".chars()).collect() } else { text };
-        Note { digest, text: self.recorder().name(&text), is_agreement: true, ..note }
+        Note { digest: digest.get(), text: self.recorder().name(&text), is_agreement: true, ..note }
     }
-}
-
-/// FNV-1a over words.
-const FNV: u64 = 0xcbf2_9ce4_8422_2325;
-
-fn mix(hash: u64, number: usize) -> u64 {
-    (hash ^ number as u64).wrapping_mul(0x100_0000_01b3)
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use consort_comm::{Buffer, CommError, Few, from_now};
+use consort_types::overlaps;
 
 use crate::error::Result;
 use crate::flight::Flight;
@@ -29,7 +30,7 @@ impl Landing {
     /// Whether it writes there. What has no bytes waits for what writes none.
     fn overlaps(&self, range: &Range<usize>) -> bool {
         let empty = self.start == self.end && range.is_empty();
-        self.start < range.end && range.start < self.end || empty
+        overlaps(&(self.start..self.end), range) || empty
     }
 }
 

@@ -14,7 +14,7 @@ use consort_ir::mesh;
 use consort_ir::ops::EvalCx;
 use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
-use consort_types::{GroupName, Rank};
+use consort_types::{Digest, GroupName, Rank};
 
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -223,8 +223,7 @@ impl World {
         lists.sort();
         lists.dedup();
         let text = format!("make the group `{}` of the lists ", mesh.group_text(over));
-        let digest =
-            text.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(byte));
+        let digest = Digest::of(text.as_bytes());
         let recorder = comm.all.recorder();
         let (text, site) = (recorder.name(&text), recorder.site(site));
         comm.all.note(Note { digest, text, site, ..Note::default() });
@@ -247,8 +246,7 @@ impl World {
     ) -> Result<Vec<Vec<u8>>> {
         let Some(all) = self.all().filter(|all| all.size() > 1) else { return Ok(vec![mine.to_vec()]) };
         let note = || {
-            let digest =
-                what.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(byte));
+            let digest = Digest::of(what.as_bytes());
             let (text, site) = (all.recorder().name(what), all.recorder().site(site));
             Note { digest, text, site, ..Note::default() }
         };

@@ -7,7 +7,7 @@ use consort::{Dtype, Element, Group, Missing, Reduce, Result, Route, Tensor, ops
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, GroupEvalCx, OpDef};
 use consort_ir::tensor::Tensor as Reference;
-use consort_types::{GroupName, Rank};
+use consort_types::{GroupName, Rank, Rng};
 use half::{bf16, f16};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 5];
@@ -47,19 +47,13 @@ impl Case {
 /// Elements that look random, of an element type.
 fn elements(dtype: Dtype, shape: &[usize], seed: u64) -> Reference {
     let n: usize = shape.iter().product();
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut rng = Rng::new(seed);
     let shape = shape.to_vec();
     if dtype.is_float() {
         let number = |bits: u64| (bits % 4001) as f64 / 250.0 - 8.0;
-        return Reference::floats(dtype, shape, (0..n).map(|_| number(next())).collect());
+        return Reference::floats(dtype, shape, (0..n).map(|_| number(rng.next_u64())).collect());
     }
-    Reference::ints(dtype, shape, (0..n).map(|_| (next() >> 17) as i64).collect())
+    Reference::ints(dtype, shape, (0..n).map(|_| (rng.next_u64() >> 17) as i64).collect())
 }
 
 fn from_reference(x: &Reference) -> Tensor {

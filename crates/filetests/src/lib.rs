@@ -8,6 +8,7 @@
 //! A command is one file and one line in [`COMMANDS`].
 #![forbid(unsafe_code)]
 
+mod bless;
 pub mod fuzz;
 mod hazards;
 mod opt;
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 use consort_ir::ops::OpTable;
 use consort_ir::text::{ParseError, Parsed, directives, parse};
+
+pub use bless::{blessing, check_file};
 
 /// What a command does with a case: an error says what was expected; some text is the file as blessed.
 pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;

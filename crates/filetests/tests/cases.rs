@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use consort_filetests::{cases, run_case};
+use consort_filetests::{blessing, cases, run_case};
 use consort_ir::ops::{BUILT_IN, OpTable};
 use consort_ir::text::parse;
 use consort_ir::verify::{hazards, verify};
@@ -21,12 +21,11 @@ fn texts() -> Vec<(String, String)> {
 
 #[test]
 fn all_cases() {
-    let bless = std::env::var_os("CONSORT_BLESS").is_some();
     let ops = OpTable::built_in();
     let mut failed = Vec::new();
     let texts = texts();
     for (name, text) in &texts {
-        match run_case(text, &ops, bless) {
+        match run_case(text, &ops, blessing()) {
             Ok(None) => {}
             Ok(Some(blessed)) => std::fs::write(Path::new(FOLDER).join(name), blessed).unwrap(),
             Err(error) => failed.push(format!("{name}: {error}")),

@@ -6,7 +6,8 @@ use std::path::Path;
 use consort_filetests::{cases, fuzz::check_text};
 use consort_ir::ops::OpTable;
 use consort_ir::text::print;
-use consort_oracle::generate::{Rng, program};
+use consort_oracle::generate::program;
+use consort_types::Rng;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 

@@ -10,9 +10,8 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::Expect;
 use consort_ir::types::{TensorType, Type};
 use consort_ir::verify::verify;
-use consort_oracle::generate::Rng;
 use consort_oracle::run;
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Rng};
 
 fn random(rng: &mut Rng, dtype: Dtype, shape: &[usize]) -> Tensor {
     let n = shape.iter().product();

@@ -14,6 +14,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::Effects;
 use consort_ir::program::{Block, Node, Program};
 use consort_ir::types::Type;
+use consort_types::Digest;
 
 use crate::pipeline::Fuel;
 
@@ -115,9 +116,11 @@ fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
     }
 }
 
-/// A number that equal nodes have in common, and others hardly ever: FNV-1a.
+/// A number that equal nodes have in common, and others hardly ever.
 fn fingerprint(node: &Node, attrs: &str) -> u64 {
-    let args = node.args.iter().flat_map(|arg| arg.0.to_le_bytes());
-    let bytes = args.chain(node.op.info().name.bytes()).chain(attrs.bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    let mut digest = Digest::default();
+    digest.add_all(node.args.iter().map(|arg| u64::from(arg.0)));
+    digest.add_bytes(node.op.info().name.as_bytes());
+    digest.add_bytes(attrs.as_bytes());
+    digest.get()
 }

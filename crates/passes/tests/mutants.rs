@@ -10,9 +10,9 @@ use consort_ir::mesh::Mesh;
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::verify::verify;
-use consort_oracle::generate::{self, Rng};
+use consort_oracle::generate;
 use consort_oracle::plan::{Timing, run};
-use consort_types::Rank;
+use consort_types::{Rank, Rng};
 use planned::{plans, refused, same, seeds, text};
 
 /// Every annotated line, those in blocks too.

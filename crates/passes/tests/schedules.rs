@@ -10,10 +10,9 @@ use consort_ir::plan::{Place, Region};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, run_lines};
-use consort_oracle::generate::Rng;
 use consort_oracle::plan;
 use consort_oracle::plan::Timing;
-
+use consort_types::Rng;
 use planned::{check, plans, refused, same, setting};
 
 fn kernel(ranks: u32) -> (Program, Vec<Vec<Tensor>>) {

@@ -5,9 +5,8 @@ mod common;
 
 use common::{Near, PLACES, Place, Placed, assert_none, check, check_threads, op};
 use consort_ir::ops::OpTable;
-use consort_oracle::generate::Rng;
 use consort_runtime::threads::Threads;
-use consort_types::Dtype;
+use consort_types::{Dtype, Rng};
 
 const SHAPES: [&[usize]; 8] =
     [&[1], &[8], &[1100], &[3, 5, 7], &[33, 70], &[5, 600], &[2, 0, 3], &[3, 2, 40, 2]];

@@ -5,9 +5,8 @@ mod common;
 
 use common::{Near, PLACES, Place, Placed, assert_none, check, op};
 use consort_ir::ops::OpTable;
-use consort_oracle::generate::Rng;
 use consort_runtime::threads::Threads;
-use consort_types::Dtype;
+use consort_types::{Dtype, Rng};
 
 /// What an op takes.
 #[derive(Clone, Copy)]

@@ -8,10 +8,9 @@ use common::{Near, Placed, both, check_threads, compare};
 use consort_ir::index::Index;
 use consort_ir::ops::{Attention, Conv1d, Conv2d, Matmul, OpDef};
 use consort_ir::tensor::{Data, Tensor};
-use consort_oracle::generate::Rng;
 use consort_runtime::threads::Threads;
-use consort_types::Dtype;
 use consort_types::layout::Layout;
+use consort_types::{Dtype, Rng};
 
 /// The distance from 1 to the next number.
 fn eps(dtype: Dtype) -> f64 {

@@ -6,11 +6,10 @@ mod common;
 use common::{Near, PLACES, Place, Placed, assert_none, both, check, check_threads, eval_cx, op};
 use consort_ir::ops::{OpDef, OpTable};
 use consort_ir::tensor::{Data, Tensor};
-use consort_oracle::generate::Rng;
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
-use consort_types::Dtype;
 use consort_types::layout::Layout;
+use consort_types::{Dtype, Rng};
 
 const SHAPES: [&[usize]; 9] =
     [&[], &[1], &[8], &[100], &[3, 5, 7], &[33, 70], &[70, 33], &[2, 0, 3], &[3, 2, 40, 2]];

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use consort_comm::spawn_with_heap;
 use consort_ir::ops::fold;
 use consort_ir::tensor::{Data, Tensor};
-use consort_oracle::generate::Rng;
-use consort_types::{Dtype, Reduce};
+use consort_types::{Dtype, Reduce, Rng};
 
 fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
     let mut rng = Rng::new(seed);

@@ -15,12 +15,11 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{BUILT_IN, Undecided};
 use consort_ir::tensor::Tensor;
 use consort_ir::types::{TensorType, Type};
-use consort_oracle::generate::Rng;
 use consort_runtime::kernels::{Kernel, find};
 use consort_runtime::threads::Threads;
 use consort_runtime::tolerance;
 use consort_types::layout::Layout;
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Rng};
 
 /// Ops that are no kernel's: the executor communicates, runs blocks and keeps sizes itself.
 const OUTSIDE: [&str; 18] = [

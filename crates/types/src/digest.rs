@@ -17,9 +17,14 @@ impl Digest {
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
     }
 
+    /// Adds each word.
+    pub fn add_all(&mut self, words: impl IntoIterator<Item = u64>) {
+        words.into_iter().for_each(|word| self.add(word));
+    }
+
     /// Adds each byte.
     pub fn add_bytes(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.add(u64::from(*byte)));
+        self.add_all(bytes.iter().map(|byte| u64::from(*byte)));
     }
 
     /// The digest of bytes.

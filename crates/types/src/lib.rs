@@ -20,11 +20,15 @@ mod dtype;
 mod group;
 pub mod layout;
 mod message;
+mod ranges;
 mod reduce;
+mod rng;
 
 pub use collective::{Collective, Kind, Merge, Role, Written};
 pub use digest::Digest;
 pub use dtype::{Dtype, to_bf16, to_f16};
 pub use group::{Axes, Axis, GroupId, GroupName, Rank};
 pub use message::{Message, Missing, Peer, Route};
+pub use ranges::overlaps;
 pub use reduce::Reduce;
+pub use rng::Rng;

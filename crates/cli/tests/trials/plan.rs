@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use consort_types::Reduce;
+use consort_types::{Reduce, Rng};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,37 +173,13 @@ pub(crate) struct Call {
     pub(crate) salt: usize,
 }
 
-/// Numbers that follow from a seed (SplitMix64).
-pub(crate) struct Random(u64);
+fn within(rng: &mut Rng, range: RangeInclusive<usize>) -> usize {
+    range.start() + rng.below(range.end() - range.start() + 1)
+}
 
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
-    }
-
-    pub(crate) fn within(&mut self, range: RangeInclusive<usize>) -> usize {
-        range.start() + (self.next() % (range.end() - range.start() + 1) as u64) as usize
-    }
-
-    fn chance(&mut self, percent: usize) -> bool {
-        self.within(0..=99) < percent
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.within(0..=from.len() - 1)]
-    }
-
-    pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
-        (1..list.len()).rev().for_each(|i| list.swap(i, self.within(0..=i)));
-    }
+/// Puts a list into an order that follows from a seed.
+pub(crate) fn shuffle<T>(rng: &mut Rng, list: &mut [T]) {
+    (1..list.len()).rev().for_each(|i| list.swap(i, rng.below(i + 1)));
 }
 
 /// A trial.
@@ -232,22 +208,22 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(seed: u64) -> Plan {
-        let mut random = Random::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let mut random = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let fault = Fault::ALL[(seed % Fault::ALL.len() as u64) as usize];
-        let ranks = random.within(2..=8);
-        let guilty = random.within(0..=ranks - 1);
-        let other = (guilty + random.within(1..=ranks - 1)) % ranks;
+        let ranks = within(&mut random, 2..=8);
+        let guilty = within(&mut random, 0..=ranks - 1);
+        let other = (guilty + within(&mut random, 1..=ranks - 1)) % ranks;
         let mut order: Vec<usize> = (0..ranks).collect();
-        random.shuffle(&mut order);
-        let cut = if fault == Fault::OtherOrder { ranks } else { random.within(1..=ranks) };
+        shuffle(&mut random, &mut order);
+        let cut = if fault == Fault::OtherOrder { ranks } else { within(&mut random, 1..=ranks) };
         let parts = [&order[..cut], &order[cut..]].map(<[usize]>::to_vec);
         let parts: Vec<Vec<usize>> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let count = random.within(1..=8);
+        let count = within(&mut random, 1..=8);
         let mut steps: Vec<Vec<Call>> = (0..count)
-            .map(|_| (0..random.within(1..=4)).map(|_| Call::new(&mut random, &Kind::ALL)).collect())
+            .map(|_| (0..within(&mut random, 1..=4)).map(|_| Call::new(&mut random, &Kind::ALL)).collect())
             .collect();
-        let step = random.within(0..=count - 1);
-        let at = random.within(0..=steps[step].len() - 1);
+        let step = within(&mut random, 0..=count - 1);
+        let at = within(&mut random, 0..=steps[step].len() - 1);
         if matches!(fault.class(), Class::Mismatch) {
             steps[step][at] = Call::new(&mut random, fault.kinds());
             // A part of one has nobody to differ from.
@@ -256,7 +232,7 @@ impl Plan {
             let call = Call::new(&mut random, fault.kinds());
             steps[step] = [false, true].map(|on_part| Call { on_part, ..call }).to_vec();
         }
-        let [in_flight, exits, strict] = [(); 3].map(|()| random.chance(50));
+        let [in_flight, exits, strict] = [(); 3].map(|()| random.below(100) < 50);
         Plan { seed, ranks, fault, guilty, other, step, at, in_flight, parts, steps, strict, exits }
     }
 }
@@ -266,16 +242,16 @@ fn fault_can_be_on_part(parts: &[Vec<usize>], guilty: usize) -> bool {
 }
 
 impl Call {
-    fn new(random: &mut Random, kinds: &[Kind]) -> Call {
+    fn new(random: &mut Rng, kinds: &[Kind]) -> Call {
         // 4 bytes to 1 MiB, each power of two as likely as any other.
-        let most = 1usize << random.within(0..=18);
+        let most = 1usize << within(random, 0..=18);
         Call {
-            on_part: random.chance(40),
+            on_part: random.below(100) < 40,
             kind: random.pick(kinds),
-            count: random.within(most.div_ceil(2)..=most),
+            count: within(random, most.div_ceil(2)..=most),
             reduce: random.pick(&[Reduce::Sum, Reduce::Min, Reduce::Xor]),
-            root: random.within(0..=59),
-            salt: random.within(0..=999),
+            root: within(random, 0..=59),
+            salt: within(random, 0..=999),
         }
     }
 }

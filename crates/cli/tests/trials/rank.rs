@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use consort_comm::{CommError, Group, World};
+use consort_types::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::calls::{Started, is_right, start};
-use super::plan::{Call, Class, Fault, Kind, Plan, Random};
+use super::plan::{Call, Class, Fault, Kind, Plan, shuffle};
 
 /// Longer than any trial takes on a busy machine: a wait that must be ended by a notice has this deadline.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -162,7 +163,7 @@ impl Player<'_> {
             if faulty && plan.in_flight && !self.fault() {
                 return Ok(false);
             }
-            Random::new(plan.seed ^ (self.rank * 100 + i) as u64).shuffle(&mut pendings);
+            shuffle(&mut Rng::new(plan.seed ^ (self.rank * 100 + i) as u64), &mut pendings);
             for (at, call, pending) in pendings {
                 self.wait((i, at), &call, pending)?;
             }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ranks_text;
 use crate::status::Cause;
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
     /// By itself, with this code.
     Code(i32),
@@ -92,7 +94,7 @@ pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
 }
 
 /// The first failure of a job. Every rank is told the same one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The rank whose fault it is; none for the launcher.
     pub rank: Option<usize>,
@@ -104,7 +106,7 @@ pub struct Failure {
 }
 
 /// What went wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// Its process ended without a goodbye.
     Ended(Exit),

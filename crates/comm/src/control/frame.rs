@@ -1,15 +1,17 @@
 //! The messages of the control plane, as bytes.
 //!
 //! A frame is a kind (1 byte), how many file descriptors come with it (2 bytes), the length of its body
-//! (4 bytes) and the body; numbers are little-endian, a text or blob is its length (4 bytes) and its bytes.
-//! Each kind has a limit for its body and for its descriptors, which is checked as soon as the header is
-//! there: a peer cannot make us hold more than the limit of what it may send. A buffer grows with the bytes
-//! that arrive, never by a length that was claimed.
+//! (4 bytes), both little-endian, and the body: the message as postcard writes it, whose number of the variant
+//! (from 1) is the kind. Each kind has a limit for its body and for its descriptors, which is checked as soon as the
+//! header is there: a peer cannot make us hold more than the limit of what it may send. A buffer grows with the
+//! bytes that arrive, never by a length that was claimed; a list reserves room for no more items than bytes are left.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use super::bytes::{Fields, Writer};
+use postcard::fixint::le;
+use serde::{Deserialize, Serialize};
+
 use super::failure::Failure;
 
 /// The bytes of the longest blob that a rank may bring to a meeting.
@@ -19,15 +21,22 @@ pub(crate) const MAX_NAME: usize = 256;
 /// The bytes of the longest reason for an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 /// Changes whenever the messages do.
-const PROTOCOL: u8 = 3;
+pub(super) const PROTOCOL: u8 = 4;
 
 const HEADER: usize = 7;
 
-/// What a rank and the coordinator say to one another.
-#[derive(Debug, PartialEq, Eq)]
+/// What a rank and the coordinator say to one another. A kind is the number of its variant, from 1.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// From a rank, first: its claim to be that rank.
-    Hello { rank: u32, size: u32, secret: [u8; 16] },
+    /// From a rank, first: its claim to be that rank. It is as long for any number, so that its limit is exact.
+    Hello {
+        protocol: u8,
+        #[serde(with = "le")]
+        rank: u32,
+        #[serde(with = "le")]
+        size: u32,
+        secret: [u8; 16],
+    },
     /// From a rank: it came to a meeting, and waits so many milliseconds at most. Carries a descriptor or none.
     Meet { name: String, site: String, milliseconds: u64, blob: Vec<u8> },
     /// From a rank: it gives up, and so must all.
@@ -119,53 +128,9 @@ impl Inbox {
 impl Message {
     /// The frame of a message that carries so many descriptors.
     pub(super) fn encode(&self, fds: usize) -> Vec<u8> {
-        let mut out = Writer(vec![0; HEADER]);
-        let kind = match self {
-            Message::Hello { rank, size, secret } => {
-                out.0.push(PROTOCOL);
-                out.u32(*rank as usize);
-                out.u32(*size as usize);
-                out.0.extend(secret);
-                1
-            }
-            Message::Meet { name, site, milliseconds, blob } => {
-                out.0.extend(milliseconds.to_le_bytes());
-                out.bytes(name.as_bytes());
-                out.bytes(site.as_bytes());
-                out.bytes(blob);
-                2
-            }
-            Message::Abort { reason, site } => {
-                out.bytes(reason.as_bytes());
-                out.bytes(site.as_bytes());
-                3
-            }
-            Message::Goodbye => 4,
-            Message::Welcome { launched } => {
-                out.0.push(u8::from(*launched));
-                5
-            }
-            Message::Refused { reason } => {
-                out.bytes(reason.as_bytes());
-                6
-            }
-            Message::Met { peers } => {
-                out.u32(peers.len());
-                for (pid, has_fd, blob) in peers {
-                    out.u32(*pid as usize);
-                    out.0.push(u8::from(*has_fd));
-                    out.bytes(blob);
-                }
-                7
-            }
-            Message::Failed(failure) => {
-                out.failure(failure);
-                8
-            }
-            Message::Closing => 9,
-        };
-        let mut frame = out.0;
-        let length = (frame.len() - HEADER) as u32;
+        // The byte before the body is for postcard's number of the variant.
+        let mut frame = bytes_after(vec![0; HEADER - 1], self);
+        let (kind, length) = (frame[HEADER - 1] + 1, (frame.len() - HEADER) as u32);
         frame[0] = kind;
         frame[1..3].copy_from_slice(&(fds as u16).to_le_bytes());
         frame[3..HEADER].copy_from_slice(&length.to_le_bytes());
@@ -175,34 +140,20 @@ impl Message {
 
 /// The message of a body; none unless every byte of it has a meaning.
 fn decode(kind: u8, body: &[u8]) -> Option<Message> {
-    let mut fields = Fields(body);
-    let message = match kind {
-        1 => {
-            if fields.u8()? != PROTOCOL {
-                return None;
-            }
-            let (rank, size) = (fields.u32()?, fields.u32()?);
-            Message::Hello { rank, size, secret: fields.take(16)?.try_into().ok()? }
-        }
-        2 => {
-            let milliseconds = fields.u64()?;
-            let (name, site) = (fields.text()?, fields.text()?);
-            Message::Meet { name, site, milliseconds, blob: fields.bytes()?.to_vec() }
-        }
-        3 => Message::Abort { reason: fields.text()?, site: fields.text()? },
-        4 => Message::Goodbye,
-        5 => Message::Welcome { launched: fields.u8()? == 1 },
-        6 => Message::Refused { reason: fields.text()? },
-        7 => {
-            let peer =
-                |fields: &mut Fields<'_>| Some((fields.u32()?, fields.u8()? == 1, fields.bytes()?.to_vec()));
-            Message::Met { peers: fields.list(peer)? }
-        }
-        8 => Message::Failed(fields.failure()?),
-        9 => Message::Closing,
-        _ => return None,
-    };
-    fields.0.is_empty().then_some(message)
+    let message = whole(&[&[kind.checked_sub(1)?], body].concat())?;
+    let other = matches!(message, Message::Hello { protocol, .. } if protocol != PROTOCOL);
+    (!other).then_some(message)
+}
+
+/// Bytes with those of a value after them.
+fn bytes_after(bytes: Vec<u8>, value: &(impl Serialize + ?Sized)) -> Vec<u8> {
+    postcard::to_extend(value, bytes).expect("texts, numbers and lists have bytes")
+}
+
+/// The value that all of these bytes are.
+fn whole<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }
 
 /// So much of a text as the limit has room for.
@@ -213,24 +164,18 @@ pub(super) fn shortened(text: &str, limit: usize) -> String {
 
 /// Key and value pairs as the blob of a meeting.
 pub(super) fn encode_pairs(pairs: &[(String, String)]) -> Vec<u8> {
-    let mut out = Writer(Vec::new());
-    out.u32(pairs.len());
-    for (key, value) in pairs {
-        out.bytes(key.as_bytes());
-        out.bytes(value.as_bytes());
-    }
-    out.0
+    bytes_after(Vec::new(), pairs)
 }
 
 /// The pairs of such a blob.
 pub(super) fn decode_pairs(blob: &[u8]) -> Option<Vec<(String, String)>> {
-    let mut fields = Fields(blob);
-    let pairs = fields.list(|fields| Some((fields.text()?, fields.text()?)))?;
-    fields.0.is_empty().then_some(pairs)
+    whole(blob)
 }
 
 #[cfg(test)]
 mod tests {
+    use consort_types::Rng;
+
     use super::*;
     use crate::control::failure::{Exit, What};
     use crate::status::Cause;
@@ -244,7 +189,7 @@ mod tests {
         let rank = Reader::Rank(3);
         let differs = vec![("a".into(), "x.rs:1".into(), vec![0, 2]), ("b".into(), "x.rs:2".into(), vec![1])];
         vec![
-            (Message::Hello { rank: 2, size: 3, secret }, Reader::Lobby),
+            (Message::Hello { protocol: PROTOCOL, rank: 2, size: 3, secret }, Reader::Lobby),
             (
                 Message::Meet { name: "n".into(), site: "s".into(), milliseconds: 1 << 40, blob: vec![1, 2] },
                 Reader::Coordinator,
@@ -287,6 +232,20 @@ mod tests {
     }
 
     #[test]
+    fn no_body_makes_a_panic() {
+        let mut rng = Rng::new(1);
+        for _ in 0..20_000 {
+            let small = rng.one_in(2);
+            let body: Vec<u8> =
+                (0..rng.below(40)).map(|_| rng.next_u64() as u8 % if small { 4 } else { 255 }).collect();
+            decode(rng.below(11) as u8, &body);
+            decode_pairs(&body);
+        }
+        // A list that claims more items than there are bytes.
+        assert_eq!(decode(7, &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1]), None);
+    }
+
+    #[test]
     fn limits_are_checked_at_the_header() {
         let read = |reader: Reader, head: [u8; HEADER]| {
             let mut inbox = Inbox { bytes: head.into(), fds: VecDeque::new() };
@@ -309,6 +268,6 @@ mod tests {
     fn pairs_are_read_back() {
         let pairs = vec![("a".to_string(), "1".to_string()), ("b".to_string(), String::new())];
         assert_eq!(decode_pairs(&encode_pairs(&pairs)), Some(pairs));
-        assert_eq!(decode_pairs(&[1, 0, 0, 0, 255, 255, 255, 255]), None);
+        assert_eq!(decode_pairs(&[1, 255, 255, 255, 255, 15]), None);
     }
 }

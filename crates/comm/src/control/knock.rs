@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 
 use super::client::machine;
 use super::error::ControlError;
-use super::frame::{Inbox, Message, Reader};
+use super::frame::{Inbox, Message, PROTOCOL, Reader};
 use super::roster::Packet;
 use super::socket::{Progress, receive, send, wait_ready};
 use crate::job::Job;
@@ -35,7 +35,12 @@ pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Resu
     if socket_peercred(&socket).map_err(failed)?.uid != geteuid() {
         return Ok(Err("a coordinator of another user".to_string()));
     }
-    let hello = Message::Hello { rank: rank as u32, size: size as u32, secret: job.secret.bytes() };
+    let hello = Message::Hello {
+        protocol: PROTOCOL,
+        rank: rank as u32,
+        size: size as u32,
+        secret: job.secret.bytes(),
+    };
     let packet = Packet { bytes: hello.encode(0), fds: Vec::new() };
     let closed = || Ok(Err("a closed connection".to_string()));
     if send(socket.as_fd(), &packet, &mut Progress::default()).is_err() {

@@ -5,12 +5,11 @@
 //! parity, barrier), give up over it (abort), and part over it (goodbye). A connection that closes without a
 //! goodbye is a death, which the others are told at once.
 //!
-//! - `frame.rs`, `bytes.rs`: messages as bytes, with limits. `socket.rs`: bytes and descriptors on a socket.
+//! - `frame.rs`: messages as bytes, with limits. `socket.rs`: bytes and descriptors on a socket.
 //! - `roster.rs`: who is here, who waits, what failed first; without sockets or clock.
 //! - `server.rs`: the coordinator's thread. `coordinator.rs`: its handle.
 //! - `client.rs`, `knock.rs`: a rank's side. `error.rs`, `failure.rs`: what can go wrong, in words. `parity.rs`: compare.
 
-mod bytes;
 mod client;
 mod coordinator;
 mod error;

@@ -224,7 +224,7 @@ impl Server {
             };
             match guest.inbox.next(Reader::Lobby) {
                 Ok(None) if open && guest.since.elapsed() < HANDSHAKE => self.lobby.push_back(guest),
-                Ok(Some((Message::Hello { rank, size, secret }, _))) if self.secret.is(&secret) => {
+                Ok(Some((Message::Hello { rank, size, secret, .. }, _))) if self.secret.is(&secret) => {
                     self.greet(guest, rank as usize, size as usize);
                 }
                 _ => self.stranger(),

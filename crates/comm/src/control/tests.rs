@@ -201,7 +201,8 @@ fn strangers_are_counted_dropped_and_in_nobodys_way() {
         let _ = stream.write_all(bytes);
         stream
     };
-    let mut wrong = frame::Message::Hello { rank: 1, size: 2, secret: [0; 16] }.encode(0);
+    let mut wrong =
+        frame::Message::Hello { protocol: frame::PROTOCOL, rank: 1, size: 2, secret: [0; 16] }.encode(0);
     let talking = [
         say(&[0xff; 4096]),
         say(b"GET / HTTP/1.1\r\n\r\n"),
@@ -271,7 +272,7 @@ fn a_coordinator_that_ends_still_delivers_what_slow_ranks_have_not_read() {
     let come = |rank| {
         let mut stream = stranger(&own);
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let hello = frame::Message::Hello { rank, size: n as u32, secret };
+        let hello = frame::Message::Hello { protocol: frame::PROTOCOL, rank, size: n as u32, secret };
         // All of them together are more than a socket holds.
         let (name, site, blob) = ("a".to_string(), String::new(), vec![7; MAX_BLOB]);
         let meet = frame::Message::Meet { name, site, milliseconds: 20_000, blob };

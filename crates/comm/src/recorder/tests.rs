@@ -1,5 +1,7 @@
 //! Rings that wrap, records that are torn, memory that is garbage.
 
+use consort_types::Rng;
+
 use super::*;
 
 /// A recorder in shared memory, with the segment and its descriptor.
@@ -129,12 +131,11 @@ fn a_reader_beside_a_writer_sees_only_whole_records() {
 fn garbage_is_no_event_and_no_panic() {
     let (recorder, segment, fd) = recorder();
     (0..40).for_each(|number| start(&recorder, number));
-    // Wrong words everywhere but in the stamps and the magic, from a simple generator.
-    let mut seed = 1u64;
+    // Wrong words everywhere but in the stamps and the magic.
+    let mut rng = Rng::new(1);
     let words = SIZE / 8;
     for word in (2..words).filter(|word| *word < 8 || !word.is_multiple_of(WORDS)) {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        segment.word(word * 8).store(seed, Relaxed);
+        segment.word(word * 8).store(rng.next_u64(), Relaxed);
     }
     for tape in [read_segment(&segment, 0), read_descriptor(&fd, 0)] {
         assert!(tape.unwrap().events.len() <= 40);

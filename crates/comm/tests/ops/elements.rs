@@ -1,15 +1,11 @@
 //! Elements for the checks: operands that every member can make for every other, and reductions by plain loops.
 
-use consort_types::{Dtype, Reduce};
+use consort_types::{Dtype, Reduce, Rng};
 use half::{bf16, f16};
 
-/// Bits that follow from a member, a place in its operand and a salt (SplitMix64).
+/// Bits that follow from a member, a place in its operand and a salt.
 fn bits(member: usize, i: usize, salt: usize) -> u64 {
-    let mut x = (member as u64) << 48 ^ (salt as u64) << 32 ^ i as u64;
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+    Rng::new((member as u64) << 48 ^ (salt as u64) << 32 ^ i as u64).next_u64()
 }
 
 /// A number whose sums depend on their order: either sign, many magnitudes, all digits, now and then a zero.

@@ -5,14 +5,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
+use consort_types::Digest;
 use smallvec::SmallVec;
-
-use crate::error::{Error, Result};
-use crate::flatten::{Flatten, Map, MapTensors};
-use crate::storage::Storage;
-use crate::tensor::Tensor;
-use crate::trace::{self, Finished, Input, Session};
-use crate::world::World;
 
 use super::agree::{self, MISS, Meeting, digest};
 use super::entries::Segments;
@@ -20,6 +14,12 @@ use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Reach, Site};
+use crate::error::{Error, Result};
+use crate::flatten::{Flatten, Map, MapTensors};
+use crate::storage::Storage;
+use crate::tensor::Tensor;
+use crate::trace::{self, Finished, Input, Session};
+use crate::world::World;
 
 /// Begins what a rank sends in the place of its signature where it has an error of its own.
 const STALE: &str = "error ";
@@ -507,12 +507,13 @@ impl<R> Entry<R> {
 
     /// What ranks compare at a call besides its number: never `MISS`.
     fn key(&self, bound: &Bound) -> u64 {
-        let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
+        let mut key = Digest::default();
+        key.add(self.digest);
         let symbols = self.pattern.symbols.iter().zip(bound);
         let equal = symbols.filter(|((_, facts), _)| facts.varies.is_empty());
+        key.add_all(equal.map(|(_, number)| *number as u64));
         // A positive number, so that it and its complement compare like bits.
-        let key = equal.fold(self.digest, |hash, (_, number)| mix(hash, *number as u64));
-        (key >> 1) | 1
+        (key.get() >> 1) | 1
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::flatten::{Flatten, Static, Visit};
-use crate::tensor::Tensor;
-use crate::world::World;
+use consort_types::Digest;
 
 use super::call::Entry;
 use super::graph::Graph;
 use super::guards::{Bound, Leaf, Size, is_kind_of};
+use crate::flatten::{Flatten, Static, Visit};
+use crate::tensor::Tensor;
+use crate::world::World;
 
 /// The compilations of a function.
 pub(super) struct Entries<R> {
@@ -80,43 +81,37 @@ impl<R> Entries<R> {
     }
 }
 
-/// FNV-1a over words.
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
-
-fn mix(hash: u64, number: u64) -> u64 {
-    (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3)
-}
-
-fn mix_text(hash: u64, text: &str) -> u64 {
-    text.bytes().fold(hash, |hash, byte| mix(hash, u64::from(byte)))
-}
-
 /// A digest of what must be equal in arguments for a compilation to fit, whatever their sizes are.
 fn kind_of(args: &impl Flatten) -> u64 {
-    struct Kind(u64);
+    struct Kind(Digest);
     impl Visit for Kind {
         fn tensor(&mut self, tensor: &Tensor) {
-            self.0 = mix(mix(mix(self.0, 1), tensor.dtype() as u64), tensor.rank() as u64);
+            self.0.add_all([1, tensor.dtype() as u64, tensor.rank() as u64]);
         }
         fn index(&mut self, index: &crate::Index) {
-            self.0 = mix(self.0, 2 + u64::from(index.0.as_const().is_some()));
+            self.0.add(2 + u64::from(index.0.as_const().is_some()));
         }
         fn setting(&mut self, setting: Static<'_>) {
-            self.0 = match setting {
-                Static::Int(number) => mix(mix(mix(self.0, 4), number as u64), (number >> 64) as u64),
-                Static::Float(number) => mix(mix(self.0, 5), number.to_bits()),
-                Static::Text(text) => mix_text(mix(self.0, 6), text),
-            };
+            match setting {
+                Static::Int(number) => self.0.add_all([4, number as u64, (number >> 64) as u64]),
+                Static::Float(number) => self.0.add_all([5, number.to_bits()]),
+                Static::Text(text) => {
+                    self.0.add(6);
+                    self.0.add_bytes(text.as_bytes());
+                }
+            }
         }
     }
-    let mut kind = Kind(SEED);
+    let mut kind = Kind(Digest::default());
     args.visit(&mut kind);
-    kind.0
+    kind.0.get()
 }
 
 /// A digest of what arguments consist of, whatever their sizes and settings are.
 fn structure_of(leaves: &[Leaf]) -> u64 {
-    leaves.iter().fold(SEED, |hash, leaf| mix(hash, is_kind_of(leaf)))
+    let mut digest = Digest::default();
+    digest.add_all(leaves.iter().map(is_kind_of));
+    digest.get()
 }
 
 /// The programs of a function's segments, by their texts.

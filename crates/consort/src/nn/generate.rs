@@ -1,10 +1,11 @@
 //! Generating tokens, one after the other: greedily or by chance, eager or compiled.
 
-use crate::compile::{CompiledMut, compile_mut};
-use crate::{Flatten, Index, Result, Tensor};
+use consort_types::Rng;
 
 use super::attention::KvCache;
 use super::model::Llama;
+use crate::compile::{CompiledMut, compile_mut};
+use crate::{Flatten, Index, Result, Tensor};
 
 /// How a token is chosen.
 ///
@@ -109,7 +110,7 @@ fn follow(
         );
         return Err(crate::Error::new("generate", message, std::panic::Location::caller()));
     }
-    let mut chance = sampling.map(|sampling| sampling.seed);
+    let mut chance = sampling.map(|sampling| Rng::new(sampling.seed));
     let (mut tokens, mut given) = (prompt.to_vec(), 0);
     while tokens.len() < prompt.len() + n {
         let new = Tensor::from_slice(&tokens[given..], &[tokens.len() - given])?.replicated()?;
@@ -117,7 +118,7 @@ fn follow(
         given = tokens.len();
         let last = numbers.narrow(0, numbers.dim(0)? - 1, 1)?.cast(crate::Dtype::F32)?.to_vec::<f32>()?;
         tokens.push(match (&mut chance, sampling) {
-            (Some(state), Some(sampling)) => choose(&last, sampling.temperature, state),
+            (Some(rng), Some(sampling)) => choose(&last, sampling.temperature, rng),
             _ => likeliest(&last),
         });
     }
@@ -133,16 +134,11 @@ fn likeliest(numbers: &[f32]) -> i64 {
 }
 
 /// A token by chance. All ranks have the same numbers and the same seed, so they choose the same.
-fn choose(numbers: &[f32], temperature: f32, state: &mut u64) -> i64 {
+fn choose(numbers: &[f32], temperature: f32, rng: &mut Rng) -> i64 {
     let most = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> =
         numbers.iter().map(|number| f64::from((number - most) / temperature.max(1e-6)).exp()).collect();
-    // splitmix64.
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut bits = *state;
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let mut rest = ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
+    let mut rest = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
     for (place, weight) in weights.iter().enumerate() {
         rest -= weight;
         if rest < 0.0 {

@@ -1,5 +1,7 @@
 //! The npy format against files assembled by hand, and against damage.
 
+use consort_types::Rng;
+
 use super::*;
 
 /// A file assembled by hand: nothing of `write` is in it.
@@ -174,21 +176,14 @@ fn malformed_files_are_refused_with_the_reason() {
     assert!(header_error("{'shape").contains("expected a key in quotes or `}`"));
 }
 
-fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Changes, inserts or removes a few bytes. Half of the new bytes are ones that the grammar knows, to get
 /// deeper into the parser.
-fn mutate(bytes: &mut Vec<u8>, state: &mut u64) {
-    for _ in 0..1 + splitmix64(state) % 3 {
-        let at = splitmix64(state) as usize % (bytes.len() + 1);
-        let byte = splitmix64(state) as u8;
+fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    for _ in 0..1 + rng.below(3) {
+        let at = rng.below(bytes.len() + 1);
+        let byte = rng.next_u64() as u8;
         let byte = if byte < 128 { b"{}()[]'\",:-0129 <>|=TFOfiub"[byte as usize % 27] } else { byte };
-        match splitmix64(state) % 5 {
+        match rng.below(5) {
             0 if at < bytes.len() => bytes[at] = byte,
             1 if at < bytes.len() => bytes[at] ^= 1 << (byte % 8),
             2 if at < bytes.len() => drop(bytes.remove(at)),
@@ -206,17 +201,17 @@ fn mutated_files_never_panic() {
         (3, "{'shape': (), 'descr': '|b1', 'fortran_order': False}", &[1]),
         (2, "{'shape': (0, 7), 'descr': \"<f2\", 'fortran_order': True}", &[]),
     ];
-    let (mut state, mut accepted) = (7, 0);
+    let (mut rng, mut accepted) = (Rng::new(7), 0);
     for _ in 0..20_000 {
-        let (version, header, data) = valid[splitmix64(&mut state) as usize % valid.len()];
+        let (version, header, data) = rng.pick(&valid);
         let mut mutated = header.as_bytes().to_vec();
         // A header of the wrong length fails early, so half of the files get one that is right.
-        let file = if splitmix64(&mut state).is_multiple_of(2) {
-            mutate(&mut mutated, &mut state);
+        let file = if rng.one_in(2) {
+            mutate(&mut mutated, &mut rng);
             file(version, &mutated, data)
         } else {
             let mut file = file(version, &mutated, data);
-            mutate(&mut file, &mut state);
+            mutate(&mut file, &mut rng);
             file
         };
         if let Ok(array) = read(&file) {

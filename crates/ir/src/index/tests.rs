@@ -1,6 +1,6 @@
 //! Identities by name, and random expressions against brute force.
 
-use consort_types::Axes;
+use consort_types::{Axes, Rng};
 
 use super::*;
 use crate::mesh::Mesh;
@@ -105,26 +105,8 @@ impl Parser<'_> {
     }
 }
 
-/// The splitmix64 generator.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number from `0` to `n - 1`.
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn within(&mut self, low: i64, high: i64) -> i64 {
-        low + self.below((high - low) as u64 + 1) as i64
-    }
+fn within(rng: &mut Rng, low: i64, high: i64) -> i64 {
+    low + rng.below((high - low) as usize + 1) as i64
 }
 
 /// An expression as written, before any simplification.
@@ -137,13 +119,13 @@ enum Tree {
 }
 
 impl Tree {
-    fn random(random: &mut Random, depth: u32, extreme: bool) -> Tree {
+    fn random(random: &mut Rng, depth: u32, extreme: bool) -> Tree {
         match random.below(if depth == 0 { 4 } else { 12 }) {
             0 if extreme && random.below(4) == 0 => {
-                Tree::Const([i64::MIN, i64::MAX, 1 << 62, -(1 << 61)][random.below(4) as usize])
+                Tree::Const([i64::MIN, i64::MAX, 1 << 62, -(1 << 61)][random.below(4)])
             }
-            0 | 1 => Tree::Const(random.within(-5, 9)),
-            2 | 3 => Tree::Sym(SYMS[random.below(4) as usize]),
+            0 | 1 => Tree::Const(within(random, -5, 9)),
+            2 | 3 => Tree::Sym(SYMS[random.below(4)]),
             11 => {
                 let at = Tree::random(random, depth - 1, extreme);
                 let len = 1 + random.below(3);
@@ -205,14 +187,14 @@ impl Tree {
     }
 }
 
-fn random_env(random: &mut Random, high: i64) -> impl Fn(Sym) -> Option<i64> + use<> {
-    let values = [(); 4].map(|()| random.within(-4, high));
+fn random_env(random: &mut Rng, high: i64) -> impl Fn(Sym) -> Option<i64> + use<> {
+    let values = [(); 4].map(|()| within(random, -4, high));
     move |sym| SYMS.iter().position(|s| *s == sym).map(|at| values[at])
 }
 
 /// Checks normal forms of random expressions against the expressions as written.
 fn check_normal_forms(seed: u64, cases: u32, depth: u32, extreme: bool) {
-    let (random, mesh) = (&mut Random(seed), mesh());
+    let (random, mesh) = (&mut Rng::new(seed), mesh());
     for _ in 0..cases {
         let tree = Tree::random(random, depth, extreme);
         let index = tree.index();
@@ -235,7 +217,7 @@ fn check_normal_forms(seed: u64, cases: u32, depth: u32, extreme: bool) {
         }
         let rebuilt = index.substitute(&|sym| Some(Index::sym(sym)));
         assert_eq!(rebuilt, index, "{tree:?}");
-        let (sym, value) = (SYMS[random.below(4) as usize], Tree::random(random, 1, extreme).index());
+        let (sym, value) = (SYMS[random.below(4)], Tree::random(random, 1, extreme).index());
         let replaced = index.substitute(&|s| (s == sym).then(|| value.clone()));
         for _ in 0..8 {
             let env = random_env(random, 6);
@@ -501,37 +483,37 @@ fn unanimous(answers: impl Iterator<Item = bool>) -> Option<bool> {
 }
 
 /// An index that is likely to have something to do with the guards.
-fn random_index(random: &mut Random, guards: &[Guard], depth: u32, extreme: bool) -> Index {
+fn random_index(random: &mut Rng, guards: &[Guard], depth: u32, extreme: bool) -> Index {
     let sides: Vec<&Index> = guards
         .iter()
         .flat_map(|guard| match guard {
             Guard::Eq(a, b) | Guard::Le(a, b) => [a, b],
         })
         .collect();
-    let part = match sides.len() as u64 {
+    let part = match sides.len() {
         0 => None,
-        n => Some(sides[random.below(n) as usize].clone()),
+        n => Some(sides[random.below(n)].clone()),
     };
     let fresh = Tree::random(random, depth, extreme).index();
     match (part, random.below(8)) {
         (Some(part), 0) => part + fresh,
         (Some(part), 1) => part * fresh,
-        (Some(part), 2) => part + random.within(-2, 2),
-        (Some(part), 3) => part.rem(&k(random.within(1, 6))),
-        (Some(part), 4) => part.div(&k(random.within(1, 6))) + random.within(-1, 1),
+        (Some(part), 2) => part + within(random, -2, 2),
+        (Some(part), 3) => part.rem(&k(within(random, 1, 6))),
+        (Some(part), 4) => part.div(&k(within(random, 1, 6))) + within(random, -1, 1),
         _ => fresh,
     }
 }
 
 /// A guard of one of the kinds that facts treat differently.
-fn random_guard(random: &mut Random, guards: &[Guard], extreme: bool) -> Guard {
+fn random_guard(random: &mut Rng, guards: &[Guard], extreme: bool) -> Guard {
     let depth = random.below(3) as u32;
     let left = random_index(random, guards, depth, extreme);
     let right = random_index(random, guards, 1, extreme);
-    let sym = Index::sym(SYMS[random.below(4) as usize]);
+    let sym = Index::sym(SYMS[random.below(4)]);
     match random.below(6) {
-        0 => Guard::Eq(sym.rem(&k(random.within(2, 6))), k(0)),
-        1 => Guard::Eq(left.rem(&k(random.within(2, 6))), k(random.within(0, 1))),
+        0 => Guard::Eq(sym.rem(&k(within(random, 2, 6))), k(0)),
+        1 => Guard::Eq(left.rem(&k(within(random, 2, 6))), k(within(random, 0, 1))),
         2 => Guard::Eq(sym, right),
         3 => Guard::Eq(left, right),
         4 => Guard::Le(sym, right),
@@ -542,18 +524,18 @@ fn random_guard(random: &mut Random, guards: &[Guard], extreme: bool) -> Guard {
 /// Checks what random facts decide against all values that satisfy them. Returns how many of the questions
 /// that brute force can answer were decided, and how many there were.
 fn check_facts(seed: u64, cases: u32, extreme: bool) -> (u32, u32) {
-    let random = &mut Random(seed);
+    let random = &mut Rng::new(seed);
     let (mut decided, mut answerable) = (0, 0);
     for case in 0..cases {
         let mut facts = Facts::new(&mesh());
         let mut all: Vec<Values> = vec![[0; 4]];
         for (at, sym) in SYMS.into_iter().enumerate() {
             let rank = matches!(sym, Sym::Rank(_));
-            let far = [i64::MIN + 2, i64::MAX - 9, 1 << 62, 1 << 32][random.below(4) as usize];
+            let far = [i64::MIN + 2, i64::MAX - 9, 1 << 62, 1 << 32][random.below(4)];
             let base = if extreme && random.below(3) == 0 { far } else { 0 };
-            let min = if rank { 0 } else { base + random.within(-2, 3) };
-            let max = if rank { 3 } else { min + random.within(0, 6) };
-            let multiple_of = if rank || random.below(2) == 0 { 1 } else { random.within(1, 4) };
+            let min = if rank { 0 } else { base + within(random, -2, 3) };
+            let max = if rank { 3 } else { min + within(random, 0, 6) };
+            let multiple_of = if rank || random.below(2) == 0 { 1 } else { within(random, 1, 4) };
             let declared = Some(max).filter(|_| random.below(4) != 0);
             facts.declare(sym, SymbolFacts { min, max: declared, multiple_of, varies: Axes::NONE });
             let values = || (min..=max).filter(|value| value % multiple_of == 0);
@@ -590,7 +572,7 @@ fn check_facts(seed: u64, cases: u32, extreme: bool) -> (u32, u32) {
             let depth = random.below(3) as u32;
             let a = random_index(random, facts.guards(), depth, extreme);
             let b = if random.below(3) == 0 {
-                &a + random.within(-3, 3)
+                &a + within(random, -3, 3)
             } else {
                 random_index(random, facts.guards(), 1, extreme)
             };

@@ -13,8 +13,6 @@ mod recipes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use consort_types::{Axes, Axis, Dtype, GroupName, Rank};
-
 use consort_ir::builder::Builder;
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym, SymbolFacts};
@@ -23,41 +21,7 @@ use consort_ir::ops::{EvalCx, OpDef, UpdateSlice, Wait};
 use consort_ir::program::{Func, Loc, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::types::{TensorType, Type};
-
-/// A small generator of numbers (splitmix64): the same everywhere, for ever.
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator with this seed.
-    pub fn new(seed: u64) -> Rng {
-        Rng(seed)
-    }
-
-    /// The next number.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which is not 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next_u64() % n as u64) as usize
-    }
-
-    /// One of these.
-    pub fn pick<T: Clone>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())].clone()
-    }
-
-    /// True once in `n` times.
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
+use consort_types::{Axes, Axis, Dtype, GroupName, Rank, Rng};
 
 /// The most elements a generated tensor has.
 const MAX_ELEMENTS: i64 = 256;

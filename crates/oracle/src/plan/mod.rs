@@ -18,20 +18,19 @@ mod rank;
 
 use std::fmt::Display;
 
-use consort_types::Rank;
-use memory::{Memory, Seat};
-use rank::PlanRank;
-
-use crate::comm::{Comm, PendingId};
-use crate::generate::Rng;
-use crate::rank::Step;
-use crate::{OracleError, Stuck, bind};
 use consort_ir::limits::{Excess, Limits, Resource};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::verify::verify;
+use consort_types::{Rank, Rng};
+use memory::{Memory, Seat};
+use rank::PlanRank;
+
+use crate::comm::{Comm, PendingId};
+use crate::rank::Step;
+use crate::{OracleError, Stuck, bind};
 
 /// When what may happen early or late does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 use consort_ir::plan::Place;
 use consort_types::layout::Layout;
+use consort_types::overlaps;
 
 /// Where a tensor lies in storage.
 #[derive(Clone, Debug)]
@@ -122,12 +123,8 @@ pub(super) struct Span {
 
 impl Span {
     pub(super) fn meets(&self, other: &Span) -> bool {
-        self.buf == other.buf && overlap((self.from, self.to), (other.from, other.to))
+        self.buf == other.buf && overlaps(&(self.from..self.to), &(other.from..other.to))
     }
-}
-
-fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
-    a.0 < b.1 && b.0 < a.1
 }
 
 /// All storage of a function.
@@ -258,7 +255,8 @@ impl Storage {
                 && touch.bytes == bytes
                 && touch.over.is_some_and(|result| self.bufs[result as usize].parent.0 == buf)
         };
-        let met = recent.by_ref().take(FAR).any(|touch| overlap(touch.bytes, bytes) && !own(touch));
+        let meets = |touch: &Touch| overlaps(&(touch.bytes.0..touch.bytes.1), &(span.from..span.to));
+        let met = recent.by_ref().take(FAR).any(|touch| meets(touch) && !own(touch));
         !met && recent.next().is_none()
     }
 

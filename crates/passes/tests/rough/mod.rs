@@ -9,8 +9,7 @@ use consort_ir::ops::{
 };
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
-use consort_oracle::generate::Rng;
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Rng};
 
 /// The program with detours in its function, and with some of its results left out.
 pub(crate) fn roughen(program: &Program, seed: u64) -> Program {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, Bytes, BytesMut, Heap};
 use consort_ir::plan::Region;
-use consort_types::Dtype;
 use consort_types::layout::Layout;
+use consort_types::{Dtype, overlaps};
 
 use super::RunError;
 
@@ -59,9 +59,7 @@ impl Slot {
     }
 
     pub(super) fn overlaps(&self, other: &Slot) -> bool {
-        self.region == other.region
-            && self.bytes.start < other.bytes.end
-            && other.bytes.start < self.bytes.end
+        self.region == other.region && overlaps(&self.bytes, &other.bytes)
     }
 }
 

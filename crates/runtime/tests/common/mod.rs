@@ -13,11 +13,10 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op, OpDef, OpTable};
 use consort_ir::tensor::{Data, Tensor};
 use consort_ir::text::Cursor;
-use consort_oracle::generate::Rng;
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
 use consort_types::layout::Layout;
-use consort_types::{Dtype, Rank};
+use consort_types::{Dtype, Rank, Rng};
 
 /// Storage that is aligned for every element type. A kernel that reads what it should not is seen: as floats all of it
 /// is NaN.

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use consort_types::overlaps;
 use smallvec::smallvec;
 
+use super::bytes::Values;
+use super::{Checker, Pending, Started, Tensor, flying, holding, text};
 use crate::entity::Value;
 use crate::plan::NodePlan;
 use crate::program::Node;
 use crate::storage::{Lies, Piece, Ranges, Spot, is_needed, may_take_over, overlap, pieces};
 use crate::types::Type;
-
-use super::bytes::Values;
-use super::{Checker, Pending, Started, Tensor, flying, holding, text};
 
 impl Checker<'_> {
     pub(super) fn view(&mut self, node: &Node) {
@@ -106,7 +106,7 @@ impl Checker<'_> {
             let from = piece.from.hull().map_or(0..0, |(hull, _)| hull);
             let bytes = || piece.from.bytes().unwrap_or_default();
             self.check_read(*value, tensor.root, tensor.region(), &from, bytes);
-            let near = tensor.region() == region && from.start < hull.end && hull.start < from.end;
+            let near = tensor.region() == region && overlaps(&from, &hull);
             let shared = if near { overlap(&bytes(), &written()) } else { None };
             if let Some(part) = shared {
                 self.error("H5", format!("{} shares {} with operand {value}", result.0, text(region, &part)));

@@ -36,6 +36,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use bytes::{Bytes, Cell, Values};
+use consort_types::overlaps;
 use smallvec::{SmallVec, smallvec};
 
 use crate::diagnostic::{At, Code, Diagnostic};
@@ -47,8 +49,6 @@ use crate::plan::{Head, NodePlan, Place, Region};
 use crate::program::{Block, Func, Loc};
 use crate::storage::{Ranges, Spot, overlap};
 use crate::types::Type;
-
-use bytes::{Bytes, Cell, Values};
 
 /// Every hazard of a plan that `verify` accepts, in line order; none for a function that is no plan. Places in the
 /// text are those of a program with this function alone.
@@ -114,9 +114,7 @@ impl Tensor {
     }
 
     fn shares(&self, other: &Tensor) -> Option<Range<u64>> {
-        let near = self.region() == other.region()
-            && self.hull.start < other.hull.end
-            && other.hull.start < self.hull.end;
+        let near = self.region() == other.region() && overlaps(&self.hull, &other.hull);
         if near { overlap(&self.bytes(), &other.bytes()) } else { None }
     }
 }
