@@ -3,7 +3,7 @@
 //! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
 //! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of,
-//! `programs.rs` whole programs, `compile.rs` compiled functions beside the same functions as they are.
+//! `programs.rs` whole programs, `compile.rs` compiled functions against eager ones.
 
 mod compile;
 mod compile_cases;

@@ -9,12 +9,12 @@ mod demo;
 mod exec;
 mod explain;
 mod files;
+mod modes;
 mod ops;
 mod opt;
 mod report;
 mod run;
 mod source;
-mod ways;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write, stderr, stdout};

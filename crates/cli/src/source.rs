@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::anyhow;
-use consort_ir::diagnostic::{At, Diagnostic, LineMap};
+use consort_ir::diagnostic::{Diagnostic, LineMap, Position};
 use consort_ir::ops::OpTable;
 use consort_ir::text::{Parsed, parse};
 use consort_ir::verify::verify;
@@ -74,7 +74,7 @@ impl Checked {
 
 /// An error as `--json` gives it.
 pub(crate) fn diagnostic_json(error: &Diagnostic, lines: &LineMap) -> Value {
-    let column = if let At::Text(_, column) = error.at { Some(column) } else { None };
+    let column = if let Position::Text(_, column) = error.at { Some(column) } else { None };
     json!({
         "code": error.code.name(),
         "rule": (!error.rule.is_empty()).then_some(&error.rule),

@@ -5,7 +5,7 @@ use consort_types::{Dtype, Reduce};
 use crate::CommError;
 use crate::buffer::Buffer;
 
-/// Bytes of so many rows of these sizes; none if that is no number.
+/// Total bytes of `rows` rows of these sizes, or `None` on overflow.
 pub(crate) fn total(sizes: &[usize], outer: usize) -> Option<usize> {
     sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?.checked_mul(outer)
 }

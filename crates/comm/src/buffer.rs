@@ -1,7 +1,7 @@
 //! Buffers: handles of blocks of a rank's heap, and of parts of them.
 //!
 //! Handles of one block may be many, and they may overlap. The block itself knows what is being done with its bytes:
-//! who here looks at them, which operations in flight read or write which part, and which part peers may still read
+//! who here claims at them, which operations in flight read or write which part, and which part peers may still read
 //! (*leases*). From that it grants or refuses:
 //!
 //! - reading, unless an operation in flight writes there;
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use consort_types::overlaps;
 
 use crate::CommError;
-use crate::few::Few;
 use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
 use crate::progress::{BUSY, cause_of};
 use crate::segment::outside;
 use crate::siblings::{self, advance_all};
+use crate::small_list::SmallList;
 use crate::status::{WaitKind, Waits};
 use crate::waiter::spin;
 use crate::waiting::Watch;
@@ -36,12 +36,12 @@ struct Handle {
     /// Where it begins in the segment.
     at: usize,
     len: usize,
-    home: Home,
+    owner: Owner,
 }
 
 /// The block itself, or the handle that has it.
 #[allow(clippy::large_enum_variant, reason = "parts are few, and most that is done to a block begins here")]
-enum Home {
+enum Owner {
     Block(Block),
     Part(Buffer),
 }
@@ -50,24 +50,24 @@ struct Block {
     heap: Arc<Heap>,
     start: usize,
     room: usize,
-    /// What somebody here looks at, or writes.
-    looks: RefCell<Few<Look>>,
+    /// What somebody here claims at, or writes.
+    claims: RefCell<SmallList<Claim>>,
     /// What operations in flight read, or write.
-    flights: RefCell<Few<Look>>,
+    flights: RefCell<SmallList<Claim>>,
     /// What peers may still read.
-    leases: RefCell<Few<Leased>>,
+    leases: RefCell<SmallList<Leased>>,
 }
 
-/// A part that somebody looks at, or writes.
+/// A part that somebody claims at, or writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Look {
+struct Claim {
     start: usize,
     end: usize,
     access: Access,
 }
 
-impl Look {
-    fn is_in_the_way_of(&self, range: &Range<usize>, access: Access) -> bool {
+impl Claim {
+    fn conflicts_with(&self, range: &Range<usize>, access: Access) -> bool {
         overlaps(&(self.start..self.end), range) && (self.access == Access::Write || access == Access::Write)
     }
 }
@@ -90,12 +90,12 @@ impl Leased {
 
 /// Where a buffer lies in its segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Address {
     pub(crate) at: usize,
     pub(crate) len: usize,
 }
 
-impl Place {
+impl Address {
     /// Whether a range lies inside.
     #[inline(always)]
     pub(crate) fn check(self, from: usize, len: usize) {
@@ -151,24 +151,24 @@ fn busy() -> CommError {
 }
 
 impl Block {
-    /// Notes that somebody here looks at some bytes, or writes them.
+    /// Notes that somebody here claims at some bytes, or writes them.
     fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
-        let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
-        let mut looks = self.looks.borrow_mut();
-        if looks.any(in_the_way)
+        let in_the_way = |look: &Claim| look.conflicts_with(&range, access);
+        let mut claims = self.claims.borrow_mut();
+        if claims.any(in_the_way)
             || self.flights.borrow().any(in_the_way)
             || access == Access::Write && self.is_leased(&range)
         {
             return Err(busy());
         }
-        looks.push(Look { start: range.start, end: range.end, access });
+        claims.push(Claim { start: range.start, end: range.end, access });
         Ok(())
     }
 
     /// The end of that.
     fn look_away(&self, range: &Range<usize>, access: Access) {
-        let mine = Look { start: range.start, end: range.end, access };
-        self.looks.borrow_mut().take(|look| *look == mine);
+        let mine = Claim { start: range.start, end: range.end, access };
+        self.claims.borrow_mut().take(|look| *look == mine);
     }
 
     /// Whether peers may still read some of these bytes.
@@ -178,34 +178,34 @@ impl Block {
 }
 
 /// Forgets leases that nobody holds any more.
-fn forget_ended(leases: &mut Few<Leased>) {
+fn forget_ended(leases: &mut SmallList<Leased>) {
     while leases.take(|leased| !leased.is_held()).is_some() {}
 }
 
 impl Buffer {
     /// The buffer of a whole block.
     pub(crate) fn new(heap: Arc<Heap>, start: usize, room: usize, len: usize) -> Buffer {
-        let (looks, flights, leases) = Default::default();
-        let block = Block { heap, start, room, looks, flights, leases };
-        Buffer(Rc::new(Handle { at: start + LINE, len, home: Home::Block(block) }))
+        let (claims, flights, leases) = Default::default();
+        let block = Block { heap, start, room, claims, flights, leases };
+        Buffer(Rc::new(Handle { at: start + LINE, len, owner: Owner::Block(block) }))
     }
 
     /// A part of it.
     pub fn part(&self, range: Range<usize>) -> Result<Buffer, CommError> {
         let range = self.absolute(range)?;
-        let home = match &self.0.home {
-            Home::Block(_) => self.clone(),
-            Home::Part(whole) => whole.clone(),
+        let owner = match &self.0.owner {
+            Owner::Block(_) => self.clone(),
+            Owner::Part(whole) => whole.clone(),
         };
-        Ok(Buffer(Rc::new(Handle { at: range.start, len: range.len(), home: Home::Part(home) })))
+        Ok(Buffer(Rc::new(Handle { at: range.start, len: range.len(), owner: Owner::Part(owner) })))
     }
 
     fn block(&self) -> &Block {
         let mut handle = self;
         loop {
-            match &handle.0.home {
-                Home::Block(block) => return block,
-                Home::Part(whole) => handle = whole,
+            match &handle.0.owner {
+                Owner::Block(block) => return block,
+                Owner::Part(whole) => handle = whole,
             }
         }
     }
@@ -236,13 +236,13 @@ impl Buffer {
     }
 
     /// Where it lies.
-    pub(crate) fn place(&self) -> Place {
-        Place { at: self.0.at, len: self.0.len }
+    pub(crate) fn place(&self) -> Address {
+        Address { at: self.0.at, len: self.0.len }
     }
 
     /// Whether it is a whole block, which has a header.
     pub(crate) fn is_whole(&self) -> bool {
-        matches!(self.0.home, Home::Block(_))
+        matches!(self.0.owner, Owner::Block(_))
     }
 
     fn range(&self) -> Range<usize> {
@@ -252,9 +252,9 @@ impl Buffer {
     /// Whether there is no other handle of any of its block, here or in an operation.
     pub fn is_only(&self) -> bool {
         Rc::strong_count(&self.0) == 1
-            && match &self.0.home {
-                Home::Block(_) => true,
-                Home::Part(whole) => Rc::strong_count(&whole.0) == 1,
+            && match &self.0.owner {
+                Owner::Block(_) => true,
+                Owner::Part(whole) => Rc::strong_count(&whole.0) == 1,
             }
     }
 
@@ -284,7 +284,7 @@ impl Buffer {
     /// Whether no peer can read it any more, and nothing in flight touches it.
     pub fn is_released(&self) -> bool {
         let (block, range) = (self.block(), self.range());
-        let is_touched = || block.flights.borrow().any(|look| look.is_in_the_way_of(&range, Access::Write));
+        let is_touched = || block.flights.borrow().any(|look| look.conflicts_with(&range, Access::Write));
         !block.is_leased(&range) && !is_touched()
     }
 
@@ -401,7 +401,7 @@ impl Buffer {
         }
         self.claim_shared(block, access)?;
         if !is_only {
-            block.flights.borrow_mut().push(Look { start: self.0.at, end: self.0.at + self.0.len, access });
+            block.flights.borrow_mut().push(Claim { start: self.0.at, end: self.0.at + self.0.len, access });
         }
         Ok(!is_only)
     }
@@ -409,8 +409,8 @@ impl Buffer {
     /// An error where something is in the way of an operation.
     fn claim_shared(&self, block: &Block, access: Access) -> Result<(), CommError> {
         let range = self.range();
-        let in_the_way = |look: &Look| look.is_in_the_way_of(&range, access);
-        if block.flights.borrow().any(in_the_way) || block.looks.borrow().any(in_the_way) {
+        let in_the_way = |look: &Claim| look.conflicts_with(&range, access);
+        if block.flights.borrow().any(in_the_way) || block.claims.borrow().any(in_the_way) {
             return Err(busy());
         }
         if access == Access::Write && block.is_leased(&range) {
@@ -424,7 +424,7 @@ impl Buffer {
     /// Gives it back after an operation.
     #[inline]
     pub(crate) fn unclaim(&self, access: Access) {
-        let mine = Look { start: self.0.at, end: self.0.at + self.0.len, access };
+        let mine = Claim { start: self.0.at, end: self.0.at + self.0.len, access };
         self.block().flights.borrow_mut().take(|look| *look == mine);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, Place};
+use crate::buffer::{Address, Buffer};
 
 /// Buffers in order.
 #[derive(Default)]
@@ -35,15 +35,15 @@ pub(crate) fn places(list: &[Buffer]) -> Places {
 }
 
 /// Where the buffers of a list lie.
-pub(crate) type Places = SmallVec<[Place; 2]>;
+pub(crate) type Places = SmallVec<[Address; 2]>;
 
 /// Where one of a list begins in all of them, laid end to end.
-pub(crate) fn start_of(list: &[Place], index: usize) -> usize {
+pub(crate) fn start_of(list: &[Address], index: usize) -> usize {
     list[..index].iter().map(|place| place.len).sum()
 }
 
 /// A range of all of a list, laid end to end, as ranges of each: which, from where, how long.
-pub(crate) fn spans(list: &[Place], range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
+pub(crate) fn spans(list: &[Address], range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
     let mut start = 0;
     list.iter().enumerate().filter_map(move |(item, place)| {
         let here = start..start + place.len;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use consort_types::Written;
 
 use crate::algorithms::two_phase::{self, Job};
-use crate::algorithms::{gather, made_once, moves, one_shot, scatter};
+use crate::algorithms::{common_results, gather, one_shot, scatter, transfers};
 use crate::buffer::{Access, Buffer, unclaim_all};
 use crate::buffers::{Buffers, bytes, places};
 use crate::common_result::Common;
@@ -19,7 +19,7 @@ use crate::lease::Lease;
 use crate::members::{Item, Members, Source, copy};
 use crate::op::{AGREEMENT, Key, Lists, Op, describe};
 use crate::progress::{Note, said};
-use crate::queue::Place;
+use crate::queue::Reusable;
 use crate::recorder::{self, Name};
 use crate::row::{Row, STAGE, Word};
 use crate::segment::Segment;
@@ -273,7 +273,7 @@ impl Call {
         set(Word::What, self.key.what);
         set(Word::Bytes, self.key.bytes);
         set(Word::Extra, self.key.extra);
-        set(Word::Place, place);
+        set(Word::Address, place);
         set(Word::Site, Name::pair(self.site, self.text));
         row.publish(self.number);
         self.stage = Stage::Published;
@@ -383,7 +383,7 @@ impl Call {
     /// Does what can be done now; true when the operation is finished on this rank. All members have published, and agree.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, Stop> {
         if self.key.is_common() {
-            return Ok(made_once::step(self, members));
+            return Ok(common_results::step(self, members));
         }
         let me = members.me;
         match &self.op {
@@ -401,9 +401,9 @@ impl Call {
                 scatter::reduced_unevenly(self, members, (*dtype, *reduce), *outer);
             }
             Op::Scatter { outer, root } => scatter::of_root(self, members, *outer, *root),
-            Op::AllToAll { part } => moves::all_to_all(self, members, *part)?,
-            Op::Broadcast { root } if *root != me => moves::broadcast(self, members, *root),
-            Op::Permute => moves::permute(self, members),
+            Op::AllToAll { part } => transfers::all_to_all(self, members, *part)?,
+            Op::Broadcast { root } if *root != me => transfers::broadcast(self, members, *root),
+            Op::Permute => transfers::permute(self, members),
             Op::Broadcast { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::Barrier => {}
         }
         Ok(true)
@@ -418,7 +418,7 @@ impl Call {
     }
 }
 
-impl Place for Call {
+impl Reusable for Call {
     #[inline]
     fn empty(&mut self) {
         if !self.buffers.is_empty() {

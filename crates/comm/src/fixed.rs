@@ -17,7 +17,7 @@ unsafe impl Words for AtomicU64 {}
 // SAFETY: an array has nothing between its elements.
 unsafe impl<T: Words, const N: usize> Words for [T; N] {}
 
-/// Something that lies in a segment, which it keeps.
+/// A pointer that keeps its segment alive.
 pub(crate) struct Fixed<T> {
     to: NonNull<T>,
     segment: Arc<Segment>,

@@ -147,7 +147,7 @@ fn fold<T: Pod, A: Copy + Default>(
             let pairs = cast_slice(a).iter().zip(cast_slice(b));
             out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = store(op(load(*a), load(*b))));
         }
-        // Few elements take few accumulators, which are zeroed first.
+        // SmallList elements take few accumulators, which are zeroed first.
         _ if out.len() <= FEW => fold_blocks::<T, A, FEW>(out, parts, load, op, store),
         _ => fold_blocks::<T, A, BLOCK>(out, parts, load, op, store),
     }

@@ -17,7 +17,7 @@ use crate::error::{Side, Stop};
 use crate::fixed::Fixed;
 use crate::lease::Lease;
 use crate::members::{Members, comes, copy};
-use crate::queue::{Place, Queue};
+use crate::queue::{Queue, Reusable};
 use crate::recorder::{Name, Recorder};
 use crate::row::{MAILS, Mail, MailWord, Row, STAGE};
 use crate::sync::AtomicU64;
@@ -101,7 +101,7 @@ impl Batch {
     }
 }
 
-impl Place for Batch {
+impl Reusable for Batch {
     fn empty(&mut self) {
         if !self.buffers.is_empty() {
             self.buffers = Buffers::default();
@@ -450,9 +450,9 @@ impl Mails {
     }
 
     /// Where the bytes of a message lie that has not met its other end. Its batch is kept until all have.
-    fn place(&self, letter: Letter) -> crate::buffer::Place {
+    fn place(&self, letter: Letter) -> crate::buffer::Address {
         let place = self.batch(letter.batch).map(|batch| batch.buffers[letter.index].place());
-        place.unwrap_or(crate::buffer::Place { at: 0, len: 0 })
+        place.unwrap_or(crate::buffer::Address { at: 0, len: 0 })
     }
 
     fn close(&mut self, letter: Letter) {
@@ -506,7 +506,7 @@ impl Mails {
         if len <= STAGE {
             copy(members.mail_stage(to, number, len), members.given(place, 0, len));
         } else {
-            set(MailWord::Place, place.at as u64);
+            set(MailWord::Address, place.at as u64);
             let at = members.rows[to].taken_at(members.n(), members.me, number);
             let lease = Lease::Mail(Arc::clone(&members.rows), to, at, number);
             self.batch(letter.batch)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::buffer::Place;
+use crate::buffer::Address;
 use crate::op::Key;
 use crate::progress::said;
 use crate::recorder::Name;
@@ -115,7 +115,7 @@ impl Members {
     pub(crate) fn operand(&self, number: u64, member: usize, item: Item) -> Source<'_> {
         let row = &self.rows[member];
         let key = self.key(member, number);
-        let place = || row.get(number, Word::Place) as usize;
+        let place = || row.get(number, Word::Address) as usize;
         let at = if key.is_staged() {
             row.stage(number, key.bytes as usize) + item.start
         } else if item.of > 1 {
@@ -140,7 +140,7 @@ impl Members {
     /// A range of one of this member's own buffers, which a call in flight holds.
     #[allow(clippy::mut_from_ref, reason = "the buffer is claimed by the call that asks")]
     #[inline(always)]
-    pub(crate) fn own(&self, place: Place, from: usize, len: usize) -> &mut [u8] {
+    pub(crate) fn own(&self, place: Address, from: usize, len: usize) -> &mut [u8] {
         place.check(from, len);
         // SAFETY: the call in flight has claimed it for writing, so nobody else here reaches it, and peers read only
         // what the protocol leaves alone: see `Source::range`.
@@ -149,7 +149,7 @@ impl Members {
 
     /// The same to read.
     #[inline(always)]
-    pub(crate) fn given(&self, place: Place, from: usize, len: usize) -> &[u8] {
+    pub(crate) fn given(&self, place: Address, from: usize, len: usize) -> &[u8] {
         place.check(from, len);
         // SAFETY: the call in flight has claimed it, so nobody else here writes it.
         unsafe { self.mine().segment.read(place.at + from, len) }
@@ -180,13 +180,13 @@ impl Members {
     }
 
     /// Copies a mail of a member, which is published and has the buffer's length, into one of this member's buffers.
-    pub(crate) fn copy_mail(&self, from: usize, number: u64, words: &Mail, place: Place) {
+    pub(crate) fn copy_mail(&self, from: usize, number: u64, words: &Mail, place: Address) {
         let row = &self.rows[from];
         let len = place.len;
         let at = if len <= STAGE {
             row.mail_stage(self.me, number, len)
         } else {
-            words[MailWord::Place as usize].load(Relaxed) as usize
+            words[MailWord::Address as usize].load(Relaxed) as usize
         };
         // SAFETY: its sender leaves the mail and its stage alone until it is noted as taken.
         let mail = unsafe { row.segment.read(at, len) };
@@ -197,7 +197,7 @@ impl Members {
     pub(crate) fn names(&self, member: usize, call: u64) -> (String, String) {
         let row = &self.rows[member];
         let (site, text) = Name::of_pair(row.get(call, Word::Site));
-        let number = if self.key(member, call).is_staged() { row.get(call, Word::Place) } else { 0 };
+        let number = if self.key(member, call).is_staged() { row.get(call, Word::Address) } else { 0 };
         (site.text(&row.segment), said(text.text(&row.segment), number))
     }
 

@@ -19,7 +19,7 @@ use crate::mail::Parcel;
 use crate::members::Members;
 use crate::op::{Lists, Op};
 use crate::progress_thread::ProgressThread;
-use crate::queue::Place;
+use crate::queue::Reusable;
 use crate::recorder::{self, Name, Recorder};
 use crate::row::{SLOTS, STAGE, Stopped};
 use crate::settings::Settings;

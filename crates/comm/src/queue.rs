@@ -2,7 +2,7 @@
 //! filled in where it stays and never moved.
 
 /// Something in flight.
-pub(crate) trait Place: Default {
+pub(crate) trait Reusable: Default {
     /// Lets go of what nobody took, when it is over.
     fn empty(&mut self);
 }
@@ -15,7 +15,7 @@ pub(crate) struct Queue<T> {
     end: usize,
 }
 
-impl<T: Place> Queue<T> {
+impl<T: Reusable> Queue<T> {
     #[inline]
     pub(crate) fn all(&self) -> &[T] {
         &self.places[self.begin..self.end]

@@ -81,7 +81,7 @@ pub(crate) enum Word {
     Extra = 3,
     /// Where the operand lies in the owner's segment; of a list, where the table of its places lies. Of operands that
     /// travel in the slot, a number that the caller says.
-    Place = 4,
+    Address = 4,
     /// The names of the call site and, in the upper half, of what was called.
     Site = 5,
     /// How many bytes of the owner's part are made.
@@ -98,7 +98,7 @@ pub(crate) enum MailWord {
     Stamp = 0,
     Tag = 1,
     Bytes = 2,
-    Place = 3,
+    Address = 3,
     /// The names of the call site and, in the upper half, of what is sent.
     Site = 4,
     /// A hash of its type and shape.

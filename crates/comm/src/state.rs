@@ -8,7 +8,7 @@ use crate::call::{Call, Stage};
 use crate::common_result::Common;
 use crate::mail::Mails;
 use crate::members::Members;
-use crate::queue::{Place, Queue};
+use crate::queue::{Queue, Reusable};
 
 /// What is in flight.
 pub(crate) struct State {

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, Tensors, alloc, check_size};
+use crate::tensor::{CachedLayout, Tensor, Tensors, alloc, check_size};
 use crate::trace::{record, settle};
 use crate::world::World;
 
@@ -51,7 +51,7 @@ pub(crate) fn no_result(op: &dyn OpDef, site: &'static Location<'static>) -> Err
 
 /// What an op's rule says of some operands: the results, and which kernel makes them.
 pub(crate) struct Prepared {
-    pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<Placed>); 1]>,
+    pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<CachedLayout>); 1]>,
     kernel: Option<Kernel>,
     /// What members of a group tell each other of it, where it communicates.
     pub(crate) note: Note,
@@ -71,7 +71,7 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     }
     settle_all(args, info.name, site)?;
     let prepared = prepared(op, &world, args, site)?;
-    let one = |(ty, layout): &(Rc<TensorType>, Rc<Placed>), storage| Tensor {
+    let one = |(ty, layout): &(Rc<TensorType>, Rc<CachedLayout>), storage| Tensor {
         ty: Rc::clone(ty),
         layout: Rc::clone(layout),
         storage,
@@ -91,7 +91,7 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
             }
             let results = prepared.results.iter().zip(layouts);
             let one = |((ty, _), layout): (&(Rc<TensorType>, _), Layout)| {
-                one(&(Rc::clone(ty), Placed::new(layout)), x.storage.clone())
+                one(&(Rc::clone(ty), CachedLayout::new(layout)), x.storage.clone())
             };
             return Ok(results.map(one).collect());
         }
@@ -154,7 +154,7 @@ fn prepare(
             if made_from_numbers {
                 ty.varies = mesh.all_axes();
             }
-            results.push((world.memo().share(ty), Placed::new(Layout::contiguous(&shape))));
+            results.push((world.memo().share(ty), CachedLayout::new(Layout::contiguous(&shape))));
         }
     }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
@@ -387,7 +387,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
         let buffer = alloc(&world, "copy", from.dtype(), &from.layout.shape, site)?;
         copy_into(from, &buffer, site)?;
         Tensor {
-            layout: Placed::new(Layout::contiguous(&from.layout.shape)),
+            layout: CachedLayout::new(Layout::contiguous(&from.layout.shape)),
             storage: Some(Storage::new(buffer)),
             ..from.clone()
         }

@@ -1,384 +1,449 @@
-//! Starting operations of a group on tensors, whatever their form: functional, in place, into a tensor that is there.
+//! Collectives that give new tensors. What is given by value and has no other owner takes part where it lies; what is
+//! given by reference is left as it is.
 //!
-//! An operand that lies in one piece in the rank's heap takes part where it lies. One that an operation writes must
-//! have no other owner; it is copied first otherwise, and that is counted.
+//! The result is on its way: it is waited for when its elements are first needed. Each operation also has a form with
+//! an explicit handle (`_async`).
 
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{About, Buffer, CommError, Note};
 use consort_ir::index::Index;
+use consort_ir::ops;
 use consort_ir::ops::{OpDef, call_name};
-use consort_ir::types::TensorType;
-use consort_runtime::start::{Operand, Operands, Outs, start};
-use consort_types::layout::Layout;
-use consort_types::{Collective, Digest, Written};
-use smallvec::SmallVec;
+use consort_types::{Dtype, Kind, Missing, Reduce, Route};
 
-use crate::apply::{copy_into, no_result, prepared};
 use crate::error::{Error, Result};
-use crate::flight::{Flight, Way};
+use crate::index::{Shape, plain};
 use crate::mesh::Group;
-use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, alloc, fill_new};
-use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
-use crate::world::World;
-
-/// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
-pub(crate) struct Taken {
-    layout: Rc<Placed>,
-    storage: Rc<Storage>,
-}
-
-impl Taken {
-    pub(crate) fn buffer(&self, ty: &TensorType) -> std::result::Result<Buffer, CommError> {
-        self.storage.part(&self.layout.bytes(ty.dtype))
-    }
-}
-
-/// What an operation gives, and the operation.
-pub(crate) struct Started {
-    pub(crate) results: SmallVec<[Tensor; 1]>,
-    pub(crate) flight: Option<Way>,
-}
+use crate::pending::Pending;
+use crate::tensor::{Tensor, constant_shape};
+use crate::trace::{is_tracing, settle, uncompiled_at};
 
 impl Group {
-    /// Starts an operation. What is written where it lies may have so many `owners`; `outs` are tensors that take the
-    /// results, where there are some already.
-    ///
-    /// It and all that call it are track_caller: what the ranks tell each other of a call is the user's line.
+    /// Starts an operation with one operand and one result.
     #[track_caller]
-    pub(crate) fn start(
+    pub(crate) fn one(
+        &self,
+        op: &dyn OpDef,
+        mut x: Tensor,
+        site: &'static Location<'static>,
+    ) -> Result<Pending<Tensor>> {
+        let flight = self.start_on(op, &mut x, site)?;
+        Ok(Pending { gives: x, flight })
+    }
+
+    /// Starts an operation on a list.
+    #[track_caller]
+    fn list(
         &self,
         op: &dyn OpDef,
         args: &[Tensor],
-        owners: usize,
-        outs: &[Tensor],
         site: &'static Location<'static>,
-    ) -> Result<Started> {
-        let (world, name) = (&self.world, call_name(op.info().name));
-        check_world(name, world, args.iter().chain(outs), site)?;
+    ) -> Result<Pending<Vec<Tensor>>> {
+        let started = self.start(op, args, 1, &[], site)?;
+        Ok(Pending { gives: started.results.into_vec(), flight: started.flight })
+    }
+}
+
+impl Group {
+    /// Runs an op that communicates over this group, built in or of the user's own: the op's `over` must be
+    /// [`Group::name`]. What is given by value may be written in place.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, ops};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let sums = consort::spawn(2, |mesh| {
+    ///     let group = mesh.axis("world")?;
+    ///     let op = ops::AllReduceStart { reduce: Reduce::Sum, over: group.name() };
+    ///     group.apply(&op, [Tensor::from_slice(&[1i32, 2], &[2])?])?[0].to_vec::<i32>()
+    /// });
+    /// for sum in sums {
+    ///     assert_eq!(sum?, [2, 4]);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn apply(&self, op: &dyn OpDef, args: impl IntoIterator<Item = Tensor>) -> Result<Vec<Tensor>> {
+        Ok(self.apply_async(op, args)?.gives)
+    }
+
+    /// [`apply`](Group::apply) with an explicit handle.
+    #[track_caller]
+    pub fn apply_async(
+        &self,
+        op: &dyn OpDef,
+        args: impl IntoIterator<Item = Tensor>,
+    ) -> Result<Pending<Vec<Tensor>>> {
+        let site = Location::caller();
+        let message = match op.collective() {
+            None => "expected an op that communicates: `consort::apply` runs the others",
+            Some(collective) if collective.kind == Kind::Exchange => {
+                "expected a collective: `Group::batch` sends and receives"
+            }
+            Some(collective) if collective.over != self.over => {
+                "expected an op over this group: see `Group::name`"
+            }
+            Some(_) => return self.list(op, &args.into_iter().collect::<Vec<_>>(), site),
+        };
+        Err(Error::new(call_name(op.info().name), message, site))
+    }
+}
+
+/// Declares a collective of one tensor and its form with a handle.
+macro_rules! collectives {
+    ($($(#[doc = $doc:expr])* $name:ident, $name_async:ident ($group:ident; $($arg:ident: $ty:ty),*) $op:expr;)*) => {
+        impl Group {$(
+            $(#[doc = $doc])*
+            #[track_caller]
+            pub fn $name(&self, x: impl Into<Tensor> $(, $arg: $ty)*) -> Result<Tensor> {
+                let $group = self;
+                Ok(self.one(&$op, x.into(), Location::caller())?.gives)
+            }
+
+            #[doc = concat!("[`", stringify!($name), "`](Group::", stringify!($name), ") with an explicit handle.")]
+            #[track_caller]
+            pub fn $name_async(&self, x: impl Into<Tensor> $(, $arg: $ty)*) -> Result<Pending<Tensor>> {
+                let $group = self;
+                self.one(&$op, x.into(), Location::caller())
+            }
+        )*}
+    };
+}
+
+fn splits(list: Option<&dyn Shape>) -> Option<Vec<Index>> {
+    list.map(|list| plain(list.sizes()))
+}
+
+collectives! {
+    /// Reduces the members' tensors; every member gets the result.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let sums = consort::spawn(4, |mesh| {
+    ///     let x = Tensor::from_slice(&[1.0f32, 10.0], &[2])?;
+    ///     mesh.all_reduce(x, Reduce::Sum)?.to_vec::<f32>()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == [4.0, 40.0])));
+    /// ```
+    all_reduce, all_reduce_async (group; reduce: Reduce)
+        ops::AllReduceStart { reduce, over: group.over };
+
+    /// Joins the members' tensors along a dimension. 0-d tensors become one of as many places as there are members.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let all = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     mesh.all_gather(Tensor::from_slice(&[me, me + 10], &[2, 1])?, 1)?.to_vec::<i64>()
+    /// });
+    /// assert!(all.into_iter().all(|all| all.is_ok_and(|all| all == [0, 1, 10, 11])));
+    /// ```
+    all_gather, all_gather_async (group; dim: usize)
+        ops::AllGatherStart { dims: vec![dim], over: group.over };
+
+    /// Reduces the members' tensors and gives each its part along a dimension.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let parts = consort::spawn(2, |mesh| {
+    ///     let x = Tensor::from_slice(&[1i64, 2], &[2])?;
+    ///     mesh.reduce_scatter(x, Reduce::Sum, 0)?.item::<i64>()
+    /// });
+    /// assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), [2, 4]);
+    /// ```
+    reduce_scatter, reduce_scatter_async (group; reduce: Reduce, dim: usize)
+        ops::ReduceScatterStart { reduce, dims: vec![dim], over: group.over };
+
+    /// Sends a part along dimension 0 to each member and joins what comes from them. Sizes of the parts are given for
+    /// both ways, or for neither: then all are equal.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let x = Tensor::from_slice(&[10 * me, 10 * me + 1], &[2])?;
+    ///     mesh.all_to_all(x, None, None)?.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 10], [1, 11]]);
+    /// ```
+    all_to_all, all_to_all_async (group; out_splits: Option<&dyn Shape>, in_splits: Option<&dyn Shape>)
+        ops::AllToAllStart { in_splits: splits(in_splits), out_splits: splits(out_splits), over: group.over };
+
+    /// Gives every member the tensor of the root.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(3, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     mesh.broadcast(Tensor::from_slice(&[me], &[1])?, 2)?.item::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
+    /// ```
+    broadcast, broadcast_async (group; root: usize)
+        ops::BroadcastStart { root, over: group.over };
+
+    /// Reduces the members' tensors for the root; the others get zeros.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(3, |mesh| {
+    ///     mesh.reduce(Tensor::from_slice(&[5i64], &[1])?, Reduce::Max, 1)?.item::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [0, 5, 0]);
+    /// ```
+    reduce, reduce_async (group; reduce: Reduce, root: usize)
+        ops::ReduceStart { reduce, root, over: group.over };
+
+    /// Joins the members' tensors along a dimension for the root; the others get zeros.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     mesh.gather(Tensor::from_slice(&[7i64], &[1])?, 0, 0)?.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[7, 7], [0, 0]]);
+    /// ```
+    gather, gather_async (group; dim: usize, root: usize)
+        ops::GatherStart { dims: vec![dim], root, over: group.over };
+
+    /// Gives each member its part, along a dimension, of the root's tensor. The others' tensors only say the shape.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     mesh.scatter(Tensor::from_slice(&[10 * me, 10 * me + 1], &[2])?, 0, 1)?.item::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [10, 11]);
+    /// ```
+    scatter, scatter_async (group; dim: usize, root: usize)
+        ops::ScatterStart { dims: vec![dim], root, over: group.over };
+
+    /// Sends along a route: `Route::Ring(1)` to the next member, around the end; `Route::Shift(1)` to the next one, if
+    /// there is one; or a table. A member that nobody sends to gets zeros, or all get an error, as asked.
+    ///
+    /// ```
+    /// use consort::{Missing, Route, Tensor};
+    ///
+    /// let got = consort::spawn(3, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     mesh.permute(Tensor::from_slice(&[me], &[1])?, Route::Ring(1), Missing::Error)?.item::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [2, 0, 1]);
+    /// ```
+    permute, permute_async (group; route: Route, missing: Missing)
+        ops::PermuteStart { route, missing, over: group.over };
+
+    /// Reduces the members' tensors and gives each a part of its own size along a dimension.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let x = Tensor::from_slice(&[1i64, 2, 3], &[3])?;
+    ///     mesh.reduce_scatter_v(x, Reduce::Sum, 0, &[1, 2])?.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [vec![2], vec![4, 6]]);
+    /// ```
+    reduce_scatter_v, reduce_scatter_v_async (group; reduce: Reduce, dim: usize, sizes: &[usize])
+        ops::ReduceScatterVStart { reduce, dim, sizes: constant_shape(sizes), over: group.over };
+}
+
+impl Group {
+    /// Joins tensors of different sizes along a dimension; `sizes` are those of all members.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())?;
+    ///     let x = Tensor::from_iter((0..=me as i64).map(|i| i + 10 * me as i64))?;
+    ///     mesh.all_gather_v(x, 0, &[1, 2])?.to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [0, 10, 11])));
+    /// ```
+    #[track_caller]
+    pub fn all_gather_v(&self, x: impl Into<Tensor>, dim: usize, sizes: &[usize]) -> Result<Tensor> {
+        Ok(self.uneven(x.into(), dim, sizes, Location::caller())?.gives)
+    }
+
+    /// [`all_gather_v`](Group::all_gather_v) with an explicit handle.
+    ///
+    /// [`Pending`](crate::Pending) has an example.
+    #[track_caller]
+    pub fn all_gather_v_async(
+        &self,
+        x: impl Into<Tensor>,
+        dim: usize,
+        sizes: &[usize],
+    ) -> Result<Pending<Tensor>> {
+        self.uneven(x.into(), dim, sizes, Location::caller())
+    }
+
+    #[track_caller]
+    fn uneven(
+        &self,
+        mut x: Tensor,
+        dim: usize,
+        sizes: &[usize],
+        site: &'static Location<'static>,
+    ) -> Result<Pending<Tensor>> {
+        let list = constant_shape(sizes);
         if self.breaks && is_tracing() {
-            let results = uncompiled_at(name, site, || {
-                Ok(self.start(op, args, owners, outs, site)?.results.into_vec())
-            })?;
-            return Ok(Started { results: results.into(), flight: None });
+            let between = || Ok(self.uneven(x, dim, sizes, site)?.gives);
+            return Ok(Pending { gives: uncompiled_at("all_gather_v", site, between)?, flight: None });
         }
-        if let Some(traced) = record_start(op, args, site) {
-            let (results, start) = traced?;
-            return Ok(Started { results: results.into_iter().collect(), flight: Some(Way::Traced(start)) });
+        if x.traced.is_some() && !is_tracing() {
+            x = settle(&x, "all_gather_v", site)?;
         }
-        let settled: SmallVec<[Tensor; 2]>;
-        let args = match args.iter().any(|arg| arg.traced.is_some()) {
-            true => {
-                settled = args.iter().map(|arg| settle(arg, name, site)).collect::<Result<_>>()?;
-                &settled
+        let mine = self.number(&self.rank()).ok().and_then(|me| sizes.get(me)).filter(|_| !is_tracing());
+        // Its size is another on each rank, which its type says by an entry of the table for each.
+        if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {
+            if mine != size {
+                let message = format!("expected a size of {mine} along dimension {dim}, got {size}");
+                return Err(Error::new("all_gather_v", message, site));
             }
-            false => args,
-        };
-        let prepared = prepared(op, world, args, site)?;
-        let results = &prepared.results;
-        check_outs(name, results, outs, site)?;
-        if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
-            let shape = |(ty, layout): &(Rc<TensorType>, Rc<Placed>)| Tensor {
-                ty: Rc::clone(ty),
-                layout: Rc::clone(layout),
-                storage: None,
-                traced: None,
-                world: world.id,
-            };
-            return Ok(Started { results: results.iter().map(shape).collect(), flight: None });
+            let mut shape = x.ty.shape.clone();
+            shape[dim] = Index::pick(&self.rank().0, &list);
+            x.ty = Rc::new(x.ty.with_shape(shape));
         }
-        let mesh = world.mesh();
-        let sizes = world.sizes(&mesh);
-        let failed = |error| Error::comm(name, error, site);
-        let Some(comm) = &self.comm else {
-            // A rank outside the group passes its tensors through.
-            return Ok(Started { results: args.iter().cloned().collect(), flight: None });
-        };
-        let collective = op.collective().ok_or_else(|| Error::new(name, "not a communication op", site))?;
-        let written = collective.role(comm.rank()).written;
-        let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
-        for (i, arg) in args.iter().enumerate() {
-            taken.push(match written {
-                Written::InPlace => {
-                    self.take_to_write(name, arg, owners, collective.needs(i, comm.rank(), |_| None), site)?
-                }
-                _ => self.take_to_read(name, arg, site)?,
-            });
-        }
-        let mut made: SmallVec<[Taken; 2]> = SmallVec::new();
-        match written {
-            Written::New | Written::Zeros => {
-                for (i, (ty, layout)) in results.iter().enumerate() {
-                    let out = outs.get(i).and_then(|out| self.take_out(out, owners));
-                    let one = match out {
-                        Some(out) => out,
-                        None => self.make(name, ty, layout, site)?,
-                    };
-                    if written == Written::Zeros {
-                        let buffer = one.buffer(ty).map_err(failed)?;
-                        fill_new(name, &buffer, site, |bytes| {
-                            bytes.fill(0);
-                            Ok(())
-                        })?;
-                    }
-                    made.push(one);
-                }
-            }
-            Written::InPlace | Written::Same | Written::Nothing => {}
-        }
-        let mut operands = Operands::new();
-        for (arg, taken) in args.iter().zip(&taken) {
-            let buffer = taken.buffer(&arg.ty).map_err(failed)?;
-            let about = About::default();
-            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape, about });
-        }
-        let mut buffers = Outs::new();
-        if written == Written::New {
-            for ((ty, _), one) in results.iter().zip(&made) {
-                buffers.push(one.buffer(ty).map_err(failed)?);
-            }
-        }
-        comm.note(prepared.note);
-        let pending = start(&collective, &sizes, comm, &operands, &buffers)
-            .map_err(|error| refused(comm, failed(error)))?;
-        let flight = Flight::new(pending, world, name, site);
-        if made.is_empty() {
-            made = taken;
-        }
-        // Not collected: this is on the way of every call.
-        let mut awaited = SmallVec::new();
-        for ((ty, _), made) in results.iter().zip(made) {
-            awaited.push(self.awaited(ty, made, &flight));
-        }
-        Ok(Started { results: awaited, flight: Some(Way::Flying(flight)) })
+        self.one(&ops::AllGatherVStart { dim, sizes: list, over: self.over }, x, site)
     }
 
-    /// Starts an operation with one operand, which becomes its one result. It has no other owner here.
+    /// Completes after all members have called it.
+    ///
+    /// ```
+    /// let done = consort::spawn(2, |mesh| mesh.barrier());
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
     #[track_caller]
-    pub(crate) fn start_on(
-        &self,
-        op: &dyn OpDef,
-        x: &mut Tensor,
-        site: &'static Location<'static>,
-    ) -> Result<Option<Way>> {
-        if let Some(comm) = &self.comm
-            && x.storage.is_some()
-            && x.traced.is_none()
-            && !is_tracing()
-            && let Some(collective) = op.collective()
-            && collective.role(comm.rank()).written == Written::InPlace
-        {
-            return Ok(Some(Way::Flying(self.start_in_place(comm, op, &collective, x, site)?)));
-        }
-        let mut started = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
-        *x = started.results.pop().ok_or_else(|| no_result(op, site))?;
-        Ok(started.flight)
+    pub fn barrier(&self) -> Result<()> {
+        let started = self.start(&ops::BarrierStart { over: self.over }, &[], 1, &[], Location::caller())?;
+        started.flight.map_or(Ok(()), |flight| flight.wait(Location::caller()))
     }
 
-    /// The same where the result lies where the operand does, or where a copy of it does. It is in no list: lists take
-    /// longer than the rest.
+    /// Joins the members' tensors, each as a tensor of its own. They are views of one.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let all = mesh.all_gather_list(Tensor::from_slice(&[me, me + 10], &[2])?)?;
+    ///     all[1].to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [1, 11])));
+    /// ```
     #[track_caller]
-    fn start_in_place(
+    pub fn all_gather_list(&self, x: impl Into<Tensor>) -> Result<Vec<Tensor>> {
+        let x: Tensor = x.into().unsqueeze(0)?;
+        let all = self.all_gather(x, 0)?;
+        (0..self.size()).map(|member| all.at(0, member)).collect()
+    }
+
+    /// Reduces each of a list, in one communication for each element type among them.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let list = vec![Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[2i64, 3], &[2])?];
+    ///     let sums = mesh.all_reduce_coalesced(list, Reduce::Sum)?;
+    ///     sums[1].to_vec::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 6])));
+    /// ```
+    #[track_caller]
+    pub fn all_reduce_coalesced(&self, list: Vec<Tensor>, reduce: Reduce) -> Result<Vec<Tensor>> {
+        let site = Location::caller();
+        self.by_type(list, |_| Box::new(ops::AllReduceStart { reduce, over: self.over }), site)
+    }
+
+    /// Joins the members' tensors along dimension 0, for each of a list, in one communication.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let list = [Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[0.5f32], &[1])?];
+    ///     mesh.all_gather_coalesced(&list)?[1].to_vec::<f32>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [0.5, 0.5])));
+    /// ```
+    #[track_caller]
+    pub fn all_gather_coalesced(&self, list: &[Tensor]) -> Result<Vec<Tensor>> {
+        let op = ops::AllGatherStart { dims: vec![0; list.len()], over: self.over };
+        Ok(self.list(&op, list, Location::caller())?.gives)
+    }
+
+    /// Reduces each of a list and gives each member its part along a dimension of each, in one communication for each
+    /// element type among them.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let list = [Tensor::from_slice(&[1i64, 2], &[2])?, Tensor::from_slice(&[3i64, 4], &[1, 2])?];
+    ///     let parts = mesh.reduce_scatter_coalesced(&list, Reduce::Sum, &[0, 1])?;
+    ///     Ok((parts[0].item::<i64>()?, parts[1].item::<i64>()?))
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [(2, 6), (4, 8)]);
+    /// ```
+    #[track_caller]
+    pub fn reduce_scatter_coalesced(
         &self,
-        comm: &consort_comm::Group,
-        op: &dyn OpDef,
-        collective: &Collective<'_, Index>,
-        x: &mut Tensor,
-        site: &'static Location<'static>,
-    ) -> Result<Rc<Flight>> {
-        let (world, name) = (&self.world, call_name(op.info().name));
-        check_world(name, world, std::iter::once(&*x), site)?;
-        let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
-        let [(ty, _)] = &prepared.results[..] else { return Err(no_result(op, site)) };
-        let storage = x.data(name, site)?;
-        let other = match self.is_free(x, storage, 1)? {
-            true => None,
-            false => Some(self.instead(name, x, collective.needs(0, comm.rank(), |_| None), site)?),
+        list: &[Tensor],
+        reduce: Reduce,
+        dims: &[usize],
+    ) -> Result<Vec<Tensor>> {
+        let site = Location::caller();
+        if dims.len() != list.len() {
+            let message =
+                format!("expected a dimension for each of {} tensors, got {}", list.len(), dims.len());
+            return Err(Error::new("reduce_scatter_coalesced", message, site));
+        }
+        let op = |places: &[usize]| -> Box<dyn OpDef> {
+            let dims = places.iter().map(|place| dims[*place]).collect();
+            Box::new(ops::ReduceScatterStart { reduce, dims, over: self.over })
         };
-        let (layout, storage) = match &other {
-            Some(other) => (&other.layout, &other.storage),
-            None => (&x.layout, storage),
-        };
-        let range = layout.bytes(x.dtype());
-        let failed = |error| refused(comm, Error::comm(name, error, site));
-        let buffer = storage.part(&range).map_err(failed)?;
-        let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: About::default() };
-        let mesh = world.mesh();
-        comm.note(prepared.note);
-        let pending = start(collective, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
-        let flight = Flight::new(pending, world, name, site);
-        storage.add_flight(range, Rc::clone(&flight));
-        // Not before: what a call was refused for stays as it was.
-        if let Some(other) = other {
-            (x.layout, x.storage) = (other.layout, Some(other.storage));
-        }
-        if !Rc::ptr_eq(&x.ty, ty) {
-            x.ty = Rc::clone(ty);
-        }
-        x.world = world.id;
-        Ok(flight)
+        self.by_type(list.to_vec(), op, site)
     }
 
-    /// A tensor that an operation in flight will write.
-    pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: Taken, flight: &Rc<Flight>) -> Tensor {
-        let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
-        let tensor =
-            Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
-        storage.add_flight(tensor.byte_range(), Rc::clone(flight));
-        tensor
-    }
-
-    /// An operand that is only read: in one piece, in this rank's heap. Waits for it.
-    pub(crate) fn take_to_read(
+    /// Starts one operation for the tensors of each element type, in the order in which the types first occur. `op`
+    /// makes it for these places of the list.
+    #[track_caller]
+    fn by_type(
         &self,
-        op: &str,
-        x: &Tensor,
+        list: Vec<Tensor>,
+        op: impl Fn(&[usize]) -> Box<dyn OpDef>,
         site: &'static Location<'static>,
-    ) -> Result<Taken> {
-        let storage = x.data(op, site)?;
-        x.wait()?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        match near && x.layout.is_contiguous() {
-            true => Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) }),
-            false => self.copy(op, x, site),
+    ) -> Result<Vec<Tensor>> {
+        let mut types: Vec<Dtype> = Vec::new();
+        for tensor in &list {
+            if !types.contains(&tensor.dtype()) {
+                types.push(tensor.dtype());
+            }
         }
-    }
-
-    /// An operand that is written in place: as above, and with no other owner. Where that is elsewhere, what it holds is
-    /// copied there if it is `needed`.
-    pub(crate) fn take_to_write(
-        &self,
-        op: &str,
-        x: &Tensor,
-        owners: usize,
-        needed: bool,
-        site: &'static Location<'static>,
-    ) -> Result<Taken> {
-        let storage = x.data(op, site)?;
-        match self.is_free(x, storage, owners)? {
-            true => Ok(Taken { layout: x.layout.clone(), storage: Rc::clone(storage) }),
-            false => self.instead(op, x, needed, site),
+        let mut list: Vec<Option<Tensor>> = list.into_iter().map(Some).collect();
+        let mut results: Vec<Option<Tensor>> = list.iter().map(|_| None).collect();
+        for dtype in types {
+            let is = |one: &Option<Tensor>| one.as_ref().is_some_and(|one| one.dtype() == dtype);
+            let places: Vec<usize> = (0..list.len()).filter(|place| is(&list[*place])).collect();
+            let args: Vec<Tensor> = places.iter().filter_map(|place| list[*place].take()).collect();
+            let started = self.list(&*op(&places), &args, site)?;
+            for (place, result) in places.iter().zip(started.gives) {
+                results[*place] = Some(result);
+            }
         }
-    }
-
-    /// Whether an operation can write a tensor where it lies. Waits for it.
-    fn is_free(&self, x: &Tensor, storage: &Rc<Storage>, owners: usize) -> Result<bool> {
-        storage.wait(x.byte_range())?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        let own = near && Rc::strong_count(storage) <= owners && x.layout.is_contiguous();
-        Ok(own && storage.is_writable(x.byte_range()))
-    }
-
-    /// What an operation writes instead of a tensor that is not free.
-    fn instead(&self, op: &str, x: &Tensor, needed: bool, site: &'static Location<'static>) -> Result<Taken> {
-        match needed {
-            true => self.copy(op, x, site),
-            false => self.make(op, &x.ty, &x.layout, site),
-        }
-    }
-
-    /// A tensor that takes a result, where it can be written at once.
-    fn take_out(&self, out: &Tensor, owners: usize) -> Option<Taken> {
-        let storage = out.storage.as_ref()?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        let own = near && Rc::strong_count(storage) <= owners && out.layout.is_contiguous();
-        (own && out.wait().is_ok() && storage.is_writable(out.byte_range()))
-            .then(|| Taken { layout: out.layout.clone(), storage: Rc::clone(storage) })
-    }
-
-    fn make(
-        &self,
-        op: &str,
-        ty: &TensorType,
-        layout: &Rc<Placed>,
-        site: &'static Location<'static>,
-    ) -> Result<Taken> {
-        let buffer = alloc(&self.world, op, ty.dtype, &layout.shape, site)?;
-        let layout = match layout.is_contiguous() && layout.start == 0 {
-            true => Rc::clone(layout),
-            false => Placed::new(Layout::contiguous(&layout.shape)),
-        };
-        Ok(Taken { layout, storage: Storage::new(buffer) })
-    }
-
-    fn copy(&self, op: &str, x: &Tensor, site: &'static Location<'static>) -> Result<Taken> {
-        let taken = self.make(op, &x.ty, &x.layout, site)?;
-        copy_into(x, &taken.storage.buffer, site)?;
-        self.world.count_copy(taken.storage.buffer.len());
-        Ok(taken)
-    }
-}
-
-/// The error of a call that was refused. It has not taken the note, which is not meant for the next one.
-#[cold]
-fn refused(comm: &consort_comm::Group, error: Error) -> Error {
-    comm.note(Note::default());
-    error
-}
-
-/// Tensors that have data belong to the world of the group.
-pub(crate) fn check_world<'a>(
-    op: &str,
-    world: &World,
-    mut tensors: impl Iterator<Item = &'a Tensor>,
-    site: &'static Location<'static>,
-) -> Result<()> {
-    match tensors.any(|tensor| tensor.world != 0 && tensor.world != world.id && tensor.storage.is_some()) {
-        true => Err(Error::new(op, "expected tensors of the group's world, got one of another", site)),
-        false => Ok(()),
-    }
-}
-
-fn check_outs(
-    op: &str,
-    results: &[(Rc<TensorType>, Rc<Placed>)],
-    outs: &[Tensor],
-    site: &'static Location<'static>,
-) -> Result<()> {
-    if outs.is_empty() {
-        return Ok(());
-    }
-    if outs.len() != results.len() {
-        let message = format!("expected {} tensors for the results, got {}", results.len(), outs.len());
-        return Err(Error::new(op, message, site));
-    }
-    for ((ty, layout), out) in results.iter().zip(outs) {
-        let shape = &layout.shape;
-        if out.dtype() != ty.dtype || out.layout.shape != *shape {
-            let message = format!(
-                "expected {}{:?} for the result, got {}{:?}",
-                ty.dtype,
-                &shape[..],
-                out.dtype(),
-                &out.layout.shape[..]
-            );
-            return Err(Error::new(op, message, site));
-        }
-    }
-    Ok(())
-}
-
-/// An error where a tensor is not equal on all ranks of its world.
-pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Result<()> {
-    let world = World::current()?;
-    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(()) };
-    let mine = x.with_bytes("replicated", site, Digest::of)?;
-    let failed = |error| Error::comm("replicated", error, site);
-    let (text, site_name) =
-        (all.recorder().name("compare what is declared equal"), all.recorder().site(site));
-    let note = Note { text, site: site_name, ..Note::default() };
-    let pending = all.agree(&mine.to_le_bytes(), note).map_err(failed)?;
-    let got = pending.wait_within(world.timeout()).map_err(failed)?;
-    let bytes = got[1].bytes().map_err(failed)?;
-    let other = bytes.chunks_exact(8).position(|one| one != mine.to_le_bytes());
-    match other {
-        None => Ok(()),
-        Some(rank) => Err(Error::new(
-            "replicated",
-            format!("expected a tensor that is equal on all ranks, but rank {rank} has another"),
-            site,
-        )),
+        Ok(results.into_iter().flatten().collect())
     }
 }

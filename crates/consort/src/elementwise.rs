@@ -210,7 +210,7 @@ unary! {
     round round_ Round, "[1.5f32, 2.5]" => "[2. 2.]";
     /// The logical complement of truth values, the bitwise complement of integers.
     not not_ Not, "[true, false]" => "[False  True]";
-    /// Whether each is no number.
+    /// Whether each element is NaN.
     is_nan none IsNan, "[1.0f32, f32::NAN]" => "[False  True]";
     /// Whether each is neither infinite nor NaN.
     is_finite none IsFinite, "[1.0f32, f32::INFINITY]" => "[ True False]";

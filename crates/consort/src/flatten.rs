@@ -1,4 +1,4 @@
-//! What holds tensors: structs of users, lists, options. Their tensors can be taken out in order, and put back.
+//! Types that contain tensors: users' structs, lists, options. Their tensors can be taken out in order, and put back.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use crate::mesh::{Group, Mesh};
 use crate::pending::Pending;
 use crate::tensor::Tensor;
 
-/// What holds tensors, in a fixed order. Derive it for your own structs and enums; numbers, texts and the like hold
+/// A type that contains tensors, in a fixed order. Derive it for your own structs and enums; numbers, texts and the like hold
 /// none and stay as they are. Nothing here waits: tensors that are on their way stay so.
 ///
 /// ```

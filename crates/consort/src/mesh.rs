@@ -595,7 +595,7 @@ impl Group {
         self.comm.as_ref().map_or(0, |comm| comm.in_flight())
     }
 
-    /// Makes operations in flight go on; never waits.
+    /// Advances pending operations; never blocks.
     ///
     /// [`Group`] has an example.
     #[track_caller]

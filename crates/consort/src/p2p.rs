@@ -9,14 +9,14 @@ use consort_runtime::start::{Operand, Operands, start};
 use consort_types::{Dtype, Message, Peer, Route};
 
 use crate::apply::prepared;
-use crate::collectives::check_world;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::index::Index;
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
-use crate::tensor::{Placed, Tensor};
+use crate::start::check_world;
+use crate::tensor::{CachedLayout, Tensor};
 use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 
 /// The other end of a message: a member of the group by its place, or where a route leads.
@@ -200,7 +200,7 @@ impl Group {
             kinds.for_each(|(place, (ty, _))| place.may_differ(ty.varies));
             return Ok(Pending { gives: (), flight: None });
         };
-        let layouts: Vec<Rc<Placed>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
+        let layouts: Vec<Rc<CachedLayout>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
         args.truncate(n_sent);
         let failed = |error| Error::comm(name, error, site);
         let mut operands = Operands::new();

@@ -16,7 +16,7 @@ use crate::apply::{copy_into, run_one, write_into};
 use crate::error::{Error, Result};
 use crate::index::{Index, Shape, plain};
 use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, alloc};
+use crate::tensor::{CachedLayout, Tensor, alloc};
 use crate::trace::{equal, is_tracing, settle, update_later};
 use crate::world::World;
 
@@ -33,7 +33,7 @@ use crate::world::World;
 /// ```
 pub struct SliceMut<'a> {
     pub(crate) tensor: &'a mut Tensor,
-    pub(crate) layout: Rc<Placed>,
+    pub(crate) layout: Rc<CachedLayout>,
     pub(crate) shape: Vec<ir::Index>,
     pub(crate) start: Vec<ir::Index>,
     /// What lies there, in a trace.
@@ -147,7 +147,7 @@ impl Tensor {
         let buffer = alloc(&world, "copy", self.dtype(), &self.layout.shape, site)?;
         copy_into(self, &buffer, site)?;
         world.count_copy(buffer.len());
-        self.layout = Placed::new(Layout::contiguous(&self.layout.shape));
+        self.layout = CachedLayout::new(Layout::contiguous(&self.layout.shape));
         self.storage = Some(Storage::new(buffer));
         Ok(())
     }
@@ -253,7 +253,7 @@ impl SliceMut<'_> {
         for (dim, start) in starts.into_iter().enumerate() {
             layout = layout.narrowed(dim, start, sizes[dim]);
         }
-        self.layout = Placed::new(layout);
+        self.layout = CachedLayout::new(layout);
         Ok(())
     }
 

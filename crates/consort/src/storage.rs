@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use consort_comm::{Buffer, CommError, Few, from_now};
+use consort_comm::{Buffer, CommError, SmallList, from_now};
 use consort_types::overlaps;
 
 use crate::error::Result;
@@ -16,7 +16,7 @@ use crate::flight::Flight;
 pub(crate) struct Storage {
     pub(crate) buffer: Buffer,
     /// Operations that will write to it.
-    flights: RefCell<Few<Landing>>,
+    flights: RefCell<SmallList<Landing>>,
 }
 
 /// Which bytes an operation will write.

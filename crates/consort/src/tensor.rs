@@ -38,7 +38,7 @@ use crate::world::World;
 #[derive(Clone)]
 pub struct Tensor {
     pub(crate) ty: Rc<TensorType>,
-    pub(crate) layout: Rc<Placed>,
+    pub(crate) layout: Rc<CachedLayout>,
     /// None where there is a shape and no data.
     pub(crate) storage: Option<Rc<Storage>>,
     /// What it is in a function that is being traced, or has been.
@@ -52,19 +52,19 @@ pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
 
 /// A layout, and what is asked of it again and again.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct CachedLayout {
     layout: Layout,
     span: usize,
     contiguous: bool,
 }
 
-impl Placed {
-    pub(crate) fn new(mut layout: Layout) -> Rc<Placed> {
+impl CachedLayout {
+    pub(crate) fn new(mut layout: Layout) -> Rc<CachedLayout> {
         // An empty tensor has no first element, so it begins where every storage has a place.
         if layout.span() == 0 {
             layout.start = 0;
         }
-        Rc::new(Placed { span: layout.span(), contiguous: layout.is_contiguous(), layout })
+        Rc::new(CachedLayout { span: layout.span(), contiguous: layout.is_contiguous(), layout })
     }
 
     /// The bytes of storage from the first element to the last.
@@ -78,7 +78,7 @@ impl Placed {
     }
 }
 
-impl Deref for Placed {
+impl Deref for CachedLayout {
     type Target = Layout;
     fn deref(&self) -> &Layout {
         &self.layout
@@ -103,7 +103,7 @@ impl Tensor {
         let buffer = alloc(&world, op, dtype, shape, site)?;
         fill_new(op, &buffer, site, fill)?;
         let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
-        let (ty, layout) = (world.memo().share(ty), Placed::new(Layout::contiguous(shape)));
+        let (ty, layout) = (world.memo().share(ty), CachedLayout::new(Layout::contiguous(shape)));
         Ok(Tensor { ty, layout, storage: Some(Storage::new(buffer)), traced: None, world: world.id })
     }
 
@@ -155,7 +155,7 @@ impl Tensor {
     /// ```
     pub fn of_shape(dtype: Dtype, shape: &[usize]) -> Tensor {
         let ty = TensorType::new(dtype, constant_shape(shape), Axes::NONE);
-        let layout = Placed::new(Layout::contiguous(shape));
+        let layout = CachedLayout::new(Layout::contiguous(shape));
         Tensor { ty: Rc::new(ty), layout, storage: None, traced: None, world: 0 }
     }
 
@@ -174,7 +174,7 @@ impl Tensor {
         let size =
             |size: &ir::Index| size.eval(&env).ok().and_then(|size| usize::try_from(size).ok()).unwrap_or(1);
         let shape: Vec<usize> = ty.shape.iter().map(size).collect();
-        let layout = Placed::new(Layout::contiguous(&shape));
+        let layout = CachedLayout::new(Layout::contiguous(&shape));
         Tensor { ty: Rc::new(ty), layout, storage: None, traced: Some(traced), world: world.id }
     }
 
@@ -279,7 +279,7 @@ impl Tensor {
             return Err(Error::new("replicated", message, site));
         }
         if cfg!(debug_assertions) && self.storage.is_some() && !self.ty.varies.is_empty() {
-            crate::collectives::check_equal(&self, site)?;
+            crate::start::check_equal(&self, site)?;
         }
         self.ty = Rc::new(self.ty.with_varies(Axes::NONE));
         Ok(self)
@@ -451,7 +451,7 @@ impl Tensor {
         let world = World::current()?;
         let buffer = alloc(&world, "copy", self.dtype(), &self.layout.shape, site)?;
         crate::apply::copy_into(self, &buffer, site)?;
-        let layout = Placed::new(Layout::contiguous(&self.layout.shape));
+        let layout = CachedLayout::new(Layout::contiguous(&self.layout.shape));
         Ok(Tensor { layout, storage: Some(Storage::new(buffer)), ..self.clone() })
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::diagnostic::At;
+use consort_ir::diagnostic::Position;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::Func;
 use consort_ir::text::run_lines;
@@ -25,7 +25,11 @@ pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, 
     let mut hazardous = Vec::new();
     for (number, func) in program.funcs.iter().enumerate() {
         for error in hazards(&program.mesh, func) {
-            let at = if let At::Node(_, node) = error.at { At::Node(number, node) } else { At::Func(number) };
+            let at = if let Position::Node(_, node) = error.at {
+                Position::Node(number, node)
+            } else {
+                Position::Func(number)
+            };
             let line = parsed.lines.line(at).unwrap_or(0);
             hazardous.push(&func.name);
             got.entry(line).or_default().push(format!("{} ({})", error.message, error.rule));

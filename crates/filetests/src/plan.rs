@@ -37,7 +37,7 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     }
     let differs = got.lines().zip(expected.iter().copied()).find(|(got, expected)| got != expected);
     let (got, expected) = differs.unwrap_or(("(its end)", "(its end)"));
-    Err(format!("the plan is another; CONSORT_BLESS=1 rewrites it\n  file: {expected}\n  plan: {got}"))
+    Err(format!("the plan differs; CONSORT_BLESS=1 rewrites it\n  file: {expected}\n  plan: {got}"))
 }
 
 fn planned(program: &Program, options: &[&str]) -> Result<String, String> {

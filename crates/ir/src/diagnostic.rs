@@ -28,7 +28,7 @@ impl Code {
 
 /// Where in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum At {
+pub enum Position {
     /// A line and a column of the text, both from 1.
     Text(u32, u32),
     /// A function's first line.
@@ -47,7 +47,7 @@ pub struct Diagnostic {
     /// The op first, expected before got, no final dot.
     pub message: String,
     /// Where.
-    pub at: At,
+    pub at: Position,
     /// The user's source line, where the node has one.
     pub loc: Option<Loc>,
     /// The way out.
@@ -63,11 +63,11 @@ pub struct LineMap {
 
 impl LineMap {
     /// The line of a place.
-    pub fn line(&self, at: At) -> Option<u32> {
+    pub fn line(&self, at: Position) -> Option<u32> {
         match at {
-            At::Text(line, _) => Some(line),
-            At::Func(func) => self.funcs.get(func).map(|(line, _)| *line),
-            At::Node(func, node) => self.funcs.get(func)?.1.get(node).copied(),
+            Position::Text(line, _) => Some(line),
+            Position::Func(func) => self.funcs.get(func).map(|(line, _)| *line),
+            Position::Node(func, node) => self.funcs.get(func)?.1.get(node).copied(),
         }
     }
 }
@@ -83,7 +83,8 @@ impl Diagnostic {
     pub fn render(&self, file: &str, text: &[&str], lines: &LineMap) -> String {
         let mut out = self.headline() + "\n";
         if let Some(line) = lines.line(self.at) {
-            let column = if let At::Text(_, column) = self.at { format!(":{column}") } else { String::new() };
+            let column =
+                if let Position::Text(_, column) = self.at { format!(":{column}") } else { String::new() };
             let loc = self.loc.as_ref().map_or_else(String::new, |loc| format!("  (from {loc})"));
             let _ = writeln!(out, "  --> {file}:{line}{column}{loc}");
             let first = line.saturating_sub(3).max(1);
@@ -92,7 +93,7 @@ impl Diagnostic {
             {
                 let here = number as u32 + 1 == line;
                 let _ = writeln!(out, "{} {:4} | {}", if here { '>' } else { ' ' }, number + 1, clip(shown));
-                if let (true, At::Text(_, column)) = (here, self.at) {
+                if let (true, Position::Text(_, column)) = (here, self.at) {
                     let _ = writeln!(out, "       | {}^", " ".repeat(column.min(CLIP as u32) as usize - 1));
                 }
             }

@@ -31,7 +31,7 @@ use crate::mesh::Mesh;
 
 /// What a plan says of a whole function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Head {
+pub struct PlanHeader {
     /// The rank that it is for.
     pub rank: Rank,
     /// What the backed symbols are.

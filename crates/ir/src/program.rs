@@ -13,7 +13,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Facts, Guard, Sym, SymbolFacts};
 use crate::mesh::Mesh;
 use crate::ops::Op;
-use crate::plan::{Head, NodePlan, Place};
+use crate::plan::{NodePlan, Place, PlanHeader};
 use crate::types::Type;
 
 /// A mesh and the functions that run on it.
@@ -48,7 +48,7 @@ pub struct Func {
     /// The body; its parameters are the function's.
     pub body: Block,
     /// For which rank and sizes, and in which memory, where the function is a plan.
-    pub plan: Option<Box<Head>>,
+    pub plan: Option<Box<PlanHeader>>,
 }
 
 impl Func {

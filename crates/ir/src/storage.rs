@@ -1,5 +1,5 @@
 //! What the lines of a plan do with storage: where a value's elements lie, which bytes those are, what a line reads,
-//! and what it may leave or write where an operand lies.
+//! and what it may leave or write where an operand extent.
 //!
 //! These are the meanings of `plan.rs` in numbers. The checker of hazards and the plan oracle both ask here, and so
 //! may whoever makes or runs plans.
@@ -15,18 +15,18 @@ use crate::types::TensorType;
 
 /// Where a tensor's elements lie: somewhere from a place on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct Placement {
     /// The place of the storage that its layout counts from.
     pub place: Place,
     /// Bytes of one element.
     pub width: usize,
     /// Where from there.
-    pub lies: Lies,
+    pub extent: Extent,
 }
 
 /// Where elements lie from a place on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lies {
+pub enum Extent {
     /// Here.
     At(Layout),
     /// Without gaps at the place; how many they are is known only as the program runs.
@@ -42,46 +42,46 @@ pub type Ranges = SmallVec<[Range<u64>; 1]>;
 /// them.
 const MAX_RUNS: usize = 1 << 20;
 
-impl Spot {
+impl Placement {
     /// A tensor without gaps at a place.
-    pub fn new(place: Place, ty: &TensorType, sizes: &EvalCx<'_>) -> Spot {
+    pub fn new(place: Place, ty: &TensorType, sizes: &EvalCx<'_>) -> Placement {
         let shape: Result<Vec<usize>, EvalError> = ty.shape.iter().map(|size| sizes.size(size)).collect();
-        let lies = match shape {
-            Ok(shape) if numel(&shape).is_some() => Lies::At(Layout::contiguous(&shape)),
-            _ => Lies::Whole,
+        let extent = match shape {
+            Ok(shape) if numel(&shape).is_some() => Extent::At(Layout::contiguous(&shape)),
+            _ => Extent::Whole,
         };
-        Spot { place, width: ty.dtype.size(), lies }
+        Placement { place, width: ty.dtype.size(), extent }
     }
 
     /// The results of an op as views of this; none where elements must move for it.
-    pub fn views(&self, op: &dyn OpDef, sizes: &EvalCx<'_>, results: usize) -> Option<Vec<Spot>> {
-        let spot = |lies| Spot { lies, ..self.clone() };
-        let unknown = |lies: Lies| Some(vec![spot(lies); results]);
-        match &self.lies {
-            Lies::At(layout) => match op.view(sizes, layout) {
+    pub fn views(&self, op: &dyn OpDef, sizes: &EvalCx<'_>, results: usize) -> Option<Vec<Placement>> {
+        let placement = |extent| Placement { extent, ..self.clone() };
+        let unknown = |extent: Extent| Some(vec![placement(extent); results]);
+        match &self.extent {
+            Extent::At(layout) => match op.view(sizes, layout) {
                 Ok(Some(layouts)) if layouts.iter().all(|layout| numel(&layout.shape).is_some()) => {
-                    Some(layouts.into_iter().map(|layout| spot(Lies::At(layout))).collect())
+                    Some(layouts.into_iter().map(|layout| placement(Extent::At(layout))).collect())
                 }
                 Ok(None) => None,
-                _ => unknown(Lies::Within),
+                _ => unknown(Extent::Within),
             },
             // A view of what is not known yet may have gaps.
-            Lies::Whole if op.keeps_order() => unknown(Lies::Whole),
-            _ => unknown(Lies::Within),
+            Extent::Whole if op.keeps_order() => unknown(Extent::Whole),
+            _ => unknown(Extent::Within),
         }
     }
 
     /// A part of it by its layout, where that is known.
-    fn part(&self, part: impl FnOnce(&Layout) -> Layout) -> Spot {
-        match &self.lies {
-            Lies::At(layout) => Spot { lies: Lies::At(part(layout)), ..self.clone() },
-            _ => Spot { lies: Lies::Within, ..self.clone() },
+    fn part(&self, part: impl FnOnce(&Layout) -> Layout) -> Placement {
+        match &self.extent {
+            Extent::At(layout) => Placement { extent: Extent::At(part(layout)), ..self.clone() },
+            _ => Placement { extent: Extent::Within, ..self.clone() },
         }
     }
 
     /// Entry `at` of the first dimension, with that dimension gone.
     #[must_use]
-    pub fn entry(&self, at: usize) -> Spot {
+    pub fn entry(&self, at: usize) -> Placement {
         self.part(|layout| {
             let mut entry = layout.narrowed(0, at, 1);
             entry.shape.remove(0);
@@ -92,31 +92,31 @@ impl Spot {
 
     /// Whether it is known to lie without gaps.
     pub fn is_dense(&self) -> bool {
-        match &self.lies {
-            Lies::At(layout) => layout.is_contiguous(),
-            Lies::Whole => true,
-            Lies::Within => false,
+        match &self.extent {
+            Extent::At(layout) => layout.is_contiguous(),
+            Extent::Whole => true,
+            Extent::Within => false,
         }
     }
 
-    /// Where its first element lies in its region.
+    /// Where its first element extent in its region.
     pub fn address(&self) -> u64 {
-        let start = if let Lies::At(layout) = &self.lies { layout.start } else { 0 };
+        let start = if let Extent::At(layout) = &self.extent { layout.start } else { 0 };
         self.place.offset + (start * self.width) as u64
     }
 
     /// Whether both are known to be the same bytes in the same order. Without elements there are none, wherever the
     /// places are.
-    pub fn same(&self, other: &Spot) -> bool {
+    pub fn same(&self, other: &Placement) -> bool {
         let near = self.place.region == other.place.region;
-        match (&self.lies, &other.lies) {
+        match (&self.extent, &other.extent) {
             _ if self.width != other.width => false,
-            (Lies::At(a), Lies::At(b)) => {
+            (Extent::At(a), Extent::At(b)) => {
                 let apart = |i: usize| a.shape[i] > 1 && a.strides[i] != b.strides[i];
                 let there = || self.address() == other.address() && !(0..a.shape.len()).any(apart);
                 a.shape == b.shape && (a.shape.contains(&0) || near && there())
             }
-            (Lies::Whole, Lies::Whole) => self.place == other.place,
+            (Extent::Whole, Extent::Whole) => self.place == other.place,
             _ => false,
         }
     }
@@ -124,7 +124,7 @@ impl Spot {
     /// All bytes of its region from its first to its last, and whether each of them is its own; none where they are not
     /// known.
     pub fn hull(&self) -> Option<(Range<u64>, bool)> {
-        let Lies::At(layout) = &self.lies else { return None };
+        let Extent::At(layout) = &self.extent else { return None };
         let (first, span) = (self.address(), layout.span());
         // Elements that are repeated count once.
         let sizes = layout.shape.iter().zip(&layout.strides);
@@ -137,7 +137,7 @@ impl Spot {
     /// Its bytes as rising ranges of its region; none where they are not known.
     pub fn bytes(&self) -> Option<Ranges> {
         let (hull, solid) = self.hull()?;
-        let Lies::At(layout) = &self.lies else { return None };
+        let Extent::At(layout) = &self.extent else { return None };
         if hull.is_empty() {
             return Some(Ranges::new());
         }
@@ -205,9 +205,9 @@ pub struct Piece {
     /// Which operand.
     pub operand: usize,
     /// Where they lie.
-    pub from: Spot,
+    pub from: Placement,
     /// Where they belong.
-    pub to: Spot,
+    pub to: Placement,
 }
 
 impl Piece {
@@ -218,16 +218,22 @@ impl Piece {
 }
 
 /// The pieces of an op that joins, which together are its result; none where sizes or places in it are not known.
-pub fn pieces(op: &dyn OpDef, sizes: &EvalCx<'_>, args: &[Spot], result: &Spot) -> Option<Vec<Piece>> {
+pub fn pieces(
+    op: &dyn OpDef,
+    sizes: &EvalCx<'_>,
+    args: &[Placement],
+    result: &Placement,
+) -> Option<Vec<Piece>> {
     let layouts: Option<Vec<&Layout>> = args
         .iter()
         .chain([result])
-        .map(|spot| if let Lies::At(layout) = &spot.lies { Some(layout) } else { None })
+        .map(|placement| if let Extent::At(layout) = &placement.extent { Some(layout) } else { None })
         .collect();
     let layouts = layouts?;
     let shapes: Vec<&[usize]> = layouts[..args.len()].iter().map(|layout| &layout.shape[..]).collect();
-    let part =
-        |spot: &Spot, start: &[usize], size: &[usize]| spot.part(|layout| layout.narrowed_to(start, size));
+    let part = |placement: &Placement, start: &[usize], size: &[usize]| {
+        placement.part(|layout| layout.narrowed_to(start, size))
+    };
     let piece = |Joined { operand, from, to, size }| Piece {
         operand,
         from: part(&args[operand], &from, &size),
@@ -246,18 +252,20 @@ mod tests {
     use crate::plan::Region;
     use consort_types::Rank;
 
-    fn spot(offset: u64, layout: Layout) -> Spot {
-        Spot { place: Place { region: Region::Heap, offset }, width: 4, lies: Lies::At(layout) }
+    fn placement(offset: u64, layout: Layout) -> Placement {
+        Placement { place: Place { region: Region::Heap, offset }, width: 4, extent: Extent::At(layout) }
     }
 
     /// The bytes of every element, one by one.
-    fn slow(spot: &Spot) -> Vec<u64> {
-        let Lies::At(layout) = &spot.lies else { return Vec::new() };
+    fn slow(placement: &Placement) -> Vec<u64> {
+        let Extent::At(layout) = &placement.extent else { return Vec::new() };
         let mut bytes = Vec::new();
         for i in 0..layout.numel() {
             let at = crate::tensor::unravel(i, &layout.shape);
             let offset: usize = at.iter().zip(&layout.strides).map(|(at, stride)| at * stride).sum();
-            bytes.extend((0..4).map(|byte| spot.place.offset + ((layout.start + offset) * 4 + byte) as u64));
+            bytes.extend(
+                (0..4).map(|byte| placement.place.offset + ((layout.start + offset) * 4 + byte) as u64),
+            );
         }
         bytes.sort_unstable();
         bytes.dedup();
@@ -278,18 +286,18 @@ mod tests {
             Layout::contiguous(&[]),
         ];
         for view in views {
-            let spot = spot(0x40, view);
-            let ranges = spot.bytes().unwrap();
+            let placement = placement(0x40, view);
+            let ranges = placement.bytes().unwrap();
             assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?}");
-            let (hull, solid) = spot.hull().unwrap();
+            let (hull, solid) = placement.hull().unwrap();
             let ends = ranges.first().zip(ranges.last()).map(|(first, last)| first.start..last.end);
             assert_eq!(ends.unwrap_or(hull.start..hull.start), hull);
-            assert_eq!(solid, hull.clone().eq(slow(&spot)), "{ranges:?}");
-            assert_eq!(ranges.into_iter().flatten().collect::<Vec<_>>(), slow(&spot));
+            assert_eq!(solid, hull.clone().eq(slow(&placement)), "{ranges:?}");
+            assert_eq!(ranges.into_iter().flatten().collect::<Vec<_>>(), slow(&placement));
         }
-        let column = spot(0, base.narrowed(2, 4, 1)).bytes().unwrap();
+        let column = placement(0, base.narrowed(2, 4, 1)).bytes().unwrap();
         assert_eq!((column.len(), &column[..2]), (12, &[16..20, 36..40][..]));
-        assert_eq!(spot(0, base.narrowed(0, 1, 2)).bytes().unwrap().len(), 1);
+        assert_eq!(placement(0, base.narrowed(0, 1, 2)).bytes().unwrap().len(), 1);
     }
 
     #[test]
@@ -303,10 +311,12 @@ mod tests {
     fn pieces_cover_the_result_once() {
         let mesh = Mesh::default();
         let sizes = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &Default::default() };
-        let whole = spot(0x100, Layout::contiguous(&[4, 6, 3]));
+        let whole = placement(0x100, Layout::contiguous(&[4, 6, 3]));
         let op = UpdateSlice { start: [1, 2, 0].map(Index::constant).to_vec() };
-        let args =
-            [spot(0x1000, Layout::contiguous(&[4, 6, 3])), spot(0x2000, Layout::contiguous(&[2, 3, 3]))];
+        let args = [
+            placement(0x1000, Layout::contiguous(&[4, 6, 3])),
+            placement(0x2000, Layout::contiguous(&[2, 3, 3])),
+        ];
         let pieces = pieces(&op, &sizes, &args, &whole).unwrap();
         let mut covered: Vec<u64> = pieces.iter().flat_map(|piece| slow(&piece.to)).collect();
         covered.sort_unstable();

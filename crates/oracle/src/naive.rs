@@ -6,7 +6,7 @@ use consort_ir::entity::Value;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow};
-use consort_ir::plan::{Head, NodePlan, Place, Region, Why};
+use consort_ir::plan::{NodePlan, Place, PlanHeader, Region, Why};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::TensorType;
 use consort_types::Rank;
@@ -53,7 +53,7 @@ pub fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, 
         naive.places.insert(*param, places);
     }
     naive.block(&mut planned.body);
-    planned.plan = Some(Box::new(Head {
+    planned.plan = Some(Box::new(PlanHeader {
         rank,
         symbols: symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
         regions: naive.used.into_iter().collect(),

@@ -8,9 +8,9 @@
 //! Does not: touch communication; compute what a kernel may round otherwise; rely on x + 0 = x or 0 * x = 0, which
 //! do not hold for floats; decide anything about sizes that the function's `where` clause does not say.
 
-mod boxes;
 mod constants;
 mod identities;
+mod slices;
 
 use consort_ir::builder::block_type;
 use consort_ir::entity::{Value, ValueMap};
@@ -186,7 +186,7 @@ impl Folder<'_> {
             };
             let rewrite = constants::rewrite(&view, node)
                 .or_else(|| identities::rewrite(&view, node))
-                .or_else(|| boxes::rewrite(&view, node));
+                .or_else(|| slices::rewrite(&view, node));
             match rewrite {
                 Some(Rewrite::Values(values)) => {
                     if self.replace(node, &values) {

@@ -1,4 +1,4 @@
-//! `consort bench compile`: compiled functions beside the same functions as they are, and beside what is wanted of them.
+//! `consort bench compile`: compiled functions against eager ones, and against the targets.
 //!
 //! The ranks do the measuring (`compile_cases.rs`); this starts them and shows their figures.
 
@@ -19,7 +19,7 @@ Examples:
   consort bench compile --cases tp_,one_op --json
   consort bench compile --cases agree -n 8";
 
-/// Measure compiled functions beside the same functions as they are
+/// Measure compiled functions against eager ones
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::figures::median;
 use super::table::write_out;
 use super::tp_block::{Model, SIZES, Sizes};
+use crate::modes::{Measured, Mode, round};
 use crate::report::{Machine, Report};
-use crate::ways::{Measured, Way, round};
 
 /// The name of the entry that becomes a rank. It is not for users.
 pub(crate) const PROGRAMS: &str = "__programs";
@@ -70,7 +70,7 @@ fn way<A: Flatten + 'static, R: Flatten + 'static>(
     times: usize,
     f: impl Fn(A) -> Result<R> + 'static,
     next: impl Fn(Option<R>) -> Result<A> + 'static,
-) -> Way {
+) -> Mode {
     let f = Rc::new(f);
     let own = Rc::clone(&f);
     let compiled = is_compiled.then(|| Rc::new(compile(move |args: A| own(args)).name(mode)));
@@ -86,7 +86,7 @@ fn way<A: Flatten + 'static, R: Flatten + 'static>(
         last.iter().flat_map(Flatten::flatten).try_for_each(|tensor| tensor.wait())
     };
     let explain = compiled.map(|compiled| -> Box<dyn Fn() -> _> { Box::new(move || compiled.explain()) });
-    Way { mode, step: Box::new(step), explain }
+    Mode { mode, step: Box::new(step), explain }
 }
 
 /// Two exchanges, each beside some work, the second of what the first gave.
@@ -130,7 +130,7 @@ fn exchange(down: Option<&Group>, (mut x, _): (Tensor, Tensor)) -> Result<(Tenso
 }
 
 impl Bench {
-    fn case(&self, name: &str, ways: impl FnOnce() -> Result<Vec<Way>>) -> Result<()> {
+    fn case(&self, name: &str, ways: impl FnOnce() -> Result<Vec<Mode>>) -> Result<()> {
         if !self.cases.iter().any(|start| name.starts_with(start.as_str())) {
             return Ok(());
         }
@@ -146,7 +146,7 @@ impl Bench {
             for ((way, steps), measured) in ways.iter_mut().zip(&steps).zip(&mut all) {
                 way.sample(&self.mesh, *steps, measured)?;
             }
-            let seconds = crate::ways::largest(&self.mesh, start.elapsed().as_secs_f64())?;
+            let seconds = crate::modes::largest(&self.mesh, start.elapsed().as_secs_f64())?;
             if seconds >= self.seconds && (self.small || all[0].seconds.len() >= 5) {
                 break;
             }
@@ -165,7 +165,7 @@ impl Bench {
         Ok(())
     }
 
-    fn tp(&self, sizes: Sizes) -> Result<Vec<Way>> {
+    fn tp(&self, sizes: Sizes) -> Result<Vec<Mode>> {
         let small = Sizes { hidden: 16, heads: 2, ffn: 8, seq: 2, layers: 2 };
         let sizes = if self.small { small } else { sizes };
         let model = Model::new(&sizes, self.mesh.size())?;
@@ -184,7 +184,7 @@ impl Bench {
         Ok(modes.into_iter().map(make).collect())
     }
 
-    fn ring_attention(&self) -> Result<Vec<Way>> {
+    fn ring_attention(&self) -> Result<Vec<Mode>> {
         let ranks = self.mesh.size();
         let [heads, length, width, tile] = if self.small { [2, 6, 4, 4] } else { [8, 4096 / ranks, 64, 64] };
         let part = |key| ring_attention::part(&self.mesh, heads, length, width, key);
@@ -206,7 +206,7 @@ impl Bench {
         ])
     }
 
-    fn ring_kernel(&self) -> Result<Vec<Way>> {
+    fn ring_kernel(&self) -> Result<Vec<Mode>> {
         let x = Tensor::normal(Dtype::F32, &[if self.small { 8 } else { 1 << 20 }], 1)?;
         let make = |mode, is_compiled| {
             let (ring, x) = ((*self.mesh).clone(), x.clone());
@@ -223,7 +223,7 @@ impl Bench {
         (grid, move || halo::start(&own, height, width))
     }
 
-    fn halo_exchange(&self) -> Vec<Way> {
+    fn halo_exchange(&self) -> Vec<Mode> {
         let make = |(mode, is_compiled, exchanges): (_, _, bool)| {
             let (grid, start) = self.grid(&self.mesh);
             let start = move || Ok((start()?, Tensor::zeros(Dtype::F32, &[1])?));
@@ -233,7 +233,7 @@ impl Bench {
         [("compiled", true, true), ("eager", false, true), ("no_exchange", true, false)].map(make).into()
     }
 
-    fn halo_jacobi(&self) -> Vec<Way> {
+    fn halo_jacobi(&self) -> Vec<Mode> {
         let steps = if self.small { 2 } else { 200 };
         let modes = [
             ("compiled", true, &*self.mesh),
@@ -248,7 +248,7 @@ impl Bench {
         modes.map(make).into()
     }
 
-    fn coalesced(&self) -> Vec<Way> {
+    fn coalesced(&self) -> Vec<Mode> {
         let floats = if self.small { 8 } else { 16 << 10 };
         let make = |mode, is_compiled, at_once: bool| {
             let group = (*self.mesh).clone();

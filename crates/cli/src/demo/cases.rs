@@ -7,7 +7,7 @@ use consort::nn::{Config, Generator, KvCache, Llama};
 use consort::{Dtype, Flatten, Group, Index, Mesh, Result, Tensor, compile, compile_mut};
 
 use super::rank::Case;
-use crate::ways::Way;
+use crate::modes::Mode;
 
 /// A program whose step is a function of a group and some arguments.
 struct Program<G, A> {
@@ -45,7 +45,7 @@ impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
             }
             let got = last.as_ref().map_or(Ok(Vec::new()), self.read)?;
             difference = difference.max(most(&got, &self.expected));
-            ways.push(Way {
+            ways.push(Mode {
                 mode,
                 step: Box::new(move || {
                     let made = step(last.take())?;
@@ -200,7 +200,7 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
             // A token is chosen from them on the host.
             numbers.to_vec::<f32>().map(drop)
         };
-        ways.push(Way {
+        ways.push(Mode {
             mode,
             step: Box::new(step),
             explain: compiled

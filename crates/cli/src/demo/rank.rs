@@ -9,8 +9,8 @@ use serde_json::json;
 use super::Which;
 use super::cases;
 use crate::bench::{median, write_out};
+use crate::modes::{Measured, Mode, largest, round};
 use crate::report::{Machine, Report};
-use crate::ways::{Measured, Way, largest, round};
 
 /// The name of the entry that becomes a rank. It is not for users.
 pub(crate) const DEMO: &str = "__demo";
@@ -27,7 +27,7 @@ pub(crate) struct DemoArgs {
 
 /// A program and its ways.
 pub(crate) struct Case {
-    pub(crate) ways: Vec<Way>,
+    pub(crate) ways: Vec<Mode>,
     /// What a step makes so many of.
     pub(crate) unit: &'static str,
     pub(crate) per_step: f64,

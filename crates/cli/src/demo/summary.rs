@@ -75,7 +75,7 @@ pub(super) fn text(which: Which, ranks: usize, found: &[Value]) -> String {
     for value in found {
         let mode = value["mode"].as_str().unwrap_or("");
         if mode == "traced" && (value["breaks"] != 0 || value["new_graphs"] != 0) {
-            let _ = writeln!(text, "\n  WRONG   traced is no single graph in the steady state");
+            let _ = writeln!(text, "\n  WRONG   compiled mode needed more than one graph");
         }
         let lines = value["break_lines"].as_array().map_or(&[][..], Vec::as_slice);
         if !lines.is_empty() {

@@ -1,10 +1,10 @@
 //! How results are made from what members have published: one file for each way.
 
+pub(crate) mod common_results;
 pub(crate) mod gather;
-pub(crate) mod made_once;
-pub(crate) mod moves;
 pub(crate) mod one_shot;
 pub(crate) mod scatter;
+pub(crate) mod transfers;
 pub(crate) mod two_phase;
 
 use consort_types::{Dtype, Reduce};

@@ -22,7 +22,7 @@ use super::failure::{Failure, What};
 use super::frame::{
     Inbox, MAX_BLOB, MAX_NAME, MAX_REASON, Message, Reader, decode_pairs, encode_pairs, shortened,
 };
-use super::knock::knock;
+use super::join::join;
 use super::parity::differing;
 use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
@@ -103,7 +103,7 @@ impl Control {
         let until = from_now(deadline);
         let mut pause = Duration::from_millis(1);
         let (socket, inbox, launched) = loop {
-            let last = match knock(job, rank, size, until)? {
+            let last = match join(job, rank, size, until)? {
                 Ok(admitted) => break admitted,
                 Err(last) => last,
             };

@@ -8,14 +8,14 @@
 //! - `frame.rs`: messages as bytes, with limits. `socket.rs`: bytes and descriptors on a socket.
 //! - `roster.rs`: who is here, who waits, what failed first; without sockets or clock.
 //! - `server.rs`: the coordinator's thread. `coordinator.rs`: its handle.
-//! - `client.rs`, `knock.rs`: a rank's side. `error.rs`, `failure.rs`: what can go wrong, in words. `parity.rs`: compare.
+//! - `client.rs`, `join.rs`: a rank's side. `error.rs`, `failure.rs`: what can go wrong, in words. `parity.rs`: compare.
 
 mod client;
 mod coordinator;
 mod error;
 mod failure;
 mod frame;
-mod knock;
+mod join;
 mod parity;
 mod roster;
 mod server;

@@ -41,7 +41,7 @@ pub(super) struct Arrival {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum MemberState {
     /// It has not come yet.
     Absent,
     Here,
@@ -54,7 +54,7 @@ enum Place {
 }
 
 struct Member {
-    place: Place,
+    state: MemberState,
     pid: u32,
     /// The last call it completed.
     last: String,
@@ -86,7 +86,7 @@ pub(super) struct Heaps {
 impl Roster {
     pub(super) fn new(size: usize, launched: bool) -> Roster {
         let absent =
-            || Member { place: Place::Absent, pid: 0, last: String::new(), cause: None, arrival: None };
+            || Member { state: MemberState::Absent, pid: 0, last: String::new(), cause: None, arrival: None };
         let members = (0..size).map(|_| absent()).collect();
         Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new(), heaps: None }
     }
@@ -113,10 +113,10 @@ impl Roster {
         let Some(member) = self.members.get_mut(rank) else {
             return Err(format!("expected a rank below {size}, got {rank}"));
         };
-        if member.place != Place::Absent {
+        if member.state != MemberState::Absent {
             return Err(format!("rank {rank} was already claimed by process {}", member.pid));
         }
-        (member.place, member.pid) = (Place::Here, pid);
+        (member.state, member.pid) = (MemberState::Here, pid);
         self.send(rank, &Message::Welcome { launched: self.launched });
         if let Some(failure) = self.failure.clone() {
             self.send(rank, &Message::Failed(failure));
@@ -126,7 +126,7 @@ impl Roster {
 
     /// A rank comes to its next meeting. It may not come twice to one.
     pub(super) fn arrive(&mut self, rank: usize, arrival: Arrival) -> Result<(), ()> {
-        if self.members[rank].arrival.is_some() || self.members[rank].place != Place::Here {
+        if self.members[rank].arrival.is_some() || self.members[rank].state != MemberState::Here {
             return Err(());
         }
         self.members[rank].arrival = Some(arrival);
@@ -149,7 +149,7 @@ impl Roster {
 
     /// A rank said goodbye.
     pub(super) fn leave(&mut self, rank: usize) {
-        self.members[rank].place = Place::Left;
+        self.members[rank].state = MemberState::Left;
         self.proceed();
     }
 
@@ -166,8 +166,8 @@ impl Roster {
 
     /// A rank's connection closed.
     pub(super) fn lose(&mut self, rank: usize, now: Instant) {
-        if self.members[rank].place == Place::Here {
-            self.members[rank].place = Place::Lost(now);
+        if self.members[rank].state == MemberState::Here {
+            self.members[rank].state = MemberState::Lost(now);
             if !self.launched {
                 self.fail_by(rank, What::Lost);
             }
@@ -176,12 +176,12 @@ impl Roster {
 
     /// The launcher says how a rank's process ended. All that the process sent has been read before this.
     pub(super) fn end(&mut self, rank: usize, exit: Exit) {
-        let was = self.members[rank].place;
-        if was != Place::Left {
-            self.members[rank].place = Place::Gone(exit);
+        let was = self.members[rank].state;
+        if was != MemberState::Left {
+            self.members[rank].state = MemberState::Gone(exit);
         }
-        let others_here = self.members.iter().any(|member| member.place == Place::Here);
-        let vanished = matches!(was, Place::Here | Place::Lost(_)) && others_here;
+        let others_here = self.members.iter().any(|member| member.state == MemberState::Here);
+        let vanished = matches!(was, MemberState::Here | MemberState::Lost(_)) && others_here;
         if vanished || !exit.is_success() {
             self.fail_by(rank, What::Ended(exit));
         } else {
@@ -193,7 +193,7 @@ impl Roster {
     /// Time has passed.
     pub(super) fn tick(&mut self, now: Instant) {
         for rank in 0..self.members.len() {
-            if matches!(self.members[rank].place, Place::Lost(since) if now >= since + WORD) {
+            if matches!(self.members[rank].state, MemberState::Lost(since) if now >= since + WORD) {
                 self.fail_by(rank, What::Lost);
             }
         }
@@ -210,8 +210,8 @@ impl Roster {
         if self.failure.is_some() {
             return None;
         }
-        let words = self.members.iter().filter_map(|member| match member.place {
-            Place::Lost(since) => Some(since + WORD),
+        let words = self.members.iter().filter_map(|member| match member.state {
+            MemberState::Lost(since) => Some(since + WORD),
             _ => None,
         });
         words.chain(self.deadline()).min()
@@ -258,9 +258,9 @@ impl Roster {
         if came == self.members.len() {
             return self.complete();
         }
-        let absent = |member: &Member| match member.place {
-            Place::Left => Some(What::Left),
-            Place::Gone(exit) => Some(What::Ended(exit)),
+        let absent = |member: &Member| match member.state {
+            MemberState::Left => Some(What::Left),
+            MemberState::Gone(exit) => Some(What::Ended(exit)),
             _ => None,
         };
         let never = self.members.iter().enumerate().find_map(|(rank, member)| Some((rank, absent(member)?)));
@@ -317,7 +317,7 @@ impl Roster {
     }
 
     fn broadcast(&mut self, message: &Message) {
-        let here = (0..self.members.len()).filter(|rank| self.members[*rank].place == Place::Here);
+        let here = (0..self.members.len()).filter(|rank| self.members[*rank].state == MemberState::Here);
         let packet = Arc::new(Packet { bytes: message.encode(0), fds: Vec::new() });
         self.outgoing.extend(here.map(|rank| (rank, Arc::clone(&packet))));
     }

@@ -24,7 +24,7 @@ use crate::compile::explain::log;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::storage::Storage;
-use crate::tensor::{Placed, Tensor, constant_shape};
+use crate::tensor::{CachedLayout, Tensor, constant_shape};
 use crate::trace::Session;
 use crate::world::World;
 
@@ -62,7 +62,7 @@ pub(crate) struct Planned {
 struct Made {
     from: Rc<Layout>,
     ty: Rc<TensorType>,
-    layout: Rc<Placed>,
+    layout: Rc<CachedLayout>,
 }
 
 /// Results: of each its tensors.
@@ -297,7 +297,7 @@ impl Planned {
             None => {
                 let ty = TensorType::new(out.dtype, constant_shape(&out.layout.shape), varies);
                 let layout = Layout { start: first + out.layout.start, ..Layout::clone(&out.layout) };
-                let (ty, layout) = (world.memo().share(ty), Placed::new(layout));
+                let (ty, layout) = (world.memo().share(ty), CachedLayout::new(layout));
                 made.insert(Made { from: out.layout, ty, layout })
             }
         };

@@ -382,7 +382,7 @@ impl Session {
                 .map(|guard| guard.display(&mesh).to_string())
         });
         match broken {
-            Some(guard) => Err(Error::new(op, format!("expected {guard}, which does not hold"), site)),
+            Some(guard) => Err(Error::new(op, format!("guard {guard} failed"), site)),
             None => Ok(()),
         }
     }

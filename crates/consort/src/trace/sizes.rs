@@ -1,4 +1,4 @@
-//! Numbers of symbolic sizes: what is asked of one in a trace becomes a condition.
+//! Symbolic sizes as numbers: concretising one in a trace records a guard.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! In which the rules of an op are asked: types and sizes, costs, evaluation on one rank and on a group.
+//! The contexts in which an op's rules run: inference, cost, evaluation on one rank and on a group.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Cost {
     pub wire: Index,
 }
 
-/// In which a cost is asked.
+/// The context of a cost query.
 #[derive(Debug)]
 pub struct CostCx<'a> {
     /// The mesh.
@@ -121,7 +121,7 @@ pub struct BlockType {
     pub results: Vec<Type>,
 }
 
-/// In which types are inferred.
+/// The context of type inference.
 #[derive(Debug)]
 pub struct InferCx<'a> {
     /// The mesh.

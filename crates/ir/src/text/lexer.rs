@@ -1,7 +1,7 @@
 //! Text to tokens. Comments run from `;` to the end of the line; one that reads `FILE:LINE` after other
 //! text on its line is a source location and is kept.
 
-use crate::diagnostic::{At, Code, Diagnostic};
+use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::program::Loc;
 
 /// Where the text stops following the grammar, and what was expected there.
@@ -31,7 +31,7 @@ impl From<ParseError> for Diagnostic {
             code: Code::Parse,
             rule: String::new(),
             message: error.message,
-            at: At::Text(error.line, error.column),
+            at: Position::Text(error.line, error.column),
             loc: None,
             note: error.note,
         }

@@ -9,7 +9,7 @@ use crate::entity::Value;
 use crate::index::{Guard, SymbolFacts};
 use crate::mesh::{Mesh, is_name};
 use crate::ops::OpTable;
-use crate::plan::{Head, NodePlan, Place, Region, Why};
+use crate::plan::{NodePlan, Place, PlanHeader, Region, Why};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
@@ -113,10 +113,11 @@ impl FuncReader<'_, '_> {
     }
 
     /// `(rank 0, s0 = 8, arena: 0x40)`.
-    fn head(&mut self, donated: Vec<Value>) -> Result<Head, ParseError> {
+    fn head(&mut self, donated: Vec<Value>) -> Result<PlanHeader, ParseError> {
         self.cursor.expect("(")?;
         self.cursor.expect("rank")?;
-        let mut head = Head { rank: Rank(self.cursor.number("a rank")?), donated, ..Head::default() };
+        let mut head =
+            PlanHeader { rank: Rank(self.cursor.number("a rank")?), donated, ..PlanHeader::default() };
         while self.cursor.eat(",") {
             if let Some(region) = Region::from_name(self.cursor.peek()) {
                 self.cursor.next_token();

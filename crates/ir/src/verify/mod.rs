@@ -31,7 +31,7 @@ use std::collections::BTreeSet;
 use consort_types::Axes;
 
 use crate::builder::block_type;
-use crate::diagnostic::{At, Code, Diagnostic};
+use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Index, Sym, Waiting};
 use crate::infer::{fits, infer, same_type};
@@ -51,7 +51,7 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
                 code: Code::Verify,
                 rule: "V11".into(),
                 message: format!("expected distinct names of functions, got @{} twice", func.name),
-                at: At::Func(number),
+                at: Position::Func(number),
                 loc: None,
                 note: None,
             });
@@ -74,9 +74,9 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
         plan::verify_plan(&program.mesh, func, number, &mut errors);
     }
     errors.sort_by_key(|error| match error.at {
-        At::Func(func) => (func, 0),
-        At::Node(func, node) => (func, node + 1),
-        At::Text(line, _) => (0, line as usize),
+        Position::Func(func) => (func, 0),
+        Position::Node(func, node) => (func, node + 1),
+        Position::Text(line, _) => (0, line as usize),
     });
     errors
 }
@@ -85,7 +85,7 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
 struct Defined {
     block: usize,
     /// Where it was defined, for errors about it.
-    at: At,
+    at: Position,
     /// Whether a pending has been waited for or passed on.
     consumed: bool,
     /// Whether something read a pending that must not: that is an error of its own (V8), and the missing wait
@@ -116,7 +116,7 @@ struct Checker<'a, 'e> {
 }
 
 impl<'a> Checker<'a, '_> {
-    fn error(&mut self, at: At, loc: Option<&Loc>, op: &str, violation: Violation) {
+    fn error(&mut self, at: Position, loc: Option<&Loc>, op: &str, violation: Violation) {
         let code = if violation.rule.starts_with('C') { Code::Type } else { Code::Verify };
         let message = if op.is_empty() { violation.message } else { format!("{op}: {}", violation.message) };
         let (rule, loc) = (violation.rule.to_string(), loc.cloned());
@@ -124,7 +124,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn func(&mut self, ready: &[usize]) {
-        let at = At::Func(self.number);
+        let at = Position::Func(self.number);
         self.symbols(at);
         self.assume_guards(ready, at);
         let conditions = Vec::new();
@@ -152,7 +152,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// The `where` clause.
-    fn symbols(&mut self, at: At) {
+    fn symbols(&mut self, at: Position) {
         let bound: BTreeSet<Sym> = self.func.bound_symbols().into_iter().collect();
         let mut declared = BTreeSet::new();
         for (sym, facts) in &self.func.symbols {
@@ -185,7 +185,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// Takes up guards whose symbols all have a value now.
-    fn assume_guards(&mut self, ready: &[usize], at: At) {
+    fn assume_guards(&mut self, ready: &[usize], at: Position) {
         for guard in ready.iter().map(|number| &self.func.guards[*number]) {
             if let Assumed::Contradiction = self.facts.assume(guard.clone()) {
                 let text = guard.display(self.mesh).to_string();
@@ -206,7 +206,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// What a function returns is what it declares.
-    fn results(&mut self, at: At) {
+    fn results(&mut self, at: Position) {
         let (values, declared) = (&self.func.body.results, &self.func.results);
         if values.len() != declared.len() {
             let message = format!("expected {}, got {}", count(declared.len(), "value"), values.len());
@@ -237,7 +237,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// A block; returns where its `return` stands, and the symbols that it brought into scope.
-    fn block(&mut self, block: &'a Block, at: At, conditions: &[Condition]) -> (At, Vec<Sym>) {
+    fn block(&mut self, block: &'a Block, at: Position, conditions: &[Condition]) -> (Position, Vec<Sym>) {
         let id = self.next_block;
         self.next_block += 1;
         for param in &block.params {
@@ -272,12 +272,12 @@ impl<'a> Checker<'a, '_> {
         (end, defined_symbols)
     }
 
-    fn mark(&mut self) -> At {
+    fn mark(&mut self) -> Position {
         self.next_node += 1;
-        At::Node(self.number, self.next_node - 1)
+        Position::Node(self.number, self.next_node - 1)
     }
 
-    fn define(&mut self, value: Value, block: usize, at: At) {
+    fn define(&mut self, value: Value, block: usize, at: Position) {
         if self.values.get(value).is_some() {
             self.error(at, None, "", Violation::new("V1", format!("{value} is defined twice")));
             return;
@@ -286,7 +286,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// A use of a value in a block; a pending is consumed by it.
-    fn use_value(&mut self, value: Value, block: usize, at: At, user: Option<&Node>) -> bool {
+    fn use_value(&mut self, value: Value, block: usize, at: Position, user: Option<&Node>) -> bool {
         let (op, loc) = user.map_or(("return", None), |node| (node.op.info().name, node.loc.as_ref()));
         let takes_pendings = user.is_none_or(|node| node.op.takes() != Takes::Tensors);
         let pending = self.func.ty(value).is_some_and(Type::is_pending);
@@ -347,7 +347,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// No communication under a condition that differs within its group.
-    fn communication(&mut self, node: &Node, at: At, conditions: &[Condition]) {
+    fn communication(&mut self, node: &Node, at: Position, conditions: &[Condition]) {
         let Some(group) = node.op.effects().starts() else { return };
         if !self.mesh.has(group) {
             return;
@@ -374,7 +374,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// The types of a node's results; returns the symbols it defines.
-    fn types(&mut self, node: &Node, args: &[Type], at: At) -> Vec<Sym> {
+    fn types(&mut self, node: &Node, args: &[Type], at: Position) -> Vec<Sym> {
         let (op, loc) = (node.op.info().name, node.loc.as_ref());
         let blocks: Option<Vec<_>> = node.blocks.iter().map(|block| block_type(self.func, block)).collect();
         let Some(blocks) = blocks else { return Vec::new() };
@@ -413,7 +413,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// A type mentions axes that exist and symbols that have a value, and differs wherever its sizes do.
-    fn check_type(&mut self, at: At, loc: Option<&Loc>, op: &str, ty: &Type) {
+    fn check_type(&mut self, at: Position, loc: Option<&Loc>, op: &str, ty: &Type) {
         if !ty.varies().is_subset(self.mesh.all_axes()) {
             self.error(
                 at,

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::diagnostic::{At, Code, Diagnostic};
+use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
 use crate::ops::{Alias, Effects, EvalCx, Violation, count};
-use crate::plan::{Head, NodePlan, Place, Region};
+use crate::plan::{NodePlan, Place, PlanHeader, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
 
@@ -27,7 +27,7 @@ pub(super) fn verify_plan(mesh: &Mesh, func: &Func, number: usize, errors: &mut 
     if let Some(plan) = &func.plan {
         checker.head(plan);
     }
-    checker.block(&func.body, At::Func(number));
+    checker.block(&func.body, Position::Func(number));
 }
 
 const NOT_A_PLAN: &str = "a plan says its rank and its regions: plan (rank 0, arena: 0x40)";
@@ -48,7 +48,7 @@ struct PlanChecker<'a, 'e> {
 }
 
 impl PlanChecker<'_, '_> {
-    fn error(&mut self, at: At, op: &str, violation: Violation) {
+    fn error(&mut self, at: Position, op: &str, violation: Violation) {
         let message = if op.is_empty() { violation.message } else { format!("{op}: {}", violation.message) };
         let rule = violation.rule.to_string();
         self.errors.push(Diagnostic {
@@ -62,8 +62,8 @@ impl PlanChecker<'_, '_> {
     }
 
     /// The rank is one of the mesh, regions are declared once, and what is donated is a parameter.
-    fn head(&mut self, plan: &Head) {
-        let at = At::Func(self.number);
+    fn head(&mut self, plan: &PlanHeader) {
+        let at = Position::Func(self.number);
         if plan.rank.0 >= self.mesh.n_ranks() {
             let message = format!("expected a rank below {}, got {}", self.mesh.n_ranks(), plan.rank.0);
             self.error(at, "plan", Violation::new("P1", message));
@@ -79,7 +79,7 @@ impl PlanChecker<'_, '_> {
         }
     }
 
-    fn block(&mut self, block: &Block, at: At) {
+    fn block(&mut self, block: &Block, at: Position) {
         let id = self.next_block;
         self.next_block += 1;
         self.params(block, at);
@@ -87,7 +87,7 @@ impl PlanChecker<'_, '_> {
             self.defined.insert(*param, (id, false));
         }
         for node in &block.nodes {
-            let at = At::Node(self.number, self.next);
+            let at = Position::Node(self.number, self.next);
             self.next += 1;
             match (&node.plan, self.func.plan.is_some()) {
                 (Some(_), false) => {
@@ -108,7 +108,7 @@ impl PlanChecker<'_, '_> {
     }
 
     /// The tensors that enter a block have places, in a plan and only there.
-    fn params(&mut self, block: &Block, at: At) {
+    fn params(&mut self, block: &Block, at: Position) {
         if self.func.plan.is_none() {
             if !block.places.is_empty() {
                 let violation = Violation::new("P1", "a parameter has a place, but the function is no plan");
@@ -141,7 +141,7 @@ impl PlanChecker<'_, '_> {
         }
     }
 
-    fn node(&mut self, node: &Node, plan: &NodePlan, block: usize, at: At) {
+    fn node(&mut self, node: &Node, plan: &NodePlan, block: usize, at: Position) {
         let op = node.op.info().name;
         let tensors = self.tensors(&node.results);
         if tensors.len() != plan.places.len() {
@@ -181,7 +181,7 @@ impl PlanChecker<'_, '_> {
     }
 
     /// A view lies where its operand does, and is one by its op.
-    fn view(&mut self, node: &Node, plan: &NodePlan, at: At) {
+    fn view(&mut self, node: &Node, plan: &NodePlan, at: Position) {
         let of = node.args.first().and_then(|arg| self.places.get(*arg)).and_then(|places| places.first());
         let there = plan.places.iter().all(|place| Some(place) == of);
         if node.op.alias() != Alias::View || !there {
@@ -190,7 +190,7 @@ impl PlanChecker<'_, '_> {
         }
     }
 
-    fn queue(&mut self, node: &Node, plan: &NodePlan, at: At) {
+    fn queue(&mut self, node: &Node, plan: &NodePlan, at: Position) {
         let op = node.op.info().name;
         match (node.op.effects(), plan.queue) {
             (Effects::Collective(group) | Effects::Messages(group), Some((queue, number))) => {
@@ -223,7 +223,7 @@ impl PlanChecker<'_, '_> {
         }
     }
 
-    fn place(&mut self, at: At, op: &str, tensor: &TensorType, place: Place) {
+    fn place(&mut self, at: Position, op: &str, tensor: &TensorType, place: Place) {
         let Some(plan) = &self.func.plan else { return };
         let mut unbacked = false;
         tensor

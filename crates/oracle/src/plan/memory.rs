@@ -4,29 +4,29 @@ use std::collections::BTreeMap;
 
 use consort_types::Dtype;
 
-use consort_ir::plan::{Head, Region};
-use consort_ir::storage::{Lies, Spot};
+use consort_ir::plan::{PlanHeader, Region};
+use consort_ir::storage::{Extent, Placement};
 use consort_ir::tensor::{Tensor, unravel};
 
 /// Where a tensor's elements lie, and what they are.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) spot: Spot,
+pub(super) struct TypedPlacement {
+    pub(super) placement: Placement,
     pub(super) dtype: Dtype,
 }
 
-impl Seat {
+impl TypedPlacement {
     fn shape(&self) -> Result<Vec<usize>, String> {
-        match &self.spot.lies {
-            Lies::At(layout) => Ok(layout.shape.to_vec()),
-            _ => Err(format!("{}: its size is not known", self.spot.place)),
+        match &self.placement.extent {
+            Extent::At(layout) => Ok(layout.shape.to_vec()),
+            _ => Err(format!("{}: its size is not known", self.placement.place)),
         }
     }
 
     /// As many elements without gaps from the first one on.
-    pub(super) fn without_gaps(&self) -> Seat {
+    pub(super) fn without_gaps(&self) -> TypedPlacement {
         let mut seat = self.clone();
-        if let Lies::At(layout) = &mut seat.spot.lies {
+        if let Extent::At(layout) = &mut seat.placement.extent {
             layout.strides = consort_types::layout::row_major(&layout.shape);
         }
         seat
@@ -34,12 +34,12 @@ impl Seat {
 
     /// Where each element begins, in row-major order.
     fn elements(&self) -> Result<Vec<usize>, String> {
-        let Lies::At(layout) = &self.spot.lies else { return self.shape().map(|_| Vec::new()) };
-        let base = self.spot.place.offset as usize;
+        let Extent::At(layout) = &self.placement.extent else { return self.shape().map(|_| Vec::new()) };
+        let base = self.placement.place.offset as usize;
         let offset = |i: usize| -> usize {
             unravel(i, &layout.shape).iter().zip(&layout.strides).map(|(at, stride)| at * stride).sum()
         };
-        Ok((0..layout.numel()).map(|i| base + (layout.start + offset(i)) * self.spot.width).collect())
+        Ok((0..layout.numel()).map(|i| base + (layout.start + offset(i)) * self.placement.width).collect())
     }
 }
 
@@ -50,14 +50,14 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(head: &Head, poison: u8) -> Memory {
+    pub(super) fn new(head: &PlanHeader, poison: u8) -> Memory {
         let region = |(region, size): &(Region, u64)| (*region, vec![poison; *size as usize]);
         Memory { regions: head.regions.iter().map(region).collect(), poison }
     }
 
     /// Calls `f` with each element's bytes. A `dyn` region grows to what is asked of it.
-    fn each(&mut self, seat: &Seat, mut f: impl FnMut(&mut [u8])) -> Result<(), String> {
-        let (region, width, poison) = (seat.spot.place.region, seat.spot.width, self.poison);
+    fn each(&mut self, seat: &TypedPlacement, mut f: impl FnMut(&mut [u8])) -> Result<(), String> {
+        let (region, width, poison) = (seat.placement.place.region, seat.placement.width, self.poison);
         let elements = seat.elements()?;
         let end = elements.iter().max().map_or(0, |last| last + width);
         let bytes = self.regions.get_mut(&region).ok_or_else(|| format!("there is no region {region}"))?;
@@ -65,48 +65,50 @@ impl Memory {
             bytes.resize(end, poison);
         }
         if bytes.len() < end {
-            return Err(format!("{}: {end} bytes in a region of {}", seat.spot.place, bytes.len()));
+            return Err(format!("{}: {end} bytes in a region of {}", seat.placement.place, bytes.len()));
         }
         elements.into_iter().for_each(|at| f(&mut bytes[at..at + width]));
         Ok(())
     }
 
     /// The bytes of the elements, in row-major order.
-    pub(super) fn bytes(&mut self, seat: &Seat) -> Result<Vec<u8>, String> {
+    pub(super) fn bytes(&mut self, seat: &TypedPlacement) -> Result<Vec<u8>, String> {
         let mut all = Vec::new();
         self.each(seat, |bytes| all.extend_from_slice(bytes))?;
         Ok(all)
     }
 
-    pub(super) fn read(&mut self, seat: &Seat) -> Result<Tensor, String> {
+    pub(super) fn read(&mut self, seat: &TypedPlacement) -> Result<Tensor, String> {
         let bytes = self.bytes(seat)?;
         let shape = seat.shape()?;
-        Tensor::from_bytes(seat.dtype, shape, &bytes).ok_or_else(|| format!("{}: too large", seat.spot.place))
+        Tensor::from_bytes(seat.dtype, shape, &bytes)
+            .ok_or_else(|| format!("{}: too large", seat.placement.place))
     }
 
     /// A tensor of poison, where only its type is asked for.
-    pub(super) fn nothing(&self, seat: &Seat) -> Result<Tensor, String> {
+    pub(super) fn nothing(&self, seat: &TypedPlacement) -> Result<Tensor, String> {
         let shape = seat.shape()?;
-        let bytes = vec![self.poison; shape.iter().product::<usize>() * seat.spot.width];
-        Tensor::from_bytes(seat.dtype, shape, &bytes).ok_or_else(|| format!("{}: too large", seat.spot.place))
+        let bytes = vec![self.poison; shape.iter().product::<usize>() * seat.placement.width];
+        Tensor::from_bytes(seat.dtype, shape, &bytes)
+            .ok_or_else(|| format!("{}: too large", seat.placement.place))
     }
 
-    pub(super) fn write(&mut self, seat: &Seat, tensor: &Tensor) -> Result<(), String> {
+    pub(super) fn write(&mut self, seat: &TypedPlacement, tensor: &Tensor) -> Result<(), String> {
         if (tensor.dtype, &tensor.shape) != (seat.dtype, &seat.shape()?) {
             let got = format!("{}{:?}", tensor.dtype, tensor.shape);
             return Err(format!(
                 "{}: expected {}{:?}, got {got}",
-                seat.spot.place,
+                seat.placement.place,
                 seat.dtype,
                 seat.shape()?
             ));
         }
         let all = tensor.to_bytes();
-        let mut from = all.chunks_exact(seat.spot.width);
+        let mut from = all.chunks_exact(seat.placement.width);
         self.each(seat, |bytes| bytes.copy_from_slice(from.next().unwrap_or_default()))
     }
 
-    pub(super) fn poison(&mut self, seat: &Seat) -> Result<(), String> {
+    pub(super) fn poison(&mut self, seat: &TypedPlacement) -> Result<(), String> {
         let poison = self.poison;
         self.each(seat, |bytes| bytes.fill(poison))
     }

@@ -25,7 +25,7 @@ use consort_ir::program::{Func, Node, Program};
 use consort_ir::tensor::Tensor;
 use consort_ir::verify::verify;
 use consort_types::{Rank, Rng};
-use memory::{Memory, Seat};
+use memory::{Memory, TypedPlacement};
 use rank::PlanRank;
 
 use crate::comm::{Comm, PendingId};
@@ -165,9 +165,9 @@ enum Pace {
 struct Flight {
     rank: usize,
     pace: Pace,
-    results: Vec<Seat>,
+    results: Vec<TypedPlacement>,
     /// What peers may read and nobody may change: operands from the start, results from when they are written.
-    leased: Vec<(Seat, Vec<u8>)>,
+    leased: Vec<(TypedPlacement, Vec<u8>)>,
     /// Whether what is read for it had changed.
     spoiled: bool,
     written: bool,
@@ -191,8 +191,8 @@ impl<'a> World<'a> {
         cx: &EvalCx<'_>,
         node: &'a Node,
         args: Vec<Tensor>,
-        results: Vec<Seat>,
-        leased: &[Seat],
+        results: Vec<TypedPlacement>,
+        leased: &[TypedPlacement],
     ) -> Result<PendingId, String> {
         let rank = cx.rank.0 as usize;
         let memory = &mut self.memories[rank];

@@ -2,7 +2,7 @@
 
 use consort_types::Rank;
 
-use super::memory::{Memory, Seat};
+use super::memory::{Memory, TypedPlacement};
 use super::{World, at};
 use crate::Stuck;
 use crate::comm::PendingId;
@@ -13,7 +13,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Effects, EvalCx, Flow};
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Node};
-use consort_ir::storage::{Spot, is_needed, may_take_over, pieces};
+use consort_ir::storage::{Placement, is_needed, may_take_over, pieces};
 use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 use consort_ir::types::Type;
@@ -37,7 +37,7 @@ pub(super) struct PlanRank<'a> {
     func: &'a Func,
     rank: Rank,
     symbols: Symbols,
-    seats: ValueMap<Vec<Seat>>,
+    seats: ValueMap<Vec<TypedPlacement>>,
     sizes: ValueMap<Tensor>,
     /// What each pending stands for; nothing where its tensors are there already.
     pendings: ValueMap<PendingId>,
@@ -136,8 +136,8 @@ impl<'a> PlanRank<'a> {
         let mut places = places.iter();
         for value in values {
             let types = self.func.ty(*value).map_or(&[][..], Type::tensors);
-            let seats = types.iter().zip(places.by_ref()).map(|(ty, place)| Seat {
-                spot: Spot::new(*place, ty, &self.cx(&self.symbols)),
+            let seats = types.iter().zip(places.by_ref()).map(|(ty, place)| TypedPlacement {
+                placement: Placement::new(*place, ty, &self.cx(&self.symbols)),
                 dtype: ty.dtype,
             });
             let seats = seats.collect();
@@ -145,11 +145,11 @@ impl<'a> PlanRank<'a> {
         }
     }
 
-    fn seats(&self, value: Value) -> Vec<Seat> {
+    fn seats(&self, value: Value) -> Vec<TypedPlacement> {
         self.seats.get(value).cloned().unwrap_or_default()
     }
 
-    fn all_seats(&self, values: &[Value]) -> Vec<Seat> {
+    fn all_seats(&self, values: &[Value]) -> Vec<TypedPlacement> {
         values.iter().flat_map(|value| self.seats(*value)).collect()
     }
 
@@ -228,10 +228,11 @@ impl<'a> PlanRank<'a> {
 
     fn view(&mut self, node: &Node) -> Result<(), String> {
         let seat = self.seats(node.args[0]).into_iter().next().ok_or("a view of what has no place")?;
-        let spots = seat.spot.views(&*node.op, &self.cx(&self.symbols), node.results.len());
-        let spots = spots.ok_or_else(|| format!("elements of {} must move for this view", node.args[0]))?;
-        for (result, spot) in node.results.iter().zip(spots) {
-            self.seats.insert(*result, vec![Seat { spot, dtype: seat.dtype }]);
+        let placements = seat.placement.views(&*node.op, &self.cx(&self.symbols), node.results.len());
+        let placements =
+            placements.ok_or_else(|| format!("elements of {} must move for this view", node.args[0]))?;
+        for (result, placement) in node.results.iter().zip(placements) {
+            self.seats.insert(*result, vec![TypedPlacement { placement, dtype: seat.dtype }]);
         }
         Ok(())
     }
@@ -239,8 +240,8 @@ impl<'a> PlanRank<'a> {
     fn kernel(&mut self, node: &Node, world: &mut World<'_>) -> Result<(), String> {
         let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
         let takes_over = |j: usize| {
-            let here = |(k, result): (usize, &Seat)| {
-                may_take_over(&*node.op, k, j) && result.spot.same(&args[j].spot)
+            let here = |(k, result): (usize, &TypedPlacement)| {
+                may_take_over(&*node.op, k, j) && result.placement.same(&args[j].placement)
             };
             results.iter().enumerate().any(here)
         };
@@ -271,11 +272,12 @@ impl<'a> PlanRank<'a> {
 
     fn join(&mut self, node: &Node, world: &mut World<'_>) -> Result<(), String> {
         let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
-        let spots: Vec<Spot> = args.iter().map(|seat| seat.spot.clone()).collect();
-        let pieces = pieces(&*node.op, &self.cx(&self.symbols), &spots, &results[0].spot);
+        let placements: Vec<Placement> = args.iter().map(|seat| seat.placement.clone()).collect();
+        let pieces = pieces(&*node.op, &self.cx(&self.symbols), &placements, &results[0].placement);
         let pieces = pieces.ok_or("a part does not lie inside the whole")?;
-        let seat = |spot: &Spot| Seat { spot: spot.clone(), dtype: results[0].dtype };
-        let moves: Vec<(Seat, Seat)> =
+        let seat =
+            |placement: &Placement| TypedPlacement { placement: placement.clone(), dtype: results[0].dtype };
+        let moves: Vec<(TypedPlacement, TypedPlacement)> =
             pieces.iter().map(|piece| (seat(&piece.from), seat(&piece.to))).collect();
         join(self.memory(world), &moves)
     }
@@ -287,7 +289,8 @@ impl<'a> PlanRank<'a> {
         let cx = self.cx(&symbols);
         let memory = self.memory(world);
         let mut tensors: Vec<Option<Tensor>> = vec![None; args.len()];
-        let over = |k: usize| node.op.overwrites(k).map(|j| (j, args[j].spot.same(&results[k].spot)));
+        let over =
+            |k: usize| node.op.overwrites(k).map(|j| (j, args[j].placement.same(&results[k].placement)));
         let copied = |j: usize| plan.copies.iter().any(|(value, _)| *value == node.args[j]);
         // What is overwritten is read where the result lies: it lies there, is copied there, or is not there at all.
         for (k, result) in results.iter().enumerate() {
@@ -347,7 +350,7 @@ impl<'a> PlanRank<'a> {
         for (arg, param) in args.iter().zip(params) {
             let mut seats = self.seats(*param);
             for (seat, there) in seats.iter_mut().zip(self.seats(*arg)) {
-                if seat.spot.place == there.spot.place {
+                if seat.placement.place == there.placement.place {
                     *seat = there;
                 }
             }
@@ -371,13 +374,13 @@ impl<'a> PlanRank<'a> {
 
     /// Tensors that are not yet where others lie are copied there.
     fn carry(&mut self, from: &[Value], to: &[Value], world: &mut World<'_>) -> Result<(), String> {
-        let moves: Vec<(Seat, Seat)> = self.moves(from, to);
+        let moves: Vec<(TypedPlacement, TypedPlacement)> = self.moves(from, to);
         copy(self.memory(world), &moves)?;
         self.pass(from, to);
         Ok(())
     }
 
-    fn moves(&self, from: &[Value], to: &[Value]) -> Vec<(Seat, Seat)> {
+    fn moves(&self, from: &[Value], to: &[Value]) -> Vec<(TypedPlacement, TypedPlacement)> {
         let ends = |(from, to): (&Value, &Value)| self.seats(*from).into_iter().zip(self.seats(*to));
         from.iter().zip(to).flat_map(ends).collect()
     }
@@ -426,7 +429,7 @@ impl<'a> PlanRank<'a> {
         let entries = carries..carries + slices;
         let mut moves = self.moves(&node.args[entries.clone()], &node.blocks[0].params[entries]);
         for (from, _) in &mut moves {
-            from.spot = from.spot.entry(iteration);
+            from.placement = from.placement.entry(iteration);
         }
         join(self.memory(world), &moves)
     }
@@ -438,7 +441,7 @@ impl<'a> PlanRank<'a> {
         let (block, then): (&'a Block, Then<'a>) = (block, *then);
         let mut landing = block.results.clone();
         if let Then::Cond(node) = then {
-            let stays = |(from, to): &(Seat, Seat)| from.spot.same(&to.spot);
+            let stays = |(from, to): &(TypedPlacement, TypedPlacement)| from.placement.same(&to.placement);
             let pairs = block.results.iter().zip(&node.results);
             let moved = pairs.filter(|(from, to)| !self.moves(&[**from], &[**to]).iter().all(stays));
             landing = moved.map(|(from, _)| *from).collect();
@@ -466,7 +469,7 @@ impl<'a> PlanRank<'a> {
             Then::Scan { node, carries, slices, iteration, length } => {
                 let mut stack = self.moves(&block.results[carries..], &node.results[carries..]);
                 for (_, to) in &mut stack {
-                    to.spot = to.spot.entry(iteration);
+                    to.placement = to.placement.entry(iteration);
                 }
                 join(self.memory(world), &stack)?;
                 self.carry(&block.results[..carries], &block.params[..carries], world)?;
@@ -485,15 +488,16 @@ impl<'a> PlanRank<'a> {
 }
 
 /// Copies what is not yet where it belongs, all at once.
-fn copy(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
-    let go: Vec<&(Seat, Seat)> = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot)).collect();
+fn copy(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Result<(), String> {
+    let go: Vec<&(TypedPlacement, TypedPlacement)> =
+        moves.iter().filter(|(from, to)| !from.placement.same(&to.placement)).collect();
     let tensors = go.iter().map(|(from, _)| memory.read(from)).collect::<Result<Vec<Tensor>, String>>()?;
     go.iter().zip(tensors).try_for_each(|((_, to), tensor)| memory.write(to, &tensor))
 }
 
 /// The same, one after the other in some order: where something belongs holds nothing before all is read.
-fn join(memory: &mut Memory, moves: &[(Seat, Seat)]) -> Result<(), String> {
-    let go = moves.iter().filter(|(from, to)| !from.spot.same(&to.spot));
+fn join(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Result<(), String> {
+    let go = moves.iter().filter(|(from, to)| !from.placement.same(&to.placement));
     go.clone().try_for_each(|(_, to)| memory.poison(to))?;
     copy(memory, moves)
 }

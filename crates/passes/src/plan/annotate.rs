@@ -1,4 +1,4 @@
-//! Writes the plan beside the lines: places, queues, leases, and which leases a line that writes must see end.
+//! Annotates the lines with the plan: places, queues, leases, and which leases must end before a write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +32,8 @@ struct Annotator<'a> {
 impl Annotator<'_> {
     fn place(&mut self, part: u32) -> Place {
         let (buf, at) = (
-            self.planner.storage.parts[part as usize].lies.buf,
-            self.planner.storage.parts[part as usize].lies.at,
+            self.planner.storage.parts[part as usize].located.buf,
+            self.planner.storage.parts[part as usize].located.at,
         );
         let (root, shift) = self.planner.storage.root(buf);
         let place = self.planner.storage.bufs[root as usize].place;

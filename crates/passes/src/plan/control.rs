@@ -6,7 +6,7 @@ use consort_ir::types::{TensorType, Type};
 
 use super::PlanError;
 use super::decide::{Line, Planner};
-use super::storage::{Kind, Lies, Span};
+use super::storage::{Kind, Located, Span};
 use super::uses::END;
 
 impl<'a> Planner<'a> {
@@ -25,33 +25,33 @@ impl<'a> Planner<'a> {
         }
         for (i, result) in node.results.iter().enumerate() {
             let tensors = self.func.ty(*result).map_or(&[][..], Type::tensors);
-            let mut lies = Vec::with_capacity(tensors.len());
+            let mut located = Vec::with_capacity(tensors.len());
             for (k, tensor) in tensors.iter().enumerate() {
                 let left: Vec<u32> = node
                     .blocks
                     .iter()
                     .map(|block| self.parts_of(block.results[i]).start + k as u32)
                     .collect();
-                lies.push(match self.meet(&left, *result) {
-                    Some(lies) => lies,
+                located.push(match self.meet(&left, *result) {
+                    Some(located) => located,
                     None => self.left_in(tensor, &left, &ids, line)?,
                 });
             }
-            self.define(*result, lies);
+            self.define(*result, located);
             self.touch(*result);
         }
         Ok(Line::default())
     }
 
     /// Where all blocks leave a result, if that is one place.
-    fn meet(&mut self, left: &[u32], result: Value) -> Option<Lies> {
+    fn meet(&mut self, left: &[u32], result: Value) -> Option<Located> {
         let first = left.first()?;
         let place = self.storage.first(*first);
         let one =
             |part: &u32| self.storage.first(*part) == place && self.storage.parts[*part as usize].is_flat();
         let together = left.iter().all(one);
         (together && self.returns_there(result, *first))
-            .then(|| self.storage.parts[*first as usize].lies.without_gaps())
+            .then(|| self.storage.parts[*first as usize].located.without_gaps())
     }
 
     /// Storage for a result that blocks leave, in which they make it if they can.
@@ -61,16 +61,16 @@ impl<'a> Planner<'a> {
         left: &[u32],
         blocks: &[u32],
         line: u32,
-    ) -> Result<Lies, PlanError> {
-        let lies = self.new_buf(tensor, line)?;
+    ) -> Result<Located, PlanError> {
+        let located = self.new_buf(tensor, line)?;
         for (part, block) in left.iter().zip(blocks) {
-            let size = self.storage.bufs[lies.buf as usize].size;
+            let size = self.storage.bufs[located.buf as usize].size;
             let made = self.storage.movable(*part, *block);
             if let Some(made) = made.filter(|made| self.storage.bufs[*made as usize].size == size) {
-                self.storage.join(made, lies.buf, 0);
+                self.storage.join(made, located.buf, 0);
             }
         }
-        Ok(lies)
+        Ok(located)
     }
 
     /// Carries and slices have places of their own, which each iteration finds filled; a carry's may be that of the
@@ -110,16 +110,16 @@ impl<'a> Planner<'a> {
         // Each iteration writes them, whether or not anybody reads them later.
         for value in block.params[..carries + slices].iter().chain(&node.results[carries..]) {
             for part in self.parts_of(*value) {
-                let buf = self.storage.parts[part as usize].lies.buf;
+                let buf = self.storage.parts[part as usize].located.buf;
                 let (now, buf) = (self.now, self.storage.buf_mut(buf));
                 buf.last = buf.last.max(now);
             }
         }
         node.args[carries..].iter().for_each(|arg| self.touch(*arg));
         for (result, param) in node.results.iter().zip(&block.params[..carries]) {
-            let lies: Vec<Lies> =
-                self.parts_of(*param).map(|part| self.storage.parts[part as usize].lies.clone()).collect();
-            self.define(*result, lies);
+            let located: Vec<Located> =
+                self.parts_of(*param).map(|part| self.storage.parts[part as usize].located.clone()).collect();
+            self.define(*result, located);
             self.touch(*result);
         }
         Ok(line)
@@ -148,7 +148,7 @@ impl<'a> Planner<'a> {
         if self.func.ty(value).is_some_and(Type::is_pending) {
             for part in self.parts_of(value) {
                 self.storage.prolong(part, END, END);
-                let buf = self.storage.parts[part as usize].lies.buf;
+                let buf = self.storage.parts[part as usize].located.buf;
                 self.storage.buf_mut(buf).writable = false;
             }
         } else {

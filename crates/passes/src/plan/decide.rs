@@ -9,7 +9,7 @@ use consort_types::layout;
 use consort_types::layout::{Dims, Layout};
 
 use super::PlanError;
-use super::storage::{Kind, Lies, Part, Span, Storage};
+use super::storage::{Kind, Located, Part, Span, Storage};
 use super::uses::{Uses, View};
 
 /// What is decided of a line, besides the storage of its results.
@@ -25,7 +25,7 @@ pub(super) struct Line {
     pub(super) writes: Option<Vec<(u64, u64)>>,
 }
 
-/// An operand that is copied to where a result lies, unless that turns out to be the same place.
+/// An operand that is copied to where a result located, unless that turns out to be the same place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copied {
     pub(super) value: Value,
@@ -86,7 +86,7 @@ impl<'a> Planner<'a> {
                 let layout = self.known_layout(tensor)?;
                 let at = size.next_multiple_of(super::pack::ALIGN);
                 size = at + bytes(&layout, tensor);
-                parts.push(Lies { buf: 0, at, layout: Some(layout), element: tensor.dtype.size() as u64 });
+                parts.push(Located { buf: 0, at, layout: Some(layout), element: tensor.dtype.size() as u64 });
             }
             if parts.is_empty() {
                 continue;
@@ -96,7 +96,7 @@ impl<'a> Planner<'a> {
             let given = donated.get(number) == Some(&true) && ty.as_tensor().is_some();
             let entry = &mut self.storage.bufs[buf as usize];
             (entry.writable, entry.written) = (given, given);
-            self.define(*param, parts.into_iter().map(|lies| Lies { buf, ..lies }));
+            self.define(*param, parts.into_iter().map(|located| Located { buf, ..located }));
         }
         self.body(&self.func.body)
     }
@@ -141,18 +141,18 @@ impl<'a> Planner<'a> {
     }
 
     /// A value lies there, and so do its views.
-    pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
+    pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Located>) {
         self.set(value, tensors);
         self.views(value);
     }
 
-    fn set(&mut self, value: Value, tensors: impl IntoIterator<Item = Lies>) {
+    fn set(&mut self, value: Value, tensors: impl IntoIterator<Item = Located>) {
         let id = self.uses.id(value);
         let used = *self.uses.get(value);
         let first = self.storage.parts.len() as u32;
-        for lies in tensors {
-            let buf = lies.buf;
-            self.storage.add_part(Part { lies, last: used.last.max(self.now), read: used.read });
+        for located in tensors {
+            let buf = located.buf;
+            self.storage.add_part(Part { located, last: used.last.max(self.now), read: used.read });
             self.storage.buf_mut(buf).outlives |= used.outlives;
         }
         self.parts[id] = PartsOf(first, self.storage.parts.len() as u32 - first);
@@ -182,7 +182,7 @@ impl<'a> Planner<'a> {
         let used = *self.uses.get(value);
         for part in parts.clone() {
             self.storage.prolong(part, used.last.max(self.now), used.read);
-            let buf = self.storage.parts[part as usize].lies.buf;
+            let buf = self.storage.parts[part as usize].located.buf;
             self.storage.buf_mut(buf).outlives |= used.outlives;
         }
         let id = self.uses.id(value);
@@ -229,29 +229,29 @@ impl<'a> Planner<'a> {
     }
 
     /// Storage for one tensor, from a line on.
-    pub(super) fn new_buf(&mut self, tensor: &TensorType, line: u32) -> Result<Lies, PlanError> {
+    pub(super) fn new_buf(&mut self, tensor: &TensorType, line: u32) -> Result<Located, PlanError> {
         let layout = self.layout(tensor)?;
         let (kind, size) = match &layout {
             Some(layout) => (Kind::Own, bytes(layout, tensor)),
             None => (Kind::Dyn, 0),
         };
         let buf = self.storage.add_buf(kind, size, line, self.block);
-        Ok(Lies { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
+        Ok(Located { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
     }
 
     /// A value gets storage of its own.
     pub(super) fn fresh(&mut self, value: Value) -> Result<(), PlanError> {
         match self.func.ty(value) {
             Some(Type::Tensor(tensor)) => {
-                let lies = self.new_buf(tensor, self.now)?;
-                self.define(value, [lies]);
+                let located = self.new_buf(tensor, self.now)?;
+                self.define(value, [located]);
             }
             Some(Type::Pending(tensors)) => {
-                let lies = tensors
+                let located = tensors
                     .iter()
                     .map(|tensor| self.new_buf(tensor, self.now))
                     .collect::<Result<Vec<_>, _>>()?;
-                self.define(value, lies);
+                self.define(value, located);
             }
             _ => {}
         }
@@ -309,14 +309,14 @@ impl<'a> Planner<'a> {
 
     /// Whether a tensor's storage takes part in communication, as far as is known.
     fn is_shared(&mut self, value: Value) -> bool {
-        let buf = self.storage.parts[self.part(value) as usize].lies.buf;
+        let buf = self.storage.parts[self.part(value) as usize].located.buf;
         self.storage.buf_mut(buf).shared
     }
 
     /// Makes the results views of the operand, where they can be.
     fn view(&mut self, node: &'a Node) -> bool {
-        let Lies { buf, at, layout, element } =
-            self.storage.parts[self.part(node.args[0]) as usize].lies.clone();
+        let Located { buf, at, layout, element } =
+            self.storage.parts[self.part(node.args[0]) as usize].located.clone();
         let Some(layout) = layout else {
             // Sizes are not known yet, but there are no gaps. A result whose sizes are known has no elements, and lies
             // elsewhere.
@@ -325,7 +325,7 @@ impl<'a> Planner<'a> {
             if !unknown || !node.op.keeps_order() {
                 return false;
             }
-            self.set(node.results[0], [Lies { buf, at, layout, element }]);
+            self.set(node.results[0], [Located { buf, at, layout, element }]);
             return true;
         };
         // Where the op mentions what is not known yet, it runs when it is.
@@ -336,7 +336,7 @@ impl<'a> Planner<'a> {
             return false;
         }
         for (result, layout) in node.results.iter().zip(layouts) {
-            self.set(*result, [Lies { buf, at, layout: Some(layout), element }]);
+            self.set(*result, [Located { buf, at, layout: Some(layout), element }]);
         }
         true
     }
@@ -352,11 +352,11 @@ impl<'a> Planner<'a> {
         if from.dtype != to.dtype || self.held(part).is_some() || !self.returns_there(node.results[0], part) {
             return false;
         }
-        let same_shape = match &self.storage.parts[part as usize].lies.layout {
+        let same_shape = match &self.storage.parts[part as usize].located.layout {
             Some(layout) => matches!(self.layout(to), Ok(Some(to)) if to.shape == layout.shape),
             None => from.shape == to.shape,
         };
-        let dynamic = self.storage.parts[part as usize].lies.layout.is_none();
+        let dynamic = self.storage.parts[part as usize].located.layout.is_none();
         let buf = self.storage.span(part).buf;
         if !same_shape || (self.storage.bufs[buf as usize].kind == Kind::Dyn) != dynamic {
             return false;
@@ -380,8 +380,8 @@ impl<'a> Planner<'a> {
 
     /// A value takes over the storage of a part that lies without gaps.
     pub(super) fn take(&mut self, value: Value, part: u32) {
-        let lies = self.storage.parts[part as usize].lies.without_gaps();
-        self.define(value, [lies]);
+        let located = self.storage.parts[part as usize].located.without_gaps();
+        self.define(value, [located]);
     }
 
     /// Why a part cannot be written over after this line, if it cannot.
@@ -410,13 +410,13 @@ impl<'a> Planner<'a> {
 
     /// The boxes of an op that joins, where all sizes are known.
     fn boxes(&self, node: &Node) -> Option<Vec<Joined>> {
-        let layout = |arg: &Value| self.storage.parts[self.part(*arg) as usize].lies.layout.as_ref();
+        let layout = |arg: &Value| self.storage.parts[self.part(*arg) as usize].located.layout.as_ref();
         let shapes: Option<Vec<&[usize]>> =
             node.args.iter().map(|arg| layout(arg).map(|layout| &layout.shape[..])).collect();
         node.op.boxes(&self.sizes, &shapes?).ok()
     }
 
-    /// Updates the base where it lies, if that may be overwritten, and has the part made there if it can be.
+    /// Updates the base where it located, if that may be overwritten, and has the part made there if it can be.
     fn update(&mut self, node: &'a Node, line: &mut Line) -> bool {
         let Some(boxes) = self.boxes(node) else { return false };
         // What is left of the base stays, and one part as a whole goes between.
@@ -427,14 +427,15 @@ impl<'a> Planner<'a> {
         }
         let (base, part) = (self.part(node.args[0]), self.part(node.args[1]));
         let (x, y) = (&self.storage.parts[base as usize], &self.storage.parts[part as usize]);
-        let (Some(layout), Some(small), true) = (&x.lies.layout, &y.lies.layout, x.is_flat()) else {
+        let (Some(layout), Some(small), true) = (&x.located.layout, &y.located.layout, x.is_flat()) else {
             return false;
         };
         if small.shape != *size {
             return false;
         }
         let place = layout.narrowed_to(to, size);
-        let (buf, at, element, flat) = (x.lies.buf, x.lies.at, x.lies.element, place.is_contiguous());
+        let (buf, at, element, flat) =
+            (x.located.buf, x.located.at, x.located.element, place.is_contiguous());
         // The base may be a view that begins inside its buf. The result lies where its first element does.
         let before = (place.start - layout.start) as u64 * element;
         let (root, shift) = self.storage.root(buf);
@@ -469,7 +470,8 @@ impl<'a> Planner<'a> {
     /// Has the parts made inside the result, where they lie there without gaps.
     fn join(&mut self, node: &'a Node, line: &mut Line) {
         let whole = self.part(node.results[0]);
-        let (Some(boxes), Some(layout)) = (self.boxes(node), &self.storage.parts[whole as usize].lies.layout)
+        let (Some(boxes), Some(layout)) =
+            (self.boxes(node), &self.storage.parts[whole as usize].located.layout)
         else {
             return;
         };
@@ -482,7 +484,7 @@ impl<'a> Planner<'a> {
         let mut writes = Vec::new();
         for (piece, place) in boxes.iter().zip(places) {
             let part = self.part(node.args[piece.operand]);
-            let element = self.storage.parts[part as usize].lies.element;
+            let element = self.storage.parts[part as usize].located.element;
             let at = place.start as u64 * element;
             // Only what fills its storage can be made elsewhere, so a box of an operand is all of it.
             let size = place.numel() as u64 * element;

@@ -25,7 +25,7 @@ use std::fmt;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
-use consort_ir::plan::{Head, Place, Region};
+use consort_ir::plan::{Place, PlanHeader, Region};
 use consort_ir::program::Func;
 use consort_types::Rank;
 
@@ -91,7 +91,7 @@ pub fn plan(mesh: &Mesh, func: &Func, binding: &Binding<'_>) -> Result<Func, Pla
     planner.func(binding.donated)?;
     let regions = place(&mut planner, func)?;
     let given = func.body.params.iter().zip(binding.donated).filter(|(_, donated)| **donated);
-    let head = Head {
+    let head = PlanHeader {
         rank: binding.rank,
         symbols: binding.symbols.iter().map(|(sym, value)| (*sym, *value)).collect(),
         regions: regions.into_iter().collect(),

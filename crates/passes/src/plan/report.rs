@@ -33,7 +33,7 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
         func,
         sizes: EvalCx { mesh, rank: head.rank, symbols: &symbols },
         uses: Uses::new(func),
-        lies: ValueMap::default(),
+        located: ValueMap::default(),
         only_started: ValueMap::default(),
         live: Vec::new(),
         held: ValueMap::default(),
@@ -66,7 +66,7 @@ struct Reader<'a> {
     sizes: EvalCx<'a>,
     uses: Uses<'a>,
     /// Where each tensor of a value lies; no layout where sizes are not known.
-    lies: ValueMap<Vec<(Place, Option<Layout>)>>,
+    located: ValueMap<Vec<(Place, Option<Layout>)>>,
     /// Whether all that use a value are starts.
     only_started: ValueMap<bool>,
     live: Vec<Held>,
@@ -126,8 +126,8 @@ impl<'a> Reader<'a> {
         for inside in &node.blocks {
             self.block(inside, matches!(node.op.flow(), Flow::Scan { .. }));
         }
-        let lies = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
-        self.define(&node.results, lies);
+        let located = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
+        self.define(&node.results, located);
         if plan.view {
             // What a view sees has been needed since its operand was made.
             let def = self.held_by(&node.args).first().map(|held| self.live[*held].def);
@@ -157,18 +157,18 @@ impl<'a> Reader<'a> {
         let mut places = places.iter();
         let mut layouts = |value: &Value| {
             let tensors = self.func.ty(*value).map_or(&[][..], Type::tensors);
-            let lies = |(tensor, place): (&TensorType, &Place)| {
+            let located = |(tensor, place): (&TensorType, &Place)| {
                 let shape: Option<Vec<usize>> =
                     tensor.shape.iter().map(|size| self.sizes.size(size).ok()).collect();
                 (*place, shape.map(|shape| Layout::contiguous(&shape)))
             };
-            tensors.iter().zip(places.by_ref()).map(lies).collect()
+            tensors.iter().zip(places.by_ref()).map(located).collect()
         };
         values.iter().map(&mut layouts).collect()
     }
 
     fn view(&self, node: &Node) -> Vec<Vec<(Place, Option<Layout>)>> {
-        let Some((place, layout)) = self.lies.get(node.args[0]).and_then(|lies| lies.first()) else {
+        let Some((place, layout)) = self.located.get(node.args[0]).and_then(|located| located.first()) else {
             return Vec::new();
         };
         let layouts = layout.as_ref().and_then(|x| node.op.view(&self.sizes, x).ok().flatten());
@@ -176,11 +176,11 @@ impl<'a> Reader<'a> {
         (0..node.results.len()).map(|i| vec![(*place, layout(i))]).collect()
     }
 
-    fn define(&mut self, values: &[Value], lies: Vec<Vec<(Place, Option<Layout>)>>) {
-        for (value, lies) in values.iter().zip(lies) {
+    fn define(&mut self, values: &[Value], located: Vec<Vec<(Place, Option<Layout>)>>) {
+        for (value, located) in values.iter().zip(located) {
             let tensors = self.func.ty(*value).map_or(&[][..], Type::tensors);
             let first = self.live.len();
-            for ((place, layout), tensor) in lies.iter().zip(tensors) {
+            for ((place, layout), tensor) in located.iter().zip(tensors) {
                 let Some(layout) = layout else { continue };
                 let element = tensor.dtype.size() as u64;
                 let from = place.offset + layout.start as u64 * element;
@@ -189,7 +189,7 @@ impl<'a> Reader<'a> {
                 self.live.push(Held { def, last, region: place.region, from, to });
             }
             self.held.insert(*value, first..self.live.len());
-            self.lies.insert(*value, lies);
+            self.located.insert(*value, located);
         }
     }
 }

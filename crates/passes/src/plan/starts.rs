@@ -7,7 +7,7 @@ use consort_ir::types::Type;
 
 use super::PlanError;
 use super::decide::{Copied, Line, Planner};
-use super::storage::{Lies, Span};
+use super::storage::{Located, Span};
 use super::uses::{END, overwritten};
 
 impl<'a> Planner<'a> {
@@ -38,7 +38,7 @@ impl<'a> Planner<'a> {
         // Results that need what their operand holds choose first.
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|result| !matters[*result]);
-        let (mut parts, mut in_place): (Vec<Option<Lies>>, _) =
+        let (mut parts, mut in_place): (Vec<Option<Located>>, _) =
             (vec![None; tensors.len()], vec![false; node.args.len()]);
         for result in order {
             let Some(operand) = node.op.overwrites(result) else {
@@ -50,7 +50,7 @@ impl<'a> Planner<'a> {
             let Some(why) = self.held(from).or((!free).then_some(Why::Needed)) else {
                 line.reuse.push(value);
                 in_place[operand] = true;
-                parts[result] = Some(self.storage.parts[from as usize].lies.without_gaps());
+                parts[result] = Some(self.storage.parts[from as usize].located.without_gaps());
                 continue;
             };
             let own = self.new_buf(&tensors[result], self.now)?;
@@ -72,13 +72,13 @@ impl<'a> Planner<'a> {
             }
             let part = self.part(*arg);
             self.storage.prolong(part, holds, holds);
-            let buf = self.storage.parts[part as usize].lies.buf;
+            let buf = self.storage.parts[part as usize].located.buf;
             self.storage.buf_mut(buf).outlives |= holds == END;
         }
         self.touch(node.results[0]);
         for value in node.args.iter().chain(&node.results) {
             for part in self.parts_of(*value) {
-                let buf = self.storage.parts[part as usize].lies.buf;
+                let buf = self.storage.parts[part as usize].located.buf;
                 self.storage.buf_mut(buf).shared = true;
             }
         }

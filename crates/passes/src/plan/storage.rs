@@ -9,7 +9,7 @@ use consort_types::overlaps;
 
 /// Where a tensor lies in storage.
 #[derive(Clone, Debug)]
-pub(super) struct Lies {
+pub(super) struct Located {
     /// Its buf.
     pub(super) buf: u32,
     /// Its place: bytes from the beginning of the buf.
@@ -20,7 +20,7 @@ pub(super) struct Lies {
     pub(super) element: u64,
 }
 
-impl Lies {
+impl Located {
     /// Where its first element lies; its place, where it has none.
     fn first(&self) -> u64 {
         let some = self.layout.as_ref().filter(|layout| !layout.shape.contains(&0));
@@ -28,9 +28,9 @@ impl Lies {
     }
 
     /// The same, with its first element at its place.
-    pub(super) fn without_gaps(&self) -> Lies {
+    pub(super) fn without_gaps(&self) -> Located {
         let layout = self.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
-        Lies { buf: self.buf, at: self.first(), layout, element: self.element }
+        Located { buf: self.buf, at: self.first(), layout, element: self.element }
     }
 
     /// The bytes of the buf between which it lies.
@@ -45,7 +45,7 @@ impl Lies {
 /// A tensor in storage, and how long it is needed.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    pub(super) lies: Lies,
+    pub(super) located: Located,
     /// The last line that needs it, and the last but for the function's return.
     pub(super) last: u32,
     pub(super) read: u32,
@@ -54,12 +54,12 @@ pub(super) struct Part {
 impl Part {
     /// Whether it lies without gaps.
     pub(super) fn is_flat(&self) -> bool {
-        self.lies.layout.as_ref().is_none_or(Layout::is_contiguous)
+        self.located.layout.as_ref().is_none_or(Layout::is_contiguous)
     }
 
     /// How far apart its elements lie, where that is known.
     pub(super) fn strides(&self) -> Option<&[usize]> {
-        self.lies.layout.as_ref().map(|layout| &layout.strides[..])
+        self.located.layout.as_ref().map(|layout| &layout.strides[..])
     }
 }
 
@@ -159,7 +159,7 @@ impl Storage {
 
     pub(super) fn add_part(&mut self, part: Part) -> u32 {
         let number = self.parts.len() as u32;
-        let (buf, _) = self.root(part.lies.buf);
+        let (buf, _) = self.root(part.located.buf);
         let entry = &mut self.bufs[buf as usize];
         entry.last = entry.last.max(part.last);
         entry.parts.push(number);
@@ -172,7 +172,7 @@ impl Storage {
         let entry = &mut self.parts[part as usize];
         entry.last = entry.last.max(last);
         entry.read = entry.read.max(read);
-        let (buf, last) = (entry.lies.buf, entry.last);
+        let (buf, last) = (entry.located.buf, entry.last);
         let buf = self.buf_mut(buf);
         buf.last = buf.last.max(last);
     }
@@ -184,7 +184,7 @@ impl Storage {
             let (above, at) = self.bufs[root as usize].parent;
             (root, shift) = (above, shift + at);
         }
-        // The way is short the next time.
+        // Path compression.
         let (mut piece, mut rest) = (buf, shift);
         while piece != root {
             let (above, at) = std::mem::replace(&mut self.bufs[piece as usize].parent, (root, rest));
@@ -200,15 +200,15 @@ impl Storage {
 
     /// The bytes that a part lies between.
     pub(super) fn span(&mut self, part: u32) -> Span {
-        let lies = &self.parts[part as usize].lies;
-        let (bytes, buf) = (lies.bytes(), lies.buf);
+        let located = &self.parts[part as usize].located;
+        let (bytes, buf) = (located.bytes(), located.buf);
         let (buf, shift) = self.root(buf);
         Span { buf, from: bytes.0.saturating_add(shift), to: bytes.1.saturating_add(shift) }
     }
 
-    /// Where a part's first element lies, in its root.
+    /// Where a part's first element located, in its root.
     pub(super) fn first(&mut self, part: u32) -> (u32, u64) {
-        let (first, buf) = (self.parts[part as usize].lies.first(), self.parts[part as usize].lies.buf);
+        let (first, buf) = (self.parts[part as usize].located.first(), self.parts[part as usize].located.buf);
         let (buf, shift) = self.root(buf);
         (buf, first + shift)
     }
@@ -245,7 +245,7 @@ impl Storage {
     /// Whether no line since a buf was made has touched bytes, but for the start whose result it is and whose operand
     /// they are.
     fn untouched(&self, span: Span, buf: u32) -> bool {
-        /// Whoever looks further back has waited long enough.
+        /// The limit of the search.
         const FAR: usize = 4096;
         let (bytes, since) = ((span.from, span.to), self.bufs[buf as usize].def);
         let mut recent =

@@ -15,7 +15,7 @@ use consort_types::layout::{Dims, Layout};
 use consort_types::{GroupName, Rank};
 
 use super::RunError;
-use super::memory::{Home, Slot, SlotId};
+use super::memory::{RegionMemory, Slot, SlotId};
 use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step, Work};
 use crate::kernels::{self, Kernel};
 
@@ -26,7 +26,7 @@ pub(super) struct Lowerer<'a> {
     func: &'a Func,
     kernel: &'a dyn Fn(&str) -> Option<Kernel>,
     pub(super) symbols: BTreeMap<Sym, i64>,
-    pub(super) homes: Vec<Home>,
+    pub(super) memory: Vec<RegionMemory>,
     /// The number of each region among them.
     pub(super) regions: BTreeMap<Region, usize>,
     pub(super) slots: Vec<Slot>,
@@ -57,7 +57,7 @@ impl<'a> Lowerer<'a> {
         let size = |(region, bytes): &(Region, u64)| {
             let bytes = usize::try_from(*bytes);
             let bytes = bytes.map_err(|_| RunError::new(format!("{region}: it does not fit in memory")))?;
-            Ok(Home::new(*region, bytes))
+            Ok(RegionMemory::new(*region, bytes))
         };
         let regions =
             head.regions.iter().enumerate().map(|(number, (region, _))| (*region, number)).collect();
@@ -67,7 +67,7 @@ impl<'a> Lowerer<'a> {
             func,
             kernel,
             symbols: head.symbols.iter().copied().collect(),
-            homes: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
+            memory: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
             regions,
             slots: Vec::new(),
             values: ValueMap::default(),

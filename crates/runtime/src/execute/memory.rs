@@ -64,7 +64,7 @@ impl Slot {
 }
 
 /// A region, and the buffer that it is now.
-pub(super) struct Home {
+pub(super) struct RegionMemory {
     pub(super) region: Region,
     /// Bytes that a plan says; those of `dyn` are known as it runs.
     size: usize,
@@ -74,14 +74,14 @@ pub(super) struct Home {
     wait: RefCell<Option<Wait>>,
 }
 
-impl Home {
-    pub(super) fn new(region: Region, size: usize) -> Home {
-        Home { region, size, buffer: None, opened: false, wait: RefCell::new(None) }
+impl RegionMemory {
+    pub(super) fn new(region: Region, size: usize) -> RegionMemory {
+        RegionMemory { region, size, buffer: None, opened: false, wait: RefCell::new(None) }
     }
 }
 
 /// All regions.
-pub(super) struct Memory(pub(super) Vec<Home>);
+pub(super) struct Memory(pub(super) Vec<RegionMemory>);
 
 impl Memory {
     /// Gives a parameter its storage, for one call.

@@ -140,7 +140,7 @@ impl Exec {
         for result in &func.body.results {
             let slots = lowerer.all_slots(&[*result]);
             let lost = |slot: &&SlotId| {
-                matches!(lowerer.homes[lowerer.slots[**slot].region].region, Region::Arena | Region::Heap)
+                matches!(lowerer.memory[lowerer.slots[**slot].region].region, Region::Arena | Region::Heap)
             };
             if slots.iter().find(lost).is_some() {
                 let message = "lies in memory that is kept, where the next call writes";
@@ -156,7 +156,7 @@ impl Exec {
             mesh: mesh.clone(),
             rank: lowerer.rank,
             symbols: lowerer.symbols,
-            memory: Memory(lowerer.homes),
+            memory: Memory(lowerer.memory),
             heap: 0,
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,

@@ -126,7 +126,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes operations in flight go on, where enough was done since.
+    /// Advances pending operations, where enough was done since the last time.
     fn poll(&mut self, work: u64, cx: &RunCx<'_>) -> Result<(), RunError> {
         self.work = self.work.saturating_add(work);
         if self.work < POLL {

@@ -40,7 +40,7 @@ pub(super) struct Work {
 pub(super) enum Found {
     /// A tensor of this shape lies so many bytes into its region.
     At { shape: Vec<Index>, offset: usize },
-    /// It is so numbered a result of an op that sees this slot otherwise.
+    /// Result `result` of view `op` applied to slot `of`.
     View { op: Op, of: SlotId, result: usize },
 }
 

@@ -3,12 +3,12 @@
 
 use consort_ir::ops::{self, OpDef};
 
+use super::argmax::each_run;
 use super::formats::{Format, by_format};
 use super::isa::{Loop, vectorize};
 use super::lines::fold;
 use super::numbers::{Number, Real};
 use super::operand::{attributes, only, view};
-use super::places::each_run;
 use super::reduce::{BLOCK, Plan, in_parts, last};
 use super::softmax::{AddPowers, Largest, larger, sum_of_powers};
 use super::source::{Offsets, place, strided};

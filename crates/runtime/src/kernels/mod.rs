@@ -4,6 +4,7 @@
 //! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
 //! in place is also called with operands that lie where its first result goes.
 
+mod argmax;
 mod attention;
 mod blocks;
 mod cast;
@@ -29,7 +30,6 @@ mod normalize;
 mod numbers;
 pub(crate) mod operand;
 mod order;
-mod places;
 mod random;
 mod reduce;
 mod scratch;
@@ -151,7 +151,7 @@ impl ViewMut<'_> {
 static FAMILIES: &[&[Kernel]] = &[
     elementwise::KERNELS,
     reduce::KERNELS,
-    places::KERNELS,
+    argmax::KERNELS,
     softmax::KERNELS,
     logsumexp::KERNELS,
     normalize::KERNELS,

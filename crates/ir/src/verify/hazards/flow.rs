@@ -72,7 +72,7 @@ impl<'a> Checker<'a> {
     fn flies_on(&mut self, from: Value, to: Value) -> bool {
         let Some(Pending::Of(start)) = self.pendings.get(from).copied() else { return false };
         let (inner, outer) = (self.tensors(from), self.tensors(to));
-        if !inner.iter().zip(&outer).all(|(inner, outer)| inner.spot.same(&outer.spot)) {
+        if !inner.iter().zip(&outer).all(|(inner, outer)| inner.placement.same(&outer.placement)) {
             return false;
         }
         for tensor in inner {
@@ -135,10 +135,10 @@ impl<'a> Checker<'a> {
         self.line = line;
         for (result, param) in node.results.iter().zip(&block.params).take(carries) {
             for (tensor, there) in self.tensors(*result).iter().zip(self.tensors(*param)) {
-                if tensor.spot.same(&there.spot) {
+                if tensor.placement.same(&there.placement) {
                     self.rename(there.region(), &there.bytes(), *param, *result);
                 } else {
-                    let (expected, got) = (there.spot.place, tensor.spot.place);
+                    let (expected, got) = (there.placement.place, tensor.placement.place);
                     self.error(
                         "H10",
                         format!("expected {result} at {expected}, where it is carried, got {got}"),
@@ -158,14 +158,15 @@ impl<'a> Checker<'a> {
         for (param, arg) in block.params.iter().skip(first).zip(args) {
             let mut lodged = self.tensors(*param);
             for (tensor, there) in lodged.iter_mut().zip(self.tensors(*arg)) {
-                if tensor.spot.place != there.spot.place && !tensor.spot.same(&there.spot) {
-                    let (expected, got) = (tensor.spot.place, there.spot.place);
+                if tensor.placement.place != there.placement.place && !tensor.placement.same(&there.placement)
+                {
+                    let (expected, got) = (tensor.placement.place, there.placement.place);
                     let message =
                         format!("expected operand {arg} at {expected}, where {param} lies, got {got}");
                     self.error("H10", message);
                 }
                 self.rename(there.region(), &there.bytes(), there.root, *param);
-                *tensor = Tensor::new(*param, there.spot.clone(), there.whole.clone());
+                *tensor = Tensor::new(*param, there.placement.clone(), there.whole.clone());
             }
             self.tensors.insert(*param, lodged);
             if let Some(pending) = self.pendings.get(*arg).copied() {
@@ -216,7 +217,7 @@ impl<'a> Checker<'a> {
     /// What is not where it belongs is copied there, all at once.
     fn carry(&mut self, moves: Vec<Move>) {
         let (stay, go): (Vec<Move>, Vec<Move>) =
-            moves.into_iter().partition(|each| each.from.1.spot.same(&each.to.1.spot));
+            moves.into_iter().partition(|each| each.from.1.placement.same(&each.to.1.placement));
         stay.iter().chain(&go).for_each(|each| self.read(each.from.0, &each.from.1));
         for (i, each) in go.iter().enumerate() {
             for other in go[..i].iter().chain(&stay) {

@@ -11,7 +11,7 @@ use super::{Checker, Pending, Started, Tensor, flying, holding, text};
 use crate::entity::Value;
 use crate::plan::NodePlan;
 use crate::program::Node;
-use crate::storage::{Lies, Piece, Ranges, Spot, is_needed, may_take_over, overlap, pieces};
+use crate::storage::{Extent, Piece, Placement, Ranges, is_needed, may_take_over, overlap, pieces};
 use crate::types::Type;
 
 impl Checker<'_> {
@@ -19,14 +19,15 @@ impl Checker<'_> {
         let Some(tensor) = node.args.first().and_then(|arg| self.tensors.get(*arg)?.first().cloned()) else {
             return;
         };
-        let spots = tensor.spot.views(&*node.op, &self.sizes, node.results.len());
-        if spots.is_none() {
+        let placements = tensor.placement.views(&*node.op, &self.sizes, node.results.len());
+        if placements.is_none() {
             self.error("H8", format!("elements of {} must move for this view", node.args[0]));
         }
         for (i, result) in node.results.iter().enumerate() {
-            let spot = spots.as_ref().and_then(|spots| spots.get(i).cloned());
-            let spot = spot.unwrap_or(Spot { lies: Lies::Within, ..tensor.spot.clone() });
-            let seen = Tensor::new(tensor.root, spot, tensor.whole.clone());
+            let placement = placements.as_ref().and_then(|placements| placements.get(i).cloned());
+            let placement =
+                placement.unwrap_or(Placement { extent: Extent::Within, ..tensor.placement.clone() });
+            let seen = Tensor::new(tensor.root, placement, tensor.whole.clone());
             self.tensors.insert(*result, smallvec![seen]);
             self.writers.insert(*result, self.line);
         }
@@ -35,8 +36,8 @@ impl Checker<'_> {
     /// A result lies exactly where an operand does, and both have one shape.
     fn in_place(&self, result: &(Value, Rc<Tensor>), arg: &(Value, Rc<Tensor>)) -> bool {
         let shape = |value: Value| self.func.ty(value).and_then(Type::as_tensor).map(|ty| &ty.shape);
-        let unsized_ = result.1.spot.hull().is_none();
-        result.1.spot.same(&arg.1.spot) && (!unsized_ || shape(result.0) == shape(arg.0))
+        let unsized_ = result.1.placement.hull().is_none();
+        result.1.placement.same(&arg.1.placement) && (!unsized_ || shape(result.0) == shape(arg.0))
     }
 
     pub(super) fn overlaps(
@@ -63,8 +64,9 @@ impl Checker<'_> {
         let results = self.operands(&node.results);
         for (k, result) in results.iter().enumerate() {
             for (j, arg) in args.iter().enumerate() {
-                let takes_over =
-                    may_take_over(&*node.op, k, j) && result.1.spot.is_dense() && self.in_place(result, arg);
+                let takes_over = may_take_over(&*node.op, k, j)
+                    && result.1.placement.is_dense()
+                    && self.in_place(result, arg);
                 if !takes_over {
                     self.overlaps(result, "operand", arg);
                 }
@@ -80,8 +82,8 @@ impl Checker<'_> {
         let args = self.operands(&node.args);
         let Some(result) = self.operands(&node.results).pop() else { return };
         let region = result.1.region();
-        let spots: Vec<Spot> = args.iter().map(|(_, tensor)| tensor.spot.clone()).collect();
-        let Some(pieces) = pieces(&*node.op, &self.sizes, &spots, &result.1.spot) else {
+        let placements: Vec<Placement> = args.iter().map(|(_, tensor)| tensor.placement.clone()).collect();
+        let Some(pieces) = pieces(&*node.op, &self.sizes, &placements, &result.1.placement) else {
             self.join_unknown(node, &args, &result);
             return;
         };
@@ -164,10 +166,10 @@ impl Checker<'_> {
         let mut copied = vec![false; args.len()];
         for (k, result) in results.iter().enumerate() {
             let Some(j) = node.op.overwrites(k).filter(|j| *j < args.len()) else { continue };
-            in_place[j] = result.1.spot.same(&args[j].1.spot);
+            in_place[j] = result.1.placement.same(&args[j].1.placement);
             copied[j] = !in_place[j] && plan.copies.iter().any(|(value, _)| *value == args[j].0);
             if !in_place[j] && !copied[j] && reads[j] {
-                let (arg, at) = (args[j].0, result.1.spot.place);
+                let (arg, at) = (args[j].0, result.1.placement.place);
                 let message = format!("overwrites {arg} at {at}, where it does not lie: `copy {arg}`");
                 self.error("H6", message);
             }
@@ -179,7 +181,7 @@ impl Checker<'_> {
         }
         for (j, arg) in args.iter().enumerate().filter(|(j, _)| reads[*j]) {
             self.read(arg.0, &arg.1);
-            if !copied[j] && !arg.1.spot.is_dense() {
+            if !copied[j] && !arg.1.placement.is_dense() {
                 self.error("H6", format!("{} has gaps, and communication takes none", arg.0));
             }
             for (k, result) in results.iter().enumerate() {
@@ -212,8 +214,8 @@ impl Checker<'_> {
         let Some(pending) = node.args.first().copied() else { return };
         let (given, there) = (self.operands(&node.results), self.tensors(pending));
         for ((value, tensor), there) in given.iter().zip(&there) {
-            if tensor.spot.place != there.spot.place {
-                let (expected, got) = (there.spot.place, tensor.spot.place);
+            if tensor.placement.place != there.placement.place {
+                let (expected, got) = (there.placement.place, tensor.placement.place);
                 self.error(
                     "H7",
                     format!("expected {value} at {expected}, where {pending} put it, got {got}"),
@@ -228,7 +230,7 @@ impl Checker<'_> {
         for ((value, tensor), there) in given.iter().zip(&there) {
             let ranges = there.bytes();
             self.check_read(pending, pending, there.region(), &there.hull, || there.bytes());
-            if self.errors.len() == known && tensor.spot.place == there.spot.place {
+            if self.errors.len() == known && tensor.placement.place == there.placement.place {
                 self.rename(there.region(), &ranges, pending, *value);
             } else {
                 self.write(*value, tensor);

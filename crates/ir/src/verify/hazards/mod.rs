@@ -40,14 +40,14 @@ use bytes::{Bytes, Cell, Values};
 use consort_types::overlaps;
 use smallvec::{SmallVec, smallvec};
 
-use crate::diagnostic::{At, Code, Diagnostic};
+use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
-use crate::plan::{Head, NodePlan, Place, Region};
+use crate::plan::{NodePlan, Place, PlanHeader, Region};
 use crate::program::{Block, Func, Loc};
-use crate::storage::{Ranges, Spot, overlap};
+use crate::storage::{Placement, Ranges, overlap};
 use crate::types::Type;
 
 /// Every hazard of a plan that `verify` accepts, in line order; none for a function that is no plan. Places in the
@@ -66,7 +66,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
         last_use: ValueMap::default(),
         writers: ValueMap::default(),
         next: 0,
-        line: Line { at: At::Func(0), op: "parameter", loc: None },
+        line: Line { at: Position::Func(0), op: "parameter", loc: None },
         again: false,
         errors: Vec::new(),
     };
@@ -80,7 +80,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
 /// Where a tensor lies, and under whose name its bytes are kept.
 struct Tensor {
     root: Value,
-    spot: Spot,
+    placement: Placement,
     /// All bytes of the root.
     whole: Range<u64>,
     /// All bytes from its first to its last, and whether each of them is its own.
@@ -95,13 +95,13 @@ type Tensors = SmallVec<[Rc<Tensor>; 1]>;
 type Operands = SmallVec<[(Value, Rc<Tensor>); 4]>;
 
 impl Tensor {
-    fn new(root: Value, spot: Spot, whole: Range<u64>) -> Rc<Tensor> {
-        let (hull, solid) = spot.hull().unwrap_or((whole.clone(), true));
-        Rc::new(Tensor { root, spot, whole, hull, solid })
+    fn new(root: Value, placement: Placement, whole: Range<u64>) -> Rc<Tensor> {
+        let (hull, solid) = placement.hull().unwrap_or((whole.clone(), true));
+        Rc::new(Tensor { root, placement, whole, hull, solid })
     }
 
     fn region(&self) -> Region {
-        self.spot.place.region
+        self.placement.place.region
     }
 
     /// Its bytes; all of its root where they are not known.
@@ -109,7 +109,7 @@ impl Tensor {
         match self.solid {
             true if self.hull.is_empty() => Ranges::new(),
             true => smallvec![self.hull.clone()],
-            false => self.spot.bytes().unwrap_or_else(|| smallvec![self.whole.clone()]),
+            false => self.placement.bytes().unwrap_or_else(|| smallvec![self.whole.clone()]),
         }
     }
 
@@ -138,7 +138,7 @@ enum Pending {
 /// The line being checked.
 #[derive(Clone, Copy)]
 struct Line<'a> {
-    at: At,
+    at: Position,
     op: &'static str,
     loc: Option<&'a Loc>,
 }
@@ -146,7 +146,7 @@ struct Line<'a> {
 struct Checker<'a> {
     sizes: EvalCx<'a>,
     func: &'a Func,
-    head: &'a Head,
+    head: &'a PlanHeader,
     bytes: Bytes,
     tensors: ValueMap<Tensors>,
     starts: ValueMap<Started>,
@@ -182,7 +182,7 @@ impl<'a> Checker<'a> {
     }
 
     fn mark(&mut self, op: &'static str, loc: Option<&'a Loc>) {
-        self.line = Line { at: At::Node(0, self.next), op, loc };
+        self.line = Line { at: Position::Node(0, self.next), op, loc };
         self.next += 1;
     }
 
@@ -222,9 +222,9 @@ impl<'a> Checker<'a> {
         for value in values {
             let types = self.func.ty(*value).map_or(&[][..], Type::tensors);
             let lodged = types.iter().zip(places.by_ref()).map(|(ty, place)| {
-                let spot = Spot::new(*place, ty, &self.sizes);
-                let whole = spot.hull().map_or(0..u64::MAX, |(hull, _)| hull);
-                Tensor::new(*value, spot, whole)
+                let placement = Placement::new(*place, ty, &self.sizes);
+                let whole = placement.hull().map_or(0..u64::MAX, |(hull, _)| hull);
+                Tensor::new(*value, placement, whole)
             });
             let lodged = lodged.collect();
             self.tensors.insert(*value, lodged);

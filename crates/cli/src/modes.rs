@@ -7,7 +7,7 @@ use consort::{Explanation, Mesh, Reduce, Result, Tensor};
 use crate::bench::cpu_time;
 
 /// A way to run a program.
-pub(crate) struct Way {
+pub(crate) struct Mode {
     pub(crate) mode: &'static str,
     /// One step.
     pub(crate) step: Box<dyn FnMut() -> Result<()>>,
@@ -35,7 +35,7 @@ impl Measured {
     }
 }
 
-impl Way {
+impl Mode {
     /// A sample: so many steps.
     pub(crate) fn sample(&mut self, mesh: &Mesh, steps: usize, measured: &mut Measured) -> Result<()> {
         let before = self.counts(mesh);

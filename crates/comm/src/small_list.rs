@@ -2,19 +2,19 @@
 //! lies in it.
 
 /// Things in no order.
-pub struct Few<T> {
+pub struct SmallList<T> {
     first: Option<T>,
     /// Empty where there is no first.
     rest: Vec<T>,
 }
 
-impl<T> Default for Few<T> {
-    fn default() -> Few<T> {
-        Few { first: None, rest: Vec::new() }
+impl<T> Default for SmallList<T> {
+    fn default() -> SmallList<T> {
+        SmallList { first: None, rest: Vec::new() }
     }
 }
 
-impl<T> Few<T> {
+impl<T> SmallList<T> {
     /// Whether it holds nothing.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_is_put_in_is_taken_out_once() {
-        let mut few = Few::default();
+        let mut few = SmallList::default();
         assert!(few.is_empty() && few.take(|_| true).is_none() && !few.any(|_| true));
         (0..5).for_each(|i| few.push(i));
         assert!(few.len() == 5 && few.any(|i| *i == 4) && !few.any(|i| *i == 5));

@@ -20,7 +20,7 @@ use crate::job::Job;
 pub(super) type Attempt = Result<(OwnedFd, Inbox, bool), String>;
 
 /// Connects and claims a rank, waiting no longer than `until`.
-pub(super) fn knock(job: &Job, rank: usize, size: usize, until: Instant) -> Result<Attempt, ControlError> {
+pub(super) fn join(job: &Job, rank: usize, size: usize, until: Instant) -> Result<Attempt, ControlError> {
     let failed = |error: Errno| machine("init", &error.into());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
