@@ -238,6 +238,10 @@ fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
         for _ in 0..3 {
             check("compiled", compiled.call(tensor()?)?)?;
         }
+        // Views and joins that plans know of run nothing of the op.
+        let explained = compiled.explain();
+        assert_eq!(explained.graphs[0].evaluated, ["reversed"]);
+        assert!(explained.to_string().contains("without a kernel, evaluated slowly: reversed\n"));
         Ok::<(), consort::Error>(())
     });
     outcomes.into_iter().for_each(|outcome| outcome.unwrap());

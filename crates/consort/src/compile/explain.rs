@@ -130,9 +130,11 @@ impl Log {
             let mesh = graph.decided.mesh();
             let plan = graph.plans().into_iter().next();
             let func = plan.as_ref().map(|plan| &plan.func).or(graph.func());
-            func.map_or_else(ExplainedGraph::default, |func| {
+            let mut explained = func.map_or_else(ExplainedGraph::default, |func| {
                 ExplainedGraph::new(mesh, graph.text.clone(), func)
-            })
+            });
+            explained.evaluated = plan.map(|plan| plan.evaluated()).unwrap_or_default();
+            explained
         };
         Explanation {
             name: name.to_string(),
@@ -207,6 +209,8 @@ pub struct ExplainedGraph {
     pub estimates: Vec<Estimate>,
     /// Bytes that the plan needs besides for tensors of such sizes.
     pub dynamic_bytes: u64,
+    /// The ops without a kernel, which run by their reference evaluation.
+    pub evaluated: Vec<&'static str>,
 }
 
 impl ExplainedGraph {
@@ -274,6 +278,9 @@ impl fmt::Display for ExplainedGraph {
         writeln!(f, "copied for communication: {} bytes", self.copied_bytes)?;
         for copy in &self.copies {
             writeln!(f, "  {copy}")?;
+        }
+        if !self.evaluated.is_empty() {
+            writeln!(f, "without a kernel, evaluated slowly: {}", self.evaluated.join(", "))?;
         }
         f.write_str(self.plan.as_ref().unwrap_or(&self.program))
     }

@@ -186,6 +186,11 @@ impl Planned {
         self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
     }
 
+    /// The ops without a kernel, which run by their reference evaluation.
+    pub(crate) fn evaluated(&self) -> Vec<&'static str> {
+        self.exec.try_borrow().map_or_else(|_| Vec::new(), |exec| exec.evaluated().into_iter().collect())
+    }
+
     /// Runs it. Arguments that were given away may be written.
     pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Results> {
         let failed = |error| Error::comm("compile", error, site);

@@ -11,6 +11,7 @@ mod start;
 mod state;
 mod step;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,6 +203,13 @@ impl Exec {
     /// The groups on which it communicates, in the order in which a call wants them.
     pub fn groups(&self) -> &[GroupName] {
         &self.groups
+    }
+
+    /// The ops that have no kernel and run by their reference evaluation, each once.
+    pub fn evaluated(&self) -> BTreeSet<&'static str> {
+        let mut ops = BTreeSet::new();
+        step::evaluated(&self.lines, &mut ops);
+        ops
     }
 
     /// Bytes copied so that they could take part in communication, in all calls.

@@ -1,5 +1,7 @@
 //! What a line of a plan has become: everything it needs, found.
 
+use std::collections::BTreeSet;
+
 use consort_comm::{About, Note, Pending};
 use consort_ir::cost::Total;
 use consort_ir::index::{Guard, Index, Sym};
@@ -179,4 +181,16 @@ pub(super) struct Scan {
     pub(super) stacks: Vec<(SlotId, SlotId)>,
     /// From the last carries to the results.
     pub(super) leave: Moves,
+}
+
+/// Adds the ops of lines, those in blocks included, that run by their reference evaluation.
+pub(super) fn evaluated(lines: &[Line], ops: &mut BTreeSet<&'static str>) {
+    for line in lines {
+        match &line.step {
+            Step::Eval { .. } => drop(ops.insert(line.op)),
+            Step::Cond(cond) => cond.branches.iter().for_each(|branch| evaluated(&branch.body, ops)),
+            Step::Scan(scan) => evaluated(&scan.body, ops),
+            _ => {}
+        }
+    }
 }
