@@ -167,6 +167,23 @@ fn documented(table: &str) -> BTreeSet<&str> {
     cells.filter_map(|cell| cell.trim().trim_matches('`').split(' ').next()).collect()
 }
 
+/// The rows of the specification that a source names: `fn b5_..`, `SPEC B5`.
+fn rows(text: &str) -> BTreeSet<String> {
+    let words =
+        text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+    let pairs = words.clone().zip(words.skip(1));
+    let row = |(before, word): (&str, &str)| {
+        let row = match before {
+            "fn" => word.split_once('_')?.0.to_ascii_uppercase(),
+            "SPEC" => word.to_string(),
+            _ => return None,
+        };
+        let number = row.strip_prefix(|letter: char| ('A'..='F').contains(&letter))?;
+        number.parse::<u32>().ok().map(|_| row)
+    };
+    pairs.filter_map(row).collect()
+}
+
 /// The first line in a fenced block that runs the tests.
 fn test_command(readme: &str) -> Option<&str> {
     let blocks = readme.split("```").skip(1).step_by(2);
@@ -186,9 +203,14 @@ fn the_workspace_keeps_its_rules() {
         })
     };
 
+    let spec = read("docs/spec.md");
+    let specified = documented(&spec);
     for path in ["crates", "benches", "examples"].iter().flat_map(|folder| files_under(root, folder)) {
         if path.ends_with(".rs") {
-            offences.extend(check_source(&path, &read(&path)));
+            let text = read(&path);
+            offences.extend(check_source(&path, &text));
+            let unknown = rows(&text).into_iter().filter(|row| !specified.contains(row.as_str()));
+            offences.extend(unknown.map(|row| format!("{path}: docs/spec.md has no row {row}")));
         }
     }
 
