@@ -68,14 +68,14 @@ fn every_op_every_constraint_and_every_invariant_has_a_case() {
             missing.push(format!("{}: no oracle case", info.name));
         }
         for (rule, text) in info.constraints() {
-            // Checked as messages meet, not by the verifier: a run line shows it.
+            // Checked when messages meet, not by the verifier: a run line shows it.
             let at_run = ran.contains(&format!("({rule})")) && text.contains("checked as they meet");
             if !at_run && !broken.iter().any(|(op, r)| op == info.name && *r == rule) {
                 missing.push(format!("{}: no case breaks ({rule}) {text}", info.name));
             }
         }
     }
-    // V4 cannot be written down: the parser knows no axis that the mesh lacks. `ir/tests/in_memory.rs` breaks it.
+    // V4 cannot be written as text: the parser rejects axes that the mesh lacks. `ir/tests/in_memory.rs` breaks it.
     let invariants = ["V1", "V2", "V3", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "P1", "P2", "P3"];
     let hazards = (1..=10).map(|number| format!("H{number}"));
     for rule in invariants.into_iter().map(str::to_string).chain(hazards) {
