@@ -1,8 +1,8 @@
-//! `consort bench`: how fast operations and the launcher are, beside what the machine and a peer need.
+//! `consort bench`: the speed of operations and of the launcher, against the limits of the machine and a peer.
 //!
-//! `comm` has two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that obey one
-//! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` makes figures of the samples, `table.rs` shows
-//! them. `launch.rs` times the start of a job, `eager.rs` tensors beside what they are made of,
+//! `comm` runs two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that follow one
+//! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` computes figures from the samples, `table.rs`
+//! prints them. `launch.rs` times the start of a job, `eager.rs` tensors against the operations beneath them,
 //! `programs.rs` whole programs, `compile.rs` compiled functions against eager ones.
 
 mod compile;
@@ -50,7 +50,7 @@ enum What {
     Programs(programs::Args),
 }
 
-/// Runs the subcommand. Figures are written as they come, and do not wait for the report.
+/// Runs the subcommand. Figures are printed as they are measured, before the report.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     match &args.what {
         What::Comm(args) => points::run(&args.check()?),

@@ -1,8 +1,8 @@
-//! `consort demo`: small programs on several ranks, compiled, with broken graphs, and eager: that they agree, and how fast
-//! they are.
+//! `consort demo`: small programs on several ranks, compiled, with broken graphs, and eager: compares their results and
+//! speed.
 //!
-//! Ranks are processes of this binary (`demo/rank.rs`, with the programs in `demo/cases.rs`). They say how far they are and
-//! what they found in lines of JSON; this starts them and shows it.
+//! Ranks are processes of this binary (`demo/rank.rs`, with the programs in `demo/cases.rs`). They report progress and
+//! results as lines of JSON; this starts them and prints the reports.
 
 mod cases;
 mod rank;
@@ -80,7 +80,7 @@ const MAX_RANKS: usize = 16;
 /// How long it may take, in seconds.
 const LIMIT: &str = "300";
 
-/// Starts the ranks and shows what they found.
+/// Starts the ranks and prints their reports.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         bail!("demo: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
@@ -122,11 +122,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         true => found.iter().map(|value| format!("{value}\n")).collect(),
         false => summary::text(args.which, args.ranks, &found),
     };
-    // What the ranks said is what CONSORT_LOG asked for.
+    // The ranks' own output is what CONSORT_LOG asked for.
     Ok(Report { notes: said, ..Report::checked(text, code == 0) })
 }
 
-/// How far the ranks are, on a terminal.
+/// The progress bar, on a terminal.
 struct Bar {
     shown: bool,
 }

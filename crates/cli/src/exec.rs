@@ -1,7 +1,7 @@
 //! `consort exec FILE -n N`: runs a text program on the inputs of its `; run:` lines or on files, compiled and on a
 //! process for each rank, or on the oracle.
 //!
-//! The verifier's word stands, with one exception: communication under a condition that may differ (V9) is a
+//! The verifier's errors are final, with one exception: communication under a condition that may differ (V9) is a
 //! warning here. Such a program may complete, and where it does not, the oracle's verdict says which ranks wait
 //! for what.
 
@@ -99,20 +99,20 @@ impl Args {
     }
 }
 
-/// One call and what came of it.
+/// One call and its outcome.
 struct Call<'a> {
     func: &'a str,
-    /// The run line it stands on, where it is one.
+    /// Its run line, if it has one.
     line: Option<&'a RunLine>,
     outcome: Result<Results, String>,
-    /// Whether it came out as expected; otherwise how it differs.
+    /// Whether the outcome is as expected; otherwise the difference.
     verdict: Result<(), String>,
 }
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     match execute(args) {
-        // Who reads JSON gets JSON as long as anything can be said at all.
+        // With --json even errors are printed as JSON, unless the machine failed.
         Err(error) if args.json && exit_code(&error) != MACHINE => {
             let func = args.func.as_deref().map(|name| name.trim_start_matches('@'));
             let call = json!({ "func": func, "ok": false, "ranks": [], "error": format!("{error:#}") });
@@ -143,7 +143,7 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
     if !seconds.is_ok_and(|time| !time.is_zero() && time < Duration::from_secs(1 << 20)) {
         bail!("--timeout: expected a number of seconds above 0, got {}", args.timeout);
     }
-    // Asked before inputs are read for so many.
+    // Checked before the inputs of all ranks are read.
     if ranks > consort_oracle::MAX_RANKS {
         bail!("{}: expected at most {} ranks, got {ranks}", source.name, consort_oracle::MAX_RANKS);
     }
@@ -182,7 +182,7 @@ fn func_names(program: &Program) -> String {
     program.funcs.iter().map(|func| format!("@{}", func.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives nodes without a source line the line on which they stand in the text, so that every error names one.
+/// Gives nodes without a source line their line in the text, so that every error names one.
 fn locate(block: &mut Block, file: &str, lines: &mut Iter<'_, u32>) {
     for node in &mut block.nodes {
         let line = lines.next();
@@ -191,18 +191,18 @@ fn locate(block: &mut Block, file: &str, lines: &mut Iter<'_, u32>) {
         }
         node.blocks.iter_mut().for_each(|inside| locate(inside, file, lines));
     }
-    // That of `return`.
+    // The line of `return`.
     lines.next();
 }
 
-/// The mesh as programs write it.
+/// The mesh in the syntax of programs.
 fn mesh_text(program: &Program) -> String {
     let axes: Vec<String> =
         program.mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
     format!("mesh ({})", axes.join(", "))
 }
 
-/// Runs all run lines and says of each what came out.
+/// Runs all run lines and reports the outcome of each.
 fn run_all(
     args: &Args,
     source: &Source,
@@ -240,7 +240,7 @@ fn run_all(
     Ok(report)
 }
 
-/// Runs a line on a program of the one function that it names, if there is one.
+/// Runs a run line on a program that contains only the function that it names, if there is one.
 fn run_line<'a>(args: &Args, program: &Program, line: &'a RunLine) -> anyhow::Result<Call<'a>> {
     let outcome = match line.inputs_within(program, args.all_bytes(program)) {
         Ok(inputs) => run_func(args, program, &inputs)?,
@@ -256,7 +256,7 @@ fn run_line<'a>(args: &Args, program: &Program, line: &'a RunLine) -> anyhow::Re
     Ok(Call { func: &line.func, line: Some(line), outcome, verdict })
 }
 
-/// Runs the function of a program of one: the results of all ranks, or what went wrong.
+/// Runs the only function of a program: the results of all ranks, or the error.
 fn run_func(
     args: &Args,
     program: &Program,
@@ -275,7 +275,7 @@ fn run_func(
     let limits = args.limits.of_ranks(program.mesh.n_ranks());
     let outcome = ranks::run_on_processes(&print(program), &func.name, (inputs, &symbols), timeout, &limits)?;
     Ok(outcome.map_err(|failed| {
-        // The oracle sees all ranks at once, so it knows more of what they have failed in; unless it is too much for it.
+        // The oracle sees all ranks at once, so its errors say more, unless it exceeds its own limit.
         let asked = || consort_oracle::run(program, &func.name, inputs).err();
         let known = if failed.refused { None } else { asked() };
         known
@@ -284,7 +284,7 @@ fn run_func(
     }))
 }
 
-/// What a call did, in lines.
+/// The report of a call, as text.
 fn call_text(file: &str, call: &Call<'_>) -> String {
     let mut out = call.line.map_or(String::new(), |line| format!("{file}:{}: ", line.line));
     let _ = match (&call.verdict, &call.outcome) {
@@ -317,7 +317,7 @@ fn run_on_files(args: &Args, program: &Program, func: &Func) -> anyhow::Result<R
     let inputs = inputs::read(program, func, &args.input, args.all_bytes(program))?;
     let output = args.output.as_ref().map(|folder| (folder, results::paths(program, func, folder)));
     if let Some((_, paths)) = output.as_ref().filter(|_| !args.force) {
-        // Before the run, which may take long.
+        // Checked before the run, which may take long.
         paths.iter().flatten().try_for_each(|path| files::require_free(path))?;
     }
     let alone = Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] };

@@ -1,4 +1,4 @@
-//! `consort explain FILE`: what a program becomes: its simplified form, its plan, and what that costs.
+//! `consort explain FILE`: the stages of a program: its simplified form, its plan, and the cost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub(crate) struct Args {
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let explained = match explain(args) {
-        // Who reads JSON gets JSON as long as anything can be said at all.
+        // With --json even errors are printed as JSON, unless the machine failed.
         Err(error) if args.json && exit_code(&error) != MACHINE => {
             let object = json!({ "ok": false, "funcs": [], "error": format!("{error:#}") });
             return Ok(Report::checked(format!("{object}\n"), false));
@@ -109,7 +109,7 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
     if let Some(text) = given.iter().find(|text| !program.funcs.iter().any(|func| is_param(text, func))) {
         bail!("{name}: --donate: expected parameters such as v0, got `{text}`");
     }
-    // Passes keep the parameters, but may number values anew.
+    // Passes keep the parameters, but may renumber values.
     let donated: Vec<Vec<bool>> = program
         .funcs
         .iter()
@@ -133,7 +133,7 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
     explained.collect()
 }
 
-/// How programs write a symbol of a size, which has no part in any mesh.
+/// A symbol of a size in the syntax of programs; it does not depend on the mesh.
 fn name_of(sym: Sym) -> String {
     Index::sym(sym).display(&Mesh::default()).to_string()
 }
@@ -154,7 +154,7 @@ fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
         .collect()
 }
 
-/// What the symbols of a function are, where all have a value and the function takes it.
+/// The values of a function's symbols, if all are given and the function accepts them.
 fn bound(
     program: &Program,
     func: &Func,

@@ -1,4 +1,4 @@
-//! Reading and writing of whole files, with errors that name the file and say whose fault it is.
+//! Reads and writes whole files, with errors that name the file and distinguish user errors from machine errors.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,7 +8,7 @@ use anyhow::anyhow;
 
 use crate::report::Machine;
 
-/// The most bytes a file may have: a pipe or a device never ends, a machine's memory does.
+/// The most bytes a file may have: a pipe or a device may never end.
 const MAX_BYTES: u64 = 1 << 32;
 
 /// The bytes of a file.
@@ -32,7 +32,7 @@ fn read_all(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A name that leads to no file which the user may read is the user's to put right; the rest is the machine's.
+/// A name that is no readable file is the user's error; any other failure is the machine's.
 fn unreadable(name: &str, error: &io::Error) -> anyhow::Error {
     let message = format!("cannot read {name}: {error}");
     match error.kind() {
@@ -49,7 +49,7 @@ fn unreadable(name: &str, error: &io::Error) -> anyhow::Error {
 /// Writes a new file; one that exists is overwritten with `force` and refused without it.
 pub(crate) fn write(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
-    // Asked for in one step with the opening, so that no other process can come in between.
+    // Checked and opened in one step, so that no other process can interfere.
     if force {
         options.create(true).truncate(true)
     } else {
@@ -62,7 +62,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()
     }
 }
 
-/// Refuses a file that exists.
+/// Fails if a file exists.
 pub(crate) fn require_free(path: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(path).is_ok() { Err(exists(path)) } else { Ok(()) }
 }
@@ -71,7 +71,7 @@ fn exists(path: &Path) -> anyhow::Error {
     anyhow!("{} exists\n  note: --force overwrites it", path.display())
 }
 
-/// Makes a folder and those above it, where they are missing.
+/// Creates a folder and its parents, if they are missing.
 pub(crate) fn create_folder(path: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(path)
         .map_err(|error| Machine(format!("cannot make the folder {}: {error}", path.display())).into())

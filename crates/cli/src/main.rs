@@ -1,4 +1,4 @@
-//! The `consort` command line: reads the arguments, runs a subcommand, and turns what it says into output and
+//! The `consort` command line: reads the arguments, runs a subcommand, and turns its report into output and
 //! an exit code. One file for each subcommand.
 //!
 //! Exit codes: 0 fine, 1 the program, the check or the arguments are wrong, 2 consort or the machine failed.
@@ -60,33 +60,33 @@ fn main() -> ExitCode {
     if let [_, entry, rest @ ..] = &arguments[..]
         && entry == run::ENTRY
     {
-        // Every rank comes this way, and does not wait until all subcommands are described to a parser.
+        // Every rank takes this path, which avoids building the parser of all subcommands.
         return end(|| run::run_entry(rest));
     }
     match Cli::try_parse_from(&arguments) {
         Ok(cli) => end(|| run(cli.command)),
         Err(error) => {
-            // The code that clap itself has for wrong arguments is 2, and that is the machine's here.
+            // clap's own exit code for wrong arguments is 2, which means a failure of the machine here.
             let _ = error.print();
             ExitCode::from(u8::from(error.use_stderr()))
         }
     }
 }
 
-/// Does something, writes what it says, and gives its exit code.
+/// Runs something, writes its report, and returns its exit code.
 fn end(run: impl FnOnce() -> anyhow::Result<Report> + UnwindSafe) -> ExitCode {
     let outcome = catch_unwind(run)
         .unwrap_or_else(|_| Err(Machine("consort panicked; this is a defect of consort".into()).into()));
     let report = outcome.unwrap_or_else(|error| Report::failed(&error));
     let mut code = report.code;
     if let Err(error) = stdout().write_all(report.text.as_bytes()).and_then(|()| stdout().flush())
-        // Whoever closes the pipe has seen enough.
+        // A closed pipe is no error: the reader has stopped.
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = writeln!(stderr(), "error: cannot write to the standard output: {error}");
         code = report::MACHINE;
     }
-    // There is nobody left to tell when this fails.
+    // A failure to write to the standard error cannot be reported.
     let _ = stderr().write_all(report.notes.as_bytes());
     ExitCode::from(code)
 }

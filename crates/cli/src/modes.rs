@@ -1,4 +1,4 @@
-//! Ways to run one program (compiled, eager, ..), measured in turns on all ranks.
+//! Modes of running one program (compiled, eager, ..), measured in turns on all ranks.
 
 use std::time::Instant;
 
@@ -6,37 +6,37 @@ use consort::{Explanation, Mesh, Reduce, Result, Tensor};
 
 use crate::bench::cpu_time;
 
-/// A way to run a program.
+/// A mode of running a program.
 pub(crate) struct Mode {
     pub(crate) mode: &'static str,
     /// One step.
     pub(crate) step: Box<dyn FnMut() -> Result<()>>,
-    /// Where it is compiled, what of it was.
+    /// The explanation, if it is compiled.
     pub(crate) explain: Option<Box<dyn Fn() -> Explanation>>,
 }
 
-/// What a way did.
+/// The measurements of a mode.
 #[derive(Default)]
 pub(crate) struct Measured {
     /// Seconds of a step on the slowest rank, for each sample.
     pub(crate) seconds: Vec<f64>,
-    /// Seconds of a step on cores, the most of a rank, for each sample.
+    /// CPU seconds of a step, the largest of all ranks, for each sample.
     pub(crate) cpu: Vec<f64>,
     steps: usize,
     copied: u64,
-    /// Programs that were compiled meanwhile.
+    /// Programs that were compiled during the samples.
     pub(crate) new_graphs: u64,
 }
 
 impl Measured {
-    /// Bytes that a step copied so that they could take part in communication.
+    /// Bytes that a step copied for communication.
     pub(crate) fn copied(&self) -> u64 {
         self.copied / self.steps.max(1) as u64
     }
 }
 
 impl Mode {
-    /// A sample: so many steps.
+    /// Takes a sample of `steps` steps.
     pub(crate) fn sample(&mut self, mesh: &Mesh, steps: usize, measured: &mut Measured) -> Result<()> {
         let before = self.counts(mesh);
         mesh.barrier()?;
@@ -52,7 +52,7 @@ impl Mode {
         Ok(())
     }
 
-    /// How many steps take about so long, the same number on all ranks.
+    /// How many steps take about `seconds`, the same number on all ranks.
     pub(crate) fn steps_in(&mut self, mesh: &Mesh, seconds: f64) -> Result<usize> {
         let start = Instant::now();
         (self.step)()?;
@@ -60,7 +60,7 @@ impl Mode {
         Ok(((seconds / once) as usize).clamp(1, 5000))
     }
 
-    /// Breaks of one step, where it is compiled: all compilations have as many.
+    /// Breaks of one step, if it is compiled: all compilations have the same number.
     pub(crate) fn breaks(&self) -> Option<u64> {
         let stats = self.explain.as_ref()?().stats;
         Some(stats.breaks / (1 + stats.recompiles))
@@ -77,7 +77,7 @@ pub(crate) fn largest(mesh: &Mesh, number: f64) -> Result<f64> {
     mesh.all_reduce(Tensor::from_slice(&[number], &[1])?, Reduce::Max)?.item()
 }
 
-/// Four digits that count.
+/// Rounds to four significant digits.
 pub(crate) fn round(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

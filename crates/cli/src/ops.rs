@@ -1,7 +1,7 @@
 //! `consort ops [NAME]`: the ops that programs are written in, as a table, one at a time, or as JSON.
 //!
-//! Everything here comes from the definitions. What depends on attributes and operands (cost, gradient,
-//! expansion) is asked of the op as its own example uses it.
+//! Everything here comes from the definitions. Properties that depend on attributes and operands (cost, gradient,
+//! expansion) are taken from the op's own example.
 
 use std::fmt::Write;
 
@@ -54,7 +54,7 @@ fn find(name: &str) -> anyhow::Result<(&'static str, &'static OpInfo)> {
     })
 }
 
-/// How programs write the op; each attribute is followed by `value`.
+/// The syntax of the op; each attribute is followed by `value`.
 fn usage(info: &OpInfo, value: &str) -> String {
     let attrs: Vec<String> = info.attrs.iter().map(|attr| format!("{}{value}", attr.name)).collect();
     let attrs = if attrs.is_empty() { String::new() } else { format!("[{}]", attrs.join(", ")) };
@@ -81,7 +81,7 @@ fn table() -> String {
     out
 }
 
-/// The paragraphs of an op's docs that are no constraints.
+/// The paragraphs of an op's docs that are not constraints.
 fn paragraphs(info: &OpInfo) -> Vec<String> {
     let paragraphs = info.doc.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
     let rules = info.constraints();
@@ -128,7 +128,7 @@ fn page(kind: &str, info: &OpInfo) -> String {
     out
 }
 
-/// The kernel of an op, as its page says it.
+/// The kernel of an op, in the words of its page.
 fn kernel_words(info: &OpInfo) -> String {
     match label(info.name).as_str() {
         "-" => "none".to_string(),
@@ -159,7 +159,7 @@ fn op_json(kind: &str, info: &OpInfo) -> Value {
     })
 }
 
-/// An op as its example uses it.
+/// An op in its example.
 struct Example {
     program: Program,
     func: usize,
@@ -226,7 +226,7 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Writes a text beside a label, broken at words so that it stays in its column.
+/// Writes a text beside a label, wrapped at words and indented to its column.
 fn write_beside(out: &mut String, label: &str, text: &str) {
     let indent = label.chars().count();
     let mut line = label.to_string();
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn no_line_is_wider_than_the_page() {
         let pages = BUILT_IN.iter().flat_map(|(kind, rows)| rows.iter().map(|info| page(kind, info)));
-        // An example stands as it is written.
+        // Examples are not wrapped.
         let texts = pages.map(|page| page.split("\nExample\n").next().unwrap_or_default().to_string());
         for line in texts.chain([table()]).collect::<Vec<_>>().iter().flat_map(|text| text.lines()) {
             assert!(line.chars().count() <= WIDTH && line == line.trim_end(), "{line}");

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let Some(file) = args.file.as_ref().filter(|_| !args.list) else { return Ok(list(args.json)) };
     let passes = chosen(args)?;
     let source = match Source::read(file) {
-        // Who reads JSON gets JSON as long as anything can be said at all.
+        // With --json even errors are printed as JSON, unless the machine failed.
         Err(error) if args.json && exit_code(&error) != MACHINE => {
             return Ok(json_report(None, None, &[unusable(&error)]));
         }
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     }
 }
 
-/// The passes that the arguments ask for.
+/// The passes selected by the arguments.
 fn chosen(args: &Args) -> anyhow::Result<Option<&'static [Pass]>> {
     match &args.pass {
         Some(name) => {
@@ -112,7 +112,7 @@ fn chosen(args: &Args) -> anyhow::Result<Option<&'static [Pass]>> {
     }
 }
 
-/// The program after passes; `ran` gets what each did.
+/// The program after passes; `ran` gets the report of each.
 fn simplified(
     program: &Program,
     passes: &'static [Pass],
@@ -133,7 +133,7 @@ fn simplified(
     let mut cx = PassCx::watched(&mut watch);
     cx.fuel = args.fuel.unwrap_or(u64::MAX);
     let result = simplify(program, passes, &mut cx);
-    // Before the error, because a program that a pass has broken is what one wants to see.
+    // Before the error, because one wants to see a program that a pass has broken.
     if let Some(folder) = &args.dump {
         dump(folder, &dumped, args.force)?;
     }
@@ -174,7 +174,7 @@ fn json_report(text: Option<String>, passes: Option<&[Value]>, errors: &[Value])
     Report::checked(format!("{object}\n"), ok)
 }
 
-/// An error about what was given, not about a place in the program, in the form of the other errors.
+/// An error about the arguments, not about a place in the program, in the form of the other errors.
 fn unusable(error: &anyhow::Error) -> Value {
     let message = format!("{error:#}");
     let none = Value::Null;

@@ -1,19 +1,19 @@
 //! What a subcommand hands back: text for the standard output, notes for the standard error, an exit code.
 //!
-//! Subcommands print nothing themselves, so that a test can ask for a report, and one place decides what a
-//! closed pipe or a full disk means.
+//! Subcommands print nothing themselves, so that a test can check a report, and one place handles a
+//! closed pipe or a full disk.
 
 use std::error::Error;
 use std::fmt;
 
-/// All is well.
+/// Success.
 pub(crate) const FINE: u8 = 0;
 /// The program, the check or the arguments are wrong.
 pub(crate) const WRONG: u8 = 1;
 /// consort or the machine failed.
 pub(crate) const MACHINE: u8 = 2;
 
-/// What a subcommand has to say.
+/// The report of a subcommand.
 #[derive(Debug)]
 pub(crate) struct Report {
     /// For the standard output.
@@ -30,12 +30,12 @@ impl Report {
         Report { text, notes: String::new(), code: FINE }
     }
 
-    /// A success or, where something is wrong, the same text with another exit code.
+    /// A success or, if something is wrong, the same text with exit code 1.
     pub(crate) fn checked(text: String, ok: bool) -> Report {
         Report { code: if ok { FINE } else { WRONG }, ..Report::fine(text) }
     }
 
-    /// What an error says.
+    /// The report of an error.
     pub(crate) fn failed(error: &anyhow::Error) -> Report {
         let head = if error.is::<Rendered>() { "" } else { "error: " };
         let notes = format!("{head}{}\n", format!("{error:#}").trim_end());
@@ -43,16 +43,16 @@ impl Report {
     }
 }
 
-/// The exit code of an error: what is not marked as the machine's is in what the user gave us.
+/// The exit code of an error: errors that are not marked as the machine's are the user's.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Machine>() { MACHINE } else { WRONG }
 }
 
-/// A failure of consort or of the machine, not of what the user gave us.
+/// A failure of consort or of the machine, not of the user's input.
 #[derive(Debug)]
 pub(crate) struct Machine(pub(crate) String);
 
-/// An error that is already in its full form, such as rendered diagnostics: nothing is put before it.
+/// An error that is already in its full form, such as rendered diagnostics: no prefix is added.
 #[derive(Debug)]
 pub(crate) struct Rendered(pub(crate) String);
 

@@ -61,7 +61,7 @@ pub(crate) struct Args {
 /// The first argument of a process that becomes a watcher or a rank. It is not for users.
 pub(crate) const ENTRY: &str = "__rank";
 
-/// How long ranks may take to end where nobody says it.
+/// How long ranks may take to end by default.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// The command for `Options::entry`. Not the path of this program, which may have been replaced since it started.
@@ -97,14 +97,14 @@ fn seconds(option: &str, given: Option<f64>) -> anyhow::Result<Option<Duration>>
     }
 }
 
-/// Runs a job in this process, which has no other children: whatever a job leaves behind ends with it.
+/// Runs a job in this process, which has no other children: it ends all processes that the job leaves behind.
 pub(crate) fn launch_alone(options: &Options, out: Sink, err: Sink) -> anyhow::Result<Outcome> {
     let orphans = Orphans::adopt();
     let _orphans = orphans.map_err(|error| Machine(format!("run: cannot adopt orphans: {error}")))?;
     launch(options, out, err).map_err(report_error)
 }
 
-/// A stream without the lock of this process: whoever writes may be stuck in it while the job ends.
+/// A stream without the lock of this process, because a writer may be blocked in it while the job ends.
 fn sink(stream: impl AsFd) -> anyhow::Result<Sink> {
     let copy = stream.as_fd().try_clone_to_owned();
     Ok(Sink::terminal(File::from(

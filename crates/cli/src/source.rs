@@ -1,5 +1,5 @@
-//! The text of a program as the user names it: a file, or `-` for the standard input; and what is wrong
-//! with it.
+//! The text of a program, from a file or from the standard input (`-`), and its
+//! errors.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::files;
 use crate::report::count;
 
-/// A program's text and what to call it.
+/// A program's text and its name.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// The file's name as the user gave it.
@@ -22,12 +22,12 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
-/// What the parser and the verifier say of a text.
+/// The outcome of parsing and verifying a text.
 #[derive(Debug)]
 pub(crate) struct Checked {
-    /// The program, where the text follows the grammar.
+    /// The program, if the text follows the grammar.
     pub(crate) parsed: Option<Parsed>,
-    /// Everything that is wrong with it.
+    /// All errors in it.
     pub(crate) errors: Vec<Diagnostic>,
 }
 
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// Errors with the lines around them, and how many there are.
+    /// Errors with the lines around them, and their number.
     pub(crate) fn render(&self, errors: &[Diagnostic], lines: &LineMap) -> String {
         let text: Vec<&str> = self.text.lines().collect();
         let mut out: String =
@@ -66,13 +66,13 @@ impl Source {
 }
 
 impl Checked {
-    /// Where the program's parts stand in the text; nothing where it is no program.
+    /// The lines of the program's parts in the text; empty if it was not parsed.
     pub(crate) fn lines(&self) -> LineMap {
         self.parsed.as_ref().map(|parsed| parsed.lines.clone()).unwrap_or_default()
     }
 }
 
-/// An error as `--json` gives it.
+/// An error in the form of `--json`.
 pub(crate) fn diagnostic_json(error: &Diagnostic, lines: &LineMap) -> Value {
     let column = if let Position::Text(_, column) = error.at { Some(column) } else { None };
     json!({

@@ -1,7 +1,7 @@
 //! Wrong calls on real processes: each gives one clear error on every rank that needs it, and none hangs.
 //!
-//! The ranks are this test program itself: started with BAD_CALL in the environment, the test `rank_program` plays that
-//! case and all other tests are left out.
+//! The ranks are this test program itself: started with BAD_CALL in the environment, the test `rank_program` runs that
+//! case and all other tests are filtered out.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 #[path = "bad_calls/cases.rs"]
@@ -10,7 +10,7 @@ mod cases;
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
-/// The program of the ranks, where this process is one.
+/// The program of the ranks, if this process is one.
 #[test]
 fn rank_program() {
     let Ok(case) = std::env::var("BAD_CALL") else { return };
@@ -230,16 +230,16 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
     ),
 ];
 
-/// No case takes as long as an operation may wait: it is found, and not given up.
+/// Shorter than the deadline of operations: errors must be detected, not time out.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What the ranks of a case say: the lines of one error, or none.
+/// The output of a case's ranks: the lines of one error, or none.
 fn errors_of(case: &str) -> [Vec<String>; 2] {
     let start = Instant::now();
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.args(["run", "-n", "2", "--timeout", "50", "--"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", "rank_program", "--quiet", "--nocapture"]);
-    // In every build: else a small message that does not fit is its sender's concern only at the end.
+    // In every build: otherwise the sender of a small message that does not match learns of it only at the end.
     let output = command.env("BAD_CALL", case).env("CONSORT_STRICT", "1").output().unwrap();
     assert!(start.elapsed() < SOON, "{case}: {:?}", start.elapsed());
     assert_eq!(output.status.code(), Some(1), "{case}: {output:?}");
@@ -248,13 +248,13 @@ fn errors_of(case: &str) -> [Vec<String>; 2] {
         let prefix = format!("[{rank}] ");
         let mine: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
         assert!(mine.len() < 2, "{case}: rank {rank} says more than one error: {mine:?}");
-        // Columns are aligned, so that how far apart they are says nothing.
+        // Columns are aligned, so runs of spaces are ignored.
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         mine.iter().flat_map(|line| line.split('|')).map(words).collect()
     })
 }
 
-/// Holds a rank's error to what is expected; `AT` stands for a line that the case's source marks.
+/// Compares a rank's error with the expected one; `AT` is a line that the case's source marks.
 fn check(case: &str, rank: usize, expected: &[&str], got: &[String]) {
     let source = include_str!("bad_calls/cases.rs").lines().enumerate();
     let marked = source.filter(|(_, line)| line.ends_with(&format!("// {case}")));
@@ -267,7 +267,7 @@ fn check(case: &str, rank: usize, expected: &[&str], got: &[String]) {
             Some(beginning) => lines.iter().any(|at| {
                 *line == format!("{beginning}{at}") || (beginning.is_empty() && *line == format!("at {at}"))
             }),
-            // A rank that gives up leaves its group, and then ends: whoever waits for it may see either first.
+            // A rank that fails leaves its group and then exits: a peer that waits for it may see either first.
             None => expected.split(" || ").any(|expected| line.starts_with(expected)),
         };
         assert!(fits, "{case}: rank {rank}: expected {expected:?} of {lines:?}, got {got:#?}");

@@ -1,6 +1,6 @@
-//! Runs `consort bench` with the built binary, for a moment: what it says is complete, and nothing stays behind.
+//! Runs `consort bench` with the built binary, briefly: its output is complete, and nothing is left behind.
 //!
-//! No time is compared with anything: how fast a machine is, is not a matter of tests.
+//! No time is compared with anything: the speed of the machine is not tested.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ const OPS: [&str; 11] = [
 fn bench(arguments: &str) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.arg("bench").args(arguments.split('|')).stdin(Stdio::null());
-    // What may be set around the tests is not meant for the ranks.
+    // Variables set around the tests are not meant for the ranks.
     for name in ["CONSORT_RANK", "CONSORT_SIZE", "CONSORT_JOB", "CONSORT_SECRET"] {
         command.env_remove(name);
     }
@@ -206,7 +206,7 @@ fn programs_are_measured_in_their_modes() {
 
 #[test]
 fn peers_of_programs_are_measured_in_turns() {
-    // What a peer says beside its figures is left out, and of figures of several rounds there is one, in the middle.
+    // Other output of a peer is ignored, and the figures of several rounds become one median.
     let figures = objects(
         "programs|--cases|ring_k|--seconds|0.01|--small|--json|--rounds|3|--peer|ring_kernel=printf hello\\n{\"us\":2500,\"variant\":\"there\",\"samples\":7}\\n",
     );
@@ -253,7 +253,7 @@ fn compiled_functions_are_measured_beside_themselves() {
     assert_eq!(lines.len(), 2, "{out}");
 }
 
-/// The processes that have these bytes among their arguments.
+/// The processes that have this text among their arguments.
 fn processes_with(mark: &str) -> Vec<String> {
     let folders = std::fs::read_dir("/proc").unwrap().flatten();
     let arguments = folders.filter_map(|folder| std::fs::read(folder.path().join("cmdline")).ok());
@@ -263,7 +263,7 @@ fn processes_with(mark: &str) -> Vec<String> {
 
 #[test]
 fn nothing_stays_behind() {
-    // The heap's size tells the ranks of this run from those of other tests.
+    // The heap's size distinguishes the ranks of this run from those of other tests.
     let heap = (12_340usize * 2 * 4 + (64 << 20)).to_string();
     let (code, ..) = bench("comm|--ops|ring|--sizes|12340|--seconds|0.01|--peer|false");
     assert_eq!((code, processes_with(&heap)), (1, Vec::new()));

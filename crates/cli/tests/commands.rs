@@ -1,8 +1,8 @@
-//! The commands of README.md and the guide, run as they stand there, and what these pages show that they print.
+//! Runs the commands of README.md and the guide, and compares their output with what these pages show.
 //!
-//! `cargo` is a stand-in here: it builds examples in the profile of this test, and runs the `consort` that was built with
-//! it. A block of text after a block of commands shows what these print. `..` stands for the rest of a line, or for any
-//! lines; numbers with a fraction, process numbers and bars may be others.
+//! `cargo` is a stub here: it builds examples in the profile of this test, and runs the `consort` that was built with
+//! it. A block of text after a block of commands shows their output. `..` matches the rest of a line, or any
+//! lines; decimal numbers, process ids and bars may differ.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Pages that show what their commands print.
+/// Pages that show the output of their commands.
 const SHOWN: [&str; 2] = ["README.md", "docs/getting-started.md"];
 /// Pages whose commands are run.
 const RUN: [&str; 5] = [
@@ -30,7 +30,7 @@ case "$*" in
 esac
 "#;
 
-/// No command takes so long, in seconds; building takes longest.
+/// The time limit of a command, in seconds; building takes longest.
 const LIMIT: &str = "900";
 
 fn root() -> PathBuf {
@@ -54,7 +54,7 @@ fn of_kind(page: &str, kind: &str) -> Vec<String> {
     blocks(page).into_iter().filter(|(own, _)| own == kind).map(|(_, body)| body).collect()
 }
 
-/// A folder with the commands that a reader has.
+/// A folder with a reader's commands.
 struct Shell(PathBuf);
 
 impl Shell {
@@ -79,9 +79,9 @@ impl Shell {
         command.env("TARGET", built.parent().unwrap()).output().unwrap()
     }
 
-    /// Runs a line of a page, which must end with the code that stands beside it; what it printed.
+    /// Runs a line of a page, which must exit with the code stated beside it; returns its output.
     fn expect(&self, page: &str, line: &str) -> String {
-        // `# exits with 1` says what a reader is to expect.
+        // `# exits with 1` states the expected exit code.
         let expected = line.split_once("# exits with ").map_or(0, |(_, code)| code.trim().parse().unwrap());
         let output = self.run(line);
         let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -116,12 +116,12 @@ fn masked(line: &str) -> String {
     words.iter().enumerate().map(mask).collect::<Vec<_>>().join(" ")
 }
 
-/// Whose line it is, where the launcher says so. Ranks write when they please, each its own lines in order.
+/// The rank that wrote a line, if the launcher prefixed it. Ranks write in any order, each its own lines in order.
 fn writer(line: &str) -> Option<&str> {
     line.strip_prefix('[')?.split_once("] ").map(|(rank, _)| rank)
 }
 
-/// Demands that the lines that a page shows are among those that were printed, in their order.
+/// Checks that the lines shown on a page are among those printed, in order.
 #[track_caller]
 fn check_shown(place: &str, shown: &str, said: &str) {
     let lines: Vec<&str> =
@@ -156,7 +156,7 @@ fn every_command_runs_as_it_stands() {
     assert!(ran >= 6, "{ran}");
 }
 
-/// Commands that only make something, so that there is nothing to show of them.
+/// Commands that only build something, so that their output is not shown.
 fn is_silent(line: &str) -> bool {
     ["cargo build ", "cargo install ", "cargo test "].iter().any(|start| line.starts_with(start))
 }

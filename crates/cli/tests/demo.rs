@@ -23,7 +23,7 @@ fn lines(which: &str) -> Vec<Value> {
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Checks the lines, given the breaks of a step with broken graphs where there is such a way.
+/// Checks the lines; `broken` is the number of breaks in a step with broken graphs, if the demo has that mode.
 fn check(which: &str, broken: Option<u64>) {
     let lines = lines(which);
     let modes: Vec<&str> = lines.iter().map(|line| line["mode"].as_str().unwrap()).collect();
@@ -90,7 +90,7 @@ fn the_summary_says_what_was_found() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // No bar where nobody looks.
+    // No progress bar without a terminal.
     assert_eq!(text(&output.stderr), "");
 }
 
@@ -104,17 +104,17 @@ fn a_difference_is_an_exit_code() {
     }
 }
 
-/// The processes that a process has started, and those that they have.
+/// The children of a process, and theirs.
 fn descendants(of: u32) -> Vec<u32> {
     let tasks = fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
     let children: Vec<u32> = tasks.split_whitespace().filter_map(|child| child.parse().ok()).collect();
     children.iter().flat_map(|child| [vec![*child], descendants(*child)].concat()).collect()
 }
 
-/// How long a process has been on a core by itself.
+/// The CPU time of a process, in ticks.
 fn ticks(process: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    // Behind the name, which may have anything in it.
+    // After the name, which may contain anything.
     stat.rsplit(')').next().unwrap().split_whitespace().nth(11).unwrap().parse().unwrap()
 }
 
@@ -130,7 +130,7 @@ fn a_rank_that_is_killed_is_named() {
         std::thread::sleep(Duration::from_millis(20));
         all = descendants(child.id());
     }
-    // They are in the middle of it when they have worked for a while: a hundredth of a second is a tick.
+    // After 20 ticks of a hundredth of a second they are in the middle of the work.
     while ticks(all[3]) < 20 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -141,7 +141,7 @@ fn a_rank_that_is_killed_is_named() {
     for part in ["error: demo: the ranks failed", "was killed by SIGKILL (signal 9)", "rank "] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // Nobody is left.
+    // No process is left.
     assert!(all.iter().all(|process| !Path::new(&format!("/proc/{process}")).exists()), "{all:?}");
 }
 

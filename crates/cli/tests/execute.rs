@@ -1,5 +1,5 @@
 //! Programs from text through the planner and the executor, on threads: every case under `filetests/` that runs,
-//! against the oracle; and what plans say that they copy, against what is copied.
+//! against the oracle; and the copies that plans state, against those counted at run time.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 #[allow(dead_code, reason = "the command uses the rest")]
@@ -17,7 +17,7 @@ use consort_ir::text::{Expect, RunLine, parse, print, run_lines};
 use consort_ir::verify::verify;
 use consort_oracle::{OracleError, same_error};
 
-/// All cases that run, but for those that show the oracle's own limits.
+/// All cases that run, except those that exceed the oracle's limits.
 fn cases() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests");
     let read = |path: PathBuf| (path.display().to_string(), std::fs::read_to_string(&path).unwrap());
@@ -31,7 +31,7 @@ fn loops(block: &Block) -> bool {
     block.nodes.iter().any(|node| node.op.flow() != Flow::Straight)
 }
 
-/// What a rank said.
+/// The failure of a rank, as text.
 fn text(failure: rank::Failure) -> String {
     let op = failure.op.map_or(String::new(), |op| format!("{op}: "));
     format!("{op}{}", failure.message)
@@ -74,7 +74,7 @@ fn run(
     })
 }
 
-/// Compares what ranks gave, or said, with what the oracle gave or said; kernels may round otherwise.
+/// Compares the results or errors of ranks with those of the oracle; kernels may round differently.
 fn compare(
     func: &Func,
     expected: &Result<Vec<Vec<Tensor>>, OracleError>,

@@ -1,7 +1,7 @@
-//! The guide docs/collectives.md: its programs are those of the example, and print what it says, on real processes.
+//! The guide docs/collectives.md: its programs are those of the example, and print what it shows, on real processes.
 //!
 //! The ranks are this test program itself: started with GUIDE_PROGRAM in the environment, the test `rank_program` runs
-//! that program and all other tests are left out.
+//! that program and all other tests are filtered out.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::process::{Command, Output, exit};
 use consort_examples::collectives;
 use consort_filetests::check_file;
 
-/// The program of the ranks, where this process is one.
+/// The program of the ranks, if this process is one.
 #[test]
 fn rank_program() {
     let Ok(name) = std::env::var("GUIDE_PROGRAM") else { return };
@@ -34,7 +34,7 @@ fn blocks<'a>(guide: &'a str, kind: &str) -> Vec<&'a str> {
     guide.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// A program of the example, with the line that ends it.
+/// A program of the example, including its last line.
 fn program<'a>(source: &'a str, name: &str) -> &'a str {
     let start =
         source.find(&format!("fn {name}() -> Result<()> {{")).unwrap_or_else(|| panic!("no fn {name}"));
@@ -72,7 +72,7 @@ fn run(n: usize, name: &str) -> Output {
     command.env("GUIDE_PROGRAM", name).output().unwrap()
 }
 
-/// What the ranks wrote, those of rank 0 first, without what the test harness says.
+/// The ranks' output, ordered by rank, without that of the test harness.
 fn lines_of(bytes: &[u8], n: usize) -> Vec<String> {
     let text = String::from_utf8_lossy(bytes);
     let of = |rank: usize| format!("[{rank}] ");
@@ -93,7 +93,7 @@ fn the_programs_print_what_the_guide_says() {
             let (command, expected) = part.split_once('\n').unwrap();
             let (n, name) = command.split_once(" -- collectives ").unwrap();
             let n: usize = n.parse().unwrap();
-            // `[*]` stands for every rank.
+            // `[*]` means every rank.
             let (all, each): (Vec<&str>, Vec<&str>) =
                 expected.lines().partition(|line| line.starts_with("[*] "));
             let all =
@@ -101,7 +101,7 @@ fn the_programs_print_what_the_guide_says() {
             let expected: Vec<String> = all.chain(each.iter().map(|line| line.to_string())).collect();
             let output = run(n, name);
             let got = match name {
-                // The others' errors name other ranks than this one's.
+                // The other ranks' errors name different ranks.
                 "mismatch" => lines_of(&output.stderr, 1),
                 _ => lines_of(&output.stdout, n),
             };

@@ -1,8 +1,8 @@
 //! Random programs through all stages: verified, simplified, planned for each rank, checked for hazards, run by the plan
 //! oracle under every timing, and by the executor on ranks: threads for all of them, processes for one in forty. Every
-//! result is that of the program oracle.
+//! result must equal that of the program oracle.
 //!
-//! CONSORT_PROGRAMS=N tries N programs, CONSORT_SEED=k only that one. The long run, which says how far it has come:
+//! CONSORT_PROGRAMS=N tries N programs, CONSORT_SEED=k only that one. The long run, which reports its progress:
 //!
 //! ```text
 //! CONSORT_PROGRAMS=20000 cargo test --release -p consort-cli --test random -- --nocapture
@@ -39,10 +39,10 @@ const ONE_IN: u64 = 40;
 /// Programs that are tried in one process.
 const BATCH: u64 = 50;
 
-/// What a process that has tried all of its batch says last.
+/// The last line of a process that has tried its whole batch.
 const DONE: &str = "the whole batch was tried";
 
-/// The rank's part, where this process is one.
+/// The program of a rank, if this process is one.
 #[test]
 fn rank_program() {
     if let Some(seed) = number("CONSORT_RANDOM_RANK") {
@@ -50,7 +50,7 @@ fn rank_program() {
     }
 }
 
-/// A batch, where this process is there for one: says of each program that is not right what came of it.
+/// A batch, if this process was started for one: reports each program that fails.
 #[test]
 fn batch_program() {
     let Some(first) = number("CONSORT_RANDOM_BATCH") else { return };
@@ -69,12 +69,12 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}: expected a number, got {text:?}")))
 }
 
-/// Whether this process is there for another one.
+/// Whether this process was started by another one of this test.
 fn is_child() -> bool {
     number("CONSORT_RANDOM_RANK").or(number("CONSORT_RANDOM_BATCH")).is_some()
 }
 
-/// Takes the program of a seed through all stages, up to ranks that are threads.
+/// Takes the program of a seed through all stages, including ranks that are threads.
 fn try_program(seed: u64) -> Result<Outcome, String> {
     let tried = catch_unwind(AssertUnwindSafe(|| {
         let case = Case::new(seed)?;
@@ -87,7 +87,7 @@ fn try_program(seed: u64) -> Result<Outcome, String> {
     })
 }
 
-/// What came of many programs.
+/// The outcomes of many programs.
 #[derive(Default)]
 struct Tally {
     tried: u64,
@@ -97,7 +97,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// What a batch said, less the words of the test harness.
+    /// Adds the output of a batch, without that of the test harness.
     fn add(&mut self, batch: &Range<u64>, said: &str) {
         self.tried += batch.end - batch.start;
         self.rounded += said.lines().filter(|line| line.starts_with("ROUNDED ")).count() as u64;
@@ -108,8 +108,8 @@ impl Tally {
     }
 }
 
-/// Tries batches of programs on several threads, and says every few seconds how far it has come. A batch is a process of
-/// its own: one that ends badly does not take the others along, nor does the memory that it leaves.
+/// Tries batches of programs on several threads, and reports progress every few seconds. A batch is a process of
+/// its own: a crash does not affect the others, and its memory is freed.
 fn try_all(
     what: &str,
     batches: &[Range<u64>],
@@ -145,7 +145,7 @@ fn try_all(
     tally
 }
 
-/// Runs a batch in a process of its own; what it said.
+/// Runs a batch in a process of its own; returns its output.
 fn try_batch(batch: &Range<u64>) -> String {
     let own = std::env::current_exe().unwrap();
     let output = Command::new(own)
@@ -169,7 +169,7 @@ fn every_stage_keeps_the_results() {
     let count = number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS);
     let batches: Vec<Range<u64>> =
         (0..count).step_by(BATCH as usize).map(|first| first..count.min(first + BATCH)).collect();
-    // Ranks are threads, most of which wait.
+    // Ranks are threads that mostly wait.
     let at_once = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
     let Tally { tried, rounded, .. } = try_all("threads", &batches, at_once, try_batch);
     assert!(rounded <= 1 + tried / 500, "{rounded} of {tried} results are off");

@@ -1,4 +1,4 @@
-//! Holds `docs/ops.md` to the definitions of the ops and the kernels that there are.
+//! Checks `docs/ops.md` against the definitions of the ops and the existing kernels.
 
 use consort_filetests::check_file;
 use consort_ir::ops::ops_markdown;

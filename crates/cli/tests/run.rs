@@ -1,7 +1,7 @@
-//! Runs jobs of real processes with the built `consort`, and breaks them.
+//! Runs jobs of real processes with the built `consort`, and injects failures.
 //!
 //! The ranks are shells, or this test program itself: started with RANK_PROGRAM in the environment, the test
-//! `rank_program` plays that part and all other tests are left out. Nothing here sleeps to synchronise: tests
+//! `rank_program` runs that part and all other tests are filtered out. Nothing here sleeps to synchronise: tests
 //! wait for a line, a file or the end of a process, each with a deadline.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
@@ -30,7 +30,7 @@ mod signals;
 #[path = "run/strangers.rs"]
 mod strangers;
 
-/// The program of the ranks, where this process is one.
+/// The program of the ranks, if this process is one.
 #[test]
 fn rank_program() {
     if let Ok(part) = std::env::var("RANK_PROGRAM") {

@@ -1,4 +1,4 @@
-//! docs/operating.md says what failures look like: each text it shows is one that the code writes.
+//! docs/operating.md shows messages of failures: each of them must occur in the code.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs;
@@ -9,7 +9,7 @@ fn sources(folder: &Path, found: &mut String) {
         let path = entry.unwrap().path();
         match path.extension().and_then(|extension| extension.to_str()) {
             None if path.is_dir() => sources(&path, found),
-            // A string that goes on in the next line is one string.
+            // Joins string literals that continue on the next line.
             Some("rs") => found.push_str(&fs::read_to_string(&path).unwrap().replace("\\\n", "")),
             _ => {}
         }
@@ -29,7 +29,7 @@ fn d12_every_failure_is_one_that_the_code_writes() {
     for row in table.lines().filter(|row| row.starts_with("| `")) {
         let first = row.split(" | ").next().unwrap();
         for text in first.split('`').skip(1).step_by(2) {
-            // What must be the same stands before the rest.
+            // The text from `must be the same` on is constant.
             let written = text.find("must be the same").map_or(text, |at| &text[at..]);
             assert!(code.contains(written), "nothing writes `{text}`");
             n += 1;

@@ -1,5 +1,5 @@
 //! The walking skeleton: one program from text through verify, plan and executor on two threads, equal to the
-//! oracle. What each stage leaves is the section "The life of a program" of ARCHITECTURE.md.
+//! oracle. The output of each stage is the section "The life of a program" of ARCHITECTURE.md.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 #[allow(dead_code, reason = "the command uses the rest")]

@@ -1,9 +1,9 @@
-//! Holds the workspace to its rules: crate edges, how a source begins, what may not occur in one, its name.
+//! Checks the rules of the workspace: crate edges, how a source begins, forbidden words, file names.
 //!
-//! One test walks the tree and lists every offence at once, so that a large change is put right in one go.
-//! Sources are read line by line, which sees all that rustfmt and people write and needs no parser; cargo reads
-//! the manifests. Words that are forbidden are spelled with a `~` here, which `word` takes out: this file is
-//! walked like any other and must not find itself.
+//! One test walks the tree and lists every violation at once, so that a large change can be fixed in one pass.
+//! Sources are read line by line, which is enough for formatted code and needs no parser; cargo reads
+//! the manifests. Forbidden words are spelled with a `~` here, which `word` removes, because this file is
+//! checked like any other.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Which crates of the workspace each one may use. A value flows one way: an edge that is not here is a
+/// Which crates of the workspace each one may use. Dependencies go one way: an edge that is not here is a
 /// change of the architecture, not a line in a manifest.
 const EDGES: [(&str, &[&str]); 12] = [
     ("types", &[]),
@@ -33,10 +33,10 @@ const EDGES: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// The crates that tests of every other may use.
+/// The crates that the tests of every other crate may use.
 const FOR_TESTS: [&str; 2] = ["oracle", "filetests"];
 
-/// The files in which code may do what the compiler cannot check.
+/// The files that may contain unsafe code.
 const UNSAFE_FILES: [&str; 11] = [
     "crates/comm/src/exit.rs",
     "crates/comm/src/fixed.rs",
@@ -56,7 +56,7 @@ const TABLES: [&str; 0] = [];
 
 const MAX_LINES: usize = 800;
 
-/// Names that say nothing of what a file holds, so that it comes to hold everything.
+/// Names that say nothing about a file's contents.
 const VAGUE_NAMES: [&str; 6] = ["utils.rs", "common.rs", "helpers.rs", "misc.rs", "base.rs", "manager.rs"];
 
 /// A forbidden word, from a spelling that does not contain it.
@@ -64,7 +64,7 @@ fn word(spelling: &str) -> String {
     spelling.replace('~', "")
 }
 
-/// The files under a folder, as paths from the root with `/`; none where there is no such folder.
+/// The files under a folder, as paths from the root with `/`; empty if there is no such folder.
 fn files_under(root: &Path, folder: &str) -> Vec<String> {
     let mut files = Vec::new();
     for entry in fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
@@ -97,7 +97,7 @@ fn manifests(root: &Path) -> Vec<(String, Vec<Dependency>)> {
     metadata["packages"].as_array().unwrap().iter().map(|package| read(package).unwrap()).collect()
 }
 
-/// The folder under `crates/` of a crate of the workspace; none for a crate from outside.
+/// The folder under `crates/` of a crate of the workspace; `None` for an external crate.
 fn workspace_crate(name: &str) -> Option<&str> {
     if name == "consort" { Some(name) } else { name.strip_prefix("consort-") }
 }
@@ -151,7 +151,7 @@ fn check_source(path: &str, text: &str) -> Vec<String> {
             if !UNSAFE_FILES.contains(&path) {
                 offend("unsafe code outside the files that tidy lists".to_string());
             }
-            // A function says in its docs what its callers must keep.
+            // The docs of an unsafe function state what its callers must ensure.
             let argued = |above: &&str| above.contains("SAFETY:") || above.contains("/// # Safety");
             if !lines[i.saturating_sub(3)..i].iter().any(argued) {
                 offend("unsafe code without `SAFETY:` in the three lines above".to_string());

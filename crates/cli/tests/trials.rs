@@ -1,8 +1,8 @@
-//! Hundreds of jobs of real processes, each with one fault on one rank, all derived from a seed: every survivor has one
-//! clear error in time, the launcher tells what failed first, and nothing is left behind.
+//! Hundreds of jobs of real processes, each with one fault on one rank, derived from a seed: every survivor gets one
+//! clear error in time, the launcher names the first failure, and nothing is left behind.
 //!
 //! CONSORT_TRIALS=N runs N of them, CONSORT_SEED=k only that one. The ranks are this test program itself: see
-//! `rank_program`. Here deadlines are the feature, so times are compared; how much they may exceed what is promised on
+//! `rank_program`. Deadlines are tested here, so times are compared; the tolerance on
 //! a busy machine is in one place, `verdict.rs`.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
@@ -30,11 +30,11 @@ use leftovers::Leftovers;
 use plan::{Fault, Plan};
 use verdict::{Times, judge};
 
-/// Trials under way at once: a few more than cores, because those that wait for a deadline are idle.
+/// Concurrent trials: a few more than cores, because those that wait for a deadline are idle.
 const AT_ONCE: usize = 4;
 const TRIALS: u64 = 500;
 
-/// The program of the ranks, where this process is one.
+/// The program of the ranks, if this process is one.
 #[test]
 fn rank_program() {
     if let Some(seed) = number("CONSORT_TRIAL") {

@@ -1,8 +1,8 @@
-//! Wrong programs on real processes: whatever is wrong with one is said on every rank that needs to know it, with the
-//! user's line, the launcher names who is to blame, and the exit code is not 0.
+//! Wrong programs on real processes: every rank that is affected gets an error with the user's line, the launcher names
+//! the rank that is to blame, and the exit code is not 0.
 //!
-//! The ranks are this test program itself: started with WRONG_PROGRAM in the environment, the test `rank_program` plays
-//! that case and all other tests are left out.
+//! The ranks are this test program itself: started with WRONG_PROGRAM in the environment, the test `rank_program` runs
+//! that case and all other tests are filtered out.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 #[path = "wrong_programs/cases.rs"]
@@ -11,7 +11,7 @@ mod cases;
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
-/// The program of the ranks, where this process is one.
+/// The program of the ranks, if this process is one.
 #[test]
 fn rank_program() {
     let Ok(case) = std::env::var("WRONG_PROGRAM") else { return };
@@ -24,10 +24,10 @@ fn rank_program() {
     });
 }
 
-/// No case takes as long as an operation may wait: it is found, and not given up.
+/// Shorter than the deadline of operations: errors must be detected, not time out.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What a job said.
+/// The output of a job.
 struct Job {
     case: String,
     code: i32,
@@ -47,13 +47,13 @@ fn job(case: &str, ranks: usize) -> Job {
 }
 
 impl Job {
-    /// What a rank said on its standard error.
+    /// The standard error of a rank.
     fn said(&self, rank: usize) -> String {
         let prefix = format!("[{rank}] ");
         self.err.lines().filter_map(|line| line.strip_prefix(&prefix)).collect::<Vec<_>>().join("\n")
     }
 
-    /// A rank's error has all of these, in order; `AT` is a line of the case's source that is marked with its name.
+    /// Checks that a rank's error contains all parts, in order; `AT` is a source line that is marked with the case.
     fn expect(&self, rank: usize, parts: &[&str]) {
         let (said, name) = (self.said(rank), self.case.split(' ').next().unwrap());
         let source = include_str!("wrong_programs/cases.rs").lines().enumerate();
@@ -75,7 +75,7 @@ impl Job {
         }
     }
 
-    /// A rank's error says that another left without a call: the other said it itself, or was seen to be gone.
+    /// Checks that a rank's error says that another left without a call: by its own report, or by its absence.
     fn expect_left(&self, rank: usize, gone: usize, made: &str) {
         let own = format!(" on world: rank {gone} left without making it");
         if self.said(gone).contains(&own) {
@@ -87,14 +87,14 @@ impl Job {
         }
     }
 
-    /// All ranks say the same, and the job fails.
+    /// Checks that all ranks report the same, and that the job fails.
     fn expect_all(&self, ranks: usize, parts: &[&str]) {
         (0..ranks).for_each(|rank| self.expect(rank, parts));
         assert_eq!(self.code, 1, "{}\n{}", self.case, self.err);
         assert!(!self.out.contains("got "), "{}: a rank got a result: {}", self.case, self.out);
     }
 
-    /// The launcher's first line on the failure has all of these.
+    /// Checks that the launcher's first line on the failure contains all parts.
     fn expect_launcher(&self, parts: &[&str]) {
         let first = self.err.lines().find(|line| line.starts_with("error: run: first failure: "));
         let first = first.unwrap_or_else(|| panic!("{}: no first failure in\n{}", self.case, self.err));
@@ -146,7 +146,7 @@ fn what_differs_is_refused_by_every_member() {
             "AT",
         ];
         job("splits", ranks).expect_all(ranks, &parts);
-        // Also where there is nothing to move.
+        // Also for empty tensors.
         job("empty", ranks).expect_all(ranks, &["the operation must be the same", "f32[0]", "AT", "f32[3]"]);
     }
 }
@@ -191,7 +191,7 @@ fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
     for (case, out, note) in [
         ("unseen", "done", "note: nobody looked at this error"),
         ("printed", "checksum <", "note: it was printed in the place of a tensor"),
-        // What leaks, and a mesh that is there when the process ends.
+        // Leaked values, and a mesh that still exists when the process exits.
         ("leaked_handle", "done", "note: nobody looked at this error"),
         ("leaked_mesh", "done", "note: nobody looked at this error"),
         ("exit_0", "done", "note: nobody looked at this error"),
@@ -205,7 +205,7 @@ fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
         job.expect_all(2, &parts);
         job.expect_launcher(&["must be the same on all ranks"]);
     }
-    // A rank that ends without a call that the others make.
+    // A rank that exits without a call that the others make.
     let job = job("skip_end", 3);
     let made = "all_reduce[reduce=max, over=world] f32[4]";
     (0..2).for_each(|rank| job.expect_left(rank, 2, made));
@@ -216,7 +216,7 @@ fn an_error_that_nobody_looked_at_ends_the_process_with_code_1() {
 #[test]
 fn agreement_comes_first_and_names_the_function() {
     let note = "note: captured values, and all that it reads from outside, must be equal on all ranks";
-    // One rank has no communication in its program.
+    // The program of one rank does not communicate.
     let parts = [
         "compile: `step`: its program must be the same on all ranks",
         "rank 0: ",
@@ -226,7 +226,7 @@ fn agreement_comes_first_and_names_the_function() {
         note,
     ];
     job("captured_flag", 2).expect_all(2, &parts);
-    // One rank reads a tensor in the middle.
+    // One rank reads a tensor in the middle of the function.
     for case in ["one_breaks", "one_breaks_late"] {
         let parts = [
             "rank 0   call 1 of `step`: its segment ",
@@ -236,7 +236,7 @@ fn agreement_comes_first_and_names_the_function() {
         ];
         job(case, 2).expect_all(2, &parts);
     }
-    // One rank makes a call less, and something else or nothing then.
+    // One rank makes one call less, and then another call or none.
     let parts = [
         "the operation must be the same on all ranks",
         "AT",
@@ -252,11 +252,11 @@ fn agreement_comes_first_and_names_the_function() {
     job_.expect_left(0, 1, "call 4 of `step`");
     job_.expect_launcher(&["first failure: rank 1 ", " on world: rank 1 "]);
     assert_eq!(job_.code, 1, "{}", job_.err);
-    // Functions that are made on one line are functions of their own.
+    // Functions that are compiled on one line are distinct.
     let parts =
         ["the call must be the same", "call 1 of `cases.rs:", "AT", "call 1 of `cases.rs:", " #2`", "AT"];
     job("layers", 2).expect_all(2, &parts);
-    // One rank has an error in its trace: everybody quotes it and blames that rank, before and after a break.
+    // The trace fails on one rank: every rank quotes the error and blames that rank, before and after a break.
     for ranks in [2, 3] {
         let fails = job("one_fails", ranks);
         fails.expect_all(ranks, &["matmul: expected operands of at least 2 dimensions"]);
@@ -265,7 +265,7 @@ fn agreement_comes_first_and_names_the_function() {
     let fails = job("one_fails_late", 3);
     (0..3).for_each(|rank| fails.expect(rank, &["matmul: expected operands of at least 2 dimensions"]));
     fails.expect_launcher(&["first failure: rank 1 "]);
-    // A function of one rank alone must say so.
+    // A function that only one rank calls must be declared local.
     let parts = [
         "the operation must be the same on all ranks",
         "AT",
@@ -275,7 +275,7 @@ fn agreement_comes_first_and_names_the_function() {
         "barrier",
     ];
     job("not_local", 2).expect_all(2, &parts);
-    // Sizes that may not differ.
+    // Sizes that must not differ.
     let parts = ["s0", "note: s0 is dimension 0 of tensor 0 of the arguments: 8 on rank 0, 7 on rank 1"];
     job("sizes", 2).expect_all(2, &parts);
     // Settings and arguments.
@@ -314,7 +314,7 @@ fn what_a_compiled_function_captured_must_not_change() {
         "note: pass what changes as an argument",
     ];
     job("captured_tensor", 2).expect_all(2, &parts);
-    // Also where it changed on one rank only, and where it is a number.
+    // Also if it changed on one rank only, and if it is a number.
     job("captured_on_one", 2).expect_all(2, &["captured tensor of", "AT"]);
     let parts = [
         "compile: `f`: its program must be the same at every call",
@@ -376,7 +376,7 @@ fn who_is_missing_is_said_after_ten_seconds() {
 
 #[test]
 fn a_traced_tensor_cannot_be_printed() {
-    // A break with the user's line, and an error where breaks are.
+    // A break with the user's line, and an error if breaks are errors.
     let broken = job("prints_in_a_trace", 2);
     assert_eq!(broken.code, 0, "{}", broken.err);
     for rank in 0..2 {
@@ -396,7 +396,7 @@ fn handles_may_be_dropped_in_functions_that_several_lines_call() {
     assert_eq!(job.code, 0, "{}", job.err);
 }
 
-/// Right programs that must not be refused.
+/// Correct programs that must not be refused.
 #[test]
 fn right_programs_are_not_refused() {
     for (case, ranks) in [

@@ -1,5 +1,5 @@
-//! How a rank learns that another one has failed: a rank that panicked in this process, or whatever somebody who
-//! watches over processes reports.
+//! How a rank learns that another one has failed: a rank of this process panicked, or the control plane reports a
+//! failure.
 
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -9,17 +9,17 @@ use crate::row::Row;
 use crate::rows::Rows;
 use crate::sync::{AtomicU64, in_one_order};
 
-/// Says that a rank of the world has failed.
+/// Reports that a rank of the world has failed.
 #[derive(Default)]
 pub(crate) struct Alarm {
     panicked: AtomicU64,
     watch: Option<Watch>,
-    /// The rows of all groups here: whoever sleeps does so on one of them.
+    /// The rows of all groups here: every waiter sleeps on one of them.
     bells: Mutex<Vec<Weak<Rows>>>,
 }
 
 /// Asks the control plane, while a call waits, whether a process has failed: the ranks to blame and the error. Must be
-/// quick where nothing has.
+/// cheap if none has.
 pub(crate) type Watch = Box<dyn Fn() -> Option<(Vec<usize>, String)> + Send + Sync>;
 
 impl Alarm {
@@ -28,23 +28,23 @@ impl Alarm {
     }
 
     pub(crate) fn raise(&self, rank: usize) {
-        // The first one counts.
+        // Only the first one counts.
         let _ = self.panicked.compare_exchange(0, rank as u64 + 1, SeqCst, Acquire);
         in_one_order();
         self.ring();
     }
 
-    /// From now on whoever sleeps on these rows is woken by a failure.
+    /// From now on a failure wakes all waiters that sleep on these rows.
     pub(crate) fn add(&self, rows: &Arc<Rows>) {
         let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         bells.retain(|rows| rows.strong_count() > 0);
         bells.push(Arc::downgrade(rows));
     }
 
-    /// Wakes all who sleep, to look for what has happened.
+    /// Wakes all sleeping waiters, so that they check for failures.
     pub(crate) fn ring(&self) {
         let bells = || self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        // Not under the lock: whoever is woken may want it.
+        // Not under the lock, which a woken waiter may need.
         let rows: Vec<Arc<Rows>> = bells().iter().filter_map(Weak::upgrade).collect();
         rows.iter().for_each(|rows| rows.iter().for_each(Row::ring));
     }

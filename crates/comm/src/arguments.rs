@@ -22,7 +22,7 @@ pub(crate) fn check_reduction(buffer: &Buffer, dtype: Dtype, reduce: Reduce) -> 
     check_rows(buffer, dtype.size(), 1, "the size of an element")
 }
 
-/// The bytes are a whole number of `unit`s in each of `outer` rows.
+/// Checks that the bytes are a whole number of `unit`s in each of `outer` rows.
 pub(crate) fn check_rows(buffer: &Buffer, unit: usize, outer: usize, what: &str) -> Result<(), CommError> {
     let whole = unit.checked_mul(outer);
     check(whole.is_some_and(|whole| is_multiple(buffer.len(), whole)), || {

@@ -1,13 +1,12 @@
 //! Buffers: handles of blocks of a rank's heap, and of parts of them.
 //!
-//! Handles of one block may be many, and they may overlap. The block itself knows what is being done with its bytes:
-//! who here claims at them, which operations in flight read or write which part, and which part peers may still read
-//! (*leases*). From that it grants or refuses:
+//! A block may have many handles, and they may overlap. The block records the use of its bytes: claims by this rank,
+//! ranges that operations in flight read or write, and ranges that peers may still read (*leases*). It grants
 //!
-//! - reading, unless an operation in flight writes there;
-//! - writing, once nothing in flight touches the part and all peers are done with it, and nobody here looks;
-//! - an operation, like reading or writing by what it does with the part. A handle that is the only one is moved into
-//!   its operation, so that nobody else can ask and nothing need be noted.
+//! - a read, unless an operation in flight writes the range;
+//! - a write, once nothing in flight touches the range, all peers are done with it, and nobody here has a claim on it;
+//! - an operation, like a read or a write by its access to the range. An only handle is moved into its operation, so
+//!   that no conflict is possible and nothing need be recorded.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
@@ -39,7 +38,7 @@ struct Handle {
     owner: Owner,
 }
 
-/// The block itself, or the handle that has it.
+/// The block itself, or the handle that owns it.
 #[allow(clippy::large_enum_variant, reason = "parts are few, and most that is done to a block begins here")]
 enum Owner {
     Block(Block),
@@ -50,15 +49,15 @@ struct Block {
     heap: Arc<Heap>,
     start: usize,
     room: usize,
-    /// What somebody here claims at, or writes.
+    /// Claims of this rank, to read or to write.
     claims: RefCell<SmallList<Claim>>,
-    /// What operations in flight read, or write.
+    /// Ranges that operations in flight read or write.
     flights: RefCell<SmallList<Claim>>,
-    /// What peers may still read.
+    /// Ranges that peers may still read.
     leases: RefCell<SmallList<Leased>>,
 }
 
-/// A part that somebody claims at, or writes.
+/// A range that is claimed for reading or writing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim {
     start: usize,
@@ -72,7 +71,7 @@ impl Claim {
     }
 }
 
-/// A part that peers may still read.
+/// A range that peers may still read.
 struct Leased {
     range: Range<usize>,
     lease: Lease,
@@ -105,15 +104,15 @@ impl Address {
     }
 }
 
-/// What an operation does with a buffer.
+/// An operation's access to a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// Takes all of a list for an operation, or none: the first so many for one access, the others to write. True if that
-/// was noted, so that they must be given back.
+/// Claims all buffers of a list for an operation, or none: the first `first.0` with access `first.1`, the others for
+/// writing. True if a claim was recorded, so that they must be unclaimed.
 #[inline(always)]
 pub(crate) fn claim_all(
     heap: &Arc<Heap>,
@@ -133,13 +132,13 @@ pub(crate) fn claim_all(
     Ok(noted)
 }
 
-/// Gives all of a list back after an operation.
+/// Ends an operation's claims on a list.
 #[inline(always)]
 pub(crate) fn unclaim_all(list: &[Buffer], first: (usize, Access)) {
     list.iter().enumerate().for_each(|(i, buffer)| buffer.unclaim(nth(i, first)));
 }
 
-/// What is done with one of a list: the first so many have one access, the others are written.
+/// The access to buffer `index` of a list: `access` for the first `count`, writing for the others.
 fn nth(index: usize, (count, access): (usize, Access)) -> Access {
     if index < count { access } else { Access::Write }
 }
@@ -151,7 +150,7 @@ fn busy() -> CommError {
 }
 
 impl Block {
-    /// Notes that somebody here claims at some bytes, or writes them.
+    /// Claims a range for reading or writing; an error on a conflict.
     fn look(&self, range: Range<usize>, access: Access) -> Result<(), CommError> {
         let in_the_way = |look: &Claim| look.conflicts_with(&range, access);
         let mut claims = self.claims.borrow_mut();
@@ -165,7 +164,7 @@ impl Block {
         Ok(())
     }
 
-    /// The end of that.
+    /// Ends such a claim.
     fn look_away(&self, range: &Range<usize>, access: Access) {
         let mine = Claim { start: range.start, end: range.end, access };
         self.claims.borrow_mut().take(|look| *look == mine);
@@ -177,7 +176,7 @@ impl Block {
     }
 }
 
-/// Forgets leases that nobody holds any more.
+/// Drops leases that nobody holds any more.
 fn forget_ended(leases: &mut SmallList<Leased>) {
     while leases.take(|leased| !leased.is_held()).is_some() {}
 }
@@ -249,7 +248,7 @@ impl Buffer {
         self.0.at..self.0.at + self.0.len
     }
 
-    /// Whether there is no other handle of any of its block, here or in an operation.
+    /// Whether its block has no other handle, here or in an operation.
     pub fn is_only(&self) -> bool {
         Rc::strong_count(&self.0) == 1
             && match &self.0.owner {
@@ -288,8 +287,8 @@ impl Buffer {
         !block.is_leased(&range) && !is_touched()
     }
 
-    /// The bytes to write, as soon as nothing in flight touches them and no peer can read them any more. Never waits
-    /// past the time given.
+    /// The bytes for writing. Blocks while anything in flight touches them or a peer may read them, at most until
+    /// `until`.
     pub fn bytes_mut(&mut self, until: Instant) -> Result<BytesMut<'_>, CommError> {
         if !self.is_released() {
             self.wait_for_release(until)?;
@@ -297,7 +296,7 @@ impl Buffer {
         self.try_bytes_mut()
     }
 
-    /// The bytes to write, where nothing in flight touches them and no peer can read them any more. Never waits.
+    /// The bytes for writing; an error while anything in flight touches them or a peer may read them. Never blocks.
     pub fn try_bytes_mut(&self) -> Result<BytesMut<'_>, CommError> {
         self.try_bytes_mut_of(0..self.len())
     }
@@ -319,7 +318,7 @@ impl Buffer {
                 std::hint::spin_loop();
                 continue;
             }
-            // What releases it may need a part of this member, or be its own call behind others.
+            // The release may need this member's part of a call, or be its own call queued behind others.
             let goes_on = advance_all();
             let lease = self.held_lease();
             if self.is_released() {
@@ -330,7 +329,7 @@ impl Buffer {
             }
             let now = Instant::now();
             let Some(lease) = lease else {
-                // An operation of this rank, which may wait for anybody.
+                // An operation of this rank, which may wait for any member.
                 if now >= until {
                     return Err(busy());
                 }
@@ -351,7 +350,7 @@ impl Buffer {
                 Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
             watch.look(now, |say| say(waits), || "a write to memory that others still read".into())?;
             let turn = if goes_on { until.min(now + BUSY) } else { until };
-            // Once this one is done it rings no more, so another one must not be awaited on its bell.
+            // Once this holder is done it no longer rings its bell, so do not sleep on that bell for another holder.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
         }
         forget_ended(&mut block.leases.borrow_mut());
@@ -364,14 +363,14 @@ impl Buffer {
         leases.iter().find(|leased| leased.is_held_in(&range)).map(|leased| leased.lease.clone())
     }
 
-    /// The bytes to write of a block that is new.
+    /// Fills a new block.
     pub(crate) fn fill(&mut self, from: &[u8]) {
         let block = self.block();
         // SAFETY: this is called with the only handle of a block that nobody has seen yet.
         unsafe { block.heap.segment().write(self.0.at, self.0.len) }.copy_from_slice(from);
     }
 
-    /// Notes that peers may read it. A later call of the same group is released after an earlier one.
+    /// Records a lease. A later call of the same group replaces an earlier one, as it is released after it.
     pub(crate) fn lease(&self, lease: Lease) {
         let mut leases = self.block().leases.borrow_mut();
         let range = self.range();
@@ -386,7 +385,7 @@ impl Buffer {
         leases.push(Leased { range, lease });
     }
 
-    /// Takes it for an operation, or says why it cannot have it. True if that was noted.
+    /// Claims it for an operation, or gives the conflict as an error. True if the claim was recorded.
     #[inline]
     fn claim(&self, heap: &Arc<Heap>, access: Access) -> Result<bool, CommError> {
         let block = self.block();
@@ -406,7 +405,7 @@ impl Buffer {
         Ok(!is_only)
     }
 
-    /// An error where something is in the way of an operation.
+    /// An error if a claim or a lease conflicts with an operation.
     fn claim_shared(&self, block: &Block, access: Access) -> Result<(), CommError> {
         let range = self.range();
         let in_the_way = |look: &Claim| look.conflicts_with(&range, access);
@@ -421,7 +420,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Gives it back after an operation.
+    /// Ends an operation's claim.
     #[inline]
     pub(crate) fn unclaim(&self, access: Access) {
         let mine = Claim { start: self.0.at, end: self.0.at + self.0.len, access };

@@ -14,7 +14,7 @@ impl Buffers {
     /// Takes one out; those behind it move up.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If `index` is out of range.
     pub fn remove(&mut self, index: usize) -> Buffer {
         self.0.remove(index)
     }
@@ -24,7 +24,7 @@ impl Buffers {
     }
 }
 
-/// Bytes of all of a list.
+/// Total bytes of a list.
 pub(crate) fn bytes(list: &[Buffer]) -> usize {
     list.iter().map(Buffer::len).sum()
 }
@@ -37,12 +37,12 @@ pub(crate) fn places(list: &[Buffer]) -> Places {
 /// Where the buffers of a list lie.
 pub(crate) type Places = SmallVec<[Address; 2]>;
 
-/// Where one of a list begins in all of them, laid end to end.
+/// Where buffer `index` begins when the list is laid end to end.
 pub(crate) fn start_of(list: &[Address], index: usize) -> usize {
     list[..index].iter().map(|place| place.len).sum()
 }
 
-/// A range of all of a list, laid end to end, as ranges of each: which, from where, how long.
+/// A range of the list, laid end to end, as ranges of its buffers: index, offset, length.
 pub(crate) fn spans(list: &[Address], range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
     let mut start = 0;
     list.iter().enumerate().filter_map(move |(item, place)| {
@@ -69,7 +69,7 @@ impl DerefMut for Buffers {
 
 impl From<Buffer> for Buffers {
     fn from(buffer: Buffer) -> Buffers {
-        // Not collected: this is on the way of every call.
+        // Not collected: every call takes this path.
         let mut buffers = SmallVec::new();
         buffers.push(buffer);
         Buffers(buffers)

@@ -1,7 +1,7 @@
 //! An operation in flight: what it publishes, what it needs from the others, and which algorithm makes its result.
 //!
-//! All operations pull: a member publishes where its operand lies, and whoever needs it reads it there. Small operands
-//! travel in the slot's staging area, so that the caller's buffer is free at once.
+//! All operations pull: a member publishes where its operand lies, and members that need it read it there. Small
+//! operands travel in the slot's staging area, so that the caller's buffer is free at once.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,16 +30,16 @@ use crate::sync::AtomicU64;
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) op: Op,
-    /// What few operations have besides.
+    /// Lists that only few operations have.
     lists: Option<Box<Lists>>,
-    /// What is published, which in place also takes the result; then where the results go, if not in place.
+    /// The published buffers, which in place also take the result; then the results, if not in place.
     buffers: Buffers,
     /// How many are published.
     count: usize,
-    /// Whether a block noted that it is in use.
+    /// Whether a claim was recorded.
     noted: bool,
     pub(crate) site: Name,
-    /// What the caller says it is, and a number that it says with it.
+    /// The caller's text for it, and the number that goes with the text.
     pub(crate) text: Name,
     said: u32,
     /// Its event in the flight recorder.
@@ -48,35 +48,35 @@ pub(crate) struct Call {
     pub(crate) stage: Stage,
     /// Whether it had to wait for a free slot.
     pub(crate) held: bool,
-    /// Whether it is timed when it is over: it is large, or was not over at the first look.
+    /// Whether its end is timed: it is large, or was not over at the first poll.
     pub(crate) is_slow: bool,
     /// How many members' calls were compared with this one.
     pub(crate) checked: usize,
-    /// What only large or unusual calls have.
+    /// State that only large or unusual calls have.
     pub(crate) more: Option<Box<More>>,
     /// Nobody waits for it any more.
     pub(crate) abandoned: bool,
 }
 
-/// What only large or unusual calls have.
+/// State that only large or unusual calls have.
 #[derive(Default)]
 pub(crate) struct More {
-    /// Blocks that others read until they are done with the call: where the operands of a list lie, and the common
-    /// result at the member that gives it.
+    /// Blocks that others read until they are done with the call: the table of a list's operands, and the common result
+    /// at the member that gives it.
     blocks: Buffers,
     pub(crate) common: Option<Box<Common>>,
-    /// A large all_reduce, which another thread may help with.
+    /// A large all_reduce, which the progress thread may advance.
     pub(crate) job: Option<Arc<Mutex<Job>>>,
 }
 
-/// What an operation does with its operands; results are written.
+/// An operation's access to its operands; results are written.
 #[inline]
 pub(crate) fn access(op: &Op, me: usize, common: bool) -> Access {
     let in_place = !common && op.role(me).written == Written::InPlace;
     if in_place { Access::Write } else { Access::Read }
 }
 
-/// How far a call is.
+/// The stage of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
     #[default]
@@ -86,7 +86,7 @@ pub(crate) enum Stage {
 }
 
 impl Call {
-    /// Fills in a call in the place of one that is over.
+    /// Initialises a call in a reused entry.
     #[inline(always)]
     pub(crate) fn renew(
         &mut self,
@@ -126,7 +126,7 @@ impl Call {
         self.abandoned = false;
     }
 
-    /// What is published; in place it also takes the result.
+    /// The published buffers; in place they also take the result.
     pub(crate) fn operands(&self) -> &[Buffer] {
         &self.buffers[..self.count]
     }
@@ -136,7 +136,7 @@ impl Call {
         &self.buffers[self.count..]
     }
 
-    /// Gives its buffers back to whoever else has handles of them.
+    /// Ends the claims on its buffers.
     #[inline]
     pub(crate) fn unclaim(&self, me: usize) {
         if !self.noted {
@@ -145,7 +145,7 @@ impl Call {
         unclaim_all(&self.buffers, (self.count, access(&self.op, me, self.key.is_common())));
     }
 
-    /// The rows of one of the operands, where they are so many for one that is alone.
+    /// The rows of operand `item`; `alone` if the call has no list of rows.
     pub(crate) fn outer(&self, item: usize, alone: usize) -> usize {
         match self.lists.as_deref() {
             Some(Lists::Outers(list)) => list[item],
@@ -161,7 +161,7 @@ impl Call {
         }
     }
 
-    /// The bytes to each member and from each, where they are not all alike.
+    /// The bytes to each member and from each, if they are not all equal.
     pub(crate) fn splits(&self) -> Option<(&[usize], &[usize])> {
         match self.lists.as_deref() {
             Some(Lists::Splits(ins, outs)) => Some((ins, outs)),
@@ -177,7 +177,7 @@ impl Call {
         }
     }
 
-    /// In words, for messages.
+    /// As text, for messages.
     pub(crate) fn describe(&self, segment: &Segment) -> String {
         match self.text.is_empty() {
             true => describe(self.key.what),
@@ -185,7 +185,7 @@ impl Call {
         }
     }
 
-    /// What the flight recorder keeps of it.
+    /// Its record for the flight recorder.
     pub(crate) fn record(&self) -> recorder::Call {
         recorder::Call { number: self.number, key: self.key, text: self.text }
     }
@@ -243,7 +243,7 @@ impl Call {
         Ok(())
     }
 
-    /// The same for one whose operands travel in its slot, with a result for each member.
+    /// The same for a call whose operands are staged and whose result is not common.
     #[inline]
     pub(crate) fn publish_small(&mut self, members: &Members) {
         if self.is_read(members.me) {
@@ -279,7 +279,7 @@ impl Call {
         self.stage = Stage::Published;
     }
 
-    /// Whether somebody reads this member's operands. A common result of a broadcast lies in one.
+    /// Whether any member reads this member's operands. The common result of a broadcast is itself an operand.
     fn is_read(&self, me: usize) -> bool {
         match self.op {
             Op::Permute => self.routes()[me].is_some(),
@@ -288,7 +288,7 @@ impl Call {
         }
     }
 
-    /// Where the operands lie, which peers may read from now on until they are done with the call.
+    /// Where the operands lie; leases them to peers until those are done with the call.
     fn lease_operands(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<u64, Stop> {
         let lease = Lease::Call(Arc::clone(&members.rows), self.number);
         self.operands().iter().for_each(|operand| operand.lease(lease.clone()));
@@ -310,7 +310,7 @@ impl Call {
         self.op.root().unwrap_or((self.number % n as u64) as usize)
     }
 
-    /// Makes room for the common result, which all members hold at first, and says where it is.
+    /// Provides the common result, which all members hold at first, and publishes where it lies.
     fn give(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), Stop> {
         let n = members.n();
         let block = match &self.op {
@@ -355,7 +355,7 @@ impl Call {
         (0..members.n()).filter(|m| members.ready(*m, self.number) < whole(*m)).collect()
     }
 
-    /// Sees to it that no other thread writes for it any more.
+    /// Makes sure that no other thread writes for it any more.
     pub(crate) fn cancel(&self) {
         if let Some(job) = self.job() {
             job.lock().unwrap_or_else(PoisonError::into_inner).cancel();
@@ -366,13 +366,13 @@ impl Call {
         self.more.as_ref().and_then(|more| more.job.as_ref())
     }
 
-    /// A word that changes before this can go on, and what it is now; none where it might go on already.
+    /// The word that must change before this can advance, with the value seen; `None` if it may advance already.
     pub(crate) fn awaits<'a>(&self, members: &'a Members) -> Option<(&'a AtomicU64, u64)> {
         if self.stage != Stage::Published {
             return None;
         }
         if let Some(job) = self.job() {
-            // Where another thread is at it, there is nothing to look at.
+            // If another thread holds the job, there is nothing to poll.
             let awaits = job.try_lock().ok().and_then(|job| job.awaits(members));
             return awaits.map(|(_, word, seen)| (word, seen));
         }
@@ -380,7 +380,7 @@ impl Call {
         if member < members.n() { members.unpublished(member, self.number) } else { None }
     }
 
-    /// Does what can be done now; true when the operation is finished on this rank. All members have published, and agree.
+    /// Does what can be done now; true when the operation is finished here. All members must have published and agree.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, Stop> {
         if self.key.is_common() {
             return Ok(common_results::step(self, members));
@@ -409,7 +409,7 @@ impl Call {
         Ok(true)
     }
 
-    /// The operands, then the results. Nobody waits for it after that.
+    /// The operands, then the results. After this nobody waits for the call.
     #[inline(always)]
     pub(crate) fn take_outcome(&mut self) -> (Buffers, Option<Box<Common>>) {
         self.abandoned = true;

@@ -15,13 +15,13 @@ pub struct Common {
 }
 
 impl Common {
-    /// Counts all members as holders of a block that is about to be published, beside those that hold it already as the
+    /// Counts all members as holders of a block that is about to be published, in addition to those that hold it as the
     /// result of another call.
     pub(crate) fn open(members: &Members, block: &Buffer) {
         members.mine().segment.word(holders(block.at())).fetch_add(members.n() as u64, AcqRel);
     }
 
-    /// This member's hold on a block in which every part is made.
+    /// This member's hold on a block whose parts are all written.
     pub(crate) fn new(members: &Members, giver: usize, at: usize, len: usize) -> Common {
         Common { members: members.clone(), giver, at, len }
     }

@@ -1,5 +1,5 @@
-//! How many cores the ranks of a host have between them. A rank that is bound to one core has that one, and the others
-//! have theirs: only all of them together say whether each has a core to wait on.
+//! How many cores the ranks of a host have together. A rank that is bound to one core has only that one: all masks
+//! together show whether each rank has a core to spin on.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -12,7 +12,7 @@ pub(crate) struct Cores {
 
 /// The cores that this process may use, a bit for each.
 pub(crate) fn mine() -> Vec<u8> {
-    // A machine that does not say is taken to have one core.
+    // If the system does not say, assume one core.
     let Ok(set) = sched_getaffinity(None) else { return vec![1] };
     let bits =
         |byte: usize| (0..8).filter(|bit| set.is_set(byte * 8 + bit)).fold(0, |bits, bit| bits | 1 << bit);
@@ -20,7 +20,7 @@ pub(crate) fn mine() -> Vec<u8> {
 }
 
 impl Cores {
-    /// Of so many ranks, by the cores that they may use.
+    /// The cores of `ranks` ranks, from the masks of the cores that they may use.
     pub(crate) fn of<'a>(ranks: usize, masks: impl IntoIterator<Item = &'a [u8]>) -> Cores {
         let mut all = [0u8; CpuSet::MAX_CPU / 8];
         for mask in masks {
@@ -34,7 +34,7 @@ impl Cores {
         self.cores >= self.ranks
     }
 
-    /// Whether each has another one, for a thread that helps.
+    /// Whether each rank has a second core, for a helper thread.
     pub(crate) fn two_each(self) -> bool {
         self.cores >= 2 * self.ranks
     }

@@ -1,4 +1,4 @@
-//! Deadlines: how long a call waits that names none, and moments in the future that do not overflow.
+//! Deadlines: the default deadline of a call, and instants that do not overflow.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// `CONSORT_DEADLINE` says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
-/// The longest wait. It is as good as none, and the clock has room for it.
+/// The longest wait: as good as unlimited, and without overflow of the clock.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The moment at which a deadline that begins now has passed. `Duration::MAX` would overflow the clock.

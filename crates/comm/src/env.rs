@@ -11,13 +11,13 @@
 //! | Slurm's `srun` | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
 //! | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
 //!
-//! `CONSORT_JOB` (the job's name) and `CONSORT_SECRET` (32 hexadecimal digits) say how to reach the job.
-//! `consort run` sets both. Under another launcher whoever starts the job sets them, the same on all ranks.
-//! `CONSORT_DEADLINE` (seconds, `0.5` or `30`) is how long calls wait that name no deadline themselves.
+//! `CONSORT_JOB` (the job's name) and `CONSORT_SECRET` (32 hexadecimal digits) say how to reach the job. `consort run`
+//! sets both. Under another launcher the user must set them, equal on all ranks. `CONSORT_DEADLINE` (seconds, `0.5` or
+//! `30`) is the deadline of calls that name none.
 //!
-//! A rank without its size, a size without its rank, or a value that is no number is an error and not a
-//! world of one: a job whose ranks all believe to be alone gives wrong results in silence. Slurm is the
-//! exception: an allocation sets `SLURM_NTASKS` in shells that are no rank.
+//! A rank without its size, a size without its rank, or a value that is not a number is an error and not a world of
+//! one: a job whose ranks all assume that they are alone silently gives wrong results. Slurm is the exception: an
+//! allocation sets `SLURM_NTASKS` in shells that are not ranks.
 
 use std::error::Error;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::job::{Job, Secret};
 /// What started this process as a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `consort run`, which also runs the job's coordinator, or whoever set its variables by hand.
+    /// `consort run`, which also runs the job's coordinator, or a user who set its variables by hand.
     Consort,
     /// Open MPI's `mpirun`.
     OpenMpi,
@@ -51,9 +51,9 @@ pub struct Launch {
     pub size: usize,
     /// The rank among those on this host, from 0.
     pub local_rank: usize,
-    /// Who said so.
+    /// The launcher that set these.
     pub by: Launcher,
-    /// How to reach the job's coordinator, where the environment says it.
+    /// How to reach the job's coordinator, if the environment says so.
     pub job: Option<Job>,
     /// How long calls wait that name no deadline themselves, where the environment says it; else
     /// [`DEFAULT_DEADLINE`](crate::DEFAULT_DEADLINE).
@@ -66,7 +66,7 @@ struct Family {
     rank: &'static str,
     size: &'static str,
     local_rank: Option<&'static str>,
-    /// Whether the size is also set for processes that are no rank.
+    /// Whether the size is also set for processes that are not ranks.
     size_alone: bool,
 }
 
@@ -175,7 +175,7 @@ fn read_job(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Job>, EnvE
 }
 
 fn number(variable: &'static str, value: &str) -> Result<usize, EnvError> {
-    // Not `parse` alone, which would take `+1` too.
+    // `parse` alone would also accept `+1`.
     let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     let number = value.parse().ok().filter(|n: &usize| digits && u32::try_from(*n).is_ok());
     number.ok_or_else(|| EnvError::NotANumber { variable, value: value.to_string() })

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, in words.
+//! Errors between ranks, and their texts.
 
 use std::fmt;
 
@@ -45,21 +45,21 @@ pub enum CommError {
         used: usize,
         /// Bytes of dropped buffers that peers may still read.
         leased: usize,
-        /// The ranks that may.
+        /// The ranks that may read them.
         readers: Vec<usize>,
     },
-    /// The time was over before the members had done their part.
+    /// The deadline passed before the members had done their part.
     Deadline {
         /// The operation.
         what: String,
-        /// The ranks that are to blame: those that have not done their part and wait for nobody themselves.
+        /// The ranks to blame: those that have not done their part and wait for nobody themselves.
         missing: Vec<usize>,
-        /// What these, and those between, are in or did last.
+        /// The current or last operation of these ranks, and of those between.
         doing: Vec<Side>,
     },
-    /// The time was over before peers had finished reading a buffer.
+    /// The deadline passed before peers had finished reading a buffer.
     Leased {
-        /// One that has not.
+        /// A rank that has not finished.
         rank: usize,
     },
     /// Members made different calls.
@@ -70,17 +70,17 @@ pub enum CommError {
         group: String,
         /// What differs.
         difference: &'static str,
-        /// Who called what, by their first ranks.
+        /// Which ranks called what, ordered by first rank.
         parties: Vec<Party>,
     },
-    /// A member sends another number of bytes than the other expects.
+    /// A member sends a different number of bytes than the receiver expects.
     Splits {
         /// The call.
         call: u64,
         /// The sender's side, then the receiver's.
         sides: Box<[Side; 2]>,
     },
-    /// A message is another than its receiver expects.
+    /// A message differs from what its receiver expects.
     Message {
         /// The sender's side, then the receiver's.
         sides: Box<[Side; 2]>,
@@ -109,12 +109,12 @@ pub enum CommError {
         /// Who made it.
         parties: Vec<Party>,
     },
-    /// Ranks wait for one another in a circle, so that none of them can ever go on.
+    /// Ranks wait for one another in a cycle, so that none of them can ever continue.
     Deadlock {
         /// Each waits for the next one, the last for the first.
         cycle: Vec<Side>,
     },
-    /// A member has left the group without its part of an operation.
+    /// A member left the group without doing its part of an operation.
     Left {
         /// The rank.
         rank: usize,
@@ -137,14 +137,14 @@ pub enum CommError {
         /// The ranks that it blames.
         culprits: Vec<usize>,
     },
-    /// A rank of the world died, aborted or left, in the words of whoever watches over them.
+    /// A rank of the world died, aborted or left, as the control plane reports it.
     World {
         /// The ranks that are to blame, if any is.
         culprits: Vec<usize>,
         /// What happened.
         error: String,
     },
-    /// The machine did not give what was asked of it.
+    /// The machine refused a request.
     Machine(String),
     /// A rank panicked.
     Panicked {
@@ -154,7 +154,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Whether it is only what another failure looks like from here: of another rank, or of another group.
+    /// Whether it only follows from another failure: of another rank, or of another group.
     pub fn follows(&self) -> bool {
         matches!(
             self,
@@ -186,7 +186,7 @@ impl CommError {
     }
 }
 
-/// The ranks of all parties but the largest; of all, where there is no largest.
+/// The ranks of all parties but the largest; of all parties if none is the largest.
 fn fewest(parties: &[Party]) -> Vec<usize> {
     let most = parties.iter().map(|party| party.ranks.len()).max().unwrap_or(0);
     let only = parties.iter().filter(|party| party.ranks.len() == most).count() == 1;
@@ -203,18 +203,18 @@ fn ranks_of(sides: &[Side]) -> Vec<usize> {
     ranks
 }
 
-/// The same text: it is what a program prints whose `main` gives an error.
+/// The same text as `Display`, because a `main` that returns an error prints this.
 impl fmt::Debug for CommError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// The way out of what comes of calls that are not alike.
+/// The note for calls that differ between members.
 const ALIKE: &str = "\n  note: every member must make the same calls in the same order; look for a branch on the rank, or on \
                      data that differ between ranks";
 
-/// The way out of what comes of messages without their other end.
+/// The note for messages without a matching end.
 const MATCHED: &str = "\n  note: every send needs a receive with its tag, and every receive a send";
 
 impl fmt::Display for CommError {
@@ -290,7 +290,7 @@ impl fmt::Display for CommError {
                 f.write_str(if what.starts_with("exchange") { MATCHED } else { ALIKE })
             }
             CommError::Elsewhere { rank, error, .. } if error.is_empty() => write!(f, "rank {rank} stopped"),
-            // Whoever is part of it has not stopped because of another.
+            // A rank in the cycle did not stop because of another.
             CommError::Elsewhere { error, .. } if error.starts_with("deadlock: ") => f.write_str(error),
             CommError::Elsewhere { rank, error, .. } => {
                 write!(f, "rank {rank} stopped: {}", error.replace("\n  ", "\n    "))
@@ -304,7 +304,7 @@ impl fmt::Display for CommError {
 
 impl std::error::Error for CommError {}
 
-/// An error on its way up. It is boxed, because what carries it is otherwise copied about where all goes well.
+/// An error on its way up. Boxed, so that results without an error are cheap to move.
 pub(crate) type Stop = Box<CommError>;
 
 fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side]) -> fmt::Result {
@@ -317,7 +317,7 @@ fn write_parties(f: &mut fmt::Formatter<'_>, parties: &[Party]) -> fmt::Result {
     write_rows(f, &parties.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Calls of ranks, put together where they are the same.
+/// Calls of ranks, grouped where they are equal.
 #[derive(Default)]
 pub(crate) struct Parties(Vec<(u64, Party)>);
 
@@ -332,7 +332,7 @@ impl Parties {
         }
     }
 
-    /// All of them. Those whose texts are the same are told apart by their hashes.
+    /// All parties. Those with equal texts are distinguished by their hashes.
     pub(crate) fn list(mut self) -> Vec<Party> {
         let texts: Vec<(u64, String)> =
             self.0.iter().map(|(hash, party)| (*hash, party.what.clone())).collect();

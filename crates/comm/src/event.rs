@@ -1,4 +1,4 @@
-//! One thing that a rank did, as the flight recorder keeps it. Everything that the runtime reports is such an event.
+//! One event of a rank, as the flight recorder keeps it. Everything that the runtime reports is such an event.
 
 use std::fmt;
 
@@ -10,19 +10,19 @@ use serde::{Serialize, Serializer};
 pub enum Kind {
     /// An operation was started; it is published at once, unless an event of `Publish` follows.
     Start,
-    /// An operation that had to wait for its turn was published.
+    /// An operation that had to wait for a slot was published.
     Publish,
     /// A rank went to sleep until the others have done their part of an operation.
     Wait,
     /// An operation finished here.
     Finish,
-    /// Storage that took part in an operation may be written again.
+    /// Storage of an operation may be written again.
     Release,
     /// A kernel ran.
     Kernel,
     /// A program was compiled.
     Compile,
-    /// A group failed; the op is what it says.
+    /// A group failed; `op` is the text of its error.
     Error,
 }
 
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// One thing that a rank did.
+/// One event of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// The rank, by its number in the world.
@@ -71,23 +71,23 @@ pub struct Event {
     pub op: String,
     /// Bytes of the operand.
     pub bytes: u64,
-    /// A hash of the sizes, routes and factors of a call, which all members have alike; 0 where there are none.
+    /// A hash of the sizes, routes and factors of a call, equal on all members; 0 if there are none.
     #[serde(serialize_with = "hex")]
     pub extra: u64,
     /// The source line.
     pub site: String,
 }
 
-/// What a batch of messages is called.
+/// The op of a batch of messages.
 pub(crate) const EXCHANGE: &str = "exchange";
 
 impl Event {
-    /// Whether it is of an operation of a group, and not of a kernel, a compilation or an error.
+    /// Whether it belongs to an operation of a group, and not to a kernel, a compilation or an error.
     pub(crate) fn is_operation(&self) -> bool {
         !matches!(self.kind, Kind::Kernel | Kind::Compile | Kind::Error)
     }
 
-    /// `world call 5`, `world batch 2`, or the kind of what has no number.
+    /// `world call 5`, `world batch 2`, or the kind of an event without a number.
     pub(crate) fn place(&self) -> String {
         match (self.is_operation(), self.op.as_str()) {
             (true, EXCHANGE) => format!("{} batch {}", self.group, self.number),
@@ -101,7 +101,7 @@ impl Event {
         format!("{}, {} bytes", self.op, self.bytes)
     }
 
-    /// One line of JSON, without its end.
+    /// One line of JSON, without the newline.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("texts and numbers are JSON")
     }

@@ -1,8 +1,8 @@
-//! The exit code of a process in which an operation failed and nobody looked.
+//! The exit code of a process in which an operation failed and the program never looked at the error.
 //!
-//! The error may be found when a group is dropped, in the last lines of `main` or behind them, where there is nothing left
-//! to return it from. So the process is made to end with code 1 where it would end with 0, by a function that the C library
-//! calls at its end. Not every library tells such a function the code; there the code is 1 whatever it was.
+//! The error may be found when a group is dropped, at the end of `main` or after it, where it cannot be returned. So a
+//! function that the C library calls at exit makes the process end with code 1 instead of 0. Not every C library passes
+//! the code to such a function; there the code is 1 whatever it was.
 
 use std::sync::Once;
 
@@ -15,7 +15,7 @@ unsafe extern "C" {
     fn on_exit(f: extern "C" fn(libc::c_int, *mut libc::c_void), argument: *mut libc::c_void) -> libc::c_int;
 }
 
-/// From now on the process ends with code 1 and not with 0.
+/// From now on the process ends with code 1 instead of 0.
 pub(crate) fn fail_process() {
     ONCE.call_once(|| {
         #[cfg(target_env = "gnu")]

@@ -1,4 +1,4 @@
-//! Words at a place of a segment that is looked up once: what every call reaches for.
+//! Words at a fixed place of a segment, looked up once because every call uses them.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -29,7 +29,7 @@ unsafe impl<T: Sync> Send for Fixed<T> {}
 unsafe impl<T: Sync> Sync for Fixed<T> {}
 
 impl<T> Fixed<T> {
-    /// What is found in a segment.
+    /// The reference that `find` gives for a segment.
     pub(crate) fn new(segment: &Arc<Segment>, find: impl FnOnce(&Segment) -> &T) -> Fixed<T> {
         Fixed { to: NonNull::from(find(segment)), segment: Arc::clone(segment) }
     }

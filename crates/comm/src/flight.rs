@@ -1,4 +1,4 @@
-//! What the flight recorders of all ranks hold at a moment: merged, and in a few lines.
+//! The contents of all ranks' flight recorders at one moment: merged, and summarised.
 
 mod divergence;
 
@@ -20,13 +20,13 @@ use crate::ticks::now_ns;
 pub struct Flight {
     /// The events, in the order of time.
     pub events: Vec<Event>,
-    /// How many events of each rank were overwritten; none for a rank whose recorder could not be read.
+    /// How many events of each rank were overwritten; `None` for a rank whose recorder could not be read.
     pub lost: BTreeMap<usize, Option<u64>>,
-    /// Up to when, on the clock of the events: how long something took is counted up to here.
+    /// The end of the recording, on the clock of the events: durations are counted up to here.
     pub until_ns: u64,
 }
 
-/// Rows that a summary has at most.
+/// Maximum number of rows of a summary.
 const ROWS: usize = 16;
 
 impl Flight {
@@ -35,7 +35,7 @@ impl Flight {
         Flight { events: Vec::new(), lost, until_ns: now_ns() }
     }
 
-    /// Adds what was found in a rank's ring.
+    /// Adds the contents of a rank's ring.
     pub(crate) fn add(&mut self, rank: usize, tape: Option<Tape>) {
         if let Some(tape) = tape {
             self.events.extend(tape.events);
@@ -44,7 +44,7 @@ impl Flight {
         }
     }
 
-    /// All events in the order of time; those of one rank at one moment stay as they were.
+    /// All events ordered by time; simultaneous events of one rank keep their order.
     pub(crate) fn sorted(mut self) -> Flight {
         self.events.sort_by_key(|event| event.time_ns);
         self.until_ns = now_ns();
@@ -61,7 +61,7 @@ impl Flight {
         divergence::first(&self.events, &self.lost)
     }
 
-    /// The last so many events of each rank, a line each, by rank.
+    /// The last `count` events of each rank, a line each, by rank.
     pub fn last_events(&self, count: usize) -> String {
         let mut lines = String::new();
         for events in self.by_rank().values() {
@@ -85,7 +85,7 @@ impl Flight {
         ranks
     }
 
-    /// What a rank did last, by its events: the operation that it is in, or else the last event.
+    /// A rank's current operation by its events, or else its last event.
     fn last<'a>(&self, events: &[&'a Event]) -> Option<Last<'a>> {
         let mut in_flight: BTreeMap<String, &Event> = BTreeMap::new();
         let (mut last, mut waits, mut failed) = (None, None, None);
@@ -117,7 +117,7 @@ impl Flight {
         Some(Last { event, state, time: Duration::from_nanos(until.saturating_sub(event.time_ns)) })
     }
 
-    /// What each rank is in or did last, with its source line.
+    /// The current operation or last event of each rank, with its source line.
     pub(crate) fn sides(&self) -> Vec<Side> {
         let ranks = self.by_rank();
         let last = ranks.iter().filter_map(|(rank, events)| Some((*rank, self.last(events)?)));
@@ -129,7 +129,7 @@ impl Flight {
         last.map(side).collect()
     }
 
-    /// Ranks and what they did last; ranks that did the same share a row, with the longest time.
+    /// Ranks and their last operation; ranks with the same one share a row, with the longest time.
     fn rows(&self) -> Vec<[String; 5]> {
         let mut rows: Vec<(Vec<usize>, [String; 4], Duration)> = Vec::new();
         for (rank, events) in self.by_rank() {
@@ -161,7 +161,7 @@ impl Flight {
     }
 }
 
-/// What a rank did last, how far it is, and for how long.
+/// A rank's last operation, its state, and its duration.
 struct Last<'a> {
     event: &'a Event,
     state: &'static str,

@@ -1,4 +1,4 @@
-//! A group: every operation that its members can start. `progress.rs` advances what is then in flight.
+//! A group: every operation that its members can start. `progress.rs` advances operations in flight.
 
 use std::panic::Location;
 use std::rc::{Rc, Weak};
@@ -32,16 +32,16 @@ use crate::waiter::What;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
-/// Operations take buffers and give them back when they are finished: first the operands, then the results. All of a
-/// list move as one communication. Sizes are in bytes; an operand is so many rows (`outer`), so that any dimension can
-/// be gathered or cut without a copy.
+/// Operations take buffers and give them back when they are finished: first the operands, then the results. All buffers
+/// of a list move in one communication. Sizes are in bytes; an operand is `outer` rows, so that any dimension can be
+/// gathered or split without a copy.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) inner: Rc<Inner>,
     ranks: Rc<[usize]>,
 }
 
-/// A group that may be gone: it does not keep its members' memory.
+/// A weak handle of a group, which does not keep its members' memory alive.
 #[derive(Clone)]
 pub struct WeakGroup {
     inner: Weak<Inner>,
@@ -49,17 +49,17 @@ pub struct WeakGroup {
 }
 
 impl WeakGroup {
-    /// The group, as long as somebody has it.
+    /// The group, if a handle of it is left.
     pub fn upgrade(&self) -> Option<Group> {
         Some(Group { inner: self.inner.upgrade()?, ranks: Rc::clone(&self.ranks) })
     }
 }
 
-/// One of a list that moves: what is given, where the result goes, and in how many rows.
+/// One item of a list: its operand, the buffer for its result, and the number of rows.
 pub struct Moved {
-    /// What is given.
+    /// The operand.
     pub operand: Buffer,
-    /// Where the result goes.
+    /// The buffer for the result.
     pub result: Buffer,
     /// How many times the layout repeats.
     pub outer: usize,
@@ -83,7 +83,7 @@ impl Group {
         Group { inner, ranks }
     }
 
-    /// A handle that does not keep it.
+    /// A weak handle.
     pub fn downgrade(&self) -> WeakGroup {
         WeakGroup { inner: Rc::downgrade(&self.inner), ranks: Rc::clone(&self.ranks) }
     }
@@ -108,7 +108,7 @@ impl Group {
         &self.inner.heap
     }
 
-    /// The members, and whether there is a core for each, for whoever measures.
+    /// The members, and whether each has a core, for measurements.
     pub(crate) fn members(&self) -> &Members {
         &self.inner.members
     }
@@ -117,13 +117,13 @@ impl Group {
         self.inner.cores.one_each()
     }
 
-    /// How many operations nobody has waited for yet.
+    /// How many operations were not waited for yet.
     pub fn in_flight(&self) -> usize {
         self.inner.state().in_flight()
     }
 
-    /// Has another thread make large reductions go on while this one computes. True where there is a core for it,
-    /// beside one for each rank on this host; without one it would only take turns with them.
+    /// Starts a thread that advances large reductions while this one computes. True if there is a core for it besides
+    /// one for each rank on this host; without one it would only take turns with the ranks.
     pub fn start_progress_thread(&self) -> bool {
         self.inner.cores.two_each() && self.force_progress_thread()
     }
@@ -132,30 +132,30 @@ impl Group {
         let Some(thread) = ProgressThread::start(&self.inner.members, &self.inner.alarm) else {
             return false;
         };
-        // Where there is one already, the new one ends at once.
+        // If there is one already, the new one ends at once.
         let _ = self.inner.progress_thread.set(thread);
         true
     }
 
-    /// How much of this member's part of a call is made.
+    /// How many bytes of this member's part of a call are ready.
     #[cfg(test)]
     pub(crate) fn ready_bytes(&self, call: u64) -> usize {
         self.inner.members.ready(self.rank(), call)
     }
 
-    /// Says more of the next operation that is started than its arguments do.
+    /// Adds a note to the next operation that is started.
     pub fn note(&self, note: Note) {
         self.inner.note.set(note);
     }
 
-    /// How long this rank waits, when its groups are dropped, for what is in flight on them. It is set for all groups of
-    /// this rank.
+    /// How long this rank waits for operations in flight when its groups are dropped. Applies to all groups of this
+    /// rank.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.settings.deadline.set(deadline);
     }
 
-    /// Whether the wait of a send needs its receive, however small the message is. It is set for all groups of this rank;
-    /// at first it is as `CONSORT_STRICT` says, or else true in debug builds.
+    /// Whether waiting for a send needs its receive, even for a small message. Applies to all groups of this rank; the
+    /// default is `CONSORT_STRICT`, or else true in debug builds.
     pub fn set_strict(&self, strict: bool) {
         self.inner.settings.strict.set(strict);
     }
@@ -455,7 +455,7 @@ impl Group {
         self.start(Op::Scatter { outer, root }, operand, [result])
     }
 
-    /// Sends along a table from each member to another or none; who receives nothing gets zeros.
+    /// Sends along a table from each member to another or none; a member that receives nothing gets zeros.
     #[track_caller]
     pub fn permute(
         &self,
@@ -479,8 +479,8 @@ impl Group {
         self.start(Op::Barrier, None, None)
     }
 
-    /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have come and all
-    /// sends are taken, or copied where they are small.
+    /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have arrived and all
+    /// sends are taken, or copied if they are small.
     #[track_caller]
     #[inline]
     pub fn exchange(
@@ -517,7 +517,7 @@ impl Group {
         self.exchange([], [message])
     }
 
-    /// This rank's flight recorder, for what is no operation of a group: kernels, compilations.
+    /// This rank's flight recorder, for events other than a group's operations: kernels, compilations.
     pub fn recorder(&self) -> &Recorder {
         &self.inner.recorder
     }
@@ -546,7 +546,7 @@ impl Group {
         check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
     }
 
-    /// The root has it and nobody else.
+    /// Checks that the root passes a buffer and no other member does.
     fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), CommError> {
         check(buffer.is_some() == (self.rank() == root), || {
             let got = if buffer.is_some() { "one" } else { "none" };

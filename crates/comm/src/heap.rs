@@ -1,9 +1,9 @@
-//! A rank's heap: blocks that peers may read where they lie.
+//! A rank's heap: blocks that peers may read in place.
 //!
 //! A [`Buffer`] is a handle of a block or of a part of one. A block that is dropped while peers may still read it is
 //! kept until they are done.
 //!
-//! A block is a line for its header and then its bytes. The header counts the members that hold the block as a
+//! A block is one cache line for its header, then its bytes. The header counts the members that hold the block as a
 //! [`crate::Common`] result.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use crate::waiting::Ranks;
 /// Blocks begin on a cache line, so that no two share one; their headers take one.
 pub(crate) const LINE: usize = 64;
 
-/// How many sizes of small blocks are kept apart, a line from one to the next, and how many of each.
+/// How many size classes of small blocks there are, one cache line apart, and how many blocks each keeps.
 const BINS: usize = 64;
 const BIN: usize = 64;
 
@@ -28,7 +28,7 @@ const BIN: usize = 64;
 pub struct Heap {
     segment: Arc<Segment>,
     alarm: Arc<Alarm>,
-    /// All ranks of the world, for whoever waits long.
+    /// All ranks of the world, for long waits.
     ranks: Ranks,
     /// Whether waiting may spin: each rank has a core.
     spins: bool,
@@ -39,13 +39,13 @@ struct State {
     /// Free ranges by where they begin, and by size.
     free: BTreeMap<usize, usize>,
     by_size: BTreeSet<(usize, usize)>,
-    /// Small blocks that were freed, by size: most of what is asked for was just given back.
+    /// Freed small blocks, by size: most requests are for a size that was just freed.
     bins: Vec<Vec<usize>>,
     /// Blocks that were dropped while peers could still read them.
     retired: Vec<(usize, usize, Leases)>,
 }
 
-/// Where a block's header counts who holds it.
+/// Where a block's header counts its holders.
 pub(crate) fn holders(at: usize) -> usize {
     at - LINE
 }
@@ -83,7 +83,7 @@ impl Heap {
         self.spins
     }
 
-    /// Frees a block, when nobody holds a lease on it any more.
+    /// Frees a block as soon as nobody holds a lease on it.
     pub(crate) fn give_back(&self, start: usize, room: usize, leases: Leases) {
         let mut state = self.lock();
         if leases.is_empty() {
@@ -102,13 +102,13 @@ impl Heap {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of so many bytes; their contents are whatever was there before.
+    /// A block of `len` bytes with unspecified contents.
     pub fn alloc(self: &Arc<Heap>, len: usize) -> Result<Buffer, CommError> {
         let (start, room) = self.take(len)?;
         Ok(Buffer::new(Arc::clone(self), start, room, len))
     }
 
-    /// Room for so many bytes: where its header begins, and how long it is with it.
+    /// Room for `len` bytes: where its header begins, and its length with the header.
     fn take(&self, len: usize) -> Result<(usize, usize), CommError> {
         let room = len.checked_next_multiple_of(LINE).and_then(|room| room.checked_add(LINE));
         let mut state = self.lock();
@@ -123,14 +123,14 @@ impl Heap {
         Ok((start, room))
     }
 
-    /// A block with a copy of some bytes from elsewhere.
+    /// A block with a copy of `bytes`.
     pub fn alloc_from(self: &Arc<Heap>, bytes: &[u8]) -> Result<Buffer, CommError> {
         let mut buffer = self.alloc(bytes.len())?;
         buffer.fill(bytes);
         Ok(buffer)
     }
 
-    /// Bytes in blocks that somebody has, or that peers still read.
+    /// Bytes in blocks that are in use here, or that peers still read.
     pub fn in_use(&self) -> usize {
         self.segment.len() - self.lock().free_bytes()
     }
@@ -151,7 +151,7 @@ impl Heap {
         }
     }
 
-    /// Room for a row, which its group gives back: where its header begins, and how long it is with it.
+    /// Room for a row, which its group gives back: where its header begins, and its length with the header.
     pub(crate) fn take_row(&self, len: usize) -> Result<(usize, usize), CommError> {
         self.take(len)
     }
@@ -173,7 +173,7 @@ impl State {
         self.by_size.remove(&(size, at));
     }
 
-    /// A block with so much room.
+    /// A block of `room` bytes.
     #[inline]
     fn take(&mut self, room: usize) -> Option<usize> {
         if let Some(at) = self.bins.get_mut(room / LINE).and_then(Vec::pop) {
@@ -185,7 +185,7 @@ impl State {
         })
     }
 
-    /// Frees a block: for the next of its size, or for all.
+    /// Frees a block into its bin, or else into the free ranges.
     #[inline]
     fn put(&mut self, at: usize, room: usize) {
         match self.bins.get_mut(room / LINE) {
@@ -202,7 +202,7 @@ impl State {
         }
     }
 
-    /// The smallest free range with so much room; what is left of it stays free.
+    /// The smallest free range of at least `room` bytes; the rest of it stays free.
     fn cut(&mut self, room: usize) -> Option<usize> {
         let (size, at) = *self.by_size.range((room, 0)..).next()?;
         self.remove(at, size);
@@ -212,7 +212,7 @@ impl State {
         Some(at)
     }
 
-    /// Frees what has been released since, and gives the leases that ended.
+    /// Frees blocks that were released since the last time, and gives the leases that ended.
     fn reclaim(&mut self) -> Vec<Leases> {
         let (mut i, mut ended) = (0, Vec::new());
         while i < self.retired.len() {

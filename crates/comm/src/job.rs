@@ -14,12 +14,12 @@ use rustix::rand::{GetRandomFlags, getrandom};
 pub struct Job {
     /// The name of the job; its socket is the abstract one of this name after `consort-`.
     pub name: String,
-    /// What admits a rank.
+    /// The secret that admits a rank.
     pub secret: Secret,
 }
 
 impl Job {
-    /// A job that nobody else has.
+    /// A job with a random name and a random secret.
     pub fn random() -> io::Result<Job> {
         let mut name = [0; 8];
         let mut secret = [0; 16];
@@ -33,7 +33,7 @@ impl Job {
         format!("consort-{}", self.name)
     }
 
-    /// Whether a name can be that of a job: short enough for a socket, and plain.
+    /// Whether a name is valid for a job: short enough for a socket, and plain.
     pub(crate) fn is_name(name: &str) -> bool {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         (1..=64).contains(&name.len()) && name.bytes().all(plain)
@@ -45,7 +45,7 @@ impl Job {
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// The secret that 32 hexadecimal digits spell.
+    /// The secret of 32 hexadecimal digits.
     pub(crate) fn from_hex(text: &str) -> Option<Secret> {
         let digits: Option<Vec<u8>> =
             text.chars().map(|digit| digit.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
@@ -62,7 +62,7 @@ impl Secret {
         self.0
     }
 
-    /// Whether these are the bytes. The time it takes does not tell how many of them are right.
+    /// Whether these bytes are the secret. The time taken does not depend on how many of them are right.
     pub(crate) fn is(&self, bytes: &[u8; 16]) -> bool {
         let differing = self.0.iter().zip(bytes).fold(0, |differing, (a, b)| black_box(differing | (a ^ b)));
         black_box(differing) == 0

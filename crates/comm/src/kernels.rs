@@ -1,4 +1,4 @@
-//! Reductions over slices of bytes: what each member does with the parts of all.
+//! Reductions over slices of bytes, by which each member combines the operands of all.
 
 use std::ops::{BitAnd, BitOr, BitXor};
 
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 /// One member's operand: this member's own, which lies where the result goes, or another's.
 #[derive(Clone, Copy)]
 pub(crate) enum Part<'a> {
-    /// What `out` holds already.
+    /// The contents of `out`.
     Own,
     /// A peer's bytes.
     Peer(&'a [u8]),
@@ -17,7 +17,7 @@ pub(crate) enum Part<'a> {
 
 /// Elements that are folded at once.
 const BLOCK: usize = 512;
-/// So many are few.
+/// Up to this many elements use smaller blocks.
 const FEW: usize = 16;
 
 /// Folds the parts, in order, into `out`. All have the length of `out`, a multiple of the element's size, and lie
@@ -35,7 +35,7 @@ pub(crate) fn reduce(out: &mut [u8], parts: &[Part<'_>], dtype: Dtype, reduce: R
     }
 }
 
-/// What the accumulators of floats can do.
+/// Operations of float accumulators.
 trait Float:
     Copy
     + Default
@@ -93,7 +93,7 @@ fn floats<T: Pod, A: Float>(
     }
 }
 
-/// What integers can do; arithmetic wraps.
+/// Operations of integers; arithmetic wraps.
 trait Int: Pod + Default + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
@@ -135,7 +135,7 @@ fn fold<T: Pod, A: Copy + Default>(
     store: impl Fn(A) -> T + Copy,
 ) {
     let out: &mut [T] = cast_slice_mut(out);
-    // Two are folded element by element, with nothing in between.
+    // Two parts are folded element by element, without accumulators.
     match parts {
         [Part::Own, Part::Peer(b)] => {
             out.iter_mut().zip(cast_slice(b)).for_each(|(out, b)| *out = store(op(load(*out), load(*b))));
@@ -147,13 +147,13 @@ fn fold<T: Pod, A: Copy + Default>(
             let pairs = cast_slice(a).iter().zip(cast_slice(b));
             out.iter_mut().zip(pairs).for_each(|(out, (a, b))| *out = store(op(load(*a), load(*b))));
         }
-        // SmallList elements take few accumulators, which are zeroed first.
+        // Few elements need few accumulators, which are zeroed first.
         _ if out.len() <= FEW => fold_blocks::<T, A, FEW>(out, parts, load, op, store),
         _ => fold_blocks::<T, A, BLOCK>(out, parts, load, op, store),
     }
 }
 
-/// Many parts, block by block, so that every part is read once and the accumulators stay in the first cache.
+/// Folds many parts, block by block, so that every part is read once and the accumulators stay in the L1 cache.
 fn fold_blocks<T: Pod, A: Copy + Default, const N: usize>(
     out: &mut [T],
     parts: &[Part<'_>],

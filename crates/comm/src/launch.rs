@@ -1,8 +1,7 @@
 //! Starts copies of a program as the ranks of a job on this host, and stays until all of them have ended.
 //!
-//! Three threads: this one starts ranks, waits for their ends and for signals; one carries their output
-//! (`output.rs`), so that a reader who has stopped reading delays no death notice; one is the job's
-//! coordinator.
+//! Three threads: this one starts ranks, waits for their ends and for signals; one forwards their output (`output.rs`),
+//! so that a reader that has stopped reading delays no death notice; one is the job's coordinator.
 //!
 //! - A process of the launcher's own program, the watcher (`watcher.rs`), starts the ranks and ends what they leave
 //!   behind, also when the launcher dies, however that happens. The two speak over a socket (`link.rs`).
@@ -56,7 +55,7 @@ use watcher_handle::{Gone, WatcherHandle};
 /// The most ranks that one launcher starts.
 pub const MAX_RANKS: usize = 1024;
 
-/// What to start, and how.
+/// What to start, and how to run it.
 #[derive(Debug)]
 pub struct Options {
     /// How many ranks.
@@ -69,36 +68,36 @@ pub struct Options {
     pub tee: Option<PathBuf>,
     /// Where all that the flight recorders hold is written, as lines of JSON, on a failure and when asked.
     pub flight: Option<PathBuf>,
-    /// When the job is given up.
+    /// The time after which the job is aborted.
     pub timeout: Option<Duration>,
-    /// How long ranks may take to end by themselves, once one has failed or a signal has come; and as long again once
-    /// they have a SIGTERM, also what they left behind.
+    /// How long ranks may take to end by themselves after a failure or a signal; and as long again after SIGTERM, for
+    /// them and for what they left behind.
     pub grace: Duration,
-    /// The deadline of ranks that name none; none leaves them theirs.
+    /// The deadline of ranks that name none; `None` leaves them theirs.
     pub deadline: Option<Duration>,
 }
 
 /// How a job ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The exit code of the rank that failed first, 128 and the signal where one killed it, 124 where the time
-    /// was up; 0 if all is well.
+    /// The exit code of the rank that failed first, 128 plus the signal if one killed it, 124 after a timeout; 0 on
+    /// success.
     pub code: u8,
-    /// What went wrong first, in lines; empty if all is well.
+    /// The first failure, as text; empty on success.
     pub summary: String,
 }
 
-/// The exit code of a job whose time was up, as `timeout` has it.
+/// The exit code of a job that timed out, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
-/// The exit code of a job that went well and whose output could not be written.
+/// The exit code of a successful job whose output could not be written.
 const LOST: u8 = 2;
 /// How long the file of the flight recorders may take to be written.
 const DUMP: Duration = Duration::from_secs(5);
-/// How long the watcher may take to do what needs no waiting for others.
+/// How long the watcher may take for what does not depend on other processes.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Runs a job. Its ranks' output goes to the two sinks. It returns when every rank has ended, and leaves
-/// nothing behind.
+/// Runs a job. Its ranks' output goes to the two sinks. Returns when every rank has ended, and leaves no process
+/// behind.
 pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, LaunchError> {
     entry::find(&options.program)?;
     if !(1..=MAX_RANKS).contains(&options.ranks) {
@@ -111,7 +110,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
     let mut output = Output::new(options.ranks, options.tee.as_deref(), out, err)?;
     let signals = Signals::take().map_err(failed("take over signals"))?;
     let job = Job::random().map_err(failed("draw random numbers"))?;
-    // First, since it takes a while to start. On an error all processes of the job end with it.
+    // First, since it takes a while to start. After an error all processes of the job end with it.
     let mut watcher = WatcherHandle::start(options, &job).map_err(failed("start the watcher"))?;
     let coordinator =
         Coordinator::start(&job, options.ranks, true).map_err(failed("open the job's socket"))?;
@@ -138,8 +137,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         timed_out: false,
     };
     let left = watch.run(&signals).and_then(|()| watch.end_what_is_left(&signals));
-    // All ranks have ended, but whoever reads our output may be slow. One who asked us to end, or limited our
-    // time, does not wait for that.
+    // All ranks have ended, but the reader of our output may be slow. After a signal or a timeout that wait is limited.
     let hurry = (watch.signalled || watch.timed_out).then_some(options.grace);
     let Watch { ranks, mut watcher, mut coordinator, order, failed_ns, timed_out, .. } = watch;
     let (tails, lost) = carrier.finish(&signals, hurry);
@@ -162,11 +160,11 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
     Ok(outcome)
 }
 
-/// Writes the dump, where one is wanted: what there is to say of the ranks, in whole lines.
+/// Writes the dump, if one is wanted; returns what to report of the ranks, in whole lines.
 fn record_flight(flight: &Flight, options: &Options) -> String {
     let mut lines = if flight.is_empty() { String::new() } else { format!("{flight}\n") };
     if let Some(path) = &options.flight {
-        // On a thread of its own: a pipe that nobody reads, or a disk that does not answer, must not keep the job.
+        // On a thread of its own: an unread pipe or a hanging disk must not block the job.
         let (path, events) = (path.clone(), flight.json_lines());
         let (says, hears) = channel();
         let write = {
@@ -199,14 +197,14 @@ struct End {
     by_itself: bool,
 }
 
-/// How far the ending of ranks that did not end by themselves has come.
+/// The stage of ending ranks that did not end by themselves.
 #[derive(Clone, Copy, Debug)]
 enum Killing {
-    /// They were told; at this moment they get a SIGTERM.
+    /// They were told; at this time they get a SIGTERM.
     Grace(Instant),
-    /// They got it; at this moment they get a SIGKILL.
+    /// They got SIGTERM; at this time they get a SIGKILL.
     Terminated(Instant),
-    /// They got that; at this moment the watcher, which does not do what it should, is killed.
+    /// They got SIGKILL; at this time the watcher, which does not respond, is killed.
     Killed(Instant),
 }
 
@@ -250,11 +248,11 @@ impl Watch<'_> {
                 }
                 self.note_signal(signal);
                 if self.interrupts > 1 {
-                    // One who asks twice does not want to wait for handlers.
+                    // After a second interrupt, do not wait for handlers.
                     self.kill_ranks();
                 } else {
                     self.watcher.signal(signal);
-                    // Ranks may not hear of it, or not want to.
+                    // Ranks may not receive the signal, or may ignore it.
                     self.begin_killing();
                 }
             }
@@ -270,7 +268,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Ends what the ranks started and left behind: how many processes could not be ended.
+    /// Ends what the ranks started and left behind; returns how many processes could not be ended.
     fn end_what_is_left(&mut self, signals: &Signals) -> Result<usize, Gone> {
         let grace = if matches!(self.killing, Some(Killing::Killed(_))) {
             Duration::ZERO
@@ -300,7 +298,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Sleeps until the watcher says something, a signal comes, or a moment has come.
+    /// Blocks until the watcher sends a message, a signal comes, or `due`.
     fn wait(&self, signals: &Signals, due: Option<Instant>) {
         if self.watcher.has_read() {
             return;
@@ -328,7 +326,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Says what the ranks are doing.
+    /// Reports what the ranks are doing.
     fn tell_flight(&self) {
         let flight = self.coordinator.flight();
         let nothing = if flight.is_empty() { "no rank has recorded an operation yet\n" } else { "" };
@@ -344,7 +342,7 @@ impl Watch<'_> {
         match self.killing {
             Some(Killing::Grace(at)) if now >= at => {
                 self.watcher.signal(Signal::TERM);
-                // A stopped rank does not act on it until it continues.
+                // A stopped rank does not handle it until it continues.
                 self.watcher.signal(Signal::CONT);
                 self.killing = Some(Killing::Terminated(from_now(self.options.grace)));
             }
@@ -360,7 +358,7 @@ impl Watch<'_> {
     fn kill_ranks(&mut self) {
         self.failed_ns.get_or_insert_with(now_ns);
         self.watcher.signal(Signal::KILL);
-        // One who asks twice does not wait for a watcher that does not answer.
+        // After a second interrupt, do not wait long for a watcher that does not answer.
         let wait = if self.interrupts > 1 { Duration::from_secs(1) } else { ANSWER };
         let due = from_now(wait);
         self.killing = match self.killing {

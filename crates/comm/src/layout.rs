@@ -1,5 +1,5 @@
-//! What lies at the beginning of every rank's segment: its flight recorder, what it says of itself, then its row in the
-//! group of all ranks. Peers find them without being told where they are.
+//! The beginning of every rank's segment: its flight recorder, its status, then its row in the group of all ranks.
+//! Peers know these offsets.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::waiting::Ranks;
 /// Where the row of the group of all ranks is.
 pub(crate) const ROW: usize = recorder::SIZE + status::SIZE;
 
-/// Bytes of a segment that are not for the heap's users, in a world of `n`: what lies at its beginning, and a line for
+/// Bytes of a segment that the heap's users cannot use, in a world of `n`: the areas at its beginning, and a line for
 /// the header of a block.
 pub(crate) fn reserved(n: usize) -> usize {
     heap_at(n) + 64
@@ -26,8 +26,8 @@ fn heap_at(n: usize) -> usize {
     (ROW + Row::size(n)).next_multiple_of(64)
 }
 
-/// The heap in a rank's own segment, which is new, and the recorder for the group of all ranks. New memory is zero, which
-/// is an empty row, so peers may look at it before its owner has.
+/// The heap in a rank's own new segment, and the recorder for the group of all ranks. New memory is zero, which is an
+/// empty row, so peers may read it before its owner does.
 pub(crate) fn prepare(
     segments: &[Arc<Segment>],
     me: usize,

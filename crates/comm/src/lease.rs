@@ -1,4 +1,4 @@
-//! What keeps memory from being written: peers that may not have read it yet.
+//! Leases: memory must not be written while peers may still read it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -9,23 +9,23 @@ use crate::heap::holders;
 use crate::row::Row;
 use crate::rows::Rows;
 
-/// Who may still read.
+/// A lease, by the readers that hold it.
 #[derive(Clone)]
 pub(crate) enum Lease {
     /// The members of a group, until all are done with a call.
     Call(Arc<Rows>, u64),
-    /// The receiver of a mail, until it notes that it took it: its place, where it notes it, and the mail's number.
+    /// The receiver of a mail, until it notes that it took it: its place, the note's offset, and the mail's number.
     Mail(Arc<Rows>, usize, usize, u64),
-    /// Whoever holds the block as a common result: this member's place, and where the block lies.
+    /// The holders of the block as a common result: this member's place, and where the block lies.
     Common(Arc<Rows>, usize, usize),
-    /// The members of a group, whose row it is: until so many will not look at it any more.
+    /// The members of the group whose row this is, until this many will not read it any more.
     Row(Row, u64),
 }
 
 pub(crate) type Leases = SmallVec<[Lease; 1]>;
 
 impl Lease {
-    /// The row of a member that may still read. Of a common result it is the giver's own, which rings for it.
+    /// The row of a member that may still read. For a common result it is the giver's own row, whose bell is rung.
     pub(crate) fn holder(&self) -> Option<&Row> {
         match self {
             Lease::Call(rows, call) => rows.iter().find(|row| row.done() <= *call),
@@ -41,7 +41,7 @@ impl Lease {
         }
     }
 
-    /// The members among whom it is.
+    /// The rows of the members that share it.
     pub(crate) fn rows(&self) -> &[Row] {
         match self {
             Lease::Call(rows, ..) | Lease::Mail(rows, ..) | Lease::Common(rows, ..) => rows,
@@ -49,7 +49,7 @@ impl Lease {
         }
     }
 
-    /// Whether this is released no later than another: an earlier call of the same group.
+    /// Whether this is released no later than `later`: an earlier call of the same group.
     pub(crate) fn is_before(&self, later: &Lease) -> bool {
         match (self, later) {
             (Lease::Call(rows, call), Lease::Call(others, later)) => {

@@ -1,5 +1,5 @@
-//! The end of a rank's side of a group: what is in flight is finished, what was forgotten is found, and what nobody has
-//! seen of it is reported.
+//! The end of a rank's side of a group: finishes operations in flight, finds calls and messages that this rank missed,
+//! and reports errors that the program has not seen.
 
 use std::panic::Location;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::unseen::{UNSEEN_NOTE, report_unseen, trouble};
 use crate::waiter::{Waiter, What};
 
 impl Inner {
-    /// Finishes what is in flight, as peers may need this member's part of it, and waits until its messages are taken.
+    /// Finishes operations in flight, as peers may need this member's part, and waits until its messages are taken.
     fn finish_all(&self) -> Result<(), Stop> {
         if let Some(error) = self.state().failed.clone() {
             return Err(error.into());
@@ -27,8 +27,7 @@ impl Inner {
         }
     }
 
-    /// What others have started and this member never will: a call that it has not made, or a message that it has not
-    /// received.
+    /// The error of what others have started and this member never will: a call not made, or a message not received.
     pub(crate) fn forgotten(&self) -> Option<CommError> {
         let (members, state) = (&self.members, self.state());
         let next = state.next();
@@ -38,7 +37,7 @@ impl Inner {
         if !skipped && unreceived.is_none() {
             return None;
         }
-        // Why, if that is known: somebody else has failed, or the program has an error, and leaves because of it.
+        // The cause, if it is known: another rank has failed, or the program leaves because of an error.
         if let Some(error) = self.elsewhere() {
             return Some(error);
         }
@@ -55,11 +54,11 @@ impl Inner {
     }
 }
 
-/// How long what is in flight may take when a thread ends that has not dropped its groups.
+/// Limit for operations in flight when a thread ends without having dropped its groups.
 const LAST: Duration = Duration::from_millis(200);
 
 impl Inner {
-    /// Finishes what is in flight, leaves, and reports what nobody has seen.
+    /// Finishes operations in flight, leaves, and reports errors that the program has not seen.
     fn leave(&self) {
         let before = self.unseen();
         let outcome = self.finish_all();
@@ -69,12 +68,12 @@ impl Inner {
         }
         self.members.mine().leave();
         self.members.rows.iter().for_each(Row::ring);
-        // Once more: a message may have been posted just before its sender could see that this member leaves.
+        // Check again: a message may have been posted just before its sender could see that this member leaves.
         let late = if outcome.is_ok() { self.forgotten() } else { None };
         if let Some(error) = late {
             self.fail(&mut self.state(), error);
         }
-        // Whoever leaves because of an error leaves calls and messages behind.
+        // A rank that leaves because of an error leaves calls and messages behind.
         let told = self.settings.told.get();
         if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
             self.report(&error);
@@ -93,8 +92,8 @@ impl Inner {
         self.is_seen.set(true);
     }
 
-    /// The thread ends, and handles of the group are left: the program called `exit`, or they leaked. The others learn of
-    /// the end by other ways; what is in flight may still turn out to differ.
+    /// The thread ends while handles of the group are left: the program called `exit`, or they leaked. The others learn
+    /// of the end in other ways; operations in flight may still turn out to differ.
     pub(crate) fn end_with_thread(&self) {
         if std::thread::panicking() {
             return;
@@ -115,7 +114,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Whoever panics has no time: the others learn of it when this is over.
+        // A panicking rank does not wait: the others learn of the panic afterwards.
         if std::thread::panicking() {
             let state = self.state();
             if state.failed.is_none() {

@@ -1,15 +1,15 @@
 //! Groups of ranks, and the data they exchange.
 //!
-//! This crate knows nothing of programs: it moves and reduces bytes for whoever asks, and does not depend on the crate
-//! that defines ops.
+//! This crate knows nothing of programs: it moves and reduces bytes, and does not depend on the crate that defines ops.
 //!
 //! - `launch` starts processes as ranks; `env` tells a process which rank it is.
 //! - `control` is how ranks find one another, agree on settings and learn of a death, apart from any data.
 //! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
-//! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read where they lie: over memory
-//!   that processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`, `mail.rs`).
-//! - What ranks do is recorded as [`Event`]s, the last ones of each rank in its heap; a [`Flight`] is what all of them
-//!   hold, and names the first divergence.
+//! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read in place: over memory that
+//!   processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`,
+//!   `mail.rs`).
+//! - Ranks record what they do as [`Event`]s, the last ones of each rank in its segment; a [`Flight`] merges those of
+//!   all ranks and names the first divergence.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

@@ -1,11 +1,11 @@
-//! Limits of the machine and of the user that a call ran into: which one it is, how high, and the way out.
+//! Limits of the machine and of the user that a call exceeded: which one, its value, and how to raise it.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// The way out of an error that the machine gave, as a sentence for a note.
+/// What to do about a system error, as a sentence for a note.
 pub(crate) fn way_out(error: &io::Error) -> String {
     let limit = |resource| getrlimit(resource).current;
     let addresses =
@@ -35,7 +35,7 @@ pub(crate) fn way_out(error: &io::Error) -> String {
                     "the machine has no more processes and threads (pids.max, kernel.threads-max)".to_string()
                 }
             };
-            // A thread whose stack finds no place fails in the same way.
+            // A thread whose stack cannot be mapped fails in the same way.
             let addresses = addresses.map(|text| format!(", {text}")).unwrap_or_default();
             format!("{processes}{addresses}; raise the limit, or start fewer")
         }
@@ -52,7 +52,7 @@ pub(crate) fn way_out(error: &io::Error) -> String {
     }
 }
 
-/// Whether a file of so many bytes is allowed. Without this check the kernel kills a process that makes a larger one.
+/// Whether a file of `bytes` bytes is allowed. Without this check the kernel kills a process that makes a larger one.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) fn check_file_size(bytes: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
@@ -68,7 +68,7 @@ pub(crate) fn free_files() -> usize {
     limit.unwrap_or(usize::MAX).saturating_sub(open)
 }
 
-/// Whether so many more files can be opened: better an error before anything is started than in the middle.
+/// Whether `more` files can be opened: an error before anything is started is better than one in the middle.
 pub(crate) fn check_open_files(more: usize) -> io::Result<()> {
     if free_files() < more { Err(Errno::MFILE.into()) } else { Ok(()) }
 }

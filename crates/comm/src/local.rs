@@ -13,18 +13,18 @@ use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
 use crate::settings::Settings;
 
-/// Bytes of each rank's heap where nothing else is asked for. They cost memory only as they are used.
+/// Default bytes of each rank's heap. They cost memory only as they are used.
 const HEAP: usize = if cfg!(miri) { 1 << 18 } else { 1 << 30 };
 
 /// Runs `f` on `n` ranks, each a thread, and returns what they returned, in rank order.
 ///
-/// If a rank panics, what the others wait for fails with `CommError::Panicked`, and when all ranks have ended
-/// the panic that came first goes on here.
+/// If a rank panics, the waits of the others fail with `CommError::Panicked`, and when all ranks have ended the first
+/// panic is resumed here.
 pub fn spawn<T: Send>(n: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
     spawn_with_heap(n, HEAP, f)
 }
 
-/// The same with heaps of so many bytes.
+/// The same with heaps of `heap` bytes.
 pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let room = heap.saturating_add(reserved(n));
     let segment =

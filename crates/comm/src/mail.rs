@@ -1,8 +1,8 @@
-//! Sends and receives: numbered from one member to another, matched by tag in that order.
+//! Sends and receives: numbered per pair of members, matched by tag in that order.
 //!
-//! A send is published like everything else, in a ring of mails for its destination, and read by the receiver where
-//! it lies. The receiver notes that it took it, which completes and releases the send. What is small travels in the
-//! mail itself, and its send is complete at once, unless the group is strict.
+//! A send is published in a ring of mails for its destination, and the receiver reads it in place. The receiver notes
+//! that it took it, which completes and releases the send. Small messages travel in the mail itself, and their sends
+//! complete at once, unless the group is strict.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,29 +22,29 @@ use crate::recorder::{Name, Recorder};
 use crate::row::{MAILS, Mail, MailWord, Row, STAGE};
 use crate::sync::AtomicU64;
 
-/// One end of a message: the other member, the tag, and what is sent or where it goes.
+/// One end of a message: the other member, the tag, and the buffer.
 pub struct Message {
     /// The other end, by its place in the group.
     pub peer: usize,
     /// Messages match by sender, receiver and tag, in order.
     pub tag: u64,
-    /// What is sent, or where it goes; both ends have one size.
+    /// The bytes to send, or their destination; both ends must have the same size.
     pub buffer: Buffer,
-    /// What it is, which both ends must say alike.
+    /// A description of the bytes, which must be equal at both ends.
     pub about: About,
 }
 
-/// What bytes are, of which they tell nothing themselves: types and shapes.
+/// What the bytes do not say themselves: types and shapes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About {
-    /// A digest, which is compared.
+    /// A digest, which both ends compare.
     pub digest: u64,
-    /// A text, for messages, by a name of the group's recorder.
+    /// A text for error messages, by a name of the group's recorder.
     pub text: Name,
 }
 
 impl Message {
-    /// A message of bytes that are nothing in particular.
+    /// A message without a description of its bytes.
     pub fn new(peer: usize, tag: u64, buffer: Buffer) -> Message {
         Message { peer, tag, buffer, about: About::default() }
     }
@@ -66,9 +66,9 @@ pub(crate) struct Parcel {
     pub(crate) ends: Ends,
     /// In the same order.
     pub(crate) buffers: Buffers,
-    /// How many are sent.
+    /// How many are sends.
     pub(crate) sends: usize,
-    /// Whether a block noted that it is in use.
+    /// Whether a claim was recorded.
     pub(crate) noted: bool,
 }
 
@@ -76,23 +76,23 @@ pub(crate) struct Parcel {
 #[derive(Default)]
 struct Batch {
     buffers: Buffers,
-    /// How many of them are sent; they come first.
+    /// How many of them are sends; they come first.
     sends: usize,
-    /// Whether a block noted that it is in use.
+    /// Whether a claim was recorded.
     noted: bool,
     open: usize,
-    /// Whom its last message comes from or goes to.
+    /// The peer of its last message.
     last: usize,
     /// Its event in the flight recorder.
     event: u64,
-    /// Whether it is timed when it is over: it is large, or was not over at the first look.
+    /// Whether its end is timed: it is large, or was not over at the first poll.
     is_slow: bool,
-    /// Taken by whoever waited for it, or nobody waits.
+    /// Its outcome was taken, or nobody waits for it.
     over: bool,
 }
 
 impl Batch {
-    /// Gives one of its buffers back to whoever else has handles of it.
+    /// Ends the claim on one of its buffers.
     fn unclaim(&self, index: usize) {
         if self.noted {
             let access = if index < self.sends { Access::Read } else { Access::Write };
@@ -119,11 +119,11 @@ struct Letter {
     site: Name,
 }
 
-/// What a batch waits for.
+/// What an unfinished batch waits for.
 pub(crate) struct Open {
-    /// Whether a receive is among it; else there are sends only.
+    /// Whether receives are among it; else it has only sends.
     pub(crate) receives: bool,
-    /// Of the first: tag, source line and text.
+    /// Tag, source line and text of the first.
     pub(crate) tag: u64,
     pub(crate) site: Name,
     pub(crate) text: Name,
@@ -131,45 +131,45 @@ pub(crate) struct Open {
     pub(crate) members: Vec<usize>,
 }
 
-/// So many batches may stand behind one that is not over before it is parked.
+/// An unfinished batch is parked when the queue is longer than this.
 const BEHIND: usize = 64;
 
-/// What goes to one member.
+/// Messages to one member.
 struct Outbox {
-    /// Its mails, in this member's row, and what the receiver notes of them, in its own.
+    /// Its mails, in this member's row, and the receiver's notes on them, in the receiver's row.
     ring: Fixed<[Mail; MAILS as usize]>,
     notes: Fixed<[AtomicU64; MAILS as usize]>,
     posted: u64,
     /// Mails below this number are known to be taken.
     taken: u64,
-    /// Those that lie here until they are taken.
+    /// Posted messages that are not known to be taken.
     sent: VecDeque<(u64, Letter)>,
-    /// Those that wait for room in the ring.
+    /// Messages that wait for room in the ring.
     waiting: VecDeque<Letter>,
 }
 
-/// What comes from one member.
+/// Messages from one member.
 struct Inbox {
-    /// Its mails, in the sender's row, and what is noted of them, in this member's.
+    /// Its mails, in the sender's row, and the notes on them, in this member's row.
     ring: Fixed<[Mail; MAILS as usize]>,
     notes: Fixed<[AtomicU64; MAILS as usize]>,
-    /// The first mail that was not taken, and a bit for each from it on that was.
+    /// The first mail not taken, and a bitmap of taken mails from there on.
     next: u64,
     taken: u64,
     receives: VecDeque<Letter>,
 }
 
-/// What this member has to do with mails.
+/// This member's sends and receives.
 pub(crate) struct Mails {
     first: u64,
     batches: Queue<Batch>,
-    /// Batches before the first that are still open, or that nobody took: they do not keep those behind them.
+    /// Batches before `first` that are unfinished or that nobody took: parked, so that they block no later batch.
     parked: BTreeMap<u64, Batch>,
     outboxes: Vec<Outbox>,
     inboxes: Vec<Inbox>,
-    /// Messages that have not met their other end.
+    /// Messages that are not complete.
     open: usize,
-    /// How often a message was posted or met its other end.
+    /// How often a message was posted or completed.
     moved: u64,
 }
 
@@ -202,12 +202,12 @@ impl Mails {
         }
     }
 
-    /// How many messages have moved on, each twice at most.
+    /// How often a message was posted or completed: at most twice per message.
     pub(crate) fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// Whether so much is open that it should go on without being waited for.
+    /// Whether so many messages are open that starting a batch should also advance them.
     pub(crate) fn is_crowded(&self) -> bool {
         self.open > BEHIND
     }
@@ -217,7 +217,7 @@ impl Mails {
         self.first + self.batches.all().len() as u64
     }
 
-    /// Takes a batch on, posts what has room, and gives its number.
+    /// Adds a batch, posts what has room, and returns its number.
     #[inline(always)]
     pub(crate) fn start(
         &mut self,
@@ -250,12 +250,12 @@ impl Mails {
         batch
     }
 
-    /// Notes the event of the last batch.
+    /// Sets the event of the last batch.
     pub(crate) fn set_event(&mut self, event: u64) {
         self.batches.all_mut().last_mut().into_iter().for_each(|batch| batch.event = event);
     }
 
-    /// The buffers of a batch whose messages have all met their other end.
+    /// The buffers of a batch whose messages are all complete.
     #[inline(always)]
     pub(crate) fn take_finished(&mut self, number: u64, recorder: &Recorder) -> Option<Buffers> {
         let batch = self.batch_mut(number).filter(|batch| batch.open == 0)?;
@@ -266,8 +266,8 @@ impl Mails {
         Some(buffers)
     }
 
-    /// The buffers of the last batch, if nothing else is open and the one message that it still waits for, if any, comes
-    /// while this looks for it so often.
+    /// The buffers of the last batch, if nothing else is open and its one incomplete message, if any, arrives within
+    /// `looks` retries.
     #[inline]
     pub(crate) fn finish_last(
         &mut self,
@@ -291,7 +291,7 @@ impl Mails {
         Ok(self.take_finished(number, recorder))
     }
 
-    /// Whether all messages of a batch have met their other end.
+    /// Whether all messages of a batch are complete.
     pub(crate) fn is_finished(&self, number: u64) -> bool {
         self.batch(number).is_some_and(|batch| batch.open == 0)
     }
@@ -301,7 +301,7 @@ impl Mails {
         self.batch(number).map_or(0, |batch| bytes(&batch.buffers))
     }
 
-    /// Notes that a batch was not over at the first look.
+    /// Records that a batch was not over at the first poll.
     pub(crate) fn slow(&mut self, number: u64) {
         self.batch_mut(number).into_iter().for_each(|batch| batch.is_slow = true);
     }
@@ -328,8 +328,8 @@ impl Mails {
         }
     }
 
-    /// Forgets batches that are over, of which this may be one. One that is not, and has many behind it, is parked, so
-    /// that it does not keep them.
+    /// Removes batches that are over, perhaps batch `number`. An unfinished one with many behind it is parked, so that
+    /// it does not hold them up.
     #[inline(always)]
     fn forget(&mut self, number: u64) {
         if number < self.first && self.parked.get(&number).is_some_and(|batch| batch.over && batch.open == 0)
@@ -366,7 +366,7 @@ impl Mails {
         (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
     }
 
-    /// What an unfinished batch waits for; the first one, where none is named.
+    /// What an unfinished batch waits for; the first such batch if `batch` is `None`.
     pub(crate) fn open(&self, batch: Option<u64>) -> Option<Open> {
         let of = |letter: &Letter| batch.is_none_or(|batch| letter.batch == batch);
         let receives = self.inboxes.iter().flat_map(|inbox| &inbox.receives).copied();
@@ -395,7 +395,7 @@ impl Mails {
         !self.outboxes.iter().any(Outbox::has_untaken)
     }
 
-    /// The error of a message that has come here and for which there is no receive.
+    /// The error of an arrived message without a matching receive.
     pub(crate) fn unreceived(&self, members: &Members) -> Option<CommError> {
         let (from, number) = self.inboxes.iter().enumerate().find_map(|(from, inbox)| {
             let is_awaited = |number: u64| {
@@ -417,7 +417,7 @@ impl Mails {
         Some(unreceived(outbox.mail(outbox.taken_below()), members.mine(), &members.rows[to]))
     }
 
-    /// Whether something of a member came, or was taken by it, since the last advance.
+    /// Whether a message from `member` arrived, or `member` took one, since the last advance.
     pub(crate) fn has_news(&self, member: usize) -> bool {
         let (inbox, outbox) = (&self.inboxes[member], &self.outboxes[member]);
         let taken = |(number, _): &(u64, Letter)| outbox.is_taken(*number);
@@ -426,7 +426,7 @@ impl Mails {
             || !outbox.waiting.is_empty() && outbox.posted < outbox.taken_below() + MAILS
     }
 
-    /// A word that changes before a receive of an unfinished batch can go on, and what it is now.
+    /// The word that must change before a receive of an unfinished batch can complete, with the value seen.
     pub(crate) fn awaits(&self, batch: u64) -> Option<(&AtomicU64, u64)> {
         let is_first = |inbox: &&Inbox| inbox.receives.front().is_some_and(|letter| letter.batch == batch);
         let inbox = self.inboxes.iter().filter(is_first).find(|inbox| inbox.taken == 0)?;
@@ -435,12 +435,12 @@ impl Mails {
         (seen != inbox.next + 1).then_some((stamp, seen))
     }
 
-    /// Whether messages have not met their other end.
+    /// Whether any message is incomplete.
     pub(crate) fn is_open(&self) -> bool {
         self.open > 0
     }
 
-    /// Gives the buffers of what has not met its other end, and never will, back to whoever has handles of them.
+    /// Ends the claims on the buffers of incomplete messages, which will never complete.
     pub(crate) fn unclaim(&self) {
         let out = self.outboxes.iter();
         let out = out.flat_map(|outbox| outbox.sent.iter().map(|(_, letter)| letter).chain(&outbox.waiting));
@@ -449,7 +449,7 @@ impl Mails {
         }
     }
 
-    /// Where the bytes of a message lie that has not met its other end. Its batch is kept until all have.
+    /// Where the bytes of an incomplete message lie. Its batch is kept until all of its messages are complete.
     fn place(&self, letter: Letter) -> crate::buffer::Address {
         let place = self.batch(letter.batch).map(|batch| batch.buffers[letter.index].place());
         place.unwrap_or(crate::buffer::Address { at: 0, len: 0 })
@@ -462,7 +462,7 @@ impl Mails {
         if let Some(batch) = self.batch_mut(number) {
             batch.open -= 1;
             batch.unclaim(letter.index);
-            // What nobody waits for is freed now, whatever stands before it.
+            // A batch that nobody waits for is freed now, whatever precedes it.
             if batch.over && batch.open == 0 {
                 batch.empty();
                 if number < self.first {
@@ -472,7 +472,7 @@ impl Mails {
         }
     }
 
-    /// Posts what has room, takes what has come, and notes what was taken from here.
+    /// Posts what has room, receives what has arrived, and completes sends that were taken.
     pub(crate) fn advance(&mut self, members: &Members, strict: bool) -> Result<(), Stop> {
         if self.open == 0 {
             return Ok(());
@@ -523,7 +523,7 @@ impl Mails {
         }
     }
 
-    /// Takes what has come from a member and is expected: mail after mail, each by the first receive with its tag.
+    /// Receives arrived mails from a member in order, each by the first receive with its tag.
     fn receive(&mut self, members: &Members, from: usize) -> Result<(), Stop> {
         let mut at = self.inboxes[from].next;
         while let Some((number, i)) = self.inboxes[from].receivable(at) {
@@ -559,8 +559,8 @@ impl Mails {
 }
 
 impl Outbox {
-    /// Whether the next mail's entry is free: the mail before in it was taken. What is known of it is kept, so that
-    /// the receiver's notes, which change with every mail, are read only once a ring is full.
+    /// Whether the next mail's entry is free: its previous mail was taken. `taken` is cached, so that the receiver's
+    /// notes, which change with every mail, are read only once the ring is full.
     fn has_room(&mut self) -> bool {
         if self.posted < self.taken + MAILS {
             return true;
@@ -593,7 +593,7 @@ impl Inbox {
         &self.ring[(number % MAILS) as usize]
     }
 
-    /// Whether the next mail comes within so many looks after the first, and a batch receives it, whatever its tag is.
+    /// Whether the next mail arrives within `looks` retries and `batch` has the first receive, whatever the tags are.
     #[inline(always)]
     fn comes(&self, batch: u64, looks: usize) -> bool {
         let is_awaited = self.receives.front().is_some_and(|letter| letter.batch == batch);
@@ -602,13 +602,13 @@ impl Inbox {
             && comes(&self.mail(self.next)[MailWord::Stamp as usize], self.next + 1, looks)
     }
 
-    /// Whether a mail has come and was not taken.
+    /// Whether a mail has arrived and was not taken.
     fn has(&self, number: u64) -> bool {
         let is_taken = self.taken >> (number - self.next) & 1 == 1;
         !is_taken && self.mail(number)[MailWord::Stamp as usize].load(SeqCst) == number + 1
     }
 
-    /// The first mail from a number on that has come, was not taken and is expected, and the receive that expects it.
+    /// The first mail at or after `from` that has arrived, is not taken and has a receive, with that receive's index.
     fn receivable(&self, from: u64) -> Option<(u64, usize)> {
         let is_taken = |number: u64| self.taken >> (number - self.next) & 1 == 1;
         let word = |number: u64, word: MailWord| &self.mail(number)[word as usize];
@@ -635,7 +635,7 @@ impl Inbox {
     }
 }
 
-/// The error of a receive whose message is another, with both source lines.
+/// The error of a receive whose message differs, with both source lines.
 #[cold]
 fn mismatch(members: &Members, from: usize, words: &Mail, letter: Letter, expected: usize) -> CommError {
     let get = |word: MailWord| words[word as usize].load(Relaxed);
@@ -657,7 +657,7 @@ fn mismatch(members: &Members, from: usize, words: &Mail, letter: Letter, expect
     }
 }
 
-/// The error of a mail that nobody received, by its words in the sender's segment.
+/// The error of an unreceived mail, from its words in the sender's segment.
 fn unreceived(words: &Mail, sender: &Row, receiver: &Row) -> CommError {
     let get = |word: MailWord| words[word as usize].load(Relaxed);
     let (site, text) = Name::of_pair(get(MailWord::Site));

@@ -1,5 +1,5 @@
-//! The members of a group as one of them sees it, and the only ways to their data: each with the rule of the protocol
-//! that keeps writers and readers apart.
+//! The members of a group as one of them sees it, and the only access to their data: each function with the rule of the
+//! protocol that keeps writers and readers apart.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -17,18 +17,18 @@ use crate::sync::AtomicU64;
 pub(crate) struct Members {
     pub(crate) rows: Arc<Rows>,
     pub(crate) me: usize,
-    /// This member's own, once more, since every call asks for it.
+    /// This member's own row, cached because every call uses it.
     mine: Row,
 }
 
 /// One of the operands of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Item {
-    /// Which.
+    /// Its index.
     pub(crate) index: usize,
-    /// Of how many.
+    /// The number of operands.
     pub(crate) of: usize,
-    /// Where it begins in all of them, laid end to end.
+    /// Where it begins when all are laid end to end.
     pub(crate) start: usize,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether a stamp is there within `looks` retries.
+/// Whether the stamp appears within `looks` retries.
 #[inline(always)]
 pub(crate) fn comes(word: &AtomicU64, stamp: u64, looks: usize) -> bool {
     let is_there = || word.load(Acquire) == stamp;
@@ -60,7 +60,7 @@ pub(crate) fn comes(word: &AtomicU64, stamp: u64, looks: usize) -> bool {
     is_there() || (0..looks).any(look)
 }
 
-/// Copies a few bytes without the call that copies many.
+/// Copies bytes, with fast paths for 4 and 8 of them.
 #[inline(always)]
 pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
     if let (Some(to), Some(from)) = (to.as_mut_array::<4>(), from.as_array::<4>()) {
@@ -72,7 +72,7 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// What the words of a call say.
+/// The key in the words of a call.
 fn key(words: &Slot) -> Key {
     let get = |word: Word| words[word as usize].load(Relaxed);
     Key { what: get(Word::What), extra: get(Word::Extra), bytes: get(Word::Bytes) }
@@ -91,7 +91,7 @@ impl Members {
         &self.mine
     }
 
-    /// The stamp of a call that a member has not published yet, and what it is now.
+    /// The stamp of a call that a member has not published yet, with the value seen.
     pub(crate) fn unpublished(&self, member: usize, call: u64) -> Option<(&AtomicU64, u64)> {
         let stamp = &self.rows[member].words(call)[Word::Stamp as usize];
         let seen = stamp.load(Relaxed);
@@ -110,8 +110,7 @@ impl Members {
         key(self.rows[member].words(call))
     }
 
-    /// One of the operands of a member that has published the call and agrees with it: which of a list of so many, and
-    /// where it begins in all of them, laid end to end.
+    /// An operand of a member that has published the call and agrees with it.
     pub(crate) fn operand(&self, number: u64, member: usize, item: Item) -> Source<'_> {
         let row = &self.rows[member];
         let key = self.key(member, number);
@@ -126,13 +125,13 @@ impl Members {
         Source { row, at }
     }
 
-    /// An operand of a member that travels in the staging area, in a call of so many bytes, from an offset on.
+    /// The staged operand of a member at offset `from`, in a call of `bytes` bytes.
     pub(crate) fn staged(&self, member: usize, number: u64, bytes: usize, from: usize) -> Source<'_> {
         let row = &self.rows[member];
         Source { row, at: row.stage(number, bytes) + from }
     }
 
-    /// All members, this one first, so that not all read from one.
+    /// All members, this one first, so that not all read from one at once.
     pub(crate) fn rotated(&self) -> impl Iterator<Item = usize> + use<> {
         (self.me..self.n()).chain(0..self.me)
     }
@@ -155,7 +154,7 @@ impl Members {
         unsafe { self.mine().segment.read(place.at + from, len) }
     }
 
-    /// A range of a common result, which this member alone makes.
+    /// A range of a common result that only this member writes.
     #[allow(clippy::mut_from_ref, reason = "the range is this member's part of the result")]
     pub(crate) fn common(&self, giver: usize, at: usize, from: usize, len: usize) -> &mut [u8] {
         // SAFETY: members make parts that do not overlap, and read them only after `ready` of their makers; the block
@@ -193,7 +192,7 @@ impl Members {
         copy(self.own(place, 0, len), mail);
     }
 
-    /// The source line of a member's call, and what it says that it called, if it does.
+    /// The source line of a member's call, and the caller's text for it, if any.
     pub(crate) fn names(&self, member: usize, call: u64) -> (String, String) {
         let row = &self.rows[member];
         let (site, text) = Name::of_pair(row.get(call, Word::Site));
@@ -201,7 +200,7 @@ impl Members {
         (site.text(&row.segment), said(text.text(&row.segment), number))
     }
 
-    /// Tells the others that so many bytes of this member's part are made.
+    /// Publishes that `bytes` bytes of this member's part are ready.
     pub(crate) fn set_ready(&self, call: u64, bytes: usize) {
         let row = self.mine();
         row.tell(&row.words(call)[Word::Ready as usize], bytes as u64);

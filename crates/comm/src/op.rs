@@ -1,12 +1,11 @@
-//! What an operation is, and the words by which members compare theirs.
+//! Operations, and the words by which members compare their calls.
 
 use consort_types::{Digest, Dtype, Kind, Reduce, Role};
 
 use crate::row::STAGE;
 
-/// An operation. Sizes are in bytes; `outer` is how many times a layout repeats, so that a dimension other than the
-/// first is gathered or cut without a copy: an operand is `outer` rows. It is small, since every call moves one; what
-/// few of them have is in [`Lists`].
+/// An operation. Sizes are in bytes; `outer` is the number of rows of an operand, so that a dimension other than the
+/// first is gathered or split without a copy. It is small, since every call moves one; rare fields are in [`Lists`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Op {
     AllReduce {
@@ -23,7 +22,7 @@ pub(crate) enum Op {
         reduce: Reduce,
         outer: usize,
     },
-    /// The bytes from each to each, where they are alike; splits otherwise.
+    /// The bytes from each member to each, if all are equal; splits otherwise.
     AllToAll {
         part: usize,
     },
@@ -59,7 +58,7 @@ pub(crate) enum Op {
     Barrier,
 }
 
-/// Numbers that an operation may have besides.
+/// Lists that some operations have in addition.
 pub(crate) enum Lists {
     /// The rows of each operand.
     Outers(Vec<usize>),
@@ -71,13 +70,12 @@ pub(crate) enum Lists {
     Routes(Vec<Option<usize>>),
 }
 
-/// Members agree on something: to make a group, to compile a function. The caller's text says on what, and stands for the
-/// whole of the call in messages.
+/// Members agree on something: to make a group, to compile a function. The caller's text names it, and stands for the
+/// whole call in messages.
 pub(crate) const AGREEMENT: u64 = 1 << 61;
 /// The result is made once, in a common buffer.
 const COMMON: u64 = 1 << 62;
-/// What an all_to_all sends and receives is cut into equal parts, so that no table comes with it. Members may differ in
-/// it.
+/// An all_to_all sends and receives equal parts, so that it needs no table. Members may differ in this bit.
 const EVEN: u64 = 1 << 63;
 
 /// What members compare: three words, written into the slot before its stamp.
@@ -89,7 +87,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Whether an all_to_all comes without a table.
+    /// Whether it is an all_to_all without a table.
     pub(crate) fn is_even(self) -> bool {
         self.what & EVEN != 0
     }
@@ -104,7 +102,7 @@ impl Key {
         self.bytes as usize <= STAGE && !tabled
     }
 
-    /// Whether two members called the same. Operands of some operations may have different sizes.
+    /// Whether two members made the same call. Operands of some operations may have different sizes.
     pub(crate) fn agrees(self, other: Key) -> bool {
         let code = self.what & 0xff;
         let same = (self.what ^ other.what) & !EVEN == 0 && self.extra == other.extra;
@@ -112,12 +110,12 @@ impl Key {
         same && (self.bytes == other.bytes || code == ALL_TO_ALL || code == ALL_GATHER_V || given)
     }
 
-    /// In words, for messages.
+    /// As text, for messages.
     pub(crate) fn describe(self) -> String {
         format!("{}, {} bytes", describe(self.what), self.bytes)
     }
 
-    /// What two calls that do not agree differ in, the coarsest first.
+    /// The first difference between two calls that do not agree, the coarsest first.
     pub(crate) fn difference(self, other: Key) -> &'static str {
         let differs = |shift: u32, mask: u64| (self.what ^ other.what) >> shift & mask != 0;
         if differs(0, 0xff) || differs(61, 1) {
@@ -140,7 +138,7 @@ impl Key {
     }
 }
 
-/// A call's first word in words.
+/// The text of a call's first word.
 pub(crate) fn describe(what: u64) -> String {
     let name = Kind::ALL.get((what & 0xff) as usize).map_or("?", |kind| kind.name());
     let field = |shift: u32, mask: u64| (what >> shift & mask).checked_sub(1).map(|i| i as usize);
@@ -197,14 +195,14 @@ impl Op {
         }
     }
 
-    /// What this member does.
+    /// This member's role.
     #[inline(always)]
     pub(crate) fn role(&self, me: usize) -> Role {
         self.kind().role(self.root(), me)
     }
 
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
-    /// Inlined: where the op is known, little of it is left.
+    /// Inlined: for a known op, most of it is constant.
     #[inline(always)]
     pub(crate) fn key(&self, lists: Option<&Lists>, lengths: &[usize], common: bool) -> Key {
         let mut digest = Digest::default();

@@ -12,7 +12,7 @@ use crate::deadline::from_now;
 use crate::progress::Inner;
 use crate::waiter::{LOOKS, Waiter, What};
 
-/// An operation in flight. Dropping it lets the operation run on; its buffers are freed when it has finished.
+/// An operation in flight. Dropping it does not stop the operation; its buffers are freed when it has finished.
 #[must_use = "the buffers of an operation come back by waiting for it"]
 pub struct Pending<T = Buffers> {
     inner: Rc<Inner>,
@@ -20,7 +20,7 @@ pub struct Pending<T = Buffers> {
     gives: PhantomData<T>,
 }
 
-/// What an operation gives.
+/// The outcome of an operation.
 pub trait Outcome: Sized {
     #[doc(hidden)]
     fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<Self>;
@@ -47,7 +47,7 @@ impl<T: Outcome> Pending<T> {
         Waiter { inner: &self.inner, what: self.what }
     }
 
-    /// What the operation gives, once, if it is finished; never waits.
+    /// The outcome of the operation, once, if it is finished; never blocks.
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
         match self.waiter().poll() {
             Ok(true) => self.take().map(Some),
@@ -56,12 +56,12 @@ impl<T: Outcome> Pending<T> {
         }
     }
 
-    /// The error of its group, if that has failed and the program has not seen it yet. The program has then.
+    /// The error of its group, if the group has failed and the program has not seen it. Marks it as seen.
     pub fn unseen_error(&self) -> Option<CommError> {
         self.inner.unseen().map(|error| self.inner.give(error))
     }
 
-    /// The outcome of an operation that is finished, which is over then. Inlined, so that it is moved once.
+    /// Takes the outcome of a finished operation. Inlined, so that it is moved once.
     #[inline(always)]
     fn take(&mut self) -> Result<T, CommError> {
         let inner = &*self.inner;
@@ -77,8 +77,8 @@ impl<T: Outcome> Pending<T> {
         outcome.ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
     }
 
-    /// What the operation gives, when it is finished: the operands, then the results where they are others. Never
-    /// waits past the time given.
+    /// Blocks until the operation is finished, at most until `until`. Gives the operands, then the results if they are
+    /// separate.
     #[track_caller]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
         match self.finish_last() {
@@ -88,7 +88,7 @@ impl<T: Outcome> Pending<T> {
         }
     }
 
-    /// The same within some time from now. The clock is read only where it must wait.
+    /// The same with a timeout. The clock is read only if it must block.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
         match self.finish_last() {
@@ -98,7 +98,7 @@ impl<T: Outcome> Pending<T> {
         }
     }
 
-    /// What it gives, where it alone is open and ends soon.
+    /// The outcome, if this is the only open operation and it finishes soon.
     #[inline(always)]
     fn finish_last(&mut self) -> Result<Option<T>, CommError> {
         let looks = if self.inner.cores.one_each() { LOOKS } else { 0 };

@@ -1,4 +1,4 @@
-//! What the machine needs for moving the same bytes: the bound that a benchmark puts beside an operation.
+//! The machine's own cost of moving the same bytes: the bound with which a benchmark compares an operation.
 //!
 //! A [`Probe`] moves bytes between the members' heaps with plain loops and nothing around them but words on which the
 //! members spin: no descriptors, no checks, no sleeping. Rounds are numbered, and each word of a member holds the
@@ -60,10 +60,10 @@ const LINE: usize = 64;
 const SLOT: usize = SMALL + LINE;
 const WORDS: usize = Word::Slots as usize * LINE + 2 * SLOT;
 
-/// Operands up to so many bytes are small. Every member folds all of a small sum by itself, since one more round trip
+/// Operands up to this many bytes are small. Every member folds all of a small sum by itself, since one more round trip
 /// costs more.
 const SMALL: usize = 4096;
-/// Bytes that are folded at once, so that the sums of many operands stay in the first cache.
+/// Bytes that are folded at once, so that the sums of many operands stay in the L1 cache.
 const BLOCK: usize = 4096;
 
 /// Plain movement between the members of a group, to be timed.
@@ -74,17 +74,17 @@ pub struct Probe {
     words: Vec<usize>,
     /// The number of the last round, alike on all members.
     round: u64,
-    /// How many times the word of the line probe has gone to and fro.
+    /// The number of round trips of the line probe so far.
     pings: u64,
-    /// Whether a waiter keeps its core: there is one for each member.
+    /// Whether a waiter spins: each member has a core.
     spins: bool,
 }
 
 impl Probe {
-    /// All members call it.
+    /// All members must call it.
     pub fn new(group: &Group, until: Instant) -> Result<Probe, CommError> {
         let heap = group.heap();
-        // Never freed: a peer may look at a word later than its owner.
+        // Never freed: a peer may read a word after its owner is done.
         let at = heap.take_row(WORDS)?.0 + LINE;
         (0..WORDS).step_by(8).for_each(|word| heap.segment().word(at + word).store(0, Relaxed));
         let (mine, all) = (heap.alloc_from(&(at as u64).to_le_bytes())?, heap.alloc(group.size() * 8)?);
@@ -139,8 +139,8 @@ impl Probe {
         self.word(self.members.me, word).store(self.round, Release);
     }
 
-    /// Sends a word to and fro between the first two members so many times: how long that takes. The others have
-    /// nothing to do. One cache line one way is half a round, if the two have a core each.
+    /// Times `rounds` round trips of a word between the first two members; the others do nothing. One transfer of a
+    /// cache line takes half a round trip, if both have a core.
     pub fn line(&mut self, rounds: u64, until: Instant) -> Result<Duration, CommError> {
         let me = self.members.me;
         if me > 1 || self.members.n() < 2 {
@@ -162,8 +162,8 @@ impl Probe {
         Ok(spent)
     }
 
-    /// Makes so many rounds, and one before the clock starts: `write` gets the operand, bytes move, `read` gets what arrived. Gives how long it took,
-    /// the operand and the result. All members call it alike.
+    /// Times `rounds` rounds, after an untimed one: `write` gets the operand, bytes move, `read` gets what arrived.
+    /// Gives the time, the operand and the result. All members must call it with the same arguments.
     pub fn run(
         &mut self,
         movement: Movement,
@@ -177,18 +177,18 @@ impl Probe {
         for buffer in &mut buffers {
             buffer.bytes_mut(until)?;
         }
-        // A peer may still read them where this ends early, by an error or a panic of the caller's: then they are not
+        // After an early end, by an error or a panic of the caller, a peer may still read them: then they are not
         // freed.
         let buffers = ManuallyDrop::new(buffers);
         let place = buffers[0].at() as u64;
         self.word(self.members.me, Word::Operand).store(place, Relaxed);
-        // Peers read as many bytes of an operand as their own has, so all must run the same.
+        // Peers read as many bytes of an operand as their own has, so all members must run the same.
         let lengths = [movement as usize, buffers[0].len(), buffers[1].len(), rounds as usize];
         let mut run = Digest::default();
         run.add_all(lengths.map(|number| number as u64));
         let run = run.get();
         self.word(self.members.me, Word::Run).store(run, Relaxed);
-        // All are here, and know where the operands lie, before the clock starts.
+        // All members have arrived, and know where the operands lie, before the clock starts.
         self.round += 1;
         self.say(Word::Finished);
         let outcome = self.wait_for_all(Word::Finished, self.round, until).and_then(|()| {
@@ -197,7 +197,7 @@ impl Probe {
                 let message = "probe: expected the same movement, sizes and rounds on all members";
                 return Err(CommError::Argument(message.into()));
             }
-            // The first round finds lines where other work has left them.
+            // The first round finds cache lines where other work has left them.
             self.run_round(movement, 0, &buffers, &write, &read, until)?;
             self.wait_for_all(Word::Finished, self.round, until)?;
             let start = Instant::now();
@@ -211,7 +211,7 @@ impl Probe {
         Ok((outcome?, ManuallyDrop::into_inner(buffers)))
     }
 
-    /// Whether the buffers are nobody else's, and have sizes that fit together.
+    /// Checks that the buffers have no other handles, and sizes that fit together.
     fn check(&self, movement: Movement, [operand, result]: &[Buffer; 2]) -> Result<(), CommError> {
         let (n, given, made) = (self.members.n(), operand.len(), result.len());
         let fits = match movement {
@@ -245,7 +245,7 @@ impl Probe {
         let small = bytes <= SMALL;
         self.wait_for_all(Word::Finished, self.round - if small { 2 } else { 1 }, until)?;
         write(self.own(self.place(me, small), bytes), index);
-        // Who sends back does so when it has received.
+        // The member that sends back does so when it has received.
         let answers = movement == Movement::Pingpong && me == 1;
         if !answers {
             self.say_written(small);
@@ -295,7 +295,7 @@ impl Probe {
             }
             Movement::Fold | Movement::FoldAndCopy if small => {
                 let from = if movement == Movement::Fold { me * result.len() } else { 0 };
-                // The own one first: who looks at a line too early makes its writer wait.
+                // Its own operand first: a member that reads a line too early delays its writer.
                 copy(me, from, result.at(), result.len());
                 for member in (1..n).map(|i| (me + i) % n) {
                     written(member)?;
@@ -341,12 +341,12 @@ impl Probe {
         sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
     }
 
-    /// Sums the same bytes of all operands to a place of this member, which may be in its operand.
+    /// Sums the same bytes of all operands into a place of this member, which may be in its operand.
     fn fold(&self, from: usize, to: usize, bytes: usize) {
         let (n, me) = (self.members.n(), self.members.me);
         for start in (0..bytes).step_by(BLOCK) {
             let (from, to, len) = (from + start, to + start, BLOCK.min(bytes - start));
-            // In place, the own operand is what the sum begins with.
+            // In place, the sum begins with this member's operand.
             if to != self.place(me, false) + from {
                 self.own(to, len).copy_from_slice(self.operand(me, false, from, len));
             }
@@ -354,12 +354,12 @@ impl Probe {
         }
     }
 
-    /// Where a member has the word over its small operand of this round.
+    /// Where the word of a member's small operand of this round lies.
     fn slot(&self, member: usize) -> usize {
         self.words[member] + Word::Slots as usize * LINE + (self.round % 2) as usize * SLOT
     }
 
-    /// Where a member has its operand of this round.
+    /// Where a member's operand of this round lies.
     fn place(&self, member: usize, small: bool) -> usize {
         if small { self.slot(member) + 8 } else { self.word(member, Word::Operand).load(Relaxed) as usize }
     }
@@ -411,7 +411,7 @@ mod tests {
         })
     }
 
-    /// Safe code must not make a member read what another one writes.
+    /// Safe code must not be able to make a member read what another one writes.
     #[test]
     fn members_that_disagree_are_refused() {
         let run = |lengths: fn(usize) -> [usize; 2], movement: fn(usize) -> Movement| {

@@ -1,4 +1,4 @@
-//! The progress engine of a group: advances what is in flight, and finds out that it cannot.
+//! The progress engine of a group: advances operations in flight, and detects that they cannot advance.
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::panic::Location;
@@ -34,35 +34,35 @@ pub(crate) struct Inner {
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) cores: Cores,
-    /// Another thread that makes large reductions go on, where one was asked for.
+    /// A thread that advances large reductions, if requested.
     pub(crate) progress_thread: OnceCell<ProgressThread>,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Rc<Settings>,
-    /// What is said of the next call.
+    /// The note for the next call.
     pub(crate) note: Cell<Note>,
     state: RefCell<State>,
-    /// Whether the error of this group was given to the program.
+    /// Whether the program has seen this group's error.
     pub(crate) is_seen: Cell<bool>,
 }
 
 /// What a caller says of its next operation besides its arguments.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Note {
-    /// What members must have in common besides, as a digest: types and shapes, of which bytes tell nothing.
+    /// A digest of what else must be equal on all members: types and shapes, which bytes do not carry.
     pub digest: u64,
-    /// What is called, for messages, by a name of the group's recorder.
+    /// A text for messages, by a name of the group's recorder.
     pub text: Name,
-    /// Where it is called, where that is not the line that starts it: a program's own line.
+    /// The source line, if not that of the starting call: a line of the program itself.
     pub site: Name,
-    /// A number for `{}` in the text, from 1 on; texts are kept for ever, and must not change from call to call. Only
+    /// A number for `{}` in the text, from 1 on: texts are kept forever, and so must not change from call to call. Only
     /// small operations carry it.
     pub number: u32,
-    /// Whether it is a part of an agreement: then the text stands for the whole of it, and a member that makes another
+    /// Whether it is part of an agreement: then the text stands for the whole call, and a member that makes another
     /// call differs.
     pub is_agreement: bool,
 }
 
-/// The text of a note, with its number in it.
+/// The text of a note, with its number filled in.
 pub(crate) fn said(text: String, number: u64) -> String {
     if number == 0 { text.replace("{} ", "") } else { text.replacen("{}", &number.to_string(), 1) }
 }
@@ -85,7 +85,7 @@ impl Inner {
         self.state.borrow_mut()
     }
 
-    /// An error on its way to the program, which has seen the group's error then.
+    /// Marks the group's error as seen, and passes an error on to the program.
     #[cold]
     pub(crate) fn give(&self, error: CommError) -> CommError {
         self.is_seen.set(true);
@@ -93,14 +93,14 @@ impl Inner {
         error
     }
 
-    /// The group's error, where the program has not seen it, nor one that it follows from.
+    /// The group's error, unless the program has seen it or the error that it follows from.
     pub(crate) fn unseen(&self) -> Option<CommError> {
         let told = self.settings.told.get();
         let unseen = |error: &CommError| !(self.is_seen.get() || told && error.follows());
         self.state().failed.clone().filter(unseen)
     }
 
-    /// Takes a call on and publishes it. Inlined, so that the call is made where it stays.
+    /// Starts a call and publishes it. Inlined, so that the call is constructed in place.
     #[inline(always)]
     pub(crate) fn start(
         &self,
@@ -122,7 +122,7 @@ impl Inner {
         let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
         call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), (site, &note));
-        // Whoever waits for a small one looks at the others then. A large one begins with what they have.
+        // A small call is compared with the others in its wait. A large one starts with what they have published.
         let is_quick = is_next && call.key.is_staged() && !common;
         if is_quick {
             call.publish_small(&self.members);
@@ -134,7 +134,7 @@ impl Inner {
         Ok(number)
     }
 
-    /// Advances everything in flight as far as it can.
+    /// Advances all operations in flight as far as possible.
     pub(crate) fn advance(&self, state: &mut State) -> Result<(), Stop> {
         if let Some(error) = &state.failed {
             return Err(error.clone().into());
@@ -159,13 +159,13 @@ impl Inner {
         outcome
     }
 
-    /// The outcome of a call that alone is open, if all members come within `looks` retries of each. This is the way of
-    /// most small calls.
+    /// The outcome of a call that is the only one open, if all members publish within `looks` retries each. Most small
+    /// calls take this path.
     #[inline]
     pub(crate) fn finish_last(&self, number: u64, looks: usize) -> Result<Option<Given>, CommError> {
         let state = &mut *self.state();
         let is_last = state.done == number && state.next() == number + 1;
-        // Messages in flight must go on, too.
+        // Messages in flight must advance, too.
         if !is_last || state.mails.is_open() || state.failed.is_some() {
             return Ok(None);
         }
@@ -199,7 +199,7 @@ impl Inner {
         }
     }
 
-    /// One call, as far as it can.
+    /// Advances one call as far as possible.
     #[inline(always)]
     fn advance_call(&self, call: &mut Call, released: &mut u64) -> Result<(), Stop> {
         let (members, number) = (&self.members, call.number);
@@ -219,7 +219,7 @@ impl Inner {
             }
         }
         if let Some(job) = call.job() {
-            // Where the progress thread is at it, it goes on without this thread.
+            // If the progress thread holds the job, it advances without this thread.
             let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
             if outcome.map_err(|_| self.mismatch(number))? {
                 self.finish(call);
@@ -229,7 +229,7 @@ impl Inner {
         self.go_on(call, 0)
     }
 
-    /// One that is published and has no job, with `looks` retries of each member.
+    /// Advances a published call that has no job, with `looks` retries per member.
     #[inline(always)]
     fn go_on(&self, call: &mut Call, looks: usize) -> Result<(), Stop> {
         if self.compare(call, looks)? && call.step(&self.members)? {
@@ -248,7 +248,7 @@ impl Inner {
         }
     }
 
-    /// Compares a call with those of all members, in order, with `looks` retries of each; true when all of them have
+    /// Compares a call with those of all members, in order, with `looks` retries per member; true when all of them have
     /// published theirs.
     #[inline(always)]
     fn compare(&self, call: &mut Call, looks: usize) -> Result<bool, Stop> {
@@ -265,8 +265,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Whether every member has done the call that used this slot before. What is known of it is kept, so that the others'
-    /// words are read only once a ring of slots is used up.
+    /// Whether every member has done the previous call in this slot. `released` is cached, so that the others' words
+    /// are read only once the ring of slots is used up.
     fn has_slot(&self, released: &mut u64, number: u64) -> bool {
         if number >= *released + SLOTS {
             let done = self.members.rows.iter().map(|row| row.done()).min();
@@ -275,7 +275,7 @@ impl Inner {
         number < *released + SLOTS
     }
 
-    /// Takes a batch of messages on and posts it; a large one also receives what has come.
+    /// Starts a batch of messages and posts it; a large one also receives what has arrived.
     #[inline(always)]
     pub(crate) fn start_batch(
         &self,
@@ -303,7 +303,7 @@ impl Inner {
         Ok(batch)
     }
 
-    /// Keeps the first error, says it where others read it, and wakes them.
+    /// Keeps the first error, publishes it to the others, and wakes them.
     pub(crate) fn fail(&self, state: &mut State, error: CommError) -> CommError {
         if let Some(error) = &state.failed {
             return error.clone();
@@ -316,13 +316,13 @@ impl Inner {
             CommError::Mismatch { call, .. } => Stopped::Differs(call),
             _ => Stopped::Caused,
         });
-        // Whoever waits for anybody looks at once.
+        // Every waiting member must check at once.
         self.members.rows.iter().for_each(|row| row.ring());
         self.unclaim_all(state);
         state.failed.insert(error).clone()
     }
 
-    /// Writes why this rank stops, for whoever finds it gone.
+    /// Publishes why this rank stops, for ranks that find it gone.
     pub(crate) fn say_cause(&self, error: &CommError) {
         let row = self.members.mine();
         let (by, text) = match error {
@@ -337,17 +337,17 @@ impl Inner {
         status::set_cause(&row.segment, by, self.recorder.name(&text), &culprits);
     }
 
-    /// Nothing goes on any more, so what is in flight keeps nobody here from its buffers; peers' leases still do.
+    /// Nothing advances any more, so operations in flight give up their claims; peers' leases remain.
     pub(crate) fn unclaim_all(&self, state: &State) {
         for call in state.calls.all().iter().filter(|call| call.stage != Stage::Finished) {
-            // The progress thread may be at it: it writes nothing after this.
+            // The progress thread may be advancing it: after this it writes nothing.
             call.cancel();
             call.unclaim(self.members.me);
         }
         state.mails.unclaim();
     }
 
-    /// What the members called under one number, as far as they have.
+    /// What the members called under one number, as far as published.
     pub(crate) fn parties(&self, call: u64) -> Vec<Party> {
         let mut parties = Parties::default();
         for (member, row) in self.members.rows.iter().enumerate().filter(|(_, row)| row.has_published(call)) {
@@ -359,8 +359,8 @@ impl Inner {
         parties.list()
     }
 
-    /// The error of a call that members made differently. It waits a moment for those that have not made it: who differs
-    /// from whom can be told only when most are there.
+    /// The error of a call that members made differently. Waits a moment for those that have not made it: only when
+    /// most have made it can it tell which members differ.
     #[cold]
     fn mismatch(&self, call: u64) -> CommError {
         let until = Instant::now() + if cfg!(any(loom, shuttle)) { Duration::ZERO } else { MOMENT };
@@ -377,7 +377,7 @@ impl Inner {
         CommError::Mismatch { call, group, difference, parties: self.parties(call) }
     }
 
-    /// What has gone wrong elsewhere.
+    /// The failure of another member or rank, if any.
     pub(crate) fn elsewhere(&self) -> Option<CommError> {
         let others = self.members.rows.iter().enumerate().filter(|(member, _)| *member != self.members.me);
         for (_, row) in others {
@@ -400,10 +400,10 @@ pub(crate) fn cause_of(row: &crate::row::Row) -> CommError {
     }
 }
 
-/// How long whoever finds a difference waits for the calls of the others.
+/// How long a member that finds a mismatch waits for the calls of the others.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// The longest sleep while something else has to go on than what is waited for.
-/// (A model does not wait, but must not depend on how long its steps take.)
+/// The longest sleep while other operations than the awaited one must advance. (A model does not wait, but must not
+/// depend on how long its steps take.)
 pub(crate) const BUSY: Duration =
     if cfg!(any(loom, shuttle)) { Duration::from_secs(3600) } else { Duration::from_micros(200) };

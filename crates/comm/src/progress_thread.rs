@@ -1,7 +1,7 @@
-//! A thread that makes large reductions go on while the rank's own thread computes.
+//! A thread that advances large reductions while the rank's own thread computes.
 //!
-//! Everything else is complete once it is published, so only these need anybody: each is a job that either thread can
-//! take up, whichever comes first.
+//! All other operations need nothing more from this member once published. Each large reduction is a job that either
+//! thread can advance, whichever comes first.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -16,7 +16,7 @@ use crate::members::Members;
 
 type Shared = Arc<Mutex<Job>>;
 
-/// How long it looks at a word before it sleeps: it has a core to itself.
+/// How long it polls a word before it sleeps: it has a core to itself.
 const SPIN: Duration = Duration::from_micros(50);
 /// The longest sleep.
 const TURN: Duration = Duration::from_millis(2);
@@ -29,7 +29,7 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// None where the machine has no thread to give.
+    /// `None` if the system cannot start a thread.
     pub(crate) fn start(members: &Members, alarm: &Arc<Alarm>) -> Option<ProgressThread> {
         let (jobs, inbox) = channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -39,7 +39,7 @@ impl ProgressThread {
         Some(ProgressThread { jobs: Some(jobs), stop, thread: Some(thread) })
     }
 
-    /// Gives it a job. The rank's own thread may be at it as well.
+    /// Gives it a job. The rank's own thread may advance it as well.
     pub(crate) fn take_on(&self, job: &Shared) {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(Arc::clone(job));
@@ -68,14 +68,14 @@ fn run(inbox: &Receiver<Shared>, members: &Members, alarm: &Alarm, stop: &Atomic
         }
         jobs.extend(inbox.try_iter());
         let before = jobs.len();
-        // A difference is found by the rank's own thread too, which reports it.
+        // The rank's own thread finds a mismatch too, and reports it.
         jobs.retain(|job| match job.try_lock() {
             Ok(mut job) => job.step(members) == Ok(false),
             Err(TryLockError::WouldBlock) => true,
             Err(TryLockError::Poisoned(_)) => false,
         });
         if jobs.len() < before {
-            // Whoever sleeps here until a job is finished sleeps on one of the rows.
+            // A waiter that sleeps until a job is finished sleeps on one of the rows.
             members.rows.iter().for_each(|row| row.ring());
         }
         if alarm.failure().is_some() || members.rows.iter().any(|row| row.stopped().is_some()) {
@@ -87,7 +87,7 @@ fn run(inbox: &Receiver<Shared>, members: &Members, alarm: &Alarm, stop: &Atomic
     }
 }
 
-/// Looks at what a job waits for, then sleeps until it may have come.
+/// Polls the word that a job waits for, then sleeps until it may have changed.
 fn rest(job: &Shared, members: &Members, stop: &AtomicBool) {
     let Some((member, word, seen)) = job.try_lock().ok().and_then(|job| job.awaits(members)) else { return };
     let start = Instant::now();
@@ -120,7 +120,7 @@ mod tests {
                     (0..count).flat_map(|i| ((group.rank() + i + round) as i64).to_le_bytes()).collect();
                 let buffer = group.heap().alloc_from(&bytes).expect("there is room");
                 let pending = group.all_reduce(buffer, Dtype::I64, Reduce::Sum).expect("it starts");
-                // One of them waits at once; the others look only at what their progress threads have said of their part.
+                // One member waits at once; the others only check what their progress threads have published.
                 if group.rank() != round % 3 {
                     while group.ready_bytes(round as u64) == 0 {
                         assert!(Instant::now() < until, "nobody made it go on");
@@ -164,7 +164,7 @@ mod tests {
                     .all_reduce(buffer, Dtype::I32, Reduce::Sum)
                     .and_then(|p| p.wait(Instant::now() + Duration::from_secs(20)));
                 assert!(outcome.is_err());
-                // Time for a thread that would go on.
+                // Time for a thread that would still write.
                 std::thread::sleep(Duration::from_millis(200));
                 step.store(2, SeqCst);
             }

@@ -1,13 +1,13 @@
-//! What is in flight, in order: taken on at the end, forgotten at the beginning. Places are used again, so that a call is
-//! filled in where it stays and never moved.
+//! Operations in flight, in order: added at the end, removed at the beginning. Entries are reused, so that a call is
+//! constructed in place and never moved.
 
-/// Something in flight.
+/// An operation in flight.
 pub(crate) trait Reusable: Default {
-    /// Lets go of what nobody took, when it is over.
+    /// Drops what nobody took, when it is over.
     fn empty(&mut self);
 }
 
-/// Those from `begin` to `end` are in flight; the others are places to use again.
+/// Entries from `begin` to `end` are in flight; the others are free for reuse.
 #[derive(Default)]
 pub(crate) struct Queue<T> {
     places: Vec<T>,
@@ -32,7 +32,7 @@ impl<T: Reusable> Queue<T> {
         if self.begin < self.end { self.places.get_mut(self.end - 1) } else { None }
     }
 
-    /// The place of one more, with whatever was there before.
+    /// The entry of one more, with its previous contents.
     #[inline]
     pub(crate) fn take_on(&mut self) -> &mut T {
         if self.end == self.places.len() {
@@ -65,7 +65,7 @@ impl<T: Reusable> Queue<T> {
         first
     }
 
-    /// Forgets the first one. What nobody took of it is freed now, not when its place is used again.
+    /// Removes the first one. What nobody took of it is freed now, not when its entry is reused.
     #[inline]
     pub(crate) fn forget_first(&mut self) {
         self.places[self.begin].empty();

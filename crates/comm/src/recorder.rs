@@ -1,18 +1,18 @@
 //! The flight recorder: a ring of the last events of a rank, at the beginning of its segment.
 //!
-//! Whoever has the segment, mapped or as a descriptor, reads the ring without its owner, who may be dead. It is
+//! Any process that has the segment, mapped or as a descriptor, can read the ring, even if the owner is dead. It is
 //!
 //! - a header of one line: magic, capacity, how many events were ever written, the same moment on both clocks, and how
 //!   many bytes of text are used;
-//! - records of one line each: a stamp (the event's number and one), ticks, ticks when it was over, number and kind,
+//! - records of one line each: a stamp (the event's number plus one), ticks, ticks when it was over, number and kind,
 //!   group and site, op, bytes, extra. The stamp is 0 while a record is written, and is stored last;
-//! - texts, each written once and never again: a record has where they begin and how long they are, in half a word.
+//! - texts, each written once: a record has a text's offset and length, in half a word.
 //!
-//! An operation is one record: that it finished is noted in it, which costs less than another one.
+//! An operation is one record: its end is noted in it, which costs less than another record.
 //!
-//! A reader copies the ring twice and takes the records that have a stamp and are the same both times: between the
-//! loads of the two stamps such a record did not change, so one of the copies is whole. It converts ticks by the moment
-//! in the header and one of its own, so that nobody has to know how fast they go.
+//! A reader copies the ring twice and takes the records that have a stamp and are equal both times: between the loads
+//! of the two stamps such a record did not change, so one of the copies is whole. It converts ticks by the moment in
+//! the header and one of its own, so that the rate of the ticks need not be known.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,11 +39,11 @@ pub(crate) const CAPACITY: usize = if cfg!(any(loom, shuttle)) { 2 } else { 1024
 const LINE: usize = 64;
 const WORDS: usize = LINE / 8;
 const TEXTS: usize = LINE + CAPACITY * LINE;
-/// Lengths have 14 bits of a name, places 18, in words.
+/// A name has 14 bits for a length and 18 for a place, in words.
 const MAX_TEXT: usize = (1 << 14) - 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"consort1");
 
-/// The words of a record that say when it started and when it was over; 0 where it is not.
+/// The words of a record that say when it started and when it was over; 0 if it is not over.
 const STARTED: usize = 1;
 const OVER: usize = 2;
 
@@ -53,16 +53,16 @@ const TICKS: usize = 24;
 const NANOSECONDS: usize = 32;
 const TEXT_BYTES: usize = 40;
 
-/// Marks an op that is given by its code and not by a text. The bit says nothing that members must have alike.
+/// Marks an op that is given by its code instead of a text. Members need not agree on this bit.
 const CODE: u64 = 1 << 63;
 /// The code of a batch of messages.
 const EXCHANGE_CODE: u64 = 0xff;
 
-/// Call sites whose texts are at hand without a lock.
+/// Number of call sites whose texts are cached without a lock.
 const SITES: usize = 32;
 
-/// Records what a rank does, for one group. It is cheap: no lock, no allocation and no formatting, but for the first
-/// time that a text is used. Threads of a rank have a clone each.
+/// Records what a rank does, for one group. Cheap: no lock, no allocation and no formatting, except on the first use of
+/// a text. Each thread of a rank has a clone.
 #[derive(Clone)]
 pub struct Recorder {
     ring: Arc<Ring>,
@@ -91,55 +91,55 @@ struct Texts {
 pub struct Name(u32);
 
 impl Name {
-    /// As others find it in a slot.
+    /// The word that others find in a slot.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// Two of them in one word.
+    /// Two names in one word.
     #[inline(always)]
     pub(crate) fn pair(lower: Name, upper: Name) -> u64 {
         lower.word() | upper.word() << 32
     }
 
-    /// The two of a word.
+    /// The two names of a word.
     pub(crate) fn of_pair(word: u64) -> (Name, Name) {
         (Name(word as u32), Name((word >> 32) as u32))
     }
 
-    /// Whether it names nothing: there was no text, or no room for it.
+    /// Whether it is empty: there was no text, or no room for it.
     pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Where the text lies in its segment, and how long it is. The word may come from anybody.
+    /// Where the text lies in its segment, and how long it is. The word is not trusted.
     fn place(self) -> (usize, usize) {
         let at = ((self.0 >> 14) as usize * 8) & (SIZE - 1);
         (at, (self.0 as usize & MAX_TEXT).min(SIZE - at))
     }
 
-    /// The text, in the segment of whose recorder it is.
+    /// The text, given the segment of its recorder.
     pub(crate) fn text(self, segment: &Segment) -> String {
         let (at, len) = self.place();
-        // Texts are written once, before their name is given away, and never again.
+        // Texts are written once, before their name is published, and never again.
         let words = (0..len.div_ceil(8)).map(|i| segment.word(at + i * 8).load(Relaxed));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(len).collect();
         printable(&bytes)
     }
 }
 
-/// Bytes that somebody else wrote, as a text without control characters other than ends of lines.
+/// Untrusted bytes, as a text without control characters other than newlines.
 fn printable(bytes: &[u8]) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
     String::from_utf8_lossy(bytes).chars().map(shown).collect()
 }
 
-/// What an operation is, in words of a record.
+/// An operation, in words of a record.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) number: u64,
     pub(crate) key: Key,
-    /// What the caller says it is.
+    /// The caller's text for it.
     pub(crate) text: Name,
 }
 
@@ -167,7 +167,7 @@ impl Recorder {
         Recorder { group: ring.name(group), ring, group_name: group.into(), sites: Default::default() }
     }
 
-    /// The recorder of the same rank for a group that a call on this one made, of these ranks of the world.
+    /// The recorder of the same rank for a group of these world ranks, made by call `made_by` on this group.
     pub(crate) fn for_subgroup(&self, made_by: u64, ranks: &[usize]) -> Recorder {
         let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
         let name = format!("{}.{made_by}[{}]", self.group_name, list.join(","));
@@ -179,7 +179,7 @@ impl Recorder {
         self.ring.name(text)
     }
 
-    /// Records what is no operation of a group: a kernel, a compilation.
+    /// Records an event that is not an operation of a group: a kernel, a compilation.
     #[track_caller]
     #[inline]
     pub fn record(&self, kind: Kind, name: Name, bytes: u64) {
@@ -187,7 +187,7 @@ impl Recorder {
         self.write(kind, [0, name.word(), bytes, 0], site);
     }
 
-    /// Records an operation of the group, and gives the number of the event.
+    /// Records an operation of the group, and returns the number of the event.
     #[inline]
     pub(crate) fn call(&self, kind: Kind, call: Call, site: Name) -> u64 {
         let Key { what, extra, bytes } = call.key;
@@ -195,8 +195,8 @@ impl Recorder {
         self.write(kind, [call.number, op, bytes, extra], site)
     }
 
-    /// Notes that an operation is over, if its event is still there. The clock costs a tenth of a small operation and
-    /// nothing while it waits, so one that was over at the first look has the time of its start.
+    /// Notes that an operation is over, if its event is still recorded. The clock costs a tenth of a small operation
+    /// and nothing during a wait, so one that was over at the first poll gets the time of its start.
     #[inline]
     pub(crate) fn finish(&self, event: u64, timed: bool) {
         let record = self.ring.record(event);
@@ -206,7 +206,7 @@ impl Recorder {
         }
     }
 
-    /// Records an error of the group, met in a call.
+    /// Records an error of the group, found in a call.
     pub(crate) fn error(&self, number: u64, text: &str, site: Name) {
         let line = text.lines().next().unwrap_or_default();
         let name = self.ring.name(&line.chars().take(200).collect::<String>());
@@ -228,7 +228,7 @@ impl Recorder {
         let event = self.ring.count.fetch_add(1, Relaxed);
         let record = self.ring.record(event);
         record[0].store(0, Relaxed);
-        // The stamp is gone before anything else changes.
+        // The stamp is cleared before anything else changes.
         fence(Release);
         let texts = self.group.word() << 32 | site.word();
         let values = [ticks(), 0, number << 8 | kind as u64, texts, op, bytes, extra];
@@ -268,7 +268,7 @@ impl Ring {
         })
     }
 
-    /// Where a text lies, which is written if it is new. Once there is no more room, new texts are empty.
+    /// The name of a text, which is written if it is new. Once there is no more room, new texts are empty.
     fn name(&self, text: &str) -> Name {
         let mut texts = self.lock();
         if let Some(name) = texts.by_text.get(text) {
@@ -299,7 +299,7 @@ impl Ring {
 pub(crate) struct Tape {
     /// The events that are left, oldest first.
     pub(crate) events: Vec<Event>,
-    /// How many were overwritten since.
+    /// How many events were overwritten.
     pub(crate) lost: u64,
 }
 
@@ -309,12 +309,12 @@ pub(crate) fn read_segment(segment: &Segment, rank: usize) -> Option<Tape> {
     if segment.len() < SIZE { None } else { read(copy, rank) }
 }
 
-/// Reads the ring in a descriptor that a rank gave.
+/// Reads the ring through a descriptor of a rank's segment.
 pub(crate) fn read_descriptor(fd: impl AsFd, rank: usize) -> Option<Tape> {
     read(|at, count| copy_words(&fd, at, count), rank)
 }
 
-/// The text of a name, in the descriptor of the segment in whose recorder it is.
+/// The text of a name, through a descriptor of its recorder's segment.
 pub(crate) fn text_in(fd: impl AsFd, name: Name) -> Option<String> {
     let (at, len) = name.place();
     let words = copy_words(fd, at, len.div_ceil(8))?;
@@ -322,10 +322,10 @@ pub(crate) fn text_in(fd: impl AsFd, name: Name) -> Option<String> {
     Some(printable(&bytes))
 }
 
-/// So many words of a descriptor that a rank gave. Nothing is mapped, so that a rank can do no harm by making it
-/// shorter; nothing that is in it is trusted.
+/// `count` words of a descriptor that a rank sent. Nothing is mapped, so that a rank can do no harm by truncating it;
+/// the contents are not trusted.
 pub(crate) fn copy_words(fd: impl AsFd, at: usize, count: usize) -> Option<Vec<u64>> {
-    // Reading something else than memory may wait for ever.
+    // Reading a file that is not memory may block forever.
     let stat = fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
@@ -347,14 +347,14 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// Reads a ring, given how to copy so many words at an offset. None where there is no ring.
+/// Reads a ring, given a function that copies words at an offset. `None` if there is no ring.
 fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<Tape> {
     let header = copy(0, WORDS)?;
     if header[..2] != [MAGIC, CAPACITY as u64] {
         return None;
     }
     let (first, second) = (copy(LINE, CAPACITY * WORDS)?, copy(LINE, CAPACITY * WORDS)?);
-    // After the records, so that what they refer to is there.
+    // Read after the records, so that the texts that they refer to are included.
     let used = (copy(TEXT_BYTES, 1)?[0] as usize).min(SIZE - TEXTS) / 8;
     let texts: Vec<u8> = copy(TEXTS, used)?.iter().flat_map(|word| word.to_le_bytes()).collect();
     let clock = Clock { then: (header[TICKS / 8], header[NANOSECONDS / 8]), now: (ticks(), now_ns()) };
@@ -362,7 +362,7 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
     for (place, (record, again)) in copies.enumerate() {
         let Some(number) = record[0].checked_sub(1) else { continue };
-        // That it is over may be noted at any time.
+        // The end of an operation may be noted at any time.
         let same = record[0] == again[0] && record[OVER + 1..] == again[OVER + 1..];
         if same && number as usize % CAPACITY == place {
             for event in decode(again, &texts, &clock, rank).into_iter().flatten() {
@@ -375,7 +375,7 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     Some(Tape { events: events.into_iter().map(|(_, event)| event).collect(), lost })
 }
 
-/// The event of a record, and that it finished, if it did.
+/// The event of a record, and its finish event, if it finished.
 fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
     let &[_, started, over, number, names, op, bytes, extra] = record else { return None };
     let text = |name: u64| {
@@ -385,7 +385,7 @@ fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Ve
     let op = match op & !CODE {
         EXCHANGE_CODE if op & CODE != 0 => EXCHANGE.to_string(),
         what if op & CODE != 0 => describe(what),
-        // A number that a note has for its text is not recorded.
+        // The number of a note's text is not recorded.
         name => text(name).unwrap_or_default().replace("{} ", ""),
     };
     let event = Event {
@@ -411,12 +411,12 @@ struct Clock {
 }
 
 impl Clock {
-    /// The moment of so many ticks, on the straight line through the two.
+    /// The time of `ticks`, on the straight line through the two moments.
     fn nanoseconds(&self, ticks: u64) -> u64 {
         let ((ticks_then, ns_then), (ticks_now, ns_now)) = (self.then, self.now);
         let [since, ticks, nanoseconds] = [(ticks, ticks_then), (ticks_now, ticks_then), (ns_now, ns_then)]
             .map(|(a, b)| i128::from(a) - i128::from(b));
-        // The numbers are somebody else's: they may be anything.
+        // The numbers come from another rank, and may be anything.
         let passed = if ticks > 0 { since.checked_mul(nanoseconds).map(|all| all / ticks) } else { Some(0) };
         let moment = passed.and_then(|passed| passed.checked_add(i128::from(ns_then)));
         moment.and_then(|moment| u64::try_from(moment).ok()).unwrap_or(0)

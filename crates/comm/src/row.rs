@@ -2,23 +2,23 @@
 //!
 //! A row lies in its owner's segment:
 //!
-//! - `done`: all calls below this number are finished here: compared with what every member called, and with all reads
-//!   of peers' memory behind them. Memory that took part in call k is *released*, and the slot of call k is used again,
-//!   when every member's `done` is above k;
+//! - `done`: all calls below this number are finished here: compared with every member's call, and with all reads of
+//!   peers' memory completed. Memory of call k is *released*, and the slot of call k is reused, when every member's
+//!   `done` is above k;
 //! - `started`: all calls below this number were started here. It is written only when a call has to wait for a slot;
-//!   else the stamps say the same;
-//! - `bell`, which changes when somebody sleeps on it and something was published, and `waiters`, how many do. These
-//!   two and `gone` are the only ones that others write;
-//! - `stopped`: that its owner's side of the group failed, and how others find out why; `left`: that its owner dropped
-//!   its side; `gone`: how many members will never look at this row again, so that its memory can be freed;
-//! - slots, one for each call in flight: a stamp, stored last (release), over what the call is. Operands of a few
+//!   otherwise the stamps say the same;
+//! - `bell`, which changes when something is published while a member sleeps on it, and `waiters`, how many do. These
+//!   two and `gone` are the only words that others write;
+//! - `stopped`: the owner's side of the group failed, and how others find the cause; `left`: the owner dropped its
+//!   side; `gone`: how many members will never read this row again, so that its memory can be freed;
+//! - slots, one for each call in flight: a stamp, stored last (release), and the words of the call. Operands of a few
 //!   bytes lie in the line of the stamp itself, so that a peer gets them in one transfer of a cache line;
 //! - a staging area for each slot, for small operands and for tables;
-//! - for each destination a ring of mails, each with a staging area of its own, and for each source which of its
-//!   mails were taken.
+//! - for each destination a ring of mails, each with a staging area of its own, and for each source which of its mails
+//!   were taken.
 //!
-//! The one ordering rule: whoever loads a stamp, `ready` or `done` (acquire) sees everything its owner wrote before
-//! storing it (release).
+//! The one ordering rule: a member that loads a stamp, `ready` or `done` (acquire) sees everything that its owner wrote
+//! before storing it (release).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -30,17 +30,17 @@ use crate::models::futex::{sleep_on, wake};
 use crate::segment::Segment;
 use crate::sync::{AtomicU32, AtomicU64, fence, in_one_order};
 
-/// Calls that may be in flight on a group at once; more wait their turn.
+/// Maximum number of calls in flight on a group; more wait for a slot.
 pub(crate) const SLOTS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 /// Bytes of staging for each slot, and for each mail.
 pub(crate) const STAGE: usize = if cfg!(any(loom, shuttle)) { 64 } else { 4096 };
-/// Mails that may be in flight from one member to another at once.
+/// Maximum number of mails in flight from one member to another.
 pub(crate) const MAILS: u64 = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
 /// Bytes that fit into the line of a stamp.
 pub(crate) const INLINE: usize = 16;
 
 const LINE: usize = 64;
-/// How many calls ahead the line of a slot is fetched.
+/// How many calls ahead the line of a slot is prefetched.
 const AHEAD: u64 = 4;
 /// A line each for `done` and `started`, for the bell and its waiters, and for the end of the owner.
 const HEADER: usize = 3 * LINE;
@@ -71,7 +71,7 @@ pub(crate) type Mail = [AtomicU64; LINE / 8];
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum Word {
-    /// The call's number and one, once it is published.
+    /// The call's number plus one, once it is published.
     Stamp = 0,
     /// Op, element type, reduction, root and flags.
     What = 1,
@@ -79,12 +79,12 @@ pub(crate) enum Word {
     Bytes = 2,
     /// A hash of what else must be equal: sizes, routes, factors.
     Extra = 3,
-    /// Where the operand lies in the owner's segment; of a list, where the table of its places lies. Of operands that
-    /// travel in the slot, a number that the caller says.
+    /// Where the operand lies in the owner's segment; for a list, where its table lies. For operands that travel in the
+    /// slot, the number that goes with the caller's text.
     Address = 4,
     /// The names of the call site and, in the upper half, of what was called.
     Site = 5,
-    /// How many bytes of the owner's part are made.
+    /// How many bytes of the owner's part are ready.
     Ready = 8,
     /// Where the common result lies, in the segment of the member that gives it.
     Common = 9,
@@ -94,7 +94,7 @@ pub(crate) enum Word {
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum MailWord {
-    /// The mail's number and one, once it is published.
+    /// The mail's number plus one, once it is published.
     Stamp = 0,
     Tag = 1,
     Bytes = 2,
@@ -108,9 +108,9 @@ pub(crate) enum MailWord {
 /// How a member's side of a group failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopped {
-    /// The members' slots of this call differ, which everybody can see.
+    /// The members' slots of this call differ, which every member can see.
     Differs(u64),
-    /// The owner has said why: see `status.rs`.
+    /// The owner has published the cause: see `status.rs`.
     Caused,
 }
 
@@ -140,12 +140,12 @@ impl Row {
         self.progress[0].load(Acquire)
     }
 
-    /// Sets it, and wakes whoever waits for it.
+    /// Sets it, and wakes the waiters on this row.
     pub(crate) fn set_done(&self, done: u64) {
         self.tell(&self.progress[0], done);
     }
 
-    /// Whether the owner has started a call, also one that waits for a slot.
+    /// Whether the owner has started a call, even if it waits for a slot.
     pub(crate) fn has_started(&self, call: u64) -> bool {
         self.has_published(call) || self.progress[1].load(Acquire) > call
     }
@@ -163,16 +163,16 @@ impl Row {
         &self.bell[1]
     }
 
-    /// Stores one of the owner's words and wakes whoever sleeps on the row.
+    /// Stores one of the owner's words and wakes all that sleep on the row.
     pub(crate) fn tell(&self, word: &AtomicU64, value: u64) {
-        // A swap, because a store and the load in `ring` must not change places: either this sees the waiter, or the
+        // A swap, because the store must not be reordered with the load in `ring`: either this sees the waiter, or the
         // waiter, which counts itself first, sees the word. A fence would do too, and costs several times as much.
         word.swap(value, SeqCst);
         in_one_order();
         self.ring();
     }
 
-    /// Wakes whoever sleeps on this row.
+    /// Wakes all that sleep on this row.
     pub(crate) fn ring(&self) {
         if self.waiters().load(SeqCst) > 0 {
             self.bell().fetch_add(1, SeqCst);
@@ -180,12 +180,12 @@ impl Row {
         }
     }
 
-    /// Sleeps until somebody rings, unless `ready` already holds; never past the time given.
+    /// Sleeps until the bell rings, unless `ready` already holds; never past `until`.
     pub(crate) fn sleep(&self, until: Instant, ready: impl Fn() -> bool) {
         self.waiters().fetch_add(1, SeqCst);
         let seen = self.bell().load(SeqCst);
         fence(SeqCst);
-        // After the bell was read: what is published later changes it, and the sleep ends at once.
+        // After the bell was read: a later publication changes it, and the sleep ends at once.
         let left = until.saturating_duration_since(Instant::now()).min(TURN);
         if !ready() && !left.is_zero() {
             sleep_on(self.bell(), seen, left);
@@ -214,7 +214,7 @@ impl Row {
             }
             Stopped::Caused => 2,
         };
-        // As in `tell`; whoever sets it rings on all rows.
+        // As in `tell`; the caller rings the bells of all rows.
         self.end(0).swap(word, SeqCst);
         in_one_order();
     }
@@ -229,12 +229,12 @@ impl Row {
         in_one_order();
     }
 
-    /// One member less will look at this row.
+    /// One member fewer will read this row.
     pub(crate) fn let_go(&self) {
         self.end(3).fetch_add(1, AcqRel);
     }
 
-    /// How many members will never look at it again.
+    /// How many members will never read it again.
     pub(crate) fn gone(&self) -> u64 {
         self.end(3).load(Acquire)
     }
@@ -259,12 +259,12 @@ impl Row {
 
     pub(crate) fn publish(&self, call: u64) {
         self.tell(&self.words(call)[Word::Stamp as usize], call + 1);
-        // A slot that others have read is theirs as well, and takes a transfer to get back. This one nobody looks at
-        // yet.
+        // A slot that others have read is also in their caches, and a write to it needs a transfer. Nobody reads this
+        // one yet.
         Segment::fetch_to_write(&self.words(call + AHEAD)[0]);
     }
 
-    /// Where so many staged bytes of a call lie in the segment.
+    /// Where `bytes` staged bytes of a call lie in the segment.
     pub(crate) fn stage(&self, call: u64, bytes: usize) -> usize {
         if bytes <= INLINE { self.slot(call) + LINE - INLINE } else { self.table(call) }
     }
@@ -279,7 +279,7 @@ impl Row {
         Fixed::new(&self.segment, |segment| segment.words(self.at + Row::mails_at(to)))
     }
 
-    /// Where so many staged bytes of a mail lie.
+    /// Where `bytes` staged bytes of a mail lie.
     pub(crate) fn mail_stage(&self, to: usize, number: u64, bytes: usize) -> usize {
         let (ring, index) = (self.at + Row::mails_at(to), (number % MAILS) as usize);
         if bytes <= INLINE {
@@ -289,25 +289,25 @@ impl Row {
         }
     }
 
-    /// Where the owner, in a group of `n`, notes that it took a mail from a member: the mail's number and one.
+    /// Where the owner, in a group of `n`, notes that it took a mail from a member: the mail's number plus one.
     pub(crate) fn taken_at(&self, n: usize, from: usize, number: u64) -> usize {
         self.at + Row::mails_at(n) + (from * MAILS as usize + (number % MAILS) as usize) * 8
     }
 
-    /// All of its notes of mails from a member.
+    /// All of its notes on mails from a member.
     pub(crate) fn taken(&self, n: usize, from: usize) -> Fixed<[AtomicU64; MAILS as usize]> {
         Fixed::new(&self.segment, |segment| segment.words(self.taken_at(n, from, 0)))
     }
 }
 
-/// The longest sleep before a waiter looks again for failures elsewhere.
+/// The longest sleep before a waiter checks again for failures elsewhere.
 const TURN: Duration =
     if cfg!(any(loom, shuttle)) { Duration::from_secs(7200) } else { Duration::from_millis(20) };
 
-/// Wakes all who sleep on a bell: how many.
+/// Wakes all that sleep on a bell; returns how many.
 #[cfg(not(any(loom, shuttle)))]
 fn wake(bell: &AtomicU32) -> usize {
-    // The kernel reads the number as signed, and wakes one where it is negative. A failed wake-up is a wait that looks
+    // The kernel reads the count as signed, and wakes one if it is negative. After a failed wake-up a waiter checks
     // again at its next turn.
     rustix::thread::futex::wake(bell, rustix::thread::futex::Flags::empty(), i32::MAX as u32).unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! The rows of a group's members, as one member holds them: in its side of the group, in leases, in common results.
 //!
-//! The row of a subgroup is a block of its owner's heap. Peers may look at it long after its owner has dropped the group,
-//! so it is freed only when every member has let go of all rows.
+//! The row of a subgroup is a block of its owner's heap. Peers may read it long after its owner has dropped the group,
+//! so it is freed only when every member has dropped all rows.
 
 use std::ops::Deref;
 use std::sync::Weak;
@@ -13,11 +13,11 @@ use crate::row::Row;
 /// The rows of all members, in group order.
 pub(crate) struct Rows {
     rows: Vec<Row>,
-    /// The block of this member's own row, if it is one.
+    /// The block of this member's own row, if it lies in one.
     block: Option<Block>,
 }
 
-/// A block of a heap: which place, where it begins, how long it is.
+/// A block of a heap: the member's place, where it begins, its length.
 pub(crate) struct Block {
     pub(crate) heap: Weak<Heap>,
     pub(crate) member: usize,

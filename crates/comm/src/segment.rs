@@ -1,7 +1,7 @@
 //! Memory that several ranks reach: words for their protocol, and ranges for their data.
 //!
-//! This file is the only one that turns an offset into memory. Words are atomic and may be used by anybody at any
-//! time. Ranges are plain bytes: whoever asks for one promises that the protocol keeps writers away from it.
+//! This file is the only one that turns an offset into memory. Words are atomic and may be used by any thread at any
+//! time. Ranges are plain bytes: a caller promises that the protocol keeps writers away from its range.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,23 +26,23 @@ unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
-/// What nobody can do to a heap once it is shared: a peer that shrinks it would kill all who have it mapped.
+/// Sealed operations on a shared heap: a peer that shrinks it would kill every process that has it mapped.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 impl Segment {
-    /// So many bytes for ranks that are threads.
+    /// `len` bytes for ranks that are threads.
     pub(crate) fn private(len: usize) -> io::Result<Segment> {
-        // Miri has no pages that are not there yet.
+        // Miri does not allocate pages lazily.
         let flags = MapFlags::PRIVATE | if cfg!(miri) { MapFlags::empty() } else { MapFlags::NORESERVE };
         // SAFETY: a new mapping at a place that the kernel chooses replaces nothing.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, PROTECTION, flags) }?;
         Segment::at(base.cast(), len)
     }
 
-    /// So many bytes for ranks that are processes: memory that has no name in the file system and lives as long as
-    /// somebody has it mapped. Peers map it by the descriptor. Its size is fixed.
+    /// `len` bytes for ranks that are processes: memory that has no name in the file system and lives as long as it is
+    /// mapped. Peers map it by the descriptor. Its size is fixed.
     pub(crate) fn shared(len: usize) -> io::Result<(Segment, OwnedFd)> {
         check_file_size(len as u64)?;
         let fd = memfd_create("consort", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -53,8 +53,8 @@ impl Segment {
 
     /// A peer's memory, by its descriptor.
     pub(crate) fn map(fd: impl AsFd, len: usize) -> io::Result<Segment> {
-        // Touching a page behind the end of the file would kill the process. The seals come first: without them the
-        // size that is seen may change at any time.
+        // Touching a page past the end of the file would kill the process. The seals are checked first: without them
+        // the size may change at any time.
         let wrong = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         if !fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS)) {
             return wrong("expected memory whose size is sealed, got memory that a peer can shrink");
@@ -98,8 +98,8 @@ impl Segment {
         unsafe { self.base.add(at).cast::<T>().as_ref() }
     }
 
-    /// Asks for the line of a word that is to be written before long, so that it need not be waited for then. Nothing
-    /// changes, and whoever reads it may go on.
+    /// Prefetches the cache line of a word that will be written soon. Nothing changes, and readers of the word are not
+    /// affected.
     #[inline(always)]
     pub(crate) fn fetch_to_write(word: &AtomicU64) {
         let word: *const AtomicU64 = word;
@@ -146,7 +146,7 @@ impl Segment {
     }
 }
 
-/// Apart and cold, so that nothing is prepared for its message where all is well.
+/// Separate and cold, so that its message is not prepared when there is no error.
 #[cold]
 #[inline(never)]
 pub(crate) fn outside(at: usize, len: usize, whole: usize) -> ! {
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(ftruncate(&fd, 0), Err(rustix::io::Errno::PERM));
         assert_eq!(ftruncate(&fd, 20_000), Err(rustix::io::Errno::PERM));
         assert_eq!(fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE), Err(rustix::io::Errno::PERM));
-        // What a peer offers is mapped only if it has given that up too.
+        // A peer's memory is mapped only if it is sealed too.
         let refused = |fd: OwnedFd| Segment::map(fd, 4096).err().unwrap().to_string();
         let offered = |seals: SealFlags| {
             let fd = memfd_create("peer", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

@@ -1,17 +1,17 @@
-//! What is set for all groups of a rank.
+//! Settings of all groups of a rank.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-/// What is set for all groups of a rank.
+/// Settings of all groups of a rank.
 pub(crate) struct Settings {
-    /// How long a group that is dropped waits for what is in flight.
+    /// How long a dropped group waits for operations in flight.
     pub(crate) deadline: Cell<Duration>,
-    /// Whether the wait of a send needs its receive, however small it is.
+    /// Whether waiting for a send needs its receive, even for a small message.
     pub(crate) strict: Cell<bool>,
-    /// Whether the program was given an error of any of the groups.
+    /// Whether the program received an error of any of the groups.
     pub(crate) told: Cell<bool>,
-    /// Whether this rank is a process, so that an error that nobody looks at is an error of the process.
+    /// Whether this rank is a process, so that an unseen error is an error of the process.
     pub(crate) is_process: bool,
 }
 
@@ -26,7 +26,7 @@ impl Settings {
     }
 }
 
-/// Whether groups are strict where the program does not say: as `CONSORT_STRICT` says, or else in debug builds.
+/// Whether groups are strict by default: as `CONSORT_STRICT` says, or else in debug builds.
 fn is_strict() -> bool {
     match std::env::var("CONSORT_STRICT") {
         Ok(value) => !matches!(value.trim(), "" | "0" | "false" | "off"),

@@ -20,8 +20,8 @@ use crate::settings::Settings;
 use crate::world::World;
 
 impl World {
-    /// The group of all ranks, each with a heap of so many bytes. All ranks call it, with one size; the heaps cost
-    /// memory only as they are used.
+    /// The group of all ranks, each with a heap of `heap` bytes. All ranks must call it with the same size; the heaps
+    /// cost memory only as they are used.
     #[track_caller]
     pub fn group(&self, heap: usize, deadline: Duration) -> Result<Group, CommError> {
         let (n, me) = (self.size(), self.rank());

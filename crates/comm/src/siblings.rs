@@ -1,6 +1,6 @@
-//! The groups of a thread. A wait on one of them makes the others go on too, since somebody may wait for those first, and
-//! what goes wrong on one of them ends a wait on any. A buffer that waits for its release knows no group at all, so this
-//! is a list of the thread and not of a handle.
+//! The groups of a thread. A wait on one of them advances the others too, since a peer may wait for those first, and an
+//! error on one of them ends a wait on any. A buffer that waits for its release knows no group, so the list belongs to
+//! the thread and not to a handle.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -18,7 +18,7 @@ thread_local! {
 struct Groups(RefCell<Vec<Weak<Inner>>>);
 
 impl Drop for Groups {
-    /// The thread ends, and with it the program of its rank: by the end of `main`, by `exit`, with handles that leaked.
+    /// The thread ends, and with it the program of its rank: by the end of `main`, by `exit`, or with leaked handles.
     fn drop(&mut self) {
         if !cfg!(any(loom, shuttle)) {
             let groups: Vec<Rc<Inner>> = self.0.get_mut().iter().filter_map(Weak::upgrade).collect();
@@ -35,7 +35,7 @@ pub(crate) fn add(inner: &Rc<Inner>) {
     });
 }
 
-/// All, or all but one. A group may outlive the list, at the end of its thread.
+/// All groups, or all but one. A group may outlive the list, at the end of its thread.
 fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
     let is_but = |group: &Rc<Inner>| but.is_some_and(|but| std::ptr::eq(&**group, but));
     let all = GROUPS.try_with(|groups| {
@@ -44,7 +44,7 @@ fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
     all.unwrap_or_default()
 }
 
-/// Advances all but one; true if something is still in flight on one of them.
+/// Advances all but one; true if something is still in flight on any of them.
 pub(crate) fn advance_others(but: &Inner) -> Result<bool, Stop> {
     let mut busy = false;
     for other in groups(Some(but)) {
@@ -57,7 +57,7 @@ pub(crate) fn advance_others(but: &Inner) -> Result<bool, Stop> {
     Ok(busy)
 }
 
-/// Advances all; true if something is left. A group keeps its error for whoever waits on it.
+/// Advances all; true if something is still in flight. A group keeps its error for the next wait on it.
 pub(crate) fn advance_all() -> bool {
     groups(None).iter().fold(false, |busy, group| {
         let mut state = group.state();
@@ -66,7 +66,7 @@ pub(crate) fn advance_all() -> bool {
     })
 }
 
-/// How many messages of all groups of this thread but one have moved on.
+/// How often messages were posted or completed, on all groups of this thread but one.
 pub(crate) fn moved(but: Option<&Inner>) -> u64 {
     groups(but).iter().map(|group| group.state().mails.moved()).sum()
 }

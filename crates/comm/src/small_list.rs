@@ -1,10 +1,10 @@
-//! A list that mostly holds nothing or one thing. To ask whether it is empty is one comparison, and what it holds first
-//! lies in it.
+//! A list that mostly holds no element or one. Testing for empty is one comparison, and the first element is stored
+//! inline.
 
-/// Things in no order.
+/// An unordered list.
 pub struct SmallList<T> {
     first: Option<T>,
-    /// Empty where there is no first.
+    /// Empty if there is no first.
     rest: Vec<T>,
 }
 
@@ -15,33 +15,33 @@ impl<T> Default for SmallList<T> {
 }
 
 impl<T> SmallList<T> {
-    /// Whether it holds nothing.
+    /// Whether it is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// How many it holds.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.len()
     }
 
-    /// The one that came first, as long as none was taken out.
+    /// The element that was added first, as long as none was removed.
     pub fn first(&self) -> Option<&T> {
         self.first.as_ref()
     }
 
-    /// All of them.
+    /// All elements.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
     }
 
-    /// All of them, to be changed.
+    /// All elements, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.first.iter_mut().chain(&mut self.rest)
     }
 
-    /// Whether something holds for one of them.
+    /// Whether the predicate holds for any element.
     #[inline]
     pub fn any(&self, is: impl Fn(&T) -> bool) -> bool {
         match &self.first {
@@ -50,7 +50,7 @@ impl<T> SmallList<T> {
         }
     }
 
-    /// Puts one in.
+    /// Adds an element.
     #[inline]
     pub fn push(&mut self, one: T) {
         match &self.first {
@@ -59,7 +59,7 @@ impl<T> SmallList<T> {
         }
     }
 
-    /// Takes one out for which something holds.
+    /// Removes an element for which the predicate holds.
     #[inline]
     pub fn take(&mut self, is: impl Fn(&T) -> bool) -> Option<T> {
         if is(self.first.as_ref()?) {
@@ -82,7 +82,7 @@ mod tests {
         assert!(few.len() == 5 && few.any(|i| *i == 4) && !few.any(|i| *i == 5));
         assert_eq!(few.take(|i| *i == 3), Some(3));
         assert_eq!(few.take(|i| *i == 3), None);
-        // The first goes, and another takes its place.
+        // The first is removed, and another takes its place.
         assert_eq!(few.take(|i| *i == 0), Some(0));
         assert!(!few.is_empty() && few.first().is_some());
         few.iter_mut().for_each(|i| *i += 10);

@@ -1,4 +1,4 @@
-//! What is in flight on a group here, and how far it is.
+//! The operations in flight on a group, and their progress.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use crate::mail::Mails;
 use crate::members::Members;
 use crate::queue::{Queue, Reusable};
 
-/// What is in flight.
+/// The operations in flight.
 pub(crate) struct State {
-    /// Calls that are not finished, or whose outcome nobody took yet; the first has this number.
+    /// Calls that are not finished, or whose outcome nobody took; the first has this number.
     pub(crate) first: u64,
     pub(crate) calls: Queue<Call>,
-    /// The outcomes of calls before the first that nobody took yet: they do not keep those behind them.
+    /// The outcomes of calls before `first` that nobody took: parked, so that they block no later call.
     parked: BTreeMap<u64, Given>,
     /// The first call that is not finished.
     pub(crate) done: u64,
-    /// Every member is known to have done the calls below.
+    /// All members are known to have done the calls below this number.
     pub(crate) released: u64,
     pub(crate) mails: Mails,
     pub(crate) failed: Option<CommError>,
@@ -69,7 +69,7 @@ impl State {
         self.has_open_calls() || self.mails.is_open()
     }
 
-    /// How many operations nobody has waited for yet.
+    /// How many operations were not waited for yet.
     pub(crate) fn in_flight(&self) -> usize {
         let calls = self.calls.all().iter().filter(|call| !call.abandoned).count();
         calls + self.parked.len() + self.mails.in_flight()
@@ -94,12 +94,12 @@ impl State {
         }
     }
 
-    /// Notes that a call was not over at the first look.
+    /// Records that a call was not over at the first poll.
     pub(crate) fn slow(&mut self, number: u64) {
         self.call_mut(number).into_iter().for_each(|call| call.is_slow = true);
     }
 
-    /// Nobody waits for a call any more. What it holds is freed when it is finished, whatever stands before it.
+    /// Nobody waits for a call any more. Its contents are freed when it is finished, whatever precedes it.
     pub(crate) fn abandon(&mut self, number: u64) {
         match self.call_mut(number) {
             Some(call) => {
@@ -113,7 +113,7 @@ impl State {
         }
     }
 
-    /// Finds out how far all calls are; true if more are done than before.
+    /// Counts newly finished calls as done; true if there are any.
     pub(crate) fn settle(&mut self) -> bool {
         let finished = self.open_calls().0.iter().take_while(|call| call.stage == Stage::Finished).count();
         self.done += finished as u64;
@@ -121,8 +121,8 @@ impl State {
         finished > 0
     }
 
-    /// Forgets calls that are over and that nobody waits for. One whose outcome nobody took, and that has many behind it,
-    /// is parked, so that it does not keep them.
+    /// Removes calls that are over and that nobody waits for. One whose outcome nobody took and that has many behind it
+    /// is parked, so that it does not hold them up.
     #[inline(always)]
     pub(crate) fn forget(&mut self) {
         while let Some(call) = self.calls.first()
@@ -140,5 +140,5 @@ impl State {
     }
 }
 
-/// So many calls may stand behind one that nobody took before it is parked.
+/// A finished call that nobody took is parked when the queue is longer than this.
 const BEHIND: usize = 64;

@@ -1,10 +1,10 @@
-//! What a rank says of itself behind its flight recorder, for its peers and for the launcher: why it stopped, and what it
-//! waits for. Peers read it in their mappings, the launcher in the descriptor, also of a rank that is dead.
+//! A rank's status, behind its flight recorder, for its peers and for the launcher: why it stopped, and what it waits
+//! for. Peers read it in their mappings, the launcher through the descriptor, even if the rank is dead.
 //!
-//! A *cause* is written once, before its rank leaves any group: a text, and the ranks that are to blame.
+//! A *cause* is written once, before its rank leaves any group: a text, and the ranks to blame.
 //!
-//! A *wait* is written when it has lasted for a while, and again at every look: `seq` is odd while the rank waits and
-//! changes with everything that the record says; `beats` counts looks that found nothing new.
+//! A *wait* is written when it has lasted for a while, and again at every check: `seq` is odd while the rank waits and
+//! changes whenever the record does; `beats` counts checks that found nothing new.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -16,12 +16,12 @@ use crate::segment::Segment;
 use crate::sync::fence;
 use crate::ticks::now_ns;
 
-/// Where it lies in a segment.
+/// Its offset in a segment.
 const AT: usize = recorder::SIZE;
-/// Bytes of it.
+/// Its size in bytes.
 pub(crate) const SIZE: usize = 512;
 
-/// Ranks that a set can hold; those above are left out.
+/// Maximum number of ranks in a set; those above are left out.
 const RANKS: usize = 1024;
 const SET: usize = RANKS / 64;
 
@@ -39,7 +39,7 @@ const FOUND_BY: usize = 9;
 const MOVED: usize = 10;
 const CULPRITS: usize = 16;
 
-// What `CAUSED` is where there is a cause.
+// Values of `CAUSED` if there is a cause.
 const FAILED: u64 = 1;
 const TROUBLED: u64 = 2;
 
@@ -53,15 +53,15 @@ pub(crate) const NOBODY: usize = usize::MAX;
 /// Why a rank stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
-    /// The rank that found it, which others may repeat; [`NOBODY`] where it was told by who watches over the ranks.
+    /// The rank that found it, which others may repeat; [`NOBODY`] if the control plane reported it.
     pub by: usize,
     /// Its error.
     pub text: String,
-    /// The ranks that are to blame, as far as it could find out.
+    /// The ranks to blame, as far as it could find out.
     pub culprits: Vec<usize>,
 }
 
-/// What kind of thing a rank waits for.
+/// The kind of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitKind {
     /// Members that have not started a collective.
@@ -80,13 +80,13 @@ impl WaitKind {
     const ALL: [WaitKind; 5] =
         [WaitKind::Start, WaitKind::Progress, WaitKind::Receive, WaitKind::Send, WaitKind::Release];
 
-    /// Whether only a rank's own program can end it, by starting something: ranks that wait themselves do not.
+    /// Whether only the awaited rank's program can end it, by starting something, which a waiting rank does not do.
     pub(crate) fn needs_the_program(self) -> bool {
         matches!(self, WaitKind::Start | WaitKind::Receive | WaitKind::Send)
     }
 }
 
-/// What a rank waits for, as it writes it.
+/// A rank's wait, as it writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waits<'a> {
     pub(crate) kind: WaitKind,
@@ -96,13 +96,13 @@ pub(crate) struct Waits<'a> {
     /// What was called.
     pub(crate) text: Name,
     pub(crate) group: Name,
-    /// How many messages of this rank have moved on: where one has, the rank found something new.
+    /// How often messages of this rank were posted or completed: a change means that the rank made progress.
     pub(crate) moved: u64,
-    /// The ranks of the world that it needs, all of them.
+    /// All ranks of the world that it needs.
     pub(crate) missing: &'a [usize],
 }
 
-/// What a rank waits for, as others find it.
+/// A rank's wait, as others read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) seq: u64,
@@ -145,7 +145,7 @@ fn load_set(load: impl Fn(usize) -> u64, at: usize) -> Vec<usize> {
     (0..RANKS).filter(|rank| load(at + rank / 64) >> (rank % 64) & 1 == 1).collect()
 }
 
-/// Writes why this rank stops; the first cause counts, unless it was only that the rank leaves after an error of its own.
+/// Publishes why this rank stops; the first cause counts, unless it came from `set_trouble`.
 pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
     if word(segment, CAUSED).load(Relaxed) != FAILED {
         word(segment, FOUND_BY).store(by as u64, Relaxed);
@@ -155,7 +155,7 @@ pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[us
     }
 }
 
-/// Writes that this rank leaves after an error that others have no part in.
+/// Publishes that this rank leaves after an error that does not involve the others.
 pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
     if word(segment, CAUSED).load(Relaxed) == 0 {
         set_cause(segment, by, text, culprits);
@@ -163,7 +163,7 @@ pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name, culprits: &[
     }
 }
 
-/// Why a rank stopped, if it has said so.
+/// Why a rank stopped, if it has published that.
 pub(crate) fn cause(segment: &Segment) -> Option<Cause> {
     if word(segment, CAUSED).load(Acquire) == 0 {
         return None;
@@ -173,7 +173,7 @@ pub(crate) fn cause(segment: &Segment) -> Option<Cause> {
     Some(Cause { by: load(FOUND_BY) as usize, text, culprits: load_set(load, CULPRITS) })
 }
 
-/// The same in a descriptor that the rank gave.
+/// The same, through a descriptor of the rank's segment.
 pub(crate) fn cause_in(fd: impl AsFd) -> Option<Cause> {
     let words = copy_words(&fd, AT, WORDS)?;
     if words[CAUSED] == 0 {
@@ -183,7 +183,7 @@ pub(crate) fn cause_in(fd: impl AsFd) -> Option<Cause> {
     Some(Cause { by: words[FOUND_BY] as usize, text, culprits: load_set(|at| words[at], CULPRITS) })
 }
 
-/// Writes what this rank waits for; a record that has changed has another `seq`.
+/// Publishes what this rank waits for; a changed record gets another `seq`.
 pub(crate) fn set_waiting(segment: &Segment, waits: Waits<'_>) {
     let names = Name::pair(waits.site, waits.text);
     let values = [
@@ -200,7 +200,7 @@ pub(crate) fn set_waiting(segment: &Segment, waits: Waits<'_>) {
         && load_set(load, MISSING)
             == waits.missing.iter().copied().filter(|rank| *rank < RANKS).collect::<Vec<_>>();
     if !same {
-        // Even while it is written, so that nobody takes a mixture for a record.
+        // Even while it is written, so that nobody reads a torn record.
         word(segment, SEQ).store((seq | 1) + 1, Relaxed);
         fence(Release);
         values.iter().for_each(|(at, value)| word(segment, *at).store(*value, Relaxed));

@@ -17,8 +17,8 @@ use crate::row::Row;
 use crate::rows::{Block, Rows};
 
 impl Group {
-    /// The group along one axis of a mesh of this shape, whose last axis is the one along which members follow one
-    /// another. All members call it.
+    /// The group along one axis of a mesh of this shape, in which neighbours along the last axis have consecutive
+    /// places. All members must call it.
     #[track_caller]
     pub fn axis(&self, shape: &[usize], axis: usize, until: Instant) -> Result<Group, CommError> {
         let members = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
@@ -36,8 +36,8 @@ impl Group {
             .ok_or_else(|| CommError::Argument("axis: this member is nowhere".into()))
     }
 
-    /// The group of all members that give the same colour, in the order of their keys and then of their places; none
-    /// where this one gives no colour. All members call it.
+    /// The group of all members with the same colour, ordered by key and then by place; `None` if this member gives no
+    /// colour. All members must call it.
     #[track_caller]
     pub fn split(&self, colour: Option<u64>, key: i64, until: Instant) -> Result<Option<Group>, CommError> {
         let mine = [u64::from(colour.is_some()), colour.unwrap_or(0), key as u64];
@@ -56,8 +56,8 @@ impl Group {
         self.subgroup(&lists, until)
     }
 
-    /// The group of the list that holds this rank, where one does. All members call it with the same lists of their
-    /// places in this group; lists share no member.
+    /// The group of the list that contains this member, if one does. All members must call it with the same lists of
+    /// places in this group; lists must be disjoint.
     #[track_caller]
     pub fn subgroup(&self, lists: &[Vec<usize>], until: Instant) -> Result<Option<Group>, CommError> {
         let mut seen = vec![false; self.size()];
@@ -70,14 +70,14 @@ impl Group {
         let block = list.map(|list| self.heap().take_row(Row::size(list.len()))).transpose()?;
         let at = block.map(|(start, _)| start + LINE);
         if let (Some(at), Some(list)) = (at, list) {
-            // Its memory may have been used before; nobody knows yet where it is.
+            // Its memory may have been used before; no peer knows yet where it lies.
             for word in (0..Row::size(list.len())).step_by(8) {
                 self.heap().segment().word(at + word).store(0, Release);
             }
         }
         let made_by = self.inner.state().next();
         let offset = at.map_or(u64::MAX, |at| at as u64);
-        // Where this fails the row is not freed: others may have seen it.
+        // If this fails the row is not freed: peers may have seen it.
         let offsets = self.agree(&offset.to_le_bytes(), self.note_of(lists))?.wait(until)?;
         let (Some(list), Some((start, room))) = (list, block) else { return Ok(None) };
         let offsets = offsets[1].bytes()?;
@@ -98,7 +98,7 @@ impl Group {
         Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, settings)))
     }
 
-    /// That groups of these lists are made, which must be the same on all members.
+    /// The note for making groups of these lists, which must be equal on all members.
     fn note_of(&self, lists: &[Vec<usize>]) -> Note {
         let note = self.inner.note.take();
         let mut digest = Digest::default();

@@ -20,8 +20,8 @@ pub(crate) use std::{
     thread_local,
 };
 
-/// Stands behind a change with `SeqCst` that a load with `SeqCst` of another word follows. It is nothing but in the
-/// models of the bell: loom takes `SeqCst` for acquire and release, and knows only fences to be more.
+/// Goes between a `SeqCst` write and a `SeqCst` load of another word. A no-op except in the models of the bell: loom
+/// treats `SeqCst` as acquire and release, and only fences as stronger.
 #[inline(always)]
 pub(crate) fn in_one_order() {
     #[cfg(loom)]

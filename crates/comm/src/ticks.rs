@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The cheap clock, in units of its own: whoever reads a record converts them (see `recorder.rs`).
+/// The cheap clock, in units of its own: the reader of a record converts them (see `recorder.rs`).
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(crate) fn ticks() -> u64 {

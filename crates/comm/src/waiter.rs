@@ -1,4 +1,4 @@
-//! Waiting for an operation: looking, spinning, sleeping, and finding out that it will never be over.
+//! Waiting for an operation: polling, spinning, sleeping, and detecting that it will never finish.
 
 use std::panic::Location;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,17 +19,17 @@ use crate::status::{self, WaitKind, Waits};
 use crate::sync::yield_now;
 use crate::waiting::{Watch, culprits, doing};
 
-/// How long a waiter spins before it sleeps: a little, and as long as so many bytes take to move. Who waits for a large
-/// operation mostly waits for somebody who is at it.
+/// How long a waiter spins before it sleeps: a little, plus the time that `bytes` bytes take to move. A large operation
+/// is usually already in progress on the member it waits for.
 pub(crate) fn spin(bytes: usize) -> Duration {
     Duration::from_micros(50) + Duration::from_nanos(bytes as u64 / 4).min(MOST)
 }
 
-/// However large an operation is, not longer.
+/// Upper bound of the time for the bytes.
 const MOST: Duration = Duration::from_millis(20);
-/// How often a waiter that may not spin lets others go first before it sleeps.
+/// How often a waiter that may not spin yields before it sleeps.
 const YIELDS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 16 };
-/// How often it looks at what it waits for before it looks at the clock and at failures.
+/// How often it polls the awaited word before it checks the clock and failures.
 pub(crate) const LOOKS: usize = 128;
 
 /// What is waited for.
@@ -39,9 +39,9 @@ pub(crate) enum What {
     Call(u64),
     /// A batch of messages, by its number.
     Batch(u64),
-    /// Everything that is in flight, before the group goes: all calls, and that all messages are taken.
+    /// Everything in flight, before the group is dropped: all calls are finished, and all messages taken.
     Leaving,
-    /// Nothing: its outcome was given.
+    /// Nothing: the outcome was taken.
     Over,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Waiter<'a> {
     pub(crate) what: What,
 }
 
-/// What keeps it waiting, by places in the group.
+/// What it waits for, with members by their place in the group.
 struct Missing {
     kind: WaitKind,
     number: u64,
@@ -61,7 +61,7 @@ struct Missing {
 }
 
 impl Waiter<'_> {
-    /// Advances what is in flight; true if it is over.
+    /// Advances operations in flight; true if the awaited one is over.
     pub(crate) fn poll(&self) -> Result<bool, Stop> {
         let state = &mut *self.inner.state();
         if self.is_finished(state) {
@@ -89,8 +89,8 @@ impl Waiter<'_> {
         if self.look_and_poll()? { Ok(()) } else { self.sleep(until(), site) }
     }
 
-    /// Looks for a while at what must change first, since a look is over sooner than a turn of everything in flight;
-    /// then goes on. True if it is over.
+    /// Polls for a while the word that must change first, which is cheaper than advancing everything in flight; then
+    /// advances. True if it is over.
     fn look_and_poll(&self) -> Result<bool, Stop> {
         if self.inner.cores.one_each() {
             self.look(&self.inner.state());
@@ -133,7 +133,7 @@ impl Waiter<'_> {
             if inner.cores.one_each() && now - start < spin {
                 continue;
             }
-            // Ranks that share cores let one another go first for a while, which costs less than to sleep and be woken.
+            // Ranks that share cores yield for a while, which costs less than sleeping and being woken.
             if !inner.cores.one_each() && yields < YIELDS {
                 yields += 1;
                 yield_now();
@@ -144,7 +144,7 @@ impl Waiter<'_> {
             }
             let waits = |say: &mut dyn FnMut(Waits<'_>)| self.say_waits(say);
             watch.look(now, waits, || self.what()).map_err(|error| self.fail(error))?;
-            // What is in flight on another group rings elsewhere.
+            // Operations in flight on another group ring other bells.
             let turn = if busy { until.min(now + BUSY) } else { until };
             match self.waits_for() {
                 Some(member) => inner.members.rows[member].sleep(turn, || self.could_go_on(member)),
@@ -153,12 +153,12 @@ impl Waiter<'_> {
         }
     }
 
-    /// The group fails with this error.
+    /// Fails the group with this error.
     fn fail(&self, error: CommError) -> Stop {
         self.inner.fail(&mut self.inner.state(), error).into()
     }
 
-    /// Notes that it was not over at the first look.
+    /// Records that it was not over at the first poll.
     fn slow(&self) {
         let mut state = self.inner.state();
         match self.what {
@@ -168,7 +168,7 @@ impl Waiter<'_> {
         }
     }
 
-    /// Records that it is waited for in sleep.
+    /// Records that the waiter goes to sleep.
     fn record_wait(&self, site: &'static Location<'static>) {
         let record = match self.what {
             What::Call(number) => self.inner.state().call(number).map(Call::record),
@@ -181,7 +181,7 @@ impl Waiter<'_> {
         }
     }
 
-    /// How large it is.
+    /// Its size in bytes.
     fn bytes(&self) -> usize {
         let state = self.inner.state();
         match self.what {
@@ -191,7 +191,7 @@ impl Waiter<'_> {
         }
     }
 
-    /// Looks for a while at the one word that must change first; true if it did.
+    /// Polls for a while the one word that must change first; true if it did.
     fn look(&self, state: &State) -> bool {
         let members = &self.inner.members;
         let awaits = match self.what {
@@ -206,7 +206,7 @@ impl Waiter<'_> {
         })
     }
 
-    /// What keeps it waiting; nothing, where it can go on.
+    /// What it waits for; `None` if it can advance.
     fn missing(&self) -> Option<Missing> {
         let state = self.inner.state();
         match self.what {
@@ -235,9 +235,9 @@ impl Waiter<'_> {
             Some(Missing { kind, number, site: call.site, text, members })
         };
         match call.stage {
-            // The others may have used the slots of a finished call again, which look unpublished then.
+            // The others may have reused the slots of a finished call, which then look unpublished.
             Stage::Finished => None,
-            // It waits for a slot, until all have done the call before in it.
+            // It waits for a slot, until all have done the previous call in that slot.
             Stage::New => {
                 let before = number.saturating_sub(SLOTS);
                 let absent = all(&|row| row.done() <= before && !row.has_started(before));
@@ -256,7 +256,7 @@ impl Waiter<'_> {
                     };
                 }
                 let unready = call.unready(&self.inner.members);
-                // All have published, so the own part can be made at once: two members that slept on one another's
+                // All have published, so this member can make its part at once: two members that slept on one another's
                 // bells instead would both wait in vain.
                 let helped = || call.job().is_some_and(|job| job.try_lock().is_err());
                 if unready.is_empty() || unready.contains(&self.inner.members.me) && !helped() {
@@ -272,7 +272,7 @@ impl Waiter<'_> {
         self.missing().map_or_else(Vec::new, |missing| missing.members)
     }
 
-    /// The same by their ranks.
+    /// The ranks of these members, sorted.
     fn missing_ranks(&self, members: &[usize]) -> Vec<usize> {
         let mut ranks: Vec<usize> =
             members.iter().map(|member| self.inner.members.rows[*member].rank).collect();
@@ -280,7 +280,7 @@ impl Waiter<'_> {
         ranks
     }
 
-    /// Says what it waits for, where it is known.
+    /// Passes what it waits for to `say`, if it is known.
     fn say_waits(&self, say: &mut dyn FnMut(Waits<'_>)) {
         let Some(Missing { kind, number, site, text, members }) = self.missing() else { return };
         let ranks = self.missing_ranks(&members);
@@ -292,11 +292,11 @@ impl Waiter<'_> {
         self.missing_members().into_iter().find(|member| *member != self.inner.members.me)
     }
 
-    /// Whether something changed since the last look, so that sleeping would miss it.
+    /// Whether something changed since the last poll, so that sleeping would miss it.
     fn could_go_on(&self, member: usize) -> bool {
         let inner = &self.inner;
         let news = match self.what {
-            // What is missing of a batch is known only by an advance.
+            // What a batch lacks is updated only by an advance.
             What::Batch(_) => inner.state().mails.has_news(member),
             _ => !self.missing_members().contains(&member),
         };
@@ -312,7 +312,7 @@ impl Waiter<'_> {
         self.missing_members().into_iter().map(|member| &rows[member]).find(|row| row.has_left())
     }
 
-    /// The error of a member that has left: why, which it has said before, or that it did.
+    /// The error of a member that has left: the cause that it published, or else that it left.
     fn departed(&self, row: &Row) -> CommError {
         if let Some(error) = self.inner.elsewhere() {
             return error;
@@ -328,7 +328,7 @@ impl Waiter<'_> {
         CommError::Left { rank: row.rank, what: self.what(), called: self.called().into_iter().collect() }
     }
 
-    /// What is waited for, as this rank called it.
+    /// The awaited operation, as this rank called it.
     fn called(&self) -> Option<Side> {
         let Missing { kind, number, site, text, .. } = self.missing()?;
         let mine = self.inner.members.mine();
@@ -352,7 +352,7 @@ impl Waiter<'_> {
         CommError::Deadline { what: self.what(), missing: culprits, doing: doing(ranks, &all) }
     }
 
-    /// What is waited for, in words.
+    /// The awaited operation, as text.
     fn what(&self) -> String {
         let state = self.inner.state();
         let call = |number: u64| {

@@ -1,12 +1,12 @@
-//! A wait that lasts: it is made known to the other ranks, so that each can find out who keeps it waiting.
+//! Long waits, which are published to the other ranks, so that each can find out which ranks hold it up.
 //!
-//! - *Blame.* The ranks that are missing are followed through their own waits, and through what they said when they
-//!   stopped, to those that wait for nobody.
-//! - *Cycles.* A rank that waits starts nothing, and a wait needs all that it waits for. So where ranks wait for one
-//!   another in a circle, and each of them has looked again and found nothing new since all were seen waiting, none of
-//!   them can ever go on. A rank that waits for somebody to progress, and not to start something, is no part of a
-//!   circle: ranks progress while they wait.
-//! - After ten seconds a line on the standard error says who is missing.
+//! - *Blame.* Missing ranks are followed through their own waits, and through the causes that they published, to the
+//!   ranks that wait for nobody.
+//! - *Cycles.* A waiting rank starts nothing, and a wait needs all ranks that it waits for. So if ranks wait for one
+//!   another in a cycle, and each has checked again and found nothing new since all were seen waiting, none can ever
+//!   continue. A rank that waits for others to progress, not to start something, is not part of a cycle: ranks progress
+//!   while they wait.
+//! - After ten seconds a line on the standard error names the missing ranks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::segment::Segment;
 use crate::status::{self, WaitKind, Waiting, Waits};
 use crate::ticks::now_ns;
 
-/// How long a wait lasts before it is made known: most are over sooner.
+/// How long a wait lasts before it is published: most end sooner.
 const KNOWN: Duration = Duration::from_millis(20);
-/// How often it is made known again.
+/// How often it is published again.
 const BEAT: Duration = Duration::from_millis(10);
-/// Looks that each rank of a circle must have taken since it was first seen.
+/// Checks that each rank of a cycle must have made since the cycle was first seen.
 const LOOKS: u64 = 2;
-/// A rank that has not looked for so long is stopped or dead, whatever it waited for.
+/// A rank that has not checked for this long is stopped or dead, whatever it waited for.
 const STALE: Duration = Duration::from_secs(1);
-/// When a line says who is missing.
+/// When a line names the missing ranks.
 const NOTICE: Duration = Duration::from_secs(10);
 
 /// All ranks of the world, seen from one of them.
@@ -36,7 +36,7 @@ pub(crate) struct Ranks {
     pub(crate) me: usize,
 }
 
-/// A circle that was seen: each rank, with the number of its record and its looks by then.
+/// A cycle that was seen: each rank, with the `seq` and the `beats` of its record at that time.
 type Suspects = Vec<(usize, u64, u64)>;
 
 /// A wait of one rank.
@@ -53,14 +53,14 @@ impl<'a> Watch<'a> {
         Watch { ranks, since, last: None, noticed: false, suspects: Vec::new() }
     }
 
-    /// Takes a look, where it is time for one: makes the wait known, and finds out whether it can end.
+    /// Publishes the wait and looks for a deadlock, at most once per `BEAT`.
     pub(crate) fn look(
         &mut self,
         now: Instant,
         waits: impl FnOnce(&mut dyn FnMut(Waits<'_>)),
         what: impl FnOnce() -> String,
     ) -> Result<(), CommError> {
-        // What models explore is the protocol, and this is no part of it.
+        // Models explore the protocol, and this is no part of it.
         if cfg!(any(loom, shuttle)) || now < self.last.map_or(self.since + KNOWN, |last| last + BEAT) {
             return Ok(());
         }
@@ -84,7 +84,7 @@ impl<'a> Watch<'a> {
         self.find_cycle()
     }
 
-    /// An error where this rank is part of a circle, or waits for one, that was seen before and has not changed since.
+    /// An error if this rank is part of a cycle, or waits for one, that was seen before and has not changed since.
     fn find_cycle(&mut self) -> Result<(), CommError> {
         let waiting: Vec<Option<Waiting>> =
             self.ranks.segments.iter().map(|segment| status::waiting(segment)).collect();
@@ -122,7 +122,7 @@ fn row_text(side: &Side) -> String {
     format!("\n  rank {}   {}   {}", side.rank, side.what, side.site)
 }
 
-/// What a rank of a circle waits for.
+/// What a rank of a cycle waits for.
 fn side(segment: &Segment, rank: usize, waiting: &Waiting) -> Side {
     let [text, site, group] = waiting.texts(segment);
     let number = waiting.number;
@@ -137,7 +137,7 @@ fn side(segment: &Segment, rank: usize, waiting: &Waiting) -> Side {
     Side { rank, what: what.replace(" ,", ","), site }
 }
 
-/// A circle of waits that can be reached from a rank, beginning with its lowest rank.
+/// A cycle of waits that is reachable from a rank, beginning with its lowest rank.
 fn cycle(waiting: &[Option<Waiting>], from: usize) -> Option<Vec<usize>> {
     let next = |rank: usize| -> &[usize] {
         match waiting.get(rank) {
@@ -167,7 +167,7 @@ fn cycle(waiting: &[Option<Waiting>], from: usize) -> Option<Vec<usize>> {
     None
 }
 
-/// Those who keep ranks from doing their part.
+/// The ranks that keep the missing ones from doing their part.
 pub(crate) fn culprits(ranks: &Ranks, missing: &[usize]) -> Vec<usize> {
     let (mut open, mut seen, mut found) = (missing.to_vec(), BTreeSet::from([ranks.me]), BTreeSet::new());
     let now = now_ns();
@@ -189,7 +189,7 @@ pub(crate) fn culprits(ranks: &Ranks, missing: &[usize]) -> Vec<usize> {
     if found.is_empty() { missing.to_vec() } else { found.into_iter().collect() }
 }
 
-/// What ranks are in, or did last.
+/// The current or last operation of each rank.
 pub(crate) fn doing(ranks: &Ranks, of: &[usize]) -> Vec<Side> {
     let mut flight = Flight::new(of.iter().copied());
     for rank in of {
@@ -212,15 +212,15 @@ mod tests {
     fn circles_are_found_and_nothing_else() {
         use WaitKind::{Progress, Receive, Send, Start};
         let find = |waiting: &[Option<Waiting>], from| cycle(waiting, from);
-        // Two that wait for one another, and one that waits for them.
+        // Two ranks that wait for one another, and one that waits for them.
         let waiting = [waits(Receive, &[1]), waits(Start, &[0, 2]), waits(Send, &[0])];
         for from in 0..3 {
             assert_eq!(find(&waiting, from), Some(vec![0, 1]), "from {from}");
         }
-        // A chain ends in somebody who does not wait.
+        // A chain ends in a rank that does not wait.
         let chain = [waits(Receive, &[1]), waits(Start, &[2]), None];
         assert_eq!(find(&chain, 0), None);
-        // Whoever must only progress does so while it waits.
+        // A rank that only needs to progress does so while it waits.
         assert_eq!(find(&[waits(Receive, &[1]), waits(Progress, &[0])], 0), None);
         // A rank that waits for itself.
         assert_eq!(find(&[waits(Receive, &[0])], 0), Some(vec![0]));

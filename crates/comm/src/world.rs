@@ -21,19 +21,19 @@ pub struct World {
     rank: usize,
     size: usize,
     local_rank: usize,
-    /// With which it was joined, and which calls have that name none.
+    /// The deadline of the join, and of calls that name none.
     deadline: Duration,
-    /// How ranks reach one another besides data; none in a world of one.
+    /// The control plane; `None` in a world of one.
     control: Option<Control>,
     /// How many groups of all ranks were made.
     groups: AtomicUsize,
-    /// Rank 0 serves the others where no launcher does. It goes after `control`, whose goodbye it must hear.
+    /// Rank 0 runs the coordinator if no launcher does. Dropped after `control`, whose goodbye it must receive.
     coordinator: Option<Coordinator>,
 }
 
-/// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and
-/// checks that all run the same version. A process that was started alone is a world of one. The deadline is that of
-/// the environment ([`Launch::deadline`]), or else [`DEFAULT_DEADLINE`].
+/// Reads the environment that the launcher set, connects with the other ranks, waits for all of them, and checks that
+/// all run the same version. A process that was started alone is a world of one. The deadline is that of the
+/// environment ([`Launch::deadline`]), or else [`DEFAULT_DEADLINE`].
 #[track_caller]
 pub fn init() -> Result<World, InitError> {
     let launch = Launch::from_env().map_err(InitError::Env)?;
@@ -41,7 +41,7 @@ pub fn init() -> Result<World, InitError> {
 }
 
 impl World {
-    /// Joins the world that a launch describes, within a deadline, which later calls have too that name none.
+    /// Joins the world that a launch describes, within a deadline that is also the default of later calls.
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
         let Launch { rank, size, local_rank, by, ref job, .. } = *launch;
@@ -75,18 +75,18 @@ impl World {
         self.local_rank
     }
 
-    /// How long calls wait for other ranks that name no deadline themselves: the deadline of the join.
+    /// The deadline of calls that name none: that of the join.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// The connection with the other ranks besides data; none in a world of one.
+    /// The control plane; `None` in a world of one.
     pub fn control(&self) -> Option<&Control> {
         self.control.as_ref()
     }
 
-    /// What the flight recorders of all ranks hold, also of those that are dead or stuck, where this rank serves the
-    /// others: rank 0 under another launcher than `consort run`. Every rank can ask its group for the same
+    /// What the flight recorders of all ranks hold, even of dead or stuck ranks, if this rank runs the coordinator:
+    /// rank 0 under a launcher other than `consort run`. Every rank can ask its group for the same
     /// ([`Group::flight`](crate::Group::flight)).
     pub fn flight(&self) -> Option<Flight> {
         self.coordinator.as_ref().map(Coordinator::flight)
@@ -100,8 +100,8 @@ impl World {
         }
     }
 
-    /// Checks that a setting has the same value on every rank: an error on all of them if not, or if not all have come
-    /// within the deadline of this world.
+    /// Checks that a setting has the same value on every rank: an error on all of them if not, or if not all have
+    /// arrived within the deadline of this world.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<(), ControlError> {
         match &self.control {
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Waits until all ranks have come to the barrier of this name.
+    /// Blocks until all ranks have arrived at the barrier of this name.
     #[track_caller]
     pub fn barrier(&self, name: &str, deadline: Duration) -> Result<(), ControlError> {
         match &self.control {
@@ -120,8 +120,8 @@ impl World {
     }
 }
 
-/// Rank 0 serves the others, unless `consort run` does, which has the job's socket before it starts a rank. Its variables
-/// may also have been set by hand.
+/// Starts the coordinator on rank 0, unless `consort run` does, which binds the job's socket before it starts a rank.
+/// Its variables may also have been set by hand.
 fn serve(job: &Job, size: usize, by: Launcher) -> Result<Option<Coordinator>, InitError> {
     let error = match Coordinator::start(job, size, false) {
         Ok(coordinator) => return Ok(Some(coordinator)),
@@ -140,7 +140,7 @@ impl Drop for World {
         if let Some(control) = &self.control
             && thread::panicking()
         {
-            // Where, its own message says.
+            // The panic's own message says where.
             control.abort_at("it panicked", String::new());
         }
     }
@@ -151,21 +151,21 @@ impl Drop for World {
 pub enum InitError {
     /// The environment does not say which rank it is.
     Env(EnvError),
-    /// There are other ranks, and nothing says how to reach them.
+    /// There are other ranks, but the environment does not say how to reach them.
     NoJob {
         /// This rank.
         rank: usize,
         /// How many there are.
         size: usize,
     },
-    /// Rank 0 could not serve the others.
+    /// Rank 0 could not start the coordinator.
     Coordinator {
-        /// What the machine says.
+        /// The system's error.
         error: String,
-        /// The way out.
+        /// What to do about it.
         note: String,
     },
-    /// The ranks did not come together.
+    /// Joining the other ranks failed.
     Control(ControlError),
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong ends in one error on every member, and nothing waits past its deadline.
+//! Every failure ends in one error on every member, and nothing waits past its deadline.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::sync::Barrier;
@@ -25,7 +25,7 @@ fn zeros(group: &Group, len: usize) -> Buffer {
 fn errors(n: usize, call: impl Fn(&Group) -> Result<Pending, CommError> + Sync) -> Vec<String> {
     spawn_with_heap(n, HEAP, |group| {
         let error = call(&group).and_then(|pending| pending.wait(soon())).map(drop).unwrap_err();
-        // From then on the group says so at once.
+        // From then on the group fails at once.
         assert_eq!(group.barrier().and_then(|pending| pending.wait(soon())).map(drop).unwrap_err(), error);
         error.to_string()
     })
@@ -142,7 +142,7 @@ fn what_a_caller_says_of_its_call_is_compared_and_printed() {
     check_mismatch(&texts, "types, shapes, sizes, routes or factors", sides);
 }
 
-/// All members check all pairs, so that those between whom all fits refuse the call, too.
+/// All members check all pairs, so that members whose own pairs agree reject the call, too.
 #[test]
 fn splits_that_do_not_fit() {
     let texts = errors(3, |group| {
@@ -179,13 +179,13 @@ fn lists_of_groups_are_compared() {
 
 #[test]
 fn messages_that_are_not_what_their_receiver_expects() {
-    // By length, and by what the ends say of them.
+    // By length, and by the description at each end.
     let about = |group: &Group, digest: u64, text: &str| About { digest, text: group.recorder().name(text) };
     for by_length in [true, false] {
         let texts = spawn_with_heap(3, HEAP, |group| {
             group.set_strict(true);
             if group.rank() == 2 {
-                // It has no part in the message, and learns of it when it next waits.
+                // It is not part of the message, and learns of the error in its next wait.
                 return group
                     .barrier()
                     .and_then(|pending| pending.wait(soon()))
@@ -224,7 +224,7 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
     let results = spawn_with_heap(3, HEAP, |world| {
         let group = world.subgroup(&[vec![0, 1, 2]], soon()).unwrap().unwrap();
         if group.rank() == 1 {
-            // It has the group, and does nothing with it.
+            // It holds the group, and makes no call.
             over.wait();
             return None;
         }
@@ -243,10 +243,10 @@ fn a_member_that_does_not_come_ends_the_wait_at_the_deadline() {
             assert!(time >= Duration::from_millis(200));
             by_deadline += 1;
         }
-        // Whoever comes to its deadline first says so to the other.
+        // The member that reaches its deadline first tells the other.
         let said = "all_reduce sum f64: call 0 on world.0[0,1,2]: the deadline passed; missing: rank 1\n";
         assert!(text.starts_with(said) || text.contains(&format!(" stopped: {said}")), "{text}");
-        // What it did last, with its line.
+        // Its last operation, with its line.
         assert!(
             text.contains("  rank 1   finished: world call 0, make groups of the lists [[0, 1, 2]]"),
             "{text}"
@@ -325,7 +325,7 @@ fn wrong_arguments_are_refused_before_anything_starts() {
     });
 }
 
-/// A wait on one group makes the others go on: two may wait for two groups in different orders.
+/// A wait on one group advances the others: two members may wait for two groups in different orders.
 #[test]
 fn groups_may_be_waited_for_in_any_order() {
     let turn = Barrier::new(2);
@@ -363,7 +363,7 @@ fn a_panic_with_calls_in_flight_is_known_at_once() {
             let start = Instant::now();
             let error = part.barrier().and_then(|pending| pending.wait(soon())).map(drop).unwrap_err();
             assert_eq!(error, CommError::Panicked { rank: 0 });
-            // It used to take the whole second for which a dropped group goes on.
+            // It used to take the whole second for which a dropped group waits.
             assert!(start.elapsed() < Duration::from_millis(900));
         })
     });
@@ -385,7 +385,7 @@ fn a_member_that_left_is_not_waited_for() {
         error.to_string()
     });
     for text in [&texts[0], &texts[2]] {
-        // It may also have seen, before it went, that they had made a call that it had not.
+        // It may also have seen, before it left, that they had made a call that it had not.
         let said = "call 1 on world: rank 1 has left the group without its part of it";
         assert!(
             text.contains(said) || text.contains("call 1 on world: rank 1 left without making it"),
@@ -410,7 +410,7 @@ fn a_full_heap_ends_the_call_on_all_members() {
     assert_eq!(texts[1], format!("rank 0 stopped: {}", texts[0].replace("\n  ", "\n    ")));
 }
 
-/// Ranks that wait for one another are told so at once, all of them, however far away the deadline is.
+/// Deadlocked ranks are all told at once, however far away the deadline is.
 #[test]
 fn a_circle_of_waits_is_found_and_named() {
     let start = Instant::now();
@@ -454,7 +454,7 @@ fn a_circle_of_waits_is_found_and_named() {
     assert!(start.elapsed() < Duration::from_secs(15));
 }
 
-/// A rank that is late is no circle, and waits that will end are none.
+/// A late rank is no cycle, and neither are waits that will end.
 #[test]
 fn slow_ranks_are_no_circle() {
     spawn_with_heap(3, HEAP, |group| {
@@ -472,7 +472,7 @@ fn slow_ranks_are_no_circle() {
     });
 }
 
-/// At a deadline the rank is named that everybody waits for in the end, not one that waits for it.
+/// At a deadline the rank at the end of the chain of waits is named, not one that waits for it.
 #[test]
 fn blame_follows_waits_to_their_end() {
     let over = Barrier::new(4);
@@ -492,7 +492,7 @@ fn blame_follows_waits_to_their_end() {
     assert_eq!(named, [Err(vec![3]), Err(vec![3]), Err(vec![3]), Ok(())]);
 }
 
-/// A rank that gave up and left is not blamed for what it gave up over, on whichever group it is missed.
+/// A rank that gave up and left is not blamed for the failure that made it leave, on any group.
 #[test]
 fn causes_go_before_departures() {
     let named = spawn_with_heap(4, HEAP, |world| {
@@ -501,7 +501,7 @@ fn causes_go_before_departures() {
             // It leaves without its part of what rank 1 waits for.
             0 => Ok(()),
             1 => {
-                // It has nothing to do with the others, and leaves when it has failed.
+                // It is not involved with the others, and leaves when it has failed.
                 part.barrier()
                     .and_then(|pending| pending.wait(soon()))
                     .map(drop)
@@ -517,7 +517,7 @@ fn causes_go_before_departures() {
     assert!(named[1..].iter().all(|named| *named == Err(vec![0])), "{named:?}");
 }
 
-/// What nobody has looked at is found when the group goes.
+/// Unseen errors are found when the group is dropped.
 #[test]
 fn errors_that_nobody_saw_are_reported_at_the_end() {
     let unseen = |f: &(dyn Fn(Group) + Sync)| {
@@ -557,7 +557,7 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
     // A message to itself.
     let texts = unseen(&|group| drop(group.send(Message::new(group.rank(), 7, zeros(&group, 8))).unwrap()));
     assert!(texts.iter().all(|text| text.contains("was never received")), "{texts:?}");
-    // Seen errors are not reported again, and all that is well is silent.
+    // Seen errors are not reported again, and success is silent.
     let texts = unseen(&|group| {
         let len = if group.rank() == 0 { 8 } else { 12 };
         let outcome = group.all_reduce(zeros(&group, len), Dtype::F32, Reduce::Sum).unwrap().wait(soon());
@@ -573,7 +573,7 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
     assert_eq!(texts, ["", ""]);
 }
 
-/// One result that nobody reads keeps neither the memory nor the records of what comes after it.
+/// An unread result keeps neither the memory nor the records of later operations.
 #[test]
 fn an_unread_result_does_not_pin_what_comes_after_it() {
     spawn_with_heap(2, HEAP, |group| {

@@ -23,7 +23,7 @@ fn reduce(group: &Group, len: usize, reduce: Reduce) -> Result<(), consort_comm:
     group.all_reduce(zeros(group, len), Dtype::F32, reduce)?.wait(soon()).map(drop)
 }
 
-/// What a rank did, without the waits, which come as they must.
+/// The events of a rank, without waits, which vary between runs.
 fn of(events: &[Event], rank: usize) -> Vec<(Kind, String, u64, String, u64)> {
     let mine = events.iter().filter(|event| event.rank == rank && event.kind != Kind::Wait);
     mine.map(|event| (event.kind, event.group.clone(), event.number, event.op.clone(), event.bytes)).collect()
@@ -92,7 +92,7 @@ fn a_difference_is_named_by_what_was_recorded() {
         flight.divergence().unwrap()
     });
     for divergence in texts {
-        // Whoever is first may not have seen the third member start.
+        // The first member may not have seen the third member start.
         assert_eq!((divergence.group.as_str(), divergence.number), ("world", 5));
         assert_eq!(divergence.parties.len(), 2);
         for party in divergence.parties {
@@ -109,7 +109,7 @@ fn a_member_that_does_not_come_is_seen_in_its_last_operation() {
     let texts = spawn_with_heap(3, HEAP, |group| {
         reduce(&group, 4, Reduce::Sum).unwrap();
         if group.rank() == 1 {
-            // It has the group, and does nothing with it.
+            // It holds the group, and makes no call.
             over.wait();
             return None;
         }

@@ -93,7 +93,7 @@ fn what_would_be_read_and_written_at_once_is_refused() {
         // A result over its own operand.
         let (a, b) = (whole.part(0..16_000).unwrap(), whole.part(8_000..40_000).unwrap());
         assert!(is_refused(group.all_gather(a, b, 1).map(drop)));
-        // One that is looked at.
+        // A buffer that is being read.
         let look = whole.bytes().unwrap();
         assert!(is_refused(group.all_reduce(whole.clone(), Dtype::U8, Reduce::Max).map(drop)));
         drop(look);

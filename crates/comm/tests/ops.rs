@@ -314,7 +314,7 @@ fn buffers_of_a_dropped_call_come_back() {
             }
             assert_eq!(group.in_flight(), 0, "round {round}");
         }
-        // Nothing but the last one's may still be held, by whoever has not come to the end.
+        // Only the last one's may still be held, by a member that has not reached the end.
         group.barrier().unwrap().wait(soon()).unwrap();
         assert!(group.heap().alloc(900_000).is_ok());
     });

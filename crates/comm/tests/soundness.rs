@@ -1,5 +1,5 @@
-//! Small programs that go through every file with unsafe code: words, stages, leases, common results, messages, parts of
-//! blocks, groups that end early. They are here to be run under miri, which takes a thousand times as long:
+//! Small programs that exercise every file with unsafe code: words, stages, leases, common results, messages, parts of
+//! blocks, groups that end early. They are meant for miri, which takes a thousand times as long:
 //!
 //! ```text
 //! MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" RUSTFLAGS="--cfg rustix_use_libc" \
@@ -13,7 +13,7 @@ use consort_comm::{Buffer, CommError, Group, Message, spawn_with_heap};
 use consort_types::{Dtype, Reduce};
 
 const HEAP: usize = 1 << 20;
-/// Goes through the slot, through the stage, and by itself.
+/// In the slot, in the stage, and in the buffer itself.
 const SIZES: [usize; 3] = [8, 200, 600];
 
 fn until() -> Instant {

@@ -1,7 +1,7 @@
 //! Runs an op at once: types by the op's own rule, then a view, or a kernel.
 //!
-//! Operands come by value: one that has no other owner, and whose storage has none, lends it to the result where the
-//! kernel can compute in place.
+//! Operands are passed by value. The result reuses the storage of an operand that is its only owner, if the kernel can
+//! compute in place.
 
 use std::panic::Location;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use crate::tensor::{CachedLayout, Tensor, Tensors, alloc, check_size};
 use crate::trace::{record, settle};
 use crate::world::World;
 
-/// Runs an op, built in or of the user's own, on tensors. What is given by value may be computed on in place.
+/// Runs a built-in or user-defined op on tensors. Operands passed by value may be overwritten in place.
 ///
 /// ```
 /// use consort::{Tensor, ops};
@@ -49,17 +49,17 @@ pub(crate) fn no_result(op: &dyn OpDef, site: &'static Location<'static>) -> Err
     Error::new(op.info().name, "it has no result", site)
 }
 
-/// What an op's rule says of some operands: the results, and which kernel makes them.
+/// Outcome of an op's type rule for given operands: types and layouts of the results, and the kernel.
 pub(crate) struct Prepared {
     pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<CachedLayout>); 1]>,
     kernel: Option<Kernel>,
-    /// What members of a group tell each other of it, where it communicates.
+    /// What group members compare about the call; empty for ops that do not communicate.
     pub(crate) note: Note,
-    /// The same of each message, where it is an exchange.
+    /// The same for each message of an exchange.
     pub(crate) messages: SmallVec<[About; 2]>,
 }
 
-/// Runs an op. An operand that lent its storage to a result has none afterwards; where the op fails, all have theirs.
+/// Runs an op. An operand whose storage a result reuses has none afterwards; on failure all operands keep theirs.
 pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'static>) -> Result<Tensors> {
     let info = op.info();
     let world = world_of(info.name, args, site)?;
@@ -102,7 +102,7 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     }
 }
 
-/// Tensors of a trace that is over, or that a break has ended, as what they became.
+/// Replaces traced tensors by the concrete tensors that they became.
 fn settle_all(args: &mut [Tensor], op: &str, site: &'static Location<'static>) -> Result<()> {
     for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
         *arg = settle(arg, op, site)?;
@@ -110,7 +110,7 @@ fn settle_all(args: &mut [Tensor], op: &str, site: &'static Location<'static>) -
     Ok(())
 }
 
-/// What the op's rule says of these operands, asked once for each kind of them.
+/// Outcome of the op's type rule, cached by operand types.
 pub(crate) fn prepared(
     op: &dyn OpDef,
     world: &World,
@@ -135,7 +135,7 @@ fn prepare(
     let types = types_of(op, world, args, site)?;
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
-    // Numbers of the program around it may be others on every rank; those that are symbols say so themselves.
+    // Constants may differ between ranks; for symbolic sizes the type rule derives the axes.
     let mut symbolic = false;
     op.indices(&mut |index| symbolic |= index.as_const().is_none());
     let made_from_numbers = args.is_empty() && op.effects().starts().is_none() && !symbolic;
@@ -162,7 +162,7 @@ fn prepare(
     Ok(Prepared { results, kernel, note, messages })
 }
 
-/// What members of a group tell each other of a start, and of its messages; nothing of other ops.
+/// What group members compare about a start and its messages; empty for other ops.
 fn notes(op: &dyn OpDef, world: &World, args: &[Tensor]) -> (Note, SmallVec<[About; 2]>) {
     let (Some(collective), Some(all)) = (op.collective(), world.all()) else { return Default::default() };
     let types = || args.iter().map(|arg| (arg.dtype(), &arg.layout.shape[..]));
@@ -177,7 +177,7 @@ fn notes(op: &dyn OpDef, world: &World, args: &[Tensor]) -> (Note, SmallVec<[Abo
     (Note { digest, text, ..Note::default() }, messages)
 }
 
-/// The world of some tensors: this thread's, which all of them must be of.
+/// This thread's world, to which all of the tensors must belong.
 pub(crate) fn world_of(op: &str, args: &[Tensor], site: &'static Location<'static>) -> Result<Rc<World>> {
     let world = World::current()?;
     let foreign = |arg: &&Tensor| arg.world != 0 && arg.world != world.id && arg.storage.is_some();
@@ -286,7 +286,7 @@ fn call(
     let threads = world.threads();
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for tensor in made {
-        // New, or released: nobody need be waited for.
+        // The buffer is new or released, so this does not block.
         let buffer = &tensor.data(name, site)?.buffer;
         writes.push(buffer.try_bytes_mut_of(tensor.byte_range()).map_err(failed)?);
     }
@@ -310,7 +310,7 @@ fn call(
     (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
 }
 
-/// A tensor as kernels see it, with its bytes from the first element to the last.
+/// A kernel's view of a tensor, over the bytes from its first element to its last.
 fn view_of<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
     let (shape, strides) = (&tensor.layout.shape, &tensor.layout.strides);
     Arg::View(View { dtype: tensor.dtype(), shape, strides, bytes })
@@ -329,7 +329,7 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     })
 }
 
-/// Runs an op of the user's own that has no kernel through its evaluation.
+/// Runs a user-defined op that has no kernel through its reference evaluation.
 fn evaluate(
     op: &dyn OpDef,
     world: &World,
@@ -367,17 +367,17 @@ fn evaluate(
     Ok(tensors)
 }
 
-/// A 0-d tensor of a number, in an element type.
+/// A 0-d tensor of one value.
 pub(crate) fn scalar(dtype: Dtype, value: f64, site: &'static Location<'static>) -> Result<Tensor> {
     use consort_ir::ops::{Constant, Elements};
     let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
     run_one(&Constant { dtype, shape: Vec::new(), value }, Tensors::new(), site)
 }
 
-/// Writes a tensor's elements where another, of the same shape and type, has its own. Waits for both.
+/// Copies the elements of `from` into the storage of `to`, of the same shape and type. Waits for both.
 pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'static>) -> Result<()> {
     to.wait()?;
-    // What lies in the same storage may lie under what is written.
+    // Within one storage, source and destination may overlap.
     let shared = match (&to.storage, &from.storage) {
         (Some(to), Some(from)) => Rc::ptr_eq(to, from),
         _ => return Ok(()),

@@ -1,7 +1,7 @@
-//! Collectives that give new tensors. What is given by value and has no other owner takes part where it lies; what is
-//! given by reference is left as it is.
+//! Collectives that return new tensors. An operand passed by value without other owners is used in place; one passed by
+//! reference is not modified.
 //!
-//! The result is on its way: it is waited for when its elements are first needed. Each operation also has a form with
+//! The result is pending: the first access to its elements waits for it. Each operation also has a form with
 //! an explicit handle (`_async`).
 
 use std::panic::Location;
@@ -46,8 +46,8 @@ impl Group {
 }
 
 impl Group {
-    /// Runs an op that communicates over this group, built in or of the user's own: the op's `over` must be
-    /// [`Group::name`]. What is given by value may be written in place.
+    /// Runs a built-in or user-defined op that communicates over this group: the op's `over` must be
+    /// [`Group::name`]. Operands passed by value may be written in place.
     ///
     /// ```
     /// use consort::{Reduce, Tensor, ops};
@@ -130,7 +130,7 @@ collectives! {
     all_reduce, all_reduce_async (group; reduce: Reduce)
         ops::AllReduceStart { reduce, over: group.over };
 
-    /// Joins the members' tensors along a dimension. 0-d tensors become one of as many places as there are members.
+    /// Joins the members' tensors along a dimension. 0-d tensors give a 1-d tensor with one element per member.
     ///
     /// ```
     /// use consort::Tensor;
@@ -158,8 +158,8 @@ collectives! {
     reduce_scatter, reduce_scatter_async (group; reduce: Reduce, dim: usize)
         ops::ReduceScatterStart { reduce, dims: vec![dim], over: group.over };
 
-    /// Sends a part along dimension 0 to each member and joins what comes from them. Sizes of the parts are given for
-    /// both ways, or for neither: then all are equal.
+    /// Sends a part along dimension 0 to each member and joins the received parts. Part sizes are given for sends and
+    /// receives, or for neither: then all parts are equal.
     ///
     /// ```
     /// use consort::Tensor;
@@ -214,7 +214,7 @@ collectives! {
     gather, gather_async (group; dim: usize, root: usize)
         ops::GatherStart { dims: vec![dim], root, over: group.over };
 
-    /// Gives each member its part, along a dimension, of the root's tensor. The others' tensors only say the shape.
+    /// Gives each member its part, along a dimension, of the root's tensor. The others' tensors only give the shape.
     ///
     /// ```
     /// use consort::Tensor;
@@ -229,7 +229,7 @@ collectives! {
         ops::ScatterStart { dims: vec![dim], root, over: group.over };
 
     /// Sends along a route: `Route::Ring(1)` to the next member, around the end; `Route::Shift(1)` to the next one, if
-    /// there is one; or a table. A member that nobody sends to gets zeros, or all get an error, as asked.
+    /// there is one; or a table. A member without a sender gets zeros, or all get an error, as `Missing` selects.
     ///
     /// ```
     /// use consort::{Missing, Route, Tensor};
@@ -306,7 +306,7 @@ impl Group {
             x = settle(&x, "all_gather_v", site)?;
         }
         let mine = self.number(&self.rank()).ok().and_then(|me| sizes.get(me)).filter(|_| !is_tracing());
-        // Its size is another on each rank, which its type says by an entry of the table for each.
+        // The size differs between ranks: the type picks the entry of the size table at this member's place.
         if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {
             if mine != size {
                 let message = format!("expected a size of {mine} along dimension {dim}, got {size}");
@@ -331,7 +331,7 @@ impl Group {
         started.flight.map_or(Ok(()), |flight| flight.wait(Location::caller()))
     }
 
-    /// Joins the members' tensors, each as a tensor of its own. They are views of one.
+    /// Gathers the members' tensors as separate tensors, which are views of one.
     ///
     /// ```
     /// use consort::Tensor;
@@ -419,7 +419,7 @@ impl Group {
     }
 
     /// Starts one operation for the tensors of each element type, in the order in which the types first occur. `op`
-    /// makes it for these places of the list.
+    /// builds it for the given list indices.
     #[track_caller]
     fn by_type(
         &self,

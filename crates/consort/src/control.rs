@@ -11,7 +11,7 @@ use crate::flatten::{Flatten, MapTensors};
 use crate::tensor::Tensor;
 use crate::trace::{self, Session};
 
-/// Runs one of two functions: the first where the condition, a 0-d tensor of truth values, is true. Both give results of
+/// Runs one of two functions: the first if the condition, a 0-d bool tensor, is true. Both must return results of
 /// the same shapes. In a trace both become part of the program.
 ///
 /// ```
@@ -41,9 +41,9 @@ pub fn cond<A: Flatten, R: Flatten>(
     session.cond(condition, args, then, otherwise, site)
 }
 
-/// Runs a function `length` times: it takes what it carried from the iteration before and a part of `xs`, which are cut
-/// along their first dimension, and gives what it carries on and a part of the second result, which are put together
-/// along a new first dimension. In a trace it becomes part of the program, once.
+/// Runs `body` `length` times. Each iteration takes the carry of the previous one and a slice of `xs` along the first
+/// dimension; it returns the next carry and an output. The outputs are stacked along a new first dimension. In a trace
+/// the body becomes part of the program once.
 ///
 /// ```
 /// use consort::{Tensor, compile, scan};
@@ -99,7 +99,7 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
     Ok((carry, ys))
 }
 
-/// The same with each tensor replaced, unless that fails.
+/// Maps each tensor of a value with a function that can fail.
 fn cut<T: Flatten>(value: &T, mut f: impl FnMut(&Tensor) -> Result<Tensor>) -> Result<T> {
     let mut failed = None;
     let made = value.map(&mut MapTensors(|tensor: &Tensor| {
@@ -175,8 +175,8 @@ impl Session {
                 tensor.shape.remove(0);
             }
         }
-        // What is carried may differ over more axes after an iteration than before the first: then it does so from the
-        // beginning. There are few axes, so this ends soon.
+        // The carry may vary over more axes after an iteration than before the first: then the body is traced again
+        // with these axes. There are few axes, so this terminates soon.
         loop {
             let before = self.snapshot();
             let params = self.begin(types.clone(), &[])?;
@@ -213,7 +213,7 @@ impl Session {
     }
 }
 
-/// Whether two values have the same numbers, texts and lengths, tensors aside.
+/// Whether two values have equal numbers, strings and lengths; tensors are ignored.
 fn same_settings<T: Flatten>(a: &T, b: &T) -> bool {
     use crate::compile::Leaf;
     let settings = |value: &T| {

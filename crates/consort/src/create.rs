@@ -1,5 +1,5 @@
-//! Tensors made from nothing but numbers. Outside of a trace those may be others on every rank, so they may differ
-//! everywhere unless they are declared equal.
+//! Constants. Outside of a trace they may differ between ranks, so they vary over all axes unless they are declared
+//! equal.
 
 use std::panic::Location;
 
@@ -68,7 +68,7 @@ impl Tensor {
         run_one(&op, Tensors::new(), Location::caller())
     }
 
-    /// A size or place as a 0-d tensor of i64.
+    /// An index as a 0-d tensor of i64.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -120,8 +120,8 @@ impl Tensor {
         Tensor::uniform_part(dtype, &shape, &shape, &vec![0usize; shape.len()], key)
     }
 
-    /// The part of a larger tensor of random numbers that begins at `start`: however many ranks share it, together they
-    /// have the same numbers.
+    /// The part of a larger tensor of random numbers that begins at `start`: the whole does not depend on how many
+    /// ranks share it.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -174,7 +174,7 @@ impl Tensor {
     }
 }
 
-/// What an op makes of a key.
+/// Runs a random op on a key.
 fn random(op: &dyn OpDef, key: i64, site: &'static Location<'static>) -> Result<Tensor> {
     let key = run_one(&ops::IndexValue { value: ir::Index::constant(key) }, Tensors::new(), site)?;
     run_one(op, smallvec![key], site)

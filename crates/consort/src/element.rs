@@ -14,10 +14,10 @@ use half::{bf16, f16};
 pub trait Element: Copy + 'static {
     /// The element type.
     const DTYPE: Dtype;
-    /// Appends elements as they lie in a tensor.
+    /// Writes elements in the byte layout of tensors.
     #[doc(hidden)]
     fn write(elements: &[Self], out: &mut [u8]);
-    /// Reads elements as they lie in a tensor.
+    /// Reads elements in the byte layout of tensors.
     #[doc(hidden)]
     fn read(bytes: &[u8]) -> Vec<Self>;
 }

@@ -14,8 +14,8 @@ use crate::apply::{run, run_one, scalar};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, Tensors};
 
-/// The shape of two operands together: sizes are aligned at the end, and sizes of one repeat. Sizes that are symbols
-/// are taken for equal: the op's own rule makes that a condition.
+/// The broadcast shape of two operands: sizes are aligned at the end, and sizes of one repeat. Symbolic sizes
+/// are assumed to be equal: the op's type rule records that as a guard.
 fn joint_shape(a: &[Index], b: &[Index]) -> Option<Vec<Index>> {
     let rank = a.len().max(b.len());
     let one = Index::constant(1);
@@ -34,13 +34,13 @@ fn joint_shape(a: &[Index], b: &[Index]) -> Option<Vec<Index>> {
         .collect()
 }
 
-/// Whether two tensors have one shape, without any condition.
+/// Whether two tensors have equal shapes, without a guard.
 fn alike(x: &Tensor, y: &Tensor) -> bool {
     let here = x.traced.is_none() && y.traced.is_none();
     if here { x.layout.shape == y.layout.shape } else { x.ty.shape == y.ty.shape }
 }
 
-/// Repeats a tensor to a shape, unless it has it, or sizes that may be equal to it.
+/// Broadcasts a tensor to a shape, unless its sizes are equal to it, or symbols that may be.
 fn widen(x: Tensor, shape: &[Index], site: &'static Location<'static>) -> Result<Tensor> {
     let fits = |(own, size): (&Index, &Index)| {
         own == size || (own.as_const() != Some(1) && (own.as_const().is_none() || size.as_const().is_none()))
@@ -51,7 +51,7 @@ fn widen(x: Tensor, shape: &[Index], site: &'static Location<'static>) -> Result
     run_one(&ops::Broadcast { shape: shape.to_vec() }, smallvec![x], site)
 }
 
-/// Two operands in one shape. Where they have none, the op's own rule says so.
+/// Broadcasts two operands to one shape. If there is none, the op's type rule reports it.
 fn widen_both(x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<(Tensor, Tensor)> {
     if alike(&x, &y) {
         return Ok((x, y));
@@ -67,7 +67,7 @@ fn binary(op: &dyn OpDef, x: Tensor, y: Tensor, site: &'static Location<'static>
     run_one(op, smallvec![x, y], site)
 }
 
-/// Puts the result of an op in the place of a tensor, which keeps its shape. Left alone where the op fails.
+/// Replaces a tensor by the result of an op, of the same shape. The tensor is unchanged if the op fails.
 fn in_place(
     x: &mut Tensor,
     op: &dyn OpDef,

@@ -9,7 +9,7 @@ use consort_runtime::execute::RunError;
 
 use crate::trace::is_tracing;
 
-/// What a function of this crate gives.
+/// The result type of this crate's functions.
 ///
 /// ```
 /// fn double(x: &consort::Tensor) -> consort::Result<consort::Tensor> {
@@ -19,7 +19,7 @@ use crate::trace::is_tracing;
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an op or a collective gave no result.
+/// Why an op or a collective failed.
 ///
 /// ```
 /// # fn main() -> consort::Result<()> {
@@ -44,11 +44,11 @@ struct Inner {
 
 #[derive(Clone)]
 enum Cause {
-    /// A rule of the op does not hold: its number, what was expected, the way out.
+    /// A rule of the op is violated: its number, what was expected, a note.
     Rule(Violation),
-    /// The ranks did not come through.
+    /// Communication failed.
     Comm(CommError),
-    /// Anything else, in words.
+    /// Any other error, as text.
     Other(String),
 }
 
@@ -61,7 +61,7 @@ impl Error {
         Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site })).noted()
     }
 
-    /// A plan that failed while it ran; what happened between the ranks stays known.
+    /// A plan that failed while it ran; a communication error is kept as the cause.
     pub(crate) fn run(op: &str, error: &RunError, site: &'static Location<'static>) -> Error {
         match error.comm_error() {
             Some(cause) => Error::comm(error.op().unwrap_or(op), cause.clone(), site),
@@ -73,14 +73,14 @@ impl Error {
         Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site })).noted()
     }
 
-    /// The same, where these ranks are to blame.
+    /// Records which ranks caused the error.
     pub(crate) fn blaming(self, ranks: &[usize]) -> Error {
         consort_comm::note_trouble(&self, ranks);
         self
     }
 
-    /// The other ranks are told, should this one end because of it. An error of a trace may only mean that the function
-    /// runs without it.
+    /// Reports the error to the other ranks, should this one exit because of it. An error in a trace is not reported:
+    /// the function may then run uncompiled.
     pub(crate) fn noted(self) -> Error {
         if !is_tracing() {
             consort_comm::note_trouble(&self, &[]);
@@ -88,7 +88,7 @@ impl Error {
         self
     }
 
-    /// The same with more at its end; nothing where there is nothing more to say.
+    /// Appends a note, unless it is empty.
     pub(crate) fn with_note(self, note: &str) -> Error {
         if note.is_empty() {
             return self;
@@ -108,7 +108,7 @@ impl Error {
         Error(Box::new(Inner { op, cause, site }))
     }
 
-    /// What happened between the ranks, if it was that.
+    /// The communication error, if it was one.
     ///
     /// [`Error`] has an example.
     pub fn comm_error(&self) -> Option<&CommError> {
@@ -130,7 +130,7 @@ impl Error {
     }
 }
 
-/// The same text: it is what a program prints whose `main` gives an error.
+/// The same text as `Display`, since a program whose `main` returns an error prints this.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -148,7 +148,7 @@ impl fmt::Display for Error {
             },
             Cause::Comm(error) => {
                 let text = error.to_string();
-                // It may begin with the op, alone or with what it does: `all_reduce sum f32: ..`.
+                // The text may begin with the op already: `all_reduce sum f32: ..`.
                 let named = text.strip_prefix(&op[..]).is_some_and(|rest| rest.starts_with([':', ' ']));
                 let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
                 if !named {

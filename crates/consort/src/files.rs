@@ -1,7 +1,7 @@
 //! Tensors from and to files: NumPy's `.npy`, and safetensors.
 //!
-//! A file comes from outside: every malformed one is an error that names it, found before anything is allocated for
-//! what it claims.
+//! Files are untrusted: every malformed one is an error that names it, found before anything is allocated for
+//! its claimed sizes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,13 +18,13 @@ use crate::error::{Error, Result};
 use crate::npy::{self, Array, NpyDtype};
 use crate::tensor::Tensor;
 
-/// A header of a safetensors file is not larger: what a file claims must not make us allocate more.
+/// The largest header of a safetensors file: bounds what a malformed file makes us allocate.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The bytes before a safetensors header: its length.
 const LENGTH_BYTES: u64 = 8;
 
-/// What went wrong with a file.
+/// The context of a file error.
 struct Fault<'a> {
     op: &'static str,
     path: &'a Path,
@@ -47,7 +47,7 @@ impl Fault<'_> {
 }
 
 impl Tensor {
-    /// The tensor of a `.npy` file. It may differ between ranks, as any tensor from outside.
+    /// The tensor of a `.npy` file. Like any input it may differ between ranks.
     ///
     /// ```
     /// use consort::Tensor;
@@ -70,7 +70,7 @@ impl Tensor {
         of_array(fault.op, &array, fault.site)
     }
 
-    /// Writes it as a `.npy` file, over what is there. The format has no bf16.
+    /// Writes it as a `.npy` file, overwriting an existing one. The format has no bf16.
     ///
     /// [`from_npy`](Tensor::from_npy) has an example.
     #[track_caller]
@@ -138,14 +138,14 @@ impl Tensor {
         file.entries.keys().map(|name| Ok((name.clone(), file.tensor(name)?))).collect()
     }
 
-    /// Writes tensors as a safetensors file, over what is there. Waits for them.
+    /// Writes tensors as a safetensors file, overwriting an existing one. Waits for them.
     ///
     /// [`load_safetensors`](Tensor::load_safetensors) has an example.
     #[track_caller]
     pub fn save_safetensors(path: impl AsRef<Path>, tensors: &[(&str, &Tensor)]) -> Result<()> {
         let fault = Fault { op: "save_safetensors", path: path.as_ref(), site: Location::caller() };
         let mut sorted = tensors.to_vec();
-        // Wide elements first, so that all lie at multiples of their size.
+        // Wide elements first, so that all are aligned.
         sorted.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size()), *name));
         let (mut infos, mut end) = (Vec::new(), 0);
         for (name, tensor) in &sorted {
@@ -175,7 +175,7 @@ impl Tensor {
 
 fn of_array(op: &str, array: &Array, site: &'static Location<'static>) -> Result<Tensor> {
     Tensor::build(op, array.dtype.dtype(), &array.shape, site, |bytes| {
-        // Both are as long as the shape says.
+        // Both have the length that the shape implies.
         bytes.iter_mut().zip(&array.bytes).for_each(|(to, from)| *to = *from);
         Ok(())
     })
@@ -194,7 +194,7 @@ fn file_dtype(dtype: Dtype) -> FileDtype {
     }
 }
 
-/// A safetensors file, of which only what is asked for is read: each rank reads its own part.
+/// A safetensors file, of which only the requested tensors or parts are read: each rank reads its own part.
 ///
 /// ```
 /// use consort::{Safetensors, Tensor};
@@ -268,7 +268,7 @@ impl Safetensors {
         Ok(&self.entry(name, Location::caller())?.0.shape)
     }
 
-    /// An error where a tensor has another shape.
+    /// Fails if the shape of a tensor is not `expected`.
     #[track_caller]
     pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<()> {
         let got = self.shape(name)?;
@@ -296,7 +296,7 @@ impl Safetensors {
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let site = Location::caller();
         let (info, _) = self.entry(name, site)?;
-        // As one row of all of it.
+        // The whole tensor as one row.
         self.read_rows(name, &info.shape, 1, 0, 0, info.data_offsets.1 - info.data_offsets.0, site)
     }
 
@@ -318,7 +318,7 @@ impl Safetensors {
         }
         let mut shape = info.shape.clone();
         shape[dim] = size;
-        // Where another dimension is empty there is nothing to read, and counts need not fit.
+        // If another dimension is empty there is nothing to read, and the products may overflow.
         let (rows, entry) = match numel(&shape) {
             Some(0) | None => (0, 0),
             Some(_) => (shape[..dim].iter().product(), shape[dim + 1..].iter().product::<usize>()),
@@ -369,7 +369,7 @@ impl Safetensors {
                 let read = self.file.read_exact_at(piece, first + row as u64 * apart);
                 read.map_err(|error| fault.error(format!("`{name}`: {error}")))?;
             }
-            // Whoever reads a bool may take its byte for its value, so another byte must not get through.
+            // Readers take a bool's byte for its value, so bytes other than 0 and 1 are rejected.
             match bytes.iter().find(|byte| dtype == Dtype::Bool && **byte > 1) {
                 Some(bad) => {
                     Err(fault.error(format!("`{name}`: expected every bool to be 0 or 1, got {bad}")))

@@ -8,8 +8,8 @@ use crate::mesh::{Group, Mesh};
 use crate::pending::Pending;
 use crate::tensor::Tensor;
 
-/// A type that contains tensors, in a fixed order. Derive it for your own structs and enums; numbers, texts and the like hold
-/// none and stay as they are. Nothing here waits: tensors that are on their way stay so.
+/// A type that contains tensors, in a fixed order. Derive it for your own structs and enums; numbers, strings and the
+/// like contain none and are kept. Nothing here blocks: pending tensors stay pending.
 ///
 /// ```
 /// use consort::{Dtype, Flatten, Tensor};
@@ -32,10 +32,10 @@ use crate::tensor::Tensor;
 /// # Ok(()) }
 /// ```
 pub trait Flatten: Sized {
-    /// Shows every tensor, size and setting, in order.
+    /// Visits every tensor, size and setting, in order.
     fn visit(&self, visit: &mut dyn Visit);
 
-    /// The same with other tensors and sizes in the place of its own, asked for in order.
+    /// A copy with its tensors and sizes replaced, in order.
     #[must_use]
     fn map(&self, map: &mut dyn Map) -> Self;
 
@@ -46,7 +46,7 @@ pub trait Flatten: Sized {
         tensors
     }
 
-    /// The same with these tensors in the place of its own.
+    /// A copy with its tensors replaced by these.
     #[track_caller]
     fn unflatten(&self, tensors: Vec<Tensor>) -> Result<Self> {
         let mut expected = 0;
@@ -60,7 +60,7 @@ pub trait Flatten: Sized {
     }
 }
 
-/// What looks at the parts of a value.
+/// A visitor of the leaves of a value.
 ///
 /// ```
 /// use consort::{Flatten, Static, Tensor, Visit};
@@ -83,32 +83,32 @@ pub trait Visit {
     fn tensor(&mut self, tensor: &Tensor);
     /// A size or place.
     fn index(&mut self, _index: &Index) {}
-    /// Anything else that makes one value another: a compiled function is compiled anew where it changes.
+    /// Any other leaf: a compiled function is recompiled if it changes.
     fn setting(&mut self, _setting: Static<'_>) {}
 }
 
-/// What puts other parts in the place of a value's own.
+/// A map over the leaves of a value.
 ///
-/// [`Flatten::unflatten`] is made of it.
+/// [`Flatten::unflatten`] uses it.
 pub trait Map {
-    /// A tensor in the place of this one.
+    /// The replacement of a tensor.
     fn tensor(&mut self, tensor: &Tensor) -> Tensor;
-    /// A size or place in the place of this one.
+    /// The replacement of a size or index.
     fn index(&mut self, index: &Index) -> Index {
         index.clone()
     }
 }
 
-/// A part of a value that is no tensor: a number, a text, which variant of an enum it is.
+/// A leaf that is not a tensor: a number, a string, the variant of an enum.
 ///
 /// [`Visit`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Static<'a> {
-    /// A whole number, a truth value, a length.
+    /// An integer, a bool, a length.
     Int(i128),
-    /// A number with a fraction.
+    /// A floating-point number.
     Float(f64),
-    /// A text, or the name of a variant.
+    /// A string, or the name of a variant.
     Text(&'a str),
 }
 

@@ -1,4 +1,4 @@
-//! Operations in flight, as tensors hold them: waited for once, by whoever first needs what they give.
+//! Pending operations, as tensors hold them: the first access to a result waits for its operation, once.
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -10,14 +10,14 @@ use crate::error::{Error, Result};
 use crate::trace::{Start, current};
 use crate::world::World;
 
-/// An operation in flight, shared by the tensors that it makes.
+/// A pending operation, shared by its result tensors.
 pub(crate) struct Flight {
     state: RefCell<State>,
     op: &'static str,
     site: &'static Location<'static>,
 }
 
-/// What a handle waits for: an operation, or the wait that a trace writes down.
+/// What a handle waits for: a pending operation, or a start in a trace.
 #[derive(Clone)]
 pub(crate) enum Way {
     Flying(Rc<Flight>),
@@ -57,14 +57,14 @@ impl Flight {
         site: &'static Location<'static>,
     ) -> Rc<Flight> {
         let flight = Flight { state: RefCell::new(State::Flying(pending, Rc::clone(world))), op, site };
-        // An allocation costs more than the rest of this.
+        // Reuses the allocation of a completed operation: allocating costs more than the rest of this.
         let Some(mut landed) = world.landed.take() else { return Rc::new(flight) };
         let Some(place) = Rc::get_mut(&mut landed) else { return Rc::new(flight) };
         *place = flight;
         landed
     }
 
-    /// Waits until it is over. An error is the same each time.
+    /// Waits for completion. A failure is returned at every call.
     pub(crate) fn wait(self: &Rc<Flight>) -> Result<()> {
         let error = match self.state.replace(State::Landed) {
             State::Landed => return Ok(()),
@@ -81,7 +81,7 @@ impl Flight {
         Err(error)
     }
 
-    /// Whether it is over; makes it go on, and never waits.
+    /// Whether it has completed; advances it, and never blocks.
     pub(crate) fn test(&self) -> Result<bool> {
         let mut state = self.state.borrow_mut();
         let outcome = match &mut *state {

@@ -1,4 +1,4 @@
-//! Collectives that write where something is: in place, or into a tensor or slice that is there.
+//! Collectives that write to existing storage: in place, or into a given tensor or slice.
 
 use std::panic::Location;
 
@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 use crate::trace::is_tracing;
 
 impl Group {
-    /// Runs an operation whose result goes where its operand is.
+    /// Runs an operation whose result replaces its operand in place.
     #[track_caller]
     fn in_place<'a>(
         &self,
@@ -25,7 +25,7 @@ impl Group {
     ) -> Result<Pending<()>> {
         let mut slice = place.into_slice();
         slice.make_own(site)?;
-        // The whole tensor is replaced by the result; of a slice, the tensor itself is one more owner.
+        // A whole tensor is replaced by the result. A slice has one more owner: the tensor itself.
         if slice.is_whole() {
             return Ok(Pending { gives: (), flight: self.start_on(op, slice.tensor, site)? });
         }
@@ -37,7 +37,7 @@ impl Group {
         Ok(Pending { gives: (), flight: started.flight })
     }
 
-    /// Runs an operation whose result goes into a tensor or slice that is there.
+    /// Runs an operation whose result is written to a given tensor or slice.
     #[track_caller]
     fn write_to_place<'a>(
         &self,
@@ -122,7 +122,7 @@ impl Group {
         let site = Location::caller();
         let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
         types.dedup();
-        // There is one communication for each run of one type.
+        // One communication for each run of tensors of one element type.
         let mut start = 0;
         for dtype in types {
             let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
@@ -189,8 +189,8 @@ impl Group {
         Ok(())
     }
 
-    /// [`all_gather`](Group::all_gather) in place: each member has its part of a dimension, by its place in the group,
-    /// and all get the others' parts where they belong.
+    /// [`all_gather`](Group::all_gather) in place: each member holds its part of a dimension, at its place in the
+    /// group, and receives the others' parts at theirs.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};
@@ -221,7 +221,7 @@ impl Group {
     }
 
     /// [`reduce_scatter`](Group::reduce_scatter) in place: each member's part of a dimension, by its place in the group,
-    /// becomes the reduction; the rest stays as it was.
+    /// becomes the reduction; the rest is unchanged.
     ///
     /// [`all_gather_`](Group::all_gather_) has an example.
     #[track_caller]
@@ -238,7 +238,7 @@ impl Group {
         part.take_result(result, site)
     }
 
-    /// Where this member's part of a dimension begins, and its size: all have equal parts.
+    /// Start and size of this member's part of a dimension; all parts are equal.
     fn own_part(
         &self,
         op: &str,
@@ -259,12 +259,12 @@ impl Group {
             return Err(Error::new(op, message, site));
         }
         let size = Index(size.clone()) / n;
-        // The op refuses a group that leaves ranks out, so it does not matter where the part of such a rank is.
+        // The op rejects a group that leaves ranks out, so the start of such a rank does not matter.
         let me = if self.has_me() { self.rank() } else { Index::from(0usize) };
         Ok((me * &size, size))
     }
 
-    /// [`all_gather`](Group::all_gather) into a tensor or slice that is there.
+    /// [`all_gather`](Group::all_gather) into a given tensor or slice.
     ///
     /// ```
     /// use consort::{Dtype, Tensor};
@@ -283,7 +283,7 @@ impl Group {
         self.write_to_place(&op, out, x.into(), Location::caller())
     }
 
-    /// [`reduce_scatter`](Group::reduce_scatter) into a tensor or slice that is there.
+    /// [`reduce_scatter`](Group::reduce_scatter) into a given tensor or slice.
     ///
     /// ```
     /// use consort::{Dtype, Reduce, Tensor};
@@ -310,7 +310,7 @@ impl Group {
         self.write_to_place(&op, out, x.into(), Location::caller())
     }
 
-    /// [`all_to_all`](Group::all_to_all) into a tensor or slice that is there.
+    /// [`all_to_all`](Group::all_to_all) into a given tensor or slice.
     ///
     /// [`reduce_scatter_into`](Group::reduce_scatter_into) has an example.
     #[track_caller]

@@ -1,4 +1,4 @@
-//! Sizes and places as users see them: symbolic integers that know when they are asked for a number.
+//! Symbolic integers for sizes and positions: concretising one in a trace records a guard.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,8 +13,8 @@ use crate::world::World;
 
 /// A size or place: a number, or an expression of sizes and ranks that stay symbols while a function is traced.
 ///
-/// Arithmetic keeps symbols. Comparing or converting an index asks for its number: in a trace, one that depends on the
-/// sizes of arguments becomes a condition of the compiled function; one that depends on the rank is an error, because
+/// Arithmetic keeps symbols. Comparing or converting an index concretises it: in a trace, one that depends on the
+/// sizes of arguments records a guard of the compiled function; one that depends on the rank is an error, because
 /// the ranks would trace different programs.
 ///
 /// ```
@@ -65,7 +65,7 @@ impl Index {
         }
     }
 
-    /// How two compare here. In a trace the outcome becomes a condition; where there is none, the trace fails.
+    /// Compares two indices. In a trace the outcome is recorded as a guard; if it cannot be, the trace fails.
     #[track_caller]
     fn compare(&self, other: &Index) -> Ordering {
         match (self.0.as_const(), other.0.as_const()) {
@@ -203,7 +203,7 @@ macro_rules! shapes {
 
 shapes!(usize, Index);
 
-/// As attributes of ops hold them.
+/// Converts to the indices of op attributes.
 pub(crate) fn plain(list: Vec<Index>) -> Vec<index::Index> {
     list.into_iter().map(|index| index.0).collect()
 }

@@ -1,8 +1,8 @@
 //! Tensors and collectives of one program on many ranks.
 //!
-//! A [`Tensor`] is a value; a [`Mesh`] is all ranks, along named axes; a [`Group`] is those that communicate. Every
-//! collective takes tensors and gives tensors: in place where ownership shows that nobody can tell, on its way until
-//! it is needed.
+//! A [`Tensor`] is a value; a [`Mesh`] is all ranks, along named axes; a [`Group`] is ranks that communicate. Every
+//! collective takes tensors and returns tensors: in place if an operand has no other owner, and pending until the
+//! elements are needed.
 //!
 //! ```
 //! use consort::{Reduce, Tensor};
@@ -17,7 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// So that what is derived here finds the crate by the name that users have for it.
+// Lets `#[derive(Flatten)]` in this crate refer to it as `consort`, as users do.
 extern crate self as consort;
 
 mod apply;
@@ -72,7 +72,7 @@ pub use tensor::Tensor;
 pub use trace::{Break, is_tracing, uncompiled};
 pub use world::Unwaited;
 
-/// What a kernel of the user's own is made of; [`Mesh::add_kernel`] takes one.
+/// Types of user-defined kernels; [`Mesh::add_kernel`] takes one.
 pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }

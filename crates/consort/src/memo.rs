@@ -1,7 +1,7 @@
-//! What ops' rules said before, so that asking them again costs little.
+//! A cache of the outcomes of ops' type rules.
 //!
-//! A rule is a pure function of the op and of the operands' types. Tensors share their types, so a look at addresses
-//! tells most calls apart; those that are kept here stay where they are.
+//! A rule is a pure function of the op and of the operands' types. Tensors share their types, so lookups compare
+//! addresses; the cache keeps types alive, so their addresses stay valid.
 
 use std::rc::Rc;
 
@@ -13,11 +13,11 @@ use smallvec::SmallVec;
 use crate::apply::Prepared;
 use crate::tensor::Tensor;
 
-/// How many calls are remembered; one takes the place of another that falls on it.
+/// Number of slots; on a collision the new entry replaces the old one.
 const PLACES: usize = 256;
 
-/// Calls, each in the place that its addresses lead to, and types, each in the place that its sizes lead to: equal
-/// types that come up again share an address.
+/// Calls, hashed by the addresses of their types, and types, hashed by their sizes, so that equal types share an
+/// address.
 pub(crate) struct Memo {
     places: Vec<Option<Entry>>,
     types: Vec<Option<Rc<TensorType>>>,
@@ -35,7 +35,7 @@ impl Default for Memo {
     }
 }
 
-/// The place of a call. Allocations begin on multiples of 16.
+/// The slot of a call. Allocations are aligned to 16 bytes.
 fn place(op: &dyn OpDef, args: &[Tensor]) -> usize {
     let mix = |hash: usize, address: usize| (hash ^ (address >> 4)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let start = mix(0, std::ptr::from_ref(op.info()) as usize);
@@ -43,7 +43,7 @@ fn place(op: &dyn OpDef, args: &[Tensor]) -> usize {
 }
 
 impl Memo {
-    /// A type, at the address that an equal one has here.
+    /// The shared copy of an equal type.
     pub(crate) fn share(&mut self, ty: TensorType) -> Rc<TensorType> {
         let place = self.place_of_type(&ty, ty.varies);
         match place {
@@ -52,7 +52,7 @@ impl Memo {
         }
     }
 
-    /// A type that may differ along these axes, at the address that an equal one has here.
+    /// The shared copy of this type with other varying axes.
     pub(crate) fn varying(&mut self, ty: &TensorType, varies: Axes) -> Rc<TensorType> {
         let place = self.place_of_type(ty, varies);
         match place {
@@ -70,7 +70,7 @@ impl Memo {
         &mut self.types[sizes.fold(start, mix) >> 40 & (PLACES - 1)]
     }
 
-    /// What an op's rule said of operands of these types.
+    /// The cached outcome of an op's type rule for operands of these types.
     #[inline]
     pub(crate) fn find(&self, op: &dyn OpDef, args: &[Tensor]) -> Option<Rc<Prepared>> {
         let entry = self.places[place(op, args)].as_ref()?;

@@ -69,8 +69,8 @@ impl Init {
         self
     }
 
-    /// How long an operation may wait for the other ranks, this one's start included. Without it, as long as
-    /// `consort run --deadline` says, or else five minutes.
+    /// The deadline of operations that wait for other ranks, startup included. Without it, that of
+    /// `consort run --deadline`, or else five minutes.
     ///
     /// [`Init`] has an example.
     #[must_use]
@@ -133,7 +133,7 @@ impl Init {
             let mesh = self.mesh(n).map_err(|error| Error::new("spawn", error, site))?;
             let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
             let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
-            // The mesh is gone, and with it all that was in flight.
+            // The mesh has been dropped, and with it all pending operations.
             match (consort_comm::take_unseen().into_iter().next(), outcome) {
                 (Some(unseen), Ok(_)) => Err(Error::new("spawn", unseen, site)),
                 (_, outcome) => outcome,
@@ -183,7 +183,7 @@ impl Init {
         }
         let world = World::join(mesh, all, control);
         world.set_timeout(timeout);
-        // The groups of single axes are made at once, so that asking for one is no matter of all ranks.
+        // The groups of single axes are created here, so that asking for one needs no agreement of all ranks.
         let axes = world.mesh().all_axes();
         for axis in axes.iter() {
             let group = world.group(GroupName::Axes(Axes::one(axis)), site);
@@ -261,7 +261,7 @@ impl Deref for Mesh {
 pub struct Group {
     pub(crate) world: Rc<World>,
     pub(crate) over: GroupName,
-    /// None where there are only shapes, or where this rank is in no list.
+    /// `None` if there are only shapes, or if this rank is in no list.
     pub(crate) comm: Option<consort_comm::Group>,
     /// Whether its operations end the graph of a compiled function.
     pub(crate) breaks: bool,
@@ -305,7 +305,7 @@ impl Mesh {
         self.axes(&[name])
     }
 
-    /// The group along several axes. All ranks ask for a new one together.
+    /// The group along several axes. All ranks must create a new one together.
     ///
     /// ```
     /// use consort::{Init, Reduce, Tensor};
@@ -331,8 +331,8 @@ impl Mesh {
         })
     }
 
-    /// The group of the list that holds this rank. The lists have one length, no rank is in two, and all ranks call
-    /// this with the same lists. A rank that is in none passes its tensors through.
+    /// The group of the list that contains this rank. The lists must be disjoint and of one length, and all ranks must
+    /// call this with the same lists. A rank in no list passes its tensors through.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};
@@ -353,8 +353,8 @@ impl Mesh {
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
-    /// The group of all ranks that give the same colour, in the order of their keys; all of one size. A rank without a
-    /// colour is in none, and passes its tensors through. All ranks call it.
+    /// The group of all ranks with the same colour, ordered by key; all groups must have one size. A rank without a
+    /// colour is in no group, and passes its tensors through. All ranks must call it.
     ///
     /// ```
     /// let sizes = consort::spawn(4, |mesh| {
@@ -402,9 +402,9 @@ impl Mesh {
         self.world.set_threads(n);
     }
 
-    /// Calls compiled functions so that they are compiled and their memory is there, before anything counts. All ranks do
-    /// so together, with arguments like those of real steps; the calls are not counted, and nobody goes on before all
-    /// are done.
+    /// Warm-up: calls compiled functions so that they are compiled and their memory is allocated before timed steps.
+    /// All ranks must do so together, with arguments like those of real steps. The calls are not counted, and no rank
+    /// returns before all are done.
     ///
     /// ```
     /// use consort::{Reduce, Tensor, compile};
@@ -429,8 +429,8 @@ impl Mesh {
         Ok(given)
     }
 
-    /// Bytes that were copied so that they could take part in communication: operands with other owners, and those
-    /// that did not lie in one piece.
+    /// Bytes that were copied for communication: operands with other owners, and those
+    /// that were not contiguous.
     ///
     /// [`set_timeout`](Mesh::set_timeout) has an example.
     pub fn copied_bytes(&self) -> u64 {
@@ -461,7 +461,7 @@ impl Mesh {
     pub fn parity(&self, key: &str, value: &str) -> Result<()> {
         let site = Location::caller();
         let what = format!("compare the setting `{key}`");
-        // In the order of all other calls, so that a rank that does something else differs and is not merely late.
+        // A numbered call, so that a rank that does something else is a mismatch, not a timeout.
         let values = self.world.gather_bytes(&what, value.as_bytes(), site)?;
         let mut groups: Vec<(&[u8], Vec<usize>)> = Vec::new();
         for (rank, value) in values.iter().enumerate() {
@@ -481,7 +481,7 @@ impl Mesh {
         Err(Error::new("parity", format!("the setting `{key}` must be the same on all ranks{rows}"), site))
     }
 
-    /// Gives a kernel for an op of the user's own, which is run through its evaluation otherwise.
+    /// Registers a kernel for a user-defined op, which runs through its evaluation otherwise.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -509,7 +509,7 @@ fn group(world: Rc<World>, over: GroupName, op: &str, site: &'static Location<'s
 }
 
 impl Group {
-    /// A number that no other group of this mesh has, the same on all ranks.
+    /// A number unique to this group in the mesh, equal on all ranks.
     pub(crate) fn id(&self) -> i128 {
         match self.over {
             GroupName::Axes(axes) => axes.iter().map(|axis| 1i128 << axis.0).sum::<i128>(),
@@ -518,7 +518,7 @@ impl Group {
     }
 
     /// The same group, with operations that are never compiled: each ends the graph, as [`uncompiled`](crate::uncompiled)
-    /// does. What that costs is what compiling them saves.
+    /// does. Use it to measure what compiling them saves.
     ///
     /// ```
     /// use consort::{Reduce, Tensor, compile};
@@ -536,7 +536,7 @@ impl Group {
         Group { breaks: true, ..self.clone() }
     }
 
-    /// How programs name it: what `over` is in an op that communicates over it.
+    /// Its name in programs: the `over` of ops that communicate over it.
     ///
     /// [`Group::apply`] has an example.
     pub fn name(&self) -> GroupName {
@@ -550,7 +550,7 @@ impl Group {
         self.world.mesh().group_size(self.over) as usize
     }
 
-    /// This rank's place in it, as a symbol: sizes and starts that mention it differ between ranks, and are known to.
+    /// This rank's place in it, as a symbol: sizes and starts that depend on it are known to vary between ranks.
     ///
     /// [`Group`] has an example.
     pub fn rank(&self) -> Index {
@@ -563,7 +563,7 @@ impl Group {
         })
     }
 
-    /// What a size or place is on this rank.
+    /// The value of an index on this rank.
     ///
     /// [`Group`] has an example.
     #[track_caller]
@@ -576,7 +576,7 @@ impl Group {
         number.map_err(|error| Error::new("number", error.0, Location::caller()))
     }
 
-    /// The group beneath, with operations on buffers; none where there are only shapes, or where this rank is in none.
+    /// The underlying group with operations on buffers; `None` if there are only shapes, or if this rank is no member.
     pub fn raw(&self) -> Option<&consort_comm::Group> {
         self.comm.as_ref()
     }
@@ -588,7 +588,7 @@ impl Group {
         self.world.mesh().group_rank(self.over, self.world.rank).is_some()
     }
 
-    /// How many of its operations nobody has waited for yet.
+    /// The number of its operations that have not been waited for.
     ///
     /// [`Group`] has an example.
     pub fn in_flight(&self) -> usize {

@@ -11,7 +11,7 @@ use crate::index::Index;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// The product of matrices in the last two dimensions. A 2-d `other` serves every matrix of this one.
+    /// The product of matrices in the last two dimensions. A 2-d `other` is multiplied with every matrix of this one.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -65,7 +65,7 @@ impl Tensor {
         run_one(&ops::Logsumexp { dims: dims.to_vec(), keep }, smallvec![self.clone()], Location::caller())
     }
 
-    /// Over the root of its mean square along the last dimension, times a weight for each place of it.
+    /// Divides by the root of the mean square along the last dimension, times a weight for each element of it.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -79,7 +79,7 @@ impl Tensor {
         run_one(&ops::RmsNorm { eps }, smallvec![self.clone(), weight.clone()], Location::caller())
     }
 
-    /// Less its mean, over its standard deviation along the last dimension, times a weight, plus a bias.
+    /// Subtracts the mean and divides by the standard deviation along the last dimension; times a weight, plus a bias.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {

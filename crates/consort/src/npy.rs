@@ -22,7 +22,7 @@
 
 use consort_types::Dtype;
 
-/// What an element of a file is.
+/// The element type of a file.
 ///
 /// ```
 /// use consort::{Dtype, npy::NpyDtype};
@@ -88,7 +88,7 @@ impl NpyDtype {
         }
     }
 
-    /// What a file can hold such a tensor's elements as; nothing for bf16.
+    /// The element type in which a file can hold such a tensor; `None` for bf16.
     ///
     /// [`NpyDtype`] has an example.
     pub fn of(dtype: Dtype) -> Option<NpyDtype> {
@@ -108,9 +108,9 @@ impl NpyDtype {
 /// The [module](self) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
-    /// What the elements are.
+    /// The element type.
     pub dtype: NpyDtype,
-    /// The size along each dimension; none of them for a single number.
+    /// The size along each dimension; empty for a single number.
     pub shape: Vec<usize>,
     /// The elements; as many bytes as the shape and the dtype say.
     pub bytes: Vec<u8>,
@@ -118,7 +118,7 @@ pub struct Array {
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// NumPy itself has no array of more dimensions. The limit keeps what a header can make us allocate small.
+/// NumPy's own limit. It bounds what a header can make us allocate.
 const MAX_DIMENSIONS: usize = 64;
 
 /// Reads an array from the bytes of a whole file.
@@ -140,7 +140,7 @@ fn read_array(bytes: &[u8]) -> Result<Array, String> {
     if big_endian {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }
-    // Whoever reads the array may take a bool's byte for its value, so another byte must not get through.
+    // Readers take a bool's byte for its value, so bytes other than 0 and 1 are rejected.
     if dtype == NpyDtype::Bool
         && let Some(bad) = bytes.iter().find(|byte| **byte > 1)
     {
@@ -192,8 +192,8 @@ fn tuple(shape: &[usize]) -> String {
     }
 }
 
-/// How many bytes an array has. Zero dimensions do not excuse the others: whoever computes strides from
-/// them would overflow all the same.
+/// The byte count of an array. The nonzero dimensions must not overflow even if the array is empty: strides
+/// computed from them would.
 fn byte_count(dtype: NpyDtype, shape: &[usize]) -> Result<usize, String> {
     let bytes = shape.iter().filter(|d| **d != 0).try_fold(dtype.size(), |n, d| n.checked_mul(*d));
     match bytes {
@@ -256,7 +256,7 @@ fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), String> {
     })
 }
 
-/// What a header says.
+/// A parsed header.
 struct Header {
     dtype: NpyDtype,
     big_endian: bool,

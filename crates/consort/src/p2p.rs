@@ -19,7 +19,7 @@ use crate::start::check_world;
 use crate::tensor::{CachedLayout, Tensor};
 use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 
-/// The other end of a message: a member of the group by its place, or where a route leads.
+/// The peer of a message: a member by its place in the group, or given by a route.
 ///
 /// [`Group::batch`] has an example.
 pub struct Other(Peer<ir::Index>);
@@ -48,18 +48,18 @@ impl From<Route> for Other {
 pub enum Batched<'a> {
     /// A tensor that is sent.
     Send {
-        /// What.
+        /// The tensor.
         x: Tensor,
-        /// To whom.
+        /// The receiver.
         to: Other,
         /// Messages match by sender, receiver and tag, in order.
         tag: i64,
     },
     /// A tensor or slice that takes what is received.
     Recv {
-        /// Where it goes.
+        /// The destination.
         into: SliceMut<'a>,
-        /// From whom.
+        /// The sender.
         from: Other,
         /// Messages match by sender, receiver and tag, in order.
         tag: i64,
@@ -104,7 +104,7 @@ impl Group {
         self.batch_at(vec![Batched::send(x, to, tag)], Location::caller())
     }
 
-    /// Receives a tensor from a member. It is waited for when its elements are first needed.
+    /// Receives a tensor from a member. The first access to its elements waits for it.
     ///
     /// [`isend`](Group::isend) has an example.
     #[track_caller]
@@ -139,8 +139,8 @@ impl Group {
         Ok(())
     }
 
-    /// A batch of sends and receives that are in flight together. Tensors that receive are waited for when their
-    /// elements are first needed; the handle says when all of the batch is over.
+    /// A batch of concurrent sends and receives. Tensors that receive are waited for when their
+    /// elements are first needed; the handle completes when the whole batch has.
     ///
     /// ```
     /// use consort::{Batched, Route, Tensor};
@@ -205,7 +205,7 @@ impl Group {
         let failed = |error| Error::comm(name, error, site);
         let mut operands = Operands::new();
         for ((x, layout), about) in args.into_iter().zip(&layouts).zip(&prepared.messages) {
-            // A buffer does not own the storage, so that a tensor can receive beside what it sends.
+            // A buffer does not own the storage, so a tensor can receive into one part while it sends another.
             let buffer = self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?;
             operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: *about });
         }
@@ -213,7 +213,7 @@ impl Group {
         let received = layouts[n_sent..].iter().zip(&prepared.messages[n_sent..]);
         for (place, (layout, about)) in places.iter_mut().zip(received) {
             place.make_own(site)?;
-            // The tensor is one owner, this view of it another.
+            // Two owners: the tensor, and this view of it.
             let into = self.take_to_write(name, &place.view(), 2, true, site)?;
             let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
             for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
@@ -242,7 +242,7 @@ impl Group {
 }
 
 impl Group {
-    /// A batch between two graphs. What is received lands in tensors of its own first.
+    /// A batch outside of the graph, at a break. Messages are received into separate tensors first.
     fn batch_between(
         &self,
         messages: Vec<Batched<'_>>,

@@ -5,7 +5,7 @@ use std::panic::Location;
 use crate::error::Result;
 use crate::flight::Way;
 
-/// An operation in flight, and what it will give.
+/// A pending operation and its result.
 ///
 /// ```
 /// use consort::{Reduce, Tensor};
@@ -22,12 +22,12 @@ use crate::flight::Way;
 #[must_use = "what an operation gives comes by waiting for it"]
 pub struct Pending<T> {
     pub(crate) gives: T,
-    /// None where there are only shapes.
+    /// `None` if there are only shapes.
     pub(crate) flight: Option<Way>,
 }
 
 impl<T> Pending<T> {
-    /// What the operation gives, when it is over.
+    /// Waits for the operation and returns its result.
     ///
     /// [`Pending`] has an example.
     #[track_caller]
@@ -38,7 +38,7 @@ impl<T> Pending<T> {
         Ok(self.gives)
     }
 
-    /// Whether it is over; makes it go on, and never waits.
+    /// Whether it has completed; advances it, and never blocks.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};

@@ -1,6 +1,6 @@
-//! What collectives write in place: tensors and mutable slices of tensors.
+//! Destinations of in-place collectives: tensors and mutable slices of tensors.
 //!
-//! Storage with one owner is written where it lies. Storage with several is copied once, for value semantics: what one
+//! Storage with one owner is written in place. Shared storage is copied on write, for value semantics: what one
 //! owner writes the others do not see.
 
 use std::panic::Location;
@@ -36,11 +36,11 @@ pub struct SliceMut<'a> {
     pub(crate) layout: Rc<CachedLayout>,
     pub(crate) shape: Vec<ir::Index>,
     pub(crate) start: Vec<ir::Index>,
-    /// What lies there, in a trace.
+    /// The traced value of the slice, in a trace.
     traced: Option<Tensor>,
 }
 
-/// What a collective can write in place: `&mut Tensor`, or a slice of one.
+/// A destination of an in-place collective: `&mut Tensor`, or a slice of one.
 ///
 /// [`all_reduce_`](crate::Group::all_reduce_) has an example.
 pub trait Place<'a> {
@@ -78,7 +78,7 @@ impl Tensor {
         self.slice_mut_at(starts, sizes, Location::caller())
     }
 
-    /// A box of it, to be written in place: where it begins and how many places it has, along each dimension.
+    /// A box of it, to be written in place: start and size along each dimension.
     ///
     /// ```
     /// use consort::{Dtype, Tensor};
@@ -104,7 +104,7 @@ impl Tensor {
         size: Vec<ir::Index>,
         site: &'static Location<'static>,
     ) -> Result<SliceMut<'_>> {
-        // Elements that are repeated have one place: what is written to one would be written to all.
+        // Repeated elements share memory: a write to one would change all.
         if self.layout.repeats() && self.storage.is_some() {
             self.move_to_own(site)?;
         }
@@ -113,7 +113,7 @@ impl Tensor {
         Ok(SliceMut { layout, shape, start, traced: is_tracing().then_some(part), tensor: self })
     }
 
-    /// Takes over the elements of another tensor of the same shape and type.
+    /// Assigns the elements of another tensor of the same shape and type.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -128,7 +128,7 @@ impl Tensor {
         self.into_slice().copy_from(other)
     }
 
-    /// Makes this the only owner of its storage, without gaps and with no peer that reads it, by a copy where it is not.
+    /// Makes this the only owner of contiguous storage that no peer reads, by a copy if necessary.
     /// Waits for its elements.
     pub(crate) fn make_writable(&mut self, site: &'static Location<'static>) -> Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
@@ -141,7 +141,7 @@ impl Tensor {
         self.move_to_own(site)
     }
 
-    /// A copy of its own, without gaps.
+    /// Moves the elements to new, contiguous storage.
     fn move_to_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let world = World::current()?;
         let buffer = alloc(&world, "copy", self.dtype(), &self.layout.shape, site)?;
@@ -168,7 +168,7 @@ impl SliceMut<'_> {
         self.tensor.dtype()
     }
 
-    /// What lies there, as a view that shares the storage.
+    /// The slice as a view that shares the storage.
     pub(crate) fn view(&self) -> Tensor {
         if let Some(traced) = &self.traced {
             return traced.clone();
@@ -193,7 +193,7 @@ impl SliceMut<'_> {
         }
     }
 
-    /// In a trace, the tensor becomes one with this in the place of the slice.
+    /// In a trace, replaces the tensor by one with `part` in the place of the slice.
     pub(crate) fn replace(&mut self, part: Tensor, site: &'static Location<'static>) -> Result<()> {
         let mut fits = part.dtype() == self.dtype() && part.rank() == self.shape.len();
         for (a, b) in part.ty.shape.iter().zip(&self.shape) {
@@ -217,12 +217,12 @@ impl SliceMut<'_> {
         Ok(())
     }
 
-    /// Notes axes over which the tensor may differ, now that something is written to it.
+    /// Adds axes over which the tensor may differ after a write.
     pub(crate) fn may_differ(&mut self, varies: Axes) {
         self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
     }
 
-    /// A slice of a tensor that has other owners, or that peers still read, becomes one of a copy.
+    /// Copy-on-write: if the tensor has other owners, or peers still read it, the slice becomes one of a copy.
     pub(crate) fn make_own(&mut self, site: &'static Location<'static>) -> Result<()> {
         let Some(storage) = &self.tensor.storage else { return Ok(()) };
         if self.is_whole() || is_tracing() || self.layout.numel() == 0 {
@@ -235,7 +235,7 @@ impl SliceMut<'_> {
                 return Ok(());
             }
         }
-        // The part lies elsewhere in the copy: find it by its distance from the first element along each dimension.
+        // The slice has another offset in the copy: recover its start along each dimension from the strides.
         let mut rest = self.layout.start - self.tensor.layout.start;
         let mut starts: Vec<usize> = vec![0; self.tensor.rank()];
         let mut by_stride: Vec<usize> = (0..self.tensor.rank()).collect();
@@ -257,7 +257,7 @@ impl SliceMut<'_> {
         Ok(())
     }
 
-    /// Takes over what an operation has written, or will write: where it is, or from elsewhere.
+    /// Takes the result of an operation, completed or pending, written in place or elsewhere.
     pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
         if is_tracing() {
             return self.replace(result, site);
@@ -274,12 +274,12 @@ impl SliceMut<'_> {
             *self.tensor = result;
             return Ok(());
         }
-        // It could not be written where it lies, for example because it has gaps.
+        // It could not be written in place, for example because it has gaps.
         self.make_own(site)?;
         write_into(&self.view(), &result, site)
     }
 
-    /// Takes over the elements of another tensor of the same shape and type.
+    /// Assigns the elements of another tensor of the same shape and type.
     ///
     /// [`SliceMut`] has an example.
     #[track_caller]
@@ -306,7 +306,7 @@ impl SliceMut<'_> {
             return Ok(());
         }
         if self.layout == self.tensor.layout {
-            // The whole tensor: its old elements are of no meaning, so the other's storage serves as well.
+            // The whole tensor is overwritten: if it is not the only owner, it can share the other's storage.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
             let is_own = |storage: &Rc<Storage>| {
                 Rc::strong_count(storage) == 1 && storage.is_writable(self.tensor.byte_range())

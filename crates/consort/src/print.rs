@@ -15,15 +15,15 @@ use crate::world::World;
 const WHOLE: usize = 1000;
 /// How many are shown at each end.
 const EDGE: usize = 3;
-/// The most digits behind the point.
+/// The maximum number of decimals.
 const PRECISION: usize = 8;
 /// The width of a line.
 const LINE: usize = 75;
-/// What breaks and errors call it: in a trace the line is that of the op before.
+/// The op's name in breaks and errors; in a trace their line is that of the previous op.
 const PRINT: &str = "print";
 
 impl fmt::Display for Tensor {
-    /// The elements. Waits for them; what went wrong is printed in their place, and is an error of the process, or of the
+    /// The elements. Waits for them; an error is printed in their place, and is an error of the process, or of the
     /// trace that prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.has_data() {
@@ -40,7 +40,7 @@ impl fmt::Display for Tensor {
                     ),
                     (None, Err(_)) => {}
                 }
-                // The rest of it stands in the report.
+                // The report contains the rest.
                 return write!(f, "<{}>", error.to_string().lines().next().unwrap_or_default());
             }
         };
@@ -64,7 +64,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// The places along a dimension; none where some are left out.
+    /// The shown indices along a dimension; `None` for an omitted range.
     fn places(&self, dim: usize) -> Vec<Option<usize>> {
         let size = self.shape[dim];
         if self.edge == usize::MAX || size <= 2 * self.edge {
@@ -89,7 +89,7 @@ impl Shown<'_> {
         let mut column = dim + 1;
         for (i, place) in self.places(dim).into_iter().enumerate() {
             if i > 0 && last {
-                // A long row goes on under its first element.
+                // A long row continues under its first element.
                 if column + 1 + width > LINE {
                     write!(f, "\n{:1$}", "", dim + 1)?;
                     column = dim + 1;
@@ -120,7 +120,7 @@ impl Shown<'_> {
 
 /// The elements that are shown, in row-major order, in one format.
 fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
-    // Printing does not tell who prints. In a trace the line of the op before it is near.
+    // `Display` has no caller location; in a trace the line of the previous op is close.
     let site = current().and_then(|session| session.last_site()).unwrap_or(Location::caller());
     let shown = Shown { shape: x.shape(), edge: if x.numel() > WHOLE { EDGE } else { usize::MAX } };
     let mut places = vec![0usize];
@@ -151,7 +151,7 @@ fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
 /// A number, and how it is written in its own type.
 struct Float {
     value: f64,
-    /// The digits behind the point that tell it from its neighbours, up to `PRECISION`.
+    /// The decimals that distinguish it from its neighbours, up to `PRECISION`.
     digits: usize,
     /// With an exponent: its shortest digits, and the exponent.
     exponent: (String, i32),
@@ -190,12 +190,12 @@ impl Float {
     }
 }
 
-/// The digits behind the point, without zeros at the end.
+/// The number of decimals, without zeros at the end.
 fn behind(text: &str) -> usize {
     text.split_once('.').map_or(0, |(_, digits)| digits.trim_end_matches('0').len())
 }
 
-/// All numbers with as many digits as the one that needs most; with exponents where they lie far apart.
+/// Formats all numbers with the digits that one of them needs; with exponents if their range is large.
 fn floats(numbers: impl Iterator<Item = Float>) -> Vec<String> {
     let numbers: Vec<Float> = numbers.collect();
     let finite = || numbers.iter().map(|x| x.value.abs()).filter(|x| x.is_finite() && *x > 0.0);

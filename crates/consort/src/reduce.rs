@@ -1,4 +1,4 @@
-//! Ops that make fewer elements of many, and orders of them.
+//! Reductions, cumulative sums, sorting.
 
 use std::panic::Location;
 
@@ -41,9 +41,9 @@ reductions! {
     max Max, "[1.0f32, 2.0, 3.0, 4.0]" => "[2. 4.]";
     /// The smallest over dimensions; NaN where one is.
     min Min, "[1.0f32, 2.0, 3.0, 4.0]" => "[1. 3.]";
-    /// The place of the largest over dimensions, the first of equals.
+    /// The index of the largest over dimensions, the first of equals.
     argmax Argmax, "[1.0f32, 2.0, 4.0, 3.0]" => "[1 0]";
-    /// The place of the smallest over dimensions, the first of equals.
+    /// The index of the smallest over dimensions, the first of equals.
     argmin Argmin, "[1.0f32, 2.0, 4.0, 3.0]" => "[0 1]";
     /// Whether any is true over dimensions.
     any Any, "[true, false, false, false]" => "[ True False]";
@@ -65,7 +65,7 @@ impl Tensor {
         run_one(&ops::Sum { dims, keep: false }, smallvec![self.clone()], Location::caller())
     }
 
-    /// Sums along a dimension up to each place.
+    /// Cumulative sums along a dimension.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -77,7 +77,7 @@ impl Tensor {
         run_one(&ops::Cumsum { dim }, smallvec![self.clone()], Location::caller())
     }
 
-    /// In the other direction along dimensions.
+    /// Reverses the order along dimensions.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -89,7 +89,7 @@ impl Tensor {
         run_one(&ops::Flip { dims: dims.to_vec() }, smallvec![self.clone()], Location::caller())
     }
 
-    /// Sorted along a dimension, and the place where each element was. Equal ones keep their order.
+    /// Sorts along a dimension; also gives the original index of each element. Equal ones keep their order.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -102,7 +102,7 @@ impl Tensor {
         self.pair(&ops::Sort { dim, descending }, Location::caller())
     }
 
-    /// The `k` largest along a dimension, largest first, and their places; of equal ones the first first.
+    /// The `k` largest along a dimension, largest first, and their indices; equal ones in the order of their indices.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -123,7 +123,7 @@ impl Tensor {
         }
     }
 
-    /// A new last dimension with a one at the place that each element names, and zeros elsewhere.
+    /// A new last dimension with a one at the index that each element holds, and zeros elsewhere.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {

@@ -1,4 +1,4 @@
-//! Ops that move elements, or only say otherwise where they lie.
+//! Shape ops: views, and ops that move elements.
 
 use std::panic::Location;
 
@@ -13,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 use crate::trace::outside_of_updates;
 
 impl Tensor {
-    /// The same elements in another shape. No element moves where their layout allows.
+    /// The same elements in another shape. A view if the layout allows it.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -26,7 +26,7 @@ impl Tensor {
         run_one(&ops::Reshape { shape: plain(shape.sizes()) }, smallvec![self.clone()], Location::caller())
     }
 
-    /// The dimensions in another order. No element moves.
+    /// The dimensions in another order, as a view.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -39,7 +39,7 @@ impl Tensor {
         run_one(&ops::Permute { dims: dims.to_vec() }, smallvec![self.clone()], Location::caller())
     }
 
-    /// Two dimensions exchanged. No element moves.
+    /// Two dimensions exchanged, as a view.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -59,8 +59,8 @@ impl Tensor {
         run_one(&ops::Permute { dims }, smallvec![self.clone()], site)
     }
 
-    /// The part of a dimension that begins at `start` and has `size` entries. No element moves. Both may depend on the
-    /// rank, and the result then differs between ranks.
+    /// The part of a dimension that begins at `start` and has `size` entries, as a view. `start` and `size` may depend
+    /// on the rank, and the result then differs between ranks.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -83,7 +83,7 @@ impl Tensor {
         self.part(start, size, &vec![1; self.rank()], site)
     }
 
-    /// Where the part of a dimension begins, and its sizes.
+    /// Starts and sizes, along all dimensions, of the part of a dimension.
     pub(crate) fn narrowed(
         &self,
         op: &str,
@@ -101,7 +101,7 @@ impl Tensor {
         Ok((starts, sizes))
     }
 
-    /// A box of it. One that a message in flight has nothing to do with is not waited for.
+    /// A box of it. A box that does not overlap a pending message is not waited for.
     pub(crate) fn part(
         &self,
         start: Vec<ir::Index>,
@@ -113,8 +113,8 @@ impl Tensor {
         run_one(&ops::Slice { start, size, step: step.to_vec() }, smallvec![whole], site)
     }
 
-    /// A box of it: where it begins, how many places it has, and how far apart they are, along each dimension. No
-    /// element moves.
+    /// A box of it, as a view: start, size and step along each
+    /// dimension.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -132,7 +132,7 @@ impl Tensor {
         self.part(plain(start.sizes()), plain(size.sizes()), step, Location::caller())
     }
 
-    /// One entry along a dimension, which the result does not have.
+    /// One entry along a dimension, which is removed.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -145,7 +145,7 @@ impl Tensor {
         self.narrow(dim, place, 1usize)?.squeeze(dim)
     }
 
-    /// This with a part of it, which begins at these places, replaced.
+    /// A copy with the box that begins at `start` replaced by `part`.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -160,7 +160,7 @@ impl Tensor {
         run_one(&op, smallvec![self.clone(), part.clone()], Location::caller())
     }
 
-    /// Tensors side by side along a dimension.
+    /// Concatenates tensors along a dimension.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -173,7 +173,7 @@ impl Tensor {
         run_one(&ops::Concat { dim }, parts.iter().map(|part| (*part).clone()).collect(), Location::caller())
     }
 
-    /// Tensors of one shape side by side along a new dimension.
+    /// Stacks tensors of one shape along a new dimension.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -188,7 +188,7 @@ impl Tensor {
         run_one(&ops::Concat { dim }, parts, site)
     }
 
-    /// Cut along a dimension into parts of these sizes. No element moves.
+    /// Splits along a dimension into parts of these sizes, as views.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -202,7 +202,7 @@ impl Tensor {
         Ok(run(&op, &mut smallvec![self.clone()], Location::caller())?.into_vec())
     }
 
-    /// Repeated to a larger shape: dimensions are aligned at the end, and sizes of one repeat. No element moves.
+    /// Broadcasts to a larger shape, as a view: dimensions are aligned at the end, and sizes of one repeat.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -216,7 +216,7 @@ impl Tensor {
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
 
-    /// With a dimension of size one more, before the one at `dim`.
+    /// Inserts a dimension of size one, before the one at `dim`.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -235,7 +235,7 @@ impl Tensor {
         run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
     }
 
-    /// Without a dimension of size one.
+    /// Removes a dimension of size one.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -256,7 +256,7 @@ impl Tensor {
         run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
     }
 
-    /// With entries of a value before and behind those of each dimension.
+    /// Pads each dimension with entries of a value, before and after its own.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -275,7 +275,7 @@ impl Tensor {
         run_one(&op, smallvec![self.clone()], Location::caller())
     }
 
-    /// The entries along a dimension at these places. Along dimension 0 of a table this is an embedding.
+    /// The entries along a dimension at these indices. Along dimension 0 of a table this is an embedding.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -289,7 +289,7 @@ impl Tensor {
         run_one(&ops::Gather { dim }, smallvec![self.clone(), places.clone()], Location::caller())
     }
 
-    /// The elements along a dimension at these places, line by line: along the second of two dimensions, place (i, j)
+    /// Picks elements along a dimension by index: along the second of two dimensions, index (i, j)
     /// names an element of row i, which becomes element (i, j) of the result.
     ///
     /// ```
@@ -304,8 +304,8 @@ impl Tensor {
         run_one(&ops::TakeAlong { dim }, smallvec![self.clone(), places.clone()], Location::caller())
     }
 
-    /// This with the entries along a dimension at these places replaced by updates; of several for one place, the last
-    /// stays.
+    /// A copy with the entries along a dimension at these indices replaced by updates; of several for one index, the
+    /// last is kept.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -320,7 +320,7 @@ impl Tensor {
         run_one(&ops::Scatter { dim }, args, Location::caller())
     }
 
-    /// This with updates added to the entries along a dimension at these places.
+    /// A copy with updates added to the entries along a dimension at these indices.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {

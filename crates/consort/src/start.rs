@@ -1,7 +1,7 @@
-//! Starting operations of a group on tensors, whatever their form: functional, in place, into a tensor that is there.
+//! Starts group operations on tensors in all forms: functional, in place, into a given tensor.
 //!
-//! An operand that lies in one piece in the rank's heap takes part where it lies. One that an operation writes must
-//! have no other owner; it is copied first otherwise, and that is counted.
+//! A contiguous operand in the rank's heap is used without a copy. One that an operation writes must
+//! have no other owner; otherwise it is copied first, and the copy is counted.
 
 use std::panic::Location;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::tensor::{CachedLayout, Tensor, alloc, fill_new};
 use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 use crate::world::World;
 
-/// Where an operation takes or leaves a tensor: the bytes of a storage, as a tensor sees them.
+/// The layout and storage of an operand or a result.
 pub(crate) struct StorageView {
     layout: Rc<CachedLayout>,
     storage: Rc<Storage>,
@@ -36,17 +36,17 @@ impl StorageView {
     }
 }
 
-/// What an operation gives, and the operation.
+/// The results of a started operation, and its handle.
 pub(crate) struct Started {
     pub(crate) results: SmallVec<[Tensor; 1]>,
     pub(crate) flight: Option<Way>,
 }
 
 impl Group {
-    /// Starts an operation. What is written where it lies may have so many `owners`; `outs` are tensors that take the
-    /// results, where there are some already.
+    /// Starts an operation. A tensor that is written in place may have at most `owners` owners; `outs` are given
+    /// tensors that take the results, if any.
     ///
-    /// It and all that call it are track_caller: what the ranks tell each other of a call is the user's line.
+    /// It and all its callers are track_caller: the ranks' notes on a call name the user's line.
     #[track_caller]
     pub(crate) fn start(
         &self,
@@ -147,7 +147,7 @@ impl Group {
         if made.is_empty() {
             made = taken;
         }
-        // Not collected: this is on the way of every call.
+        // Not `collect`: this is on the hot path of every call.
         let mut awaited = SmallVec::new();
         for ((ty, _), made) in results.iter().zip(made) {
             awaited.push(self.awaited(ty, made, &flight));
@@ -155,7 +155,7 @@ impl Group {
         Ok(Started { results: awaited, flight: Some(Way::Flying(flight)) })
     }
 
-    /// Starts an operation with one operand, which becomes its one result. It has no other owner here.
+    /// Starts an operation with one operand, which its one result replaces: in place if `x` is the only owner.
     #[track_caller]
     pub(crate) fn start_on(
         &self,
@@ -177,7 +177,7 @@ impl Group {
         Ok(started.flight)
     }
 
-    /// The same where the result lies where the operand does, or where a copy of it does. It is in no list: lists take
+    /// The same for an operation that writes in place, or to a copy of the operand. Without lists: they take
     /// longer than the rest.
     #[track_caller]
     fn start_in_place(
@@ -210,7 +210,7 @@ impl Group {
         let pending = start(collective, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         storage.add_flight(range, Rc::clone(&flight));
-        // Not before: what a call was refused for stays as it was.
+        // Only now: a call that fails must leave `x` unchanged.
         if let Some(other) = other {
             (x.layout, x.storage) = (other.layout, Some(other.storage));
         }
@@ -221,7 +221,7 @@ impl Group {
         Ok(flight)
     }
 
-    /// A tensor that an operation in flight will write.
+    /// A tensor that a pending operation will write.
     pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: StorageView, flight: &Rc<Flight>) -> Tensor {
         let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
         let tensor =
@@ -230,7 +230,7 @@ impl Group {
         tensor
     }
 
-    /// An operand that is only read: in one piece, in this rank's heap. Waits for it.
+    /// An operand that is only read: contiguous and in this rank's heap, by a copy if necessary. Waits for it.
     pub(crate) fn take_to_read(
         &self,
         op: &str,
@@ -246,8 +246,8 @@ impl Group {
         }
     }
 
-    /// An operand that is written in place: as above, and with no other owner. Where that is elsewhere, what it holds is
-    /// copied there if it is `needed`.
+    /// An operand that is written in place: as above, and with at most `owners` owners. Otherwise new storage replaces
+    /// it, with its elements copied if they are `needed`.
     pub(crate) fn take_to_write(
         &self,
         op: &str,
@@ -263,7 +263,7 @@ impl Group {
         }
     }
 
-    /// Whether an operation can write a tensor where it lies. Waits for it.
+    /// Whether an operation can write a tensor in place. Waits for it.
     fn is_free(&self, x: &Tensor, storage: &Rc<Storage>, owners: usize) -> Result<bool> {
         storage.wait(x.byte_range())?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
@@ -271,7 +271,7 @@ impl Group {
         Ok(own && storage.is_writable(x.byte_range()))
     }
 
-    /// What an operation writes instead of a tensor that is not free.
+    /// The storage that an operation writes instead of a tensor that is not free.
     fn instead(
         &self,
         op: &str,
@@ -285,7 +285,7 @@ impl Group {
         }
     }
 
-    /// A tensor that takes a result, where it can be written at once.
+    /// The storage of a tensor that takes a result, if it can be written at once.
     fn take_out(&self, out: &Tensor, owners: usize) -> Option<StorageView> {
         let storage = out.storage.as_ref()?;
         let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
@@ -317,14 +317,14 @@ impl Group {
     }
 }
 
-/// The error of a call that was refused. It has not taken the note, which is not meant for the next one.
+/// The error of a call that was refused. Clears its note, which the next call would take otherwise.
 #[cold]
 fn refused(comm: &consort_comm::Group, error: Error) -> Error {
     comm.note(Note::default());
     error
 }
 
-/// Tensors that have data belong to the world of the group.
+/// Checks that tensors with data belong to the world of the group.
 pub(crate) fn check_world<'a>(
     op: &str,
     world: &World,
@@ -366,7 +366,7 @@ fn check_outs(
     Ok(())
 }
 
-/// An error where a tensor is not equal on all ranks of its world.
+/// Fails if a tensor is not equal on all ranks of its world.
 pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Result<()> {
     let world = World::current()?;
     let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(()) };

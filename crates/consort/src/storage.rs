@@ -1,5 +1,5 @@
-//! Where the elements of tensors are: a buffer of the rank's heap, shared by all views of it, and the operations in
-//! flight that will write to it.
+//! The storage of tensors: a buffer of the rank's heap, shared by all views of it, and the pending operations
+//! that will write to it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use consort_types::overlaps;
 use crate::error::Result;
 use crate::flight::Flight;
 
-/// The storage of a tensor and of its views. It has one owner where its `Rc` has.
+/// The storage of a tensor and of its views. Its owners are the references of its `Rc`.
 pub(crate) struct Storage {
     pub(crate) buffer: Buffer,
-    /// Operations that will write to it.
+    /// Pending operations that will write to it.
     flights: RefCell<SmallList<Landing>>,
 }
 
-/// Which bytes an operation will write.
+/// The bytes that a pending operation will write.
 struct Landing {
     start: usize,
     end: usize,
@@ -27,7 +27,7 @@ struct Landing {
 }
 
 impl Landing {
-    /// Whether it writes there. What has no bytes waits for what writes none.
+    /// Whether it writes to the range. An empty range waits for an empty write.
     fn overlaps(&self, range: &Range<usize>) -> bool {
         let empty = self.start == self.end && range.is_empty();
         overlaps(&(self.start..self.end), range) || empty
@@ -47,7 +47,7 @@ impl Storage {
         }
     }
 
-    /// Whether peers are done with some of its bytes, or will be sooner than they could be copied.
+    /// Whether no peer reads the range any more, or will be done sooner than a copy would take.
     pub(crate) fn is_writable(&self, range: Range<usize>) -> bool {
         if self.buffer.is_released() {
             return true;
@@ -56,22 +56,22 @@ impl Storage {
         if part.is_released() {
             return true;
         }
-        // A copy moves some bytes in a nanosecond; whoever reads it now is about as fast.
+        // A copy takes about 1/4 ns per byte, and a peer that reads now is about as fast.
         let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
         part.bytes_mut(from_now(patience)).is_ok()
     }
 
-    /// Notes an operation that will write some of its bytes.
+    /// Adds a pending operation that will write the range.
     pub(crate) fn add_flight(&self, range: Range<usize>, flight: Rc<Flight>) {
         self.flights.borrow_mut().push(Landing { start: range.start, end: range.end, flight });
     }
 
-    /// Whether operations in flight may write it.
+    /// Whether pending operations may write it.
     pub(crate) fn has_flights(&self) -> bool {
         !self.flights.borrow().is_empty()
     }
 
-    /// Waits for what will write some of its bytes.
+    /// Waits for pending writes to the range.
     #[inline]
     pub(crate) fn wait(&self, range: Range<usize>) -> Result<()> {
         if self.flights.borrow().is_empty() {
@@ -82,18 +82,18 @@ impl Storage {
 
     fn wait_for_some(&self, range: Range<usize>) -> Result<()> {
         loop {
-            // Not a condition of the loop, which would keep the list borrowed.
+            // Not in the loop condition, which would keep the list borrowed.
             let next = self.flights.borrow_mut().take(|landing| landing.overlaps(&range));
             let Some(landing) = next else { return Ok(()) };
             if let Err(error) = landing.flight.wait() {
-                // What failed stays, so that whoever asks next learns of it too.
+                // A failed operation stays in the list, so that the next wait fails too.
                 self.flights.borrow_mut().push(landing);
                 return Err(error);
             }
         }
     }
 
-    /// Whether nothing in flight will write it; makes that go on, and never waits.
+    /// Whether no write is pending; advances pending operations, and never blocks.
     pub(crate) fn is_ready(&self) -> Result<bool> {
         loop {
             let next = self.flights.borrow().first().map(|landing| Rc::clone(&landing.flight));

@@ -39,18 +39,18 @@ use crate::world::World;
 pub struct Tensor {
     pub(crate) ty: Rc<TensorType>,
     pub(crate) layout: Rc<CachedLayout>,
-    /// None where there is a shape and no data.
+    /// `None` for a shape without data.
     pub(crate) storage: Option<Rc<Storage>>,
-    /// What it is in a function that is being traced, or has been.
+    /// Its value in a trace, current or finished.
     pub(crate) traced: Option<Rc<Traced>>,
-    /// Whose mesh the axes are of; 0 for a thread on its own.
+    /// The world whose mesh the axes belong to; 0 for a thread that has joined none.
     pub(crate) world: u32,
 }
 
-/// Operands and results: there are few.
+/// Operands or results, usually few.
 pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
 
-/// A layout, and what is asked of it again and again.
+/// A layout with cached properties.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CachedLayout {
     layout: Layout,
@@ -60,7 +60,7 @@ pub(crate) struct CachedLayout {
 
 impl CachedLayout {
     pub(crate) fn new(mut layout: Layout) -> Rc<CachedLayout> {
-        // An empty tensor has no first element, so it begins where every storage has a place.
+        // An empty tensor has no first element, so it starts at 0, which is valid in every storage.
         if layout.span() == 0 {
             layout.start = 0;
         }
@@ -159,7 +159,7 @@ impl Tensor {
         Tensor { ty: Rc::new(ty), layout, storage: None, traced: None, world: 0 }
     }
 
-    /// A tensor of a trace. Sizes that are symbols show what they are at this call; those read from data show 1.
+    /// A tensor of a trace. Symbolic sizes show their values at this call; data-dependent ones show 1.
     pub(crate) fn of_trace(
         ty: TensorType,
         hints: &BTreeMap<Sym, i64>,
@@ -178,7 +178,7 @@ impl Tensor {
         Tensor { ty: Rc::new(ty), layout, storage: None, traced: Some(traced), world: world.id }
     }
 
-    /// The sizes as they are now; in a trace nothing is noted of it.
+    /// The current sizes; in a trace this records no guard.
     pub(crate) fn hint_shape(&self) -> &[usize] {
         match self.traced.as_ref().and_then(|traced| traced.landed()) {
             Some(landed) => &landed.layout.shape,
@@ -202,8 +202,8 @@ impl Tensor {
         self.ty.dtype
     }
 
-    /// The sizes, outermost first. Does not wait. In a trace they become conditions of the compiled function where they
-    /// are symbols; [`dim`](Tensor::dim) keeps them symbols.
+    /// The sizes, outermost first. Does not wait. In a trace this records a guard for each symbolic size;
+    /// [`dim`](Tensor::dim) keeps sizes symbolic.
     ///
     /// [`dtype`](Tensor::dtype) has an example.
     #[track_caller]
@@ -247,7 +247,7 @@ impl Tensor {
         self.storage.is_some() || self.traced.is_some()
     }
 
-    /// The names of the mesh axes over which it may differ between ranks; none where it is equal everywhere.
+    /// The names of the mesh axes over which it may differ between ranks; empty if it is equal everywhere.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};
@@ -285,7 +285,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Waits until its elements are here.
+    /// Waits for its elements.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};
@@ -306,7 +306,7 @@ impl Tensor {
         }
     }
 
-    /// Whether its elements are here; makes operations in flight go on, and never waits.
+    /// Whether its elements are available; advances pending operations, and never blocks.
     ///
     /// [`wait`](Tensor::wait) has an example.
     pub fn is_ready(&self) -> Result<bool> {
@@ -353,7 +353,7 @@ impl Tensor {
         }
     }
 
-    /// Calls `f` with the elements, in row-major order, where they lie if they do so without gaps. Waits for them.
+    /// Calls `f` with the elements, in row-major order, without a copy if they are contiguous. Waits for them.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -372,8 +372,8 @@ impl Tensor {
         })?
     }
 
-    /// Calls `f` with the elements to change, in row-major order: in place where this tensor is the only owner and they
-    /// lie without gaps, in a copy that it then has otherwise.
+    /// Calls `f` with the elements to change, in row-major order: in place if this tensor is the only owner and
+    /// contiguous, otherwise in a copy that replaces its storage.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -391,7 +391,7 @@ impl Tensor {
         }
         self.make_writable(site)?;
         let (world, range) = (World::current()?, self.byte_range());
-        // What a program writes by itself may be another thing on every rank.
+        // The closure may write different values on each rank.
         let all = world.mesh().all_axes();
         if self.ty.varies != all {
             self.ty = world.memo().varying(&self.ty, all);
@@ -410,7 +410,7 @@ impl Tensor {
         Err(Error::new(op, format!("expected the element type {}, got {}", self.dtype(), T::DTYPE), site))
     }
 
-    /// Calls `f` with the elements as they lie in memory without gaps, in row-major order.
+    /// Calls `f` with the bytes of the elements, contiguous and in row-major order.
     pub(crate) fn with_bytes<R>(
         &self,
         op: &str,
@@ -431,7 +431,7 @@ impl Tensor {
         Ok(f(&bytes.map_err(|error| Error::comm(op, error, site))?))
     }
 
-    /// The same elements without gaps in row-major order: itself where they lie so already.
+    /// The same elements, contiguous in row-major order: itself if they already are.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -456,7 +456,7 @@ impl Tensor {
     }
 }
 
-/// The bytes of a tensor, whose elements can be counted even where several lie at one place.
+/// The byte count of a tensor. It must not overflow, even if elements share memory.
 pub(crate) fn check_size(
     op: &str,
     shape: &[usize],
@@ -468,7 +468,7 @@ pub(crate) fn check_size(
     bytes.ok_or_else(|| Error::new(op, format!("a tensor of shape {shape:?} is too large"), site))
 }
 
-/// Room for a tensor in the heap.
+/// Allocates a tensor in the heap.
 pub(crate) fn alloc(
     world: &World,
     op: &str,
@@ -481,7 +481,7 @@ pub(crate) fn alloc(
     heap.alloc(bytes).map_err(|error| Error::comm(op, error, site))
 }
 
-/// Fills a buffer that nobody else has seen.
+/// Fills a new buffer.
 pub(crate) fn fill_new(
     op: &str,
     buffer: &Buffer,

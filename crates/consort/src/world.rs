@@ -1,4 +1,4 @@
-//! What the tensors of one thread have in common: mesh, heap, groups, threads, how long to wait.
+//! State shared by the tensors of one thread: mesh, heap, groups, threads, deadline.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -20,27 +20,27 @@ use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::memo::Memo;
 
-/// Bytes of a rank's heap where nothing else is said. They cost memory only as they are used.
+/// Default size of a rank's heap, in bytes. They cost memory only as they are used.
 pub(crate) const HEAP: usize = 32 << 30;
 
 /// The world of a thread: this rank, and how it reaches the others.
 pub(crate) struct World {
-    /// Tensors of different worlds do not mix; 0 is a thread on its own, whose tensors go anywhere.
+    /// Tensors of different worlds do not mix; 0 is a thread that has joined none, whose tensors mix with any.
     pub(crate) id: u32,
     pub(crate) rank: Rank,
     mesh: RefCell<mesh::Mesh>,
     facts: RefCell<Facts>,
     symbols: BTreeMap<Sym, i64>,
-    /// What compiled functions tell the other ranks with at each call.
+    /// The buffer by which compiled functions agree with the other ranks at each call.
     pub(crate) envelope: Cell<Option<consort_comm::Buffer>>,
-    /// The last operation that was waited for: its memory serves the next one, once nobody else has it.
+    /// The last completed operation: the next one reuses its allocation, if it has no other owner.
     pub(crate) landed: Cell<Option<Rc<Flight>>>,
-    /// None where there are only shapes.
+    /// `None` if there are only shapes.
     comm: Option<Comm>,
     threads: RefCell<Threads>,
     timeout: Cell<Duration>,
     copied: Cell<u64>,
-    /// Whether calls are made to warm up.
+    /// Whether calls are warm-up calls.
     pub(crate) warming: Cell<bool>,
     unwaited: RefCell<Vec<Unwaited>>,
     kernels: RefCell<Vec<Kernel>>,
@@ -52,15 +52,15 @@ struct Comm {
     all: consort_comm::Group,
     /// Groups made of it.
     groups: RefCell<Vec<(GroupName, Kept)>>,
-    /// The connection besides data, which goes last.
+    /// The control connection, dropped last.
     control: Option<consort_comm::World>,
 }
 
-/// A group that was made.
+/// A group that was created.
 enum Kept {
-    /// Of axes, of which there are few.
+    /// Of axes; there are few.
     Axes(consort_comm::Group),
-    /// Of lists, for as long as the program has it.
+    /// Of lists; kept only while the program holds it.
     List(WeakGroup),
     /// This rank is in no list.
     Elsewhere,
@@ -85,7 +85,7 @@ thread_local! {
 static WORLDS: AtomicU32 = AtomicU32::new(1);
 
 impl World {
-    /// A world of ranks that communicate, from now on this thread's own.
+    /// A world of ranks that communicate, which becomes this thread's.
     pub(crate) fn join(
         mesh: mesh::Mesh,
         all: consort_comm::Group,
@@ -123,9 +123,9 @@ impl World {
         }
     }
 
-    /// This thread's world; a world of one where it has joined none.
+    /// This thread's world; a world of one rank if it has joined none.
     pub(crate) fn current() -> Result<Rc<World>> {
-        // At the end of a thread the list may be gone.
+        // While a thread exits, the thread-local may be gone.
         match CURRENT.try_with(|current| current.borrow().upgrade()).ok().flatten() {
             Some(world) => Ok(world),
             None => World::alone(),
@@ -171,17 +171,17 @@ impl World {
         self.facts.borrow_mut()
     }
 
-    /// What size expressions are on this rank.
+    /// The context in which size expressions are evaluated on this rank.
     pub(crate) fn sizes<'a>(&'a self, mesh: &'a mesh::Mesh) -> EvalCx<'a> {
         EvalCx { mesh, rank: self.rank, symbols: &self.symbols }
     }
 
-    /// The heap that tensors are in; none where there are only shapes.
+    /// The heap of the tensors; `None` if there are only shapes.
     pub(crate) fn heap(&self) -> Option<&Arc<Heap>> {
         self.comm.as_ref().map(|comm| comm.all.heap())
     }
 
-    /// The group of all ranks; none where there are only shapes.
+    /// The group of all ranks; `None` if there are only shapes.
     pub(crate) fn all(&self) -> Option<&consort_comm::Group> {
         self.comm.as_ref().map(|comm| &comm.all)
     }
@@ -190,7 +190,7 @@ impl World {
         self.comm.as_ref()?.control.as_ref()
     }
 
-    /// The group of this rank, if it is in one. All ranks ask for a new one together.
+    /// The group of this rank, if it is in one. All ranks must create a new one together.
     pub(crate) fn group(
         &self,
         over: GroupName,
@@ -300,7 +300,7 @@ impl World {
     pub(crate) fn note_unwaited(&self, op: &'static str, site: &'static Location<'static>) {
         let mut list = self.unwaited.borrow_mut();
         let one = Unwaited { op, site };
-        // A loop that drops the same again and again is one entry.
+        // Repeated drops at one line are one entry.
         if !list.contains(&one) {
             list.push(one);
         }
@@ -325,7 +325,7 @@ impl World {
     }
 }
 
-/// All ranks' bytes, of whatever length, in rank order, by agreements that the notes name.
+/// All ranks' bytes, of any length, in rank order, gathered by agreements with these notes.
 pub(crate) fn gather(
     all: &consort_comm::Group,
     timeout: Duration,
@@ -344,7 +344,7 @@ pub(crate) fn gather(
     if longest == 0 {
         return Ok(vec![Vec::new(); lengths.len()]);
     }
-    // All of one length, so that this is an operation like any other.
+    // Padded to one length, as a gather of equal parts needs.
     let mut padded = mine.to_vec();
     padded.resize(longest, 0);
     let bytes = all.agree(&padded, note())?.wait_within(timeout)?;

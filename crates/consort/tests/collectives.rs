@@ -1,4 +1,4 @@
-//! Every collective, on every element type, reduction, layout and number of ranks, against the program's own definition.
+//! Every collective, on every element type, reduction, layout and number of ranks, against its definition.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const REDUCTIONS: [Reduce; 9] = [
     Reduce::PremulSum(0.375),
 ];
 
-/// A collective as the API has it and as the program defines it.
+/// A collective in the API and its definition as an op.
 struct Case {
     op: Box<dyn OpDef>,
     run: Box<Run>,
@@ -44,7 +44,7 @@ impl Case {
     }
 }
 
-/// Elements that look random, of an element type.
+/// Pseudorandom elements of an element type.
 fn elements(dtype: Dtype, shape: &[usize], seed: u64) -> Reference {
     let n: usize = shape.iter().product();
     let mut rng = Rng::new(seed);
@@ -114,7 +114,7 @@ fn laid_out(x: Tensor, how: usize) -> Tensor {
     }
 }
 
-/// What the program's definition gives each rank.
+/// The result of each rank by the op's definition.
 fn expected(case: &Case, n: usize, args: &[Reference]) -> Vec<Reference> {
     let mesh = Mesh::new([("world", n as u32)]).unwrap();
     let symbols = BTreeMap::new();
@@ -134,7 +134,7 @@ fn check(case: &Case, n: usize, dtype: Dtype, how: usize) {
         let rank = mesh.number(&mesh.rank())?;
         let x = laid_out(from_reference(&args[rank]), how);
         let kept = x.clone();
-        // By reference the operand keeps its value; by value it may be used up.
+        // Passed by reference the operand keeps its value; passed by value it may be overwritten.
         let first = (case.run)(&mesh, kept.clone())?;
         let second = (case.run)(&mesh, laid_out(from_reference(&args[rank]), how))?;
         assert_eq!(bytes_of(&kept), args[rank].to_bytes(), "{what}: the operand of rank {rank}");
@@ -329,7 +329,7 @@ fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
         );
         let all = mesh.axes(&["dp", "tp"])?.all_reduce(&x, Reduce::Sum)?;
         assert_eq!((all.item::<i64>()?, all.varies().len()), (15, 0));
-        // Ranks in no list pass through.
+        // Ranks in no list pass their tensors through.
         let some = mesh.lists("some", &[&[5, 0], &[1, 2]])?;
         let got = some.all_reduce(&x, Reduce::Sum)?.item::<i64>()?;
         assert_eq!(got, [5, 3, 3, 3, 4, 5][rank]);
@@ -348,7 +348,7 @@ fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
             assert!(error.contains(expected), "{error}");
         }
         let zeros = Tensor::zeros(Dtype::F32, &[3])?;
-        // Made from numbers, which may be others on each rank.
+        // Constants, which may differ between ranks.
         assert_eq!(zeros.varies(), ["dp", "tp"]);
         assert_eq!(zeros.add(&x.cast(Dtype::F32)?)?.varies(), ["dp", "tp"]);
         Ok(())

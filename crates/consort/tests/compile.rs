@@ -1,10 +1,10 @@
-//! Compiled functions on ranks that are threads: they give what the same functions give as they are.
+//! Compiled functions on ranks that are threads, against the same functions run eagerly.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 #[path = "compile/cases.rs"]
 mod cases;
 
-/// Runs the cases whose names begin so.
+/// Runs the cases whose names begin with the prefix.
 fn run(prefix: &str) {
     let mut found = 0;
     for (name, sizes, case) in cases::CASES.iter().filter(|(name, ..)| name.starts_with(prefix)) {
@@ -36,7 +36,7 @@ macro_rules! rows {
 
 rows!(a16 b1 b2 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c6 c7 d2 d3 d4 d5 d7 trace);
 
-/// A case whose row is not listed would run nowhere, and nothing would say so.
+/// A case whose row is not listed would silently not run.
 #[test]
 fn every_case_belongs_to_a_row() {
     let row = |name: &str| name.split('_').next().unwrap_or_default().to_string();

@@ -1,4 +1,4 @@
-//! Files: what is written is read back, parts are read alone, and every damaged file is one error that names it.
+//! Files: a round trip, reading of parts, and one error that names the file for every damaged one.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use consort::{Dtype, Safetensors, Tensor};
 
-/// A path of this test's own, removed at the end.
+/// A temporary path of this test, removed at the end.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -27,7 +27,7 @@ impl Drop for Temporary {
     }
 }
 
-/// One tensor of every element type, with no gap-free layout for one of them.
+/// One tensor of every element type, each with a layout that is not contiguous.
 fn every_type() -> Vec<(String, Tensor)> {
     let x = Tensor::from_slice(&[0.0f32, 1.0, -2.0, 0.5, 3.0, 1.0], &[2, 3]).unwrap();
     let one = |dtype: Dtype| (dtype.to_string(), x.cast(dtype).unwrap().permute(&[1, 0]).unwrap());
@@ -98,7 +98,7 @@ fn parts_equal_parts_of_the_whole() {
 
 #[test]
 fn a_part_of_a_file_larger_than_memory_is_read_alone() {
-    // 256 GiB, of which the disk holds only the header: whoever reads it all does not come back.
+    // A sparse file of 256 GiB: reading all of it would never finish.
     let n: u64 = 1 << 38;
     let header = format!("{{\"w\":{{\"dtype\":\"U8\",\"shape\":[{},4],\"data_offsets\":[0,{n}]}}}}", n / 4);
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
@@ -128,7 +128,7 @@ fn every_damaged_file_is_an_error_with_its_name() {
         let error = Tensor::from_npy(&file.0).unwrap_err().to_string();
         assert!(error.starts_with(&format!("from_npy: {}: npy: ", file.0.display())), "{end}: {error}");
     }
-    // No byte of a file, changed to any of these, makes it do more than fail.
+    // Any of these changes to any byte of a file causes an error at most.
     for at in 0..whole.len() {
         for byte in [0, 1, 0xff, b'"', b'9', b'}'] {
             let mut damaged = whole.clone();

@@ -1,4 +1,4 @@
-//! A16: tensors inside users' types, on their way or not, are taken out and put back in order.
+//! A16: tensors inside users' types, pending or not, are taken out and put back in order.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Dtype, Flatten, Pending, Reduce, Tensor, spawn};

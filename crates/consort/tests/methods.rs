@@ -1,4 +1,4 @@
-//! Every built-in op can be reached by a method, or is one that tensors at hand have no need of.
+//! Every built-in op has a method, or is not needed outside of programs.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::collections::BTreeSet;
@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use consort::ops::OpTable;
 use consort::{Batched, Dtype, Group, Missing, Reduce, Result, Route, Tensor};
 
-/// Ops of programs only: a tensor waits for itself, knows its sizes, and Rust has `if` and `for`.
+/// Ops that occur in programs only: a tensor waits for itself, knows its sizes, and Rust has `if` and `for`.
 const NONE: [&str; 5] = ["wait", "size_of", "to_size", "cond", "scan"];
 
-/// Whether a call, which may have other calls in it, gives what it should.
+/// Drops the result of a call, which may contain other calls.
 fn outcome<T>(call: impl FnOnce() -> Result<T>) -> Result<()> {
     call().map(drop)
 }

@@ -1,11 +1,11 @@
-//! Tensor-parallel layers: on any number of ranks they give what one rank gives, and what plain loops give; eager and
-//! compiled alike.
+//! Tensor-parallel layers: on any number of ranks they equal one rank and plain loops, eager and
+//! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, rotate, share};
 use consort::{Index, Result, Tensor, compile};
 
-/// What all ranks return, which is the same on all.
+/// The value that all ranks return, which must be equal.
 fn on<T: Send + PartialEq + std::fmt::Debug>(n: usize, f: impl Fn(consort::Mesh) -> Result<T> + Sync) -> T {
     let mut all: Vec<T> = consort::spawn(n, f).into_iter().map(|outcome| outcome.unwrap()).collect();
     let first = all.remove(0);
@@ -79,7 +79,7 @@ fn e2_one_code_runs_eager_and_compiled() {
             assert_eq!(generator.generate(&[1, 2, 3], 12, None)?, plain);
             assert_eq!(generator.generate(&[1, 2, 3], 12, chance)?, some);
             let stats = generator.explain().stats;
-            // One for the prompt, and one for a token at a time, with a symbol for its place.
+            // One graph for the prompt, and one for single tokens, with a symbol for the position.
             assert_eq!((stats.breaks, stats.graphs), (0, 2), "{}", generator.explain());
             Ok(plain)
         });
@@ -122,7 +122,7 @@ fn e4_weights_are_cut_as_they_are_read() {
     }
     let other = Config { hidden: 64, ..config.clone() };
     let error = on(1, |mesh| Ok(Llama::load(&other, &mesh, &path).map(drop).unwrap_err().to_string()));
-    // The table of tokens is read first, so of all weights that differ its shape is the one that is named.
+    // The embedding is read first, so the error names its shape.
     let expected = format!(
         "safetensors: {}: `model.embed_tokens.weight`: expected the shape [67, 64], got [67, 32]\n  at ",
         path.display()
@@ -136,7 +136,7 @@ fn e1_layers_give_what_plain_loops_give() {
     for n in [1, 2, 3, 4] {
         on(n, |mesh| {
             let me = mesh.number(&mesh.rank())?;
-            // Embedding and logits of a vocabulary that does not go into the ranks.
+            // Embedding and logits of a vocabulary that is not divisible by the number of ranks.
             let (vocabulary, hidden) = (7, 3);
             let own = share(vocabulary, me, n);
             let table: Vec<f32> = (0..vocabulary * hidden).map(|i| (i % 5) as f32 - 1.5).collect();
@@ -158,7 +158,7 @@ fn e1_layers_give_what_plain_loops_give() {
             let logits = embedding.logits(&Tensor::from_slice(&x, &[1, 3])?)?.to_vec::<f32>()?;
             let dot = |row: usize| (0..hidden).map(|i| x[i] * table[row * hidden + i]).sum::<f32>();
             close(&logits, &(0..vocabulary).map(dot).collect::<Vec<_>>(), 1e-6);
-            // A norm over a dimension that is shared out.
+            // A norm over a sharded dimension.
             let own = share(8, me, n);
             let (values, weights): (Vec<f32>, Vec<f32>) =
                 (0..8).map(|i| (i as f32 - 2.5, 1.0 + i as f32)).unzip();
@@ -172,7 +172,7 @@ fn e1_layers_give_what_plain_loops_give() {
             let mean = values.iter().map(|x| x * x).sum::<f32>() / 8.0 + 1e-5;
             let expected: Vec<f32> = own.map(|i| values[i] / mean.sqrt() * weights[i]).collect();
             close(&got, &expected, 1e-5);
-            // Rotation keeps lengths and turns by the angle of the place.
+            // Rotation keeps lengths and rotates by the angle of the position.
             let x = Tensor::from_slice(&[3.0f32, 1.0, 4.0, 1.0], &[1, 1, 1, 4])?;
             let turned = rotate(&x, &Index::from(5), 100.0)?.to_vec::<f32>()?;
             for pair in 0..2 {

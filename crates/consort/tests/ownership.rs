@@ -1,9 +1,9 @@
-//! Who owns storage decides what is written in place and what is copied; nobody sees what another writes.
+//! Ownership of storage decides between a write in place and a copy; no owner sees another's writes.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Batched, Dtype, Group, Mesh, Reduce, Result, Route, Tensor, spawn};
 
-/// As many floats as make a communication small (staged) and large (read where it lies).
+/// Numbers of floats that make a communication small (staged) and large (read in place).
 const SIZES: [usize; 2] = [16, 50_000];
 
 fn me(group: &Group) -> usize {
@@ -22,14 +22,14 @@ fn holds(x: &Tensor, value: f32) {
     assert!(x.to_vec::<f32>().unwrap().iter().all(|x| *x == value), "expected {value}, got {x}");
 }
 
-/// Runs on some ranks; all of them must come through.
+/// Runs on `n` ranks; all of them must succeed.
 fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {
     for (rank, outcome) in spawn(n, f).into_iter().enumerate() {
         outcome.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
     }
 }
 
-/// Bytes that a rank copies for communication while it does something.
+/// Bytes that a rank copies for communication during `f`.
 fn copied(mesh: &Mesh, f: impl FnOnce()) -> u64 {
     let before = mesh.copied_bytes();
     f();
@@ -41,7 +41,7 @@ fn a1_an_owned_tensor_is_reduced_where_it_lies_and_a_shared_one_is_copied_once()
     for n in SIZES {
         on(3, |mesh| {
             let mut x = ones(n);
-            // In a loop as programs have it: the storage of one round serves the next.
+            // In a loop, as in programs: each round reuses the storage of the previous one.
             for round in 0..20 {
                 let bytes = copied(&mesh, || {
                     x = mesh.all_reduce(std::mem::replace(&mut x, ones(1)), Reduce::Avg).unwrap()
@@ -54,7 +54,7 @@ fn a1_an_owned_tensor_is_reduced_where_it_lies_and_a_shared_one_is_copied_once()
             let bytes = copied(&mesh, || holds(&mesh.all_reduce(&x, Reduce::Sum).unwrap(), 3.0));
             assert_eq!(bytes, 4 * n as u64);
             holds(&x, 1.0);
-            // A view is one more owner.
+            // A view is another owner.
             let view = x.narrow(0, 0, 4)?;
             let sum = mesh.all_reduce(x, Reduce::Sum)?;
             holds(&view, 1.0);
@@ -76,7 +76,7 @@ fn a12_in_place_forms_write_where_the_tensor_is() {
             mesh.all_reduce_(&mut x, Reduce::Sum)?;
             holds(&x, 4.0);
             holds(&kept, 2.0);
-            // A slice of a tensor with one owner, in place; of one with two, in a copy of the tensor.
+            // A slice of a tensor with one owner is written in place; of one with two, in a copy of the tensor.
             let mut wide = Tensor::ones(Dtype::F32, &[4, n])?;
             let part = wide.narrow_mut(0, 1, 2)?;
             assert_eq!(copied(&mesh, || mesh.all_reduce_(part, Reduce::Sum).unwrap()), 0);
@@ -89,7 +89,7 @@ fn a12_in_place_forms_write_where_the_tensor_is() {
             holds(&wide.at(0, 3)?, 2.0);
             holds(&wide.at(0, 1)?, 2.0);
             holds(&kept.at(0, 3)?, 1.0);
-            // A slice with gaps goes there and back again.
+            // A slice with gaps is copied, and the result is copied back.
             let mut gaps = Tensor::ones(Dtype::F32, &[n, 3])?;
             mesh.all_reduce_(gaps.narrow_mut(1, 1, 1)?, Reduce::Sum)?;
             assert_eq!(gaps.at(0, n - 1)?.to_vec::<f32>()?, [1.0, 2.0, 1.0]);
@@ -98,7 +98,7 @@ fn a12_in_place_forms_write_where_the_tensor_is() {
     }
 }
 
-/// What rank `r` has at a place.
+/// The element of rank `r` at (i, j).
 fn at(r: usize, i: usize, j: usize) -> f32 {
     (1000 * r + 100 * i + j) as f32
 }
@@ -122,7 +122,7 @@ fn a12_parts_are_gathered_and_reduced_where_they_are() {
                     false => at(me, i, j),
                 });
                 let given = Tensor::from_slice(&matrix(shape, |i, j| at(me, i, j)), &shape)?;
-                // A tensor that has another owner, and one that has none.
+                // A tensor with another owner, and one without.
                 for shared in [true, false] {
                     let mut x = if shared { given.clone() } else { given.mul(&ones(1))? };
                     let bytes = copied(&mesh, || mesh.all_gather_(&mut x, dim).unwrap());
@@ -133,7 +133,7 @@ fn a12_parts_are_gathered_and_reduced_where_they_are() {
                     assert_eq!(x.to_vec::<f32>()?, reduced);
                     assert_eq!(given.to_vec::<f32>()?, matrix(shape, |i, j| at(me, i, j)));
                 }
-                // A box of a larger one, whose borders stay.
+                // A box of a larger tensor, whose borders stay unchanged.
                 let around = |inner: &[f32]| {
                     let inside = |i: usize, j: usize| i > 0 && i <= shape[0] && j > 0;
                     matrix([shape[0] + 2, shape[1] + 1], |i, j| match inside(i, j) {
@@ -212,7 +212,7 @@ fn what_a_failed_group_refuses_is_left_as_it_was() {
     for n in SIZES {
         on(2, |mesh| {
             let mut x = ones(n);
-            // Shared, so that a receiver would get another storage.
+            // Shared, so that the result would get new storage.
             let shared = x.clone();
             mesh.all_reduce(ones(n + me(&mesh)), Reduce::Sum).and_then(|sum| sum.wait()).unwrap_err();
             mesh.broadcast_(&mut x, 0).and_then(|()| x.wait()).unwrap_err();
@@ -271,7 +271,7 @@ fn a11_views_and_shapes_do_not_wait_and_elements_do() {
         assert_eq!(mesh.in_flight(), 1);
         holds(&pending.wait()?, 1.0);
         assert_eq!(mesh.in_flight(), 0);
-        // One result of several is waited for with the others.
+        // Waiting for one of several results waits for all of them.
         let list = mesh.all_reduce_coalesced(vec![ones(3), ones(50_000)], Reduce::Sum)?;
         assert_eq!(mesh.in_flight(), 1);
         holds(&list[1], 2.0);
@@ -322,7 +322,7 @@ fn c3_halo_rows_arrive_where_they_belong_with_no_copy() {
                 mesh.recv_into(x.narrow_mut(0, 5, 1).unwrap(), Route::Ring(1), 0).unwrap();
             });
             assert_eq!(bytes, 0);
-            // The interior is read while the halos fly.
+            // The interior is read while the halos are pending.
             holds(&x.narrow(0, 1, 4)?, rank as f32);
             holds(&x.at(0, 0)?, ((rank + 2) % 3) as f32);
             holds(&x.at(0, 5)?, ((rank + 1) % 3) as f32);
@@ -340,7 +340,7 @@ fn a_batch_receives_beside_what_it_sends() {
             let (above, below) = ((rank + 2) % 3, (rank + 1) % 3);
             let mut x = Tensor::full(Dtype::F32, &[6, n], rank as f64)?;
             for round in 0..10 {
-                // The sent rows are another each time, and each arrives as it is now.
+                // The sent rows change each time, and arrive with their current values.
                 x.narrow_mut(0, 1, 4)?.copy_from(&Tensor::full(
                     Dtype::F32,
                     &[4, n],
@@ -359,7 +359,7 @@ fn a_batch_receives_beside_what_it_sends() {
                     holds(&x.at(0, row)?, (from + 10 * round) as f32);
                 }
             }
-            // What is sent from where it is received is copied, and arrives as it was; other owners see nothing.
+            // A part that is sent and received into is copied, and arrives with its old values; other owners see none.
             let mut x = Tensor::from_iter((0..2 * n).map(|i| (rank * 2 * n + i) as f32))?;
             let sent = Batched::send(x.narrow(0, 0, n)?, Route::Ring(1), 2);
             let into = Batched::recv(x.narrow_mut(0, n / 2, n)?, Route::Ring(-1), 2);
@@ -417,7 +417,7 @@ fn ops_compute_in_place_only_where_nobody_else_looks() {
     z.neg_().unwrap();
     holds(&z, -4.0);
     holds(&view, 4.0);
-    // What fails leaves its operand alone.
+    // An op that fails leaves its operand unchanged.
     let errors = [z.add_(&ones(7)), z.and_(&ones(1000))].map(|outcome| first_line(&outcome.unwrap_err()));
     assert_eq!(
         errors,
@@ -429,7 +429,7 @@ fn ops_compute_in_place_only_where_nobody_else_looks() {
     holds(&z, -4.0);
     z.narrow_mut(0, 5, 5).unwrap().copy_from(&view.narrow(0, 0, 5).unwrap()).unwrap();
     assert_eq!(z.narrow(0, 4, 3).unwrap().to_vec::<f32>().unwrap(), [-4.0, 4.0, 4.0]);
-    // Onto itself, shifted: as if it had been copied first.
+    // Overlapping source and destination: as if the source had been copied first.
     let mut w = Tensor::from_iter(0..6i64).unwrap();
     let head = w.narrow(0, 0, 4).unwrap();
     w.narrow_mut(0, 2, 4).unwrap().copy_from(&head).unwrap();

@@ -1,10 +1,10 @@
-//! Compiled functions that write storage which took part in communication: their plans have no hazards (the check runs
-//! when a plan is made), and results are those of a plain loop.
+//! Compiled functions that write storage which took part in communication: their plans have no hazards (checked
+//! when a plan is made), and results equal those of a plain loop.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Batched, Mesh, Reduce, Result, Route, Tensor, compile};
 
-/// Runs something on so many ranks.
+/// Runs `f` on `n` ranks.
 fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {
     for (rank, outcome) in consort::spawn(n, f).into_iter().enumerate() {
         outcome.unwrap_or_else(|error| panic!("rank {rank} of {n}: {error}"));
@@ -21,13 +21,13 @@ fn argument(rank: usize, shape: &[usize]) -> Result<Tensor> {
     Tensor::from_slice(&(0..n).map(|i| element(rank, i)).collect::<Vec<_>>(), shape)
 }
 
-/// What a collective is called with: the group, an argument of `rows` rows, and the result has twice as many.
+/// A collective: takes the group and an argument of `rows` rows; the result has twice as many.
 type Doubles = fn(&Mesh, &Tensor) -> Result<Tensor>;
 
-/// An element of a result: on which rank, of how many rows, and which.
+/// An element of a result: by rank, number of rows, and index.
 type Element = fn(usize, usize, usize) -> f32;
 
-/// Collectives that give twice the rows, and element `i` of their result by a plain loop.
+/// Collectives whose result has twice the rows, and element `i` of the result by a plain loop.
 const DOUBLES: [(&str, Doubles, Element); 5] = [
     ("all_gather", |mesh, x| mesh.all_gather(x, 0), |_, n, i| element(i / n, i % n)),
     (
@@ -61,7 +61,7 @@ fn a_slice_of_half_a_result_is_written_after_its_release() {
                 z.narrow_mut(0, 1, 1)?.copy_from(&row)?;
                 Ok(z)
             });
-            // The second size makes the half a symbol, and the third uses the program of the second.
+            // The second size makes `half` a symbol, and the third reuses the program of the second.
             for rows in [2, 3, 5] {
                 let row = Tensor::from_slice(&[-1.0f32, -2.0], &[1, 2])?;
                 let got = f.call((argument(me, &[rows, 2])?, row))?.to_vec::<f32>()?;
@@ -77,7 +77,7 @@ fn a_slice_of_half_a_result_is_written_after_its_release() {
 
 #[test]
 fn a_part_is_summed_in_place_while_a_broadcast_of_the_whole_is_in_flight() {
-    // A column of one row has no gaps, one of three has; rows have none.
+    // A column of one row is contiguous, one of three is not; rows are.
     for (shape, dim) in [([1, 4], 1), ([3, 2], 1), ([3, 2], 0)] {
         on(2, |mesh| {
             let me = mesh.number(&mesh.rank())?;

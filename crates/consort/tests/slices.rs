@@ -1,4 +1,4 @@
-//! What is written into a slice lands where a plain loop puts it, however the tensor lies in memory.
+//! Writes into a slice equal those of a plain loop, for any layout of the tensor.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Dtype, Mesh, Reduce, Result, Route, Tensor, spawn};
@@ -14,7 +14,7 @@ fn count(shape: &[usize], from: usize) -> Tensor {
 /// How many tensors there are.
 const TENSORS: usize = 3 * ORDERS.len();
 
-/// A tensor that nobody else owns, in an order of dimensions: all of its storage, a part with gaps, or repeated elements.
+/// A tensor with one owner, in an order of dimensions: all of its storage, a part with gaps, or repeated elements.
 fn tensor(which: usize) -> Tensor {
     let x = match which / ORDERS.len() {
         0 => count(&[4, 5, 6], 0),
@@ -24,7 +24,7 @@ fn tensor(which: usize) -> Tensor {
     x.permute(&ORDERS[which % ORDERS.len()]).unwrap()
 }
 
-/// Calls `f` with each place of a slice: in the tensor, in the slice, and along the dimension that is cut.
+/// Calls `f` with each index of a slice: in the tensor, in the slice, and along the cut dimension.
 fn places(
     shape: &[usize],
     (dim, start, size): (usize, usize, usize),
@@ -44,7 +44,7 @@ fn places(
     }
 }
 
-/// Writes into the slice of a tensor in every way, where it has another owner or none.
+/// Writes into the slice of a tensor in every way, with or without another owner.
 fn write(mesh: &Mesh, which: usize, dim: usize, shared: bool) -> Result<()> {
     let me = mesh.number(&mesh.rank())?;
     let (shape, cut) = (tensor(which).shape().to_vec(), (dim, 1, 2));

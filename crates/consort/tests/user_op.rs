@@ -38,7 +38,7 @@ impl OpDef for Axpy {
     }
 }
 
-/// A kernel that also adds 1000, to be told from the evaluation.
+/// A kernel that also adds 1000, to distinguish it from the evaluation.
 fn run<'a>(
     _cx: &KernelCx<'a>,
     op: &dyn OpDef,
@@ -198,7 +198,7 @@ impl OpDef for NextStart {
     }
 }
 
-/// Every facet, eager and compiled, in a function that also makes the operands in the storage that they join.
+/// Every facet, eager and compiled, in a function that also computes the operands in the storage of the joined result.
 #[test]
 fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
     let outcomes = spawn(2, |mesh| {

@@ -1,4 +1,4 @@
-//! Tensors of a mesh that is gone, and what ranks that call differently learn.
+//! Tensors of a dropped mesh, and errors of ranks whose calls differ.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use consort::{Batched, Dtype, Reduce, Route, Tensor};
@@ -63,7 +63,7 @@ fn shapes_of_messages_are_nothing_to_later_calls() {
         mesh.recv_into(&mut got, Route::Ring(1), 1)?;
         sent.wait()?;
         let pair = mesh.lists("pair", &[&[0, 1]])?;
-        // Gathering nothing is a call like any other.
+        // Gathering an empty tensor is an ordinary call.
         assert_eq!(mesh.all_gather(Tensor::zeros(Dtype::F32, &[0, 2])?, 1)?.shape(), [0, 4]);
         let turned = mesh.lists("turned", &[&[1, 0]])?;
         let mine = Tensor::from_slice(&[me as i64 + 1], &[1])?;

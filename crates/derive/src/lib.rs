@@ -1,4 +1,4 @@
-//! `#[derive(Flatten)]` for structs and enums that hold tensors. The trait and its rules are in the crate `consort`.
+//! `#[derive(Flatten)]` for structs and enums that contain tensors. The trait and its rules are in the crate `consort`.
 #![forbid(unsafe_code)]
 
 use proc_macro2::TokenStream;
@@ -44,7 +44,7 @@ fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
     })
 }
 
-/// The arms of a struct or variant: one that visits its fields, after its name, one that makes another of it.
+/// The match arms of a struct or variant: one that visits its name and then its fields, one that maps its fields.
 fn arms(path: &TokenStream, variant: Option<&Ident>, fields: &Fields) -> (TokenStream, TokenStream) {
     let names: Vec<Ident> = match fields {
         Fields::Named(fields) => fields.named.iter().filter_map(|field| field.ident.clone()).collect(),

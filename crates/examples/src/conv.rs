@@ -1,4 +1,4 @@
-//! Convolutions over a dimension that is shared out: the rows that a kernel reaches over come from the neighbours while the
+//! Convolutions over a sharded dimension: the rows that a kernel needs from the neighbours are sent while the
 //! inside is computed.
 //!
 //! ```text
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use consort::{Dtype, Group, Index, Mesh, Missing, Result, Route, Tensor};
 
-/// The convolution where the kernel lies inside of dimension 2, with zeros around the others.
+/// The convolution of positions where the kernel lies inside of dimension 2, with zero padding in the others.
 fn inner(x: &Tensor, weight: &Tensor, around: usize) -> Result<Tensor> {
     match x.rank() {
         3 => x.conv1d(weight, 1, around, 1, 1),
@@ -18,14 +18,14 @@ fn inner(x: &Tensor, weight: &Tensor, around: usize) -> Result<Tensor> {
     }
 }
 
-/// A convolution with zeros around, of `[batch, in, length]` or `[batch, in, height, width]` with a kernel of odd sizes.
-/// Dimension 2 is shared out; each rank has at least as many entries of it as the kernel.
+/// A convolution with zero padding, of `[batch, in, length]` or `[batch, in, height, width]` and a kernel of odd sizes.
+/// Dimension 2 is sharded; each rank has at least as many entries of it as the kernel.
 pub fn conv(ranks: &Group, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (size, reach) = (x.dim(2)?, weight.shape()[2] / 2);
     if reach == 0 {
         return inner(x, weight, 0);
     }
-    // The first rank has nobody before it and gets zeros, the last nobody after it.
+    // The first rank has no neighbour before it and gets zeros, the last has none after it.
     let (first, last) = (x.narrow(2, 0, reach)?, x.narrow(2, &size - reach, reach)?);
     let before = ranks.permute(last, Route::Shift(1), Missing::Zeros)?;
     let after = ranks.permute(first, Route::Shift(-1), Missing::Zeros)?;
@@ -36,7 +36,7 @@ pub fn conv(ranks: &Group, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Tensor::concat(&[&top, &inside, &bottom], 2)
 }
 
-/// An input of which each rank has `own`, with dimension 2 shared out: this rank's part, and all of it.
+/// An input of shape `own` on each rank, with dimension 2 sharded: this rank's part, and all of it.
 pub fn input(mesh: &Mesh, own: &[usize], key: i64) -> Result<(Tensor, Tensor)> {
     let mut whole = own.to_vec();
     whole[2] *= mesh.size();

@@ -1,5 +1,5 @@
-//! A five-point stencil on a grid that is shared out in boxes. Each rank has its box and a border of one cell around it;
-//! what the border needs comes from the neighbours while the inside is computed.
+//! A five-point stencil on a grid that is sharded in boxes. Each rank has its box and a border of one cell around it;
+//! the border cells come from the neighbours while the inside is computed.
 //!
 //! ```text
 //! cargo build --release -p consort-examples --example halo
@@ -10,19 +10,19 @@ use std::process::ExitCode;
 
 use consort::{Batched, Group, Index, Mesh, Result, Route, Tensor};
 
-/// How a grid is shared out.
+/// How a grid is sharded.
 #[derive(Clone)]
 pub struct Sharing {
-    /// The ranks above and below one another.
+    /// The group of ranks in one column.
     pub down: Group,
-    /// The ranks beside one another.
+    /// The group of ranks in one row.
     pub along: Group,
-    /// Whether the grid goes on at its other end; a border that is never written otherwise.
+    /// Whether the grid wraps around; otherwise its border is never written.
     pub periodic: bool,
 }
 
 impl Sharing {
-    /// Over all ranks, so many of them beside one another.
+    /// Over all ranks, `along` of them in each row.
     pub fn new(mesh: &Mesh, along: usize, periodic: bool) -> Result<Sharing> {
         let me = mesh.number(&mesh.rank())?;
         let (row, column) = (me / along, me % along);
@@ -30,7 +30,7 @@ impl Sharing {
         Ok(Sharing { down, along: mesh.split("along", Some(row as u32), column as i64)?, periodic })
     }
 
-    /// Whether columns of the border change: another rank has them, or the other end of the grid.
+    /// Whether the columns of the border change: they come from another rank, or the grid wraps around.
     fn has_sides(&self) -> bool {
         self.periodic || self.along.size() > 1
     }
@@ -40,17 +40,17 @@ impl Sharing {
     }
 }
 
-/// What the cells of a box become: a quarter of the sum of their neighbours.
+/// The new cells of a box: a quarter of the sum of their neighbours.
 fn update(x: &Tensor, [top, left]: &[Index; 2], size: &[Index; 2]) -> Result<Tensor> {
     let near = |down: i64, right: i64| x.slice(&[top + down, left + right], size, &[1, 1]);
     let sum = ((near(-1, 0)? + near(1, 0)?)? + (near(0, -1)? + near(0, 1)?)?)?;
     sum * 0.25
 }
 
-/// One step for this rank's box, `[2 + height, 2 + width]` with its border; at least three cells each way.
+/// One step of this rank's box, `[2 + height, 2 + width]` with its border; at least three cells each way.
 pub fn step(grid: &Sharing, mut x: Tensor) -> Result<Tensor> {
     let (height, width) = (x.dim(0)? - 2, x.dim(1)? - 2);
-    // Columns lie with gaps: they are laid together to be sent, and come back into the border below.
+    // Columns are not contiguous: they are packed to be sent, and are received into the border below.
     let sides = i64::from(grid.has_sides());
     let column = |at: Index| x.slice(&[1.into(), at], &[height.clone(), 1.into()], &[1, 1])?.contiguous();
     let (mut left, mut right) = (column(0.into())?, column(&width + 1)?);
@@ -63,14 +63,14 @@ pub fn step(grid: &Sharing, mut x: Tensor) -> Result<Tensor> {
             Batched::recv(&mut left, grid.route(-1), 1),
         ])?),
     };
-    // Rows are received where they are needed, in the border itself.
+    // Rows are received in place, in the border itself.
     let first = x.narrow(0, 1, 1)?;
     let below = Batched::recv(x.narrow_mut(0, &height + 1, 1)?, grid.route(1), 0);
     let up = grid.down.batch(vec![Batched::send(first, grid.route(-1), 0), below])?;
     let last = x.narrow(0, height.clone(), 1)?;
     let above = Batched::recv(x.narrow_mut(0, 0, 1)?, grid.route(-1), 1);
     let down = grid.down.batch(vec![Batched::send(last, grid.route(1), 1), above])?;
-    // The inside needs nothing of the border.
+    // The inside does not depend on the border.
     let mut new = Vec::new();
     let mut renew = |x: &Tensor, start: [Index; 2], size: [Index; 2]| -> Result<()> {
         new.push((update(x, &start, &size)?, start, size));
@@ -100,7 +100,7 @@ pub fn cell(row: i64, column: i64) -> f32 {
     ((row * 7 + column * 13).rem_euclid(31)) as f32 / 31.0
 }
 
-/// This rank's box at the start, of a grid where each rank has so many cells.
+/// This rank's box at the start, of a grid with `height` x `width` cells on each rank.
 pub fn start(grid: &Sharing, height: usize, width: usize) -> Result<Tensor> {
     let at = |group: &Group, size: usize| -> Result<i64> { Ok((group.number(&group.rank())? * size) as i64) };
     let (top, left) = (at(&grid.down, height)?, at(&grid.along, width)?);

@@ -1,4 +1,4 @@
-//! Programs to copy, each whole in one file. What demos, benchmarks and tests run of them is public here.
+//! Programs to copy, each complete in one file. The parts that demos, benchmarks and tests run are public here.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "each program has a main of its own")]
 

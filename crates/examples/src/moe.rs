@@ -1,5 +1,5 @@
 //! A mixture of experts, one on each rank: tokens go to the rank of the expert that a router chooses for them, and come
-//! back. How many go where is read from a tensor, and is another number each time.
+//! back. How many go to each rank is read from a tensor, and differs each time.
 //!
 //! ```text
 //! cargo build --release -p consort-examples --example moe
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use consort::{Dtype, Flatten, Group, Mesh, Result, Tensor};
 
-/// What a rank has.
+/// The weights of a rank.
 #[derive(Flatten, Clone)]
 pub struct Expert {
     /// `[width, experts]`, the same on all ranks.
@@ -37,11 +37,11 @@ impl Expert {
     }
 }
 
-/// Each token with what its expert makes of it, `[tokens, width]`.
+/// Each token plus the output of its expert, `[tokens, width]`.
 pub fn moe(ranks: &Group, x: &Tensor, own: &Expert) -> Result<Tensor> {
     let (chance, expert) = x.matmul(&own.router)?.softmax(1)?.topk(1, 1)?;
     let expert = expert.squeeze(1)?;
-    // Tokens for the first expert first, and how many are for each.
+    // Sorts tokens by expert, and counts those of each.
     let (_, order) = expert.sort(0, false)?;
     let sent = expert.one_hot(ranks.size(), Dtype::I64)?.sum(&[0], false)?;
     let got = ranks.all_to_all(&sent, None, None)?;
@@ -49,7 +49,7 @@ pub fn moe(ranks: &Group, x: &Tensor, own: &Expert) -> Result<Tensor> {
     let tokens = ranks.all_to_all(x.gather(&order, 0)?, Some(&got), Some(&sent))?;
     let made = tokens.matmul(&own.up)?.silu()?.matmul(&own.down)?;
     let back = ranks.all_to_all(made, Some(&sent), Some(&got))?;
-    // Back in their own order.
+    // Back in their original order.
     x.add(&back.gather(&order.sort(0, false)?.1, 0)?.mul(&chance)?)
 }
 

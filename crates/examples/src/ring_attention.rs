@@ -1,5 +1,5 @@
-//! Ring attention: each rank has a part of a long sequence. Keys and values go round the ring while queries attend to those
-//! that are here, and what they see is put together as it comes.
+//! Ring attention: each rank has a part of a long sequence. Keys and values go round the ring while queries attend to
+//! the local ones, and the partial results are combined.
 //!
 //! ```text
 //! cargo build --release -p consort-examples --example ring_attention
@@ -10,17 +10,17 @@ use std::process::ExitCode;
 
 use consort::{Batched, Dtype, Group, Index, Mesh, Result, Route, Tensor};
 
-/// What some queries know after some of the keys.
+/// The state of some queries after some of the keys.
 struct Seen {
     /// The largest score.
     most: Tensor,
     /// The sum of exp(score - most).
     weights: Tensor,
-    /// The sum of the values, each with its weight.
+    /// The sum of the weighted values.
     values: Tensor,
 }
 
-/// Attends to more keys; those that the mask does not allow count for nothing.
+/// Attends to more keys; masked keys have weight zero.
 fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Seen> {
     let width = q.shape()[3] as f64;
     let mut scores = (q * width.powf(-0.5))?.matmul(&k.transpose(2, 3)?)?;
@@ -36,7 +36,7 @@ fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&
     scores.exp_()?;
     let (weights, values) = (scores.sum(&[3], true)?, scores.matmul(v)?);
     let Some(seen) = seen else { return Ok(Seen { most, weights, values }) };
-    // What was seen before counts less where a larger score has come.
+    // Earlier sums are scaled down if a larger score has come.
     let less = seen.most.sub(&most)?.exp()?;
     Ok(Seen {
         most,
@@ -46,7 +46,7 @@ fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&
 }
 
 /// Attention of this rank's queries to the keys of all ranks, `[batch, heads, length, width]` each, of which each rank has
-/// the same length. So many queries are worked on at a time that their scores stay near.
+/// the same length. Queries are processed `tile` at a time, so that their scores stay in the cache.
 pub fn ring_attention(
     ring: &Group,
     q: &Tensor,
@@ -72,7 +72,7 @@ pub fn ring_attention(
             ])?),
             false => None,
         };
-        // The keys that are here have come from so many ranks before this one.
+        // The local keys were sent by the rank `step` places before this one.
         let from = (ring.rank() + (n - step)) % n;
         for ((first, size), seen) in tiles.iter().zip(&mut seen) {
             let places = |part: &Index, first: usize, shape: [usize; 2], dim: usize| {

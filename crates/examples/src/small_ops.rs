@@ -43,7 +43,7 @@ fn add(count: u32) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(count))
 }
 
-/// How long the same takes in a compiled function that has so many more arguments.
+/// How long the same takes in a compiled function with `more` more arguments.
 fn compiled(count: u32, more: usize) -> Result<f64> {
     let (x, y) = (Tensor::from_slice(&[1.0f32; 8], &[8])?, Tensor::from_slice(&[2.0f32; 8], &[8])?);
     let more = vec![y.clone(); more];

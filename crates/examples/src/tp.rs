@@ -1,4 +1,4 @@
-//! A model of the shape of Llama generates tokens, its weights shared out over all ranks.
+//! A Llama-style model generates tokens, with its weights sharded over all ranks.
 //!
 //! ```text
 //! cargo build --release -p consort-examples --example tp
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use consort::nn::{Config, Generator, Llama};
 use consort::{Mesh, Result};
 
-/// The tokens that one rank alone generates.
+/// The tokens that one rank generates alone.
 pub fn plain(mesh: &Mesh, config: &Config, key: i64, prompt: &[i64], n: usize) -> Result<Vec<i64>> {
     let me = mesh.number(&mesh.rank())?;
     let alone = mesh.split("alone", Some(me as u32), 0)?;

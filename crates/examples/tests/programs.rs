@@ -1,11 +1,11 @@
-//! The example programs, on ranks that are threads: they give what one rank gives by plain loops or by one op, eager and
+//! The example programs, on ranks that are threads: their results equal those of plain loops or of one op, eager and
 //! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Dtype, Mesh, Result, Tensor, compile};
 use consort_examples::{conv, halo, moe, ring_attention};
 
-/// Runs something on so many ranks.
+/// Runs `f` on `n` ranks.
 fn on(n: usize, f: impl Fn(Mesh) -> Result<()> + Sync) {
     for (rank, outcome) in consort::spawn(n, f).into_iter().enumerate() {
         outcome.unwrap_or_else(|error| panic!("rank {rank} of {n}: {error}"));
@@ -34,8 +34,8 @@ fn c3_stencils_are_those_of_one_rank() {
                 assert_eq!(halo::cells(&eager)?, expected, "{n} {along} {periodic}");
                 assert_eq!(halo::cells(&compiled)?, expected, "{n} {along} {periodic}");
                 step.expect_steady(0, 1, 0)?;
-                // Rows come and go where they lie. Columns have gaps: the two that are sent are laid together, and so
-                // are those of an open border, for which nothing comes.
+                // Rows are sent and received in place. Columns have gaps: the two that are sent are packed, and so
+                // are those of an open border, for which nothing is received.
                 let me = mesh.number(&grid.along.rank())?;
                 let open = if periodic { 0 } else { u64::from(me == 0) + u64::from(me == along - 1) };
                 let columns = if periodic || along > 1 { (2 + open) * 5 * 4 } else { 0 };
@@ -71,9 +71,9 @@ fn c4_ring_attention_is_attention() {
                 close(&ring.call((part(1)?, part(2)?, part(3)?))?.to_vec::<f32>()?, &expected, 1e-6);
             }
             ring.expect_steady(0, 1, 0)?;
-            // Keys and values travel from where they lie to where they are read.
+            // Keys and values are sent and received in place.
             assert_eq!(ring.stats().copied_bytes, 0, "{}", ring.explain());
-            // The exchange is under way while the queries attend to what is here.
+            // The exchange is pending while the queries attend to the local keys.
             let plan = ring.explain().graphs[0].plan.clone().unwrap();
             let lines: Vec<&str> = plan.lines().collect();
             let at = |what: &str| lines.iter().position(|line| line.contains(what));

@@ -1,13 +1,13 @@
-//! `CONSORT_BLESS=1`: what tests expect is written anew from what they got.
+//! `CONSORT_BLESS=1`: rewrites the expectations of tests from their actual output.
 
 use std::path::Path;
 
-/// Whether expected texts are to be rewritten.
+/// Whether expectations are to be rewritten.
 pub fn blessing() -> bool {
     std::env::var_os("CONSORT_BLESS").is_some_and(|bless| bless == "1")
 }
 
-/// Holds a file to the text that it should have, or writes that where [`blessing`] says so. For tests: it panics.
+/// Checks a file against its expected text, or writes that if [`blessing`]. Panics on a difference, for tests.
 pub fn check_file(path: impl AsRef<Path>, fresh: &str) {
     let path = path.as_ref();
     if blessing() {

@@ -1,5 +1,5 @@
-//! What must hold of any text at all: it is refused with a place in it, or it is a program whose checks,
-//! printing, passes and small runs end without a panic, with the same results after the passes.
+//! Properties of any text: it is refused with a position, or it is a program whose checks, printing, passes and small
+//! runs end without a panic, with the same results after the passes.
 
 use consort_ir::index::Index;
 use consort_ir::ops::{Flow, OpTable};
@@ -11,7 +11,7 @@ use consort_ir::verify::{hazards, verify};
 use consort_passes::{PASSES, PassCx, PassError, simplify};
 use consort_types::Dtype;
 
-/// Runs one text through everything that reads programs. Panics where something is wrong with it.
+/// Runs one text through everything that reads programs. Panics if a property fails.
 pub fn check_text(text: &str, ops: &OpTable) {
     // Run lines are read from the same files.
     let _ = run_lines(text);
@@ -45,7 +45,7 @@ pub fn check_text(text: &str, ops: &OpTable) {
     if parsed.program.mesh.n_ranks() <= 8 {
         for func in parsed.program.funcs.iter().filter(|func| is_small(func, &func.body)) {
             let inputs = zeros(&parsed.program, func);
-            // What failed may have been removed, so only what ran is compared.
+            // A failing node may have been removed, so only successful runs are compared.
             let Ok(expected) = consort_oracle::run(&parsed.program, &func.name, &inputs) else { continue };
             let got = consort_oracle::run(&simple, &func.name, &inputs).unwrap_or_default();
             let same = expected.iter().flatten().zip(got.iter().flatten()).all(|(a, b)| a.same(b));
@@ -69,7 +69,7 @@ fn is_small(func: &Func, block: &Block) -> bool {
     })
 }
 
-/// Zeros for every parameter, with 2 for every symbol; what does not fit is refused by the oracle.
+/// Zeros for every parameter, with 2 for every symbol; the oracle refuses inputs that do not fit.
 fn zeros(program: &Program, func: &Func) -> Vec<Vec<Tensor>> {
     let arg = |ty: Option<&Type>| match ty {
         Some(Type::Tensor(tensor)) => {

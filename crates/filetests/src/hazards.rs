@@ -1,6 +1,6 @@
-//! `test: hazards`: a plan verifies, and every hazard stands on its line as `; error: message (RULE)`. Where there are
-//! `; run:` lines, the plan oracle runs the plan on all ranks, as if it had been made for each of them: a plan without
-//! hazards gives the results under every timing, one with hazards fails to under some.
+//! `test: hazards`: a plan verifies, and every hazard is on its line as `; error: message (RULE)`. If there are `;
+//! run:` lines, the plan oracle runs the plan on all ranks, as if it had been made for each of them: a plan without
+//! hazards gives the results under every timing, one with hazards fails under some.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Runs text programs that say themselves what must come of them.
+//! Runs text programs that contain their own expectations.
 //!
 //! A case is a file `filetests/TOPIC/claim-as-name.csr`. Its comments name the commands to run
 //! (`; test: verify`), and hold what is expected: `; error: ..` on the line that is wrong, `; run: ..` lines
@@ -24,7 +24,7 @@ use consort_ir::text::{ParseError, Parsed, directives, parse};
 
 pub use bless::{blessing, check_file};
 
-/// What a command does with a case: an error says what was expected; some text is the file as blessed.
+/// Runs a command on a case: the error states what was expected; a returned text is the blessed file.
 pub type Command = fn(&Case<'_>, &[&str]) -> Result<Option<String>, String>;
 
 /// The commands, by the name that `; test:` lines use.
@@ -41,20 +41,20 @@ pub const COMMANDS: &[(&str, Command)] = &[
 pub struct Case<'a> {
     /// The whole file.
     pub text: &'a str,
-    /// The program, or where the text stops being one.
+    /// The program, or the parse error.
     pub parsed: &'a Result<Parsed, ParseError>,
     /// Whether expectations are to be rewritten.
     pub bless: bool,
 }
 
 impl Case<'_> {
-    /// The program; an error where there is none.
+    /// The program; an error if it did not parse.
     pub fn program(&self) -> Result<&Parsed, String> {
         self.parsed.as_ref().map_err(|error| error.to_string())
     }
 }
 
-/// Runs the commands of one case. Some text is the file as blessed.
+/// Runs the commands of one case. A returned text is the blessed file.
 pub fn run_case(text: &str, ops: &OpTable, bless: bool) -> Result<Option<String>, String> {
     let tests = directives(text, "test");
     if tests.is_empty() {

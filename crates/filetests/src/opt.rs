@@ -1,6 +1,6 @@
-//! `test: opt PASS`: the functions after the pass stand in comments below the program, under `; after opt PASS:`, and
-//! the `; run:` lines hold before and after it. `; after opt PASS: no change` says that the pass leaves the program
-//! alone. Without a name all passes run.
+//! `test: opt PASS`: the functions after the pass are in comments below the program, under `; after opt PASS:`, and the
+//! `; run:` lines hold before and after it. `; after opt PASS: no change` says that the pass does not change the
+//! program. Without a name all passes run.
 
 use consort_ir::ops::OpTable;
 use consort_ir::text::print;
@@ -41,13 +41,13 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     Err(format!("expected\n{head}{expected}\ngot\n{head}{got}\nCONSORT_BLESS=1 rewrites it"))
 }
 
-/// The functions of a printed program as comments, each on its line after a line break.
+/// The functions of a printed program as comments, each line preceded by a line break.
 fn comment(text: &str) -> String {
     let functions = text.lines().skip_while(|line| !line.starts_with("func"));
     functions.map(|line| format!("\n; {line}").trim_end().to_string()).collect()
 }
 
-/// What stands before a head, what it is the head of, and what follows: the comments after it belong to it.
+/// The text before a heading, the section under it, and the rest: the comments after a heading are its section.
 fn section<'a>(text: &'a str, head: &str) -> (&'a str, String, &'a str) {
     let Some(at) = text.find(&format!("\n{head}")).map(|at| at + 1) else { return (text, String::new(), "") };
     let rest = &text[at + head.len()..];

@@ -1,5 +1,5 @@
-//! `test: oracle`: the program verifies, and the oracle gives what the `; run:` lines say. With `unverified`
-//! the program may break V9, so that a run shows what the rule protects from.
+//! `test: oracle`: the program verifies, and the oracle gives the results in the `; run:` lines. With `unverified` the
+//! program may break V9, so that a run shows what the rule prevents.
 
 use consort_ir::program::Program;
 use consort_ir::tensor::Tensor;
@@ -18,7 +18,7 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     check_runs(case.text, &parsed.program).map(|()| None)
 }
 
-/// Holds a program to the run lines of a text.
+/// Checks a program against the run lines of a text.
 pub(crate) fn check_runs(text: &str, program: &Program) -> Result<(), String> {
     let lines = run_lines(text).map_err(|error| error.to_string())?;
     if lines.is_empty() {
@@ -37,7 +37,7 @@ pub(crate) fn check_runs(text: &str, program: &Program) -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Results are equal between ranks wherever their types say so.
+/// Checks that results are equal between ranks wherever their types say so.
 fn placements(
     program: &Program,
     line: &RunLine,

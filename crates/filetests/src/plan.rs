@@ -1,5 +1,5 @@
-//! `test: plan`: the plans of the program's functions stand in the file, each after a line `; plan OPTIONS:`, and they
-//! verify and have no hazards. Options are `rank=1`, sizes as `s0=8`, and parameters that are given away: `donated=v0,v2`.
+//! `test: plan`: the plans of the program's functions are in the file, each after a line `; plan OPTIONS:`, and they
+//! verify and have no hazards. Options are `rank=1`, sizes as `s0=8`, and donated parameters: `donated=v0,v2`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use consort_types::Rank;
 
 use crate::Case;
 
-/// Before each line of a plan.
+/// The prefix of each line of a plan.
 const MARK: &str = ";| ";
 
 pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, String> {

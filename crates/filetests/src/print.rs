@@ -1,4 +1,4 @@
-//! `test: print`: the program stands in the file as the printer writes it.
+//! `test: print`: the file contains the program exactly as the printer writes it.
 
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
@@ -27,7 +27,7 @@ pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, 
     ))
 }
 
-/// What is printed reads back as the same program, and prints the same.
+/// Checks that the printed text parses to the same program and prints the same.
 pub(crate) fn check_reads_back(program: &Program, ops: &OpTable) -> Result<(), String> {
     let text = print(program);
     let again = parse(&text, ops).map_err(|error| format!("printed text does not parse: {error}\n{text}"))?;

@@ -1,6 +1,6 @@
-//! `test: verify`: every error stands on its line as `; error: message (RULE)`, and there are no others. A
-//! parse error stands on its line with its column: `; error: 12: message`. With `notes` the way out follows,
-//! after `note:`.
+//! `test: verify`: every error is on its line as `; error: message (RULE)`, and there are no others. A parse
+//! error is on its line with its column: `; error: 12: message`. With `notes` the suggested fix follows, after
+//! `note:`.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use consort_ir::verify::verify;
 use crate::Case;
 
 const MARK: &str = "; error: ";
-/// Between several errors on one line.
+/// Separates several errors on one line.
 const AND: &str = " && ";
 
 pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, String> {
@@ -30,7 +30,7 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     expect(case, got)
 }
 
-/// These errors, by line, are those that the case says, and there are no others.
+/// Checks that the errors, by line, are exactly those that the case states.
 pub(crate) fn expect(case: &Case<'_>, mut got: BTreeMap<u32, Vec<String>>) -> Result<Option<String>, String> {
     if case.bless {
         return Ok(Some(blessed(case.text, &got)));

@@ -1,4 +1,4 @@
-//! The corpus through the fuzz check, and thousands of broken variants of it.
+//! The corpus through the fuzz check, and thousands of damaged variants of it.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use consort_types::Rng;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// All cases, the corpus of texts that once went wrong, and some random programs.
+/// All cases, the corpus of texts that once failed, and some random programs.
 fn corpus() -> Vec<String> {
     let folders = ["filetests", "fuzz/corpus/text"].map(|folder| Path::new(ROOT).join(folder));
     let paths = folders.iter().flat_map(|folder| cases(folder).unwrap());
@@ -20,7 +20,7 @@ fn corpus() -> Vec<String> {
     texts
 }
 
-/// A text with something in it changed: the kinds of damage that break parsers.
+/// A text with random damage of the kinds that break parsers.
 fn damaged(text: &str, other: &str, rng: &mut Rng) -> String {
     let mut bytes = text.as_bytes().to_vec();
     for _ in 0..1 + rng.below(3) {
@@ -90,7 +90,7 @@ fn no_text_makes_anything_panic() {
     let ops = OpTable::built_in();
     let corpus = corpus();
     corpus.iter().for_each(|text| check_text(text, &ops));
-    // `CONSORT_FUZZ` asks for more.
+    // `CONSORT_FUZZ` sets the number of rounds.
     let rounds = std::env::var("CONSORT_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000u64);
     for seed in 0..rounds {
         let mut rng = Rng::new(seed);

@@ -1,7 +1,7 @@
-//! Builds a function node by node, with types inferred as it grows.
+//! Builds a function node by node and infers types on the way.
 //!
-//! Conditions on sizes that cannot be decided become guards of the function, so what is built verifies.
-//! The tracer, expansions of composites, gradients and the random-program generator all build here.
+//! Conditions on sizes that cannot be decided become guards of the function, so the result always verifies. The tracer,
+//! expansions of composites, gradients and the random-program generator all use it.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub struct Builder<'a> {
     draft: Draft,
 }
 
-/// What is built so far, put aside: it goes on with [`Builder::resume`].
+/// A paused builder; continue with [`Builder::resume`].
 #[derive(Clone, Debug)]
 pub struct Draft {
     func: Func,
@@ -38,7 +38,7 @@ impl Draft {
         &self.func.guards
     }
 
-    /// How many parameters the function has so far.
+    /// The number of parameters so far.
     pub fn params(&self) -> usize {
         self.open.first().map_or(0, |body| body.params.len())
     }
@@ -58,12 +58,12 @@ impl<'a> Builder<'a> {
         Builder { mesh, draft }
     }
 
-    /// Goes on with what was put aside. The mesh is the one it was begun with, or has more groups.
+    /// Resumes a draft. The mesh must be the one it was begun with, possibly with more groups.
     pub fn resume(mesh: &'a Mesh, draft: Draft) -> Builder<'a> {
         Builder { mesh, draft }
     }
 
-    /// Puts aside what is built so far.
+    /// Pauses the builder.
     pub fn pause(self) -> Draft {
         self.draft
     }
@@ -73,12 +73,12 @@ impl<'a> Builder<'a> {
         self.mesh
     }
 
-    /// The source line that nodes get from here on.
+    /// Sets the source line of the nodes that follow.
     pub fn set_loc(&mut self, loc: Option<Loc>) {
         self.draft.loc = loc;
     }
 
-    /// Declares what is known of a backed symbol before a parameter binds it.
+    /// Declares the facts of a backed symbol before a parameter binds it.
     pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) {
         if self.draft.func.symbols.iter().all(|(other, _)| *other != sym) {
             self.draft.func.symbols.push((sym, facts));
@@ -91,7 +91,7 @@ impl<'a> Builder<'a> {
         Sym::Unbacked(self.draft.next_unbacked - 1)
     }
 
-    /// Writes down a condition on sizes that holds from here on, unless it is known.
+    /// Records a condition on sizes as a guard, unless it is known to hold.
     pub fn assume(&mut self, guard: Guard) -> Assumed {
         let assumed = self.draft.facts.assume(guard.clone());
         if assumed == Assumed::New {
@@ -100,12 +100,12 @@ impl<'a> Builder<'a> {
         assumed
     }
 
-    /// How many blocks are open around the one being filled; 0 in the function's own.
+    /// The number of open blocks around the current one; 0 in the function's body.
     pub fn depth(&self) -> usize {
         self.draft.open.len().saturating_sub(1)
     }
 
-    /// Does something in a block further out, which is still open.
+    /// Builds in an outer block that is still open.
     pub fn outside<T>(&mut self, depth: usize, f: impl FnOnce(&mut Self) -> T) -> T {
         let inner = self.draft.open.split_off((depth + 1).min(self.draft.open.len()));
         let outcome = f(self);
@@ -113,7 +113,7 @@ impl<'a> Builder<'a> {
         outcome
     }
 
-    /// The nodes so far of the block being filled.
+    /// The nodes of the current block so far.
     pub fn nodes(&self) -> &[Node] {
         self.draft.open.last().map_or(&[], |block| &block.nodes)
     }
@@ -123,7 +123,7 @@ impl<'a> Builder<'a> {
         &self.draft.func.guards
     }
 
-    /// What is known of the symbols.
+    /// The facts about the symbols.
     pub fn facts(&self) -> &Facts {
         &self.draft.facts
     }
@@ -135,7 +135,7 @@ impl<'a> Builder<'a> {
         value
     }
 
-    /// A parameter of the function, or of the block being filled.
+    /// Adds a parameter to the function, or to the current block.
     pub fn param(&mut self, ty: impl Into<Type>) -> Value {
         let ty = ty.into();
         ty.indices(&mut |index| {
@@ -188,7 +188,7 @@ impl<'a> Builder<'a> {
         params.into_iter().map(|ty| self.param(ty)).collect()
     }
 
-    /// One more parameter of a block that is closed already.
+    /// Adds a parameter to a block that is closed already.
     pub fn add_param(&mut self, block: &mut Block, ty: Type) -> Value {
         let value = self.value(ty);
         block.params.push(value);
@@ -220,7 +220,7 @@ impl<'a> Builder<'a> {
         let known = self.draft.facts.guards().len();
         let types =
             infer(&*op, self.mesh, &arg_types, &block_types, &mut self.draft.facts, Undecided::Assume)?;
-        // Kept here, because facts about a symbol end with the block that defines it.
+        // Stored in the function, because facts about a symbol end with the block that defines it.
         self.draft.func.guards.extend_from_slice(self.draft.facts.guards().get(known..).unwrap_or(&[]));
         for (sym, facts) in op.defines(&arg_types) {
             self.draft.facts.declare(sym, facts);
@@ -240,7 +240,7 @@ impl<'a> Builder<'a> {
         Ok(results)
     }
 
-    /// Ends the function; it declares the types of what it returns.
+    /// Ends the function, whose result types are those of `results`.
     pub fn finish(mut self, results: &[Value]) -> Func {
         self.draft.func.body = self.end_block(results);
         self.draft.func.results =
@@ -251,14 +251,14 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The types of a block's parameters and results; none where a value has no type.
+/// The types of a block's parameters and results; `None` if a value has no type.
 pub fn block_type(func: &Func, block: &Block) -> Option<BlockType> {
     let types =
         |values: &[Value]| values.iter().map(|value| func.ty(*value).cloned()).collect::<Option<Vec<_>>>();
     Some(BlockType { params: types(&block.params)?, results: types(&block.results)? })
 }
 
-/// A function that does what one node does, with a composite written out; none where the op is no composite.
+/// A function equivalent to one composite node, expanded; `None` if the op is not a composite.
 pub fn expand(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> Option<Result<Func, Violation>> {
     if !matches!(op.flow(), Flow::Straight) {
         return None;

@@ -1,8 +1,8 @@
-//! What a function costs on one rank, by its ops' own estimates: through all blocks, a loop as often as it runs.
+//! The cost of a function on one rank, from its ops' own estimates: over all blocks, loops multiplied by their length.
 //!
-//! A size that comes from data has no value before the program runs. Its cost is counted with an estimate, by one rule:
-//! a hint where there is one; else the largest value that its range and the function's guards allow; else
-//! [`DEFAULT_SIZE`]. Whoever shows a cost shows the estimates beside it.
+//! A size that comes from data has no value before the program runs. Its cost uses an estimate, by one rule: a hint if
+//! there is one; else the largest value that its range and the function's guards allow; else [`DEFAULT_SIZE`]. Reports
+//! must show the estimates beside the cost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,17 +15,17 @@ use crate::plan::{Place, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::Type;
 
-/// A size that comes from data, where nothing is known of it.
+/// The estimate for a size from data of which nothing is known.
 pub const DEFAULT_SIZE: i64 = 1024;
 
-/// Where an estimate of a size comes from.
+/// The source of an estimate of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The user.
     Hint,
     /// The largest value that the declared range and the guards allow.
     Range,
-    /// [`DEFAULT_SIZE`], or the least value where that is larger.
+    /// [`DEFAULT_SIZE`], or the minimum if that is larger.
     Default,
 }
 
@@ -40,26 +40,26 @@ impl Source {
     }
 }
 
-/// A size that comes from data, and the value that costs are counted with. Prints as `u0: 1024 (default)`.
+/// A size from data, and its estimate. Prints as `u0: 1024 (default)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// The symbol.
     pub sym: Sym,
     /// The value.
     pub value: i64,
-    /// Where it comes from.
+    /// The source of the estimate.
     pub source: Source,
 }
 
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No axis or group has part in a size from data, so any mesh will do.
+        // A size from data mentions no axis or group, so any mesh will do.
         let sym = Index::sym(self.sym);
         write!(f, "{}: {} ({})", sym.display(&Mesh::default()), self.value, self.source.name())
     }
 }
 
-/// What a part of a function costs.
+/// The cost of a part of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
     /// Arithmetic operations.
@@ -68,7 +68,7 @@ pub struct Total {
     pub bytes: u64,
     /// Bytes received from other ranks.
     pub wire: u64,
-    /// Nodes that run, and iterations of loops.
+    /// Nodes run, plus iterations of loops.
     pub steps: u64,
 }
 
@@ -87,20 +87,20 @@ impl Total {
         }
     }
 
-    /// Both, one after the other.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Total) -> Total {
         self.join(other, u64::saturating_add)
     }
 
-    /// So many times the same.
+    /// The same `n` times.
     #[must_use]
     pub fn times(self, n: u64) -> Total {
         self.join(self, |one, _| one.saturating_mul(n))
     }
 }
 
-/// A number that is not negative: 0 where a symbol has no value, and the largest where it does not fit.
+/// The value of an index, at least 0; 0 if a symbol has no value, `u64::MAX` on overflow.
 pub fn number(sizes: &EvalCx<'_>, index: &Index) -> u64 {
     if let Ok(n) = sizes.index(index) {
         return u64::try_from(n).unwrap_or(0);
@@ -110,15 +110,15 @@ pub fn number(sizes: &EvalCx<'_>, index: &Index) -> u64 {
     if unbound { 0 } else { u64::MAX }
 }
 
-/// What a node costs besides its blocks, in terms of the symbols.
+/// The cost of a node without its blocks, as an expression in the symbols.
 pub fn of_node(mesh: &Mesh, func: &Func, node: &Node) -> Cost {
     let types =
         |values: &[Value]| values.iter().filter_map(|value| func.ty(*value).cloned()).collect::<Vec<Type>>();
     node.op.cost(&CostCx { mesh, args: &types(&node.args), results: &types(&node.results) })
 }
 
-/// What a node costs with its blocks; what depends on symbols without a value counts nothing. Of the blocks of a choice
-/// the dearer counts.
+/// The cost of a node with its blocks; terms with unbound symbols count as 0. Of the branches of a `cond`, the more
+/// expensive one counts.
 pub fn total_of_node(sizes: &EvalCx<'_>, func: &Func, node: &Node) -> Total {
     let number = |index: &Index| number(sizes, index);
     let Cost { flops, bytes, wire } = of_node(sizes.mesh, func, node);
@@ -134,7 +134,7 @@ pub fn total_of_node(sizes: &EvalCx<'_>, func: &Func, node: &Node) -> Total {
     }
 }
 
-/// What a block costs; what depends on symbols without a value counts nothing.
+/// The cost of a block; terms with unbound symbols count as 0.
 pub fn total(sizes: &EvalCx<'_>, func: &Func, block: &Block) -> Total {
     block.nodes.iter().fold(Total::default(), |all, node| all.plus(total_of_node(sizes, func, node)))
 }
@@ -146,7 +146,7 @@ pub fn dynamic_bytes(sizes: &EvalCx<'_>, func: &Func) -> u64 {
     ends.values().fold(0, |all, end| all.saturating_add(*end))
 }
 
-/// Where what lies in each of these regions ends.
+/// The end offset of the tensors in each `dyn` region.
 fn region_ends(sizes: &EvalCx<'_>, func: &Func, block: &Block, ends: &mut BTreeMap<u32, u64>) {
     let mut note = |values: &[Value], places: &[Place]| {
         let tensors = values.iter().filter_map(|value| func.ty(*value)).flat_map(Type::tensors);
@@ -160,7 +160,7 @@ fn region_ends(sizes: &EvalCx<'_>, func: &Func, block: &Block, ends: &mut BTreeM
     };
     note(&block.params, &block.places);
     for node in &block.nodes {
-        // A view has no elements of its own, and may have more of them than there are.
+        // A view has no storage of its own, and a broadcast has more elements than its storage.
         if let Some(plan) = node.plan.as_ref().filter(|plan| !plan.view) {
             note(&node.results, &plan.places);
         }
@@ -172,7 +172,7 @@ fn region_ends(sizes: &EvalCx<'_>, func: &Func, block: &Block, ends: &mut BTreeM
         .for_each(|inside| region_ends(sizes, func, inside, ends));
 }
 
-/// What is taken for the sizes that come from data, in their order, where the other symbols have these values on a rank.
+/// The estimates of the sizes from data, in order, given values of the other symbols on a rank.
 pub fn estimates(sizes: &EvalCx<'_>, func: &Func, hints: &BTreeMap<Sym, i64>) -> Vec<Estimate> {
     let declared = sizes_from_data(func);
     let mut facts = Facts::default();
@@ -195,8 +195,8 @@ pub fn estimates(sizes: &EvalCx<'_>, func: &Func, hints: &BTreeMap<Sym, i64>) ->
     declared.keys().map(|sym| estimate(*sym)).collect()
 }
 
-/// The sizes that come from data, with what the ops that define them declare. One that several blocks define has the
-/// widest range.
+/// The sizes from data, with the declarations of the ops that define them. If several blocks define one, its range is
+/// the union.
 pub fn sizes_from_data(func: &Func) -> BTreeMap<Sym, SymbolFacts> {
     let mut all = BTreeMap::new();
     declarations(func, &func.body, &mut all);
@@ -257,10 +257,10 @@ mod tests {
         let ranged = of_size("min=2, max=50", "");
         assert_eq!(cost(&ranged, 8, &[]), (vec!["u0: 50 (range)".into()], 50, 3));
         assert_eq!(cost(&ranged, 8, &[(0, 3)]), (vec!["u0: 3 (hint)".into()], 3, 3));
-        // No more than a guard allows, which depends on what another size is.
+        // At most what a guard allows, which depends on another size.
         let guarded = of_size("min=0, max=none", "where 2*u0 <= s0");
         assert_eq!(cost(&guarded, 60, &[]), (vec!["u0: 30 (range)".into()], 30, 3));
-        // No less than the range allows.
+        // At least the minimum of the range.
         let large = of_size("min=5000, max=none", "");
         assert_eq!(cost(&large, 8, &[]), (vec!["u0: 5000 (default)".into()], 5000, 3));
     }

@@ -1,10 +1,10 @@
-//! Errors about a program: what, where in the text, where in the user's source, and the way out.
+//! Errors about a program: the message, the position in the text, the user's source line, and a suggested fix.
 
 use std::fmt::Write;
 
 use crate::program::Loc;
 
-/// What kind of check refused the program.
+/// The kind of check that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
     /// The text does not follow the grammar of `docs/ir.md`.
@@ -26,7 +26,7 @@ impl Code {
     }
 }
 
-/// Where in a program.
+/// A position in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Position {
     /// A line and a column of the text, both from 1.
@@ -37,24 +37,24 @@ pub enum Position {
     Node(usize, usize),
 }
 
-/// One thing that is wrong with a program.
+/// One error in a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Which check.
+    /// The kind of check.
     pub code: Code,
-    /// Which rule of it: `C2`, `V7`; empty for the grammar.
+    /// The rule that failed: `C2`, `V7`; empty for the grammar.
     pub rule: String,
     /// The op first, expected before got, no final dot.
     pub message: String,
-    /// Where.
+    /// The position.
     pub at: Position,
-    /// The user's source line, where the node has one.
+    /// The user's source line, if the node has one.
     pub loc: Option<Loc>,
-    /// The way out.
+    /// A suggested fix.
     pub note: Option<String>,
 }
 
-/// Which line of a text each function, node and return stands on.
+/// The lines of all functions, nodes and returns in a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LineMap {
     /// For each function, its first line and the lines of its nodes and returns, in printing order.
@@ -62,7 +62,7 @@ pub struct LineMap {
 }
 
 impl LineMap {
-    /// The line of a place.
+    /// The line of a position.
     pub fn line(&self, at: Position) -> Option<u32> {
         match at {
             Position::Text(line, _) => Some(line),
@@ -73,13 +73,13 @@ impl LineMap {
 }
 
 impl Diagnostic {
-    /// The first line of the error, without place and note.
+    /// The first line of the error, without position and note.
     pub fn headline(&self) -> String {
         let rule = if self.rule.is_empty() { String::new() } else { format!(" ({})", self.rule) };
         format!("error[{}]: {}{rule}", self.code.name(), self.message)
     }
 
-    /// The error with the lines around it. `text` has the lines that `lines` speaks of, `file` is what to call it.
+    /// The error with the lines around it. `lines` refers to the lines of `text`; `file` is the name to print.
     pub fn render(&self, file: &str, text: &[&str], lines: &LineMap) -> String {
         let mut out = self.headline() + "\n";
         if let Some(line) = lines.line(self.at) {

@@ -38,13 +38,13 @@ pub struct ValueMap<T> {
     runs: Vec<Option<Run<T>>>,
 }
 
-/// The run, the page in it and the place on the page of a value.
+/// The indices of a value: run, page in the run, slot in the page.
 fn place(value: Value) -> (usize, usize, usize) {
     let at = value.0 as usize;
     (at / (PAGE * PAGE), at / PAGE % PAGE, at % PAGE)
 }
 
-/// A run or a page with nothing in it.
+/// An empty run or page.
 fn empty<T>() -> Box<[Option<T>]> {
     (0..PAGE).map(|_| None).collect()
 }
@@ -56,19 +56,19 @@ impl<T> Default for ValueMap<T> {
 }
 
 impl<T> ValueMap<T> {
-    /// What is stored for a value.
+    /// The entry of a value.
     pub fn get(&self, value: Value) -> Option<&T> {
         let (run, page, at) = place(value);
         self.runs.get(run)?.as_ref()?[page].as_ref()?[at].as_ref()
     }
 
-    /// What is stored for a value, to be changed.
+    /// The entry of a value, mutable.
     pub fn get_mut(&mut self, value: Value) -> Option<&mut T> {
         let (run, page, at) = place(value);
         self.runs.get_mut(run)?.as_mut()?[page].as_mut()?[at].as_mut()
     }
 
-    /// Stores, and returns what was there.
+    /// Stores an entry and returns the previous one.
     pub fn insert(&mut self, value: Value, item: T) -> Option<T> {
         let (run, page, at) = place(value);
         if self.runs.len() <= run {
@@ -78,13 +78,13 @@ impl<T> ValueMap<T> {
         page[at].replace(item)
     }
 
-    /// Takes out what is stored for a value.
+    /// Removes and returns the entry of a value.
     pub fn remove(&mut self, value: Value) -> Option<T> {
         let (run, page, at) = place(value);
         self.runs.get_mut(run)?.as_mut()?[page].as_mut()?[at].take()
     }
 
-    /// The pages that exist, by rising number, each with its first number.
+    /// The pages that exist, in ascending order, each with its first number.
     fn pages(&self) -> impl DoubleEndedIterator<Item = (usize, &Page<T>)> {
         let runs = self.runs.iter().enumerate().filter_map(|(r, run)| Some((r, run.as_ref()?)));
         runs.flat_map(|(r, run)| {
@@ -93,7 +93,7 @@ impl<T> ValueMap<T> {
         })
     }
 
-    /// All entries, by rising number.
+    /// All entries, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (Value, &T)> {
         self.pages().flat_map(|(first, page)| {
             let items = page.iter().enumerate();

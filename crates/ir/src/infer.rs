@@ -1,4 +1,4 @@
-//! The type of a node: the checks that every op shares, around the op's own rule.
+//! Type inference of a node: the checks that every op shares, around the op's own rule.
 //!
 //! The builder and the verifier both come through here, so a program that was built verifies.
 
@@ -9,9 +9,9 @@ use crate::mesh::Mesh;
 use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation, count};
 use crate::types::{TensorType, Type};
 
-/// The types of a node's results. A pure op's results differ between ranks wherever an operand or an
-/// attribute does; what communicates says in its own rule which axes of its operands it removes and adds.
-/// Control flow says all of it itself. A tensor always differs wherever its sizes do.
+/// Infers the types of a node's results. A pure op's results differ between ranks wherever an operand or an attribute
+/// does; the rule of a communication op says which axes of its operands it removes and adds. The rules of control flow
+/// state all axes. A tensor always differs wherever its sizes do.
 pub fn infer(
     op: &dyn OpDef,
     mesh: &Mesh,
@@ -42,7 +42,7 @@ pub fn infer(
         match ty {
             Type::Tensor(tensor) => widen(tensor, facts, differs),
             Type::Pending(tensors) => tensors.iter_mut().for_each(|tensor| widen(tensor, facts, differs)),
-            // A size says itself where it differs: it may be equal where the tensor it is read off is not.
+            // A size states its own axes: it may be equal where the tensor it is read from is not.
             Type::Size(..) => {}
         }
     }
@@ -54,7 +54,7 @@ fn widen(tensor: &mut TensorType, facts: &Facts, differs: Axes) {
     tensor.varies = tensor.varies.union(sizes).union(differs);
 }
 
-/// The numbers and kinds of operands and blocks.
+/// Checks the numbers and kinds of operands and blocks.
 fn check_shape_of_node(
     op: &dyn OpDef,
     mesh: &Mesh,
@@ -98,7 +98,7 @@ fn check_shape_of_node(
     Ok(())
 }
 
-/// Groups exist, and attributes mention only symbols that have a value.
+/// Checks that groups exist and that attributes mention only symbols that have a value.
 fn check_attributes(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Result<(), Violation> {
     let mut missing = false;
     op.groups(&mut |group| missing |= !mesh.has(group));
@@ -116,8 +116,8 @@ fn check_attributes(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Result<(), Vi
     }
 }
 
-/// Whether a value of one type may stand where another type is declared: equal element types and shapes,
-/// and differing over no more axes.
+/// Whether a value of one type may be used where another type is declared: equal element types and shapes, and
+/// differing over no more axes.
 pub fn fits(value: &Type, declared: &Type, facts: &Facts) -> bool {
     match (value, declared) {
         (Type::Tensor(value), Type::Tensor(declared)) => tensor_fits(value, declared, facts),

@@ -1,29 +1,29 @@
-//! How much a run may take. A program may name any size and any number of iterations; a machine has little memory, and
-//! nobody waits for days. What would take more is refused before it begins, or as soon as its sizes are known.
+//! Resource limits of a run. A program may name any size and any number of iterations, but memory and time are limited.
+//! A run that would exceed a limit is refused before it begins, or as soon as its sizes are known.
 
 use std::fmt;
 
 use crate::cost::Total;
 
-/// The most that a run may take.
+/// The resource limits of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of memory: of each rank, and of all of them together in the oracle.
+    /// Bytes of memory: per rank, or of all ranks together in the oracle.
     pub bytes: u64,
-    /// Nodes that one rank runs, and iterations of its loops.
+    /// Nodes that one rank runs, plus iterations of its loops.
     pub steps: u64,
-    /// Arithmetic operations and bytes of memory passed on one rank, as [`crate::cost`] counts them.
+    /// Arithmetic operations and bytes of memory traffic on one rank, as [`crate::cost`] counts them.
     pub operations: u64,
 }
 
 impl Limits {
-    /// Of ranks that run kernels: some minutes of small ops, of large ones, or of both.
+    /// For ranks that run kernels: some minutes of small ops, of large ones, or of both.
     pub const RANKS: Limits = Limits { bytes: 32 << 30, steps: 100_000_000, operations: 4_000_000_000_000 };
-    /// Of the oracle, which evaluates definitions element by element.
+    /// For the oracle, which evaluates definitions element by element.
     pub const ORACLE: Limits = Limits { bytes: 8 << 30, steps: 10_000_000, operations: 40_000_000_000 };
 }
 
-/// What a limit is on.
+/// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// [`Limits::bytes`].
@@ -34,19 +34,19 @@ pub enum Resource {
     Operations,
 }
 
-/// More than a limit allows.
+/// A limit was exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Excess {
-    /// Of what.
+    /// The resource.
     pub resource: Resource,
     /// The limit.
     pub limit: u64,
-    /// What would be taken, at least.
+    /// The amount required, at least.
     pub got: u64,
 }
 
 impl Excess {
-    /// An error where more would be taken than the limit allows.
+    /// An error if `got` exceeds the limit.
     pub fn check(resource: Resource, limit: u64, got: u64) -> Result<(), Excess> {
         if got <= limit { Ok(()) } else { Err(Excess { resource, limit, got }) }
     }
@@ -60,12 +60,12 @@ impl fmt::Display for Excess {
             Resource::Operations => "operations",
         };
         write!(f, "expected at most {} {noun}, got ", self.limit)?;
-        // Sums stop at the largest number.
+        // Sums saturate.
         if self.got == u64::MAX { f.write_str("more") } else { write!(f, "{}", self.got) }
     }
 }
 
-/// What one rank has done of what it may do.
+/// The work that one rank has done, and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     limits: Limits,
@@ -73,19 +73,19 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Nothing is done yet.
+    /// A full budget.
     pub fn new(limits: Limits) -> Budget {
         Budget { limits, done: Total::default() }
     }
 
-    /// Whether so much more may be done.
+    /// Checks that the limits allow `more` work.
     pub fn check(&self, more: Total) -> Result<(), Excess> {
         let all = self.done.plus(more);
         Excess::check(Resource::Steps, self.limits.steps, all.steps)?;
         Excess::check(Resource::Operations, self.limits.operations, all.operations())
     }
 
-    /// Notes that so much is done, where it may be.
+    /// Charges `more` work, if the limits allow it.
     pub fn spend(&mut self, more: Total) -> Result<(), Excess> {
         self.check(more)?;
         self.done = self.done.plus(more);

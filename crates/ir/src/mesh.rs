@@ -171,7 +171,7 @@ impl Mesh {
         self.group_names.get(name).copied()
     }
 
-    /// How an axis is spelled; `?` and its number where the mesh has no such axis.
+    /// The spelling of an axis; `?` and its number if the mesh has no such axis.
     pub fn axis_name(&self, axis: Axis) -> String {
         match self.axes.get(usize::from(axis.0)) {
             Some((name, _)) => name.clone(),
@@ -179,7 +179,7 @@ impl Mesh {
         }
     }
 
-    /// How a list group is spelled; `?` and its number where there is none.
+    /// The spelling of a list group; `?` and its number if there is none.
     pub fn group_name(&self, group: GroupId) -> String {
         match self.groups.get(usize::from(group.0)) {
             Some(group) => group.name.clone(),
@@ -187,7 +187,7 @@ impl Mesh {
         }
     }
 
-    /// The size of an axis; 1 where the mesh has no such axis.
+    /// The size of an axis; 1 if the mesh has no such axis.
     pub fn axis_size(&self, axis: Axis) -> u32 {
         self.axes.get(usize::from(axis.0)).map_or(1, |(_, size)| *size)
     }
@@ -213,7 +213,7 @@ impl Mesh {
         }
     }
 
-    /// Over which axes two ranks in one instance of the group may differ: all of them for a list group.
+    /// The axes over which two ranks in one instance of the group may differ: all of them for a list group.
     pub fn group_axes(&self, group: GroupName) -> Axes {
         match group {
             GroupName::Axes(axes) => axes,
@@ -238,7 +238,7 @@ impl Mesh {
         rank.0 / stride.max(1) % self.axis_size(axis)
     }
 
-    /// The members of a rank's instance of a group, in group order; none where the rank is in no list.
+    /// The members of a rank's instance of a group, in group order; `None` if the rank is in no list.
     pub fn members(&self, group: GroupName, rank: Rank) -> Option<Vec<Rank>> {
         match group {
             GroupName::Axes(axes) => {

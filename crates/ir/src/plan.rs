@@ -1,22 +1,22 @@
-//! What a plan adds to a program: where each value lies, on which queue an op runs, what peers still read.
+//! What a plan adds to a program: the place of each value, the queue of each start, and the leases of peers.
 //!
 //! A plan is made for one rank and for given values of the symbols; its lines are the program's own. They stand in
 //! the order in which they run and carry
 //!
-//! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Tensors lie there without
-//!   gaps, in row-major order;
-//! - `view`: nothing runs. The results are the operand's own elements, seen as the op says; their place is that of
-//!   the operand, and where in it they begin, and with which strides, follows from the op ([`crate::views`]);
-//! - `reuse vN`: the result takes over storage of a value that is dead, or of a part of it;
-//! - `copy vN (why)`: this operand of a start cannot take part where it lies, so its elements are copied to where the
-//!   result lies before the operation starts;
+//! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Tensors are contiguous there,
+//!   in row-major order;
+//! - `view`: nothing runs. The results are the operand's own elements, in the op's layout; their place is that of the
+//!   operand, and their first element and strides follow from the op ([`crate::views`]);
+//! - `reuse vN`: the result takes over the storage of a dead value, or of a part of it;
+//! - `copy vN (why)`: this operand of a start cannot take part in place, so its elements are copied to the place of the
+//!   result before the operation starts;
 //! - `queue NAME #k`: communication runs on its group's queue, as start number `k` there;
-//! - `lease vN`: storage of these values may be read by peers from here until release;
-//! - `release vN`: the leases taken by these starts end before this line runs; who runs the plan waits for it.
+//! - `lease vN`: peers may read the storage of these values from here until release;
+//! - `release vN`: the leases of these starts must end before this line runs; the executor waits for that.
 //!
-//! Some ops move only what is not yet where it belongs: parts of a `concat` that lie at their place in its result stay
-//! where they are, and so do the base and the new part of an `update_slice`. A start whose result takes the place of
-//! an operand ([`crate::ops::OpDef::overwrites`]) works there in place.
+//! Joins move only elements that are not in place yet: parts of a `concat` that lie at their place in its result stay
+//! there, and so do the base and the new part of an `update_slice`. A start whose result takes the place of an
+//! operand ([`crate::ops::OpDef::overwrites`]) works in place.
 //!
 //! The structural rules, checked by `verify`, are the invariants P1 to P3 at the head of `verify/mod.rs`;
 //! hazards between buffers are re-derived from the text alone by `verify::hazards`, and run by the plan oracle.
@@ -29,31 +29,31 @@ use crate::entity::Value;
 use crate::index::Sym;
 use crate::mesh::Mesh;
 
-/// What a plan says of a whole function.
+/// The header of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanHeader {
     /// The rank that it is for.
     pub rank: Rank,
-    /// What the backed symbols are.
+    /// The values of the backed symbols.
     pub symbols: Vec<(Sym, i64)>,
-    /// The memory regions, in order, and their sizes in bytes; those of a `dyn` region is 0.
+    /// The memory regions, in order, and their sizes in bytes; 0 for a `dyn` region.
     pub regions: Vec<(Region, u64)>,
-    /// The parameters whose storage is given away: it may be written.
+    /// The donated parameters, whose storage may be written.
     pub donated: Vec<Value>,
 }
 
 /// A memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Region {
-    /// The storage of a parameter, by its place among the parameters.
+    /// The storage of a parameter, by the parameter's position.
     Arg(u32),
-    /// Memory of this rank alone.
+    /// Memory private to this rank.
     Arena,
     /// The part of memory that peers can map.
     Heap,
-    /// Storage that outlives the call, because something in it is returned. Peers can map it.
+    /// Storage of a result, which outlives the call. Peers can map it.
     Out(u32),
-    /// Storage whose size is known only as the program runs. Peers can map it.
+    /// Storage whose size is known only at run time. Peers can map it.
     Dyn(u32),
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for Region {
     }
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The region.
@@ -105,22 +105,22 @@ impl fmt::Display for Place {
     }
 }
 
-/// What a plan says of one node.
+/// The annotations of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlan {
     /// One place for each tensor that the node defines, those inside a pending included.
     pub places: Vec<Place>,
-    /// Whether nothing runs: the results are views of operand 0.
+    /// Whether the results are views of operand 0, so that nothing runs.
     pub view: bool,
     /// Values whose storage the results take over.
     pub reuse: Vec<Value>,
-    /// Operands that are copied so that they can take part in communication.
+    /// Operands that are copied for communication.
     pub copies: Vec<(Value, Why)>,
     /// The group on whose queue the op starts, and its number there.
     pub queue: Option<(GroupName, u32)>,
     /// Values whose storage peers may read from here until release.
     pub lease: Vec<Value>,
-    /// Starts whose leases have ended before this node runs.
+    /// Starts whose leases must end before this node runs.
     pub release: Vec<Value>,
 }
 
@@ -129,11 +129,11 @@ pub struct NodePlan {
 pub enum Why {
     /// It is read later, and the operation would overwrite it.
     Needed,
-    /// It is an argument that was not given away, and the operation would overwrite it.
+    /// It is an argument that was not donated, and the operation would overwrite it.
     Argument,
-    /// It is returned besides, and the operation would overwrite it.
+    /// It is also returned, and the operation would overwrite it.
     Returned,
-    /// Its elements do not lie without gaps.
+    /// Its elements are not contiguous.
     Gaps,
 }
 

@@ -37,22 +37,22 @@ impl Program {
 pub struct Func {
     /// Its name, without the `@`.
     pub name: String,
-    /// What it promises to return; a returned value may differ over fewer axes than declared, not more.
+    /// The declared result types; a returned value may differ over fewer axes than declared, not more.
     pub results: Vec<Type>,
-    /// What is declared of symbols beyond the defaults: ranges, multiples, axes.
+    /// Declarations of symbols beyond the defaults: ranges, multiples, axes.
     pub symbols: Vec<(Sym, SymbolFacts)>,
-    /// What must hold of the symbols; checked when they are bound.
+    /// Conditions on the symbols; checked when they are bound.
     pub guards: Vec<Guard>,
-    /// The type of every value, of regions too.
+    /// The type of every value, including those in nested blocks.
     pub types: ValueMap<Type>,
     /// The body; its parameters are the function's.
     pub body: Block,
-    /// For which rank and sizes, and in which memory, where the function is a plan.
+    /// The header of the plan, if the function is one.
     pub plan: Option<Box<PlanHeader>>,
 }
 
 impl Func {
-    /// The type of a value, where it is defined.
+    /// The type of a value, if it is defined.
     pub fn ty(&self, value: Value) -> Option<&Type> {
         self.types.get(value)
     }
@@ -71,7 +71,7 @@ impl Func {
         bound
     }
 
-    /// What is known of the symbols at the function's entry, before any guard.
+    /// The facts about symbols at the function's entry, before any guard.
     pub fn entry_facts(&self, mesh: &Mesh) -> Facts {
         let mut facts = Facts::new(mesh);
         let declared = self.declarations();
@@ -82,13 +82,13 @@ impl Func {
         facts
     }
 
-    /// What the function declares of its symbols.
+    /// The declarations of the function's symbols.
     pub fn declarations(&self) -> BTreeMap<Sym, &SymbolFacts> {
-        // Of two declarations, which the verifier refuses, the first counts.
+        // Of two declarations, which the verifier rejects, the first wins.
         self.symbols.iter().rev().map(|(sym, facts)| (*sym, facts)).collect()
     }
 
-    /// What the function declares of a symbol, or the default.
+    /// The declaration of a symbol, or the default.
     pub fn declared(&self, sym: Sym) -> SymbolFacts {
         self.symbols
             .iter()
@@ -102,7 +102,7 @@ impl Func {
 pub struct Block {
     /// The values that enter.
     pub params: Vec<Value>,
-    /// One place for each tensor that enters, those inside a pending included, where the function is a plan.
+    /// One place for each tensor parameter, those inside a pending included, if the function is a plan.
     pub places: Vec<Place>,
     /// The nodes.
     pub nodes: Vec<Node>,
@@ -123,7 +123,7 @@ pub struct Node {
     pub blocks: Vec<Block>,
     /// The user's source line.
     pub loc: Option<Loc>,
-    /// Place, queue and leases, where the function is a plan.
+    /// Place, queue and leases, if the function is a plan.
     pub plan: Option<Box<NodePlan>>,
 }
 
@@ -142,8 +142,8 @@ impl Loc {
         Loc { file: file.into(), line }
     }
 
-    /// Reads `FILE:LINE`; anything else is not a location. The file's name is shared with `like` where they
-    /// are equal: a program has many locations and few files.
+    /// Reads `FILE:LINE`; anything else is not a location. Shares the file's name with `like` if they are equal: a
+    /// program has many locations and few files.
     pub fn parse(text: &str, like: Option<&Loc>) -> Option<Loc> {
         let (file, line) = text.rsplit_once(':')?;
         let plain = !file.is_empty() && !file.contains(|c: char| c.is_whitespace() || c.is_control());

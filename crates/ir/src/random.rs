@@ -1,4 +1,4 @@
-//! Random numbers as a pure function of a key and a place: what the ops `uniform` and `normal` mean, bit by bit.
+//! Random numbers as a pure function of a key and a position: the bit-exact meaning of the ops `uniform` and `normal`.
 //!
 //! Element number `n` of a stream with key `k` has the four words `element_words(k, n)` and no others, so any
 //! rank can make any part of a stream, in any order, and all parts fit together. A kernel that is fast shares
@@ -64,7 +64,7 @@ pub fn uniform(dtype: Dtype, words: [u32; 4]) -> f64 {
 /// value is below 8.6.
 pub fn normal(words: [u32; 4]) -> f64 {
     let (u, v) = (fraction(words[0], words[1]), fraction(words[2], words[3]));
-    // These functions are written out in `libm`, so the numbers are the same on every machine.
+    // `libm` implements these functions in software, so the numbers are the same on every machine.
     (-2.0 * libm::log(1.0 - u)).sqrt() * libm::cos(std::f64::consts::TAU * v)
 }
 

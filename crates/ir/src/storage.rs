@@ -1,8 +1,8 @@
-//! What the lines of a plan do with storage: where a value's elements lie, which bytes those are, what a line reads,
-//! and what it may leave or write where an operand extent.
+//! How the lines of a plan use storage: where a value's elements lie, which bytes those are, what a line reads, and
+//! what it may keep or write in place of an operand.
 //!
-//! These are the meanings of `plan.rs` in numbers. The checker of hazards and the plan oracle both ask here, and so
-//! may whoever makes or runs plans.
+//! This is the meaning of `plan.rs` in numbers, for the hazard checker, the plan oracle, and any code that makes or
+//! runs plans.
 
 use std::ops::Range;
 
@@ -13,37 +13,37 @@ use crate::ops::{Alias, EvalCx, EvalError, Joined, OpDef};
 use crate::plan::Place;
 use crate::types::TensorType;
 
-/// Where a tensor's elements lie: somewhere from a place on.
+/// The location of a tensor's elements: an extent relative to a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The place of the storage that its layout counts from.
+    /// The place of the storage, from which the layout counts.
     pub place: Place,
-    /// Bytes of one element.
+    /// Bytes per element.
     pub width: usize,
-    /// Where from there.
+    /// The extent of the elements.
     pub extent: Extent,
 }
 
-/// Where elements lie from a place on.
+/// The extent of elements relative to a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Here.
+    /// This layout.
     At(Layout),
-    /// Without gaps at the place; how many they are is known only as the program runs.
+    /// Contiguous at the place; the number of elements is known only at run time.
     Whole,
-    /// Somewhere in the storage at the place.
+    /// Unknown, somewhere in the storage at the place.
     Within,
 }
 
 /// Ranges of bytes.
 pub type Ranges = SmallVec<[Range<u64>; 1]>;
 
-/// Where it takes more runs than this to say which bytes a view has, all bytes from its first to its last stand for
-/// them.
+/// If the bytes of a view need more runs than this, they are approximated by the range from the first byte to the
+/// last.
 const MAX_RUNS: usize = 1 << 20;
 
 impl Placement {
-    /// A tensor without gaps at a place.
+    /// A contiguous tensor at a place.
     pub fn new(place: Place, ty: &TensorType, sizes: &EvalCx<'_>) -> Placement {
         let shape: Result<Vec<usize>, EvalError> = ty.shape.iter().map(|size| sizes.size(size)).collect();
         let extent = match shape {
@@ -53,7 +53,7 @@ impl Placement {
         Placement { place, width: ty.dtype.size(), extent }
     }
 
-    /// The results of an op as views of this; none where elements must move for it.
+    /// The results of an op as views of this; `None` if the op must move elements.
     pub fn views(&self, op: &dyn OpDef, sizes: &EvalCx<'_>, results: usize) -> Option<Vec<Placement>> {
         let placement = |extent| Placement { extent, ..self.clone() };
         let unknown = |extent: Extent| Some(vec![placement(extent); results]);
@@ -65,13 +65,13 @@ impl Placement {
                 Ok(None) => None,
                 _ => unknown(Extent::Within),
             },
-            // A view of what is not known yet may have gaps.
+            // A view of unknown size may have gaps.
             Extent::Whole if op.keeps_order() => unknown(Extent::Whole),
             _ => unknown(Extent::Within),
         }
     }
 
-    /// A part of it by its layout, where that is known.
+    /// The part that `part` selects from the layout, if that is known.
     fn part(&self, part: impl FnOnce(&Layout) -> Layout) -> Placement {
         match &self.extent {
             Extent::At(layout) => Placement { extent: Extent::At(part(layout)), ..self.clone() },
@@ -79,7 +79,7 @@ impl Placement {
         }
     }
 
-    /// Entry `at` of the first dimension, with that dimension gone.
+    /// Entry `at` of the first dimension, with that dimension removed.
     #[must_use]
     pub fn entry(&self, at: usize) -> Placement {
         self.part(|layout| {
@@ -90,7 +90,7 @@ impl Placement {
         })
     }
 
-    /// Whether it is known to lie without gaps.
+    /// Whether it is known to be contiguous.
     pub fn is_dense(&self) -> bool {
         match &self.extent {
             Extent::At(layout) => layout.is_contiguous(),
@@ -99,14 +99,14 @@ impl Placement {
         }
     }
 
-    /// Where its first element extent in its region.
+    /// The offset of its first element in its region.
     pub fn address(&self) -> u64 {
         let start = if let Extent::At(layout) = &self.extent { layout.start } else { 0 };
         self.place.offset + (start * self.width) as u64
     }
 
-    /// Whether both are known to be the same bytes in the same order. Without elements there are none, wherever the
-    /// places are.
+    /// Whether both are known to be the same bytes in the same order. Empty tensors are the same wherever their places
+    /// are.
     pub fn same(&self, other: &Placement) -> bool {
         let near = self.place.region == other.place.region;
         match (&self.extent, &other.extent) {
@@ -121,12 +121,12 @@ impl Placement {
         }
     }
 
-    /// All bytes of its region from its first to its last, and whether each of them is its own; none where they are not
-    /// known.
+    /// The byte range of its region from its first byte to its last, and whether all of it is its own; `None` if
+    /// unknown.
     pub fn hull(&self) -> Option<(Range<u64>, bool)> {
         let Extent::At(layout) = &self.extent else { return None };
         let (first, span) = (self.address(), layout.span());
-        // Elements that are repeated count once.
+        // Broadcast elements count once.
         let sizes = layout.shape.iter().zip(&layout.strides);
         let own =
             sizes.filter(|(_, stride)| **stride > 0).fold(1usize, |n, (size, _)| n.saturating_mul(*size));
@@ -134,7 +134,7 @@ impl Placement {
         Some((first..first + span as u64 * self.width as u64, solid))
     }
 
-    /// Its bytes as rising ranges of its region; none where they are not known.
+    /// Its bytes as ascending ranges of its region; `None` if unknown.
     pub fn bytes(&self) -> Option<Ranges> {
         let (hull, solid) = self.hull()?;
         let Extent::At(layout) = &self.extent else { return None };
@@ -170,7 +170,7 @@ impl Placement {
     }
 }
 
-/// Bytes that two lists of rising ranges share.
+/// Bytes that two lists of ascending ranges share.
 pub fn overlap(a: &[Range<u64>], b: &[Range<u64>]) -> Option<Range<u64>> {
     let (few, many) = if a.len() < b.len() { (a, b) } else { (b, a) };
     few.iter().find_map(|x| {
@@ -180,7 +180,7 @@ pub fn overlap(a: &[Range<u64>], b: &[Range<u64>]) -> Option<Range<u64>> {
     })
 }
 
-/// Whether result `result` of a kernel may lie exactly where operand `operand` does.
+/// Whether result `result` of a kernel may alias operand `operand` exactly.
 pub fn may_take_over(op: &dyn OpDef, result: usize, operand: usize) -> bool {
     match op.alias() {
         Alias::Reuse => result == 0,
@@ -189,7 +189,7 @@ pub fn may_take_over(op: &dyn OpDef, result: usize, operand: usize) -> bool {
     }
 }
 
-/// Whether the contents of an operand of a start matter on this rank. Ranks outside the group pass theirs through.
+/// Whether the contents of an operand of a start are read on this rank. Ranks outside the group pass theirs through.
 pub fn is_needed(op: &dyn OpDef, operand: usize, sizes: &EvalCx<'_>) -> bool {
     let Some(collective) = op.collective() else { return true };
     let Some(me) = sizes.mesh.group_rank(collective.over, sizes.rank) else { return true };
@@ -199,25 +199,25 @@ pub fn is_needed(op: &dyn OpDef, operand: usize, sizes: &EvalCx<'_>) -> bool {
     })
 }
 
-/// A part of what an op joins: elements of an operand, and where they belong in the result.
+/// A piece of a join: elements of an operand, and their place in the result.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// Which operand.
     pub operand: usize,
-    /// Where they lie.
+    /// Its placement in the operand.
     pub from: Placement,
-    /// Where they belong.
+    /// Its placement in the result.
     pub to: Placement,
 }
 
 impl Piece {
-    /// Whether they are there already.
+    /// Whether it lies in its place already.
     pub fn stays(&self) -> bool {
         self.from.same(&self.to)
     }
 }
 
-/// The pieces of an op that joins, which together are its result; none where sizes or places in it are not known.
+/// The pieces of a join, which together are its result; `None` if sizes or places are unknown.
 pub fn pieces(
     op: &dyn OpDef,
     sizes: &EvalCx<'_>,
@@ -322,7 +322,7 @@ mod tests {
         covered.sort_unstable();
         assert_eq!(covered, (0x100..0x100 + 4 * 72).collect::<Vec<u64>>());
         assert!(pieces.iter().all(|piece| !piece.stays()));
-        // Elements keep their place in the whole: those of operand 0 all lie as far from where they belong.
+        // All pieces of operand 0 must have the same offset between source and destination.
         for piece in pieces.iter().filter(|piece| piece.operand == 0) {
             assert_eq!(piece.from.address() - piece.to.address(), 0x1000 - 0x100);
         }

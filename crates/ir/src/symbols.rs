@@ -1,4 +1,4 @@
-//! Whether values of symbols are what a function declares of them, and whether its guards hold.
+//! Checks values of symbols against a function's declarations and guards.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::mesh::Mesh;
 use crate::ops::EvalCx;
 use crate::program::Func;
 
-/// Whether a function takes these values of its symbols: what it declares of each, and its guards.
+/// Checks values of a function's symbols against its declarations and guards.
 pub fn check_symbols(
     mesh: &Mesh,
     rank: Rank,
@@ -27,7 +27,7 @@ pub fn check_symbols(
     check_guards(mesh, rank, &func.guards, symbols)
 }
 
-/// Checks those of some guards whose symbols all have a value.
+/// Checks those guards whose symbols all have a value.
 pub fn check_guards<'a>(
     mesh: &Mesh,
     rank: Rank,

@@ -1,7 +1,7 @@
-//! The reference tensor: what the oracle computes with, slow and obvious.
+//! The reference tensor that the oracle computes with: slow and obvious.
 //!
-//! Elements are `f64` or `i64`, exactly representable in the element type (see `dtype.rs`), in row-major
-//! order. Nothing here is fast and nothing is meant to be.
+//! Elements are `f64` or `i64`, exactly representable in the element type (see `dtype.rs`), in row-major order. Nothing
+//! here is optimised.
 
 use std::fmt::Write;
 
@@ -31,7 +31,7 @@ pub struct Tensor {
 /// The most elements a reference tensor may have: a program may name any size, a machine has little memory.
 pub const MAX_ELEMENTS: usize = 1 << 27;
 
-/// How many elements a shape has, if a reference tensor may have so many.
+/// The number of elements of a shape, if at most `MAX_ELEMENTS`.
 pub fn numel(shape: &[usize]) -> Option<usize> {
     let n = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
     (n <= MAX_ELEMENTS).then_some(n)
@@ -150,7 +150,7 @@ impl Tensor {
         out
     }
 
-    /// Reads little-endian elements; none where the byte count does not fit the shape.
+    /// Reads little-endian elements; `None` if the byte count does not match the shape.
     pub fn from_bytes(dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) -> Option<Tensor> {
         let n = numel(&shape)?;
         if bytes.len() != n * dtype.size() {
@@ -187,7 +187,7 @@ impl Tensor {
     /// The elements in nested brackets, shortened when there are many.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        // Without elements there may still be any number of empty brackets.
+        // A tensor without elements may still print any number of empty brackets.
         let shown = self.shape.iter().take_while(|size| **size > 0);
         let shown = shown.fold(1usize, |all, size| all.saturating_mul(*size));
         let limit = if shown > 64 { 3 } else { usize::MAX };

@@ -1,4 +1,4 @@
-//! What the program knows of a value: element type, sizes, and over which mesh axes it may differ.
+//! The types of values: element type, sizes, and the mesh axes over which they may differ.
 //!
 //! `f32[8,512]{dp}` is a tensor that may differ between ranks along `dp` and is equal along every other
 //! axis; no set means equal everywhere. `size<u0>{ep}` is an integer that sizes may mention by its symbol.

@@ -1,4 +1,4 @@
-//! Communication in the oracle: collectives wait for their last member, messages for their other end.
+//! Communication in the oracle: collectives wait for their last member, messages for their peer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,15 +15,15 @@ use consort_ir::text::node_text;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingId(pub(super) usize);
 
-/// One instance of a group: how it is spelled, and its first member.
+/// One instance of a group: its spelling, and its first member.
 type GroupKey = (String, Rank);
 
 enum Pending {
     /// A collective that not all members have started.
     Collective { slot: (GroupKey, u64) },
-    /// A batch of messages, of which some have not met their other end, and how it is called in a verdict.
+    /// A batch of messages, of which some have not met their peer, and its name in a verdict.
     Messages { start: String, open: Vec<String>, received: Vec<Option<Tensor>> },
-    /// The results are there.
+    /// The results are available.
     Ready(Vec<Tensor>),
 }
 
@@ -43,11 +43,11 @@ struct Slot<'a> {
 /// One end of a message that waits for the other.
 struct End {
     pending: PendingId,
-    /// How its batch names it.
+    /// Its name in the batch.
     name: String,
     /// The tensor sent; for a receive, the one that gives the type.
     tensor: Tensor,
-    /// Which receive of its batch.
+    /// The index of the receive in its batch.
     at: usize,
 }
 
@@ -61,9 +61,9 @@ pub(super) struct Comm<'a> {
     mesh: &'a Mesh,
     func: &'a Func,
     pendings: Vec<Pending>,
-    /// For each operation, those whose operands its results are made of, as far as it has met them.
+    /// For each operation, those that provide its operands, as far as matched.
     sources: Vec<Vec<PendingId>>,
-    /// How many collectives each rank has started on each of its groups.
+    /// The number of collectives that each rank has started on each of its groups.
     started: BTreeMap<(GroupKey, Rank), u64>,
     slots: BTreeMap<(GroupKey, u64), Slot<'a>>,
     /// By group, sender, receiver and tag.
@@ -100,12 +100,12 @@ impl<'a> Comm<'a> {
         }
     }
 
-    /// The operations of other ranks, and of this one, that give it their operands.
+    /// The operations, of all ranks, that provide its operands.
     pub(super) fn sources(&self, id: PendingId) -> &[PendingId] {
         &self.sources[id.0]
     }
 
-    /// What an operation that is not ready waits for.
+    /// Describes what an operation waits for.
     pub(super) fn describe(&self, id: PendingId) -> String {
         match &self.pendings[id.0] {
             Pending::Collective { slot } => match self.slots.get(slot) {
@@ -181,7 +181,7 @@ impl<'a> Comm<'a> {
         Ok(pending)
     }
 
-    /// All members have arrived: they must have started the same op, and it can be evaluated.
+    /// Completes a collective after all members have arrived: they must have started the same op.
     fn complete(&mut self, (key, call): &(GroupKey, u64), slot: Slot<'a>) -> Result<(), EvalError> {
         let arrivals: Vec<Arrival<'a>> = slot.arrived.into_iter().flatten().collect();
         let types = |arrival: &Arrival<'_>| arrival.args.iter().map(|arg| arg.dtype).collect::<Vec<_>>();
@@ -244,7 +244,7 @@ impl<'a> Comm<'a> {
             let is_send = i < sends.len();
             let at = i - if is_send { 0 } else { sends.len() };
             let Some(other) = peer else {
-                // An open end: a receive keeps the value that stands for it.
+                // No peer: a receive keeps the value passed for it.
                 if let (false, Pending::Messages { received, .. }) = (is_send, &mut self.pendings[pending.0])
                 {
                     received[at] = Some(tensor);
@@ -273,7 +273,7 @@ impl<'a> Comm<'a> {
         Ok(pending)
     }
 
-    /// Matches sends and receives of one channel, first with first.
+    /// Matches sends and receives of one channel in FIFO order.
     fn deliver(&mut self, channel: &(GroupKey, Rank, Rank, i64)) -> Result<(), EvalError> {
         let Some(ends) = self.channels.get_mut(channel) else { return Ok(()) };
         let mut matched = Vec::new();

@@ -1,14 +1,14 @@
-//! What ranks say where the oracle fails: the same op, the same line and the same words on the rank that is wrong, and
-//! nothing but what follows from it on the others.
+//! Compares the errors of ranks with that of the oracle: the same op, line and message on the rank that failed, and
+//! only consequences of it on the others.
 
 use consort_ir::tensor::Tensor;
 
 use crate::OracleError;
 
-/// What each rank gave, or what it said.
+/// The results or the error of each rank.
 pub type Outcomes = [Result<Vec<Tensor>, String>];
 
-/// Whether what ranks said is what the oracle said.
+/// Checks that the errors of the ranks match that of the oracle.
 pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> {
     let OracleError::Op { rank, op, loc, message, .. } = expected else {
         return Err(format!("expected an op to fail, got {expected}"));
@@ -17,7 +17,7 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
     let said = |rank: usize| got.get(rank).and_then(|got| got.as_ref().err()).map(String::as_str);
     let differs = |wanted: &str| Err(format!("rank {rank}: expected {wanted:?}, got {:?}", said(rank)));
     let Some(name) = op.strip_suffix("_start") else {
-        // What a rank does alone: the very words, with the user's line.
+        // A local op: the exact message, with the user's line.
         let at = loc.as_ref().map_or(String::new(), |loc| format!("\n  at {loc}"));
         let wanted = format!("{op}: {message}{at}");
         if said(rank) != Some(&wanted) {
@@ -29,7 +29,7 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
         let wanted = format!("{name}: expected a peer below {n}, got {peer}");
         return if said(rank) == Some(&wanted) { others_follow(got, rank, op) } else { differs(&wanted) };
     }
-    // Two ends that do not fit: the rank that receives says so, and names both.
+    // Two ends that do not match: the receiver reports it, and names both.
     let words: Vec<&str> = message.split(' ').collect();
     let ["rank", from, "sends", _, "to", "rank", to, rest @ ..] = &words[..] else {
         return Err(format!("no rule for what ranks say of {message:?}"));
@@ -48,7 +48,7 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
     };
     let receiver = to.parse().ok().and_then(said).unwrap_or("");
     let first = receiver.lines().next().unwrap_or("");
-    // It is the start that says so where the sender came before, and the wait otherwise.
+    // The start reports it if the sender came first, else the wait.
     let first = first.strip_prefix("wait: ").unwrap_or(first);
     let named = first.starts_with(&format!("{name}: ")) && first.ends_with(what);
     if !named || !sends.iter().all(|end| receiver.contains(end)) || !receiver.contains(&expects) {
@@ -57,12 +57,12 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
     Ok(())
 }
 
-/// The two words that stand in a message after the first and between both of these.
+/// The two words of a message: between `first` and `second`, and after `second`.
 fn between<'a>(message: &'a str, first: &str, second: &str) -> Option<(&'a str, &'a str)> {
     message.strip_prefix(first)?.split_once(second)
 }
 
-/// The other ranks fail in the same op, because their own values are wrong too, or because this one has left; or not.
+/// The other ranks may fail in the same op, by their own values or because this one has left; or not at all.
 fn others_follow(got: &Outcomes, rank: usize, op: &str) -> Result<(), String> {
     for (other, got) in got.iter().enumerate().filter(|(other, _)| *other != rank) {
         let Err(error) = got else { continue };

@@ -10,7 +10,7 @@ use consort_ir::types::Type;
 /// Elements of the reference tensor are held in 64 bits, whatever their type.
 const ELEMENT: u64 = 8;
 
-/// Bytes that are held, of those that may be. What has two names counts twice.
+/// Bytes held, and their limit. A value with two names counts twice.
 pub(super) struct Held {
     bytes: Cell<u64>,
     most: u64,
@@ -21,7 +21,7 @@ impl Held {
         Held { bytes: Cell::new(0), most }
     }
 
-    /// Whether so much more may be held.
+    /// Checks that `more` bytes may be held.
     pub(super) fn check(&self, more: u64) -> Result<(), Excess> {
         Excess::check(Resource::Bytes, self.most, self.bytes.get().saturating_add(more))
     }
@@ -40,7 +40,7 @@ pub(super) fn bytes_of(tensor: &Tensor) -> u64 {
     tensor.numel() as u64 * ELEMENT
 }
 
-/// Bytes of the tensors of a type, those inside a pending included; an error where one of them is too large by itself.
+/// Bytes of the tensors of a type, those inside a pending included; an error if one of them is too large.
 pub(super) fn bytes_of_type(cx: &EvalCx<'_>, ty: &Type) -> Result<u64, EvalError> {
     ty.tensors().iter().try_fold(0u64, |all, tensor| {
         let shape = cx.shape(&tensor.shape)?;

@@ -1,4 +1,4 @@
-//! Whether arguments fit a function, and what they make of its symbols.
+//! Checks arguments against a function, and binds its symbols.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use consort_ir::types::Type;
 /// The values of a rank's symbols.
 pub(crate) type Symbols = BTreeMap<Sym, i64>;
 
-/// Binds the symbols of each rank from its arguments, and checks everything the function declares of them:
-/// element types, shapes, ranges, guards, and that what is declared equal on several ranks is.
+/// Binds the symbols of each rank from its arguments, and checks everything that the function declares: element types,
+/// shapes, ranges, guards, and equality between ranks.
 pub fn bind(mesh: &Mesh, func: &Func, inputs: &[Vec<Tensor>]) -> Result<Vec<Symbols>, String> {
     if inputs.len() != mesh.n_ranks() as usize {
         return Err(format!(
@@ -125,7 +125,7 @@ fn bind_rank(
     Ok(symbols)
 }
 
-/// Whether values of all ranks are equal wherever their type says so.
+/// Checks that values are equal on all ranks on which their type says so.
 pub fn check_placement(mesh: &Mesh, ty: &Type, values: &[&Tensor]) -> Result<(), String> {
     let mut first: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
     for (rank, value) in values.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The oracles: what a program means, for everything fast to be compared with; and random programs to compare them on.
+//! The oracles: reference semantics of programs and plans for comparison; and random programs to compare them on.
 //!
 //! The program oracle ([`run`]) runs all ranks of a program in one thread, slowly and plainly. The plan oracle ([`plan`])
 //! runs their plans, on real bytes. Random programs are made by [`generate`], and plans that share nothing with the real
@@ -22,12 +22,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In the program oracle, each rank runs until it comes to a wait that cannot end yet; then the next rank runs. A
-//! collective is evaluated when its last member starts it; a message is delivered when both its ends have started. When
-//! no rank can go on and not all are finished, the program cannot complete under any timing: starts never
-//! block, so what a rank has started depends on nothing but its own path. The verdict names every rank
-//! that waits, its line, and what it waits for. There is no clock and no timeout here: what a run may take is bounded by
-//! [`Limits`], and refused before it is taken.
+//! In the program oracle, each rank runs until it reaches a wait that cannot end yet; then the next rank runs. A
+//! collective is evaluated when its last member starts it; a message is delivered when both its ends have started. If
+//! no rank can advance and not all are finished, the program cannot complete under any timing: starts never block, so
+//! what a rank has started depends only on its own path. The verdict names every rank that waits, its line, and what
+//! it waits for. There is no clock and no timeout: a run is bounded by [`Limits`], and refused before it exceeds
+//! them.
 //!
 //! Only tests, and commands that compare, use this crate. Nothing here reads a file, a clock or the environment, and
 //! nothing is `unsafe`.
@@ -81,7 +81,7 @@ pub enum OracleError {
         /// What went wrong.
         message: String,
     },
-    /// The next node of a rank, or a loop, would take more than the limits allow.
+    /// The next node of a rank, or a loop, would exceed the limits.
     Limit {
         /// The rank.
         rank: Rank,
@@ -91,14 +91,14 @@ pub enum OracleError {
         node: String,
         /// The user's source line, if known.
         loc: Option<String>,
-        /// Of what there would be too much.
+        /// The excess over the limit.
         excess: Excess,
     },
-    /// No rank can go on.
+    /// Deadlock: no rank can advance.
     Deadlock(Vec<Stuck>),
 }
 
-/// A rank that cannot go on.
+/// A rank that cannot advance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The rank.
@@ -139,21 +139,21 @@ impl fmt::Display for OracleError {
 
 impl std::error::Error for OracleError {}
 
-/// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. The
-/// results are each rank's, with the tensors of a returned pending in its place.
+/// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. Returns the
+/// results of each rank, with the tensors of a returned pending in its place.
 pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, OracleError> {
     run_within(program, func, inputs, &Limits::ORACLE)
 }
 
-/// The same, with other limits. Those on memory are for all ranks together, those on work for each.
+/// The same with other limits. Those on memory are for all ranks together, those on work for each.
 pub fn run_within(
     program: &Program,
     func: &str,
     inputs: &[Vec<Tensor>],
     limits: &Limits,
 ) -> Result<Vec<Vec<Tensor>>, OracleError> {
-    // Communication under a condition that differs is left to the run: it may complete, and if it does not,
-    // the verdict says more than the rule.
+    // Communication under a condition that differs is allowed here: the run may complete, and if it does not, the
+    // verdict says more than the rule.
     let errors: Vec<Diagnostic> = verify(program).into_iter().filter(|error| error.rule != "V9").collect();
     if !errors.is_empty() {
         return Err(OracleError::Program(errors));

@@ -1,4 +1,4 @@
-//! A planner that shares nothing with the real one: every value has a place of its own, and whatever may be copied is.
+//! A planner independent of the real one: every value has its own place, and everything that may be copied is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +16,11 @@ struct Naive<'a> {
     func: &'a Func,
     rank: Rank,
     symbols: &'a BTreeMap<Sym, i64>,
-    /// Whether views stay views, and blocks take operands where they lie.
+    /// Whether views stay views, and blocks take operands in place.
     lazy: bool,
     used: BTreeMap<Region, u64>,
     returned: BTreeSet<Value>,
-    /// What lies in one piece because communication or a block takes it.
+    /// Values that must be contiguous because communication or a block takes them.
     whole: BTreeSet<Value>,
     places: BTreeMap<Value, Vec<Place>>,
     views: BTreeSet<Value>,
@@ -28,7 +28,7 @@ struct Naive<'a> {
     next: u32,
 }
 
-/// A plan of a function for one rank. Where it is `lazy`, views stay views, and blocks take operands where they lie.
+/// A plan of a function for one rank. If `lazy`, views stay views, and blocks take operands in place.
 pub fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, lazy: bool) -> Func {
     let mut naive = Naive {
         mesh,

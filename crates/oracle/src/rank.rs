@@ -20,10 +20,10 @@ use consort_ir::symbols::check_guards;
 use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 
-/// What one step did.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The rank went on.
+    /// The rank advanced.
     Moved,
     /// It waits, or has finished.
     Stands,
@@ -32,7 +32,7 @@ pub(super) enum Step {
 #[derive(Clone)]
 enum Item {
     Tensor(Rc<Tensor>),
-    /// What was started, and the bytes of its operands and results until it is waited for.
+    /// A started operation, and the bytes of its operands and results until it is waited for.
     Pending(PendingId, u64),
 }
 
@@ -45,7 +45,7 @@ impl Item {
     }
 }
 
-/// A block being run, and what becomes of its results.
+/// A block being run, and the use of its results.
 struct Frame<'a> {
     block: &'a Block,
     at: usize,
@@ -70,7 +70,7 @@ pub(super) struct RankState<'a> {
     /// The guards that mention a symbol, by number.
     guards: BTreeMap<Sym, Vec<usize>>,
     frames: Vec<Frame<'a>>,
-    /// What the function returned; pendings are waited for before the rank has finished.
+    /// The returned items; pendings among them are waited for before the rank finishes.
     returned: Option<Vec<Item>>,
     node: Option<&'a Node>,
     budget: Budget,
@@ -106,7 +106,7 @@ impl<'a> RankState<'a> {
         Ok(rank)
     }
 
-    /// Gives a value what it is now.
+    /// Sets the item of a value.
     fn insert(&mut self, value: Value, item: Item) {
         self.held.add(item.bytes());
         if let Some(before) = self.values.insert(value, item) {
@@ -121,7 +121,7 @@ impl<'a> RankState<'a> {
         OracleError::Op { rank: self.rank, op, node, loc, message }
     }
 
-    /// An error of the node being run, or of the arguments before any.
+    /// A limit error at the node being run, or at the arguments before any.
     fn limit(&self, excess: Excess) -> OracleError {
         let (node, loc) = self.here();
         let op = self.node.map_or("parameter", |node| node.op.info().name);
@@ -140,7 +140,7 @@ impl<'a> RankState<'a> {
         }
     }
 
-    /// Where and why the rank stands, unless it has finished.
+    /// The position of the rank and what it waits for, unless it has finished.
     pub(super) fn stuck(&self, comm: &Comm<'_>) -> Option<Stuck> {
         let pending = match (&self.returned, self.node) {
             (Some(items), _) => items.iter().find_map(|item| match item {
@@ -168,7 +168,7 @@ impl<'a> RankState<'a> {
     /// Runs one node, or leaves one block.
     pub(super) fn step(&mut self, comm: &mut Comm<'a>) -> Result<Step, OracleError> {
         if let Some(items) = &mut self.returned {
-            // Returned pendings give their tensors when they are ready.
+            // Returned pendings become tensors when they are ready.
             let Some(at) =
                 items.iter().position(|item| matches!(item, Item::Pending(id, _) if comm.ready(*id)))
             else {
@@ -226,7 +226,7 @@ impl<'a> RankState<'a> {
         tensors.collect()
     }
 
-    /// Gives a node its results and goes on to the next.
+    /// Stores the results of a node and advances to the next.
     fn advance(&mut self, node: &Node, results: Vec<Item>) {
         for (value, item) in node.results.iter().zip(results) {
             self.insert(*value, item);
@@ -236,12 +236,12 @@ impl<'a> RankState<'a> {
         }
     }
 
-    /// Notes that a rank does so much, where it may.
+    /// Charges work to the budget of the rank.
     fn spend(&mut self, work: Total) -> Result<(), OracleError> {
         self.budget.spend(work).map_err(|excess| self.limit(excess))
     }
 
-    /// Bytes of the results of a node, where there is room for them. One may be too large even where all operands are
+    /// Bytes of the results of a node, checked against the limit. A result may be too large even if all operands are
     /// empty.
     fn room(&self, node: &Node) -> Result<u64, OracleError> {
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
@@ -296,7 +296,7 @@ impl<'a> RankState<'a> {
 
     fn begin_scan(&mut self, node: &'a Node, length: usize) -> Result<(), OracleError> {
         let Flow::Scan { carries, .. } = node.op.flow() else { return Ok(()) };
-        // All of it at once: a loop that will not end is not begun.
+        // The whole loop is charged before it begins, so one that exceeds the budget never starts.
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
         let all = total_of_node(&cx, self.func, node);
         self.budget.check(all).map_err(|excess| self.limit(excess))?;
@@ -319,7 +319,7 @@ impl<'a> RankState<'a> {
         Ok(())
     }
 
-    /// A stack of no entries of a block's result.
+    /// An empty stack of a block's result.
     fn empty_stack(&self, value: Value) -> Result<Tensor, OracleError> {
         let ty = self.func.ty(value).and_then(|ty| ty.as_tensor());
         let ty = ty.ok_or_else(|| self.error(format!("{value} is no tensor")))?;
@@ -329,7 +329,7 @@ impl<'a> RankState<'a> {
         Ok(Tensor::zeros(ty.dtype, shape))
     }
 
-    /// Gives the block of a scan the entries of its sliced operands.
+    /// Sets the slice parameters of a scan's block to the entries of an iteration.
     fn set_slices(&mut self, node: &Node, iteration: usize) {
         let Flow::Scan { carries, slices, .. } = node.op.flow() else { return };
         for i in carries..carries + slices {
@@ -340,7 +340,7 @@ impl<'a> RankState<'a> {
         }
     }
 
-    /// The block has run: its results go where they belong.
+    /// Ends a block and passes on its results.
     fn leave(&mut self) -> Result<(), OracleError> {
         let Some(frame) = self.frames.pop() else { return Ok(()) };
         let results: Vec<Item> =

@@ -1,4 +1,4 @@
-//! A composite's expansion gives what its own evaluation gives, though they share no code.
+//! A composite's expansion matches its own evaluation, though they share no code.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::builder::expand;
@@ -57,7 +57,7 @@ fn check(op: impl OpDef + Clone, shapes: &[&[usize]], dtype: Dtype, tolerance: f
     }
 }
 
-/// How far rounding after each step of an expansion may lead from rounding once.
+/// How far rounding after each step of an expansion may differ from rounding once.
 fn tolerance(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F64 => 1e-14,

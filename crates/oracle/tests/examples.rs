@@ -1,4 +1,4 @@
-//! The example of each op gives what it says.
+//! The example of each op gives the stated results.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::ops::{BUILT_IN, OpTable};

@@ -1,4 +1,4 @@
-//! Random programs: they verify, read back, run on the oracle, and keep what their types promise.
+//! Random programs: they verify, read back, run on the oracle, and have the properties that their types state.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use consort_oracle::{check_placement, run};
 
 const PROGRAMS: u64 = 600;
 
-/// The seeds of the programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
+/// The seeds of random programs: the default number, or CONSORT_PROGRAMS, or only CONSORT_SEED.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     number("CONSORT_SEED").map_or(0..number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS), |seed| seed..seed + 1)

@@ -1,4 +1,4 @@
-//! What a run of the oracle may take: the last byte, step and operation that is allowed, and the first that is not.
+//! The limits of an oracle run: the last byte, step and operation allowed, and the first that is not.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::limits::Limits;
@@ -10,7 +10,7 @@ use consort_types::Dtype;
 
 const FREE: Limits = Limits { bytes: u64::MAX, steps: u64::MAX, operations: u64::MAX };
 
-/// Demands that a function of one rank runs within limits and not within those a little smaller.
+/// Asserts that a function of one rank runs within these limits but not within slightly smaller ones.
 #[track_caller]
 fn check(text: &str, inputs: &[Vec<Tensor>], enough: Limits, too_little: Limits, error: &str) {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
@@ -33,7 +33,7 @@ fn bytes_of_all_values_count_and_what_is_overwritten_does_not() {
     let error =
         "error[run]: parameter: rank 0: expected at most 79 bytes of memory, got 80\n  at the start of @f";
     check(text, &[vec![floats(10)]], bytes(240), bytes(79), error);
-    // Each iteration overwrites what the one before has made: the operand, the carry, the next one, and the result.
+    // Each iteration overwrites the values of the previous one: the operand, the carry, the next one, and the result.
     let text = "mesh ()\n\nfunc @f(v0: f32[10]) -> f32[10] {\n    v1 = scan[length=100, carries=1, slices=0] v0 : f32[10] {\n        body(v2: f32[10]) {\n            v3 = neg v2 : f32[10]\n            return v3\n        }\n    }\n    return v1\n}\n";
     let error =
         "error[run]: neg: rank 0: expected at most 239 bytes of memory, got 240\n  at v3 = neg v2 : f32[10]";
@@ -53,7 +53,7 @@ fn what_is_in_flight_counts_until_it_is_waited_for() {
 fn steps_are_nodes_and_iterations() {
     let text = "mesh ()\n\nfunc @f(v0: f32[10]) -> f32[10] {\n    v1 = neg v0 : f32[10]\n    v2 = scan[length=5, carries=1, slices=0] v1 : f32[10] { ; m.rs:3\n        body(v3: f32[10]) {\n            v4 = neg v3 : f32[10]\n            v5 = exp v4 : f32[10]\n            return v5\n        }\n    }\n    return v2\n}\n";
     let steps = |steps| Limits { steps, ..FREE };
-    // The first op, the loop, and five iterations of two ops. It is refused as a whole.
+    // The first op, the loop, and five iterations of two ops. The loop is refused as a whole.
     let error = "error[run]: scan: rank 0: expected at most 16 steps, got 17\n  at v2 = scan[length=5, carries=1, slices=0] v1 : f32[10]  (m.rs:3)";
     check(text, &[vec![floats(10)]], steps(17), steps(16), error);
 }

@@ -95,7 +95,7 @@ fn columns(n: usize) -> Result<Program, Box<dyn std::error::Error>> {
     Ok(parse(&text, &OpTable::built_in())?.program)
 }
 
-/// The fewest seconds of several runs: other work on the machine only ever adds to it.
+/// The least time of several runs, in seconds: other load on the machine only adds to it.
 fn best<T>(runs: usize, mut f: impl FnMut() -> T) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..runs {

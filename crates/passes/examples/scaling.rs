@@ -13,8 +13,8 @@ use consort_ir::verify::verify;
 use consort_passes::{PASSES, PassCx, Stage, simplify};
 use consort_types::{Axes, Axis, Dtype, GroupName, Reduce};
 
-/// A chain of elementwise ops with an all_reduce now and then; `useful` of four steps are there to stay, the others
-/// to be folded, shared or removed.
+/// A chain of elementwise ops with an occasional all_reduce; `useful` of four steps stay, the others can be folded,
+/// shared or removed.
 fn chain(nodes: usize, useful: usize) -> Result<Program, Violation> {
     let mesh = Mesh::new([("dp", 2), ("tp", 4)]).unwrap_or_default();
     let mut b = Builder::new(&mesh, "f");
@@ -50,7 +50,7 @@ fn chain(nodes: usize, useful: usize) -> Result<Program, Violation> {
     Ok(Program { mesh: mesh.clone(), funcs: vec![func] })
 }
 
-/// Seconds for all passes, what each did and how long it took, and how many nodes are left.
+/// Seconds for all passes, the rewrites and time of each, and the number of nodes left.
 fn measure(program: &Program) -> Result<(f64, String, usize), String> {
     let mut stages = String::new();
     let begin = Instant::now();
@@ -84,7 +84,7 @@ fn main() -> Result<(), String> {
                 return Err(error.headline());
             }
             let verified = begin.elapsed().as_secs_f64() * 1e3;
-            // The best of several: other work on the machine only ever adds to it.
+            // The best of several: other load on the machine only adds to it.
             let mut best = measure(&program)?;
             for _ in 0..6 {
                 let next = measure(&program)?;

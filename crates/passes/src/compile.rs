@@ -1,5 +1,5 @@
 //! The one way from a program to a plan: [`compile`] decides everything that is the same on all ranks, and
-//! [`Decided::bind`] gives a rank its plan for given sizes. Each stage is verified, in every build.
+//! [`Decided::bind`] makes the plan of one rank for given sizes. Each stage is verified, in every build.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use consort_ir::verify::{hazards, verify};
 use crate::pipeline::{PASSES, PassError, Ran, simplify};
 use crate::plan::{Binding, PlanError, plan};
 
-/// What passes may know besides the program, and who watches them.
+/// Options and observers of the passes.
 pub struct PassCx<'a> {
-    /// The most rewrites. To find the rewrite that spoils a program, halve it until one more or less makes the
-    /// difference.
+    /// The most rewrites. To find a rewrite that breaks a program, bisect this
+    /// number.
     pub fuel: u64,
-    /// Whether communication may stand under a condition that differs between ranks (V9). Such a program may complete;
-    /// where it does not, a run says which ranks wait.
+    /// Whether communication may be under a condition that differs between ranks (V9). Such a program may complete; if
+    /// it does not, a run reports which ranks wait.
     pub may_diverge: bool,
     watch: Option<&'a mut dyn FnMut(Stage<'_>)>,
 }
@@ -30,12 +30,12 @@ impl Default for PassCx<'_> {
 }
 
 impl<'a> PassCx<'a> {
-    /// A context in which `watch` is told of each stage when it is over.
+    /// A context that calls `watch` after each stage.
     pub fn watched(watch: &'a mut dyn FnMut(Stage<'_>)) -> PassCx<'a> {
         PassCx { watch: Some(watch), ..PassCx::default() }
     }
 
-    /// What is wrong with a program.
+    /// The errors of a program.
     pub(crate) fn verify(&self, program: &Program) -> Vec<Diagnostic> {
         let mut errors = verify(program);
         errors.retain(|error| !(self.may_diverge && error.rule == "V9"));
@@ -49,12 +49,12 @@ impl<'a> PassCx<'a> {
     }
 }
 
-/// A stage that is over.
+/// A completed stage.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage<'a> {
     /// A pass ran; its program is not verified yet.
     Pass(Ran<'a>),
-    /// The program that a stage left was verified: the one of this name.
+    /// The program after the stage of this name was verified.
     Verified(&'static str),
     /// A plan was made.
     Planned,
@@ -109,13 +109,13 @@ impl fmt::Display for CompileError {
 
 impl std::error::Error for CompileError {}
 
-/// A program with everything decided that does not depend on a rank or on sizes.
+/// A program with all decisions that do not depend on a rank or on sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decided {
     program: Program,
 }
 
-/// Compiles a program: what all ranks agree on.
+/// Compiles a program, to the stage that all ranks agree on.
 pub fn compile(program: &Program, cx: &mut PassCx<'_>) -> Result<Decided, CompileError> {
     let errors = cx.verify(program);
     if !errors.is_empty() {

@@ -1,12 +1,12 @@
-//! Computes what is constant, drops what changes nothing, and reads through what only moves elements.
+//! Constant folding, identities, and reading through ops that only move elements.
 //!
-//! Nodes are visited in order, so the operands of a node are as simple as they get when its turn comes. A rewrite
-//! gives a node another op and operands, or values that stand for its results; it never makes a new value. What
-//! takes the place of a value has its element type and its shape, spelled alike, and differs over no more axes.
-//! Types that depend on it are inferred again.
+//! Nodes are visited in order, so the operands of a node are already simplified when it is visited. A rewrite gives a
+//! node another op and operands, or replaces its results by other values; it never creates a value. A replacement has
+//! the same element type and shape, spelled alike, and differs over no more axes. Types that depend on it are inferred
+//! again.
 //!
-//! Does not: touch communication; compute what a kernel may round otherwise; rely on x + 0 = x or 0 * x = 0, which
-//! do not hold for floats; decide anything about sizes that the function's `where` clause does not say.
+//! Does not: touch communication; compute what a kernel may round differently; rely on x + 0 = x or 0 * x = 0, which do
+//! not hold for floats; decide anything about sizes that the function's `where` clause does not say.
 
 mod constants;
 mod identities;
@@ -26,7 +26,7 @@ use crate::pipeline::Fuel;
 use crate::remove::forget;
 use crate::scope::Scope;
 
-/// How often one node may be rewritten: reading through a long chain again and again would take quadratic time.
+/// The most rewrites of one node: reading through a long chain repeatedly would take quadratic time.
 const MAX_STEPS: usize = 32;
 
 /// Runs the pass.
@@ -51,8 +51,8 @@ pub(crate) fn run(program: &mut Program, fuel: &mut Fuel) {
     }
 }
 
-/// Whether a `cond` returns a pending or a size. Both of its blocks must return the same type then, so a type
-/// must not change in one of them alone.
+/// Whether a `cond` returns a pending or a size. Both of its blocks must then return the same type, so a type must not
+/// change in one of them alone.
 fn returns_more_than_tensors(block: &Block, func: &Func) -> bool {
     block.nodes.iter().any(|node| {
         let other = |value: &Value| func.ty(*value).is_some_and(|ty| ty.as_tensor().is_none());
@@ -61,15 +61,15 @@ fn returns_more_than_tensors(block: &Block, func: &Func) -> bool {
     })
 }
 
-/// What a rule makes of a node.
+/// The outcome of a rule.
 enum Rewrite {
-    /// These values stand for its results.
+    /// Other values replace its results.
     Values(Vec<Value>),
-    /// This op on these operands gives the same.
+    /// This op on these operands is equivalent.
     Op(Op, Vec<Value>),
 }
 
-/// What rules see: the nodes of the block so far, and what is known.
+/// The input of rules: the nodes of the block so far, and the facts.
 struct View<'a> {
     mesh: &'a Mesh,
     types: &'a ValueMap<Type>,
@@ -79,13 +79,13 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The node that defines a value, and which of its results it is; none for a parameter.
+    /// The node that defines a value, and the index of the result; `None` for a parameter.
     fn node(&self, value: Value) -> Option<(&'a Node, usize)> {
         let (node, result) = *self.places.get(value)?;
         Some((self.nodes.get(node)?, result))
     }
 
-    /// The op that defines a value as its only result, if it is this one, and its operands.
+    /// The op and operands that define a value as their only result, if the op is a `T`.
     fn def<T: OpDef>(&self, value: Value) -> Option<(&'a T, &'a [Value])> {
         let (node, _) = self.node(value)?;
         Some((node.op.as_op::<T>()?, &node.args))
@@ -96,11 +96,11 @@ impl<'a> View<'a> {
     }
 }
 
-/// What becomes of a node.
+/// The outcome for a node.
 enum Outcome {
     Stays,
     Goes,
-    /// The nodes of a block take its place.
+    /// The nodes of a block replace it.
     Becomes(Vec<Node>),
 }
 
@@ -109,19 +109,19 @@ struct Folder<'a> {
     func: &'a mut Func,
     fuel: &'a mut Fuel,
     scope: Scope,
-    /// Whether types must stay as they are.
+    /// Whether types must not change.
     exact: bool,
-    /// Where values are defined: node of their block, and which result.
+    /// Definitions of values: index of the node in its block, and of the result.
     places: ValueMap<(usize, usize)>,
     replaced: ValueMap<Value>,
-    /// Values whose type may differ over fewer axes than it did.
+    /// Values whose type may now differ over fewer axes.
     narrowed: ValueMap<()>,
-    /// Whether a symbol does, so that any type may.
+    /// Whether that holds for a symbol, so that any type may change.
     all_narrowed: bool,
 }
 
 impl Folder<'_> {
-    /// A block, and the symbols that it brought into scope.
+    /// Rewrites a block; returns it and the symbols that it defined.
     fn block(&mut self, block: Block) -> (Block, Vec<Sym>) {
         let mut rest = block.nodes;
         rest.reverse();
@@ -152,7 +152,7 @@ impl Folder<'_> {
         values.iter().filter_map(|value| self.func.ty(*value).cloned()).collect()
     }
 
-    /// The value that stands for another, or itself.
+    /// The replacement of a value, or the value itself.
     fn resolve(&self, mut value: Value) -> Value {
         while let Some(by) = self.replaced.get(value) {
             value = *by;
@@ -206,7 +206,7 @@ impl Folder<'_> {
         Outcome::Stays
     }
 
-    /// The types of a node's results; none where a condition of the op cannot be shown to hold.
+    /// The types of a node's results; `None` if a condition of the op cannot be proved.
     fn infer(&mut self, op: &Op, args: &[Value], blocks: &[Block]) -> Option<Vec<Type>> {
         let blocks: Vec<BlockType> =
             blocks.iter().map(|block| block_type(self.func, block)).collect::<Option<_>>()?;
@@ -214,7 +214,7 @@ impl Folder<'_> {
         infer(&**op, self.mesh, &args, &blocks, &mut self.scope.facts, Undecided::Refuse).ok()
     }
 
-    /// Whether types may take the place of those of a node's results.
+    /// Whether these types may replace those of a node's results.
     fn all_fit(&self, types: &[Type], node: &Node) -> bool {
         types.len() == node.results.len()
             && types.iter().zip(&node.results).all(|(ty, result)| self.fits(ty, *result))
@@ -224,7 +224,7 @@ impl Folder<'_> {
         self.func.ty(in_place_of).is_some_and(|old| *old == *ty || !self.exact && narrows(ty, old))
     }
 
-    /// Gives a node's results the axes of these types.
+    /// Narrows the axes of a node's results to those of these types.
     fn retype(&mut self, node: &Node, types: Vec<Type>) {
         for (result, new) in node.results.iter().zip(types) {
             let Some(ty) = self.func.types.get_mut(*result) else { continue };
@@ -235,7 +235,7 @@ impl Folder<'_> {
         }
     }
 
-    /// Puts other values in the place of a node's results; false where they may not be there.
+    /// Replaces a node's results by other values; false if they do not fit.
     fn replace(&mut self, node: &Node, values: &[Value]) -> bool {
         let types = self.types(values);
         if !self.all_fit(&types, node) || !self.fuel.burn() {
@@ -247,7 +247,7 @@ impl Folder<'_> {
         true
     }
 
-    /// Puts a value of a type in the place of another.
+    /// Records `other` as the replacement of a value and narrows its type.
     fn stand_for(&mut self, value: Value, ty: &Type, other: Value) {
         self.replaced.insert(other, value);
         if self.func.types.remove(other).as_ref() != Some(ty) || self.narrowed.get(value).is_some() {
@@ -255,8 +255,8 @@ impl Folder<'_> {
         }
     }
 
-    /// The nodes of the block that a `cond` on a constant always runs, with its operands in place of the
-    /// parameters. A block that reads sizes stays where it is, because its symbols end with it.
+    /// The nodes of the branch that a `cond` on a constant always takes, with its operands substituted for the
+    /// parameters. A block that reads sizes is kept, because its symbols end with it.
     fn inline(&mut self, node: &Node, nodes: &[Node]) -> Option<Vec<Node>> {
         node.op.as_op::<Cond>()?;
         let (condition, args) = node.args.split_first()?;
@@ -297,7 +297,7 @@ impl Folder<'_> {
     }
 }
 
-/// Whether types are equal, but for axes over which only the old one differs.
+/// Whether types are equal, except for axes over which only the old one differs.
 fn narrows(ty: &Type, old: &Type) -> bool {
     let tensor = |(ty, old): (&TensorType, &TensorType)| {
         ty.dtype == old.dtype && ty.shape == old.shape && ty.varies.is_subset(old.varies)
@@ -310,7 +310,7 @@ fn narrows(ty: &Type, old: &Type) -> bool {
     }
 }
 
-/// Gives a type the axes of another and keeps its sizes, which may be spelled otherwise; says whether it changed.
+/// Sets the axes of a type to those of another and keeps the spelling of its sizes; returns whether it changed.
 fn set_axes(ty: &mut Type, new: &Type) -> bool {
     let set = |axes: &mut Axes, new: Axes| std::mem::replace(axes, new) != new;
     match (ty, new) {

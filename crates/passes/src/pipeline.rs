@@ -1,8 +1,8 @@
 //! The passes that simplify a program, in the order in which they run.
 //!
-//! A pass is a function from program to program and one line in [`PASSES`]. Each leaves a program that verifies
-//! and gives the same results bit by bit on all ranks. What a pass decides depends on the program alone, which
-//! holds no rank, so all ranks come to the same program.
+//! A pass is a function from program to program and one line in [`PASSES`]. Each leaves a program that verifies and
+//! gives bit-identical results on all ranks. The decisions of a pass depend on the program alone, which holds no rank,
+//! so all ranks get the same program.
 
 use std::fmt;
 
@@ -22,8 +22,8 @@ pub struct Pass {
     run: fn(&mut Program, &mut Fuel),
 }
 
-/// The passes in order. Folding comes first, because it makes nodes equal; sharing leaves values without a use,
-/// so removing comes last.
+/// The passes in order. Folding comes first, because it makes nodes equal; sharing leaves dead values, so removal comes
+/// last.
 pub const PASSES: &[Pass] = &[
     Pass {
         name: "fold",
@@ -34,7 +34,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "remove", doc: "removes what nothing uses", run: remove::run },
 ];
 
-/// How often all passes run, if there is always something left to do.
+/// The most rounds over all passes.
 const MAX_ROUNDS: usize = 4;
 
 /// The pass of this name.
@@ -42,7 +42,7 @@ pub fn pass(name: &str) -> Option<&'static Pass> {
     PASSES.iter().find(|pass| pass.name == name)
 }
 
-/// How many more rewrites there may be.
+/// The number of rewrites left.
 #[derive(Debug)]
 pub(crate) struct Fuel {
     left: u64,
@@ -50,12 +50,12 @@ pub(crate) struct Fuel {
 }
 
 impl Fuel {
-    /// Fuel for so many rewrites.
+    /// Fuel for `left` rewrites.
     pub(crate) fn new(left: u64) -> Fuel {
         Fuel { left, burnt: 0 }
     }
 
-    /// Takes one rewrite's worth; false where there is none left, and the rewrite must not be made.
+    /// Takes one unit; false if none is left, and then the rewrite must not be made.
     pub(crate) fn burn(&mut self) -> bool {
         let some = self.left > 0;
         self.left -= u64::from(some);
@@ -63,13 +63,13 @@ impl Fuel {
         some
     }
 
-    /// Whether there is none left.
+    /// Whether no fuel is left.
     pub(crate) fn is_out(&self) -> bool {
         self.left == 0
     }
 }
 
-/// What a pass has left.
+/// The outcome of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran<'a> {
     /// The pass.
@@ -80,10 +80,10 @@ pub struct Ran<'a> {
     pub program: &'a Program,
 }
 
-/// Why a program could not be simplified.
+/// Why simplification failed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassError {
-    /// A function has places already, which would no longer be right.
+    /// A function already has places, which a rewrite would invalidate.
     Planned {
         /// The function.
         func: String,
@@ -114,7 +114,7 @@ impl fmt::Display for PassError {
 
 impl std::error::Error for PassError {}
 
-/// Runs passes in order, again and again until none of them changes anything, at most a few times. The program must
+/// Runs passes in order until none of them changes anything, for at most `MAX_ROUNDS` rounds. The program must
 /// verify.
 pub fn simplify(
     program: &Program,
@@ -158,7 +158,7 @@ mod tests {
     const TEXT: &str =
         "mesh ()\n\nfunc @f(v0: f32[4]) -> f32[4] {\n    v1 = neg v0 : f32[4]\n    return v1\n}\n";
 
-    /// A pass that leaves out a node whose result is used.
+    /// A broken pass that drops a node whose result is used.
     static SPOILS: [Pass; 1] = [Pass {
         name: "spoil",
         doc: "",

@@ -1,7 +1,7 @@
-//! What nothing uses goes: pure nodes, and collectives together with their waits.
+//! Dead code elimination: pure nodes, and collectives together with their waits.
 //!
-//! All ranks run the same list, so all leave out the same collective. Blocks go with their node where everything
-//! in them may go.
+//! All ranks run the same list, so all drop the same collective. Blocks are removed with their node if everything in
+//! them may be removed.
 //!
 //! Does not: remove messages, whose peers are other nodes; barriers; reads of sizes, which check a range and
 //! define symbols; a collective of which one result is used; parameters and results of blocks.
@@ -27,14 +27,14 @@ struct Remover<'a> {
 }
 
 impl Remover<'_> {
-    /// Goes through a block from its end, so that uses are known before definitions.
+    /// Walks a block backwards, so that uses are known before definitions.
     fn block(&mut self, block: &mut Block) {
         block.results.iter().for_each(|result| self.use_value(*result));
         let mut starts = ValueMap::default();
         for pending in block.nodes.iter().filter(|node| is_collective(node)).flat_map(|node| &node.results) {
             starts.insert(*pending, ());
         }
-        // Starts whose wait has gone: they go, too.
+        // Starts whose wait was removed: they are removed, too.
         let mut orphans = ValueMap::default();
         let mut goes = vec![false; block.nodes.len()];
         for (node, goes) in block.nodes.iter_mut().zip(&mut goes).rev() {
@@ -58,7 +58,7 @@ impl Remover<'_> {
         self.used.insert(value, ());
     }
 
-    /// Whether nothing uses a node, and nothing but its results would be missed.
+    /// Whether a node is dead: its results are unused and it has no other effect.
     fn may_go(&self, node: &Node, starts: &ValueMap<()>) -> bool {
         let unused = node.results.iter().all(|result| self.used.get(*result).is_none());
         unused
@@ -73,12 +73,12 @@ impl Remover<'_> {
     }
 }
 
-/// A collective that moves data: not a barrier.
+/// Whether a node is a collective that moves data, not a barrier.
 fn is_collective(node: &Node) -> bool {
     matches!(node.op.effects(), Effects::Collective(_)) && !node.args.is_empty()
 }
 
-/// Whether a block does nothing that must stay.
+/// Whether a block has no effect that must stay.
 fn is_removable(block: &Block) -> bool {
     block.nodes.iter().all(|node| match node.op.effects() {
         Effects::Pure | Effects::Wait => node.blocks.iter().all(is_removable),
@@ -87,7 +87,7 @@ fn is_removable(block: &Block) -> bool {
     })
 }
 
-/// Takes the types of everything that a node defines out of the table.
+/// Removes the types of everything that a node defines from the table.
 pub(crate) fn forget(types: &mut ValueMap<Type>, node: &Node) {
     node.results.iter().for_each(|result| drop(types.remove(*result)));
     for block in &node.blocks {

@@ -1,4 +1,4 @@
-//! What is known of the symbols at a place of a function: the same that the verifier knows there.
+//! The facts about symbols at a position of a function: the same that the verifier has there.
 
 use consort_ir::index::{Facts, Guard, Sym, Waiting};
 use consort_ir::mesh::Mesh;
@@ -6,7 +6,7 @@ use consort_ir::ops::OpDef;
 use consort_ir::program::Func;
 use consort_ir::types::Type;
 
-/// Facts that grow where a symbol gets its value, and shrink at the end of a block.
+/// Facts that grow when a symbol gets its value and shrink at the end of a block.
 pub(crate) struct Scope {
     pub(crate) facts: Facts,
     guards: Vec<Guard>,
@@ -29,7 +29,7 @@ impl Scope {
         }
     }
 
-    /// After an op; returns the symbols that it gave values.
+    /// After an op; returns the symbols that it defined.
     pub(crate) fn define(&mut self, op: &dyn OpDef, args: &[Type]) -> Vec<Sym> {
         let mut symbols = op.defines(args);
         symbols.retain(|(sym, facts)| self.facts.declare(*sym, facts.clone()));
@@ -39,7 +39,7 @@ impl Scope {
         symbols
     }
 
-    /// After a block that gave these symbols their values.
+    /// After a block that defined these symbols.
     pub(crate) fn leave(&mut self, symbols: &[Sym]) {
         self.waiting.leave(symbols);
         self.facts.forget(symbols);

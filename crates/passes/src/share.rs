@@ -1,11 +1,11 @@
-//! Equal nodes of a block become one: the same op with the same attributes, on the same values.
+//! Common subexpression elimination within a block: the same op with the same attributes, on the same values.
 //!
-//! A collective is shared like anything else, since all ranks run the same list and so leave out the same start.
-//! Its pending must be waited for in the same block as that of its equal: both waits become one, at the place of
-//! the earlier. What is shared has exactly the same type.
+//! A collective is shared like any other node, since all ranks run the same list and so drop the same start. Both
+//! pendings must be waited for in the same block: the two waits become one, at the place of the earlier. Shared nodes
+//! have exactly the same type.
 //!
-//! Does not: share messages, whose matching counts them; barriers, which are there for their effect; reads of
-//! sizes, which define symbols; nodes with blocks; anything across blocks.
+//! Does not: share messages, whose matching counts them; barriers, which exist for their effect; reads of sizes, which
+//! define symbols; nodes with blocks; anything across blocks.
 
 use std::collections::BTreeMap;
 
@@ -31,21 +31,21 @@ struct Sharer<'a> {
     mesh: &'a Mesh,
     types: &'a mut ValueMap<Type>,
     fuel: &'a mut Fuel,
-    /// The value that stands for another from here on.
+    /// The replacement of each value.
     same: ValueMap<Value>,
 }
 
 impl Sharer<'_> {
     fn block(&mut self, block: &mut Block) {
-        // What the wait for a pending gives, where it stands in this block.
+        // The results of the wait for each pending, if it is in this block.
         let mut waits: ValueMap<Vec<Value>> = ValueMap::default();
         for node in block.nodes.iter().filter(|node| node.op.effects() == Effects::Wait) {
             node.args.iter().for_each(|arg| drop(waits.insert(*arg, node.results.clone())));
         }
-        // What waits have given so far.
+        // The results of the waits so far.
         let mut gave: ValueMap<Vec<Value>> = ValueMap::default();
-        // Where equal nodes would be found. The youngest operand grows along the block, so what is near in the
-        // list is near in the map.
+        // Candidates for equal nodes. The youngest operand grows along the block, so nodes that are close in the list
+        // are close in the map.
         let mut seen: BTreeMap<(Option<Value>, u64), usize> = BTreeMap::new();
         let mut attrs = String::new();
         let mut kept = 0;
@@ -77,7 +77,7 @@ impl Sharer<'_> {
         block.results.iter_mut().for_each(|result| *result = self.resolve(*result));
     }
 
-    /// Whether nodes do the same, and all that comes of them has the same types, spelled alike.
+    /// Whether nodes are equal, and they and their waits have results of the same types, spelled alike.
     fn are_equal(&self, a: &Node, b: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
         let same = |a: &[Value], b: &[Value]| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.types.get(*a) == self.types.get(*b))
@@ -96,7 +96,7 @@ impl Sharer<'_> {
         self.same.get(value).copied().unwrap_or(value)
     }
 
-    /// Puts other values in the place of a node's results.
+    /// Replaces a node's results by other values.
     fn replace(&mut self, node: &Node, by: &[Value]) {
         for (result, by) in node.results.iter().zip(by) {
             self.same.insert(*result, *by);
@@ -105,7 +105,7 @@ impl Sharer<'_> {
     }
 }
 
-/// Whether an equal node may stand for this one. A start needs a wait in its own block, which takes part.
+/// Whether an equal node may replace this one. A start needs a wait in its own block.
 fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
     match node.op.effects() {
         Effects::Pure => node.blocks.is_empty() && !node.results.is_empty(),
@@ -116,7 +116,7 @@ fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
     }
 }
 
-/// A number that equal nodes have in common, and others hardly ever.
+/// A hash that equal nodes share.
 fn fingerprint(node: &Node, attrs: &str) -> u64 {
     let mut digest = Digest::default();
     digest.add_all(node.args.iter().map(|arg| u64::from(arg.0)));

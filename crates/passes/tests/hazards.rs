@@ -1,4 +1,4 @@
-//! Plans have no hazards, and run on bytes they give what the program means, whatever the timing.
+//! Plans have no hazards, and run on bytes they match the program's oracle under every timing.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 mod planned;

@@ -1,8 +1,8 @@
-//! Reading, checking, simplifying and printing take time in proportion to the text, whatever it has many of.
+//! Reading, checking, simplifying and printing take time linear in the text, whatever it consists of.
 //!
-//! Each case is run at one size and at eight times that size. Time in proportion makes that 8, time that grows with the
-//! square 64, so the bound between them stands far from both. The best of several runs counts: other work on the machine
-//! only ever adds to it.
+//! Each case is run at one size and at eight times that size. Linear time gives a ratio of 8, quadratic time 64, so
+//! the bound between them is far from both. The best of several runs counts: other load on the machine only adds
+//! time.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::fmt::Write;
@@ -31,12 +31,12 @@ fn run(text: &str) -> Duration {
     begin.elapsed()
 }
 
-/// Demands that eight times as much takes less than `BOUND` times as long.
+/// Asserts that eight times as much takes less than `BOUND` times as long.
 #[track_caller]
 fn check(what: &str, n: usize, text: impl Fn(usize) -> String) {
     let (small, large) = (text(n), text(TIMES * n));
     let (mut few, mut many) = (Duration::MAX, Duration::MAX);
-    // More runs only where the first say that it may be too slow.
+    // More runs only if the first ones are too slow.
     for round in 0..12 {
         few = few.min(run(&small));
         many = many.min(run(&large));
@@ -62,7 +62,7 @@ fn functions() {
     });
 }
 
-/// The names are all the same, so every function but the first is an error, which is shown with its lines.
+/// All names are equal, so every function but the first is an error, which is shown with its lines.
 #[test]
 fn errors() {
     check("errors", 800, |n| {
@@ -117,7 +117,7 @@ fn guards_on_sizes_from_data() {
     });
 }
 
-/// Symbols that end with a block, beside many that do not.
+/// Symbols that end with a block, among many that do not.
 #[test]
 fn sizes_in_blocks() {
     check("sizes in blocks", 250, |n| {

@@ -1,5 +1,5 @@
-//! Programs of some size take little more memory than they need, and copy nothing for communication. Sizes that memory
-//! cannot have are refused.
+//! Larger programs take little more memory than they need, and copy nothing for communication. Sizes that exceed the
+//! address space are refused.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use consort_ir::verify::{hazards, verify};
 use consort_passes::{Binding, PlanReport, plan, report};
 use consort_types::Rank;
 
-/// The plan of a program's only function on its second rank takes little more than it needs, and copies nothing.
+/// Checks that the plan of a program's only function on rank 1 takes little more memory than needed and copies nothing.
 fn close(name: &str, text: &str, donated: &[bool]) {
     let Program { mesh, funcs } = parse(text, &OpTable::built_in()).unwrap().program;
     let binding = Binding { rank: Rank(1), symbols: &BTreeMap::new(), donated };
@@ -27,7 +27,7 @@ fn close(name: &str, text: &str, donated: &[bool]) {
     assert_eq!(hazards(&plan.mesh, &plan.funcs[0]), []);
 }
 
-/// Writes nodes one after the other and hands out their names.
+/// Writes nodes in sequence and returns their names.
 struct Text {
     text: String,
     next: usize,
@@ -74,7 +74,7 @@ fn transformer(layers: usize) -> String {
     t.text + &format!("    return {x}\n}}\n")
 }
 
-/// A step of data-parallel training: gradients are made in one bucket, averaged, and the weights updated.
+/// A step of data-parallel training: gradients are computed into one bucket, averaged, and the weights updated.
 fn training_step(layers: usize, d: usize) -> String {
     let (matrix, square) = (format!("f32[{d},{d}]"), d * d);
     let (ty, flat) = (format!("{matrix}{{dp}}"), format!("f32[{square}]"));

@@ -1,4 +1,4 @@
-//! Plans that were changed a little: the checker refuses every one whose results differ under any timing.
+//! Mutated plans: the checker must refuse every one whose results differ under any timing.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 mod planned;
@@ -32,7 +32,7 @@ fn places(func: &mut Func) -> Vec<Place> {
     places
 }
 
-/// Puts what lies at one place at another, everywhere.
+/// Moves everything at one place to another.
 fn move_all(block: &mut Block, from: Place, to: Place) {
     for place in &mut block.places {
         *place = if *place == from { to } else { *place };
@@ -51,7 +51,7 @@ fn shifted(place: Place, rng: &mut Rng) -> Place {
     Place { offset, ..place }
 }
 
-/// Changes one thing about a plan; what was changed, or nothing where there was nothing to change.
+/// Makes one change to a plan; returns its kind, or `None` if there was nothing to change.
 fn mutate(func: &mut Func, rng: &mut Rng) -> Option<&'static str> {
     let all = places(func);
     let kind = rng.below(8);
@@ -104,14 +104,14 @@ fn mutate(func: &mut Func, rng: &mut Rng) -> Option<&'static str> {
     }
 }
 
-/// Whether the verifier refuses it without a look at hazards.
+/// Whether the verifier refuses it even without the hazard check.
 fn malformed(mesh: &Mesh, plan: &Func) -> bool {
     !verify(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] }).is_empty()
 }
 
 #[test]
 fn no_mutant_that_differs_is_accepted() {
-    // By what was changed: how many, how many of them refused, how many differ.
+    // Per kind of change: how many, how many of them refused, how many differ.
     let mut counts: BTreeMap<&'static str, [usize; 3]> = BTreeMap::new();
     for seed in seeds(200) {
         let program = generate::program(seed, 6 + seed as usize % 20);
@@ -164,21 +164,21 @@ fn no_mutant_that_differs_is_accepted() {
     assert!(total[0] > 10 * programs && total[2] > total[0] / 8, "{total:?}");
 }
 
-/// The lines of the function's own block that hold no blocks: those that are released for what they write themselves. A
-/// loop says `release` for all that an iteration might write, and a block at its end for what comes after it.
+/// The lines of the function's own block without nested blocks: their releases are for their own writes. A loop says
+/// `release` for all that an iteration might write, and a block at its end for later lines.
 fn own_lines(func: &mut Func) -> Vec<&mut NodePlan> {
     let nodes = func.body.nodes.iter_mut().filter(|node| node.blocks.is_empty());
     nodes.filter_map(|node| node.plan.as_deref_mut()).collect()
 }
 
-/// How many members the group of a start has.
+/// The size of the group of a start.
 fn members(mesh: &Mesh, func: &Func, start: Value) -> u32 {
     let node = func.body.nodes.iter().find(|node| node.results.first() == Some(&start));
     node.and_then(|node| node.op.effects().starts()).map_or(1, |group| mesh.group_size(group))
 }
 
-/// A plan says `release` only where it must: the checker refuses every plan that lacks one, and under some timing a peer
-/// reads what has been written over.
+/// A plan says `release` only where it must: the checker refuses every plan that lacks one, and under some timing a
+/// peer reads overwritten bytes.
 #[test]
 fn no_release_can_be_left_out() {
     let (mut all, mut differ) = (0, 0);
@@ -200,7 +200,7 @@ fn no_release_can_be_left_out() {
                     format!("seed {seed}, rank {rank}: release {start}\n{}", text(&program.mesh, &good[rank]))
                 };
                 assert!(!refused(&program.mesh, &plans[rank]).is_empty(), "{}", what());
-                // Nobody else reads what a rank does alone.
+                // A group of one rank has no other readers.
                 if members(&program.mesh, &good[rank], start) < 2 {
                     continue;
                 }
@@ -213,6 +213,6 @@ fn no_release_can_be_left_out() {
         }
     }
     println!("{all} releases, {differ} of which show in the results where they are left out");
-    // Others do not: the same bytes are written, or the peers that could read them have no use for them.
+    // The others do not differ: the same bytes are written, or the peers that could read them do not use them.
     assert!(seeds(200).count() < 200 || all > 100 && differ > all / 3, "{differ} of {all}");
 }

@@ -13,7 +13,7 @@ use consort_ir::verify::verify;
 use consort_oracle::generate::{self, inputs};
 use consort_passes::{PASSES, Pass, PassCx, Stage, simplify};
 
-/// The seeds of the programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
+/// The seeds of random programs: `default` of them, or CONSORT_PROGRAMS, or only CONSORT_SEED.
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let count = number("CONSORT_PROGRAMS").map_or(default, |n: u64| n * default / PROGRAMS);
@@ -80,8 +80,8 @@ fn results_stay_the_same_bit_by_bit() {
     );
 }
 
-/// Whether a choice returns a pending. While there is one no type may change; when its condition has become a constant
-/// and it is gone, they may, so a pass that begins anew sees more than one that goes on.
+/// Whether a `cond` returns a pending. While there is one no type may change; once it has been inlined they may, so a
+/// pass that starts over sees more than one that continues.
 fn returns_pendings(block: &Block, program: &Program) -> bool {
     block.nodes.iter().any(|node| {
         let pending = |value: &Value| program.funcs[0].ty(*value).is_some_and(Type::is_pending);
@@ -101,7 +101,7 @@ fn fuel_stops_after_so_many_rewrites() {
             for fuel in 0..=all {
                 let (simple, rewrites) = after(&program, passes, fuel);
                 assert_eq!(rewrites, fuel, "seed {seed}");
-                // One pass goes on where it stopped, so one more rewrite is what it does next.
+                // A single pass continues where it stopped, so one more unit of fuel is its next rewrite.
                 if passes.len() == 1 && fuel > 0 && goes_on {
                     assert_eq!(
                         print(&after(&before, passes, 1).0),

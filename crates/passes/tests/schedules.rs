@@ -1,5 +1,5 @@
-//! SPEC C2: the ring kernel in every order that its data and its starts allow gives one result, and the bug of the seed
-//! does not go unseen in any of them.
+//! SPEC C2: the ring kernel gives one result in every order that its data and its starts allow, and the seeded bug is
+//! detected in all of them.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 mod planned;
@@ -23,7 +23,7 @@ fn kernel(ranks: u32) -> (Program, Vec<Vec<Tensor>>) {
     (program, inputs)
 }
 
-/// For each node, those that must run before it: what it reads, and the start before it on its queue.
+/// For each node, its predecessors: the definitions of its operands, and the previous start on its queue.
 fn before(nodes: &[Node]) -> Vec<Vec<usize>> {
     let of = |at: usize| {
         let node = &nodes[at];
@@ -43,7 +43,7 @@ fn next(before: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     (0..before.len()).filter(may).collect()
 }
 
-/// Calls `f` with every legal order, until there have been `most`; how many there were.
+/// Calls `f` with every legal order, up to `most`; returns how many there were.
 fn every_order(
     before: &[Vec<usize>],
     order: &mut Vec<usize>,
@@ -85,7 +85,7 @@ fn ordered(program: &Program, order: &[usize]) -> Program {
 const TIMINGS: [Timing; 5] =
     [Timing::Earliest, Timing::Latest, Timing::Mixed(0), Timing::Mixed(1), Timing::Mixed(2)];
 
-/// Plans one order and runs it; receive buffers are given away in every other one.
+/// Plans one order and runs it; receive buffers are donated in every other one.
 fn check_order(
     program: &Program,
     inputs: &[Vec<Tensor>],
@@ -128,7 +128,7 @@ fn random_orders_on_eight_ranks() {
     }
 }
 
-/// The wait of the second exchange looks at the buffer that stood for what is received, not at what was.
+/// The wait of the second exchange reads the buffer passed for the receive instead of the received one.
 fn plant(plan: &mut Func) {
     let wait = plan.body.nodes.iter_mut().find(|node| node.results == [Value(13)]).unwrap();
     let places = &mut wait.plan.as_mut().unwrap().places;

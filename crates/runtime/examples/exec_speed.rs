@@ -1,4 +1,4 @@
-//! What the executor costs beside the kernels that it calls: `cargo run --release -p consort-runtime --example
+//! The overhead of the executor over the kernels that it calls: `cargo run --release -p consort-runtime --example
 //! exec_speed`.
 #![allow(clippy::unwrap_used, reason = "it measures what is known to work")]
 
@@ -25,7 +25,7 @@ fn best(times: usize, mut work: impl FnMut()) -> f64 {
     (0..30).map(run).fold(f64::INFINITY, f64::min)
 }
 
-/// A plan that negates 16 numbers so often.
+/// A plan that negates 16 numbers `ops` times.
 fn chain(ops: usize) -> String {
     let mut text = "mesh ()\n\nfunc @f(v0: f32[16] @arg0+0x0) -> f32[16]\nplan (rank 0, arg0: 0x40, arena: 0x80, out0: 0x40) {\n".to_string();
     for i in 1..=ops {

@@ -1,4 +1,4 @@
-//! How fast kernels are, beside what memory and a plain loop allow: `cargo run --release -p consort-runtime --example
+//! The speed of kernels, compared with memory and a plain loop: `cargo run --release -p consort-runtime --example
 //! kernel_speed`.
 
 use std::cell::RefCell;
@@ -14,8 +14,8 @@ use consort_runtime::kernels::{Arg, Kernel, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
 use consort_types::{Dtype, Rank};
 
-/// The time of some work in nanoseconds, and that of other work in turns with it. Of many times, it is the one that a
-/// quarter was below: other programs come and go.
+/// The time of some work in nanoseconds, and that of other work alternated with it: the first quartile of many runs,
+/// because other programs disturb some of them.
 struct Beside {
     ns: f64,
     other: f64,
@@ -45,7 +45,7 @@ fn find_op(text: &str) -> Option<(Op, &'static Kernel)> {
 
 const F32: Dtype = Dtype::F32;
 
-/// Numbers that begin with a line of the cache, as tensors do.
+/// Numbers aligned to a cache line, as tensors are.
 struct Aligned(Vec<f32>, usize);
 
 impl Aligned {
@@ -66,16 +66,16 @@ impl Aligned {
     }
 }
 
-/// What is measured beside a kernel: it is given the same storage.
+/// The baseline of a kernel, on the same storage.
 type Other = fn(&[Aligned], &mut [f32]);
 
-/// The first operand is copied.
+/// Copies the first operand.
 fn copy(operands: &[Aligned], out: &mut [f32]) {
     let x = operands[0].get();
     black_box(&mut out[..x.len()]).copy_from_slice(black_box(x));
 }
 
-/// What a compiler makes of an addition.
+/// An addition as a plain loop.
 fn plain_add(operands: &[Aligned], out: &mut [f32]) {
     let (x, y) = (operands[0].get(), operands[1].get());
     for ((z, x), y) in black_box(out).iter_mut().zip(black_box(x)).zip(black_box(y)) {
@@ -83,7 +83,7 @@ fn plain_add(operands: &[Aligned], out: &mut [f32]) {
     }
 }
 
-/// The second operand is read.
+/// Reads the second operand.
 fn sweep(operands: &[Aligned], _: &mut [f32]) {
     struct Sweep<'a>(&'a [[f32; 64]]);
     impl Loop for Sweep<'_> {
@@ -134,7 +134,7 @@ fn time(
         })
         .collect();
     let size = result.1.iter().product::<usize>() * result.0.size();
-    // As long as the first operand, because that may be copied to it.
+    // As long as the first operand, because the baseline may copy that to it.
     let len = size.div_ceil(4).max(storage.first()?.get().len());
     let out = RefCell::new(Aligned::new(len, |_| 0.0));
     let work = || {
@@ -147,10 +147,10 @@ fn time(
     Some(alternate(times, work, || other(&storage, out.borrow_mut().get_mut())))
 }
 
-/// Prints how fast an op of 4 Mi elements is beside a copy of its first operand.
+/// Prints the speed of an op on 4 Mi elements, relative to a copy of its first operand.
 fn show(what: &str, text: &str, operands: &[(Dtype, &[usize], &[usize])], result: (Dtype, &[usize])) {
     let Some(time) = time(text, operands, result, 1, copy) else { return println!("{what}: not there") };
-    // What repeats, with a stride of 0, is moved once.
+    // A broadcast operand, with a stride of 0, is moved once.
     let repeated = |(dtype, shape, strides): &(Dtype, &[usize], &[usize])| {
         let sizes = shape.iter().zip(*strides).filter(|(_, stride)| **stride != 0);
         sizes.map(|(size, _)| size).product::<usize>() * dtype.size()
@@ -168,7 +168,7 @@ fn show(what: &str, text: &str, operands: &[(Dtype, &[usize], &[usize])], result
     );
 }
 
-/// Prints how long a call on few elements takes.
+/// Prints the time of a call on few elements.
 fn show_few(what: &str, text: &str, operands: &[(Dtype, &[usize], &[usize])], result: (Dtype, &[usize])) {
     let ns = time(text, operands, result, 10_000, nothing).map_or(0.0, |time| time.ns);
     println!("{what}: {ns:.1} ns");

@@ -1,4 +1,4 @@
-//! Starts a program's communication on a real group: which call of `comm` a collective is, and which buffers it takes.
+//! Starts a program's communication on a real group: maps a collective to a call of `comm` and its buffers.
 
 use consort_comm::{About, Buffer, CommError, Group, Message, Moved, Pending};
 use consort_ir::index::Index;
@@ -7,7 +7,7 @@ use consort_ir::ops::{EvalCx, EvalError, OpDef, call_name};
 use consort_types::{Collective, Digest, Dtype, Kind};
 use smallvec::SmallVec;
 
-/// An operand of a start: without gaps, in row-major order.
+/// An operand of a start: contiguous, in row-major order.
 pub struct Operand<'a> {
     /// Its bytes.
     pub buffer: Buffer,
@@ -15,7 +15,7 @@ pub struct Operand<'a> {
     pub dtype: Dtype,
     /// Its sizes.
     pub shape: &'a [usize],
-    /// What the ends of a message compare; nothing where it is none.
+    /// What both ends of a message compare; default if it is not a message.
     pub about: About,
 }
 
@@ -24,8 +24,8 @@ pub type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// Buffers for results, in order.
 pub type Outs = SmallVec<[Buffer; 2]>;
 
-/// A digest of the types and sizes that all members of a group must have in common in a start. Sizes that may differ are
-/// left out.
+/// A digest of the types and sizes that all members of a group must have in common in a start. Sizes that may differ
+/// are left out.
 pub fn digest<'a>(
     collective: &Collective<'_, Index>,
     operands: impl Iterator<Item = (Dtype, &'a [usize])>,
@@ -62,14 +62,14 @@ pub fn call_text<'a>(
         text.push_str(if i == 0 { " " } else { ", " });
         text.push_str(&type_text(dtype, shape));
     }
-    // A list of hundreds of tensors is told apart by its digest.
+    // Long lists are cut; the digest still distinguishes them.
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}..", &text[..end]),
         None => text,
     }
 }
 
-/// Characters of a call that messages show.
+/// The longest call text in messages, in characters.
 const LONGEST: usize = 400;
 
 /// `f32[8,4]`.
@@ -78,8 +78,8 @@ pub fn type_text(dtype: Dtype, shape: &[usize]) -> String {
     format!("{dtype}[{}]", sizes.join(","))
 }
 
-/// Starts communication. `results` are buffers of their own where the member's role says so. Operands of an exchange are
-/// the sends, then the receives, which are written in place.
+/// Starts communication. `results` are separate buffers if the member's role says so. Operands of an exchange are the
+/// sends, then the receives, which are written in place.
 #[track_caller]
 pub fn start(
     collective: &Collective<'_, Index>,
@@ -168,7 +168,7 @@ pub fn start(
     }
 }
 
-/// Starts the messages that have another end.
+/// Starts the messages that have a peer.
 #[track_caller]
 fn exchange(
     collective: &Collective<'_, Index>,
@@ -195,7 +195,7 @@ fn argument(error: EvalError) -> CommError {
     CommError::Argument(error.0)
 }
 
-/// The element type of all operands; none where there are no operands.
+/// The common element type of all operands; `None` without operands.
 fn one_type(operands: &[Operand<'_>]) -> Result<Option<Dtype>, CommError> {
     let Some(first) = operands.first().map(|operand| operand.dtype) else { return Ok(None) };
     match operands.iter().all(|operand| operand.dtype == first) {
@@ -206,7 +206,7 @@ fn one_type(operands: &[Operand<'_>]) -> Result<Option<Dtype>, CommError> {
     }
 }
 
-/// Each operand with its result, along a dimension of its own.
+/// Each operand with its result and its dimension.
 fn moved(operands: &[Operand<'_>], results: &[Buffer], dims: &[usize]) -> Vec<Moved> {
     let moved = |((operand, result), dim): ((&Operand<'_>, &Buffer), &usize)| Moved {
         outer: outer(operand.shape, *dim),
@@ -234,12 +234,12 @@ fn buffers(operands: &[Operand<'_>]) -> Vec<Buffer> {
     operands.iter().map(|operand| operand.buffer.clone()).collect()
 }
 
-/// How often the layout along a dimension repeats; once where there is nothing to repeat.
+/// The product of the sizes outside a dimension; at least 1.
 fn outer(shape: &[usize], dim: usize) -> usize {
     shape[..dim.min(shape.len())].iter().product::<usize>().max(1)
 }
 
-/// Bytes of one place along a dimension; none where there is nothing outside it to repeat.
+/// Bytes of one index along a dimension; 0 if a dimension outside it is empty.
 fn row_bytes(operand: &Operand<'_>, dim: usize) -> usize {
     let empty = operand.shape.iter().take(dim).any(|size| *size == 0);
     let row = operand.shape.iter().skip(dim + 1).product::<usize>() * operand.dtype.size();

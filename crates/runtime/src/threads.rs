@@ -1,4 +1,4 @@
-//! The threads of one rank. One by default: ranks are what fills the cores.
+//! The threads of one rank. One by default: ranks fill the cores.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
@@ -13,7 +13,7 @@ impl Threads {
     /// This thread alone.
     pub const ONE: Threads = Threads { pool: None };
 
-    /// So many threads, but never more than there are cores.
+    /// `n` threads, at most as many as there are cores.
     pub fn new(n: usize) -> Threads {
         let n = n.min(available_parallelism().map_or(1, usize::from));
         let pool = (n > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(n).build().ok()).flatten();
@@ -43,7 +43,7 @@ impl Threads {
     }
 }
 
-/// Calls `work` on each thread. There is one of this for all kernels: what a pool needs around it is much code.
+/// Calls `work` on each thread. Not generic, because the code around a pool is large.
 fn on_each(pool: &rayon::ThreadPool, work: &(dyn Fn() + Sync)) {
     pool.broadcast(|_| work());
 }

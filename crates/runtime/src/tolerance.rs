@@ -1,26 +1,26 @@
-//! How far a kernel's result may lie from the reference evaluation: one table for all tests.
+//! How far a kernel's result may be from the reference evaluation: one table for all tests.
 //!
-//! The reference computes in f64 and rounds once. A kernel that also rounds once, or does not compute at all, gives the
-//! same bits. One that approximates a function is held to a number of units in the last place, and one that adds many
-//! elements to the size of what it adds, because the order of additions is free.
+//! The reference computes in f64 and rounds once. A kernel that also rounds once, or only moves elements, gives the
+//! same bits. One that approximates a function is held to a number of ulps, and one that sums many elements to an error
+//! relative to their magnitude, because the order of additions is free.
 
 use consort_ir::ops::{Attention, EvalCx, OpDef};
 use consort_ir::program::{Block, Func};
 use consort_ir::tensor::{Data, Tensor};
 use consort_types::Dtype;
 
-/// How far a result may lie from the reference.
+/// How far a result may be from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tolerance {
-    /// Not at all: the same bits, but for those of a NaN.
+    /// Bit-identical, except that any NaN equals any other.
     Bits,
-    /// So many units in the last place of the reference.
+    /// A number of units in the last place of the reference.
     Ulps(f64),
-    /// One unit in the last place, and so many of the accumulator's roundings of a size.
+    /// One unit in the last place, plus a number of accumulator roundings relative to a size.
     Near {
-        /// How many roundings.
+        /// The number of roundings.
         roundings: f64,
-        /// Of what.
+        /// What they are relative to.
         of: Size,
     },
 }
@@ -30,19 +30,19 @@ pub enum Tolerance {
 pub enum Size {
     /// The same op on absolute values: what a sum would be if nothing cancelled.
     Absolutes,
-    /// The same, as often as there are terms: they are added one after the other.
+    /// The same times the number of terms: they are added sequentially.
     AbsolutesByTerms,
     /// The element itself, and 1.
     ElementAndOne,
     /// The largest finite element of the result.
     LargestResult,
-    /// The largest finite element of the last operand, of which every result is an average, as often as the largest
-    /// score of attention can be: a rounding of a score is that of a weight.
+    /// The largest finite element of the last operand, of which every result is a weighted average, times the largest
+    /// possible attention score: a rounding of a score is a rounding of a weight.
     LargestOfLastByScores,
 }
 
-/// Functions that kernels approximate: units in the last place of `f32` against the exact value, and of `f64` against
-/// the reference, which is off by up to one itself. The tests in `kernels/math` hold them to less where they are smooth.
+/// Functions that kernels approximate: ulps of `f32` against the exact value, and of `f64` against the reference, which
+/// is off by up to one itself. The tests in `kernels/math` use tighter bounds where functions are smooth.
 const FUNCTIONS: [(&str, f64, f64); 16] = [
     ("exp", 1.1, 1.0),
     ("exp2", 1.0, 1.0),
@@ -60,7 +60,7 @@ const FUNCTIONS: [(&str, f64, f64); 16] = [
     ("rsqrt", 1.5, 1.5),
     ("pow", 1.5, 1.0),
     ("atan2", 1.5, 1.0),
-    // Below zero it is the small rest of what cancels.
+    // Below zero most of it cancels.
     ("gelu", 6.0, 6.0),
 ];
 
@@ -74,32 +74,32 @@ pub fn of(op: &str, dtype: Dtype) -> Tolerance {
             // The reference is itself rounded, by half a unit.
             Dtype::F32 => Tolerance::Ulps(single + 0.5),
             Dtype::F64 => Tolerance::Ulps(*double),
-            // These are computed in f32: only a value close to the middle of two can fall to the other side.
+            // Computed in f32: only a value close to a midpoint can round the other way.
             _ => Tolerance::Ulps(1.0),
         };
     }
     match op {
-        // A sum of n elements in blocks is off by less than a rounding for each block and each of its additions in a
-        // row; 16 are more than kernels need for thousands of elements.
+        // A blocked sum of n elements is off by less than one rounding per block and per sequential addition within a
+        // block; 16 is more than kernels need for thousands of elements.
         "sum" | "mean" | "cumsum" | "prod" | "rms_norm" => {
             Tolerance::Near { roundings: 16.0, of: Size::Absolutes }
         }
-        // A product of matrices adds in the order of its rows and columns.
+        // A matrix product may add sequentially along the reduced dimension.
         "matmul" | "conv1d" | "conv2d" => Tolerance::Near { roundings: 1.0, of: Size::AbsolutesByTerms },
-        // exp(-t) is off by t roundings, so by less than half a rounding of 1, and the sum has them all.
+        // exp(-t) is off by t roundings, so by less than half a rounding of 1; the sum accumulates them.
         "softmax" | "log_softmax" | "logsumexp" => {
             Tolerance::Near { roundings: 16.0, of: Size::ElementAndOne }
         }
-        // The mean cancels: what is left of an element has the roundings of the largest.
+        // Subtracting the mean cancels: the difference has the rounding error of the largest element.
         "layer_norm" => Tolerance::Near { roundings: 32.0, of: Size::LargestResult },
         "attention" => Tolerance::Near { roundings: 4.0, of: Size::LargestOfLastByScores },
-        // + - * / and square roots round once, and all else moves, counts or compares.
+        // + - * / and square roots round once; all other ops move, count or compare.
         _ => Tolerance::Bits,
     }
 }
 
-/// How far results of a whole program may lie from the reference, relative to their size and at least absolute: not at
-/// all where each of its ops gives the same bits, and some roundings of the widest float type in it otherwise.
+/// How far results of a whole program may be from the reference, as relative and absolute tolerance: 0 if each of its
+/// ops is bit-identical, else some roundings of the least precise float type in it.
 pub fn of_func(func: &Func) -> f64 {
     let (mut exact, mut unit) = (true, 0.0f64);
     let mut types = Vec::new();
@@ -110,7 +110,7 @@ pub fn of_func(func: &Func) -> f64 {
         unit = unit.max(steps * ulp(dtype, 1.0));
     }
     visit(&func.body, &mut |op| {
-        // Who reduces over a group adds in an order of its own.
+        // A reduction over a group adds in its own order.
         let name = op.info().name;
         exact &= of(name, Dtype::F32) == Tolerance::Bits && !name.contains("reduce");
     });
@@ -134,7 +134,7 @@ pub fn ulp(dtype: Dtype, x: f64) -> f64 {
     };
     // The exponent as it is stored, so that it is exact at powers of two.
     let exponent = (x.abs().to_bits() >> 52) as i32 - 1023;
-    // In two steps: the power of the smallest numbers is one over infinity where it is computed at once.
+    // In two steps: for subnormals a single power would overflow and give 0.
     2f64.powi(exponent.max(smallest)) * 2f64.powi(-digits)
 }
 
@@ -157,8 +157,8 @@ pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Tensor], got: &[Tensor]) 
         }
         let tolerance = of(name, expected.dtype);
         let allowed = allowed(tolerance, op, cx, args, i, expected)?;
-        // A weight may be too small for the kernel's type and not for the reference's; times an infinite value the one
-        // is NaN and the other infinite.
+        // A weight may underflow in the kernel's type but not in the reference's; times an infinite value the first is
+        // NaN and the second infinite.
         let loose = name == "attention";
         let wrong = first_wrong(expected, got, &allowed, loose);
         if let Some((at, expected, got)) = wrong {
@@ -171,7 +171,7 @@ pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Tensor], got: &[Tensor]) 
     Ok(())
 }
 
-/// How far each element may be off; empty where none may.
+/// The allowed error of each element; empty for bit equality.
 fn allowed(
     tolerance: Tolerance,
     op: &dyn OpDef,
@@ -192,7 +192,7 @@ fn allowed(
         Size::AbsolutesByTerms => {
             let terms = of_others(op, cx, args, result, |_| 1.0)?;
             let absolutes = of_others(op, cx, args, result, f64::abs)?;
-            // The smallest numbers have no relative precision: each term may lose one of them.
+            // Subnormals have no relative precision: each term may lose one of them.
             let smallest = ulp(dtype.accumulator(), 0.0) / rounding(dtype);
             terms.iter().zip(absolutes).map(|(terms, size)| (terms + 1.0) * (size + smallest)).collect()
         }
@@ -214,8 +214,8 @@ fn floats(tensor: &Tensor) -> &[f64] {
     if let Data::Float(data) = &tensor.data { data } else { &[] }
 }
 
-/// What the op gives for other elements in the place of its own; in `f64`, because the sum of what would cancel may be
-/// too large for their type.
+/// The op applied to other elements in place of its own; in `f64`, because a sum without cancellation may overflow
+/// their type.
 fn of_others(
     op: &dyn OpDef,
     cx: &EvalCx<'_>,
@@ -298,7 +298,7 @@ mod tests {
         assert!(check(&Add {}, &cx, &[&x, &x], &[f32s(&[2.0, f64::NAN, 0.0])]).is_err());
         assert!(check(&Add {}, &cx, &[&x, &x], &[f32s(&[2.0, f64::NAN, -0.0])]).is_ok());
         assert!(check(&Add {}, &cx, &[&x, &y], &[f32s(&[1.0, f64::NAN])]).is_err());
-        // What cancels is measured by what was added.
+        // The error of a sum with cancellation is relative to its terms.
         let cancels = f32s(&[1e6, -1e6, 1.0]);
         let total = |x: f64| Tensor::floats(Dtype::F32, vec![], vec![x]);
         assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(1.5)]).is_ok());

@@ -73,11 +73,11 @@ fn normalized_rows() {
                     let bias = Placed::moderate(dtype, last, rng.pick(&PLACES), &mut rng);
                     let operands = &[&x, &weight, &bias][..arity];
                     let near = match dtype {
-                        // A product and a bias that cancel leave their errors.
+                        // A product and a bias that cancel leave their rounding errors.
                         Dtype::F64 => Near::Within(1e-12),
                         _ => near(name, dtype),
                     };
-                    // A row alone may lie where its weight does.
+                    // A single row may alias its weight.
                     let choices = if shape.len() == 1 { arity } else { 1 };
                     for in_place in [None].into_iter().chain((0..choices).map(Some)) {
                         if let Err(error) = check(&*op, operands, in_place, &Threads::ONE, near) {

@@ -8,7 +8,7 @@ use consort_ir::ops::OpTable;
 use consort_runtime::threads::Threads;
 use consort_types::{Dtype, Rng};
 
-/// What an op takes.
+/// The element types of an op.
 #[derive(Clone, Copy)]
 enum Takes {
     Floats,
@@ -29,8 +29,8 @@ impl Takes {
     }
 }
 
-/// Op, operands, types, and units in the last place for f32 and f64; 0 asks for the same bits. What is not quite the
-/// nearest `f32` may become the other neighbour in 16 bits.
+/// Op, operands, types, and ulps for f32 and f64; 0 means bit-identical. An `f32` that is not the nearest may round to
+/// the other neighbour in 16 bits.
 const OPS: [(&str, usize, Takes, f64, f64); 44] = [
     ("add", 2, Numbers, 0.0, 0.0),
     ("sub", 2, Numbers, 0.0, 0.0),
@@ -102,7 +102,7 @@ fn near(dtype: Dtype, single: f64, double: f64) -> Near {
 const SHAPES: [&[usize]; 9] =
     [&[], &[1], &[8], &[19], &[3, 5, 7], &[40, 300], &[6, 1, 1100], &[4, 0, 3], &[2, 2, 2, 2, 2, 2, 3, 2]];
 
-/// The ops of the table that are defined. Those that are not yet are counted.
+/// The ops of the table that are defined. Others are counted.
 fn defined() -> Vec<(&'static str, usize, Takes, f64, f64)> {
     let table = OpTable::built_in();
     let defined: Vec<_> = OPS.into_iter().filter(|row| table.get(row.0).is_some()).collect();
@@ -119,7 +119,7 @@ fn every_op_in_every_type_and_layout() {
         for dtype in Dtype::ALL.into_iter().filter(|dtype| takes.has(*dtype)) {
             for shape in SHAPES {
                 for place in PLACES {
-                    // The other operand lies in each way once.
+                    // The other operand has each layout once.
                     let other = rng.pick(&PLACES);
                     let x = Placed::random(dtype, shape, place, &mut rng);
                     let y = Placed::random(dtype, shape, other, &mut rng);

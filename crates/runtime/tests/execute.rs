@@ -1,5 +1,5 @@
-//! Plans on threads: every case under `filetests/` that runs, planned by a planner of the tests' own, against the
-//! oracle; and what the words of a plan mean.
+//! Plans on threads: every case under `filetests/` that runs, planned by the naive planner, against the oracle; and the
+//! meaning of plan annotations.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 #[path = "execute/calls.rs"]
@@ -20,7 +20,7 @@ use consort_oracle::{OracleError, naive, same_error};
 use consort_types::Rank;
 use ranks::{near, run};
 
-/// All cases that run, but for those that show the oracle's own limits.
+/// All cases that run, except those that show the oracle's own limits.
 fn cases() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests");
     let read = |path: PathBuf| (path.display().to_string(), std::fs::read_to_string(&path).unwrap());
@@ -30,7 +30,7 @@ fn cases() -> Vec<(String, String)> {
     found
 }
 
-/// Plans for all ranks, which hold to the rules of plans.
+/// Plans for all ranks, which must verify.
 fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -> Result<Vec<Func>, String> {
     let symbols = consort_oracle::bind(&program.mesh, func, inputs)?;
     let mut plans = Vec::new();
@@ -45,7 +45,7 @@ fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -
     Ok(plans)
 }
 
-/// Compares what ranks gave, or said, with what the oracle gave or said.
+/// Compares the results or errors of ranks with those of the oracle.
 fn compare(
     expected: &Result<Vec<Vec<Tensor>>, OracleError>,
     got: &[Result<Vec<Tensor>, String>],

@@ -22,11 +22,11 @@ fn eps(dtype: Dtype) -> f64 {
     }
 }
 
-/// How a tensor may lie.
+/// The layout of a tensor.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     Contiguous,
-    /// Dimensions in another order, parts of larger ones, repeated ones.
+    /// Permuted dimensions, slices of larger tensors, broadcasts.
     Anyhow,
 }
 
@@ -63,17 +63,17 @@ fn random(dtype: Dtype, shape: &[usize], lie: Lie, rng: &mut Rng) -> Placed {
     Placed::new(&tensor, layout)
 }
 
-/// Fails where a kernel's result differs by more than `tolerance`, relative to the larger of 1 and the value.
+/// Fails if a kernel's result differs by more than `tolerance`, relative to the larger of 1 and the value.
 fn check(op: &dyn OpDef, args: &[Placed], tolerance: f64, threads: &Threads, what: &str) {
     let args: Vec<&Placed> = args.iter().collect();
     common::check(op, &args, None, threads, Near::Within(tolerance))
         .unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// By how much sums of `terms` products of numbers up to 1 may differ: each of them is rounded in the type of sums,
-/// and the result once in its own.
+/// How far sums of `terms` products of numbers up to 1 may differ: each term is rounded in the accumulator type, and
+/// the result once in its own.
 fn sum_tolerance(dtype: Dtype, terms: usize) -> f64 {
-    // The sum of the products' sizes is at most `terms`; errors of both signs cancel to about its root.
+    // The sum of absolute products is at most `terms`; random rounding errors grow with its square root.
     let rounding = (terms as f64).sqrt() * 8.0 * eps(dtype.accumulator());
     rounding + eps(dtype)
 }
@@ -133,7 +133,7 @@ fn a_product_is_the_same_on_any_number_of_threads() {
 fn rows_of_16_bits_have_the_same_sums_alone_and_together() {
     let mut rng = Rng::new(10);
     for dtype in [Dtype::F16, Dtype::Bf16] {
-        // Rows of y that streams do not divide evenly, in one block and in several.
+        // Depths that the streams do not divide evenly, in one block and in several.
         for k in [1, 2, 3, 4, 5, 1023, 1024, 1026, 2500] {
             let [x, y] = [[4, k], [k, 37]].map(|shape| random(dtype, &shape, Lie::Contiguous, &mut rng));
             let product = |x: &Placed| match both(&Matmul {}, &[x, &y], None, &Threads::ONE).unwrap().1.data {
@@ -161,7 +161,7 @@ fn check_attention(args: &[Placed], causal: Option<i64>, scale: f64, threads: &T
     let op = Attention { scale, causal: causal.map(Index::constant) };
     let [q, k] = [&args[0].tensor, &args[1].tensor];
     let (dtype, depth) = (q.dtype, q.shape[3]);
-    // A score is off by the rounding of a sum; a power by as much of itself, and by 2 ulp; results are averages of
+    // A score has the rounding error of a sum; an exponential that relative error plus 2 ulp; results are averages of
     // values up to 1.
     let score = scale.abs() * depth as f64 * sum_tolerance(dtype.accumulator(), depth);
     let tolerance = 2.0 * score + sum_tolerance(dtype, k.shape[2]);
@@ -211,7 +211,7 @@ fn attention_over_several_blocks() {
 fn scores_that_are_not_finite_are_as_defined() {
     let nan = f64::NAN;
     let inf = f64::INFINITY;
-    // Each row: keys for a query of 1, in three places far apart, and what comes of values of 1.
+    // Each row: keys for a query of 1, at three distant positions, and the result for values of 1.
     for (keys, expected) in [
         ([0.0, -inf, 0.0], 1.0),
         ([-inf, -inf, 0.0], 1.0),
@@ -240,7 +240,7 @@ fn scores_that_are_not_finite_are_as_defined() {
     }
 }
 
-/// How many places a kernel has along a dimension; none where it does not fit.
+/// The number of output positions along a dimension; `None` if the kernel does not fit.
 fn places(size: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
     Some((size + 2 * padding).checked_sub(dilation * (kernel - 1) + 1)? / stride + 1)
 }

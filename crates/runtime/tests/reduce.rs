@@ -14,7 +14,7 @@ use consort_types::{Dtype, Rng};
 const SHAPES: [&[usize]; 9] =
     [&[], &[1], &[8], &[100], &[3, 5, 7], &[33, 70], &[70, 33], &[2, 0, 3], &[3, 2, 40, 2]];
 
-/// Whether there must be an element to choose from.
+/// Whether the reduction needs at least one element.
 fn chooses(name: &str) -> bool {
     matches!(name, "max" | "min" | "argmax" | "argmin")
 }
@@ -27,7 +27,7 @@ fn takes(name: &str, dtype: Dtype) -> bool {
     }
 }
 
-/// How near a fold is: sums of some thousand elements of about 8 lose some of their last bits on the way.
+/// The tolerance of a fold: sums of some thousand elements of about 8 lose some of their last bits.
 fn near(name: &str, dtype: Dtype) -> Near {
     match (name, dtype) {
         ("sum" | "mean", Dtype::F32) => Near::Within(1e-4),
@@ -38,7 +38,7 @@ fn near(name: &str, dtype: Dtype) -> Near {
     }
 }
 
-/// The kernel beside the definition, within what the table of tolerances allows.
+/// Compares the kernel with the definition, within the table of tolerances.
 fn check_table(op: &dyn OpDef, x: &Placed) -> Result<(), String> {
     let (_, got) = both(op, &[x], None, &Threads::ONE)?;
     tolerance::check(op, &eval_cx(), &[&x.tensor], &[got])

@@ -1,5 +1,5 @@
-//! What groups compute is bit for bit what the program's definition of a reduction says, on random data with all
-//! the values that floats can have.
+//! Reductions over groups are bit-identical to the program's definition, on random data with all special float
+//! values.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
     Tensor::ints(dtype, vec![count], (0..count).map(|_| rng.next_u64() as i64).collect())
 }
 
-/// Equal bits, or both NaN: which of several NaNs comes out is not defined.
+/// Equal bits, or both NaN: which of several NaNs results is unspecified.
 fn same(a: &Tensor, b: &Tensor) -> bool {
     match (&a.data, &b.data) {
         (Data::Float(x), Data::Float(y)) => {

@@ -1,4 +1,4 @@
-//! Every kernel against its op's own evaluation: all element types, operands in every layout, in place where it can.
+//! Every kernel against its op's own evaluation: all element types, operands in every layout, in place if supported.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 #[path = "table/cases.rs"]
@@ -21,7 +21,7 @@ use consort_runtime::tolerance;
 use consort_types::layout::Layout;
 use consort_types::{Axes, Dtype, Rng};
 
-/// Ops that are no kernel's: the executor communicates, runs blocks and keeps sizes itself.
+/// Ops without a kernel: the executor itself handles communication, blocks and sizes.
 const OUTSIDE: [&str; 18] = [
     "all_reduce_start",
     "all_gather_start",
@@ -43,10 +43,10 @@ const OUTSIDE: [&str; 18] = [
     "scan",
 ];
 
-/// Ops whose kernel has not been written.
+/// Ops whose kernel is missing.
 const WITHOUT_KERNEL: [&str; 0] = [];
 
-/// A tensor of what an operand holds; `special` puts infinities, NaN and zeros of both signs among floats.
+/// A tensor for an operand; `special` adds infinities, NaN and zeros of both signs to floats.
 fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
     let (dtype, shape) = (operand.dtype, operand.shape.clone());
     let n: usize = shape.iter().product();
@@ -74,14 +74,14 @@ fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
     Tensor::floats(dtype, shape, (0..n).map(|_| pick(rng)).collect())
 }
 
-/// In what the kernels of this test run.
+/// The context of the kernels in this test.
 struct Bench {
     mesh: Mesh,
     threads: [Threads; 2],
 }
 
 impl Bench {
-    /// The types and shapes of the results, where the op's rule accepts the operands.
+    /// The types and shapes of the results, if the op's rule accepts the operands.
     fn results(&self, case: &Case) -> Option<Vec<(Dtype, Vec<usize>)>> {
         let ty = |operand: &Operand| {
             let shape = operand.shape.iter().map(|size| Index::from(*size)).collect();
@@ -98,7 +98,7 @@ impl Bench {
         types.iter().map(result).collect()
     }
 
-    /// Runs a kernel and compares; those operands that are none lie where the first result goes, which holds `first`.
+    /// Runs a kernel and compares; operands that are `None` alias the first result, which initially holds `first`.
     fn run(
         &self,
         case: &Case,
@@ -117,7 +117,7 @@ impl Bench {
         Ok(())
     }
 
-    /// All ways to run a case; what went wrong.
+    /// Runs a case in all variants; returns the failures.
     fn check(
         &self,
         kernel: &Kernel,
@@ -149,7 +149,7 @@ impl Bench {
                 let placed: Vec<Placed> = tensors.iter().map(transposed).collect();
                 let each = fitting.iter().map(|i| vec![*i]);
                 for here in each.chain((fitting.len() > 1).then(|| fitting.clone())) {
-                    // Places must stay places, so they are what all share where they take part.
+                    // Indices must stay valid, so an operand of indices provides the shared contents if one takes part.
                     let Some(first) = here
                         .iter()
                         .rfind(|i| matches!(case.operands[**i].holds, Holds::Below(_)))
@@ -173,7 +173,7 @@ fn types(case: &Case) -> String {
     case.operands.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// Each operand in each layout with the others without gaps, and all operands in each layout.
+/// Each operand in each layout with the others contiguous, and all operands in each layout.
 fn layouts(case: &Case, rng: &mut Rng) -> Vec<Vec<Layout>> {
     let all = |place: Place| -> Vec<Layout> {
         case.operands.iter().map(|operand| place.layout(&operand.shape)).collect()

@@ -1,5 +1,5 @@
-//! What a collective or a batch of messages is, in one closed description: verifier, planner, hazard checker, lowering,
-//! eager code and groups all read it, and nothing else decides these things a second time.
+//! The description of a collective or a batch of messages. Verifier, planner, hazard checker, lowering, eager code and
+//! groups all use it, so these decisions are made only once.
 
 use crate::dtype::Dtype;
 use crate::group::GroupName;
@@ -32,28 +32,28 @@ pub enum Kind {
     ReduceScatterV,
     /// Every member gets the operand of the member that sends to it.
     Permute,
-    /// Nobody gets anything before everybody is there.
+    /// No member continues before all have arrived.
     #[default]
     Barrier,
     /// Sends and receives.
     Exchange,
 }
 
-/// What a member does in a collective.
+/// The role of a member in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// Whether others read its operands.
+    /// Whether peers read its operands.
     pub is_read: bool,
-    /// What its results are written to.
+    /// Where its results are written.
     pub written: Written,
 }
 
-/// What the results of a member are written to.
+/// Where the results of a member are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// The storage of the operands.
     InPlace,
-    /// Nothing: the results are the operands as they are.
+    /// Nowhere: the results are the unchanged operands.
     Same,
     /// Other storage.
     New,
@@ -63,7 +63,7 @@ pub enum Written {
     Nothing,
 }
 
-/// Which operands may travel together in one call of a group.
+/// Which operands may be combined in one call of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
     /// Any number.
@@ -111,8 +111,8 @@ impl Kind {
         }
     }
 
-    /// What member `me` does, where the root, if there is one, is `root`. A member that a `Permute` or an `Exchange` has
-    /// send nothing is not read either.
+    /// The role of member `me`, where `root` is the root, if any. A member that sends nothing in a `Permute` or an
+    /// `Exchange` is not read either.
     #[inline(always)]
     pub fn role(self, root: Option<usize>, me: usize) -> Role {
         let is_root = root == Some(me);
@@ -134,7 +134,7 @@ impl Kind {
         Role { is_read, written }
     }
 
-    /// Which operands may travel together.
+    /// Which operands may be combined.
     pub fn merge(self) -> Merge {
         match self {
             Kind::AllGather | Kind::Broadcast | Kind::Exchange => Merge::Any,
@@ -150,33 +150,33 @@ impl Kind {
     }
 }
 
-/// A collective, or a batch of messages. `S` is the type of sizes: an expression in programs, a number where they run.
+/// A collective, or a batch of messages. `S` is the type of sizes: an expression in programs, a number at run time.
 #[derive(Clone, Copy, Debug)]
 pub struct Collective<'a, S> {
-    /// What it does.
+    /// The kind.
     pub kind: Kind,
-    /// Between which ranks.
+    /// The group.
     pub over: GroupName,
-    /// The reduction, of those that reduce.
+    /// The reduction, if it reduces.
     pub reduce: Option<Reduce>,
-    /// The member that gives or gets everything.
+    /// The root: the source or destination of all data.
     pub root: Option<usize>,
-    /// The dimension along which each operand is cut or joined.
+    /// The dimension along which each operand is split or joined.
     pub dims: &'a [usize],
-    /// The size of each member's part along that dimension, where they differ.
+    /// The size of each member's part along that dimension, if they differ.
     pub sizes: &'a [S],
-    /// The sizes that an all_to_all sends to each member, and those that it receives, where they differ.
+    /// The sizes that an all_to_all sends to each member, and those that it receives, if they differ.
     pub splits: Option<(&'a [S], &'a [S])>,
-    /// Where each member of a permute sends.
+    /// The route of a permute.
     pub route: Option<&'a Route>,
-    /// The sends of an exchange, which are its first operands.
+    /// The sends of an exchange: its first operands.
     pub sends: &'a [Message<S>],
-    /// The receives, which are the others.
+    /// The receives of an exchange: its remaining operands.
     pub receives: &'a [Message<S>],
 }
 
 impl<'a, S> Collective<'a, S> {
-    /// A collective without any of the things that only some have.
+    /// A collective without optional parts.
     #[inline(always)]
     pub fn new(kind: Kind, over: GroupName) -> Collective<'a, S> {
         Collective {
@@ -193,12 +193,12 @@ impl<'a, S> Collective<'a, S> {
         }
     }
 
-    /// What member `me` does.
+    /// The role of member `me`.
     pub fn role(&self, me: usize) -> Role {
         self.kind.role(self.root, me)
     }
 
-    /// The operand that a result is written over, where the members that get it work in place.
+    /// The operand that a result overwrites, if receiving members work in place.
     pub fn overwrites(&self, result: usize) -> Option<usize> {
         match self.kind {
             Kind::AllReduce | Kind::Broadcast | Kind::Reduce => Some(result),
@@ -207,8 +207,8 @@ impl<'a, S> Collective<'a, S> {
         }
     }
 
-    /// Whether what an operand holds matters at member `me`: not what a broadcast overwrites, nor what a message that
-    /// `comes` does. A message that is not known to come may not.
+    /// Whether the contents of an operand matter at member `me`: not if a broadcast overwrites it, nor if a message
+    /// that `comes` does. A message not known to come counts as missing.
     pub fn needs(&self, operand: usize, me: usize, comes: impl FnOnce(&Message<S>) -> Option<bool>) -> bool {
         let receive = operand.checked_sub(self.sends.len()).and_then(|at| self.receives.get(at));
         match receive {
@@ -217,7 +217,7 @@ impl<'a, S> Collective<'a, S> {
         }
     }
 
-    /// The dimension of the operands that may differ between members.
+    /// The dimension along which operands may differ between members.
     pub fn uneven(&self) -> Option<usize> {
         match self.kind {
             Kind::AllToAll => Some(0),
@@ -226,7 +226,7 @@ impl<'a, S> Collective<'a, S> {
         }
     }
 
-    /// Whether operands of these element types must travel in calls of their own.
+    /// Whether operands of these element types need separate calls.
     pub fn is_split(&self, mut dtypes: impl Iterator<Item = Dtype>) -> bool {
         let Some(first) = dtypes.next() else { return false };
         match self.kind.merge() {
@@ -255,7 +255,7 @@ mod tests {
             let root =
                 matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter).then_some(1);
             let roles: Vec<Role> = (0..3).map(|me| kind.role(root, me)).collect();
-            // Somebody is read wherever somebody gets something that is not its own.
+            // If any member receives data of others, some member must be read.
             let gets = roles.iter().any(|role| matches!(role.written, Written::New | Written::InPlace));
             assert_eq!(roles.iter().any(|role| role.is_read), gets, "{}", kind.name());
             let collective =

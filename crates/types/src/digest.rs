@@ -1,4 +1,4 @@
-//! FNV-1a, for digests that only have to differ when a few words do. Not for input of strangers.
+//! FNV-1a, for digests that need no collision resistance. Not for untrusted input.
 
 /// A digest of words and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Element types, and what arithmetic means on each of them.
+//! Element types, and the meaning of arithmetic on each of them.
 //!
 //! The reference evaluations hold every float as an `f64` and every integer as an `i64` that is exactly
 //! representable in the element type. An operation computes in the wide type and rounds (or wraps) once:
@@ -123,9 +123,9 @@ pub fn to_bf16(x: f64) -> bf16 {
     bf16::from_f32(to_odd_f32(x))
 }
 
-/// `x` if it is an `f32`, else the one of its two neighbours whose last bit is 1. Rounding that once more,
-/// to a type with at least two bits less, gives what rounding `x` itself would: the odd bit remembers that
-/// something was cut off. (`half` converts from `f64` without it.)
+/// `x` if it is an `f32`, else its neighbour whose last bit is 1 (round to odd). Rounding that once more, to a type
+/// with at least two bits less, gives the same as rounding `x` directly: the odd bit records that bits were cut off.
+/// (`half` converts from `f64` without it.)
 fn to_odd_f32(x: f64) -> f32 {
     let near = x as f32;
     let bits = near.to_bits();

@@ -16,7 +16,7 @@ impl fmt::Display for Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Axis(pub u8);
 
-/// A list group declared beside the mesh, by its position in the list of declarations.
+/// A list group, by its position in the list of declarations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u16);
 

@@ -1,22 +1,22 @@
-//! Where a tensor's elements lie: sizes, strides and where the first one is. Views are made here, with no data moved.
+//! The layout of a tensor's elements: sizes, strides and the offset of the first. Views change only the layout.
 
 use smallvec::SmallVec;
 
 /// Sizes or strides; few tensors have more than six dimensions.
 pub type Dims = SmallVec<[usize; 6]>;
 
-/// Where elements lie in storage, counted in elements. A stride of 0 repeats an element.
+/// A layout in storage, in elements. A stride of 0 broadcasts an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The sizes, outermost first.
     pub shape: Dims,
-    /// How far apart neighbours along each dimension lie.
+    /// The stride of each dimension.
     pub strides: Dims,
-    /// Where the first element lies.
+    /// The offset of the first element.
     pub start: usize,
 }
 
-/// How many elements a shape has, if that can be counted.
+/// The number of elements of a shape, or `None` on overflow.
 pub fn numel(shape: &[usize]) -> Option<usize> {
     // A size of zero makes the tensor empty, however large the others are.
     if shape.contains(&0) {
@@ -25,7 +25,7 @@ pub fn numel(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))
 }
 
-/// The strides of a tensor without gaps, in row-major order.
+/// The strides of a contiguous tensor, in row-major order.
 pub fn row_major(shape: &[usize]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for i in (1..shape.len()).rev() {
@@ -35,32 +35,32 @@ pub fn row_major(shape: &[usize]) -> Dims {
 }
 
 impl Layout {
-    /// The layout of a tensor without gaps, in row-major order.
+    /// The layout of a contiguous tensor, in row-major order.
     pub fn contiguous(shape: &[usize]) -> Layout {
         Layout { shape: Dims::from_slice(shape), strides: row_major(shape), start: 0 }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().fold(1, |n: usize, size| n.saturating_mul(*size))
     }
 
-    /// Whether the elements lie without gaps, in row-major order.
+    /// Whether the elements are contiguous in row-major order.
     pub fn is_contiguous(&self) -> bool {
         is_row_major(&self.shape, &self.strides)
     }
 
-    /// Whether elements are repeated: several of one place.
+    /// Whether elements are broadcast, so that several share an address.
     pub fn repeats(&self) -> bool {
         self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0)
     }
 
-    /// How many elements of storage it spans, from the first one on.
+    /// The extent in storage, in elements, from the first one on.
     pub fn span(&self) -> usize {
         span(&self.shape, &self.strides)
     }
 
-    /// The dimensions in another order.
+    /// Permutes the dimensions.
     #[must_use]
     pub fn permuted(&self, dims: &[usize]) -> Layout {
         let pick = |from: &Dims| dims.iter().map(|dim| from[*dim]).collect();
@@ -72,7 +72,7 @@ impl Layout {
     pub fn narrowed(&self, dim: usize, start: usize, size: usize) -> Layout {
         let mut layout = self.clone();
         layout.shape[dim] = size;
-        // An empty part has no first element, so it may begin anywhere.
+        // An empty part has no first element, so its start does not matter.
         if size > 0 {
             layout.start += start * self.strides[dim];
         }
@@ -85,7 +85,7 @@ impl Layout {
         (0..size.len()).fold(self.clone(), |layout, dim| layout.narrowed(dim, start[dim], size[dim]))
     }
 
-    /// Repeated to a larger shape: sizes are aligned at the end, and sizes of one repeat.
+    /// Broadcasts to a larger shape: sizes are aligned at the end, and sizes of 1 are repeated.
     #[must_use]
     pub fn broadcast(&self, shape: &[usize]) -> Layout {
         let new = shape.len() - self.shape.len();
@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// The same elements in another shape of as many, where no element must move for it.
+    /// The same elements in another shape, if no element has to move.
     pub fn reshaped(&self, shape: &[usize]) -> Option<Layout> {
         let mut strides = row_major(shape);
         if self.is_contiguous() {
@@ -106,7 +106,7 @@ impl Layout {
         if self.numel() == 0 {
             return Some(Layout { shape: Dims::from_slice(shape), strides, start: self.start });
         }
-        // Old dimensions that lie like one are taken together; each such run becomes a run of new dimensions.
+        // Adjacent old dimensions are coalesced; each such run becomes a run of new dimensions.
         let old: SmallVec<[(usize, usize); 6]> = self
             .shape
             .iter()
@@ -146,7 +146,7 @@ impl Layout {
     }
 }
 
-/// Whether elements lie without gaps, in row-major order.
+/// Whether a layout is contiguous in row-major order.
 pub fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     for (size, stride) in shape.iter().zip(strides).rev() {
@@ -155,17 +155,17 @@ pub fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
                 return true;
             }
             if *stride != expected {
-                // Where there is no element there is no gap.
+                // An empty tensor has no gaps.
                 return shape.contains(&0);
             }
             expected = expected.saturating_mul(*size);
         }
     }
-    // A size of zero further out makes it empty; what lies further in does not matter then.
+    // An outer size of zero makes it empty; inner strides do not matter then.
     true
 }
 
-/// How many elements of storage a layout spans.
+/// The extent of a layout in storage, in elements.
 pub fn span(shape: &[usize], strides: &[usize]) -> usize {
     if shape.contains(&0) {
         return 0;
@@ -178,7 +178,7 @@ pub fn span(shape: &[usize], strides: &[usize]) -> usize {
 mod tests {
     use super::*;
 
-    /// Where each element lies, in row-major order.
+    /// The offset of each element, in row-major order.
     fn places(layout: &Layout) -> Vec<usize> {
         let mut places = Vec::new();
         for i in 0..layout.numel() {

@@ -1,8 +1,8 @@
-//! The words that all crates share: element types, reductions, layouts, groups as programs name them, and the one
-//! description of a collective ([`Collective`]).
+//! Types that all crates share: element types, reductions, layouts, group names, and the one description of a
+//! collective ([`Collective`]).
 //!
-//! Nothing here runs anything. Programs (`consort-ir`) and groups of ranks (`consort-comm`) do not know of each other;
-//! what they mean by a reduction or by the root of a broadcast is said here once.
+//! Nothing here runs anything. Programs (`consort-ir`) and groups of ranks (`consort-comm`) do not depend on each
+//! other; the meaning of, say, a reduction or the root of a broadcast is defined here once.
 //!
 //! ```
 //! use consort_types::{Dtype, Kind, Reduce, Written};

@@ -1,18 +1,18 @@
 //! Messages between members of a group: routes, peers and tags.
 
-/// From a member of a group to another, or to none.
+/// A map from members of a group to other members, or to none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// The member so many places further, around the ends: `ring(+1)`.
+    /// The member at this offset, with wraparound: `ring(+1)`.
     Ring(i64),
-    /// The member so many places further, or none past the ends: `shift(+1)`.
+    /// The member at this offset, or none past the ends: `shift(+1)`.
     Shift(i64),
     /// An entry for each member: `table(1, 0, none)`.
     Table(Vec<Option<u32>>),
 }
 
 impl Route {
-    /// Where member `from` of a group of `n` goes.
+    /// The destination of member `from` in a group of `n`.
     pub fn to(&self, from: u32, n: u32) -> Option<u32> {
         let (at, n) = (i64::from(from), i64::from(n));
         let to = match self {
@@ -23,42 +23,42 @@ impl Route {
         u32::try_from(to).ok()
     }
 
-    /// Whether every member gets something.
+    /// Whether every member receives something.
     pub fn reaches_all(&self, n: u32) -> bool {
         (0..n).filter_map(|from| self.to(from, n)).count() == n as usize
     }
 }
 
-/// What members get that nobody sends to.
+/// What a member gets if no member sends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// Zeros.
     Zeros,
-    /// There must be none: the program is refused.
+    /// The program is refused.
     Error,
 }
 
-/// The other end of a message. `S` is the type of sizes: an expression in programs, a number where they run.
+/// The peer of a message. `S` is the type of sizes: an expression in programs, a number at run time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer<S> {
     /// Along a route from this member.
     Route(Route),
-    /// The member of this number, or none where it is -1: `at(s0)`.
+    /// The member of this number, or none if -1: `at(s0)`.
     At(S),
 }
 
-/// One send or receive: its other end and its tag, both of which may differ between members.
+/// One send or receive: its peer and its tag, both of which may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message<S> {
-    /// To whom, or from whom.
+    /// The destination of a send, or the source of a receive.
     pub peer: Peer<S>,
     /// Messages match by sender, receiver and tag, in order.
     pub tag: S,
 }
 
 impl<S> Message<S> {
-    /// The number of the member at the other end, or -1 for none. `me` is this member of a group of `n`; `value` gives
-    /// the value of a size.
+    /// The number of the peer, or -1 for none. `me` is this member of a group of `n`; `value` gives the value of a
+    /// size.
     pub fn peer<E>(&self, me: u32, n: u32, value: impl FnOnce(&S) -> Result<i64, E>) -> Result<i64, E> {
         match &self.peer {
             Peer::Route(route) => Ok(route.to(me, n).map_or(-1, i64::from)),

@@ -1,8 +1,8 @@
-//! Ranges of bytes, and whether they meet.
+//! Ranges of bytes, and whether they overlap.
 
 use std::ops::Range;
 
-/// Whether two ranges have something in common. An empty one has, where it lies inside the other.
+/// Whether two ranges overlap. An empty range overlaps one that it lies inside.
 #[inline(always)]
 pub fn overlaps<T: PartialOrd>(a: &Range<T>, b: &Range<T>) -> bool {
     a.start < b.end && b.start < a.end

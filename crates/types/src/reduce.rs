@@ -11,9 +11,9 @@ pub enum Reduce {
     Avg,
     /// The product; integers wrap.
     Product,
-    /// The smallest; NaN where one is, and -0 is smaller than 0.
+    /// The smallest; NaN if one is NaN, and -0 is smaller than 0.
     Min,
-    /// The largest; NaN where one is, and 0 is larger than -0.
+    /// The largest; NaN if one is NaN, and 0 is larger than -0.
     Max,
     /// Bitwise and.
     And,
@@ -21,7 +21,7 @@ pub enum Reduce {
     Or,
     /// Bitwise exclusive or.
     Xor,
-    /// The sum of a factor times each.
+    /// The sum of all operands, each times a factor.
     PremulSum(f64),
 }
 

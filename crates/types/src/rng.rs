@@ -1,6 +1,6 @@
-//! Random numbers for tests, generated programs and the choice of tokens.
+//! Random numbers for tests, generated programs and token sampling.
 
-/// A small generator of numbers (splitmix64): the same everywhere, for ever.
+/// A small generator (splitmix64) whose sequence is the same on every platform and in every version.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -19,17 +19,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not 0.
+    /// A number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }
 
-    /// One of these.
+    /// A random element.
     pub fn pick<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
 
-    /// True once in `n` times.
+    /// True with probability 1 / `n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

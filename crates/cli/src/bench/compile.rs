@@ -42,7 +42,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// The most ranks that are measured.
 const MAX_RANKS: usize = 64;
 
-/// The most that a field of a case should be.
+/// The target of a field of a case: the largest value that passes.
 const BARS: &[(&str, &str, f64)] = &[
     ("tp_brief", "compile_ms", 50.0),
     ("tp_brief", "peak_over_live", 1.05),

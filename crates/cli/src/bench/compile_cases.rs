@@ -1,4 +1,4 @@
-//! A rank of `consort bench compile`: the cases, each beside the same function as it is or beside its kernel alone.
+//! A rank of `consort bench compile`: the cases, each against the eager function or against its kernel alone.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -28,11 +28,11 @@ pub(crate) struct CompileArgs {
     cases: String,
 }
 
-/// How long ranks wait for one another: one measures alone for a while.
+/// How long ranks wait for one another: rank-local measurements take a while.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Floats of a small tensor.
 const SMALL: usize = 1024;
-/// How often a function is compiled anew once all is warm.
+/// How often a function is compiled again after warm-up.
 const AGAIN: usize = 5;
 
 struct Bench {
@@ -42,14 +42,14 @@ struct Bench {
     cases: Vec<String>,
 }
 
-/// What was measured of a compiled function, in nanoseconds.
+/// Measurements of a compiled function, in nanoseconds.
 struct Measured {
-    /// The first call of all.
+    /// The very first call.
     first: f64,
     /// Its compilation, and those of the same function later.
     compile: f64,
     later: f64,
-    /// A call, and what stands beside it.
+    /// Times of a call and of its baseline.
     pairs: Vec<(f64, f64)>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn run_compile_rank(args: &CompileArgs) -> anyhow::Result<Report> {
     Ok(Report::fine(String::new()))
 }
 
-/// Nanoseconds of some calls.
+/// Nanoseconds of `times` calls.
 fn time(times: usize, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let start = Instant::now();
     for _ in 0..times {
@@ -95,7 +95,7 @@ fn time(times: usize, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::R
     Ok(start.elapsed().as_nanos() as f64 / times as f64)
 }
 
-/// Nanoseconds that it took to compile a function.
+/// Nanoseconds spent on compiling a function.
 fn compiling<A: Flatten + 'static, R: Flatten + 'static>(compiled: &Compiled<A, R>) -> f64 {
     compiled.stats().compiling.as_nanos() as f64
 }
@@ -115,13 +115,13 @@ impl Bench {
         }
     }
 
-    /// A number made one on all ranks.
+    /// Reduces a number over all ranks.
     fn joint(&self, number: f64, reduce: Reduce) -> anyhow::Result<f64> {
         let number = Tensor::from_slice(&[number], &[1])?;
         Ok(self.mesh.all_reduce(number, reduce)?.to_vec::<f64>()?[0])
     }
 
-    /// A function, compiled and called in turns with what stands beside it.
+    /// Measures a compiled function in turns with its baseline.
     fn measure<A: Flatten + 'static, R: Flatten + 'static>(
         &self,
         new: impl Fn() -> Compiled<A, R>,
@@ -154,7 +154,7 @@ impl Bench {
         Ok((compiled, Measured { first, compile, later, pairs }))
     }
 
-    /// What every case says of a compiled function.
+    /// The figures that every case reports of a compiled function.
     fn figure<A: Flatten + 'static, R: Flatten + 'static>(
         case: &str,
         compiled: &Compiled<A, R>,
@@ -174,7 +174,7 @@ impl Bench {
         }))
     }
 
-    /// A function beside itself as it is.
+    /// A compiled function against the eager one.
     fn beside_eager<A: Flatten + Clone + 'static, R: Flatten + 'static>(
         &self,
         case: &str,
@@ -201,7 +201,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A transformer whose weights are shared out.
+    /// A transformer with sharded weights.
     fn models(&self) -> anyhow::Result<()> {
         for (case, sizes) in SIZES {
             if !self.wants(case) || !sizes.divide(self.mesh.size()) {
@@ -216,7 +216,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One op that does not communicate, beside its kernel.
+    /// One op that does not communicate, against its kernel.
     fn one_op(&self) -> anyhow::Result<()> {
         if !self.wants("one_op") {
             return Ok(());
@@ -245,13 +245,13 @@ impl Bench {
         self.over_kernel("one_op", measured)
     }
 
-    /// One operation between ranks, in place, beside the group's own.
+    /// One collective, in place, against that of the underlying group.
     fn one_op_comm(&self) -> anyhow::Result<()> {
         if !self.wants("one_op_comm") {
             return Ok(());
         }
         let group = self.mesh.raw().context("bench: no group")?;
-        // Equal on all ranks from the start, as results are.
+        // Replicated from the start, as results are.
         let mut given = Some(Tensor::ones(Dtype::F32, &[1])?.replicated()?);
         let mut buffer = Some(group.heap().alloc_from(&1f32.to_le_bytes())?);
         let deadline = Instant::now() + TIMEOUT;
@@ -290,7 +290,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Small programs in which communication is to copy nothing, or no more than it must. Their arguments are given away.
+    /// Small programs in which communication should copy nothing, or as little as needed. Their arguments are donated.
     fn copies(&self) -> anyhow::Result<()> {
         type Case = (&'static str, fn(&Mesh, Tensor) -> consort::Result<Tensor>);
         let cases: [Case; 5] = [
@@ -318,7 +318,7 @@ impl Bench {
         Ok(())
     }
 
-    /// From the time when all ranks have traced a function to their agreement on it.
+    /// The time from when all ranks have traced a function until they agree on it.
     fn agree(&self) -> anyhow::Result<()> {
         if !self.wants("agree") {
             return Ok(());
@@ -332,7 +332,7 @@ impl Bench {
             self.mesh.barrier()?;
             let first = time(1, || Ok(compiled.call(Tensor::zeros(Dtype::F32, &[SMALL])?)?.wait()?))?;
             let call = time(1, || Ok(compiled.call(Tensor::zeros(Dtype::F32, &[SMALL])?)?.wait()?))?;
-            // Who comes last does not wait for the others to have traced.
+            // The rank that comes last does not wait for the others to trace.
             agreed.push(self.joint(compiled.stats().agreeing.as_nanos() as f64, Reduce::Min)?);
             let compile = compiling(&compiled);
             last.get_or_insert((
@@ -353,7 +353,7 @@ impl Bench {
     fn scale(&self) -> anyhow::Result<()> {
         let mut before: Option<f64> = None;
         for (case, ops) in [("ops_10k", 10_000), ("ops_100k", 100_000)] {
-            // The larger one is told beside the smaller.
+            // The larger case is reported relative to the smaller.
             if !(self.wants(case) || before.is_none() && self.wants("ops_100k")) {
                 continue;
             }
@@ -371,7 +371,7 @@ impl Bench {
     }
 }
 
-/// A ring: each step computes on what came while the next is on its way.
+/// A ring: each step computes on the received data while the next transfer is pending.
 fn ring(mesh: &Mesh, x: Tensor) -> consort::Result<Tensor> {
     let (mut a, mut sum) = (x.clone(), x);
     for _ in 1..mesh.size() {

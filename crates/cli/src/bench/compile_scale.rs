@@ -15,7 +15,7 @@ use consort_runtime::execute::Exec;
 use consort_types::{GroupName, Rank, Reduce};
 use serde_json::{Value, json};
 
-/// Takes a program of so many ops through all stages; how long each took.
+/// Takes a program of `ops` ops through all stages; returns how long each took.
 pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
     let mesh = Mesh::new([("dp", 2)]).map_err(|error| anyhow!("bench: {error:?}"))?;
     let func = chain(&mesh, ops).map_err(|error| anyhow!("bench: {}", error.message))?;

@@ -1,4 +1,4 @@
-//! `consort bench eager`: tensors beside what they are made of: raw group operations, plain loops, memory, a peer.
+//! `consort bench eager`: tensors against raw group operations, plain loops, memory bandwidth and a peer.
 //!
 //! Two ranks do the measuring (`eager_cases.rs`); this starts them and shows their figures.
 

@@ -1,4 +1,4 @@
-//! A rank of `consort bench eager`: the cases, each beside its limit.
+//! A rank of `consort bench eager`: the cases, each against its limit.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -25,9 +25,9 @@ pub(crate) struct EagerArgs {
     cases: String,
 }
 
-/// How long ranks wait for one another: one measures alone for a while.
+/// How long ranks wait for one another: rank-local measurements take a while.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Floats of what is as large as a cache is not.
+/// Floats of a tensor that exceeds the caches.
 const LARGE: usize = 4 << 20;
 
 struct Bench {
@@ -57,7 +57,7 @@ pub(crate) fn run_eager_rank(args: &EagerArgs) -> anyhow::Result<Report> {
     Ok(Report::fine(String::new()))
 }
 
-/// Writes all elements. Like reading them it is compiled once, so that both sides of a comparison run the same code.
+/// Writes all elements. Compiled once, as `look` is, so that both sides of a comparison run the same code.
 #[inline(never)]
 fn fill(elements: &mut [f32], value: usize) {
     elements.fill(value as f32);
@@ -75,7 +75,7 @@ fn done(result: consort::Result<Tensor>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of some calls.
+/// Nanoseconds of `times` calls.
 fn time(times: usize, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let start = Instant::now();
     for _ in 0..times {
@@ -103,7 +103,7 @@ impl Bench {
         }
     }
 
-    /// A case of this rank alone, in turns with its limit.
+    /// A case on this rank alone, in turns with its limit.
     fn case(
         &self,
         name: &str,
@@ -127,8 +127,8 @@ impl Bench {
         Ok(())
     }
 
-    /// An all_reduce of tensors beside that of the group beneath, on live data: every iteration writes the whole input
-    /// and reads the whole result, and the same loop without the operation is subtracted.
+    /// An all_reduce of tensors against that of the underlying group, on live data: every iteration writes the input
+    /// and reads the result, both whole; the same loop without the operation is subtracted.
     fn all_reduce(&self, bytes: usize) -> anyhow::Result<()> {
         let size = |bytes: usize| match bytes {
             0..1024 => format!("{bytes}"),
@@ -292,7 +292,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A case beside a figure that is given.
+    /// A case against a given figure.
     fn beside(
         &self,
         name: &str,
@@ -314,7 +314,7 @@ impl Bench {
     }
 }
 
-/// Nanoseconds that numpy, on one thread, takes for (1,1024) x (1024,1408) in f32; none where there is no numpy.
+/// Nanoseconds that numpy, on one thread, takes for (1,1024) x (1024,1408) in f32; `None` without numpy.
 fn numpy_skinny() -> Option<f64> {
     let script = "\
 import numpy as np, time

@@ -1,14 +1,14 @@
-//! Samples, and what is said of them.
+//! Samples, and the figures computed from them.
 
 use super::ops::Op;
 use super::team::Answer;
 
-/// How far apart the two cores are.
+/// The distance between the two cores, by the latency of a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Near,
     Far,
-    /// It changed in the middle.
+    /// It changed during the sample.
     Mixed,
 }
 
@@ -22,7 +22,7 @@ impl Mode {
     }
 }
 
-/// The time of one operation, in microseconds: the slowest rank's, and of all ranks on their cores.
+/// The time of one operation, in microseconds: of the slowest rank, and CPU time of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) us: f64,
@@ -30,7 +30,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// What a loop with the operation takes more than the same loop without it.
+    /// The difference between a loop with the operation and the same loop without it.
     pub(crate) fn of(op: Op, iterations: u64, with: &[Answer], without: &[Answer]) -> Cost {
         let each = iterations as f64 * op.per_iteration() * 1e3;
         let more = with.iter().zip(without).map(|(with, without)| with.nanos - without.nanos);
@@ -43,10 +43,10 @@ impl Cost {
     }
 }
 
-/// Everything measured at one time.
+/// The measurements of one sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// One cache line one way, before and after.
+    /// One-way latency of a cache line, before and after.
     pub(crate) lines: [f64; 2],
     pub(crate) ours: Cost,
     pub(crate) bound: Cost,
@@ -64,7 +64,7 @@ impl Sample {
     }
 }
 
-/// What is said of an operation, a size and a number of ranks in one mode. Times are medians, in microseconds.
+/// The figure of an operation, a size and a number of ranks in one mode. Times are medians, in microseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub(crate) op: Op,
@@ -79,25 +79,25 @@ pub(crate) struct Figure {
     pub(crate) plain_us: Option<f64>,
     pub(crate) peer_us: Option<f64>,
     pub(crate) peer_cpu_us: Option<f64>,
-    /// Medians of what each sample gives, not quotients of medians.
+    /// Medians of the ratios of the samples, not ratios of medians.
     pub(crate) bound_ratio: Option<f64>,
     pub(crate) plain_ratio: Option<f64>,
     pub(crate) ratio: Option<f64>,
 }
 
 impl Figure {
-    /// Gigabytes of a block in a second.
+    /// Gigabytes of a block per second.
     pub(crate) fn gbs(&self) -> f64 {
         self.bytes as f64 / self.us / 1e3
     }
 
-    /// Nanoseconds on cores for each byte of each rank's block.
+    /// CPU nanoseconds for each byte of each rank's block.
     pub(crate) fn cpu_ns_per_byte(&self) -> f64 {
         self.cpu_us * 1e3 / (self.bytes * self.ranks) as f64
     }
 }
 
-/// One figure for each mode that has samples. Those of a mode that changed count only if there are no others.
+/// One figure for each mode that has samples. Samples whose mode changed count only if there are no others.
 pub(crate) fn figures(op: Op, ranks: usize, bytes: usize, near: f64, samples: &[Sample]) -> Vec<Figure> {
     let of = |mode: Mode| -> Vec<Sample> {
         samples.iter().filter(|sample| sample.mode(near) == mode).copied().collect()
@@ -134,7 +134,7 @@ pub(crate) fn figures(op: Op, ranks: usize, bytes: usize, near: f64, samples: &[
     found
 }
 
-/// The middle value, or the mean of the two.
+/// The middle value, or the mean of the two middle ones.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

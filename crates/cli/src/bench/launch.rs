@@ -1,4 +1,4 @@
-//! `consort bench launch`: how long a job takes that does nothing, beside a peer's.
+//! `consort bench launch`: how long an empty job takes, against a peer's.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ fn once_peer(command: &[String]) -> anyhow::Result<f64> {
     once(command).context("bench: peer")
 }
 
-/// Runs a command to its end: how long that took, in microseconds.
+/// Runs a command to its end; returns how long that took, in microseconds.
 fn once(command: &[String]) -> anyhow::Result<f64> {
     let [name, arguments @ ..] = command else { bail!("expected a command") };
     let mut starter = Command::new(name);

@@ -16,10 +16,10 @@ pub(crate) struct Live {
     block: usize,
     /// A block for each rank.
     splits: Vec<usize>,
-    /// Both are there between loops. In place the result is only for the probe.
+    /// Both are present between loops. For an in-place operation the result is only for the probe.
     operand: Option<Buffer>,
     result: Option<Buffer>,
-    /// There between an operation and the end of its iteration.
+    /// Present between an operation and the end of its iteration.
     common: Option<Common>,
     /// The data of an operation on memory outside of the heap.
     outside: Vec<u8>,
@@ -41,7 +41,7 @@ fn pattern(values: [f32; 8]) -> Pattern {
     pattern
 }
 
-/// What an iteration writes.
+/// The pattern that an iteration writes.
 fn changing(iteration: u64) -> Pattern {
     pattern([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(|x| x + (iteration % 4) as f32))
 }
@@ -86,10 +86,10 @@ impl Live {
         &mut self.probe
     }
 
-    /// Takes the buffers for an operation, touches them, and checks that it does what it should.
+    /// Allocates the buffers of an operation, touches them, and checks the operation's result.
     pub(crate) fn prepare(&mut self, op: Op, block: usize) -> anyhow::Result<()> {
         (self.operand, self.result, self.outside) = (None, None, Vec::new());
-        // Nobody reads the last ones any more.
+        // No peer reads the previous buffers any more.
         self.meet()?;
         let (n, me) = (self.group.size(), self.group.rank());
         self.block = block;
@@ -122,7 +122,7 @@ impl Live {
         Ok(())
     }
 
-    /// All ranks are awake and here. Those that slept before the first barrier are awake after it.
+    /// Waits until all ranks are awake: those that slept before the first barrier are awake after it.
     pub(crate) fn meet(&self) -> anyhow::Result<()> {
         for _ in 0..3 {
             self.group.barrier()?.wait(until())?;
@@ -152,7 +152,7 @@ impl Live {
         Ok(())
     }
 
-    /// The loop with plain movement of the same bytes: how long it took.
+    /// The loop with plain movement of the same bytes; returns how long it took.
     pub(crate) fn run_bound(&mut self, op: Op, iterations: u64) -> anyhow::Result<Duration> {
         self.run_base(op, 1)?;
         let buffers = [take(&mut self.operand)?, take(&mut self.result)?];
@@ -167,7 +167,7 @@ impl Live {
         if op.is_outside() {
             write(&mut self.outside, pattern);
         } else {
-            // A root that gave its operand away takes another.
+            // A root that gave its operand away allocates another.
             let operand = match self.operand.take() {
                 Some(operand) => operand,
                 None => self.group.heap().alloc(op.operand(self.group.size(), self.block))?,
@@ -177,7 +177,7 @@ impl Live {
         Ok(())
     }
 
-    /// Looks at what the operation gives, or where it would be.
+    /// Looks at the result of the operation, or at the place where it would be.
     fn arrived<R>(&self, op: Op, look: impl FnOnce(&[u8]) -> R) -> anyhow::Result<R> {
         if let Some(common) = &self.common {
             return Ok(look(common.bytes()));
@@ -201,7 +201,7 @@ impl Live {
         }
     }
 
-    /// With a result for each rank.
+    /// An operation with a result for each rank.
     fn separate(&mut self, op: Op, iteration: u64, until: Instant) -> anyhow::Result<()> {
         let (group, n, me) = (&self.group, self.group.size(), self.group.rank());
         let operand = take(&mut self.operand)?;
@@ -224,7 +224,7 @@ impl Live {
         Ok(())
     }
 
-    /// With one result for all.
+    /// An operation with one result for all ranks.
     fn common(&mut self, op: Op, iteration: u64, until: Instant) -> anyhow::Result<()> {
         let (group, root) = (&self.group, iteration as usize % self.group.size());
         let started = match op {
@@ -241,7 +241,7 @@ impl Live {
         Ok(())
     }
 
-    /// On memory outside of the heap.
+    /// An operation on memory outside of the heap.
     fn outside(&mut self, op: Op, until: Instant) -> anyhow::Result<()> {
         let group = &self.group;
         let operand = if op == Op::AllReduceOutside {
@@ -259,7 +259,7 @@ impl Live {
         Ok(())
     }
 
-    /// Rank 0 sends to rank 1, which receives before it sends back. The others have nothing to do.
+    /// Rank 0 sends to rank 1, which receives before it sends back. The other ranks do nothing.
     fn pingpong(&mut self, until: Instant) -> anyhow::Result<()> {
         let me = self.group.rank();
         if me > 1 {

@@ -1,4 +1,4 @@
-//! The operations that are measured: their names, how much they take and give, and what they are measured beside.
+//! The measured operations: their names, the sizes of operands and results, and their baselines.
 
 use consort_comm::Movement;
 
@@ -12,13 +12,13 @@ pub(crate) enum Op {
     Broadcast,
     Pingpong,
     Ring,
-    /// Into one result for all.
+    /// With one result shared by all ranks.
     AllReduceCommon,
     AllGatherCommon,
     BroadcastCommon,
     /// On memory outside of the heap.
     AllReduceOutside,
-    /// The same by hand: a copy to a buffer that is there, the operation, a copy back.
+    /// The same by hand: a copy to an existing buffer, the operation, a copy back.
     AllReduceCopied,
 }
 
@@ -38,7 +38,7 @@ impl Op {
         Op::AllReduceCopied,
     ];
 
-    /// Those that are measured where none is named: not what others are measured beside.
+    /// The operations measured by default: all but those that are only baselines.
     pub(crate) fn usual() -> Vec<Op> {
         Op::ALL.into_iter().filter(|op| *op != Op::AllReduceCopied).collect()
     }
@@ -64,7 +64,7 @@ impl Op {
         Op::ALL.into_iter().find(|op| op.name() == name)
     }
 
-    /// The form without what is special about it, in which it is measured too: what that costs or saves.
+    /// The plain form of a special one, which is measured too, to show what the special form costs or saves.
     pub(crate) fn plain(self) -> Option<Op> {
         match self {
             Op::AllReduceCommon => Some(Op::AllReduce),
@@ -75,7 +75,7 @@ impl Op {
         }
     }
 
-    /// What it does, whatever the form.
+    /// The operation without regard to its form.
     fn kind(self) -> Op {
         match self {
             Op::AllReduceCopied => Op::AllReduce,
@@ -83,7 +83,7 @@ impl Op {
         }
     }
 
-    /// What the peer calls it. Where there are several, the best one counts.
+    /// The peer's names for it. If there are several, the best one counts.
     pub(crate) fn peer_names(self) -> &'static [&'static str] {
         match self.kind() {
             Op::AllGather => &["all_gather"],
@@ -106,17 +106,17 @@ impl Op {
         block * if matches!(self.kind(), Op::AllGather | Op::AllToAll) { n } else { 1 }
     }
 
-    /// Whether the result takes the place of the operand, or is read there.
+    /// Whether the result replaces the operand, or is read there.
     pub(crate) fn is_in_place(self) -> bool {
         matches!(self, Op::AllReduce | Op::Broadcast | Op::BroadcastCommon)
     }
 
-    /// Whether the data are outside of the heap.
+    /// Whether the data is outside of the heap.
     pub(crate) fn is_outside(self) -> bool {
         matches!(self, Op::AllReduceOutside | Op::AllReduceCopied)
     }
 
-    /// How many operations an iteration counts as.
+    /// How many operations an iteration contains.
     pub(crate) fn per_iteration(self) -> f64 {
         if self == Op::Pingpong { 2.0 } else { 1.0 }
     }
@@ -134,7 +134,7 @@ impl Op {
         }
     }
 
-    /// What a block of the result holds on a rank if rank r brings r + 1, in the first iteration.
+    /// The elements in a block of the result if rank r contributes r + 1, in the first iteration.
     pub(crate) fn expected(self, n: usize, rank: usize, block: usize) -> f32 {
         let whole = match self.kind() {
             Op::AllGather | Op::AllToAll => block + 1,

@@ -115,20 +115,20 @@ impl CommArgs {
     }
 }
 
-/// What stands for the number of ranks in the command of a peer.
+/// The placeholder for the number of ranks in the command of a peer.
 pub(crate) const RANKS: &str = "{ranks}";
 
-/// How long, if it is a time that one would wait.
+/// A duration, if it is positive and at most an hour.
 pub(crate) fn seconds(seconds: f64) -> Option<Duration> {
     (seconds > 0.0 && seconds <= 3600.0).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// The items of a list, or the one that is none.
+/// The items of a list, or the first invalid one.
 fn list<T>(text: &str, item: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
     text.split(',').map(|text| item(text.trim()).ok_or_else(|| text.to_string())).collect()
 }
 
-/// A number of bytes: whole floats.
+/// A number of bytes, a multiple of the size of a float.
 fn size(text: &str) -> Option<usize> {
     let (digits, unit) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1 << 10),

@@ -11,17 +11,17 @@ use super::team::{Answer, Team};
 use super::worker::WORKER;
 use crate::report::{Machine, Report};
 
-/// How long a loop lasts, where one operation does not last longer.
+/// How long a loop should last, unless one operation takes longer.
 const LOOP: Duration = Duration::from_millis(2);
-/// The fewest and the most iterations of a loop. In fewer, ranks would not take turns as roots, and how they happen to
-/// begin would be a good part of a large operation.
+/// The fewest and the most iterations of a loop. With fewer, ranks would not take turns as roots, and their skew at the
+/// start would be a large part of a large operation.
 const ITERATIONS: (u64, u64) = (4, 1 << 16);
 /// The most samples of a figure.
 const MAX_SAMPLES: usize = 500;
-/// With fewer samples in one mode or the other, the time is longer, so many times at most.
+/// With fewer clear samples than this, the time is extended, at most by the factor `PATIENCE`.
 const MIN_SAMPLES: usize = 5;
 const PATIENCE: u32 = 4;
-/// How many times a word goes to and fro in the probe of a cache line.
+/// Round trips of a word in the probe of a cache line.
 const LINE_ROUNDS: u64 = 1000;
 
 /// Measures everything that was asked for.
@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
         for op in &options.ops {
             for bytes in &options.sizes {
                 if !open {
-                    // Whoever closed the pipe has seen enough.
+                    // The reader closed the pipe: stop.
                     return Ok(Report::fine(String::new()));
                 }
                 let samples = teams.sample(*op, *bytes, options)?;
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
     Ok(Report::fine(if options.json { String::new() } else { summary(&all) }))
 }
 
-/// Ours, and the peer's where there is one.
+/// Our team, and the peer's if there is one.
 struct Teams {
     ours: Team,
     peer: Option<Team>,
@@ -68,7 +68,7 @@ impl Teams {
         machine(self.ours.ask(kind, op.name(), bytes, iterations))
     }
 
-    /// A loop with the operation in some form and one without it.
+    /// The cost of an operation in some form: a loop with it less one without it.
     fn cost(&mut self, kind: &str, op: Op, bytes: usize, iterations: u64) -> anyhow::Result<Cost> {
         let with = self.ask(kind, op, bytes, iterations)?;
         let without = self.ask("base", op, bytes, iterations)?;
@@ -93,10 +93,10 @@ impl Teams {
                 peers.push((*name, iterations));
             }
         }
-        // Whatever is touched for the first time is touched here.
+        // Touches all memory once, before timing.
         self.cost("bound", op, bytes, iterations)?;
         let (start, mut samples) = (Instant::now(), Vec::new());
-        // Large operations, and cores that keep changing their distance, get more time for some samples that count.
+        // Large operations, and cores whose distance keeps changing, get more time to collect clear samples.
         let is_over = |samples: &[Sample]| {
             let clear = samples.iter().filter(|sample| sample.mode(options.near) != Mode::Mixed).count();
             let limit = if clear >= MIN_SAMPLES { options.time } else { options.time * PATIENCE };
@@ -104,7 +104,7 @@ impl Teams {
         };
         while !is_over(&samples) {
             let before = self.line()?;
-            // Who begins changes, so that nobody always follows the other.
+            // The teams alternate in who begins, so that neither always follows the other.
             let first = if samples.len() % 2 == 1 { self.peer_cost(op, bytes, &peers)? } else { None };
             let ours = self.cost("op", op, bytes, iterations)?;
             let bound = self.cost("bound", op, bytes, iterations)?;
@@ -115,7 +115,7 @@ impl Teams {
         Ok(samples)
     }
 
-    /// The best of what the peer has for an operation.
+    /// The best of the peer's variants of an operation.
     fn peer_cost(&mut self, op: Op, bytes: usize, names: &[(&str, u64)]) -> anyhow::Result<Option<Cost>> {
         let Some(peer) = &mut self.peer else { return Ok(None) };
         let mut best: Option<Cost> = None;
@@ -129,7 +129,7 @@ impl Teams {
     }
 }
 
-/// How many iterations last as long as a loop should. The first loops also warm up.
+/// The number of iterations that fill a loop. The first loops also warm up.
 fn calibrate(mut run: impl FnMut(u64) -> anyhow::Result<Vec<Answer>>) -> anyhow::Result<u64> {
     let mut iterations = 1;
     for _ in 0..3 {
@@ -140,7 +140,7 @@ fn calibrate(mut run: impl FnMut(u64) -> anyhow::Result<Vec<Answer>>) -> anyhow:
     Ok(iterations)
 }
 
-/// What goes wrong in our own team is not the user's doing.
+/// An error of our own team is not the user's fault.
 fn machine<T>(outcome: anyhow::Result<T>) -> anyhow::Result<T> {
     outcome.map_err(|error| Machine(format!("{error:#}")).into())
 }
@@ -150,7 +150,7 @@ const SELF: &str = "/proc/self/exe";
 
 fn our_command(options: &Options, ranks: usize) -> Command {
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
-    // Operand, result and one more of each that waits for peers; it costs memory only as it is used.
+    // Operand, result, and one more of each that peers still read. The heap costs memory only as it is used.
     let heap = (largest * ranks * 4 + (64 << 20)).to_string();
     let mut command = Command::new(SELF);
     match options.transport {

@@ -1,4 +1,4 @@
-//! A process under test: what it says is kept in memory, and it ends, with its group, when nobody needs it.
+//! A process under test: its output is kept in memory, and it is ended, with its process group, when no longer needed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// How long it may take to end by itself.
+/// How long to wait for its end, before and after each signal.
 const END: Duration = Duration::from_secs(3);
 
-/// Waits until something is ready, or the time is up.
+/// Waits until a descriptor is ready or the time is up.
 pub(crate) fn poll_until(fds: &mut [PollFd<'_>], until: Instant) {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -26,7 +26,7 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], until: Instant) {
     }
 }
 
-/// A process. It does not outlive this.
+/// A process. It is ended when this is dropped.
 pub(crate) struct Process {
     child: Child,
     status: Option<ExitStatus>,
@@ -36,13 +36,13 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn start(mut command: Command) -> anyhow::Result<Process> {
         let said = File::from(memfd_create("consort-bench", MemfdFlags::CLOEXEC)?);
-        // A group of its own: it is ended as a whole, and a signal from the terminal ends it through us.
+        // A process group of its own: it is ended as a whole, and a signal from the terminal ends it through us.
         command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?).process_group(0);
         let cannot = format!("cannot start `{}`", command.get_program().display());
         Ok(Process { child: command.spawn().context(cannot)?, status: None, said })
     }
 
-    /// Waits until something can be read; false if the process ends first, or the time is up.
+    /// Waits until the listener can be read; false if the process ends first, or the time is up.
     pub(crate) fn wait_or(&self, listener: impl AsFd, until: Instant) -> bool {
         let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
             return false;
@@ -59,14 +59,14 @@ impl Process {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    /// Ends it, gently at first: how it ended, if that was by itself.
+    /// Ends it, gently at first; returns its status if it exited without a signal.
     pub(crate) fn end(&mut self) -> Option<ExitStatus> {
         if self.status.is_some() {
             return self.status;
         }
         let by_itself = self.wait(END);
         for signal in [Signal::TERM, Signal::KILL] {
-            // What it started may outlive it, in its group.
+            // Processes that it started may outlive it, in its group.
             let _ = self.pid().map(|pid| kill_process_group(pid, signal));
             if self.wait(END) {
                 break;
@@ -77,7 +77,7 @@ impl Process {
         status.filter(|_| by_itself)
     }
 
-    /// Waits for its end, but does not take note of it, so that its number stays its own.
+    /// Waits for its end without reaping it, so that its process id is not reused.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         let Some(pidfd) = self.pid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
             return true;
@@ -87,14 +87,14 @@ impl Process {
         !fds[0].revents().is_empty()
     }
 
-    /// All that it said.
+    /// All of its output.
     pub(crate) fn output(&mut self) -> String {
         let mut text = Vec::new();
         let _ = self.said.seek(SeekFrom::Start(0)).and_then(|_| self.said.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The last lines that it said, to be put after an error.
+    /// The last lines of its output, to be appended to an error.
     pub(crate) fn said(&mut self) -> String {
         let text = self.output();
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();

@@ -1,6 +1,6 @@
-//! `consort bench programs`: whole programs on two ranks, compiled, eager, and without what they communicate.
+//! `consort bench programs`: whole programs on two ranks, compiled, eager, and without communication.
 //!
-//! The ranks do the measuring (`programs_cases.rs`); this starts them, and peers in turns with them, and shows all figures.
+//! The ranks measure (`programs_cases.rs`); this starts them, and peers in turns with them, and prints all figures.
 
 use std::process::Command;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 const LIMIT: Duration = Duration::from_secs(1800);
 const MAX_ROUNDS: usize = 1000;
 
-/// A command that measures a case in its own way.
+/// A command that measures a case with its own implementation.
 struct Peer {
     case: String,
     command: Vec<String>,
@@ -68,7 +68,7 @@ impl Peer {
         Ok(Peer { case: case.to_string(), command })
     }
 
-    /// What it prints, as figures of its case if it names no other.
+    /// The figures that it prints, of its own case unless they name another.
     fn figures(&self) -> anyhow::Result<Vec<Value>> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -96,7 +96,7 @@ impl Peer {
     }
 }
 
-/// One figure for each case and mode: the medians of all rounds, cases together.
+/// One figure for each case and mode, the median of all rounds; grouped by case.
 fn merged(all: Vec<Value>) -> Vec<Value> {
     let mut groups: Vec<Vec<Value>> = Vec::new();
     for figure in all {

@@ -33,7 +33,7 @@ const HEAP: usize = 8 << 30;
 
 struct Bench {
     mesh: Mesh,
-    /// This rank alone.
+    /// The group of this rank alone.
     alone: Group,
     seconds: f64,
     cases: Vec<String>,
@@ -44,7 +44,7 @@ struct Bench {
 pub(crate) fn run_programs_rank(args: &ProgramsArgs) -> anyhow::Result<Report> {
     let run = || -> Result<()> {
         let mesh = Init::new().timeout(TIMEOUT).heap(HEAP).start()?;
-        // As the peers are measured: a thread for each rank.
+        // One thread for each rank, as the peers are measured.
         mesh.set_threads(1);
         let alone = mesh.split("alone", Some(mesh.number(&mesh.rank())? as u32), 0)?;
         let cases = args.cases.split(',').map(String::from).collect();
@@ -63,7 +63,7 @@ pub(crate) fn run_programs_rank(args: &ProgramsArgs) -> anyhow::Result<Report> {
     Ok(Report::fine(String::new()))
 }
 
-/// A way to run a function, as it is or compiled, so many times in a step: on what is made of the result before.
+/// A mode of running a function, eager or compiled, `times` times in a step; `next` makes arguments of the last result.
 fn way<A: Flatten + 'static, R: Flatten + 'static>(
     mode: &'static str,
     is_compiled: bool,
@@ -89,7 +89,7 @@ fn way<A: Flatten + 'static, R: Flatten + 'static>(
     Mode { mode, step: Box::new(step), explain }
 }
 
-/// Two exchanges, each beside some work, the second of what the first gave.
+/// Two exchanges, each overlapped with some work; the second sends the result of the first.
 fn ring_kernel(ring: &Group, x: &Tensor) -> Result<Tensor> {
     let exchange = |x: &Tensor, y: &mut Tensor| {
         ring.batch(vec![Batched::send(x, Route::Ring(1), 0), Batched::recv(y, Route::Ring(-1), 0)])
@@ -106,8 +106,8 @@ fn ring_kernel(ring: &Group, x: &Tensor) -> Result<Tensor> {
     y.add(&t)
 }
 
-/// Halo rows alone: those of the neighbours come into the border. What is sent is written before and what came is read,
-/// so that it has to move.
+/// Halo rows alone: the border receives those of the neighbours. The sent rows are written first and the received ones
+/// are read, so that the data has to move.
 fn exchange(down: Option<&Group>, (mut x, _): (Tensor, Tensor)) -> Result<(Tensor, Tensor)> {
     let height = x.dim(0)? - 2;
     for row in [Index::from(1), height.clone()] {
@@ -201,7 +201,7 @@ impl Bench {
         Ok(vec![
             make("compiled", true, &self.mesh, (q.clone(), k.clone(), v.clone())),
             make("eager", false, &self.mesh, (q.clone(), k, v)),
-            // As many keys, all of them here.
+            // As many keys, all of them on this rank.
             make("no_exchange", true, &self.alone, (q, all_k, all_v)),
         ])
     }
@@ -215,7 +215,7 @@ impl Bench {
         Ok(vec![make("compiled", true), make("eager", false)])
     }
 
-    /// This rank's rows of a grid of 2048 x 2048 with an open border, shared out over a group.
+    /// This rank's rows of a grid of 2048 x 2048 with an open border, sharded over a group.
     fn grid(&self, down: &Group) -> (halo::Sharing, impl Fn() -> Result<Tensor> + 'static) {
         let [height, width] = if self.small { [4, 6] } else { [2048 / self.mesh.size(), 2048] };
         let grid = halo::Sharing { down: down.clone(), along: self.alone.clone(), periodic: false };

@@ -10,7 +10,7 @@ use super::options::seconds;
 use super::process::Process;
 use crate::report::Machine;
 
-/// What ranks of a hidden entry of this binary measure, sampling each case for so long. There is something, or an error.
+/// The figures measured by ranks of a hidden entry of this binary, `sampled` seconds per case; fails if there are none.
 pub(super) fn figures_of(
     entry: &str,
     ranks: usize,

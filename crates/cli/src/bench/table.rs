@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::figures::Figure;
 use super::options::{Options, Transport};
 
-/// Where figures go as they come.
+/// Prints figures as they are measured.
 pub(crate) struct Output {
     json: bool,
 }
@@ -18,7 +18,7 @@ impl Output {
         Output { json }
     }
 
-    /// Lines for people; false when nobody reads any more.
+    /// Prints text, not with --json; false if the reader is gone.
     pub(crate) fn text(&mut self, text: &str) -> bool {
         self.json || write_out(text)
     }
@@ -35,12 +35,12 @@ pub(crate) fn write_out(text: &str) -> bool {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
-/// Rounded to what the clock can tell.
+/// Rounded to the resolution of the clock.
 fn number(value: f64) -> Value {
     json!((value * 1e4).round() / 1e4)
 }
 
-/// The fields in the order in which they are documented, which a map of JSON would not keep.
+/// The fields in their documented order, which a JSON map would not keep.
 fn object(figure: &Figure, transport: Transport) -> String {
     let fields = [
         ("bench", Some(json!("comm"))),
@@ -68,7 +68,7 @@ fn object(figure: &Figure, transport: Transport) -> String {
     format!("{{{}}}", fields.into_iter().filter_map(text).collect::<Vec<_>>().join(","))
 }
 
-/// What stands above the rows of a number of ranks.
+/// The heading above the rows of a number of ranks.
 pub(crate) fn heading(options: &Options, ranks: usize) -> String {
     let kind = if options.transport == Transport::Shm { "processes" } else { "threads" };
     let peer = options.peer.as_ref().map_or(String::new(), |peer| format!(", peer `{peer}`"));
@@ -97,7 +97,7 @@ pub(crate) fn row(figure: &Figure) -> String {
     )
 }
 
-/// What the figures say together.
+/// A summary of all figures.
 pub(crate) fn summary(figures: &[Figure]) -> String {
     let mut text = String::from(
         "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
@@ -145,13 +145,13 @@ pub(crate) fn size(bytes: usize) -> String {
     }
 }
 
-/// One digit after the point, where it is not 0.
+/// One decimal, unless it is 0.
 fn decimal(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_string)
 }
 
-/// `12.3 us`, with three digits that count.
+/// `12.3 us`, with three significant digits.
 pub(crate) fn time(us: f64) -> String {
     let (value, unit) = if us.abs() < 1e3 { (us, "us") } else { (us / 1e3, "ms") };
     let digits = if value.abs() < 9.995 { 2 } else { usize::from(value.abs() < 99.95) };

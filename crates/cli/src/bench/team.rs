@@ -1,10 +1,10 @@
-//! A team: the ranks of a job under test, ours or a peer's, that do as they are told.
+//! A team: the ranks of a job under test, ours or a peer's, that execute commands.
 //!
 //! Each rank connects to a socket, whose name it gets as its last argument, and says `RANK SIZE`. Then it reads lines
 //! `KIND OP BYTES ITERATIONS`, does that, and answers `NANOSECONDS CPU_NANOSECONDS`, or `error` and why. Between the
 //! two it sleeps in a read, so that one team does not disturb the other. It ends when the connection does.
 //!
-//! The socket has no name in the file system and what the team says goes to memory, so nothing can be left behind.
+//! The socket has no name in the file system and the team's output goes to memory, so nothing can be left behind.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,19 +18,19 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::process::{Process, poll_until};
 
-/// How long ranks may take to come.
+/// How long ranks may take to connect.
 const START: Duration = Duration::from_secs(60);
 /// How long they may take for one command. Loops are made to last some milliseconds.
 const ANSWER: Duration = Duration::from_secs(120);
 
-/// What a rank says of a loop.
+/// A rank's report of a loop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) nanos: f64,
     pub(crate) cpu_nanos: f64,
 }
 
-/// A team. It does not outlive this.
+/// A team. It is ended when this is dropped.
 pub(crate) struct Team {
     name: &'static str,
     process: Process,
@@ -38,7 +38,7 @@ pub(crate) struct Team {
 }
 
 impl Team {
-    /// Starts a command whose ranks, so many, report at the socket that it gets as its last argument.
+    /// Starts a command whose `ranks` ranks connect to the socket that it gets as its last argument.
     pub(crate) fn start(name: &'static str, mut command: Command, ranks: usize) -> anyhow::Result<Team> {
         let cannot = || format!("bench: {name}: cannot open a socket");
         let mut token = [0; 16];
@@ -68,12 +68,12 @@ impl Team {
         Ok(team)
     }
 
-    /// Who it is that has connected.
+    /// Reads the greeting of a connection: its rank.
     fn greet(&mut self, stream: UnixStream, ranks: usize) -> anyhow::Result<(usize, BufReader<UnixStream>)> {
         stream.set_read_timeout(Some(START)).context("bench: cannot set a deadline")?;
         let mut stream = BufReader::new(stream);
         let mut line = String::new();
-        // What cannot be read is no greeting.
+        // An unreadable line is an invalid greeting.
         let _ = stream.read_line(&mut line);
         let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match numbers[..] {
@@ -87,7 +87,7 @@ impl Team {
         }
     }
 
-    /// Gives a command to every rank: their answers, in rank order.
+    /// Sends a command to every rank; returns their answers, in rank order.
     pub(crate) fn ask(
         &mut self,
         kind: &str,
@@ -97,7 +97,7 @@ impl Team {
     ) -> anyhow::Result<Vec<Answer>> {
         let line = format!("{kind} {op} {bytes} {iterations}\n");
         for rank in &mut self.ranks {
-            // A rank that is gone is found below.
+            // A rank that is gone is detected below.
             let _ = rank.get_mut().write_all(line.as_bytes());
         }
         let until = Instant::now() + ANSWER;
@@ -128,7 +128,7 @@ impl Team {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// A team that is of no more use: when that was, how it ended, and what it said last.
+    /// The error of a team that was lost: when, how its process ended, and its last output.
     fn lost(&mut self, when: &str) -> anyhow::Error {
         self.ranks.clear();
         let how = match self.process.end() {
@@ -139,7 +139,7 @@ impl Team {
     }
 }
 
-/// Which of some streams have something to read, or have ended, before the time is up.
+/// The streams that are readable or closed before the time is up.
 fn wait_for_any(streams: &[&UnixStream], until: Instant) -> Vec<usize> {
     let mut fds: Vec<PollFd<'_>> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
     poll_until(&mut fds, until);

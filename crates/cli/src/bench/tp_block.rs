@@ -1,8 +1,8 @@
-//! The forward pass of a transformer whose weights are shared out: two sums over all ranks in each layer.
+//! The forward pass of a transformer with sharded weights: two sums over all ranks in each layer.
 
 use consort::{Dtype, Flatten, Group, Reduce, Result, Tensor};
 
-/// How large a model is.
+/// The sizes of a model.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) hidden: usize,
@@ -20,7 +20,7 @@ pub(crate) const SIZES: [(&str, Sizes); 3] = [
 ];
 
 impl Sizes {
-    /// Whether so many ranks can share the weights evenly.
+    /// Whether `ranks` ranks can share the weights evenly.
     pub(crate) fn divide(&self, ranks: usize) -> bool {
         self.heads.is_multiple_of(ranks) && self.ffn.is_multiple_of(ranks)
     }
@@ -45,7 +45,7 @@ struct Layer {
 }
 
 impl Model {
-    /// Weights of the right sizes; what they are does not matter.
+    /// Weights of the right sizes; their values do not matter.
     pub(crate) fn new(sizes: &Sizes, ranks: usize) -> Result<Model> {
         let Sizes { hidden, heads, ffn, layers, .. } = *sizes;
         let mut key = 0;
@@ -68,7 +68,7 @@ impl Model {
         Ok(Model { layers, heads: heads / ranks })
     }
 
-    /// With sums over a group, or without them: then the result is wrong, and says what they cost.
+    /// With sums over a group; without them the result is wrong, and the time shows what they cost.
     pub(crate) fn forward(&self, group: Option<&Group>, mut x: Tensor) -> Result<Tensor> {
         let reduce = |x: Tensor| match group {
             Some(group) => group.all_reduce(x, Reduce::Sum),

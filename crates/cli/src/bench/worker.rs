@@ -1,4 +1,4 @@
-//! A rank of our team: obeys the protocol of `team.rs`.
+//! A rank of our team: follows the protocol of `team.rs`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -52,13 +52,13 @@ fn serve(group: Group, socket: &str) -> anyhow::Result<()> {
     let stream = stream.context("bench: cannot connect")?;
     let mut lines = BufReader::new(stream.try_clone().context("bench: cannot connect")?);
     let mut answers = stream;
-    // After the group, which counts cores when it begins.
+    // After the group is created, which counts the cores.
     let cores = Cores::of_this_process()?;
     cores.pin(rank, n)?;
     let mut live = Live::new(group)?;
     let mut answer = format!("{rank} {n}\n");
     loop {
-        // Whoever asks may have gone.
+        // The process that asked may have gone.
         if answers.write_all(answer.as_bytes()).is_err() {
             return Ok(());
         }
@@ -77,7 +77,7 @@ fn serve(group: Group, socket: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Does what a line says: how long it took, and how long this thread was on a core.
+/// Executes a command; returns the elapsed time and the CPU time of this thread.
 fn obey(
     live: &mut Live,
     cores: &Cores,
@@ -105,7 +105,7 @@ fn obey(
     }
     let mut cpu = Duration::ZERO;
     let mut measured = Duration::ZERO;
-    // The first time finds lines where other work has left them, so it does not count.
+    // The first run finds cache lines where other work has left them, so it does not count.
     for (counts, iterations) in [(false, 1), (true, iterations)] {
         live.meet()?;
         let (start, cpu_start) = (Instant::now(), cpu_time());
@@ -121,7 +121,7 @@ fn obey(
     Ok((measured, cpu))
 }
 
-/// How long this thread has been on a core.
+/// The CPU time of this thread.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -136,7 +136,7 @@ impl Cores {
         Ok(Cores((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()))
     }
 
-    /// Gives each of so many ranks a core of its own, where there are enough, and leaves it to the system where not.
+    /// Pins each of `ranks` ranks to a core of its own if there are enough, and leaves it to the system otherwise.
     pub(super) fn pin(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         match self.0.get(rank) {

@@ -1,4 +1,4 @@
-//! The programs of the demos, each in three ways.
+//! The programs of the demos, each in three modes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,18 +13,18 @@ use crate::modes::Mode;
 struct Program<G, A> {
     f: fn(&G, A) -> Result<Tensor>,
     group: G,
-    /// The same group, with operations that end graphs, if the program stands it.
+    /// The same group, with operations that end graphs, if the program supports that.
     broken: Option<G>,
     /// The arguments of the next step, from what the last one gave.
     next: Rc<dyn Fn(Option<Tensor>) -> Result<A>>,
-    /// What all ways give after so many steps, and how it is read.
+    /// The result of every mode after `steps` steps, and how to read it.
     expected: Vec<f32>,
     steps: usize,
     read: fn(&Tensor) -> Result<Vec<f32>>,
 }
 
 impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
-    /// Runs all ways and compares them.
+    /// Runs all modes and compares their results.
     fn case(self, unit: &'static str, per_step: usize, allowed: f64) -> Result<Case> {
         let mut ways = Vec::new();
         let mut difference = 0f64;
@@ -61,7 +61,7 @@ impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
     }
 }
 
-/// The most by which two lists differ; without end where they are not alike at all.
+/// The largest difference of two lists; infinite if their lengths differ or an element is NaN.
 fn most(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() || a.iter().chain(b).any(|x| x.is_nan()) {
         return f64::INFINITY;
@@ -136,7 +136,7 @@ pub(crate) fn moe(mesh: &Mesh, small: bool) -> Result<Case> {
     let program = Program {
         f: |group: &Group, (x, own): (Tensor, Expert)| moe(group, &x, &own),
         group: (**mesh).clone(),
-        // Sizes that are read from data do not outlive a graph.
+        // Data-dependent sizes do not outlive a graph.
         broken: None,
         next: Rc::new(move |_| Ok((x.clone(), own.clone()))),
         expected,
@@ -146,14 +146,14 @@ pub(crate) fn moe(mesh: &Mesh, small: bool) -> Result<Case> {
     program.case("tokens", n * mesh.size(), 1e-4)
 }
 
-/// What a token's step reads and changes.
+/// The state of a step, which generates a token.
 #[derive(Flatten)]
 struct State {
     model: Llama,
     caches: Vec<KvCache>,
 }
 
-/// How many tokens stand before those that are measured.
+/// How many tokens precede the measured ones.
 const BEFORE: usize = 16;
 
 pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
@@ -197,7 +197,7 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
                 Some(compiled) => compiled.call(state, args)?,
                 None => forward(state, args)?,
             };
-            // A token is chosen from them on the host.
+            // A token is chosen from the logits on the host.
             numbers.to_vec::<f32>().map(drop)
         };
         ways.push(Mode {
@@ -207,6 +207,6 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
                 .map(|compiled| -> Box<dyn Fn() -> _> { Box::new(move || compiled.compiled().explain()) }),
         });
     }
-    // After one token of each place there is a plan for each.
+    // After one token at each position every plan is cached.
     Ok(Case { ways, unit: "tokens", per_step: 1.0, warm: places + 1, difference, allowed: 0.0 })
 }

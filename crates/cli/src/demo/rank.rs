@@ -1,4 +1,4 @@
-//! A rank of `consort demo`: runs the ways of a program in turns, and says what it found.
+//! A rank of `consort demo`: runs the modes of a program in turns, and reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,26 +25,26 @@ pub(crate) struct DemoArgs {
     wrong: bool,
 }
 
-/// A program and its ways.
+/// A program and its modes.
 pub(crate) struct Case {
     pub(crate) ways: Vec<Mode>,
-    /// What a step makes so many of.
+    /// The unit of `per_step`: what a step produces.
     pub(crate) unit: &'static str,
     pub(crate) per_step: f64,
-    /// How many steps there are until a way does nothing new.
+    /// The number of steps until a mode is warm.
     pub(crate) warm: usize,
-    /// The most by which a way differs from one rank, and by which it may.
+    /// The largest difference of a mode from one rank, and the tolerance.
     pub(crate) difference: f64,
     pub(crate) allowed: f64,
 }
 
 /// How long ranks wait for one another.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// How often each way is measured, in turns, and for how long.
+/// How often each mode is measured, in turns, and for how long.
 const ROUNDS: usize = 5;
 const ROUND_SECONDS: f64 = 0.4;
 
-/// Runs the program; rank 0 says what came of it.
+/// Runs the program; rank 0 reports the outcome.
 pub(crate) fn run_rank(args: &DemoArgs) -> anyhow::Result<Report> {
     let run = || -> Result<bool> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
@@ -119,7 +119,7 @@ impl Rank {
     }
 }
 
-/// Where the breaks are, and how many at each place.
+/// The lines with breaks, and how many breaks each has.
 fn sites(explained: &Explanation) -> Vec<String> {
     let mut sites: BTreeMap<String, u64> = BTreeMap::new();
     for one in &explained.breaks {

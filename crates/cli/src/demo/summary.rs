@@ -1,4 +1,4 @@
-//! What the ranks of a demo found, as text.
+//! The report of a demo, as text.
 
 use std::fmt::Write;
 
@@ -37,7 +37,7 @@ fn about(which: Which) -> [&'static str; 3] {
     }
 }
 
-/// A table, what broke the graphs, and what to try next.
+/// A table, the causes of graph breaks, and what to try next.
 pub(super) fn text(which: Which, ranks: usize, found: &[Value]) -> String {
     let [title, source, next] = about(which);
     let number = |value: &Value, key: &str| value[key].as_f64();

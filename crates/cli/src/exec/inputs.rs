@@ -1,7 +1,7 @@
 //! The arguments of `consort exec`: what each `--input` names, read and compared with the function.
 //!
-//! A file is `.npy`, or `FILE.safetensors:NAME`; `{rank}` in it stands for the rank. Elements are taken as they
-//! are: a file of another element type than the parameter's is refused and not converted.
+//! A file is `.npy`, or `FILE.safetensors:NAME`; `{rank}` in it is replaced by the rank. Elements are not converted:
+//! a file of another element type than the parameter's is refused.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ use super::rank::raises;
 use crate::files;
 use crate::report::count;
 
-/// What stands for the rank in the name of a file.
+/// The placeholder for the rank in the name of a file.
 const RANK: &str = "{rank}";
-/// What ends a file's name and begins the name of a tensor in it.
+/// Separates a file's name from the name of a tensor in it.
 const IN_SAFETENSORS: &str = ".safetensors:";
 /// How many names of tensors an error lists.
 const LISTED: usize = 8;
 
-/// The arguments of every rank, from one pattern for each parameter. All of them together may have so many bytes.
+/// The arguments of every rank, from one pattern for each parameter. Their total is at most `most` bytes.
 pub(super) fn read(
     program: &Program,
     func: &Func,
@@ -50,14 +50,14 @@ pub(super) fn read(
         let values = argument(&program.mesh, ty, pattern, &mut room)
             .with_context(|| format!("@{}: {param}", func.name))?;
         for (rank, args) in by_rank.iter_mut().enumerate() {
-            // One file without a rank in its name serves all of them.
+            // One file without a rank in its name is used for all ranks.
             args.extend(values.get(rank).or(values.first()).cloned());
         }
     }
     Ok(by_rank)
 }
 
-/// The parameters of a function as its text has them, for a note.
+/// The parameters of a function in the syntax of programs, for a note.
 pub(super) fn signature(program: &Program, func: &Func) -> String {
     let params: Vec<String> = func
         .body
@@ -89,7 +89,7 @@ fn argument(
     let files = if pattern.contains(RANK) { mesh.n_ranks() } else { 1 };
     let value = |rank: u32| {
         let place = pattern.replace(RANK, &rank.to_string());
-        // Of a file that is too large not a byte is read.
+        // Nothing is read of a file that is too large.
         let size = std::fs::metadata(file_of(&place)).map_or(0, |file| file.len());
         room(size).with_context(|| place.clone())?;
         let value = tensor(&place)?;
@@ -104,8 +104,8 @@ fn argument(
     (0..files).map(value).collect()
 }
 
-/// Whether a value may be an argument of the type, as far as one rank's file can tell. What sizes with
-/// symbols must be is seen when all arguments are there.
+/// Whether a value may be an argument of the type, as far as one rank's file can tell. Sizes with symbols are checked
+/// when all arguments are known.
 fn fits(ty: &Type, value: &Tensor) -> bool {
     let Type::Tensor(tensor) = ty else { return value.dtype == Dtype::I64 && value.shape.is_empty() };
     let sizes = tensor.shape.iter().zip(&value.shape);
@@ -114,7 +114,7 @@ fn fits(ty: &Type, value: &Tensor) -> bool {
         && sizes.into_iter().all(|(size, got)| size.as_const().is_none_or(|size| size == *got as i64))
 }
 
-/// The way out, where the element type is the trouble.
+/// A note on how to fix a wrong element type.
 fn note(ty: &Type, value: &Tensor, place: &str) -> String {
     let Type::Tensor(tensor) = ty else { return String::new() };
     let way = match (tensor.dtype, place.contains(IN_SAFETENSORS)) {
@@ -140,7 +140,7 @@ fn numpy_name(dtype: Dtype) -> &'static str {
     }
 }
 
-/// The type of a tensor at hand: `f32[2,3]`.
+/// The type of a tensor: `f32[2,3]`.
 pub(super) fn type_text(tensor: &Tensor) -> String {
     let shape: Vec<_> = tensor.shape.iter().map(|size| (*size as i64).into()).collect();
     format!("{}{}", tensor.dtype, shape_text(&shape, &Mesh::default()))
@@ -193,7 +193,7 @@ fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Tensor> 
     Tensor::from_bytes(dtype, view.shape().to_vec(), view.data()).ok_or_else(|| anyhow!(too_large()))
 }
 
-/// What a file has, sorted: the format keeps no order.
+/// The names of a file's tensors, sorted: the format keeps no order.
 fn names(file: &SafeTensors<'_>) -> String {
     let mut names = file.names();
     names.sort_unstable();

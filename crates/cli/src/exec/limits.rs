@@ -1,4 +1,4 @@
-//! What a run of `consort exec` may take, where that comes from, and what a plan takes of it.
+//! The limits of a run of `consort exec`, their defaults, and the needs of a plan.
 
 use consort_ir::cost;
 use consort_ir::limits::{Excess, Limits, Resource};
@@ -28,12 +28,12 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// Of each of so many ranks.
+    /// The limits of each of `ranks` ranks.
     pub(super) fn of_ranks(&self, ranks: u32) -> Limits {
         self.or(Limits::RANKS, available().map(|bytes| bytes / u64::from(ranks.max(1))))
     }
 
-    /// Of the oracle.
+    /// The limits of the oracle.
     pub(super) fn of_oracle(&self) -> Limits {
         self.or(Limits::ORACLE, available())
     }
@@ -64,7 +64,7 @@ fn available() -> Option<u64> {
     of_machine.into_iter().chain(of_group).min().map(|bytes| bytes / 4 * 3)
 }
 
-/// An error of the oracle with the way out.
+/// An error of the oracle with a note on how to raise the limit.
 pub(super) fn with_note(error: &OracleError) -> String {
     let note = match error {
         OracleError::Limit { excess, .. } => raises(excess.resource),
@@ -73,7 +73,7 @@ pub(super) fn with_note(error: &OracleError) -> String {
     format!("{error}{note}")
 }
 
-/// Limits on their way to a rank.
+/// Encodes limits for a rank.
 pub(super) fn to_json(limits: &Limits) -> Value {
     json!([limits.bytes, limits.steps, limits.operations])
 }
@@ -85,7 +85,7 @@ pub(super) fn from_json(value: &Value) -> Limits {
     Limits { bytes: number(0, bytes), steps: number(1, steps), operations: number(2, operations) }
 }
 
-/// Bytes of a rank's heap: what the plan may have, and room for what lies between blocks. They cost memory only as they
+/// Bytes of a rank's heap: the limit of the plan, and room for fragmentation. They cost memory only as they
 /// are used.
 pub(super) fn heap(limits: &Limits) -> usize {
     let bytes = limits.bytes.saturating_add(limits.bytes / 16).saturating_add(1 << 24);
@@ -100,13 +100,13 @@ struct Largest<'a> {
     loc: Option<&'a Loc>,
 }
 
-/// Bytes of an argument or a result on its way from or to the launching process: as they are there, and as a reference
+/// Bytes of an argument or a result in transit from or to the launching process: in its own type, and as a reference
 /// tensor.
 fn carried(sizes: &EvalCx<'_>, tensor: &TensorType) -> u64 {
     cost::number(sizes, &tensor.numel()).saturating_mul(tensor.dtype.size() as u64 + 8)
 }
 
-/// Bytes that a plan is known to take on its rank: its regions, and its arguments and results on their way.
+/// Bytes that a plan is known to need on its rank: its regions, and its arguments and results in transit.
 fn needed(sizes: &EvalCx<'_>, plan: &Func) -> u64 {
     let regions = plan.plan.iter().flat_map(|head| &head.regions).map(|(_, bytes)| *bytes);
     let ends = plan.body.params.iter().chain(&plan.body.results).filter_map(|value| plan.ty(*value));
@@ -114,7 +114,7 @@ fn needed(sizes: &EvalCx<'_>, plan: &Func) -> u64 {
     regions.chain(carried).fold(0, u64::saturating_add)
 }
 
-/// Refuses a plan that takes too much memory, before it runs.
+/// Refuses a plan that needs too much memory, before it runs.
 pub(super) fn check(mesh: &Mesh, plan: &Func, limits: &Limits) -> Result<(), Failure> {
     let Some(head) = &plan.plan else { return Ok(()) };
     let symbols = head.symbols.iter().copied().collect();
@@ -138,7 +138,7 @@ pub(super) fn check(mesh: &Mesh, plan: &Func, limits: &Limits) -> Result<(), Fai
     Err(Failure::refused(op, format!("{excess}{of}{at}{}", raises(Resource::Bytes))))
 }
 
-/// The largest of the values that a block has memory for; a view has none of its own.
+/// The largest value of a block that has its own memory; a view has none.
 fn find_largest<'a>(
     sizes: &EvalCx<'_>,
     plan: &'a Func,

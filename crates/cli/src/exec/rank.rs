@@ -15,25 +15,25 @@ use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
 use consort_runtime::threads::Threads;
 use consort_types::{GroupName, Rank};
 
-/// Why a rank gave no results.
+/// Why a rank failed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failure {
-    /// The op, where it was one.
+    /// The op that failed, if it was one.
     pub(crate) op: Option<String>,
     pub(crate) message: String,
-    /// Whether it is only what another rank's failure looks like from here.
+    /// Whether it is only a consequence of another rank's failure.
     pub(crate) follows: bool,
-    /// Whether it was not run, because it takes too much.
+    /// Whether it was refused, because it exceeds a limit.
     pub(crate) refused: bool,
 }
 
 impl Failure {
-    /// Of what takes too much.
+    /// The failure of a run that exceeds a limit.
     pub(crate) fn refused(op: &str, message: String) -> Failure {
         Failure { op: Some(op.to_string()), message, follows: false, refused: true }
     }
 
-    /// Of a result that the launching process could not take.
+    /// The failure of a result that is too large for the launching process.
     pub(crate) fn too_many(value: &str, numel: u64) -> Failure {
         let got = if numel == u64::MAX { "more".to_string() } else { numel.to_string() };
         let message = format!("{value}: expected at most {MAX_ELEMENTS} elements, got {got}");
@@ -63,11 +63,11 @@ impl From<RunError> for Failure {
     }
 }
 
-/// What a run was refused for, where it was: too much work, or sizes from data for which there is no memory.
+/// The failure of a run that exceeds a limit, if it does: too much work, or no memory for data-dependent sizes.
 fn refusal(error: &RunError, limits: &Limits) -> Option<Failure> {
     let excess = error.excess().or_else(|| match error.comm_error()? {
         CommError::Exhausted { asked, used, .. } => {
-            // What is in use besides is worth counting only where it makes the difference.
+            // Other memory in use is counted only if it makes the difference.
             let asked = *asked as u64;
             let got = if asked > limits.bytes { asked } else { asked.saturating_add(*used as u64) };
             Some(Excess { resource: Resource::Bytes, limit: limits.bytes, got })
@@ -78,7 +78,7 @@ fn refusal(error: &RunError, limits: &Limits) -> Option<Failure> {
     Some(Failure::refused(error.op().unwrap_or("plan"), format!("{excess}{at}{}", raises(excess.resource))))
 }
 
-/// The way out of a limit, as a note.
+/// A note on the option that raises a limit.
 pub(crate) fn raises(resource: Resource) -> &'static str {
     match resource {
         Resource::Bytes => "\n  note: --limit-bytes allows more, where the machine has it",
@@ -87,7 +87,7 @@ pub(crate) fn raises(resource: Resource) -> &'static str {
     }
 }
 
-/// A function, lowered for this rank, with the groups that it wants.
+/// A function, lowered for this rank, with the groups that it needs.
 pub(crate) struct Ready {
     pub(crate) plan: Func,
     pub(crate) exec: Exec,
@@ -97,8 +97,8 @@ pub(crate) struct Ready {
     limits: Option<Limits>,
 }
 
-/// Simplifies, plans and lowers a function for this rank of the group of all, for what its arguments make of the symbols
-/// ([`consort_oracle::bind`]). They are given away, or not.
+/// Simplifies, plans and lowers a function for this rank of the group of all, for the symbols that its arguments
+/// bind ([`consort_oracle::bind`]). `donated` says whether the arguments are donated.
 pub(crate) fn prepare(
     program: &Program,
     func: &Func,
@@ -109,11 +109,11 @@ pub(crate) fn prepare(
 ) -> Result<Ready, Failure> {
     let (mesh, rank) = (&program.mesh, Rank(all.rank() as u32));
     let mut alone = Program { mesh: mesh.clone(), funcs: vec![func.clone()] };
-    // A plan in a text is one rank's, and every rank makes its own.
+    // A plan in a text belongs to one rank, and every rank makes its own.
     alone.funcs.iter_mut().for_each(|func| func.plan = None);
     alone.funcs.iter_mut().for_each(|func| strip(&mut func.body));
     let cx = &mut PassCx::default();
-    // The command has said so.
+    // The command reports this as a warning.
     cx.may_diverge = true;
     let decided = compile(&alone, cx).map_err(|error| error.to_string())?;
     let donated = vec![donated; func.body.params.len()];
@@ -123,9 +123,9 @@ pub(crate) fn prepare(
 }
 
 impl Ready {
-    /// Lowers a plan of this rank, and makes the groups that it wants.
+    /// Lowers a plan of this rank, and creates the groups that it needs.
     pub(crate) fn new(mesh: &Mesh, plan: Func, all: &Group, timeout: Duration) -> Result<Ready, Failure> {
-        // All ranks make all groups that the program names, in its order.
+        // All ranks create all groups that the program names, in its order.
         let mut made = Vec::new();
         make_groups(mesh, &plan.body, all, from_now(timeout), &mut made)?;
         let exec = Exec::lower(mesh, &plan, &|_| None)?;
@@ -136,7 +136,7 @@ impl Ready {
         Ok(Ready { plan, exec, groups, all: all.clone(), timeout, limits: None })
     }
 
-    /// Bounds what a run may take.
+    /// Sets the limits of a run.
     pub(crate) fn limit(&mut self, limits: Limits) {
         self.exec.limit(limits);
         self.limits = Some(limits);
@@ -159,7 +159,7 @@ impl Ready {
         }
         let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout };
         let mut outs = exec.run(&cx, &mut args).map_err(failure)?;
-        // Results may lie beside one another in one buffer, which can be read when nothing is in flight into it.
+        // Results may share one buffer, which can be read when no pending operation writes to it.
         for out in &mut outs {
             if let Out::Pending { pending, .. } = out {
                 for pending in std::mem::take(pending) {
@@ -186,7 +186,7 @@ impl Ready {
 /// A result, element by element.
 fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
     let OutTensor { buffer, layout, dtype, .. } = out;
-    // Elements that lie at one place count each by itself, and may be more than there is memory.
+    // Elements that share memory are counted separately, and may exceed the machine's memory.
     let numel = layout.shape.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
     if numel > MAX_ELEMENTS as u64 {
         return Err(Failure::too_many("a result", numel));
@@ -205,7 +205,7 @@ fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
     tensor.ok_or_else(|| "a result has other bytes than its type says".to_string().into())
 }
 
-/// Takes out what plans say.
+/// Removes the annotations of plans.
 fn strip(block: &mut Block) {
     block.places.clear();
     for node in &mut block.nodes {
@@ -214,7 +214,7 @@ fn strip(block: &mut Block) {
     }
 }
 
-/// The groups that a block names, and what they are here.
+/// Creates the groups that a block names.
 fn make_groups(
     mesh: &Mesh,
     block: &Block,

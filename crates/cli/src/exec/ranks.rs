@@ -1,7 +1,7 @@
 //! All ranks of `consort exec`: processes of this program, started as `consort run` starts them.
 //!
-//! What they are to run, the arguments of each and then what each says of it lie in memory that has no name in the file
-//! system and that they open through this process, so nothing can be left behind. No rank sees another's arguments.
+//! The job, the arguments of each rank and then its answer are in memory files that have no name in the file
+//! system and that ranks open through this process, so nothing can be left behind. No rank sees another's arguments.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,14 +40,14 @@ pub(crate) struct RankArgs {
     own: Vec<PathBuf>,
 }
 
-/// What failed first.
+/// The first failure.
 pub(super) struct Failed {
     pub(super) text: String,
-    /// Whether it was not run, because it takes too much.
+    /// Whether it was refused, because it exceeds a limit.
     pub(super) refused: bool,
 }
 
-/// Runs a function of a program on as many processes as `inputs` has ranks: their results, or what failed first.
+/// Runs a function of a program on as many processes as `inputs` has ranks: their results, or the first failure.
 pub(super) fn run_on_processes(
     text: &str,
     func: &str,
@@ -88,12 +88,12 @@ pub(super) fn run_on_processes(
     let outcome = run::launch_alone(&options, sink()?, sink()?)?;
     let mut answers = Vec::new();
     for out in &mut outs {
-        // One that has said nothing has left its arguments there.
+        // A rank that did not answer has left its arguments there.
         let said = read(out).ok().filter(|(head, _)| head["inputs"].is_null());
         answers.push(said.map(|(head, bytes)| answer(&head, &bytes)));
     }
     if answers.iter().any(Option::is_none) {
-        // It died, or the machine did not let it begin.
+        // It died, or could not start.
         let mut text = Vec::new();
         let _ = said.seek(SeekFrom::Start(0)).and_then(|_| said.read_to_end(&mut text));
         let text = String::from_utf8_lossy(&text).into_owned() + &outcome.summary;
@@ -107,7 +107,7 @@ pub(super) fn run_on_processes(
             Err(failure) => failures.push((rank, failure)),
         }
     }
-    // What other ranks make of a failure is not worth saying beside it.
+    // Failures that follow from another one are not reported beside it.
     let first = failures.iter().find(|(_, failure)| !failure.follows).or(failures.first());
     Ok(match first {
         None => Ok(results),
@@ -119,7 +119,7 @@ pub(super) fn run_on_processes(
     })
 }
 
-/// Runs what a job says as one of its ranks. What comes of it goes where the launching process reads it.
+/// Runs a job as one of its ranks. The answer goes to the file that the launching process reads.
 pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let mut job = File::open(&args.job).context("exec: cannot read what to run")?;
     let (head, _) = read(&mut job)?;
@@ -134,14 +134,14 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     let timeout = Duration::try_from_secs_f64(seconds).context("exec: a timeout")?;
     let limits = limits::from_json(&head["limits"]);
     let all = world.group(limits::heap(&limits), timeout)?;
-    // As the oracle has it, so that a deadlock does not depend on sizes.
+    // As in the oracle, so that a deadlock does not depend on sizes.
     if std::env::var_os("CONSORT_STRICT").is_none() {
         all.set_strict(true);
     }
     let parsed = parse(head["text"].as_str().unwrap_or_default(), &OpTable::built_in());
     let program = parsed.map_err(|error| anyhow::anyhow!("{error}"))?.program;
     let func = program.func(head["func"].as_str().unwrap_or_default()).context("exec: no such function")?;
-    // Arguments are read for this call alone.
+    // Arguments are read for this call only, so they are donated.
     let outcome = prepare(&program, func, &all, &symbols, true, timeout).and_then(|mut ready| {
         limits::check(&program.mesh, &ready.plan, &limits)?;
         ready.limit(limits);
@@ -202,7 +202,7 @@ fn read(from: &mut File) -> anyhow::Result<(Value, Vec<u8>)> {
     Ok((serde_json::from_slice(&all)?, bytes))
 }
 
-/// The tensors of a list of types, from the bytes that come next.
+/// The tensors of a list of types, from the bytes that follow.
 fn tensors(types: &Value, bytes: &mut &[u8]) -> anyhow::Result<Vec<Tensor>> {
     let mut list = Vec::new();
     for ty in types.as_array().map_or(&[][..], |types| types) {

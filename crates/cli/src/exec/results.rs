@@ -15,7 +15,7 @@ use crate::exec::inputs::type_text;
 use crate::files;
 use crate::report::Machine;
 
-/// How long the elements of a tensor may be to stand in one line.
+/// The longest text of a tensor's elements that is printed in one line.
 const LINE: usize = 80;
 
 /// Results of each rank.
@@ -41,7 +41,7 @@ pub(super) fn text(results: &Results) -> String {
     out
 }
 
-/// A tensor's elements; with its type where there are too many to show, and a row to a line where rows are long.
+/// A tensor's elements; with its type if some are omitted, and one row per line if rows are long.
 fn value_text(tensor: &Tensor) -> String {
     let text = tensor.text();
     let ty = if text.contains("..") { type_text(tensor) + " " } else { String::new() };
@@ -61,7 +61,7 @@ fn ranks_text(ranks: &[usize]) -> String {
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, runs.collect::<Vec<_>>().join(","))
 }
 
-/// The results of each rank as JSON. Where they were written to files, those stand in place of elements.
+/// The results of each rank as JSON. If they were written to files, the file names replace the elements.
 pub(super) fn to_json(results: &Results, files: Option<&[Vec<PathBuf>]>) -> Value {
     let ranks = results.iter().enumerate().map(|(rank, results)| {
         let tensors = results.iter().enumerate().map(|(i, tensor)| {
@@ -77,7 +77,7 @@ pub(super) fn to_json(results: &Results, files: Option<&[Vec<PathBuf>]>) -> Valu
     ranks.collect()
 }
 
-/// Elements as numbers; JSON has none for NaN and the infinities, so they are strings.
+/// Elements as numbers; JSON has no NaN or infinities, so these are strings.
 fn data_json(data: &Data) -> Value {
     match data {
         Data::Int(data) => json!(data),
@@ -120,7 +120,7 @@ pub(super) fn write(
     Ok((lines, notes))
 }
 
-/// The tensor as a file can hold it. Every bf16 is an f32.
+/// The tensor in a type that a file can hold: bf16 becomes f32.
 fn stored(tensor: &Tensor) -> Cow<'_, Tensor> {
     match tensor.dtype {
         Dtype::Bf16 => Cow::Owned(Tensor { dtype: Dtype::F32, ..tensor.clone() }),

@@ -1,4 +1,4 @@
-//! Wrong calls, one for each case: what a rank does. The line that is to blame ends with a comment that names its case.
+//! Wrong calls, one for each case. The line that is to blame ends with a comment that names its case.
 
 use consort::{Dtype, Init, Mesh, Missing, Reduce, Result, Route, Tensor};
 
@@ -7,7 +7,7 @@ fn new(dtype: Dtype, n: usize) -> Result<Tensor> {
     Tensor::ones(dtype, &[n])
 }
 
-/// Plays a case on this rank.
+/// Runs a case on this rank.
 pub(crate) fn play(case: &str) -> Result<()> {
     if case == "axes_differ" {
         return axes_differ();
@@ -96,7 +96,7 @@ pub(crate) fn play(case: &str) -> Result<()> {
     }
 }
 
-/// A tensor of the ranks' world, in one that this process makes for itself.
+/// Uses a tensor of the ranks' world in another world, made by this process alone.
 fn other_world(mesh: &Mesh, x: &Tensor) -> Result<()> {
     let shapes = Mesh::of_shapes(&[("tp", 2)], 0)?;
     mesh.barrier()?;

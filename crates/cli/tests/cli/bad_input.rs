@@ -1,4 +1,4 @@
-//! What is said of arguments and files that do not fit a program: one error, exit code 1, nothing printed.
+//! Arguments and files that do not fit a program: one error, exit code 1, nothing printed.
 
 use crate::scratch::{SUM, Scratch, npy, npy_f32, safetensors};
 

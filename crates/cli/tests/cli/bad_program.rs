@@ -1,4 +1,4 @@
-//! What is said of programs that are wrong, and of those that do not come to an end.
+//! Programs that are wrong, and programs that do not terminate.
 
 use crate::scratch::{SUM, Scratch, npy};
 
@@ -116,7 +116,7 @@ error[deadlock]: no rank can go on
     scratch.refuses("exec maybe.csr -n 2 --input x{rank}.npy", deadlock);
     let json = scratch.run("exec maybe.csr -n 2 --func maybe --input x{rank}.npy --json").json();
     assert_eq!((&json["func"], json["error"].as_str()), (&"maybe".into(), Some(deadlock.trim_end())));
-    // On equal conditions it completes, with the verifier's word beside the results.
+    // With equal conditions it completes, with the verifier's warning beside the results.
     let outcome = scratch.run("exec maybe.csr -n 2 --input x0.npy");
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "@maybe: ok\n  ranks 0,1: 2\n"));
     assert!(outcome.stderr.starts_with("warning[verify]: all_reduce_start: "), "{}", outcome.stderr);

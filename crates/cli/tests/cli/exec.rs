@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::scratch::{SUM, Scratch, floats, npy, npy_f32, safetensors};
 
-/// Doubles a tensor of any length and hands its length back.
+/// Doubles a tensor of any length and returns its length.
 const DOUBLE: &str = "mesh (dp: 2, tp: 2)
 
 func @double(v0: f32[s0]{dp}, v1: size<s0>) -> (f32[s0]{dp}, size<s0>) {
@@ -175,7 +175,7 @@ fn programs_on_processes() {
     assert!(ran >= 20, "{ran}");
 }
 
-/// Takes the second half of a table on one rank, where there is none.
+/// Takes from an index outside the table on one rank.
 const TAKE: &str = "mesh (tp: 2)
 
 func @take(v0: f32[4], v1: i64[1]{tp}) -> f32[1] {
@@ -235,7 +235,7 @@ fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
         let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
         list.split_whitespace().map(String::from).collect::<Vec<String>>()
     };
-    // Between them stands the watcher.
+    // The watcher is between them.
     let find_ranks =
         || children(&exec.id().to_string()).iter().flat_map(|watcher| children(watcher)).collect();
     let start = Instant::now();
@@ -262,7 +262,7 @@ fn a_rank_that_dies_ends_the_run_and_leaves_nothing() {
     assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()));
 }
 
-/// Each run line is run on its own function: eight times as many of both take about eight times as long.
+/// Each run line runs only its own function: eight times as many of both take about eight times as long.
 #[test]
 fn a_file_of_many_functions_and_run_lines_is_run_in_proportion() {
     let scratch = Scratch::new();
@@ -283,7 +283,7 @@ fn a_file_of_many_functions_and_run_lines_is_run_in_proportion() {
         begin.elapsed()
     };
     let (mut few, mut many) = (Duration::MAX, Duration::MAX);
-    // The best of several runs: other work on the machine only ever adds to it.
+    // The best of several runs: other work on the machine only adds time.
     for _ in 0..6 {
         (few, many) = (few.min(time(n)), many.min(time(8 * n)));
         if many < few * 24 {

@@ -34,7 +34,7 @@ func @sum(v0: f32[2]{tp} @arg0+0x0) -> f32[2]
     assert_eq!((text.code, text.stderr.as_str()), (0, ""));
     assert!(text.stdout.starts_with(expected), "{}", text.stdout);
     assert!(text.stdout.contains("plan (rank 0, "), "{}", text.stdout);
-    // Nothing need be copied of what is given away.
+    // A donated argument need not be copied.
     let given = scratch.run("explain sum.csr --rank 1 --donate v0 --json").json();
     let func = &given["funcs"][0];
     assert_eq!((&given["ok"], &given["error"]), (&json!(true), &json!(null)));

@@ -1,4 +1,4 @@
-//! `consort exec` on programs that no machine could run: one error, soon, that names the op, its line and the way out.
+//! `consort exec` on programs that no machine could run: one quick error that names the op, its line and the option.
 
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ fn refused(call: &str, options: &str) -> String {
     assert!(stdout.matches("error[").count() <= 1, "{stdout}");
     let (head, error) = stdout.split_once('\n').expect("a line before the error");
     assert!(head.ends_with(": failed"), "{head}");
-    // A program may not say what a machine has.
+    // The limit depends on the machine, so it is masked.
     let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
     let mut words: Vec<String> = error.split_inclusive([' ', '\n']).map(str::to_string).collect();
     if let Some(at) = words.iter().position(|word| word == "bytes ")
@@ -147,7 +147,7 @@ const OPERATIONS: &str = "    note: --limit-work allows more\n";
 
 #[test]
 fn more_memory_than_there_is() {
-    // Elements of 4 bytes: `exp` is made in the place of the constant. The sum takes 12 bytes on its way.
+    // Elements of 4 bytes: `exp` is computed in place of the constant. The sum takes 12 bytes in transit.
     let each = 4 * (1u64 << 40);
     let all = plan_bytes("constant") + 12;
     assert!((each..each + 1024).contains(&all), "{all}");
@@ -155,13 +155,13 @@ fn more_memory_than_there_is() {
         "  error[run]: constant: rank 0: expected at most N bytes of memory, got {all}, {each} of them for v0\n    at big.rs:2\n{BYTES}"
     );
     assert_eq!(refused("@constant()", ""), expected);
-    // A node without a source line stands on a line of the program.
+    // A node without a source line gets its line in the program.
     let expected = format!(
         "  error[run]: iota: rank 0: expected at most N bytes of memory, got {all}, {each} of them for v0\n    at absurd.csr:{}\n{BYTES}",
         line("iota", "= iota")
     );
     assert_eq!(refused("@iota()", ""), expected);
-    // Its bytes are no number, so no plan is made, and the oracle is asked why.
+    // The number of bytes overflows, so no plan is made, and the oracle reports the error.
     let shape = "[1000000000000, 1000000000000]";
     let expected = format!(
         "  error[run]: iota: rank 0: a tensor of shape {shape} has more than 134217728 elements\n    at v0 = iota[dtype=f32, shape={shape}, dim=0] : f32[1000000000000,1000000000000]  (absurd.csr:{})\n",
@@ -174,7 +174,7 @@ fn more_memory_than_there_is() {
         )
     };
     assert_eq!(refused("@returned(1)", ""), too_many("v1"));
-    // Of a size from data no view is planned: it is written out.
+    // A view of a data-dependent size is not planned: it is materialised.
     let expected = format!(
         "  error[run]: broadcast: rank 0: expected at most N bytes of memory, got 4000000000000\n    at absurd.csr:{}\n{BYTES}",
         line("view", "= broadcast")
@@ -224,7 +224,7 @@ fn more_work_than_anybody_waits_for() {
     assert_eq!(refused("@rounds(1000000000000)", ""), expected);
 }
 
-/// One rank would take too long, and the others wait for it: the error is that rank's.
+/// One rank exceeds its limit while the others wait for it: the error is that rank's.
 #[test]
 fn one_rank_that_is_refused_ends_all() {
     let expected = format!(
@@ -270,7 +270,7 @@ fn arguments_that_are_too_large() {
         "mesh ()\n\nfunc @neg(v0: f32[s0]) -> f32[s0] {\n    v1 = neg v0 : f32[s0]\n    return v1\n}\n",
     );
     scratch.write("x.npy", npy_f32(&[1.0; 1000]));
-    // The result is made in the place of the argument, which is given away: 4 bytes an element. On their way the
+    // The result is computed in place of the argument, which is donated: 4 bytes an element. In transit the
     // argument and the result take 4 and 8 bytes an element each.
     let all = 1000 * (4 + 2 * (4 + 8));
     let run = |limit: u64| scratch.run(&format!("exec neg.csr -n 1 --input x.npy --limit-bytes {limit}"));
@@ -281,7 +281,7 @@ fn arguments_that_are_too_large() {
         all - 1
     );
     assert_eq!(run(all - 1).parts(), (1, "", error.as_str()));
-    // Of a file that is too large nothing is read: 128 bytes before 4000 of data.
+    // Nothing is read of a file that is too large: 128 bytes before 4000 of data.
     let error = "error: @neg: v0: x.npy: expected at most 4127 bytes of memory, got 4128\n  note: --limit-bytes allows more, where the machine has it\n";
     assert_eq!(run(4127).parts(), (1, "", error));
 }

@@ -1,4 +1,4 @@
-//! A folder for one test, the binary run inside it, and the files that inputs are made of.
+//! A folder for one test, the binary run inside it, and the input files.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ func @sum(v0: f32[2]{tp}) -> f32[2] {
 }
 ";
 
-/// What a run of the binary gave.
+/// The outcome of a run of the binary.
 pub(crate) struct Outcome {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -24,7 +24,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Everything at once, so that a failing comparison shows all of it.
+    /// All fields at once, so that a failing comparison shows them.
     pub(crate) fn parts(&self) -> (i32, &str, &str) {
         (self.code, &self.stdout, &self.stderr)
     }
@@ -81,7 +81,7 @@ impl Scratch {
         Outcome { code: status.code().expect("an exit code"), stdout: text(stdout), stderr: text(stderr) }
     }
 
-    /// Runs the binary and demands an error of the user's: exit code 1, nothing printed, and this text.
+    /// Runs the binary and expects a user error: exit code 1, nothing printed, and this text.
     #[track_caller]
     pub(crate) fn refuses(&self, args: &str, stderr: &str) {
         let outcome = self.run(args);

@@ -1,9 +1,9 @@
-//! Where a launcher under test writes.
+//! The output of a launcher under test.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-/// What was written so far.
+/// The output so far.
 #[derive(Clone, Default)]
 pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! One random program, its plans, and what must come of them.
+//! One random program, its plans, and the expected results.
 
 use std::time::Duration;
 
@@ -29,24 +29,24 @@ const HEAP: usize = 1 << 22;
 pub(crate) enum Outcome {
     /// They are those of the oracle: the same bits, or within the tolerance of the program's ops.
     Same,
-    /// They are not, and neither are those of a plan in which every value has a place of its own: kernels round otherwise
-    /// than the reference, and an op that is not continuous made more of it.
+    /// They are not, and neither are those of a plan in which every value has its own place: kernels round differently
+    /// from the reference, and a discontinuous op amplified the difference.
     Rounded,
 }
 
-/// A program, and what the oracle says of it.
+/// A program and its results by the oracle.
 pub(crate) struct Case {
     seed: u64,
     program: Program,
     inputs: Vec<Vec<Tensor>>,
     expected: Vec<Vec<Tensor>>,
-    /// How far results may be off; not at all for every other program.
+    /// The tolerance of results; zero for every other program.
     tolerance: f64,
     /// The plans of all ranks: first of the program as written, then of the simplified one.
     plans: [Vec<Func>; 2],
 }
 
-/// Whether an executor gives the bits of the reference: its kernel does, and what is added between ranks has one order.
+/// Whether the executor computes the bits of the reference: its kernel is exact, and reductions have a fixed order.
 fn is_exact(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> bool {
     let any = op.as_any();
     let reduce = None
@@ -63,7 +63,7 @@ fn is_exact(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> bool {
     }
 }
 
-/// The program of a seed: every other one of ops that give the same bits everywhere.
+/// The program of a seed: every other one consists of exact ops.
 fn program(seed: u64) -> Program {
     let size = 4 + seed as usize % 28;
     match seed.is_multiple_of(2) {
@@ -72,7 +72,7 @@ fn program(seed: u64) -> Program {
     }
 }
 
-/// On how many ranks the program of a seed runs.
+/// The number of ranks of a seed's program.
 pub(crate) fn ranks(seed: u64) -> usize {
     program(seed).mesh.n_ranks() as usize
 }
@@ -99,7 +99,7 @@ impl Case {
         let (mesh, func) = (&program.mesh, &program.funcs[0]);
         let symbols = bind(mesh, func, inputs)?;
         let of = |(rank, symbols)| {
-            // Arguments are given away in patterns that differ between ranks.
+            // Which arguments are donated differs between ranks.
             let given = |param: usize| seed >> ((rank as usize + param) % 5) & 1 == 1;
             let donated: Vec<bool> = (0..func.body.params.len()).map(given).collect();
             let planned = plan(mesh, func, &Binding { rank: Rank(rank), symbols, donated: &donated });
@@ -112,7 +112,7 @@ impl Case {
         print(&Program { mesh: self.program.mesh.clone(), funcs: vec![plan.clone()] })
     }
 
-    /// Plans have no hazards, and give the results on bytes, whatever the timing.
+    /// Plans have no hazards, and compute the results on bytes, whatever the timing.
     pub(crate) fn check_plans(&self) -> Result<(), String> {
         let mesh = &self.program.mesh;
         let seed = self.seed;
@@ -158,7 +158,7 @@ impl Case {
         Some(format!("result {i}: expected {}, got {}", a.text(), b.text()))
     }
 
-    /// What this rank gives, the second time that it runs a plan: memory has been used before.
+    /// This rank's results of the second run of a plan: its memory has been used before.
     fn play(&self, plan: &Func, all: &consort_comm::Group) -> Result<Vec<Tensor>, String> {
         let mut ready = rank::Ready::new(&self.program.mesh, plan.clone(), all, TIMEOUT)
             .map_err(|failure| failure.message)?;
@@ -173,7 +173,7 @@ impl Case {
 
     fn threads(&self, plans: &[Func]) -> Result<Vec<Vec<Tensor>>, String> {
         let got = spawn_with_heap(plans.len(), HEAP, |all| self.play(&plans[all.rank()], &all));
-        // What others make of a rank's failure says less than the failure itself.
+        // Failures that follow from another rank's say less than that rank's.
         let follows = |error: &&String| error.contains("has left the group");
         let errors: Vec<&String> = got.iter().filter_map(|got| got.as_ref().err()).collect();
         match errors.iter().find(|error| !follows(error)).or(errors.first()) {
@@ -196,7 +196,7 @@ impl Case {
         Ok(Outcome::Same)
     }
 
-    /// Whether a plan that shares no storage at all gives the same as these results.
+    /// Whether a plan that shares no storage computes the same as these results.
     fn is_rounded(&self, got: &[Vec<Tensor>]) -> Result<bool, String> {
         let (mesh, func) = (&self.program.mesh, &self.program.funcs[0]);
         let symbols = bind(mesh, func, &self.inputs)?;

@@ -11,7 +11,7 @@ use super::said::Said;
 /// Bytes of each rank's heap.
 const HEAP: usize = 1 << 26;
 
-/// What a rank says when its results are right.
+/// The line that a rank prints if its results are right.
 const FINE: &str = "results are those of the oracle";
 
 /// Runs the program of a seed as a job: every rank compares its own results.

@@ -26,7 +26,7 @@ fn numbers(buffer: &Buffer) -> Vec<i64> {
     buffer.bytes().unwrap().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// What a rank does in these tests, with trouble on rank 1.
+/// The program of a rank in these tests, with a fault on rank 1.
 pub(crate) fn play(world: &World, part: &str) {
     let group = world.group(HEAP, LONG).unwrap();
     let until = Instant::now() + if part == "data stops" { Duration::from_millis(500) } else { LONG };
@@ -62,7 +62,7 @@ fn step(group: &Group, part: &str, until: Instant) -> Result<(), CommError> {
     Ok(())
 }
 
-/// The error of every rank but rank 1.
+/// The errors of all ranks but rank 1.
 fn errors(part: &str) -> Vec<String> {
     let ended = run(ranks(3, part));
     assert_ne!(ended.code, 0);

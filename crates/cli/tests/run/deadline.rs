@@ -8,7 +8,7 @@ use consort_comm::World;
 use super::job::{ranks, run, with_options};
 use super::rank::{end_by, say};
 
-/// What a rank does in these tests.
+/// The program of a rank in these tests.
 pub(crate) fn play(world: &World, part: &str) {
     say(&format!("deadline {:?}", world.deadline()));
     if part == "deadline passes" {
@@ -43,7 +43,7 @@ fn the_default_is_five_minutes_and_the_environment_changes_it() {
     let mut command = ranks(1, "deadline");
     command.env("CONSORT_DEADLINE", "2.5");
     assert_eq!(run(command).after(0, "deadline "), "2.5s");
-    // The command line comes before the environment.
+    // The command line takes precedence over the environment.
     let mut command = with_options(1, "deadline", &["--deadline", "7"]);
     command.env("CONSORT_DEADLINE", "2.5");
     assert_eq!(run(command).after(0, "deadline "), "7s");

@@ -1,4 +1,4 @@
-//! A rank fails, in every way a process can: what the others and the user are told.
+//! A rank fails in every way a process can: what the other ranks and the user see.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ fn error(ended: &Ended, rank: usize) -> &str {
     ended.after(rank, "error ")
 }
 
-/// How much later than what rank 1 did the last of the others had its error.
+/// The time from rank 1's failure until the last of the others has its error.
 fn latency(ended: &Ended, n: usize) -> Duration {
     let at = |rank| ended.after(rank, "at ").parse::<u64>().unwrap();
     let last = (0..n).filter(|rank| *rank != 1).map(at).max().unwrap();
@@ -203,7 +203,7 @@ fn ranks_of_another_launcher_meet_over_rank_0() {
         }
         command.stdout(std::process::Stdio::piped()).spawn().unwrap()
     };
-    // The second one waits until the first one serves.
+    // The second one waits until the first one runs the coordinator.
     let jobs = [start("1", Some(secret)), start("0", Some(secret))];
     for (rank, job) in [1, 0].into_iter().zip(jobs) {
         let output = job.wait_with_output().unwrap();

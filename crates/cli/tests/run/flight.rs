@@ -21,7 +21,7 @@ fn reduce(group: &Group, reduce: Reduce, until: Instant) -> Result<(), consort_c
     group.all_reduce(buffer, Dtype::F32, reduce)?.wait(until).map(drop)
 }
 
-/// What a rank does in these tests: calls without an end, and trouble on rank 1.
+/// The program of a rank in these tests: endless calls, with a fault on rank 1.
 pub(crate) fn play(world: &World, part: &str) {
     let group = world.group(1 << 20, LONG).unwrap();
     (0..WARM).for_each(|_| reduce(&group, Reduce::Sum, Instant::now() + LONG).unwrap());
@@ -46,7 +46,7 @@ pub(crate) fn play(world: &World, part: &str) {
     std::process::exit(1);
 }
 
-/// Rank 0 waits outside of the group until a file is there; the others wait for it in a call.
+/// Rank 0 waits outside of the group until a file exists; the others wait for it in a call.
 fn run_on(world: &World, group: &Group) {
     let until = Instant::now() + LONG;
     if group.rank() == 0 {
@@ -59,7 +59,7 @@ fn run_on(world: &World, group: &Group) {
     say("done");
 }
 
-/// The line of the summary that begins so, its columns two spaces apart.
+/// The line of the summary with this beginning, its columns two spaces apart.
 fn line(text: &str, beginning: &str) -> String {
     let found = text.lines().find(|line| line.starts_with(beginning));
     let found = found.unwrap_or_else(|| panic!("no {beginning:?} in\n{text}"));
@@ -155,7 +155,7 @@ fn a_running_job_is_asked_and_goes_on() {
         command
     });
     job.line_with("warmed up");
-    // The other rank may not be in its call yet: ask until it is, one answer at a time.
+    // The other rank may not be in its call yet: repeat until it is, one dump at a time.
     eventually("rank 1 is in the call", || {
         let _ = std::fs::remove_file(&path);
         kill("USR1", job.pid());
@@ -184,7 +184,7 @@ fn a_running_job_is_asked_and_goes_on() {
 
 #[test]
 fn a_job_without_groups_has_nothing_to_tell() {
-    // The ranks would say so if the signal came to them.
+    // The ranks would print `asked` if they received the signal.
     let script = "trap 'echo asked' USR1; trap 'exit 3' TERM; echo here; sleep 600 & wait; wait";
     let job = Job::start(shells(2, script));
     (0..2).for_each(|_| drop(job.line_with("here")));

@@ -11,7 +11,7 @@ use super::rank::{end_by, say};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-/// What a rank does in these tests, with trouble on rank 0.
+/// The program of a rank in these tests, with a fault on rank 0.
 pub(crate) fn play(world: World, part: &str) {
     if part == "host data" {
         play_data(&world);
@@ -34,7 +34,7 @@ pub(crate) fn play(world: World, part: &str) {
     }
 }
 
-/// Reductions without end, in the middle of which rank 0 dies.
+/// Endless reductions, during which rank 0 dies.
 fn play_data(world: &World) {
     let group = world.group(1 << 20, LONG).unwrap();
     let until = Instant::now() + LONG;
@@ -51,7 +51,7 @@ fn play_data(world: &World) {
     }
 }
 
-/// Starts a rank as another launcher does, or as a person does who sets the variables.
+/// Starts a rank as another launcher would, or a user who sets the variables.
 fn start(variables: [&str; 2], rank: usize, part: &str) -> Child {
     let mut command = Command::new(own_program());
     command.args(OWN_ARGUMENTS).env("RANK_PROGRAM", part);
@@ -66,7 +66,7 @@ fn errors(variables: [&str; 2], part: &str) -> Vec<String> {
     let mut first = start(variables, 0, part);
     let others = [1, 2].map(|rank| start(variables, rank, part));
     let outputs = others.map(|child| child.wait_with_output().unwrap());
-    // Where it has ended, this does nothing.
+    // Does nothing if it has exited.
     first.kill().unwrap();
     first.wait().unwrap();
     let error = |output: &std::process::Output| {

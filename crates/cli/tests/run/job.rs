@@ -14,19 +14,19 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
-    /// The lines of the standard output that no one has taken before.
+    /// The lines of the standard output that have not been taken yet.
     pub(crate) out: Vec<String>,
     pub(crate) err: String,
 }
 
 impl Ended {
-    /// What a rank wrote to the standard output.
+    /// The lines that a rank wrote to the standard output.
     pub(crate) fn of(&self, rank: usize) -> Vec<&str> {
         let prefix = format!("[{rank}] ");
         self.out.iter().filter_map(|line| line.strip_prefix(&prefix)).collect()
     }
 
-    /// The line of a rank that begins so, without that beginning.
+    /// The line of a rank with this beginning, without the beginning.
     pub(crate) fn after(&self, rank: usize, beginning: &str) -> &str {
         let mut lines = self.of(rank).into_iter();
         let found = lines.find_map(|line| line.strip_prefix(beginning));
@@ -34,7 +34,7 @@ impl Ended {
     }
 }
 
-/// A job under way. It is ended when it is dropped.
+/// A running job. It is ended when it is dropped.
 pub(crate) struct Job {
     pub(crate) child: Child,
     out: Receiver<String>,
@@ -45,7 +45,7 @@ pub(crate) struct Job {
 pub(crate) fn consort(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.arg("run").args(arguments);
-    // What may be set around the tests is not meant for the ranks.
+    // Variables set around the tests are not meant for the ranks.
     for name in ["RANK", "SIZE", "JOB", "SECRET", "DEADLINE"] {
         command.env_remove(format!("CONSORT_{name}"));
     }
@@ -74,7 +74,7 @@ pub(crate) fn shells(n: usize, script: &str) -> Command {
     consort(&["-n", &n.to_string(), "--", "sh", "-c", script])
 }
 
-/// What makes this test program play its part and nothing else.
+/// The arguments with which this test program runs only its part.
 pub(crate) const OWN_ARGUMENTS: [&str; 4] = ["--exact", "rank_program", "--nocapture", "--quiet"];
 
 pub(crate) fn own_program() -> PathBuf {
@@ -109,7 +109,7 @@ impl Job {
         self.child.id()
     }
 
-    /// The next line of the standard output that has this in it.
+    /// The next line of the standard output that contains `what`.
     pub(crate) fn line_with(&self, what: &str) -> String {
         let start = Instant::now();
         loop {
@@ -125,7 +125,7 @@ impl Job {
     pub(crate) fn end(mut self) -> Ended {
         let mut lines = Vec::new();
         let start = Instant::now();
-        // The output ends with the job, and with whoever else holds its pipe: it must be nobody.
+        // The output ends when no process holds its pipe any more: no process may outlive the job.
         loop {
             match self.out.recv_timeout(LONG.saturating_sub(start.elapsed())) {
                 Ok(line) => lines.push(line),
@@ -152,14 +152,14 @@ pub(crate) fn kill(signal: &str, pid: u32) {
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// Whether a process runs: one that is dead and not yet waited for does not.
+/// Whether a process runs; a zombie does not.
 pub(crate) fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| !"ZX".contains(state))
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! Limits that are too low: one error that names the limit and the way out, and nothing is left.
+//! Limits that are too low: one error that names the limit and how to raise it, and nothing is left behind.
 
 use std::process::{Command, exit};
 
@@ -10,7 +10,7 @@ use super::rank::say;
 /// Larger than the address space that some tests allow.
 const LARGE: usize = 64 << 30;
 
-/// What a rank does in these tests: makes a group.
+/// The program of a rank in these tests: creates a group.
 pub(crate) fn play(world: &World, part: &str) {
     let heap = if part == "heap large" { LARGE } else { 1 << 20 };
     let group = world.group(heap, LONG).map_err(|error| error.to_string());
@@ -48,7 +48,7 @@ fn with_limited_ranks(n: usize, part: &str, limit: &str) -> Ended {
     })
 }
 
-/// What every rank says of a group that the machine does not allow.
+/// Checks every rank's error about a group that exceeds a limit.
 fn check_all(ended: &Ended, n: usize, what: &str, limit: &str) {
     assert_eq!(ended.code, 1, "{}", ended.err);
     for rank in 0..n {
@@ -93,7 +93,7 @@ fn a_limit_of_addresses_is_an_error() {
         "group: a heap of 68719476736 bytes: Cannot allocate memory",
         "|  note: `ulimit -v` allows a process ",
     );
-    // A rank's own heap has room, those of all ranks do not.
+    // There is room for a rank's own heap, but not for those of all ranks.
     let ended = with_limited_ranks(3, "heap large", "ulimit -v 167772160");
     let what = "group: the heaps of 3 ranks, each of 68719476736 bytes: Cannot allocate memory";
     check_all(&ended, 3, what, "|  note: `ulimit -v` allows a process ");
@@ -104,7 +104,7 @@ fn a_limit_of_file_sizes_ends_a_copy_of_the_output_and_not_the_job() {
     let folder = std::env::temp_dir().join(format!("consort-run-{}.full", std::process::id()));
     let arguments =
         ["-n", "1", "--tee", folder.to_str().unwrap(), "--", "sh", "-c", "seq 10000; echo last >&2"];
-    // Blocks of 512 bytes or of 1024, by the shell.
+    // The shell counts blocks of 512 or 1024 bytes.
     let ended = run(limited("ulimit -f 4", &consort(&arguments)));
     let copied = std::fs::read_to_string(folder.join("rank-0.out")).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
@@ -128,10 +128,10 @@ fn too_few_open_files_for_all_ranks_are_one_error_of_the_launcher() {
 #[test]
 fn too_few_open_files_for_the_heaps_are_told_to_every_rank() {
     let mut errors = 0;
-    // Enough for 40 ranks, and at first not for their heaps.
+    // Enough for 40 ranks, but at first not for their heaps.
     for files in (156..180).step_by(6) {
         let ended = run(limited(&format!("ulimit -n {files}"), &ranks(40, "heap")));
-        // It suffices, or it does not even for the ranks.
+        // The limit suffices, or is too low even for the ranks.
         if ended.code == 0 || ended.err.contains("cannot open the files of all ranks") {
             continue;
         }
@@ -155,7 +155,7 @@ fn too_few_open_files_of_a_rank_are_an_error_that_names_the_limit() {
             continue;
         }
         errors += 1;
-        // The rank says so, or its program did not even start.
+        // The rank reports it, or its program did not even start.
         let named = ended.of(1).iter().any(|line| line.contains("`ulimit -n` allows a process "));
         assert!(named || ended.err.contains("[1] "), "{files}: {ended:?}");
         for rank in [0, 2, 7] {
@@ -172,7 +172,7 @@ fn too_few_processes_are_an_error_that_names_the_limit() {
     for processes in 1..16 {
         let job = ranks(2, "heap");
         let mut command = Command::new("setpriv");
-        // The limit does not hold for root.
+        // The limit does not apply to root.
         if rustix::process::geteuid().is_root() {
             command.args(["--reuid=65534", "--clear-groups"]);
         }

@@ -1,4 +1,4 @@
-//! What ranks write arrives whole, in order, under their names.
+//! The ranks' output arrives whole, in order, with their prefixes.
 
 use super::job::{Job, consort, eventually, is_running, ranks, run, shells};
 

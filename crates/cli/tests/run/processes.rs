@@ -1,4 +1,4 @@
-//! What ranks start: children, sessions of their own, daemons. None of it outlives the job, however the job ends.
+//! Processes that ranks start: children, sessions, daemons. None of them outlives the job, however it ends.
 
 use super::job::{Ended, Job, consort, eventually, is_running, kill, shells};
 use super::signals::pids;
@@ -11,7 +11,7 @@ fn gone(pids: &[u32]) {
     eventually("all processes are gone", || !pids.iter().any(|pid| is_running(*pid)));
 }
 
-/// Ends the launcher as nothing can prevent, and waits until it is gone.
+/// Kills the launcher, and waits until it is gone.
 fn kill_launcher(mut job: Job) {
     job.child.kill().unwrap();
     job.child.wait().unwrap();
@@ -48,7 +48,7 @@ fn sessions_and_daemons_do_not_outlive_a_normal_end() {
     assert!(!pids.iter().any(|pid| is_running(*pid)), "gone when the launcher is");
 }
 
-/// A rank that ends as soon as what it leaves behind has set its traps. `$READY` is a file for that.
+/// A rank that exits as soon as the process it leaves behind has set its traps. `$READY` is a file for that.
 fn leaves(left: &str, grace: &str) -> Ended {
     let ready = std::env::temp_dir().join(format!("consort-run-{}.ready", left.len() + grace.len()));
     let ready = ready.with_extension(std::process::id().to_string());
@@ -65,7 +65,7 @@ fn leaves(left: &str, grace: &str) -> Ended {
 
 #[test]
 fn what_is_left_is_asked_to_end_and_killed_after_the_grace_period() {
-    // It starts nothing: a process that was just forked may lose a signal to the handler of its parent.
+    // It starts no process: one that was just forked may lose a signal to the handler of its parent.
     let polite = "trap \"echo asked; exit 0\" TERM; echo pid $$; : > $READY; while :; do :; done";
     let ended = leaves(polite, "30");
     assert_eq!((ended.code, ended.err.as_str(), ended.of(0)), (0, "", vec!["asked"]));

@@ -1,4 +1,4 @@
-//! The parts that this test program plays as a rank.
+//! The parts of this test program as a rank.
 
 use std::io::{Write, stderr, stdout};
 use std::path::Path;
@@ -15,22 +15,22 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
 
-/// One line, whole, on the standard output, which the test harness also writes to.
+/// Prints one whole line on the standard output, which the test harness also writes to.
 pub(crate) fn say(line: &str) {
     let mut out = stdout().lock();
-    // Its own line: the harness may have written half of one.
+    // On a new line: the harness may have written half of one.
     write!(out, "\n{line}\n").unwrap();
     out.flush().unwrap();
 }
 
-/// Says how a call ended, in one line, and ends as a program would.
+/// Reports how a call ended, in one line, and exits as a program would.
 fn give_up(error: &ControlError) -> ! {
     say(&format!("at {}", now()));
     say(&format!("error {}", error.to_string().replace('\n', "|")));
     exit(1)
 }
 
-/// Sends a signal to itself, and does nothing more: a signal may come a moment after it was sent.
+/// Sends a signal to itself, and does nothing more: delivery may take a moment.
 pub(crate) fn end_by(signal: &str) -> ! {
     let script = format!("kill -{signal} {}", std::process::id());
     assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
@@ -83,7 +83,7 @@ fn lines() {
     }
 }
 
-/// All goes well.
+/// A run without failures.
 fn init(world: &World) {
     world.parity("threads", "2").unwrap();
     world.barrier("all here", LONG).unwrap();
@@ -104,7 +104,7 @@ fn broken(world: World, part: &str) {
     if world.rank() != 1 {
         let deadline = if part == "stopped" { Duration::from_millis(400) } else { LONG };
         let error = world.barrier("work", deadline).unwrap_err();
-        // A data path sees it with one load, and every later call says the same.
+        // The data path sees the failure with one load, and every later call returns the same error.
         let control = world.control().unwrap();
         assert!(control.failed() && control.failure().is_some());
         assert_eq!(world.parity("later", "").unwrap_err().to_string(), error.to_string());
@@ -122,7 +122,7 @@ fn broken(world: World, part: &str) {
     exit(3);
 }
 
-/// Barriers without end, until the test has flooded the socket and says so.
+/// Endless barriers, until a file shows that the test has flooded the socket.
 fn flooded(world: &World) {
     let control = world.control().unwrap();
     say(&format!("job {}", std::env::var("CONSORT_JOB").unwrap()));

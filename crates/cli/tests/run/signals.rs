@@ -77,7 +77,7 @@ fn ranks_do_not_outlive_a_launcher_that_is_killed() {
 
 #[test]
 fn a_rank_whose_launcher_is_already_gone_does_not_start() {
-    // The parent of this process is not process 1 here, so the entry finds another parent than it was told.
+    // The parent of this process is not process 1, so the entry finds a different parent than it was told.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_consort"));
     let output = command.args(["__rank", "rank", "1", "echo", "started"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -87,7 +87,7 @@ fn a_rank_whose_launcher_is_already_gone_does_not_start() {
 
 #[test]
 fn a_reader_who_is_stuck_does_not_keep_the_job() {
-    // Nobody reads this pipe, and it stays open: the ranks and what carries their output are stuck soon.
+    // This pipe stays open and is never read: the ranks and the forwarding of their output soon block.
     let (_stuck, full) = std::io::pipe().unwrap();
     let folder = std::env::temp_dir().join(format!("consort-run-{}.stuck", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -99,7 +99,7 @@ fn a_reader_who_is_stuck_does_not_keep_the_job() {
     while child.try_wait().unwrap().is_none() && start.elapsed() < LONG {
         thread::yield_now();
     }
-    // Where it has ended, this does nothing.
+    // Does nothing if it has exited.
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
     std::fs::remove_dir_all(folder).unwrap();

@@ -1,4 +1,4 @@
-//! Processes that are no rank knock at a job's socket.
+//! Processes that are not ranks connect to a job's socket.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 
 use super::job::{Job, LONG, ranks};
 
-/// A correct hello of rank 1, but for the secret: kind 1, no descriptors, 25 bytes; version, rank, size, secret.
+/// A correct hello of rank 1 except for the secret: kind 1, no descriptors, 25 bytes; version, rank, size, secret.
 fn hello() -> Vec<u8> {
     [&[1, 0, 0, 25, 0, 0, 0][..], &[2], &[1, 0, 0, 0], &[3, 0, 0, 0], &[0; 16]].concat()
 }
@@ -34,7 +34,7 @@ fn a_flood_of_strangers_does_not_disturb_a_job() {
         }));
     }
     held.push(knock(&hello()));
-    // Each is dropped without a byte of an answer.
+    // Each is dropped without an answer.
     for stream in &mut held {
         stream.set_read_timeout(Some(LONG)).unwrap();
         let got = stream.read(&mut [0; 16]);

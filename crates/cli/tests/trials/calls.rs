@@ -15,7 +15,7 @@ fn encode(values: impl Iterator<Item = i32>) -> Vec<u8> {
     values.flat_map(i32::to_le_bytes).collect()
 }
 
-/// Elements of a member where they differ: some have none.
+/// The number of elements of a member in an uneven call: some have none.
 fn uneven(call: &Call, member: usize) -> usize {
     call.count * (member % 3) / 2
 }
@@ -24,7 +24,7 @@ fn sizes(call: &Call, n: usize) -> Vec<usize> {
     (0..n).map(|member| uneven(call, member) * 4).collect()
 }
 
-/// Bytes from one member to another in an all_to_all: sometimes none, and others for every count.
+/// Bytes from one member to another in an all_to_all: sometimes none, and different for every count.
 fn split(call: &Call, from: usize, to: usize) -> usize {
     call.count * ((from + 2 * to) % 3) / 2 * 4
 }
@@ -116,7 +116,7 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
         Kind::Permute => {
             let mut to: Vec<Option<usize>> = (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect();
             if fault == Some(Fault::OtherRoute) {
-                // A part that others do not have, and that this member need not be of.
+                // Differs from the others only in a part that need not concern this member.
                 to[n - 1] = Some(0);
             }
             started(group.permute(filled(count)?, room(count)?, to))

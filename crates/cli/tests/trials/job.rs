@@ -1,4 +1,4 @@
-//! One trial as a job under the launcher, and what its ranks said.
+//! One trial as a job under the launcher, and the output of its ranks.
 
 use std::fmt;
 use std::path::Path;
@@ -18,13 +18,13 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// The rest of the lines of a rank that begin so.
+    /// The lines of a rank with this beginning, without the beginning.
     pub(crate) fn after(&self, rank: usize, beginning: &str) -> Vec<&str> {
         let beginning = format!("[{rank}] {beginning}");
         self.out.lines().filter_map(|line| line.strip_prefix(&beginning)).collect()
     }
 
-    /// The rest of the lines that begin so, of all ranks.
+    /// The lines of all ranks with this beginning, without the beginning.
     pub(crate) fn all_after(&self, beginning: &str) -> Vec<&str> {
         let rest = |line: &'_ str| line.split_once("] ").map(|(_, rest)| rest.len());
         let lines = self.out.lines().filter_map(|line| Some(&line[line.len() - rest(line)?..]));
@@ -42,13 +42,13 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Runs a trial; its temporary files, if it had any, would be in this folder.
+/// Runs a trial; temporary files would be created in this folder.
 pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
     let own = std::env::current_exe().unwrap();
-    // Not by the environment of this process, which all trials under way share.
+    // Not through the environment of this process, which all concurrent trials share.
     let trial = format!("CONSORT_TRIAL={}", plan.seed);
     let temporary = format!("TMPDIR={}", folder.display());
-    // A backtrace takes longer to print than a panic may take to be known.
+    // Printing a backtrace takes longer than a panic may take to be reported.
     let environment = ["env", "-u", "RUST_BACKTRACE", &trial, &temporary];
     let arguments = [own.to_str().unwrap(), "--exact", "rank_program", "--nocapture", "--quiet"];
     let options = Options {
@@ -58,7 +58,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
         tee: None,
         flight: None,
         timeout: Some(Duration::from_secs(30)),
-        // Longer than an error may take, so that nobody is ended before it has one.
+        // Longer than an error may take, so that no rank is ended before it has one.
         grace: Duration::from_millis(1500),
         deadline: None,
     };

@@ -1,4 +1,4 @@
-//! What a job may leave behind and must not: processes, sockets, heaps, files.
+//! What a job must not leave behind: processes, sockets, heaps, files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,9 +10,9 @@ use std::time::Instant;
 use super::job::Ended;
 use super::rank::LONG;
 
-/// What the trials so far had.
+/// Resources of the trials so far.
 pub(crate) struct Leftovers {
-    /// Where ranks would have temporary files.
+    /// The folder in which ranks would create temporary files.
     folder: PathBuf,
     /// The inodes of all heaps.
     heaps: Mutex<BTreeSet<String>>,
@@ -29,7 +29,7 @@ impl Leftovers {
         &self.folder
     }
 
-    /// Nothing of a job that ended is there.
+    /// Checks that nothing of a job is left.
     pub(crate) fn check(&self, ended: &Ended) -> Result<(), String> {
         let mut jobs = BTreeSet::new();
         for said in ended.all_after("job ") {
@@ -37,7 +37,7 @@ impl Leftovers {
                 return Err(format!("not what a rank says: {said:?}"));
             };
             jobs.insert(job);
-            // Dead or not: one that is nobody's any more has no parent, and this test is theirs.
+            // Dead or alive: orphans are reparented to this test.
             if parent(process) == Some(std::process::id()) {
                 return Err(format!("process {process} of a rank is left"));
             }
@@ -53,7 +53,7 @@ impl Leftovers {
             if let Some(process) = processes().into_iter().find(is_of_job) {
                 return Err(format!("process {process} of the job is left"));
             }
-            // A rank that another trial starts has a copy of this process's sockets until it becomes its program.
+            // A rank that another trial starts has a copy of this process's sockets until it executes its program.
             let gone = || !fs::read_to_string("/proc/net/unix").unwrap().contains(job);
             let until = Instant::now() + LONG;
             while !gone() {
@@ -72,7 +72,7 @@ impl Leftovers {
         self.check_heaps(&["self".to_string()])
     }
 
-    /// No living process has a heap, and no rank had a file. It removes the folder.
+    /// Checks that no living process has a heap and that no rank left a file. Removes the folder.
     pub(crate) fn check_at_the_end(&self) -> Result<(), String> {
         let files = names(&self.folder);
         fs::remove_dir_all(&self.folder).unwrap();
@@ -115,7 +115,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The processes there are, by their number.
+/// All processes, by their ids.
 fn processes() -> Vec<String> {
     let is_number = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
     names(Path::new("/proc")).into_iter().filter(is_number).collect()

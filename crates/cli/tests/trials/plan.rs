@@ -1,30 +1,30 @@
-//! What happens in a trial, all of it derived from a seed, so that every rank and the test itself know the same.
+//! The plan of a trial, derived from a seed, so that every rank and the test itself know it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use consort_types::{Reduce, Rng};
 
-/// What goes wrong.
+/// The fault of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     Nothing,
-    /// SIGKILL, by itself or by another rank while operations are in flight.
+    /// SIGKILL, sent by the rank to itself, or by another rank while operations are pending.
     Killed,
     KilledByAnother,
-    /// The process ends in some other way without a goodbye.
+    /// The process exits in some other way without a goodbye.
     ExitsWith0,
     ExitsWithCode,
     Panics,
     Aborts,
-    /// SIGSTOP, by itself or by another rank.
+    /// SIGSTOP, sent by the rank to itself, or by another rank.
     Stopped,
     StoppedByAnother,
-    /// It comes when the others have given up.
+    /// It arrives after the others have given up.
     Late,
-    /// It makes fewer calls than the others, says goodbye and ends well.
+    /// It makes fewer calls than the others, says goodbye and exits with success.
     Leaves,
-    /// It makes another call than the others.
+    /// It makes a different call than the others.
     OtherOp,
     OtherElement,
     OtherBytes,
@@ -33,7 +33,7 @@ pub(crate) enum Fault {
     OtherRoute,
     OtherSplits,
     OtherLength,
-    /// It makes the calls on two groups in another order than the others, waiting for each.
+    /// It makes the calls on two groups in a different order than the others, waiting for each.
     OtherOrder,
 }
 
@@ -43,9 +43,9 @@ pub(crate) enum Class {
     Nothing,
     /// The kernel tells the launcher, which tells the ranks.
     Death,
-    /// Nobody tells: the deadline ends the wait, or the wait is found never to end.
+    /// Not reported: the deadline ends the wait, or a deadlock is detected.
     Absence,
-    /// The calls that were published differ.
+    /// The published calls differ.
     Mismatch,
 }
 
@@ -79,13 +79,13 @@ impl Fault {
             Fault::Killed | Fault::KilledByAnother | Fault::ExitsWith0 | Fault::ExitsWithCode => Class::Death,
             Fault::Panics | Fault::Aborts => Class::Death,
             Fault::Stopped | Fault::StoppedByAnother | Fault::Late | Fault::Leaves => Class::Absence,
-            // Each waits for a call that the other has not made: nothing is published that differs.
+            // Each waits for a call that the other has not made: no published calls differ.
             Fault::OtherOrder => Class::Absence,
             _ => Class::Mismatch,
         }
     }
 
-    /// The calls that can differ so.
+    /// The kinds of calls that can differ in this way.
     fn kinds(self) -> &'static [Kind] {
         const REDUCING: [Kind; 6] = [
             Kind::AllReduce,
@@ -104,7 +104,7 @@ impl Fault {
             Fault::OtherSplits => &[Kind::AllToAll],
             Fault::OtherLength => &[Kind::Exchange],
             Fault::OtherOrder => &[Kind::AllReduce],
-            // All but the last three: those have no size, or one at the root only, or differ in their length.
+            // All but the last three: those have no size, or one at the root only, or a variable length.
             Fault::OtherBytes => &Kind::ALL[..15],
             Fault::OtherOp => &Kind::ALL[..17],
             _ => &Kind::ALL,
@@ -164,7 +164,7 @@ pub(crate) struct Call {
     /// On the group of a rank's part, or on the world.
     pub(crate) on_part: bool,
     pub(crate) kind: Kind,
-    /// Elements of an even share.
+    /// Elements of an even part.
     pub(crate) count: usize,
     pub(crate) reduce: Reduce,
     /// Modulo the size of the group.
@@ -177,7 +177,7 @@ fn within(rng: &mut Rng, range: RangeInclusive<usize>) -> usize {
     range.start() + rng.below(range.end() - range.start() + 1)
 }
 
-/// Puts a list into an order that follows from a seed.
+/// Shuffles a list.
 pub(crate) fn shuffle<T>(rng: &mut Rng, list: &mut [T]) {
     (1..list.len()).rev().for_each(|i| list.swap(i, rng.below(i + 1)));
 }
@@ -189,20 +189,20 @@ pub(crate) struct Plan {
     pub(crate) ranks: usize,
     pub(crate) fault: Fault,
     pub(crate) guilty: usize,
-    /// Who sends the signal, where it is another rank.
+    /// The rank that sends the signal, if it is another one.
     pub(crate) other: usize,
-    /// In which step, and which of its calls.
+    /// The step of the fault, and the call in it.
     pub(crate) step: usize,
     pub(crate) at: usize,
-    /// Whether the fault comes after the calls of its step were started, or before.
+    /// Whether the fault occurs after the calls of its step were started, or before.
     pub(crate) in_flight: bool,
-    /// How the world is cut into parts, whose members are in this order.
+    /// The partition of the world, with the members of each part in this order.
     pub(crate) parts: Vec<Vec<usize>>,
     /// The calls of each step are started, then waited for.
     pub(crate) steps: Vec<Vec<Call>>,
     /// Whether the wait of a small message needs its receive.
     pub(crate) strict: bool,
-    /// Whether a survivor ends with `exit`, or drops what it has first.
+    /// Whether a survivor ends with `exit`, or drops its values first.
     pub(crate) exits: bool,
 }
 
@@ -226,7 +226,7 @@ impl Plan {
         let at = within(&mut random, 0..=steps[step].len() - 1);
         if matches!(fault.class(), Class::Mismatch) {
             steps[step][at] = Call::new(&mut random, fault.kinds());
-            // A part of one has nobody to differ from.
+            // In a part of one rank nothing can differ.
             steps[step][at].on_part &= fault_can_be_on_part(&parts, guilty);
         } else if fault == Fault::OtherOrder {
             let call = Call::new(&mut random, fault.kinds());
@@ -243,7 +243,7 @@ fn fault_can_be_on_part(parts: &[Vec<usize>], guilty: usize) -> bool {
 
 impl Call {
     fn new(random: &mut Rng, kinds: &[Kind]) -> Call {
-        // 4 bytes to 1 MiB, each power of two as likely as any other.
+        // 4 bytes to 1 MiB, log-uniformly.
         let most = 1usize << within(random, 0..=18);
         Call {
             on_part: random.below(100) < 40,

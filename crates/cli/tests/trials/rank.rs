@@ -1,4 +1,4 @@
-//! A rank of a trial: makes the planned calls, has its fault, and says what became of them.
+//! A rank of a trial: makes the planned calls, commits its fault, and reports the outcome.
 
 use std::io::{Write, stdout};
 use std::process::{abort, exit, id};
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::calls::{Started, is_right, start};
 use super::plan::{Call, Class, Fault, Kind, Plan, shuffle};
 
-/// Longer than any trial takes on a busy machine: a wait that must be ended by a notice has this deadline.
+/// Longer than any trial takes on a busy machine: the deadline of waits that a notice must end.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// The deadline of waits that only a deadline can end.
 const SHORT: Duration = Duration::from_millis(300);
@@ -23,20 +23,20 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
 
-/// One line, whole, on the standard output, which the test harness also writes to.
+/// Prints one whole line on the standard output, which the test harness also writes to.
 fn say(line: &str) {
     let mut out = stdout().lock();
-    // Its own line: the harness may have written half of one.
+    // On a new line: the harness may have written half of one.
     write!(out, "\n{line}\n").unwrap();
     out.flush().unwrap();
 }
 
-/// The code with which a survivor ends.
+/// The exit code of a survivor.
 pub(crate) fn code(rank: usize) -> i32 {
     20 + rank as i32
 }
 
-/// The code of a guilty rank that ends with one.
+/// The exit code of a guilty rank that exits with one.
 pub(crate) const GUILTY: i32 = 7;
 
 pub(crate) fn play(plan: &Plan) {
@@ -49,7 +49,7 @@ pub(crate) fn play(plan: &Plan) {
         Ended::Well => say("done"),
         Ended::Left => say("left"),
         Ended::Failed(failed) => {
-            // Every later call on the group says the same.
+            // Every later call on the group returns the same error.
             let group = if failed.on_part { groups.part.as_ref().unwrap() } else { &groups.world };
             let again = group.barrier().and_then(|pending| pending.wait(Instant::now() + LONG)).map(drop);
             assert_eq!(again.unwrap_err(), *failed.error);
@@ -75,9 +75,9 @@ fn heaps() -> String {
 
 struct Groups {
     world: Group,
-    /// That of the part that holds this rank.
+    /// The group of the part that contains this rank.
     part: Option<Group>,
-    /// The processes of all ranks.
+    /// The process ids of all ranks.
     processes: Vec<i32>,
 }
 
@@ -100,16 +100,16 @@ enum Ended {
 }
 
 struct Failed {
-    /// When the call began that failed, and when it did.
+    /// When the failed call began, and when it failed.
     began: u128,
     at: u128,
-    /// How long after its deadline, in microseconds; negative before.
+    /// How long after its deadline, in microseconds; negative if before.
     over: i128,
     on_part: bool,
     error: Box<CommError>,
 }
 
-/// What a call may take.
+/// The time limits of a call.
 struct Clock {
     began: u128,
     until: Instant,
@@ -143,13 +143,13 @@ impl Player<'_> {
         }
     }
 
-    /// All steps, and at last what nobody gets through if anything went wrong. False if it left before.
+    /// Runs all steps, and then barriers that cannot complete if anything failed. False if this rank left before.
     fn play_steps(&self) -> Result<bool, Failed> {
         let plan = self.plan;
         for (i, calls) in plan.steps.iter().enumerate() {
             let faulty = plan.step == i;
             if faulty && plan.fault.class() == Class::Absence {
-                // All begin together, so that nobody is late but the guilty one.
+                // All begin together, so that only the guilty rank is late.
                 self.barrier(LONG)?;
             }
             if faulty && plan.fault == Fault::OtherOrder {
@@ -168,14 +168,14 @@ impl Player<'_> {
                 self.wait((i, at), &call, pending)?;
             }
         }
-        // Two: one whom another rank ends may have come to the first before.
+        // Two: a rank that another one ends may have passed the first already.
         for _ in 0..2 {
             self.barrier(self.limit(plan.steps.len()))?;
         }
         Ok(true)
     }
 
-    /// How long a wait in a step may take. Before the fault, and where a notice must end it, as long as need be.
+    /// The limit of a wait in a step: long before the fault, and if a notice must end the wait.
     fn limit(&self, step: usize) -> Duration {
         let absent = self.plan.fault.class() == Class::Absence && step >= self.plan.step;
         if absent { SHORT } else { LONG }
@@ -209,7 +209,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Whether this rank has a part in what the guilty one does otherwise than the others.
+    /// Whether this rank takes part in the guilty rank's wrong call.
     fn meets(&self, group: &Group, call: &Call) -> bool {
         let plan = self.plan;
         let members: Vec<usize> = match call.on_part {
@@ -218,11 +218,11 @@ impl Player<'_> {
         };
         let Some(guilty) = members.iter().position(|rank| *rank == plan.guilty) else { return false };
         let (me, receiver) = (group.rank(), (guilty + 1) % group.size());
-        // A small message of ranks that are not strict has left its sender.
+        // A small message of ranks that are not strict has already left its sender.
         call.kind != Kind::Exchange || me == receiver || me == guilty && plan.strict
     }
 
-    /// Each call is waited for before the next, by the guilty rank in the other order.
+    /// Waits for each call before the next; the guilty rank makes them in reverse order.
     fn one_by_one(&self, step: usize, calls: &[Call]) -> Result<(), Failed> {
         let mut calls = calls.to_vec();
         if self.rank == self.plan.guilty {
@@ -247,7 +247,7 @@ impl Player<'_> {
         if call.on_part { self.groups.part.as_ref() } else { Some(&self.groups.world) }
     }
 
-    /// What this rank does wrong now, if it does: whether it goes on.
+    /// Commits this rank's fault, if it is guilty; returns whether to continue.
     fn fault(&self) -> bool {
         let plan = self.plan;
         let by_another = matches!(plan.fault, Fault::KilledByAnother | Fault::StoppedByAnother);
@@ -274,14 +274,14 @@ impl Player<'_> {
     fn signal(&self, signal: Signal) {
         let process = Pid::from_raw(self.groups.processes[self.plan.guilty]).unwrap();
         kill_process(process, signal).unwrap();
-        // It acts a moment later, which must not be used to go on.
+        // The signal takes effect a moment later; the rank must not continue until then.
         let until = Instant::now() + LONG;
         while acts(process) && Instant::now() < until {
             thread::yield_now();
         }
     }
 
-    /// Stays away until the others have given up.
+    /// Waits until the others have given up.
     fn come_late(&self) {
         let until = Instant::now() + LONG;
         let control = self.world.control().unwrap();

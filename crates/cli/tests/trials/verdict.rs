@@ -1,4 +1,4 @@
-//! What must come of a trial: who has an error, whom it names, when, and what the launcher says.
+//! The expected outcome of a trial: which ranks have an error, which rank it names, when, and the launcher's report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,16 +8,16 @@ use super::job::Ended;
 use super::plan::{Class, Fault, Plan};
 use super::rank::{GUILTY, code};
 
-/// How soon after its deadline an error comes, 99 times of 100.
+/// How soon after its deadline an error must come, 99 times of 100.
 const PROMISE: Duration = Duration::from_millis(100);
 
-/// How soon it comes always: after its deadline, or after what it tells. Up to 32 ranks share two cores with whatever
+/// How soon it must always come: after its deadline, or after its cause. Up to 32 ranks share two cores with whatever
 /// else this machine does, and on its way a notice wakes four threads (launcher, coordinator, the rank's listener, the
 /// waiter), each of which may have to wait for the others' time slices. Still far below the deadline of the calls, so
-/// that a notice that is lost is found.
+/// that a lost notice is detected.
 const WORST: Duration = Duration::from_secs(1);
 
-/// An error as a rank said it.
+/// An error as a rank reported it.
 struct Error {
     rank: usize,
     began: u64,
@@ -27,7 +27,7 @@ struct Error {
     text: String,
 }
 
-/// How long after its cause each error came, in a trial that went as it must.
+/// How long after its cause each error came, if the trial went as expected.
 pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String> {
     let (guilty, class) = (plan.guilty, plan.fault.class());
     let all_done = (0..plan.ranks).all(|rank| ended.after(rank, "done").len() == 1);
@@ -39,7 +39,7 @@ pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String>
     for rank in 0..plan.ranks {
         let said: Vec<Error> =
             ended.after(rank, "error ").into_iter().map(|line| Error::read(rank, line)).collect();
-        // A guilty rank that is late may find all that it needs, or be ended by the launcher.
+        // A guilty rank that is late may find all calls made, or be ended by the launcher.
         let must_fail = rank != guilty || class == Class::Mismatch;
         let done = !ended.after(rank, "done").is_empty();
         if must_fail && (done || said.len() != 1) || said.len() > 1 {
@@ -60,7 +60,7 @@ pub(crate) fn judge(plan: &Plan, ended: &Ended) -> Result<Vec<Duration>, String>
     for error in errors.values().filter(|error| error.rank != guilty || class == Class::Mismatch) {
         let delay = match class {
             Class::Absence => u64::try_from(error.over).unwrap_or(0),
-            // A rank cannot have it before it waits.
+            // A rank cannot have its error before it waits.
             _ => error.at.saturating_sub(error.began.max(fault)),
         };
         let delay = Duration::from_micros(delay);
@@ -79,9 +79,9 @@ fn judge_launcher(plan: &Plan, ended: &Ended) -> Result<(), String> {
         Fault::Aborts => vec![128 + 6],
         Fault::Panics => vec![101],
         Fault::ExitsWithCode => vec![GUILTY],
-        // It may learn at its end that the others made calls that it did not, and nobody looks at that error.
+        // It may learn at its end that the others made calls that it did not; no one handles that error.
         Fault::Leaves => (0..plan.ranks).map(code).chain([1]).collect(),
-        // The guilty one has no code, or one like the others.
+        // The guilty rank has no code, or the same as the others.
         _ => (0..plan.ranks).map(code).collect(),
     };
     if !expected.contains(&got) {
@@ -93,7 +93,7 @@ fn judge_launcher(plan: &Plan, ended: &Ended) -> Result<(), String> {
         return Err("the launcher does not say who failed first".to_string());
     };
     let named: Vec<&str> = who.trim_start_matches("ranks ").trim_start_matches("rank ").split(',').collect();
-    // Of two calls that differ nobody knows which is wrong.
+    // If two calls differ, it is unknown which one is wrong.
     let alone = plan.fault.class() == Class::Death && named.len() != 1;
     if alone || !named.contains(&&*guilty.to_string()) {
         return Err(format!("the launcher does not name rank {guilty}, but {who}"));
@@ -116,7 +116,7 @@ impl Error {
     }
 }
 
-/// What was found, by cause.
+/// The delays, by fault.
 #[derive(Default)]
 pub(crate) struct Times(BTreeMap<Fault, Row>);
 

@@ -1,4 +1,4 @@
-//! Wrong programs, one for each case: what a rank does. A line that is to blame has a comment that names its case.
+//! Wrong programs, one for each case. A line that is to blame has a comment that names its case.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ fn ones(n: usize) -> Result<Tensor> {
     Tensor::ones(Dtype::F32, &[n])
 }
 
-/// Plays a case on this rank.
+/// Runs a case on this rank.
 pub(crate) fn play(case: &str) -> Result<()> {
     let mut init = Init::new();
     match case {
@@ -58,7 +58,7 @@ fn calls(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             got(group.all_gather(ones(1)?, 0))
         }
         "splits" => {
-            // Rank 1 expects more of rank 0 than it sends; between all others all fits.
+            // Rank 1 expects more from rank 0 than it sends; all other parts match.
             let n = mesh.size();
             let outs: Vec<usize> = (0..n).map(|from| if me == 1 && from == 0 { 2 } else { 1 }).collect();
             got(mesh.all_to_all(ones(n)?, Some(&outs), Some(&vec![1; n])).and_then(|x| x.wait().map(|()| x))) // splits
@@ -255,7 +255,7 @@ fn compiled(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
                 f.call(ones(4)?)?.wait()?;
             }
             factor.set(2.0);
-            // The next call is one that is traced again.
+            // The next call is traced again.
             got(f.call(ones(4)?)?)
         }
         _ => Err(none()),
@@ -320,7 +320,7 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             println!("got through");
             Ok(())
         }
-        // One result is kept unread while many others are dropped unread.
+        // One result stays unread while many others are dropped unread.
         "kept_and_dropped" => {
             let first = mesh.all_reduce(ones(1)?, Reduce::Sum)?;
             for i in 0..3000 {
@@ -332,7 +332,7 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             println!("got {}", first.item::<f32>()?);
             Ok(())
         }
-        // The mesh goes with the thread, after what it uses there.
+        // The mesh is dropped with the thread, after the values that use it.
         "thread_local" => {
             let kept: Vec<Tensor> = (0..20)
                 .map(|i| mesh.all_reduce(ones(if i % 2 == 0 { 1 } else { 5000 })?, Reduce::Sum))
@@ -380,7 +380,7 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             println!("got through");
             Ok(())
         }
-        // Nobody looks at them, and they are more than wait at once.
+        // They are never read, and exceed the number of concurrent operations.
         "dropped_messages" => {
             for i in 0..3000 {
                 drop(mesh.irecv(Dtype::F32, &[8], Route::Ring(-1), i % 3)?);
@@ -401,7 +401,7 @@ fn right(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
     .filter(|outcome| !is_none(outcome))
 }
 
-/// Says that a case is none of these.
+/// An error for an unknown case.
 fn none() -> consort::Error {
     Tensor::ones(Dtype::F32, &[2]).and_then(|x| x.reshape(&[3])).err().unwrap_or_else(|| unreachable!())
 }

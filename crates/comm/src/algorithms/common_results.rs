@@ -1,4 +1,4 @@
-//! Results in a common buffer: each member makes its part there, and nobody copies.
+//! Results in a common buffer: each member writes its part there, and nobody copies.
 
 use super::two_phase;
 use crate::buffers::{places, spans, start_of};
@@ -9,14 +9,14 @@ use crate::members::Members;
 use crate::op::Op;
 use crate::row::Word;
 
-/// Makes this member's part once, then looks whether all are made; true when they are.
+/// Writes this member's part once; true when all members have written theirs.
 pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     let (n, me, number) = (members.n(), members.me, call.number);
     let giver = call.giver(n);
     let at = members.rows[giver].get(number, Word::Common) as usize;
     let len = match call.op {
         Op::AllGather { .. } => call.bytes() * n,
-        // Only the root knows how much it gives.
+        // Only the root knows the size.
         Op::Broadcast { root } => members.key(root, number).bytes as usize,
         _ => call.bytes(),
     };

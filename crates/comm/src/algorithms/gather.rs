@@ -1,10 +1,10 @@
-//! Operands side by side: each result has as many rows as its operands, and in each row theirs one after another.
+//! Gathers: each result has as many rows as its operands, and each row concatenates the members' rows.
 
 use super::row_of;
 use crate::call::Call;
 use crate::members::{Members, copy};
 
-/// Operands of one size, one or a list of them.
+/// Gathers operands of equal size, one or a list.
 pub(crate) fn all(call: &Call, members: &Members, outer: usize) {
     for (item, operand) in call.operands().iter().enumerate() {
         let outer = call.outer(item, outer);
@@ -13,7 +13,7 @@ pub(crate) fn all(call: &Call, members: &Members, outer: usize) {
     }
 }
 
-/// Operands of a size of their own for each member.
+/// Gathers operands whose size differs between members.
 pub(crate) fn uneven(call: &Call, members: &Members, outer: usize) {
     let sizes = call.sizes();
     join(call, members, 0, outer, |member| {
@@ -33,7 +33,7 @@ fn join(
     let me = members.me;
     let result = &call.results()[item];
     let whole = row_of(result.len(), outer);
-    // Each begins with itself, so that not all read from one.
+    // Each member begins with itself, so that not all read from one at once.
     for member in members.rotated() {
         let place = place(member);
         for row in 0..outer {

@@ -1,4 +1,4 @@
-//! How results are made from what members have published: one file for each way.
+//! How results are computed from what members have published: one file per algorithm.
 
 pub(crate) mod common_results;
 pub(crate) mod gather;
@@ -12,19 +12,19 @@ use smallvec::SmallVec;
 
 use crate::kernels::{self, Part};
 
-/// Bytes of each of so many rows. There is mostly one, and a division takes as long as ten other instructions.
+/// Bytes of one of `outer` rows. Mostly `outer` is 1, and a division takes as long as ten other instructions.
 pub(crate) fn row_of(bytes: usize, outer: usize) -> usize {
     if outer == 1 { bytes } else { bytes / outer }
 }
 
-/// Reduces what each of `n` members gives.
+/// Reduces the operands of `n` members.
 pub(crate) fn reduce<'a>(
     out: &mut [u8],
     n: usize,
     part: impl Fn(usize) -> Part<'a>,
     (dtype, reduce): (Dtype, Reduce),
 ) {
-    // Two need no list, and more are pushed one by one: a list that is collected is also moved.
+    // Two operands need no list, and more are pushed one by one: a collected list would also be moved.
     if n == 2 {
         return kernels::reduce(out, &[part(0), part(1)], dtype, reduce);
     }

@@ -1,4 +1,4 @@
-//! One step: every member that wants the result reduces all operands by itself.
+//! One step: every member that needs the result reduces all operands by itself.
 
 use consort_types::{Dtype, Reduce};
 
@@ -6,13 +6,13 @@ use crate::call::Call;
 use crate::kernels::Part;
 use crate::members::Members;
 
-/// The small all_reduce. The operands are staged, so that each member's own is overwritten while others still read.
+/// The small all_reduce. The operands are staged, so that a member can overwrite its own while others still read.
 pub(crate) fn all_reduce(call: &Call, members: &Members, dtype: Dtype, reduce: Reduce) {
     let mut start = 0;
     for buffer in call.operands().iter() {
         let (len, bytes) = (buffer.len(), call.bytes());
         let staged = |member| members.staged(member, call.number, bytes, start).range(0, len);
-        // The own slot is not read again: its line has gone to a peer.
+        // This member's own slot is not read again: its cache line has moved to a peer.
         let part = |member| match member == members.me {
             true => Part::Own,
             false => Part::Peer(staged(member)),

@@ -1,4 +1,4 @@
-//! Each member gets its part of every row, of all operands reduced or of the root's.
+//! Scatters: each member gets its part of every row, of the reduced operands or of the root's operand.
 
 use consort_types::{Dtype, Reduce};
 
@@ -7,7 +7,7 @@ use crate::call::Call;
 use crate::kernels::Part;
 use crate::members::{Members, copy};
 
-/// Equal parts of operands reduced, one or a list of them.
+/// Equal parts of the reduced operands, one or a list.
 pub(crate) fn reduced(call: &Call, members: &Members, kind: (Dtype, Reduce), outer: usize) {
     for (item, result) in call.results().iter().enumerate() {
         let outer = call.outer(item, outer);
@@ -17,7 +17,7 @@ pub(crate) fn reduced(call: &Call, members: &Members, kind: (Dtype, Reduce), out
     }
 }
 
-/// Parts of a size of their own for each member.
+/// Parts whose size differs between members.
 pub(crate) fn reduced_unevenly(call: &Call, members: &Members, kind: (Dtype, Reduce), outer: usize) {
     let sizes = call.sizes();
     let start = sizes[..members.me].iter().sum();

@@ -1,4 +1,4 @@
-//! Data that moves as it is: from the root, along a table, or from each to each.
+//! Moves data without reducing it: from the root, along a table of routes, or from each member to each.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,7 @@ use crate::members::{Members, copy};
 use crate::op::Op;
 use crate::row::Row;
 
-/// The root's operands, into this member's.
+/// Copies the root's operands into this member's.
 pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     for (item, buffer) in call.operands().iter().enumerate() {
         let len = buffer.len();
@@ -19,7 +19,7 @@ pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     }
 }
 
-/// What the member that sends here sends; zeros where none does.
+/// Copies the operand of the member that sends to this one; zeros if none does.
 pub(crate) fn permute(call: &Call, members: &Members) {
     let (operand, result) = (&call.operands()[0], &call.results()[0]);
     let out = members.own(result.place(), 0, result.len());
@@ -30,21 +30,21 @@ pub(crate) fn permute(call: &Call, members: &Members) {
     }
 }
 
-/// How many bytes a member sends to each and expects of each.
+/// How many bytes a member sends to each member and expects from each.
 enum Splits<'a> {
     Even(usize),
-    /// Where its table lies.
+    /// The row and the offset of its table.
     Table(&'a Row, usize),
 }
 
 impl Splits<'_> {
     fn of<'a>(call: &Call, members: &'a Members, member: usize) -> Splits<'a> {
-        // The own slot is not read again: its line has gone to a peer.
+        // This member's own slot is not read again: its cache line has moved to a peer.
         let key = if member == members.me { call.key } else { members.key(member, call.number) };
         let row = &members.rows[member];
         match call.op {
             _ if !key.is_even() => Splits::Table(row, row.table(call.number)),
-            // Its parts are as large as the own ones, mostly.
+            // The common case: its parts are as large as this member's.
             Op::AllToAll { part } if key == call.key => Splits::Even(part),
             _ => Splits::Even(key.bytes as usize / members.n()),
         }
@@ -61,12 +61,12 @@ impl Splits<'_> {
         self.word(member)
     }
 
-    /// What it expects of one of `n` members.
+    /// The bytes that it expects from one of `n` members.
     fn from(&self, member: usize, n: usize) -> usize {
         self.word(n + member)
     }
 
-    /// To all before a member.
+    /// The bytes that it sends to all members before this one.
     fn before(&self, member: usize) -> usize {
         match self {
             Splits::Even(size) => size * member,
@@ -75,8 +75,8 @@ impl Splits<'_> {
     }
 }
 
-/// Every pair of members agrees on what goes from one to the other. All members check all pairs, so that all of them
-/// refuse the same call.
+/// Checks that every pair of members agrees on the bytes between them. All members check all pairs, so that all of them
+/// reject the same call.
 fn check_splits(call: &Call, members: &Members) -> Result<(), Stop> {
     let (n, number) = (members.n(), call.number);
     let is_even = |member: usize| members.key(member, number) == call.key;
@@ -103,12 +103,12 @@ fn check_splits(call: &Call, members: &Members) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What each member sends here, side by side.
+/// Copies what each member sends to this one, side by side.
 pub(crate) fn all_to_all(call: &Call, members: &Members, part: usize) -> Result<(), Stop> {
     check_splits(call, members)?;
     let me = members.me;
     let result = &call.results()[0];
-    // Each begins with itself, so that not all read from one.
+    // Each member begins with itself, so that not all read from one at once.
     for from in members.rotated() {
         let splits = Splits::of(call, members, from);
         let (sent, start) = (splits.to(me), splits.before(me));

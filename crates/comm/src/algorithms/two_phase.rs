@@ -1,8 +1,8 @@
 //! The large all_reduce, in place: each member reduces its own part of all operands, chunk by chunk, and copies the
 //! others' parts as they become ready.
 //!
-//! It needs no wait between the phases: part p of a buffer is overwritten by the result of part p, whose maker has
-//! then read it.
+//! No wait is needed between the phases: part p of a buffer is overwritten by the result of part p, and the member that
+//! made that result has then read part p.
 
 use std::ops::Range;
 
@@ -16,13 +16,13 @@ use crate::op::{Key, Op};
 use crate::row::Word;
 use crate::sync::AtomicU64;
 
-/// Bytes that are reduced before the others are told: they are still in the reducer's L2 cache when they are copied, and
-/// few enough turns are taken that memory can be followed.
+/// Bytes that are reduced before `ready` is updated: few enough that they are still in the reducer's L2 cache when they
+/// are copied, and enough that memory is read in long sequential runs.
 const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 512 << 10 };
 /// Parts begin on a cache line.
 const LINE: usize = 64;
 
-/// A large all_reduce that is published. Whoever has it can make it go on, this member's thread or its progress thread.
+/// A published large all_reduce. Either this member's thread or its progress thread can advance it.
 pub(crate) struct Job {
     number: u64,
     key: Key,
@@ -36,11 +36,11 @@ pub(crate) struct Job {
     /// How much of each member's part has been copied here.
     copied: SmallVec<[usize; 8]>,
     finished: bool,
-    /// The operation failed, and its buffers are somebody else's.
+    /// The operation failed, and no longer owns its buffers.
     cancelled: bool,
 }
 
-/// A member's part of so many bytes.
+/// A member's part of `bytes` bytes.
 pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
     let lines = bytes.div_ceil(LINE);
     let start = |member: usize| (lines * member / n * LINE).min(bytes);
@@ -70,7 +70,7 @@ impl Job {
         self.cancelled = true;
     }
 
-    /// Goes as far as it can; true when all parts are here. The error is a member whose call is another.
+    /// Advances as far as possible; true when all parts are here. The error is a member whose call differs.
     pub(crate) fn step(&mut self, members: &Members) -> Result<bool, usize> {
         if self.cancelled {
             return Ok(true);
@@ -96,7 +96,7 @@ impl Job {
             }
             let mut all = self.reduced == own.len();
             let mut moved = false;
-            // Each begins with its right neighbour, so that not all read from one.
+            // Each member begins with its right neighbour, so that not all read from one at once.
             for member in members.rotated().skip(1) {
                 let theirs = part(bytes, n, member);
                 let done = self.copied[member];
@@ -116,7 +116,7 @@ impl Job {
         Ok(self.finished)
     }
 
-    /// A member with a word that changes before this can go on, and what it is now.
+    /// A member, its word that must change before this can advance, and the value seen.
     pub(crate) fn awaits<'a>(&self, members: &'a Members) -> Option<(usize, &'a AtomicU64, u64)> {
         let (n, bytes, member) = (members.n(), self.key.bytes as usize, self.checked);
         if member < n {

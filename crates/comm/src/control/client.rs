@@ -31,9 +31,9 @@ use crate::deadline::from_now;
 use crate::job::Job;
 use crate::limits::way_out;
 
-/// How much later than the coordinator a rank gives up by itself: the coordinator's word names the missing.
+/// How much later than the coordinator a rank gives up by itself: the coordinator's error names the missing ranks.
 const SLACK: Duration = Duration::from_millis(50);
-/// How long the last words of a rank may take.
+/// How long the last message of a rank may take.
 const PARTING: Duration = Duration::from_millis(50);
 
 /// What a rank brought to a rendezvous.
@@ -60,13 +60,13 @@ struct Shared {
     /// This rank.
     rank: usize,
     size: usize,
-    /// The rank that runs the coordinator; none if the launcher does.
+    /// The rank that runs the coordinator; `None` if the launcher does.
     host: Option<usize>,
-    /// Whether the job failed: all that a data path has to look at.
+    /// Whether the job failed: the only flag that a data path must check.
     failed: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
-    /// What is done when the job fails.
+    /// Callbacks for when the job fails.
     reactions: Mutex<Reactions>,
 }
 
@@ -81,24 +81,24 @@ impl fmt::Debug for Reactions {
 
 #[derive(Debug, Default)]
 struct State {
-    /// A call is under way; the next one waits for its turn.
+    /// A call is in progress; the next one waits until it is over.
     busy: bool,
-    /// The call under way.
+    /// The call in progress.
     calling: String,
     /// The last call that was answered.
     answered: String,
     answer: Option<Vec<Peer>>,
     failure: Option<Failure>,
-    /// What every call gives since the first one failed.
+    /// The error of every call since the first one failed.
     error: Option<ControlError>,
-    /// The coordinator ended in good order: no failure, but no more calls either.
+    /// The coordinator ended normally: no failure, but no more calls either.
     closed: bool,
     parted: bool,
 }
 
 impl Control {
-    /// Connects with the job's coordinator and claims a rank. It tries until the deadline: the coordinator may
-    /// be a rank that has not started yet.
+    /// Connects with the job's coordinator and claims a rank. Retries until the deadline: the coordinator may be a rank
+    /// that has not started yet.
     pub fn connect(job: &Job, rank: usize, size: usize, deadline: Duration) -> Result<Control, ControlError> {
         let until = from_now(deadline);
         let mut pause = Duration::from_millis(1);
@@ -138,7 +138,7 @@ impl Control {
         self.shared.lock().failure.clone()
     }
 
-    /// Does something as soon as the job fails, on the thread that listens.
+    /// Registers a callback that the listener thread runs as soon as the job fails.
     pub(crate) fn on_failure(&self, reaction: impl Fn() + Send + 'static) {
         let mut reactions = self.shared.reactions.lock().unwrap_or_else(PoisonError::into_inner);
         if self.failed() {
@@ -147,7 +147,7 @@ impl Control {
         reactions.0.push(Box::new(reaction));
     }
 
-    /// Looks for a failure of the job without this connection at hand: one load where there is none.
+    /// A check for a failure of the job that does not need this handle: one load if there is none.
     pub(crate) fn watch(&self) -> Watch {
         let shared = Arc::clone(&self.shared);
         Box::new(move || {
@@ -157,7 +157,7 @@ impl Control {
         })
     }
 
-    /// All ranks arrive, then all continue with what each brought: its process, a blob, a descriptor or none.
+    /// Blocks until all ranks have arrived, and gives what each brought: its process, a blob, perhaps a descriptor.
     #[track_caller]
     pub fn rendezvous(
         &self,
@@ -168,7 +168,7 @@ impl Control {
         self.meet("rendezvous".to_string(), Location::caller(), blob, fd, deadline)
     }
 
-    /// All ranks arrive with the descriptors of their heaps, which the coordinator keeps for the flight recorder.
+    /// All ranks bring the descriptors of their heaps, which the coordinator keeps for the flight recorder.
     #[track_caller]
     pub(crate) fn share_heap(
         &self,
@@ -179,7 +179,7 @@ impl Control {
         self.meet(HEAPS.to_string(), Location::caller(), blob, Some(heap), deadline)
     }
 
-    /// All ranks arrive, then all continue. The name must be the same on all.
+    /// Blocks until all ranks have arrived. The name must be the same on all.
     #[track_caller]
     pub fn barrier(&self, name: &str, deadline: Duration) -> Result<(), ControlError> {
         let name = format!("barrier \"{}\"", name.escape_debug());
@@ -190,7 +190,7 @@ impl Control {
         self.meet(name, Location::caller(), &[], None, deadline).map(|_| ())
     }
 
-    /// Compares settings: an error on every rank, with every key that differs, unless all have the same.
+    /// Compares settings: an error on every rank, with every key that differs, unless all are equal.
     #[track_caller]
     pub fn parity(&self, pairs: &[(&str, &str)], deadline: Duration) -> Result<(), ControlError> {
         let mut pairs: Vec<(String, String)> =
@@ -207,13 +207,13 @@ impl Control {
         Err(self.shared.lock().fail(ControlError::Parity { differing }))
     }
 
-    /// Gives up: every rank's calls, this one's too, fail with this reason from now on.
+    /// Aborts the job: from now on all calls of every rank, this one included, fail with this reason.
     #[track_caller]
     pub fn abort(&self, reason: &str) {
         self.abort_at(reason, site(Location::caller()));
     }
 
-    /// Gives up, in a place that may be nowhere.
+    /// Aborts the job at a source line, which may be empty.
     pub(crate) fn abort_at(&self, reason: &str, site: String) {
         let reason = shortened(reason, MAX_REASON);
         self.shared.part(&Message::Abort { reason, site });
@@ -296,7 +296,7 @@ impl Drop for Control {
 }
 
 impl State {
-    /// Keeps the first error, and gives it.
+    /// Keeps the first error, and returns it.
     fn fail(&mut self, error: ControlError) -> ControlError {
         self.error.get_or_insert(error).clone()
     }
@@ -307,7 +307,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the state is as wanted; a failure or the moment `until` ends it.
+    /// Waits until `wanted` holds; a failure or the time `until` ends the wait.
     fn wait(
         &self,
         during: &str,
@@ -339,7 +339,7 @@ impl Shared {
         }
     }
 
-    /// Sends a packet: false where the socket did not take it in time.
+    /// Sends a packet; false if the socket did not accept it in time.
     fn send(&self, packet: &Packet, until: Instant) -> io::Result<bool> {
         let mut progress = Progress::default();
         while !send(self.socket.as_fd(), packet, &mut progress)? {
@@ -350,7 +350,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Sends last words. Where they cannot be sent, the closing of the connection says enough.
+    /// Sends a last message. If it cannot be sent, the closed connection says enough.
     fn part(&self, message: &Message) {
         let _ = self.send(&Packet { bytes: message.encode(0), fds: Vec::new() }, Instant::now() + PARTING);
     }
@@ -369,7 +369,7 @@ impl Shared {
                 Ok(0) | Err(Errno::CONNRESET) => {}
                 Ok(_) => continue,
                 Err(error) => {
-                    // Descriptors that came could not be taken, most likely. The others wait for this rank.
+                    // Most likely descriptors could not be received. The others wait for this rank.
                     let error = machine("control", &error.into());
                     let reason = error.to_string().lines().next().unwrap_or_default().to_string();
                     drop(self.lock().fail(error));

@@ -17,7 +17,7 @@ use crate::job::Job;
 use crate::limits::check_open_files;
 use crate::recorder::read_descriptor;
 
-/// The one process of a job that all ranks are connected with, in a thread of the launcher or of rank 0.
+/// The coordinator of a job, to which all ranks are connected: a thread of the launcher or of rank 0.
 #[derive(Debug)]
 pub struct Coordinator {
     desk: Arc<Desk>,
@@ -27,8 +27,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts to serve a job of so many ranks. `launched` says that whoever starts it also calls `ended` for
-    /// every rank, so that a closed connection can wait for the reason.
+    /// Starts to serve a job of `size` ranks. `launched` says that the caller will call `ended` for every rank, so that
+    /// a closed connection can wait for the reason.
     pub fn start(job: &Job, size: usize, launched: bool) -> io::Result<Coordinator> {
         Coordinator::start_for(job, size, launched, geteuid().as_raw())
     }
@@ -42,7 +42,7 @@ impl Coordinator {
         )?;
         bind(&listener, &SocketAddrUnix::new_abstract_name(job.socket().as_bytes())?)?;
         listen(&listener, 1024)?;
-        // A connection of every rank.
+        // One connection per rank.
         check_open_files(size + 8)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let desk = Arc::new(Desk::default());
@@ -53,12 +53,12 @@ impl Coordinator {
         Ok(Coordinator { desk, wake, size, thread: Some(thread) })
     }
 
-    /// The process of a rank ended. Every survivor is told, unless the rank said goodbye and all is well.
+    /// The process of a rank ended. Every survivor is told, unless the rank said goodbye and succeeded.
     pub fn ended(&self, rank: usize, exit: Exit) {
         self.order(Order::End(rank, exit));
     }
 
-    /// Gives the job up: every rank is told why.
+    /// Aborts the job: every rank is told why.
     pub fn abort(&self, reason: String) {
         self.order(Order::Abort(reason));
     }
@@ -68,7 +68,7 @@ impl Coordinator {
         self.desk.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the flight recorders of all ranks hold, also of those that are dead, stopped or stuck. Empty before the
+    /// What the flight recorders of all ranks hold, even of ranks that are dead, stopped or stuck. Empty before the
     /// ranks have made a group.
     pub fn flight(&self) -> Flight {
         let kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -81,23 +81,23 @@ impl Coordinator {
         flight.sorted()
     }
 
-    /// How many connections were turned away: of another user, without the secret, or silent.
+    /// How many connections were rejected: of another user, without the secret, or silent.
     pub fn strangers(&self) -> u64 {
         self.desk.strangers.load(Ordering::Relaxed)
     }
 
-    /// Ends the service; ranks that are still there are told. Afterwards failure and strangers are final.
+    /// Ends the service; ranks that are still connected are told. Afterwards failure and strangers are final.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.order(Order::Stop);
-            // It does not panic; if it did, there is nothing left to stop.
+            // The thread does not panic; if it did, there would be nothing left to stop.
             let _ = thread.join();
         }
     }
 
     fn order(&self, order: Order) {
         self.desk.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        // It fails only where so many wakes are waiting already that one more changes nothing.
+        // Fails only if so many wake-ups are pending that one more changes nothing.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -8,7 +8,7 @@ use super::failure::{Failure, write_rows};
 use super::parity::Differing;
 use crate::ranks_text;
 
-/// Why a call on the control plane gave no result. After the first one every later call gives the same.
+/// Why a call on the control plane gave no result. After the first error every later call gives the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlError {
     /// The job failed.
@@ -23,14 +23,14 @@ pub enum ControlError {
         /// The keys that differ.
         differing: Vec<Differing>,
     },
-    /// There was no coordinator that let this rank in before the deadline.
+    /// No coordinator admitted this rank before the deadline.
     NotAdmitted {
         /// The deadline.
         deadline: Duration,
         /// How the last attempt ended.
         last: String,
     },
-    /// The coordinator knows the job and refuses the claim.
+    /// The coordinator knows the job and rejects the claim.
     Refused {
         /// Why.
         reason: String,
@@ -44,24 +44,24 @@ pub enum ControlError {
     },
     /// This rank said goodbye before.
     Parted,
-    /// What was given is too long to be sent.
+    /// An argument is too long to be sent.
     TooLong {
         /// The call.
         call: &'static str,
-        /// What is too long.
+        /// Which argument.
         what: &'static str,
-        /// The bytes it may have.
+        /// Its limit, in bytes.
         limit: usize,
-        /// The bytes it has.
+        /// Its length, in bytes.
         length: usize,
     },
-    /// The machine failed.
+    /// A system call failed.
     Machine {
         /// What this rank was doing.
         during: String,
-        /// What the machine says.
+        /// The system's error.
         error: String,
-        /// The way out.
+        /// What to do about it.
         note: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The first thing that went wrong in a job: whose fault it was, what happened, and where.
+//! The first failure in a job: which rank is to blame, what happened, and where.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -19,7 +19,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Whether it ended as it should.
+    /// Whether it ended with success.
     pub fn is_success(self) -> bool {
         self == Exit::Code(0)
     }
@@ -55,7 +55,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The name of a signal, by the numbers of Linux on all machines that Rust programs are common on.
+/// The name of a signal, by its number on Linux on the common architectures.
 pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
     const NAMES: [&str; 31] = [
         "SIGHUP",
@@ -96,12 +96,12 @@ pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
 /// The first failure of a job. Every rank is told the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The rank whose fault it is; none for the launcher.
+    /// The rank to blame; `None` for the launcher.
     pub rank: Option<usize>,
     /// What happened.
     pub what: What,
-    /// Where: the call in which it was met, the last call of a rank that died, the source line of an abort.
-    /// Empty where nobody knows.
+    /// Where: the call in which it was found, the last call of a rank that died, the source line of an abort. Empty if
+    /// unknown.
     pub at: String,
 }
 
@@ -110,22 +110,22 @@ pub struct Failure {
 pub enum What {
     /// Its process ended without a goodbye.
     Ended(Exit),
-    /// Its connection closed without a goodbye, and nobody knows how its process is.
+    /// Its connection closed without a goodbye, and the state of its process is unknown.
     Lost,
-    /// It said goodbye, and others wait for it.
+    /// It said goodbye while others wait for it.
     Left,
-    /// It gave up, for this reason.
+    /// It aborted the job, for this reason.
     Aborted(String),
-    /// A rank stopped for this reason, which it had written where others read it.
+    /// A rank stopped for this reason, which it had published.
     Caused(Cause),
-    /// It did not come to a call before the deadline; these ranks did not.
+    /// These ranks did not arrive at a call before the deadline.
     Late(Vec<usize>),
-    /// It came to another call than the others: each call, its source line, and who made it.
+    /// It made a different call than the others: each call, its source line, and the ranks that made it.
     Differs(Vec<(String, String, Vec<usize>)>),
 }
 
 impl Failure {
-    /// The ranks that are to blame, as far as that can be told.
+    /// The ranks to blame, as far as they are known.
     pub fn culprits(&self) -> Vec<usize> {
         match &self.what {
             What::Caused(cause) => cause.culprits.clone(),
@@ -133,7 +133,7 @@ impl Failure {
         }
     }
 
-    /// Whether the text begins with the call in which the failure was met.
+    /// Whether the text begins with the call in which the failure was found.
     pub(crate) fn names_its_call(&self) -> bool {
         matches!(self.what, What::Late(_) | What::Differs(_))
     }

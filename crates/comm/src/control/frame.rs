@@ -1,10 +1,10 @@
 //! The messages of the control plane, as bytes.
 //!
-//! A frame is a kind (1 byte), how many file descriptors come with it (2 bytes), the length of its body
-//! (4 bytes), both little-endian, and the body: the message as postcard writes it, whose number of the variant
-//! (from 1) is the kind. Each kind has a limit for its body and for its descriptors, which is checked as soon as the
-//! header is there: a peer cannot make us hold more than the limit of what it may send. A buffer grows with the
-//! bytes that arrive, never by a length that was claimed; a list reserves room for no more items than bytes are left.
+//! A frame is a kind (1 byte), the number of file descriptors that come with it (2 bytes), the length of its body (4
+//! bytes), both little-endian, and the body: the message as postcard encodes it, whose variant number (from 1) is the
+//! kind. Each kind has a limit for its body and for its descriptors, which is checked as soon as the header has
+//! arrived: a peer cannot make us hold more than the limit. A buffer grows with the bytes that arrive, never by a
+//! claimed length; a list reserves room for no more items than bytes are left.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
 
-/// The bytes of the longest blob that a rank may bring to a meeting.
+/// Maximum bytes of a blob that a rank may bring to a meeting.
 pub const MAX_BLOB: usize = 64 * 1024;
-/// The bytes of the longest name of a call, and of a source line.
+/// Maximum bytes of a call's name, and of a source line.
 pub(crate) const MAX_NAME: usize = 256;
-/// The bytes of the longest reason for an abort.
+/// Maximum bytes of the reason for an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 /// Changes whenever the messages do.
 pub(super) const PROTOCOL: u8 = 4;
 
 const HEADER: usize = 7;
 
-/// What a rank and the coordinator say to one another. A kind is the number of its variant, from 1.
+/// The messages between a rank and the coordinator. A kind is the number of its variant, from 1.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// From a rank, first: its claim to be that rank. It is as long for any number, so that its limit is exact.
+    /// From a rank, first: its claim to a rank. Its length does not depend on the number, so that its limit is exact.
     Hello {
         protocol: u8,
         #[serde(with = "le")]
@@ -37,37 +37,37 @@ pub(super) enum Message {
         size: u32,
         secret: [u8; 16],
     },
-    /// From a rank: it came to a meeting, and waits so many milliseconds at most. Carries a descriptor or none.
+    /// From a rank: it arrived at a meeting, and waits at most `milliseconds`. Carries at most one descriptor.
     Meet { name: String, site: String, milliseconds: u64, blob: Vec<u8> },
-    /// From a rank: it gives up, and so must all.
+    /// From a rank: it aborts the job.
     Abort { reason: String, site: String },
     /// From a rank: it is done; its connection closes next.
     Goodbye,
-    /// From the coordinator: the claim is accepted. It says whether the coordinator is a launcher's, or rank 0's.
+    /// From the coordinator: the claim is accepted. Says whether a launcher runs the coordinator, or rank 0.
     Welcome { launched: bool },
-    /// From the coordinator, to one who knows the secret: the claim is not accepted, for this reason.
+    /// From the coordinator, to a peer that knows the secret: the claim is rejected, for this reason.
     Refused { reason: String },
-    /// From the coordinator: all came. For each rank its process, whether a descriptor of it is here, its blob.
+    /// From the coordinator: all arrived. For each rank its process, whether its descriptor is attached, its blob.
     Met { peers: Vec<(u32, bool, Vec<u8>)> },
     /// From the coordinator: the job failed.
     Failed(Failure),
-    /// From the coordinator: it ends in good order.
+    /// From the coordinator: it ends normally.
     Closing,
 }
 
-/// Who reads decides what may come.
+/// The reader of a connection, which decides which messages are allowed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reader {
-    /// The coordinator, of one who has not shown the secret.
+    /// The coordinator, reading from a peer that has not shown the secret.
     Lobby,
-    /// The coordinator, of a rank.
+    /// The coordinator, reading from a rank.
     Coordinator,
     /// A rank of a world of this size.
     Rank(usize),
 }
 
 impl Reader {
-    /// The longest body and the most descriptors that a kind may have for this reader; none if it may not come.
+    /// The maximum body and number of descriptors of a kind for this reader; `None` if the kind is not allowed.
     fn limits(self, kind: u8) -> Option<(usize, usize)> {
         Some(match (self, kind) {
             (Reader::Lobby, 1) => (25, 0),
@@ -84,11 +84,11 @@ impl Reader {
     }
 }
 
-/// What came is no message that may come here.
+/// The received bytes are not a message that is allowed here.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Garbage;
 
-/// Bytes and descriptors that arrived and are not yet read as messages.
+/// Received bytes and descriptors that are not decoded yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     pub(crate) bytes: VecDeque<u8>,
@@ -96,7 +96,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// The next message with its descriptors, if all of it is there.
+    /// The next message with its descriptors, if it has arrived completely.
     pub(super) fn next(&mut self, reader: Reader) -> Result<Option<(Message, Vec<OwnedFd>)>, Garbage> {
         if self.bytes.len() < HEADER {
             // A stranger is not given time to complete a header that is already wrong.
@@ -126,9 +126,9 @@ impl Inbox {
 }
 
 impl Message {
-    /// The frame of a message that carries so many descriptors.
+    /// The frame of a message that carries `fds` descriptors.
     pub(super) fn encode(&self, fds: usize) -> Vec<u8> {
-        // The byte before the body is for postcard's number of the variant.
+        // The byte before the body is for postcard's variant number.
         let mut frame = bytes_after(vec![0; HEADER - 1], self);
         let (kind, length) = (frame[HEADER - 1] + 1, (frame.len() - HEADER) as u32);
         frame[0] = kind;
@@ -138,25 +138,25 @@ impl Message {
     }
 }
 
-/// The message of a body; none unless every byte of it has a meaning.
+/// The message of a body; `None` unless every byte of it is used.
 fn decode(kind: u8, body: &[u8]) -> Option<Message> {
     let message = whole(&[&[kind.checked_sub(1)?], body].concat())?;
     let other = matches!(message, Message::Hello { protocol, .. } if protocol != PROTOCOL);
     (!other).then_some(message)
 }
 
-/// Bytes with those of a value after them.
+/// The bytes, followed by the encoding of a value.
 fn bytes_after(bytes: Vec<u8>, value: &(impl Serialize + ?Sized)) -> Vec<u8> {
     postcard::to_extend(value, bytes).expect("texts, numbers and lists have bytes")
 }
 
-/// The value that all of these bytes are.
+/// The value that is encoded by exactly these bytes.
 fn whole<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)
 }
 
-/// So much of a text as the limit has room for.
+/// The longest prefix of a text that fits into `limit` bytes.
 pub(super) fn shortened(text: &str, limit: usize) -> String {
     let end = (0..=limit.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
     text[..end].to_string()
@@ -223,7 +223,7 @@ mod tests {
             }
             inbox.bytes.push_back(frame[frame.len() - 1]);
             assert_eq!(inbox.next(reader).unwrap().unwrap().0, message);
-            // A body that ends early or goes on is none, and none of them panics.
+            // A body that is too short or too long is rejected, and none panics.
             for length in 0..frame.len() - HEADER {
                 assert_eq!(decode(frame[0], &frame[HEADER..HEADER + length]), None, "{message:?}");
             }
@@ -251,7 +251,7 @@ mod tests {
             let mut inbox = Inbox { bytes: head.into(), fds: VecDeque::new() };
             inbox.next(reader).map(|_| ())
         };
-        // A hello of 25 bytes is waited for; one of 26, one with a descriptor and any other kind is not.
+        // The reader waits for a hello of 25 bytes, and rejects one of 26, one with a descriptor and any other kind.
         assert_eq!(read(Reader::Lobby, [1, 0, 0, 25, 0, 0, 0]), Ok(()));
         assert_eq!(read(Reader::Lobby, [1, 0, 0, 26, 0, 0, 0]), Err(Garbage));
         assert_eq!(read(Reader::Lobby, [1, 1, 0, 25, 0, 0, 0]), Err(Garbage));

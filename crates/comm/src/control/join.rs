@@ -1,4 +1,4 @@
-//! One attempt of a rank to be let in by the coordinator.
+//! One attempt of a rank to be admitted by the coordinator.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -16,7 +16,7 @@ use super::roster::Packet;
 use super::socket::{Progress, receive, send, wait_ready};
 use crate::job::Job;
 
-/// The connection and whether a launcher runs the coordinator, or how the attempt ended if another one may succeed.
+/// The connection and whether a launcher runs the coordinator, or how the attempt failed if a retry may succeed.
 pub(super) type Attempt = Result<(OwnedFd, Inbox, bool), String>;
 
 /// Connects and claims a rank, waiting no longer than `until`.
@@ -31,7 +31,7 @@ pub(super) fn join(job: &Job, rank: usize, size: usize, until: Instant) -> Resul
         Err(Errno::AGAIN) => return Ok(Err("a coordinator with a full queue".to_string())),
         Err(error) => return Err(failed(error)),
     }
-    // The secret is for a coordinator of the same user, not for whoever took the name before it.
+    // The secret is for a coordinator of the same user, not for a process that took the name before it.
     if socket_peercred(&socket).map_err(failed)?.uid != geteuid() {
         return Ok(Err("a coordinator of another user".to_string()));
     }
@@ -66,7 +66,7 @@ pub(super) fn join(job: &Job, rank: usize, size: usize, until: Instant) -> Resul
             Ok(_) => {}
         }
     };
-    // From here on the listener sleeps in its reads; sends say for themselves that they do not wait.
+    // From here on the listener blocks in its reads; each send asks not to block.
     rustix::io::ioctl_fionbio(&socket, false).map_err(failed)?;
     Ok(Ok((socket, inbox, launched)))
 }

@@ -6,9 +6,9 @@
 //! goodbye is a death, which the others are told at once.
 //!
 //! - `frame.rs`: messages as bytes, with limits. `socket.rs`: bytes and descriptors on a socket.
-//! - `roster.rs`: who is here, who waits, what failed first; without sockets or clock.
+//! - `roster.rs`: which ranks are connected, which wait, the first failure; without sockets or clock.
 //! - `server.rs`: the coordinator's thread. `coordinator.rs`: its handle.
-//! - `client.rs`, `join.rs`: a rank's side. `error.rs`, `failure.rs`: what can go wrong, in words. `parity.rs`: compare.
+//! - `client.rs`, `join.rs`: a rank's side. `error.rs`, `failure.rs`: errors and their texts. `parity.rs`: compare.
 
 mod client;
 mod coordinator;

@@ -1,4 +1,4 @@
-//! Whether all ranks have the same settings: pairs of key and value from each, compared by every rank alike.
+//! Whether all ranks have the same settings: pairs of key and value from each rank, compared by every rank.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Differing {
     /// The key.
     pub key: String,
-    /// Each value, none where a rank does not have the key, with the ranks that have it; by the first rank.
+    /// Each value, `None` for a rank without the key, with the ranks that have it; ordered by first rank.
     pub values: Vec<(Option<String>, Vec<usize>)>,
 }
 
-/// The keys in which the ranks' pairs differ, in order. It depends on nothing but the pairs, so every rank
-/// finds the same.
+/// The keys in which the ranks' pairs differ, in order. The result depends only on the pairs, so it is equal on every
+/// rank.
 pub(super) fn differing(ranks: &[Vec<(String, String)>]) -> Vec<Differing> {
     let settings: Vec<BTreeMap<&str, &str>> =
         ranks.iter().map(|pairs| pairs.iter().map(|(key, value)| (&**key, &**value)).collect()).collect();

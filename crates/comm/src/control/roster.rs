@@ -1,12 +1,12 @@
-//! What the coordinator knows of the ranks, and what follows from it. No sockets and no clock: the server
-//! feeds it what happened and when, and takes out what to send.
+//! The coordinator's state of the ranks, and its transitions. No sockets and no clock: the server passes in what
+//! happened and when, and takes out what to send.
 //!
-//! Ranks meet: a rank brings a name, a source line, a blob and perhaps a descriptor, and gets everybody's
-//! once all have come. Rendezvous, parity and barrier are such meetings. A rank comes to its next meeting
-//! only after the last one was complete, so there is never more than one, and the k-th of every rank is the
-//! same. A rank that comes under another name than the first is a mismatch, told to all at once.
+//! Ranks meet: a rank brings a name, a source line, a blob and perhaps a descriptor, and gets those of all ranks once
+//! all have arrived. Rendezvous, parity and barrier are such meetings. A rank arrives at its next meeting only after
+//! the last one was complete, so there is at most one at a time, and the k-th meeting of every rank is the same. A rank
+//! that arrives under a different name than the first is a mismatch, reported to all at once.
 //!
-//! The first failure is the job's. It is kept, sent to every rank that is here and to every one that comes.
+//! The first failure is the job's. It is kept, and sent to every rank that is connected or connects later.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::failure::{Exit, Failure, What};
 use super::frame::{MAX_REASON, Message, shortened};
 use crate::status::Cause;
 
-/// How long a closed connection waits for the launcher's word on how the process ended. The kernel closes a
-/// dying process's sockets just before it reports the death, so the word comes within a millisecond.
+/// How long a closed connection waits for the launcher's report on how the process ended. The kernel closes a dying
+/// process's sockets just before it reports the death, so the report comes within a millisecond.
 const WORD: Duration = Duration::from_millis(50);
 
 /// The name of the meeting to which ranks bring their heaps.
 pub(super) const HEAPS: &str = "start-up";
 
-/// A message and its descriptors, ready to be sent to several.
+/// A message and its descriptors, ready to be sent to several ranks.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
@@ -42,12 +42,12 @@ pub(super) struct Arrival {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemberState {
-    /// It has not come yet.
+    /// It has not connected yet.
     Absent,
     Here,
     /// It said goodbye.
     Left,
-    /// Its connection closed without a goodbye, then.
+    /// Its connection closed at this time, without a goodbye.
     Lost(Instant),
     /// Its process ended without a goodbye.
     Gone(Exit),
@@ -58,21 +58,21 @@ struct Member {
     pid: u32,
     /// The last call it completed.
     last: String,
-    /// Why it stopped, where it has said so.
+    /// Why it stopped, if it has published that.
     cause: Option<Cause>,
     arrival: Option<Arrival>,
 }
 
 pub(super) struct Roster {
     members: Vec<Member>,
-    /// How many meetings were complete.
+    /// How many meetings were completed.
     meetings: u64,
     failure: Option<Failure>,
-    /// Whether a launcher tells how processes end.
+    /// Whether a launcher reports how processes end.
     launched: bool,
-    /// What is to be sent, and to which rank.
+    /// Packets to send, each with its rank.
     outgoing: Vec<(usize, Arc<Packet>)>,
-    /// What was brought to the last meeting of heaps, until somebody takes it.
+    /// The heaps that were brought to the last meeting of heaps, until they are taken.
     heaps: Option<Heaps>,
 }
 
@@ -91,12 +91,12 @@ impl Roster {
         Roster { members, meetings: 0, failure: None, launched, outgoing: Vec::new(), heaps: None }
     }
 
-    /// What is to be sent since the last time this was asked.
+    /// The packets to send since the last call of this.
     pub(super) fn take_outgoing(&mut self) -> Vec<(usize, Arc<Packet>)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// The heaps that ranks brought since the last time this was asked.
+    /// The heaps that ranks brought since the last call of this.
     pub(super) fn take_heaps(&mut self) -> Option<Heaps> {
         self.heaps.take()
     }
@@ -124,7 +124,7 @@ impl Roster {
         Ok(())
     }
 
-    /// A rank comes to its next meeting. It may not come twice to one.
+    /// A rank arrives at its next meeting; an error if it has arrived already.
     pub(super) fn arrive(&mut self, rank: usize, arrival: Arrival) -> Result<(), ()> {
         if self.members[rank].arrival.is_some() || self.members[rank].state != MemberState::Here {
             return Err(());
@@ -137,7 +137,7 @@ impl Roster {
         Ok(())
     }
 
-    /// A rank stops, and has said why. It comes before whatever else follows from that.
+    /// A rank stops, and has published why. This must come before all other consequences.
     pub(super) fn explain(&mut self, rank: usize, mut cause: Cause) {
         let size = self.members.len();
         cause.culprits.retain(|rank| *rank < size);
@@ -159,7 +159,7 @@ impl Roster {
         self.abort(host, reason, String::new());
     }
 
-    /// A rank gave up.
+    /// A rank aborts the job.
     pub(super) fn abort(&mut self, rank: Option<usize>, reason: String, site: String) {
         self.fail(Failure { rank, what: What::Aborted(reason), at: site });
     }
@@ -174,7 +174,7 @@ impl Roster {
         }
     }
 
-    /// The launcher says how a rank's process ended. All that the process sent has been read before this.
+    /// The launcher reports how a rank's process ended. All that the process sent has been read before this.
     pub(super) fn end(&mut self, rank: usize, exit: Exit) {
         let was = self.members[rank].state;
         if was != MemberState::Left {
@@ -185,7 +185,7 @@ impl Roster {
         if vanished || !exit.is_success() {
             self.fail_by(rank, What::Ended(exit));
         } else {
-            // One that never came may be no concern of the others: it is if they wait for it.
+            // A rank that never connected concerns the others only if they wait for it.
             self.proceed();
         }
     }
@@ -217,17 +217,17 @@ impl Roster {
         words.chain(self.deadline()).min()
     }
 
-    /// The coordinator ends: tells those who are still here.
+    /// The coordinator ends: tells the ranks that are still connected.
     pub(super) fn close(&mut self) {
         self.broadcast(&Message::Closing);
     }
 
-    /// The earliest deadline of those who came to the meeting.
+    /// The earliest deadline of the ranks at the meeting.
     fn deadline(&self) -> Option<Instant> {
         self.members.iter().filter_map(|member| Some(member.arrival.as_ref()?.until)).min()
     }
 
-    /// The meeting under way, for a text.
+    /// The current meeting, as text.
     fn meeting_text(&self) -> String {
         let first = self.members.iter().find_map(|member| member.arrival.as_ref());
         first.map_or(String::new(), |arrival| arrival.name.clone())
@@ -242,14 +242,14 @@ impl Roster {
                 None => calls.push((arrival.name.clone(), arrival.site.clone(), vec![rank])),
             }
         }
-        // The same call from two source lines is the same call; its lines are told only in a mismatch.
+        // The same call from two source lines is the same call; its lines are shown only in a mismatch.
         if calls.iter().any(|(name, _, _)| *name != calls[0].0) {
             let at = format!("call {}", self.meetings);
             self.fail(Failure { rank: Some(came), what: What::Differs(calls), at });
         }
     }
 
-    /// Completes the meeting if all came; fails if one that has not come never will.
+    /// Completes the meeting if all have arrived; fails if a rank that has not arrived never will.
     fn proceed(&mut self) {
         let came = self.members.iter().filter(|member| member.arrival.is_some()).count();
         if self.failure.is_some() || came == 0 {
@@ -294,7 +294,7 @@ impl Roster {
         self.fail(self.blamed(rank, what, self.members[rank].last.clone()));
     }
 
-    /// A failure of a rank, or what it says is the cause of it.
+    /// A failure of a rank, or the cause that it published.
     fn blamed(&self, rank: usize, what: What, at: String) -> Failure {
         match &self.members[rank].cause {
             Some(cause) => {

@@ -1,9 +1,9 @@
-//! The coordinator's sockets: who may come in, what they say, what they are told.
+//! The coordinator's sockets: admission, reading, sending.
 //!
-//! One thread polls everything and never blocks on a peer. Whoever connects waits in the lobby until a
-//! correct hello has come: of the same user, with the job's secret, in time. All others are strangers:
-//! counted, not answered, dropped. The lobby is small; when it is full the one who has been silent for
-//! longest makes room, so that a flood of strangers costs a rank at most a second attempt.
+//! One thread polls everything and never blocks on a peer. A new connection waits in the lobby until it has sent a
+//! correct hello: from the same user, with the job's secret, in time. All others are strangers: counted, not answered,
+//! dropped. The lobby is small; when it is full the connection that has been silent for longest is dropped, so that a
+//! flood of strangers costs a rank at most a second attempt.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,13 +26,13 @@ use crate::job::Secret;
 use crate::limits::{free_files, way_out};
 use crate::status::cause_in;
 
-/// How long one who connects may take for its hello.
+/// How long a new connection may take for its hello.
 const HANDSHAKE: Duration = Duration::from_millis(500);
-/// How long ranks may take, when the coordinator ends, to read what it has for them.
+/// How long ranks may take, when the coordinator ends, to read its last messages.
 const FINISH: Duration = Duration::from_secs(1);
-/// How many may wait in the lobby.
+/// Maximum number of connections in the lobby.
 const LOBBY: usize = 64;
-/// The most groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
+/// Maximum number of groups of all ranks whose heaps are kept: each costs a descriptor for every rank.
 const GROUPS: usize = 4;
 
 /// What the launcher tells the coordinator.
@@ -40,9 +40,9 @@ const GROUPS: usize = 4;
 pub(super) enum Order {
     /// The process of a rank ended.
     End(usize, Exit),
-    /// The job is given up, for this reason.
+    /// The job is aborted, for this reason.
     Abort(String),
-    /// There is nobody left to serve.
+    /// The service ends.
     Stop,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Desk {
     pub(super) heaps: Mutex<VecDeque<Heaps>>,
 }
 
-/// A connection that has not said who it is.
+/// A connection that has not identified itself.
 struct Guest {
     socket: OwnedFd,
     inbox: Inbox,
@@ -77,7 +77,7 @@ pub(super) struct Server {
     wake: OwnedFd,
     desk: Arc<Desk>,
     secret: Secret,
-    /// The user that ranks must be.
+    /// The user that ranks must run as.
     uid: u32,
     roster: Roster,
     lobby: VecDeque<Guest>,
@@ -97,7 +97,7 @@ impl Server {
     ) -> Server {
         let links = (0..size).map(|_| None).collect();
         let roster = Roster::new(size, launched);
-        // Beside the connections and pipes of the ranks there must be room for the heaps of the next group.
+        // Besides the connections and pipes of the ranks there must be descriptors for the heaps of the next group.
         let groups = (free_files() / size.max(1)).saturating_sub(4).clamp(1, GROUPS);
         Server { listener, wake, desk, secret, uid, roster, lobby: VecDeque::new(), links, groups }
     }
@@ -106,7 +106,7 @@ impl Server {
     pub(super) fn run(&mut self) {
         loop {
             self.wait();
-            // The orders first: when a process is reported to have ended, all it sent is there to be read.
+            // The orders first: when a process is reported to have ended, all that it sent can be read.
             let orders: Vec<Order> = self.orders();
             self.admit();
             self.read_lobby();
@@ -126,7 +126,7 @@ impl Server {
             if stop {
                 self.roster.close();
             }
-            // Before a rank learns that all came: what it then does can be read at once.
+            // Before a rank learns that all have arrived: what it does next can then be read at once.
             self.publish();
             self.deliver();
             self.publish();
@@ -136,7 +136,7 @@ impl Server {
         }
     }
 
-    /// Delivers what the sockets did not take yet: some ranks may still wait for what others have long had.
+    /// Sends what the sockets did not accept yet: some ranks may still wait for what others have received.
     fn finish(&mut self) {
         let until = Instant::now() + FINISH;
         loop {
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// Sleeps until something can be done.
+    /// Blocks until something can be done.
     fn wait(&mut self) {
         let handshake = self.lobby.front().map(|guest| guest.since + HANDSHAKE);
         let due = [handshake, self.roster.due()].into_iter().flatten().min();
@@ -164,7 +164,7 @@ impl Server {
             let more = if link.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
             PollFd::new(&link.socket, PollFlags::IN | more)
         }));
-        // An interrupted poll is a poll that found nothing yet; no other error can come of valid arguments.
+        // An interrupted poll found nothing yet; valid arguments cause no other error.
         let _ = poll(&mut fds, left.as_ref());
     }
 
@@ -178,13 +178,13 @@ impl Server {
         self.desk.strangers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets those who knock into the lobby: a lobby's worth of them, then the ranks have their turn.
+    /// Accepts connections into the lobby: at most a lobby's worth, then the ranks are served.
     fn admit(&mut self) {
         for _ in 0..LOBBY {
             let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    // No descriptor is free: the oldest guest's will be, and then the next one can come.
+                    // No descriptor is free: dropping the oldest guest frees one for the next connection.
                     if self.lobby.pop_front().is_some() {
                         self.stranger();
                     } else {
@@ -210,12 +210,12 @@ impl Server {
                 }
                 _ => self.stranger(),
             }
-            // A hello is sent right after the connection, so most of them need not wait for the next round.
+            // A hello is sent right after connecting, so most of them need not wait for the next round.
             self.read_lobby();
         }
     }
 
-    /// Reads what the guests say: a correct hello makes a rank of one, anything else ends it.
+    /// Reads the guests' messages: a correct hello admits a rank, anything else drops the connection.
     fn read_lobby(&mut self) {
         for mut guest in std::mem::take(&mut self.lobby) {
             let open = match receive(guest.socket.as_fd(), &mut guest.inbox, false, false) {
@@ -242,13 +242,13 @@ impl Server {
             Err(reason) => {
                 let packet = Packet { bytes: Message::Refused { reason }.encode(0), fds: Vec::new() };
                 link.outbox.push_back((Arc::new(packet), Progress::default()));
-                // A new socket takes so little at once, and the bytes outlive the connection.
+                // A new socket accepts so few bytes at once, and they outlive the connection.
                 link.flush();
             }
         }
     }
 
-    /// Reads what a rank says until there is no more for now.
+    /// Reads a rank's messages until no more are available.
     fn read(&mut self, rank: usize) {
         while let Some(link) = &mut self.links[rank] {
             match receive(link.socket.as_fd(), &mut link.inbox, true, false) {
@@ -256,7 +256,7 @@ impl Server {
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return,
                 Err(error @ Errno::MFILE) => {
-                    // What the rank sent is lost, and it is not the rank's fault.
+                    // What the rank sent is lost, which is not the rank's fault.
                     let error = error.into();
                     return self
                         .roster
@@ -272,7 +272,7 @@ impl Server {
                     Err(Garbage) => Err(()),
                 };
                 if obeyed.is_err() {
-                    // A rank that talks nonsense is as good as dead.
+                    // A rank that sends invalid messages is treated as dead.
                     return self.close(rank);
                 }
             }
@@ -296,7 +296,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reads why a rank stops, before anything is made of its end.
+    /// Reads why a rank stops, before its end is processed.
     fn learn(&mut self, rank: usize) {
         let kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner);
         let of_rank = |heaps: &Heaps| {
@@ -314,7 +314,7 @@ impl Server {
         self.roster.lose(rank, Instant::now());
     }
 
-    /// Sends what is to be sent, as far as the sockets take it.
+    /// Sends outgoing packets, as far as the sockets accept them.
     fn deliver(&mut self) {
         for (rank, packet) in self.roster.take_outgoing() {
             if let Some(link) = &mut self.links[rank] {
@@ -328,7 +328,7 @@ impl Server {
         }
     }
 
-    /// Makes the first failure and the ranks' heaps known to the handle.
+    /// Gives the first failure and the ranks' heaps to the handle.
     fn publish(&mut self) {
         if let Some(heaps) = self.roster.take_heaps() {
             let mut kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -347,7 +347,7 @@ impl Server {
 }
 
 impl Link {
-    /// Sends what waits; false where the connection is broken.
+    /// Sends what is queued; false if the connection is broken.
     fn flush(&mut self) -> bool {
         while let Some((packet, progress)) = self.outbox.front_mut() {
             match send(self.socket.as_fd(), packet, progress) {

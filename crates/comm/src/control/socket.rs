@@ -16,11 +16,11 @@ use rustix::net::{
 pub(crate) use super::frame::Inbox;
 pub(crate) use super::roster::Packet;
 
-/// The kernel carries 253 descriptors with one message at most. Tests have few ranks, and several messages.
+/// The kernel carries at most 253 descriptors with one message. Tests have few ranks, but should send several messages.
 const FDS_AT_ONCE: usize = if cfg!(test) { 3 } else { 200 };
 
-/// Reads what is there into an inbox: how many bytes, 0 at the end. Descriptors are taken only from a peer
-/// that may send them; otherwise the kernel closes them.
+/// Reads what has arrived into an inbox: how many bytes, 0 at the end. Descriptors are accepted only from a peer that
+/// may send them; otherwise the kernel closes them.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     inbox: &mut Inbox,
@@ -43,7 +43,7 @@ pub(crate) fn receive(
         }
     }
     if take_fds && received.flags.contains(ReturnFlags::CTRUNC) {
-        // Descriptors were lost, for want of a free number most likely.
+        // Descriptors were lost, most likely because no number was free.
         return Err(Errno::MFILE);
     }
     inbox.bytes.extend(&bytes[..received.bytes]);
@@ -57,8 +57,8 @@ pub(crate) struct Progress {
     fds: usize,
 }
 
-/// Sends as much as the socket takes now: whether that was all. Descriptors go first, each batch with a
-/// byte of the frame, so that they are there when the frame is.
+/// Sends as much as the socket accepts now; true if that was all. Descriptors go first, each batch with a byte of the
+/// frame, so that they have arrived when the frame has.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     packet: &Packet,
@@ -77,8 +77,8 @@ pub(crate) fn send(
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(false),
             Err(Errno::TOOMANYREFS) => {
-                // This user has too many descriptors under way, until their receivers take them out. The
-                // socket is ready all the same, so that without a pause whoever polls it would spin.
+                // This user has too many descriptors in transit, until their receivers take them. The socket is ready
+                // all the same, so that without a pause a caller that polls it would spin.
                 thread::sleep(Duration::from_millis(1));
                 return Ok(false);
             }
@@ -97,7 +97,7 @@ fn send_piece(socket: BorrowedFd<'_>, piece: &[u8], fds: &[BorrowedFd<'_>]) -> r
     sendmsg(socket, &[IoSlice::new(piece)], &mut ancillary, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
 }
 
-/// Waits until a socket is ready or a moment has come: whether it is ready.
+/// Waits until a socket is ready, at most until `until`; true if it is ready.
 pub(crate) fn wait_ready(socket: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> io::Result<bool> {
     loop {
         let mut fds = [PollFd::new(&socket, flags)];
@@ -108,7 +108,7 @@ pub(crate) fn wait_ready(socket: BorrowedFd<'_>, flags: PollFlags, until: Instan
     }
 }
 
-/// A duration as `poll` wants it, rounded up, so that what was waited for is due afterwards.
+/// A duration for `poll`, rounded up, so that the awaited time has passed afterwards.
 pub(crate) fn timespec(duration: Duration) -> Timespec {
     let nanoseconds = i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
     Timespec { tv_sec: nanoseconds / 1_000_000_000, tv_nsec: nanoseconds % 1_000_000_000 }

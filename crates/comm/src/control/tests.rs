@@ -15,7 +15,7 @@ use crate::job::Job;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A job of `n` ranks in threads; what each gave, in rank order.
+/// Runs a job of `n` ranks in threads; the results in rank order.
 fn job<T: Send>(n: usize, launched: bool, f: impl Fn(Control, usize, &Coordinator) -> T + Sync) -> Vec<T> {
     let job = Job::random().unwrap();
     let coordinator = Coordinator::start(&job, n, launched).unwrap();
@@ -27,7 +27,7 @@ fn job<T: Send>(n: usize, launched: bool, f: impl Fn(Control, usize, &Coordinato
     })
 }
 
-/// Waits until something holds.
+/// Waits until `holds` is true.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -41,12 +41,12 @@ fn stranger(job: &Job) -> UnixStream {
     UnixStream::connect_addr(&address).unwrap()
 }
 
-/// Whether the other side closes without a word.
+/// Whether the peer closes without sending anything.
 fn is_dropped(mut stream: &UnixStream) -> bool {
     stream.set_read_timeout(Some(LONG)).unwrap();
     match stream.read(&mut [0; 1]) {
         Ok(n) => n == 0,
-        // What it sent was not read to the end.
+        // The peer did not read all that was sent.
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
     }
 }
@@ -54,7 +54,7 @@ fn is_dropped(mut stream: &UnixStream) -> bool {
 #[test]
 fn a_rendezvous_brings_blobs_and_descriptors_to_all() {
     let met = job(5, true, |control, rank, _| {
-        // A pipe's end that only this rank has: whoever gets it can write what only the rank itself reads.
+        // A pipe's end that only this rank has: a peer that receives it can write what only this rank reads.
         let (mut from, to) = std::io::pipe().unwrap();
         let fd = (rank != 2).then(|| to.as_fd());
         let peers = control.rendezvous(&vec![rank as u8; 20_000 * rank / 4], fd, LONG).unwrap();
@@ -177,7 +177,7 @@ fn a_goodbye_is_no_failure_until_someone_waits() {
 fn a_missing_rank_is_named_at_the_deadline() {
     job(3, true, |control, rank, _| {
         if rank == 1 {
-            // It is there, and told too, though it never comes.
+            // It is connected, so it is told too, though it never arrives.
             eventually("the failure is told", || control.failed());
             return;
         }
@@ -213,7 +213,7 @@ fn strangers_are_counted_dropped_and_in_nobodys_way() {
     assert!(talking.iter().all(is_dropped));
     wrong.truncate(20);
     let half = say(&wrong);
-    // A rank comes in, among all of them.
+    // A rank is admitted among all of them.
     let other = Control::connect(&own, 1, 2, LONG).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| other.barrier("a", LONG).unwrap());
@@ -273,7 +273,7 @@ fn a_coordinator_that_ends_still_delivers_what_slow_ranks_have_not_read() {
         let mut stream = stranger(&own);
         stream.set_read_timeout(Some(LONG)).unwrap();
         let hello = frame::Message::Hello { protocol: frame::PROTOCOL, rank, size: n as u32, secret };
-        // All of them together are more than a socket holds.
+        // Together they are more than a socket holds.
         let (name, site, blob) = ("a".to_string(), String::new(), vec![7; MAX_BLOB]);
         let meet = frame::Message::Meet { name, site, milliseconds: 20_000, blob };
         stream.write_all(&[hello.encode(0), meet.encode(0)].concat()).unwrap();
@@ -299,7 +299,7 @@ fn a_coordinator_that_ends_still_delivers_what_slow_ranks_have_not_read() {
         }
         kinds
     };
-    // One that has everything goes on, and may be the one that ends the coordinator.
+    // A rank that has everything continues, and may be the one that ends the coordinator.
     assert_eq!(read_all(&mut ranks[0], 2), ["welcome", "met"]);
     thread::scope(|scope| {
         scope.spawn(|| coordinator.stop());
@@ -329,7 +329,7 @@ fn what_is_too_long_is_an_error_here_and_harms_nobody() {
 #[test]
 fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
     let ends = job(2, true, |control, rank, coordinator| {
-        // A pipe in place of a heap: its reader sees when the last one who has it lets go.
+        // A pipe in place of a heap: its reader sees when the last holder closes it.
         let mut readers = Vec::new();
         for _ in 0..6 {
             let (reader, writer) = std::io::pipe().unwrap();
@@ -342,7 +342,7 @@ fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
             let flight = coordinator.flight();
             assert!(flight.is_empty() && flight.lost.values().all(Option::is_none), "{flight:?}");
         }
-        // The first two are gone already; this would wait for ever otherwise.
+        // The first two are closed already; otherwise this would block forever.
         let rest = readers.split_off(2);
         readers.into_iter().for_each(|mut reader| assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0));
         rest

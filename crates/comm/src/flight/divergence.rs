@@ -1,4 +1,4 @@
-//! The first divergence: where members of a group stop doing the same, found in what they recorded.
+//! The first divergence: the first call in which the records of a group's members differ.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use crate::error::{Parties, Party};
 use crate::event::{EXCHANGE, Event, Kind};
 use crate::ranks_text;
 
-/// A call that not all members of its group made alike.
+/// A call that the members of its group did not all make, or made differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
     /// The group.
     pub group: String,
     /// The number of the call.
     pub number: u64,
-    /// Who made which call, by their first ranks.
+    /// Which ranks made which call, ordered by first rank.
     pub parties: Vec<Party>,
     /// The members that have not made it.
     pub absent: Vec<usize>,
@@ -32,22 +32,22 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// What a rank started on a group, by number.
+/// The starts of each rank on a group, by number.
 type Starts<'a> = BTreeMap<usize, BTreeMap<u64, &'a Event>>;
 
-/// The first divergence: of calls that differ, or else of calls that some members have not made. `lost` says of how
-/// many events of a rank nothing is known; a rank that may have made a call is not said to be absent.
+/// The first divergence: of calls that differ, or else of calls that some members have not made. `lost` is how many
+/// events of each rank are unknown; a rank that may have made a call is not reported as absent.
 pub(super) fn first(events: &[Event], lost: &BTreeMap<usize, Option<u64>>) -> Option<Divergence> {
     let mut groups: BTreeMap<&str, Starts<'_>> = BTreeMap::new();
     for event in events {
-        // Members exchange messages in batches of their own number.
+        // Each member numbers its batches of messages by itself.
         if event.kind == Kind::Start && event.op != EXCHANGE && !event.group.is_empty() {
             let starts = groups.entry(&event.group).or_default().entry(event.rank).or_default();
             starts.insert(event.number, event);
         }
     }
     let found = groups.iter().filter_map(|(group, starts)| of_group(group, starts, lost));
-    // Calls that differ are an error; one that is absent may only be late.
+    // Calls that differ are an error; a rank that is absent may only be late.
     let (_, _, divergence) = found.min_by_key(|(differs, time, _)| (!differs, *time))?;
     Some(divergence)
 }
@@ -67,7 +67,7 @@ fn of_group(
         let made: Vec<&Event> = starts.values().filter_map(|starts| starts.get(&number).copied()).collect();
         let Some(time) = made.iter().map(|event| event.time_ns).min() else { continue };
         let differs = made.iter().any(|event| !is_same(event, made[0]));
-        // What a rank made is followed by what it made later: where the one is still there, so is the other.
+        // Later records are overwritten last: if a call is still recorded, so are all later ones.
         let is_absent = |rank: &usize| match starts.get(rank).and_then(|starts| starts.last_key_value()) {
             Some((last, _)) => *last < number,
             None => lost.get(rank) == Some(&Some(0)),
@@ -94,7 +94,7 @@ fn members(group: &str, lost: &BTreeMap<usize, Option<u64>>) -> Option<Vec<usize
 }
 
 fn is_same(a: &Event, b: &Event) -> bool {
-    // These ops may have another size on each member.
+    // These ops may have a different size on each member.
     let given = a.op.starts_with("broadcast ") && a.op.ends_with(" common");
     let uneven = given || ["all_to_all", "all_gather_v"].contains(&a.op.as_str());
     a.op == b.op && a.extra == b.extra && (uneven || a.bytes == b.bytes)

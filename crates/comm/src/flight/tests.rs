@@ -95,7 +95,7 @@ fn a_call_that_a_member_has_not_made_is_named() {
     let expected =
         "world call 7: ranks 0,1,2 all_reduce sum f32, 40 bytes at src/x.rs:10; rank 3 has not started it";
     assert_eq!(divergence(&behind).unwrap(), expected);
-    // Nobody knows what a rank made whose recorder could not be read, or that has forgotten all of the group.
+    // The calls of a rank are unknown if its recorder could not be read, or holds nothing of the group any more.
     for unknown in [None, Some(5)] {
         let events = calls(0, [8, 7, 8, 6]).into_iter().filter(|event| event.rank != 3).collect();
         let text = divergence(&flight(&[Some(0), Some(0), Some(0), unknown], events)).unwrap();
@@ -104,7 +104,7 @@ fn a_call_that_a_member_has_not_made_is_named() {
             "{text}"
         );
     }
-    // One that has recorded everything, and nothing of the group, has not made it.
+    // A rank that has recorded everything, and nothing of the group, has not made the call.
     let events = calls(0, [1; 4]).into_iter().filter(|event| event.rank < 2).collect();
     let text = divergence(&flight(&[Some(0); 4], events)).unwrap();
     assert!(

@@ -1,8 +1,8 @@
 //! Processes that this one must end: its children, and the descendants that come to it when their parents end.
 //!
-//! A subreaper becomes the parent of every descendant whose own parent has ended, whatever session or process group
-//! it is in. So whoever kills its children, and then those that come to it, ends a whole tree. Only children are
-//! ever signalled: a child's id is its own until it is waited for, so that no other process can be hit by mistake.
+//! A subreaper becomes the parent of every descendant whose own parent has ended, whatever session or process group it
+//! is in. So killing the children, and then the processes that become children, ends a whole tree. Only children are
+//! ever signalled: a child's id is its own until it is reaped, so that no other process can be hit by mistake.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use rustix::process::{
 };
 
 /// How long processes may take to end after a SIGKILL before they are given up: one that is stuck in the kernel, or
-/// that runs as another user, does not end by it.
+/// that runs as another user, does not end.
 pub(super) const KILLED: Duration = Duration::from_secs(2);
 
 /// Makes this process the parent of its descendants whose parents end.
@@ -29,12 +29,12 @@ pub(super) fn any() -> bool {
     peek(WaitId::All) != Err(Errno::CHILD)
 }
 
-/// Whether some child has ended and was not waited for.
+/// Whether a child has ended and was not reaped.
 pub(super) fn any_ended() -> bool {
     peek(WaitId::All) == Ok(true)
 }
 
-/// Whether a child has ended. It is not waited for, so that its id stays its own.
+/// Whether a child has ended. It is not reaped, so that its id stays its own.
 pub(super) fn has_ended(child: Pid) -> bool {
     peek(WaitId::Pid(child)) == Ok(true)
 }
@@ -44,14 +44,14 @@ fn peek(id: WaitId<'_>) -> rustix::io::Result<bool> {
     waitid(id, options).map(|status| status.is_some())
 }
 
-/// Waits for a child that has ended; none if it has not.
+/// Reaps a child that has ended; `None` if it has not.
 pub(super) fn reap(child: Pid) -> Option<WaitStatus> {
     waitpid(Some(child), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status)
 }
 
 /// Sends a signal to a child, and to the process group that it leads, if it leads one.
 pub(super) fn signal(child: Pid, signal: Signal) {
-    // It fails where the child has ended, or runs as another user: there is nothing more to do then.
+    // Fails if the child has ended, or runs as another user: nothing more can be done then.
     let _ = match getpgid(Some(child)) {
         Ok(group) if group == child => kill_process_group(child, signal),
         _ => kill_process(child, signal),
@@ -64,7 +64,7 @@ pub(super) fn children() -> Vec<Pid> {
     let lists: Vec<String> =
         tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
     if lists.is_empty() {
-        // A kernel without these lists: whoever has this process as its parent.
+        // A kernel without these lists: all processes whose parent is this one.
         return all_processes().filter(|process| parent(*process) == Some(getpid())).collect();
     }
     lists.iter().flat_map(|list| list.split_whitespace()).filter_map(process).collect()
@@ -85,8 +85,8 @@ fn parent(of: Pid) -> Option<Pid> {
     process(stat.rsplit_once(") ")?.1.split(' ').nth(1)?)
 }
 
-/// For a program whose children all belong to its jobs: what a job leaves behind because its watcher was killed comes
-/// to this process, and ends with this value.
+/// For a program whose children all belong to its jobs: processes that a job leaves behind because its watcher was
+/// killed become children of this process, and end when this value is dropped.
 #[derive(Debug)]
 pub struct Orphans(());
 
@@ -105,7 +105,7 @@ impl Drop for Orphans {
                 signal(child, Signal::KILL);
                 reap(child);
             }
-            // Not blocked in a wait, which has no deadline.
+            // Not a blocking wait, which has no deadline.
             thread::sleep(Duration::from_millis(1));
         }
     }

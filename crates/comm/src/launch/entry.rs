@@ -30,8 +30,8 @@ fn own_id() -> OsString {
     std::process::id().to_string().into()
 }
 
-/// Becomes the watcher or a rank, by the arguments that the launcher or the watcher put after its entry. As a watcher it
-/// returns when the job is over; as a rank only if it cannot become the program.
+/// Becomes the watcher or a rank, by the arguments that the launcher or the watcher put after its entry. As a watcher
+/// it returns when the job is over; as a rank only if it cannot become the program.
 pub fn enter(arguments: &[OsString]) -> Result<(), LaunchError> {
     let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok());
     let [part, parent, rest @ ..] = arguments else { return Err(LaunchError::Entry) };
@@ -45,10 +45,10 @@ pub fn enter(arguments: &[OsString]) -> Result<(), LaunchError> {
     watch(parent, entry, program)
 }
 
-/// Becomes the program: asks the kernel for the watcher's fate, then runs the program in this process. It returns only
-/// if that cannot be done.
+/// Becomes the program: asks the kernel to kill this process when the watcher dies, then runs the program in it.
+/// Returns only if that fails.
 ///
-/// The watcher may have died before the kernel was asked; then this process has another parent by now.
+/// The watcher may have died before the kernel was asked; then this process already has another parent.
 fn become_rank(watcher: u32, program: &[OsString]) -> LaunchError {
     let failed = |what| move |error: rustix::io::Errno| LaunchError::Machine { what, error: error.into() };
     if let Err(error) =
@@ -65,7 +65,7 @@ fn become_rank(watcher: u32, program: &[OsString]) -> LaunchError {
     LaunchError::Exec { program: name.clone(), error }
 }
 
-/// Looks for the program as `exec` will, so that what every rank would say is said once.
+/// Looks the program up as `exec` will, so that an error of every rank is reported once.
 pub(super) fn find(program: &[OsString]) -> Result<(), LaunchError> {
     let Some(name) = program.first().filter(|name| !name.is_empty()) else {
         return Err(LaunchError::NoProgram);
@@ -88,7 +88,7 @@ pub(super) fn find(program: &[OsString]) -> Result<(), LaunchError> {
     Err(LaunchError::NotFound { program: name.clone(), here })
 }
 
-/// An empty place in PATH is the current folder.
+/// An empty entry of PATH is the current folder.
 fn in_place(place: &Path, name: &OsStr) -> PathBuf {
     if place.as_os_str().is_empty() { Path::new(".").join(name) } else { place.join(name) }
 }

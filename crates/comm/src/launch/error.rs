@@ -20,21 +20,21 @@ pub enum LaunchError {
     },
     /// No program was given.
     NoProgram,
-    /// There is no such program where programs are.
+    /// The program was not found.
     NotFound {
         /// Its name.
         program: OsString,
         /// Whether a file of that name is in the current folder.
         here: bool,
     },
-    /// The file cannot be looked at.
+    /// The file's metadata cannot be read.
     Unreadable {
         /// The program.
         program: OsString,
-        /// What the machine says.
+        /// The system's error.
         error: io::Error,
     },
-    /// The file is no program, or not ours to run.
+    /// The file is not a program, or we may not run it.
     NotExecutable {
         /// The program.
         program: OsString,
@@ -43,41 +43,41 @@ pub enum LaunchError {
     Exec {
         /// The program.
         program: OsString,
-        /// What the machine says.
+        /// The system's error.
         error: io::Error,
     },
-    /// The process that started a rank or a watcher died before that one could bind itself to it.
+    /// The process that started a rank or a watcher died before the child could bind itself to it.
     Orphan {
         /// That process.
         parent: u32,
     },
-    /// The arguments of the entry are not those that a launcher gives.
+    /// The arguments of the entry are not those that a launcher passes.
     Entry,
     /// The watcher of the job is gone, and so are the ranks.
     Watcher {
         /// Its process.
         pid: u32,
-        /// How it ended; none if the launcher killed it because it did not do what it should.
+        /// How it ended; `None` if the launcher killed it because it did not respond.
         exit: Option<Exit>,
     },
     /// A file for the ranks' output cannot be written.
     Tee {
         /// The file or folder.
         path: PathBuf,
-        /// What the machine says.
+        /// The system's error.
         error: io::Error,
     },
-    /// The machine failed.
+    /// A system call failed.
     Machine {
-        /// What it could not do.
+        /// What could not be done.
         what: &'static str,
-        /// What it says.
+        /// The system's error.
         error: io::Error,
     },
 }
 
 impl LaunchError {
-    /// Whether it is the machine's fault and not of what was given.
+    /// Whether the machine is at fault, and not the arguments.
     pub fn is_machine(&self) -> bool {
         matches!(self, LaunchError::Machine { .. } | LaunchError::Orphan { .. } | LaunchError::Watcher { .. })
     }

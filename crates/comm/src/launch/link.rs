@@ -8,22 +8,22 @@ use rustix::io::Errno;
 
 use crate::control::socket::{Inbox, Packet, Progress, receive, send};
 
-/// What they say to one another.
+/// The messages between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// From the launcher: start a rank. Its standard output and error come with the message.
     Start { rank: usize },
     /// From the launcher: send a signal to all ranks and their process groups.
     Signal { signal: i32 },
-    /// From the launcher: end what is left: SIGTERM now, SIGKILL after the grace period.
+    /// From the launcher: end the remaining processes: SIGTERM now, SIGKILL after the grace period.
     End { grace: Duration },
-    /// From the watcher: a rank is this process.
+    /// From the watcher: a rank runs as this process.
     Started { rank: usize, pid: u32 },
-    /// From the watcher: a rank was not started, because of this error of the machine.
+    /// From the watcher: a rank was not started, because of this system error.
     NotStarted { rank: usize, error: i32 },
     /// From the watcher: a rank ended, with this status as `wait` gives it.
     Ended { rank: usize, status: i32 },
-    /// From the watcher, last: everything has ended but so many processes.
+    /// From the watcher, last: all processes have ended except `left` of them.
     Done { left: usize },
 }
 
@@ -74,13 +74,13 @@ impl Link {
         Link { socket, inbox: Inbox::default(), outbox: VecDeque::new() }
     }
 
-    /// Sends a message and descriptors, as soon as the socket takes them. An error says that the other end is gone.
+    /// Sends a message and descriptors, as soon as the socket accepts them. An error means that the peer is gone.
     pub(super) fn send(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         self.outbox.push_back((Packet { bytes: message.encode(), fds }, Progress::default()));
         self.flush()
     }
 
-    /// Sends what the socket takes now.
+    /// Sends what the socket accepts now.
     pub(super) fn flush(&mut self) -> Result<(), Errno> {
         while let Some((packet, progress)) = self.outbox.front_mut() {
             if !send(self.socket.as_fd(), packet, progress)? {
@@ -91,18 +91,18 @@ impl Link {
         Ok(())
     }
 
-    /// Whether something waits to be sent.
+    /// Whether something is queued to be sent.
     pub(super) fn is_behind(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Whether a message was read from the socket that nobody has received yet: the socket does not show it any more.
+    /// Whether a message was read from the socket and is not received yet: the socket does not show it any more.
     pub(super) fn has_read(&self) -> bool {
         self.inbox.bytes.len() >= SIZE
     }
 
-    /// The next message that has arrived, if one has. An error says that the other end is gone, or that it sent what
-    /// could not be taken.
+    /// The next message that has arrived, if one has. An error means that the peer is gone, or that its message could
+    /// not be received.
     pub(super) fn receive(&mut self) -> Result<Option<Message>, Errno> {
         while self.inbox.bytes.len() < SIZE {
             match receive(self.socket.as_fd(), &mut self.inbox, true, false) {

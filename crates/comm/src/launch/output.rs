@@ -1,9 +1,9 @@
 //! The ranks' output: read from pipes, written line by line, each line with its rank.
 //!
-//! One thread reads all pipes and is the only one to write, whole lines at a time, so that no line is ever
-//! broken by another. A line that a rank has not ended is kept until it does, or until the rank itself ends.
-//! When all ranks have ended, what they wrote is in the pipes: reading on until there is no more loses
-//! nothing, and does not wait for a process that a rank left behind with the pipe in its hands.
+//! One thread reads all pipes and is the only one to write, whole lines at a time, so that no line is ever broken by
+//! another. A line that a rank has not ended is kept until it does, or until the rank itself ends. When all ranks have
+//! ended, what they wrote is in the pipes: reading until they are empty loses nothing, and does not wait for a process
+//! that a rank left behind with the pipe open.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use super::error::LaunchError;
 use super::signals::Signals;
 use crate::control::socket::timespec;
 
-/// A line that is longer than this is broken, so that a rank that never ends its line costs a bounded amount.
+/// A longer line is broken, so that a rank that never ends its line uses bounded memory.
 const MAX_LINE: usize = 16 << 20;
 /// How much of a rank's standard error is kept for the summary: a panic with its backtrace.
 const TAIL_LINES: usize = 30;
@@ -30,7 +30,7 @@ const TAIL_WIDTH: usize = 400;
 /// Where output goes.
 pub struct Sink {
     to: Box<dyn Write + Send>,
-    /// Whether it is for people's eyes: then ranks have colours, and the standard error a mark.
+    /// Whether to colour it: then ranks have colours, and the standard error a mark.
     colour: bool,
 }
 
@@ -49,17 +49,17 @@ impl Sink {
 
 /// One of the two streams of a rank.
 struct Stream {
-    /// None once it has ended.
+    /// `None` once it has ended.
     pipe: Option<File>,
     rank: usize,
     is_err: bool,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line that is not complete.
     partial: Vec<u8>,
     tee: Option<TeeFile>,
     tail: VecDeque<String>,
 }
 
-/// A file that gets all that a stream carries.
+/// A file that gets a copy of a stream.
 struct TeeFile {
     path: PathBuf,
     file: File,
@@ -76,7 +76,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens the files of `--tee` for so many ranks.
+    /// Opens the files of `--tee` for `ranks` ranks.
     pub(super) fn new(ranks: usize, tee: Option<&Path>, out: Sink, err: Sink) -> Result<Output, LaunchError> {
         let mut tees = VecDeque::new();
         if let Some(folder) = tee {
@@ -106,7 +106,7 @@ impl Output {
         Ok(())
     }
 
-    /// Starts to carry.
+    /// Starts the thread that forwards the output.
     pub(super) fn start(mut self) -> io::Result<Carrier> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let (ended, done) = (Arc::new(eventfd(0, flags)?), Arc::new(eventfd(0, flags)?));
@@ -137,7 +137,7 @@ impl Output {
             if let Err(Errno::INTR) = poll(&mut fds, None) {
                 continue;
             }
-            // Asked before the pipes are read: what is in them then is all there will be.
+            // Checked before the pipes are read: they then hold all there will be.
             let all_ended = !fds[0].revents().is_empty();
             let ready: Vec<usize> = open
                 .iter()
@@ -147,7 +147,7 @@ impl Output {
                 .collect();
             self.tell(&notes.take());
             for i in if all_ended { open } else { ready } {
-                // One piece at a time, so that a talkative rank does not hold up the others.
+                // One piece at a time, so that a rank with much output does not delay the others.
                 while self.read(i, &mut bytes) && all_ended {}
             }
             if all_ended {
@@ -160,7 +160,7 @@ impl Output {
         }
     }
 
-    /// Carries one piece of a stream: whether there was one.
+    /// Forwards one piece of a stream; false if there was none.
     fn read(&mut self, i: usize, bytes: &mut [u8]) -> bool {
         let stream = &mut self.streams[i];
         let Some(pipe) = &mut stream.pipe else { return false };
@@ -188,7 +188,7 @@ impl Output {
         if !text.is_empty()
             && let Err(error) = sink.to.write_all(&text).and_then(|()| sink.to.flush())
         {
-            // Whoever closed our output has seen enough: the ranks learn it as we did, when they write.
+            // Our output cannot be written: close the pipes, so that the ranks get an error when they write, too.
             let same = self.streams.iter_mut().filter(|stream| stream.is_err == is_err);
             same.for_each(|stream| stream.pipe = None);
             if error.kind() != io::ErrorKind::BrokenPipe {
@@ -201,24 +201,24 @@ impl Output {
     /// Writes lines of the launcher's own to the standard error.
     fn tell(&mut self, lines: &str) {
         if !lines.is_empty() {
-            // Where nobody reads any more, nobody is told.
+            // If nobody reads the standard error, the lines are lost.
             let _ = self.err.to.write_all(lines.as_bytes()).and_then(|()| self.err.to.flush());
         }
     }
 }
 
 impl Stream {
-    /// Copies a piece: what there is to say of it, in a line.
+    /// Copies a piece; returns an error as a line, or an empty text.
     fn tee(&mut self, piece: &[u8]) -> String {
         let Some(TeeFile { path, file }) = &mut self.tee else { return String::new() };
         let Err(error) = file.write_all(piece) else { return String::new() };
-        // The disk is full, most likely. The copy ends there; the job does not.
+        // Most likely the disk is full. The copy ends there; the job continues.
         let told = format!("error: run: --tee: {}: {error}; it is not written any further\n", path.display());
         self.tee = None;
         told
     }
 
-    /// The lines that are complete with this piece, as they are written; at the end the partial one too.
+    /// The lines that this piece completes, as they are written; at the end the partial one too.
     fn lines(&mut self, piece: &[u8], colour: bool) -> Vec<u8> {
         let mut text = Vec::new();
         for part in piece.split_inclusive(|byte| *byte == b'\n') {
@@ -256,7 +256,7 @@ impl Stream {
     }
 }
 
-/// What the launcher has to say while ranks run, in whole lines for the standard error.
+/// The launcher's own lines for the standard error while ranks run.
 struct Notes {
     text: Mutex<String>,
     wake: OwnedFd,
@@ -269,7 +269,7 @@ impl Notes {
     }
 }
 
-/// The thread that carries the output.
+/// The thread that forwards the output.
 pub(super) struct Carrier {
     /// Tells it that all ranks have ended.
     ended: Arc<OwnedFd>,
@@ -286,8 +286,8 @@ impl Carrier {
         let _ = rustix::io::write(&self.notes.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits until all is written: the last lines of each rank's standard error, and whether output was lost. Whoever
-    /// reads may have stopped; then a signal or the limit, if there is one, ends the wait.
+    /// Waits until all is written: the last lines of each rank's standard error, and whether output was lost. If the
+    /// reader has stopped, a signal or the limit, if there is one, ends the wait.
     pub(super) fn finish(self, signals: &Signals, limit: Option<Duration>) -> (Vec<Vec<String>>, bool) {
         let _ = rustix::io::write(&*self.ended, &1u64.to_ne_bytes());
         let mut fds = vec![PollFd::new(&*self.done, PollFlags::IN)];

@@ -1,6 +1,6 @@
-//! Signals to the launcher, as bytes to be read: those that end a job, and the one that asks what it is doing.
+//! Signals to the launcher, as bytes to be read: those that end a job, and the one that asks for a report.
 //!
-//! Those that whoever started us wants ignored, such as SIGHUP under `nohup`, stay so, for the ranks too.
+//! Signals that the launcher's parent set to be ignored, such as SIGHUP under `nohup`, stay ignored, for the ranks too.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 
 const TAKEN: [Signal; 5] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, ASKS];
-/// Asks for what the flight recorders hold. It is for the launcher alone, and the job goes on.
+/// Asks for what the flight recorders hold. Only the launcher handles it, and the job continues.
 pub(super) const ASKS: Signal = Signal::USR1;
 
 /// The signals that the launcher takes, until it is dropped.
@@ -23,8 +23,8 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn take() -> io::Result<Signals> {
-        // Output in files of `--tee` or behind a redirection may reach `ulimit -f`: that is an error of the write, and
-        // must not kill the launcher.
+        // Files of `--tee` or redirected output may reach `ulimit -f`: that is an error of the write, and must not kill
+        // the launcher.
         let file_too_large = flag::register(Signal::XFSZ.as_raw(), Arc::default())?;
         let mut signals = Signals { taken: Vec::new(), file_too_large };
         for signal in not_ignored() {
@@ -35,18 +35,18 @@ impl Signals {
         Ok(signals)
     }
 
-    /// What to poll in order to learn of one.
+    /// The descriptors to poll for a signal.
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.taken.iter().map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
     }
 
-    /// What to poll in order to learn of one that ends the job.
+    /// The descriptors to poll for a signal that ends the job.
     pub(super) fn poll_fds_of_ends(&self) -> impl Iterator<Item = PollFd<'_>> {
         let ends = self.taken.iter().filter(|(signal, _, _)| *signal != ASKS);
         ends.map(|(_, _, reads)| PollFd::new(reads, PollFlags::IN))
     }
 
-    /// The signals since the last time this was asked, as often as each came.
+    /// The signals since the last call of this, as often as each came.
     pub(super) fn received(&self) -> Vec<Signal> {
         let mut received = Vec::new();
         for (signal, _, reads) in &self.taken {
@@ -66,8 +66,8 @@ impl Drop for Signals {
     }
 }
 
-/// Lets a watcher live on when a signal for the launcher reaches it too, as from `pkill consort`. The handlers do not
-/// pass on to ranks, as ignored signals would.
+/// Keeps a watcher alive when a signal for the launcher reaches it too, as from `pkill consort`. Ranks do not inherit
+/// the handlers, as they would inherit ignored signals.
 pub(super) fn leave_to_launcher() -> io::Result<()> {
     not_ignored().try_for_each(|signal| flag::register(signal.as_raw(), Arc::default()).map(drop))
 }

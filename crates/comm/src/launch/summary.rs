@@ -1,4 +1,4 @@
-//! What is said last of a job: who failed first, how, and what it said.
+//! The final summary of a job: which rank failed first, how, and its last lines.
 
 use std::fmt::Write;
 
@@ -28,7 +28,7 @@ impl Ends<'_> {
             self.write_ended(&mut summary, ended.collect());
             TIMED_OUT
         } else if let Some(first_bad) = first_bad {
-            // The rank that the coordinator names failed first, even if the one it took down ended sooner.
+            // The rank that the coordinator names failed first, even if a rank that failed because of it ended sooner.
             let named = match &failure {
                 Some(failure) if !failure.culprits().is_empty() => failure.culprits(),
                 _ => vec![first_bad],
@@ -59,7 +59,7 @@ impl Ends<'_> {
         self.ranks[rank].end.is_some_and(|end| end.by_itself)
     }
 
-    /// Says what ranks did, and what the first of them said last.
+    /// Writes how ranks failed, and the last lines of the first of them.
     fn write_failure(&self, out: &mut String, ranks: &[usize], failure: Option<&Failure>) {
         let [rank, rest @ ..] = ranks else { return };
         let exit = self.ranks[*rank].end.map(|end| end.exit);

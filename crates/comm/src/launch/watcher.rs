@@ -1,4 +1,4 @@
-//! The watcher: a process between the launcher and the ranks that ends whatever is left of a job.
+//! The watcher: a process between the launcher and the ranks that ends all remaining processes of a job.
 //!
 //! The launcher starts it, and it starts the ranks: it is their parent, and the subreaper of all that they start. The
 //! launcher tells it over a socket what to do; it tells the launcher how ranks end. It ends the job's processes
@@ -33,12 +33,12 @@ use super::signals::leave_to_launcher;
 use crate::control::socket::timespec;
 use crate::deadline::from_now;
 
-/// Watches over the ranks that the launcher orders, until all has ended. They run the program, each through the entry.
+/// Watches the ranks that the launcher starts, until all have ended. They run the program, each through the entry.
 pub(super) fn watch(launcher: u32, entry: &[OsString], program: &[OsString]) -> Result<(), LaunchError> {
     let failed = |error: io::Error| LaunchError::Machine { what: "watch over the ranks", error };
     let id = i32::try_from(launcher).ok().and_then(Pid::from_raw);
     let pidfd = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
-    // The launcher may be gone, and its id another process's by now; then this process has another parent.
+    // The launcher may be gone, and its id reused; then this process has another parent.
     let Some(pidfd) = pidfd.filter(|_| getppid() == id) else {
         return Err(LaunchError::Orphan { parent: launcher });
     };
@@ -56,7 +56,7 @@ pub(super) fn watch(launcher: u32, entry: &[OsString], program: &[OsString]) -> 
 
 struct Watcher {
     link: Link,
-    /// Becomes readable when the launcher ends; none once it has.
+    /// Becomes readable when the launcher ends; `None` once it has.
     launcher: Option<OwnedFd>,
     /// Becomes readable when a child ends.
     child_ended: UnixStream,
@@ -66,13 +66,13 @@ struct Watcher {
     ending: Option<Ending>,
 }
 
-/// How far the ending of all processes has come.
+/// The stage of ending all processes.
 struct Ending {
-    /// When they get a SIGKILL; none once they have.
+    /// When they get a SIGKILL; `None` once they have.
     kill_at: Option<Instant>,
-    /// When those that do not even end by that are given up.
+    /// When processes that survive SIGKILL are given up.
     give_up_at: Instant,
-    /// The children that have the present signal already.
+    /// The children that have received the current signal.
     told: BTreeSet<NonZeroI32>,
 }
 
@@ -85,14 +85,14 @@ impl Watcher {
             }
             self.note_ends();
             if let Some(left) = self.go_on_ending() {
-                // It says so to nobody where the launcher is gone.
+                // If the launcher is gone, nobody receives it.
                 let _ = self.link.send(Message::Done { left }, Vec::new());
                 return;
             }
         }
     }
 
-    /// Sleeps until something can be done: whether the launcher lives.
+    /// Blocks until something can be done; true while the launcher lives.
     fn wait(&mut self) -> bool {
         let due = self.ending.as_ref().map(|ending| ending.kill_at.unwrap_or(ending.give_up_at));
         let left = due.map(|due| timespec(due.saturating_duration_since(Instant::now())));
@@ -101,15 +101,15 @@ impl Watcher {
             let more = if self.link.is_behind() { PollFlags::OUT } else { PollFlags::empty() };
             fds.extend([PollFd::new(launcher, PollFlags::IN), PollFd::new(&self.link, PollFlags::IN | more)]);
         }
-        // An interrupted poll is one that found nothing yet.
+        // An interrupted poll found nothing yet.
         let _ = poll(&mut fds, left.as_ref());
         let launcher_lives = fds.get(1).is_some_and(|launcher| launcher.revents().is_empty());
-        // The bytes have no meaning; all ends are looked for.
+        // The bytes have no meaning; all children are checked.
         let _ = self.child_ended.read(&mut [0; 64]);
         launcher_lives
     }
 
-    /// Does what the launcher says. An error means that it is gone.
+    /// Carries out the launcher's orders. An error means that it is gone.
     fn obey(&mut self) -> Result<(), Errno> {
         loop {
             match self.link.receive() {
@@ -124,7 +124,7 @@ impl Watcher {
                 Ok(Some(Message::Signal { signal })) => {
                     if let Some(signal) = Signal::from_named_raw(signal) {
                         for (_, rank) in &self.ranks {
-                            // It fails only where nobody is left in the group.
+                            // Fails only if the group is empty.
                             let _ = kill_process_group(*rank, signal);
                         }
                     }
@@ -137,7 +137,7 @@ impl Watcher {
     }
 
     fn start(&mut self, rank: usize) -> io::Result<u32> {
-        // The kernel did not carry them if this process has no numbers free for them.
+        // The kernel did not deliver them if this process has no numbers free for them.
         let (out, err) = self.link.take_fds().ok_or(Errno::MFILE)?;
         let [program, arguments @ ..] = &self.rank_command[..] else { return Err(Errno::INVAL.into()) };
         let mut command = Command::new(program);
@@ -149,21 +149,21 @@ impl Watcher {
         Ok(child.id())
     }
 
-    /// Waits for the children that have ended: ranks, with whom their process groups end, and orphans.
+    /// Reaps the children that have ended: ranks, whose process groups end with them, and orphans.
     fn note_ends(&mut self) {
         let (ended, living) = self.ranks.iter().partition(|(_, rank)| descendants::has_ended(*rank));
         self.ranks = living;
         let ended: Vec<(usize, Pid)> = ended;
         for (rank, pid) in ended {
-            // Before it is waited for, while the group's id is its own.
+            // Before it is reaped, while the group's id is its own.
             let _ = kill_process_group(pid, Signal::KILL);
             if let Some(status) = self.reap(pid) {
-                // Where the launcher is gone, nobody wants to know.
+                // If the launcher is gone, nobody receives it.
                 let _ = self.link.send(Message::Ended { rank, status }, Vec::new());
             }
         }
         if descendants::any_ended() {
-            // Not the ranks: one that has ended just now is for the next round.
+            // Not the ranks: one that has just ended is handled in the next round.
             for child in descendants::children() {
                 if self.ranks.iter().all(|(_, rank)| *rank != child) {
                     self.reap(child);
@@ -175,7 +175,7 @@ impl Watcher {
     fn reap(&mut self, child: Pid) -> Option<i32> {
         let status = descendants::reap(child)?;
         if let Some(ending) = &mut self.ending {
-            // The id may be that of another child from now on.
+            // From now on the id may be that of another child.
             ending.told.remove(&child.as_raw_nonzero());
         }
         Some(status.as_raw())
@@ -196,7 +196,7 @@ impl Watcher {
         }
     }
 
-    /// Signals the children that have come since the last time: how many are left, once there is nothing more to do.
+    /// Signals the children that are new since the last time; returns how many are left, once it can do no more.
     fn go_on_ending(&mut self) -> Option<usize> {
         let ending = self.ending.as_mut()?;
         if !descendants::any() {
@@ -219,7 +219,7 @@ impl Watcher {
                 None => descendants::signal(child, Signal::KILL),
                 Some(_) => {
                     descendants::signal(child, Signal::TERM);
-                    // A stopped process does not act on it until it continues.
+                    // A stopped process does not handle it until it continues.
                     descendants::signal(child, Signal::CONT);
                 }
             }

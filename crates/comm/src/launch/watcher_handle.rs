@@ -1,4 +1,4 @@
-//! The launcher's handle of its watcher: starts it, orders what it is to do, hears how ranks end.
+//! The launcher's handle of its watcher: starts it, sends it orders, receives how ranks end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,7 +23,7 @@ use crate::control::socket::wait_ready;
 use crate::deadline::from_now;
 use crate::job::Job;
 
-/// How long the watcher may take to start a rank, on a machine that has much else to do.
+/// How long the watcher may take to start a rank, on a loaded machine.
 const START: Duration = Duration::from_secs(60);
 
 /// The watcher of a job. All processes of the job end with it.
@@ -33,11 +33,11 @@ pub(super) struct WatcherHandle {
     /// Becomes readable when the watcher ends.
     pidfd: OwnedFd,
     link: Link,
-    /// What arrived while something else was waited for.
+    /// Messages that arrived during a wait for another one.
     early: VecDeque<Message>,
-    /// How the process ended, once that is known.
+    /// How the process ended, once it is known.
     status: Option<ExitStatus>,
-    /// Whether it was killed here.
+    /// Whether the launcher killed it.
     given_up: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct WatcherHandle {
 pub(super) struct Gone;
 
 impl WatcherHandle {
-    /// Starts the process. The ranks will have its environment.
+    /// Starts the process. The ranks inherit its environment.
     pub(super) fn start(options: &Options, job: &Job) -> io::Result<WatcherHandle> {
         let command = watcher_command(&options.entry, &options.program);
         let [program, arguments @ ..] = &command[..] else { return Err(Errno::INVAL.into()) };
@@ -76,7 +76,7 @@ impl WatcherHandle {
         }
     }
 
-    /// Starts a rank with these as its standard output and error: its process.
+    /// Starts a rank with these as its standard output and error; returns its process.
     pub(super) fn start_rank(&mut self, rank: usize, out: OwnedFd, err: OwnedFd) -> Result<u32, LaunchError> {
         let failed = |error: io::Error| LaunchError::Machine { what: "start a rank", error };
         let until = from_now(START);
@@ -95,7 +95,7 @@ impl WatcherHandle {
                     if !wait_ready(self.link.as_fd(), PollFlags::IN | more, until).map_err(failed)? {
                         return Err(failed(io::ErrorKind::TimedOut.into()));
                     }
-                    // Where it fails, the next attempt to receive says so.
+                    // If it fails, the next attempt to receive says so.
                     let _ = self.link.flush();
                 }
                 Err(_) => return Err(self.gone()),
@@ -105,22 +105,22 @@ impl WatcherHandle {
 
     /// Sends a signal to all ranks and their process groups.
     pub(super) fn signal(&mut self, signal: Signal) {
-        // Where the watcher is gone, the ranks are, and `receive` says so.
+        // If the watcher is gone, so are the ranks, and `receive` says so.
         let _ = self.link.send(Message::Signal { signal: signal.as_raw() }, Vec::new());
     }
 
-    /// Ends all processes of the job, with SIGKILL after the grace period. `Done` says that this has happened.
+    /// Ends all processes of the job, with SIGKILL after the grace period. `Done` reports that this has happened.
     pub(super) fn end_all(&mut self, grace: Duration) {
         let _ = self.link.send(Message::End { grace }, Vec::new());
     }
 
-    /// What the watcher said since the last time this was asked.
+    /// The watcher's messages since the last call of this.
     pub(super) fn receive(&mut self) -> Result<Vec<Message>, Gone> {
         let mut messages: Vec<Message> = self.early.drain(..).collect();
         loop {
             match self.link.receive() {
                 Ok(Some(message)) => messages.push(message),
-                // What it said before its end still counts.
+                // Messages that it sent before its end still count.
                 Ok(None) => break,
                 Err(_) if messages.is_empty() => return Err(Gone),
                 Err(_) => break,
@@ -129,12 +129,12 @@ impl WatcherHandle {
         Ok(messages)
     }
 
-    /// Whether there is something to receive that the socket does not show any more.
+    /// Whether a message was read that the socket does not show any more.
     pub(super) fn has_read(&self) -> bool {
         !self.early.is_empty() || self.link.has_read()
     }
 
-    /// Ends the watcher at once, because it does not do what it should. The kernel kills the ranks then.
+    /// Kills the watcher, because it does not respond. The kernel then kills the ranks.
     pub(super) fn kill(&mut self) {
         self.given_up = true;
         if self.status.is_none() {
@@ -149,7 +149,7 @@ impl WatcherHandle {
         LaunchError::Watcher { pid: self.process.id(), exit }
     }
 
-    /// Waits for the end of the process, which may take as long as it takes to end all others. Then it is killed.
+    /// Waits for the end of the process, as long as ending all others may take. Then it is killed.
     fn wait_for_end(&mut self) {
         if self.status.is_some() {
             return;
@@ -160,7 +160,7 @@ impl WatcherHandle {
         if !ends_within(&self.pidfd, 2 * KILLED) {
             self.kill();
         }
-        // One that does not end by a SIGKILL is stuck in the kernel, and not waited for.
+        // A process that survives SIGKILL is stuck in the kernel, and not waited for.
         if ends_within(&self.pidfd, KILLED) {
             self.status = self.process.wait().ok();
         }
@@ -176,7 +176,7 @@ impl AsFd for WatcherHandle {
 
 impl Drop for WatcherHandle {
     fn drop(&mut self) {
-        // For the watcher that is the end of the launcher: it ends all that is left, and itself.
+        // The watcher takes this as the end of the launcher: it ends all remaining processes, and itself.
         let _ = shutdown(&self.link, Shutdown::Both);
         self.wait_for_end();
     }

@@ -1,5 +1,5 @@
-//! Every order of the steps of two members, up to so many preemptions, under loom. `mod.rs` says how to run it; each
-//! model prints how many executions it explored. `LOOM_MAX_PREEMPTIONS` looks further, in more time: two preemptions of
+//! Every interleaving of two members, up to a number of preemptions, under loom. `mod.rs` says how to run it; each
+//! model prints how many executions it explored. `LOOM_MAX_PREEMPTIONS` explores more, in more time: two preemptions of
 //! the large sum are over a million executions.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn holds(bytes: &[u8], value: u8) {
     assert!(bytes.iter().all(|byte| *byte == value), "expected {value}, got {bytes:?}");
 }
 
-/// A broadcast of so many bytes from rank 0, which gives the value, and what everybody has then.
+/// Broadcasts `len` bytes of `value` from rank 0, and checks the result on every member.
 fn broadcast(group: &Group, len: usize, value: u8) -> Result<Buffer, CommError> {
     let buffer = filled(group, len, if group.rank() == 0 { value } else { 0 })?;
     let buffer = group.broadcast(buffer, 0)?.wait(never())?.remove(0);
@@ -74,7 +74,7 @@ fn an_operand_is_written_again_only_after_its_readers() {
     explore("release by bytes_mut", 2, || {
         pair(HEAP, |group| broadcast(group, LARGE, 1)?.bytes_mut(never()).map(|mut bytes| bytes.fill(2)));
     });
-    // The same buffer in a second call has more orders than two preemptions can be explored for.
+    // The same buffer in a second call has too many interleavings for two preemptions.
     explore("release by bytes_mut, and again", 1, || {
         pair(HEAP, |group| {
             let mut buffer = broadcast(group, LARGE, 1)?;
@@ -91,7 +91,7 @@ fn an_operand_is_written_again_only_after_its_readers() {
 
 #[test]
 fn a_block_is_reused_only_after_its_readers() {
-    // There is room for one block, so that the second one is the first one's.
+    // There is room for one block, so that the second allocation reuses the first.
     explore("release by the heap", 2, || {
         pair(LARGE + 64, |group| {
             drop(broadcast(group, LARGE, 1)?);
@@ -150,7 +150,7 @@ fn a_common_result_is_read_by_all_before_its_block_is_reused() {
             Ok(())
         });
     });
-    // There is room for one block: the second one is the one that both hold at first.
+    // There is room for one block: the second allocation reuses the one that both hold at first.
     explore("common broadcast", 2, || {
         pair(LARGE + 64, |group| {
             let operand = (group.rank() == 0).then(|| filled(group, LARGE, 1)).transpose()?;
@@ -241,7 +241,7 @@ fn no_wake_up_is_lost() {
             run(2, HEAP, |group, _| {
                 if group.rank() == 0 {
                     let outcome = group.barrier().and_then(|pending| pending.wait(never()));
-                    // It may see the call that it leaves behind, or not.
+                    // It may or may not see the call that it leaves behind.
                     assert!(matches!(
                         outcome,
                         Err(CommError::Left { rank: 1, .. } | CommError::Elsewhere { rank: 1, .. })
@@ -249,7 +249,7 @@ fn no_wake_up_is_lost() {
                 }
             });
         });
-        // The send is complete at once; that the receive is of another length only the receiver can say.
+        // The send completes at once; only the receiver can tell that its length differs.
         explore("failure against sleep", 2, || {
             run(2, HEAP, |group, _| {
                 let outcome = filled(&group, 8 * (group.rank() + 1), 1).and_then(|buffer| {
@@ -260,7 +260,7 @@ fn no_wake_up_is_lost() {
                     group.barrier()?.wait(never())
                 });
                 assert!(matches!(outcome, Err(CommError::Message { .. } | CommError::Elsewhere { .. })));
-                // Leaving would wake whoever missed the failure.
+                // Leaving would wake a member that missed the failure.
                 std::mem::forget(group);
             });
         });

@@ -21,12 +21,12 @@ use crate::progress::BUSY;
 use crate::sync::{AtomicU32, yield_now};
 
 thread_local! {
-    /// All threads of a model are on the thread of the system that runs it.
+    /// All threads of a model run on one system thread.
     static RUNG: Cell<bool> = const { Cell::new(false) };
 }
 
 lazy_static! {
-    /// How often each bell woke whoever slept on it, by its address.
+    /// How often each bell woke its sleepers, by its address.
     static ref WAKES: (Mutex<BTreeMap<usize, u64>>, Condvar) = (Mutex::new(BTreeMap::new()), Condvar::new());
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn rung(model: impl FnOnce()) {
 }
 
 pub(crate) fn sleep_on(bell: &AtomicU32, seen: u32, left: Duration) {
-    // Whoever sleeps for so short a time has reason to look again without being woken.
+    // A sleep this short is meant to end without a wake-up.
     if !is_rung() || left <= BUSY {
         return yield_now();
     }
@@ -52,7 +52,7 @@ pub(crate) fn sleep_on(bell: &AtomicU32, seen: u32, left: Duration) {
     let mut wakes = wakes.lock().expect("no thread of a model panics and goes on");
     let count = |wakes: &BTreeMap<usize, u64>| wakes.get(&address(bell)).copied();
     let before = count(&wakes);
-    // The kernel looks at the last value there is, which in a model only a change does.
+    // The kernel reads the latest value, which in a model only a read-modify-write does.
     if bell.fetch_add(0, SeqCst) == seen {
         while count(&wakes) == before {
             wakes = woken.wait(wakes).expect("no thread of a model panics and goes on");

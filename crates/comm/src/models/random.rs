@@ -19,7 +19,7 @@ const N: usize = 4;
 const OPS: usize = 6;
 const FLIGHT: usize = 3;
 const HEAP: usize = 8 << 10;
-/// Steps after which a program is taken to hang. None needs a tenth.
+/// Steps after which a program is considered hung. None needs a tenth of them.
 const STEPS: usize = 200_000;
 
 const KINDS: [Start; 9] = [
@@ -39,7 +39,7 @@ const RING: usize = 5;
 const EXCHANGE: usize = 6;
 const BROADCAST_COMMON: usize = 8;
 
-/// Starts an operation: its number, bytes of a part, and a root. What it gives waits for it and looks at the result.
+/// Starts an operation: its number, bytes of a part, and a root. What it returns waits for it and checks the result.
 type Start = fn(&Group, usize, usize, usize) -> Result<Finish, CommError>;
 type Finish = Box<dyn FnOnce() -> Result<(), CommError>>;
 
@@ -52,7 +52,7 @@ fn program() -> Vec<Step> {
     (0..OPS).map(step).collect()
 }
 
-/// What a rank gives to an operation, at a place.
+/// The byte that a rank contributes to an operation, at an offset.
 fn given(rank: usize, op: usize, at: usize) -> u8 {
     (rank * 31 + op * 7 + at / 8 + 1) as u8
 }
@@ -72,7 +72,7 @@ fn compare(bytes: &[u8], want: impl Fn(usize) -> u8) {
     );
 }
 
-/// Takes the buffers back, with the last one in the place of a result, and spoils those that peers may have read.
+/// Waits for an operation, checks the last buffer as its result, and overwrites all buffers, which peers may have read.
 fn finish(pending: crate::Pending, want: impl Fn(usize) -> u8 + 'static) -> Result<Finish, CommError> {
     Ok(Box::new(move || {
         let buffers = pending.wait(never())?;
@@ -145,8 +145,8 @@ fn broadcast_common(group: &Group, op: usize, part: usize, root: usize) -> Resul
     }))
 }
 
-/// Runs a program on a member. `order` picks the one of so many that it waits for next; `before` is asked before each
-/// operation, and may change it.
+/// Runs a program on a member. `order` picks which of `n` pending operations it waits for next; `before` is called
+/// before each operation, and may change it.
 fn execute(
     group: &Group,
     program: &[Step],
@@ -180,7 +180,7 @@ fn explore(scheduler: impl Scheduler + 'static, model: fn()) {
     Runner::new(scheduler, config).run(model);
 }
 
-/// Random orders, and orders that few preemptions make.
+/// Random schedules, and schedules with few preemptions.
 fn explore_both(model: fn()) {
     explore(RandomScheduler::new_from_seed(1, 3000), model);
     explore(PctScheduler::new_from_seed(2, 3, 3000), model);
@@ -223,7 +223,7 @@ fn all_others_learn_of_a_death() {
             };
             let outcome = execute(&group, &program, any_order, before);
             if rank == dies {
-                // The dead do not leave in good order.
+                // A dead rank does not leave cleanly.
                 std::mem::forget(group);
             }
             outcome
@@ -232,7 +232,7 @@ fn all_others_learn_of_a_death() {
             let panicked = CommError::Panicked { rank: dies };
             match outcome {
                 Ok(()) => assert_eq!(rank, dies),
-                // Another survivor may say it first.
+                // Another survivor may report it first.
                 Err(CommError::Elsewhere { error, culprits, .. }) => {
                     assert_eq!((error, culprits), (panicked.to_string(), vec![dies]), "rank {rank}");
                 }
@@ -254,7 +254,7 @@ fn all_learn_that_one_called_something_else() {
             };
             execute(&group, &list, any_order, before)
         });
-        // The length of a common broadcast is the root's, and who sends to itself differs from nobody.
+        // The length of a common broadcast is the root's, and a member that sends to itself differs from nobody.
         let unseen = matches!(program[at], (BROADCAST_COMMON, ..) | (RING | EXCHANGE, _, 0));
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let found = matches!(

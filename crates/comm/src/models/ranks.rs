@@ -19,8 +19,8 @@ use crate::settings::Settings;
 
 const STACK: usize = 1 << 16;
 
-/// Runs `f` on `n` ranks with heaps of so many bytes, and returns what they returned, in rank order. A rank can raise
-/// the alarm itself, as whoever sees it die would.
+/// Runs `f` on `n` ranks with heaps of `heap` bytes, and returns their results in rank order. A rank can raise the
+/// alarm itself, as a witness of its death would.
 pub(super) fn run<T: Send + 'static>(
     n: usize,
     heap: usize,
@@ -33,8 +33,8 @@ pub(super) fn run<T: Send + 'static>(
     let start = |rank: usize| {
         let (segments, alarm, f) = (Arc::clone(&segments), Arc::clone(&alarm), Arc::clone(&f));
         let body = move || {
-            // One core for all, so that nobody spins: in a model a look is a step like any other, and there is no end
-            // of them.
+            // One core for all, so that nobody spins: in a model each poll is a step like any other, and spinning never
+            // ends.
             let cores = Cores::of(n, [&[1][..]]);
             let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
             let settings = Rc::new(Settings::new(DEFAULT_DEADLINE, false));

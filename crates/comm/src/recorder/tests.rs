@@ -27,7 +27,7 @@ fn an_operation_that_is_over_says_when() {
     let event = recorder.call(Kind::Start, call(0), Name::default());
     start(&recorder, 1);
     recorder.finish(event, true);
-    // What was overwritten since is left alone.
+    // An event that was overwritten since is left alone.
     recorder.finish(event + CAPACITY as u64, true);
     let tape = read_segment(&segment, 0).unwrap();
     let seen: Vec<_> = tape.events.iter().map(|e| (e.kind, e.number)).collect();
@@ -61,7 +61,7 @@ fn what_is_recorded_is_read_back_by_mapping_and_by_descriptor() {
     assert_eq!(seen, expected);
     assert!(tape.events[2].site.ends_with(&format!("recorder/tests.rs:{line}")), "{:?}", tape.events[2].site);
     assert_eq!(tape.events[3].site, "");
-    // Both clocks are read at one moment only up to a delay.
+    // The two clocks are not read at exactly the same moment.
     let slack = 50_000_000;
     assert!(tape.events.iter().all(|e| (before - slack..after + slack).contains(&e.time_ns)));
     assert!(tape.events.is_sorted_by_key(|e| e.time_ns));
@@ -89,7 +89,7 @@ fn a_torn_record_is_left_out() {
     // A writer that died in the middle of the second record.
     segment.word(LINE + LINE).store(0, Relaxed);
     assert_eq!(numbers(), [0, 2, 3]);
-    // A stamp that belongs to another place.
+    // A stamp that belongs to another record.
     segment.word(LINE + 2 * LINE).store(50, Relaxed);
     assert_eq!(numbers(), [0, 3]);
     // A record that changes between the two copies: the first word of the fourth record's body.

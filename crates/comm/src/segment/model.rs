@@ -1,8 +1,8 @@
 //! The segment of the models. Words are the checkers' atomics. Bytes are marked at every access, so that a model fails
-//! where two accesses, of which one writes, are not ordered by what the members tell one another.
+//! if two accesses, one of them a write, are not ordered by the members' synchronisation.
 //!
-//! Words and bytes are apart, so texts, which are written as words, read as zeros. An access counts where its slice is
-//! asked for: what is done with a slice that is kept for longer is not seen.
+//! Words and bytes are separate, so texts, which are written as words, read as zeros. An access counts when its slice
+//! is requested: later uses of the slice are not seen.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) struct Segment {
     halves: Vec<[AtomicU32; 2]>,
     bytes: Vec<UnsafeCell<u64>>,
     marks: Vec<Mark>,
-    /// Never stored: a load of it lets the others go first.
+    /// Never stored: a load of it yields to the other threads.
     turn: AtomicU64,
 }
 
@@ -123,7 +123,7 @@ use by_loom::Mark;
 mod by_loom {
     use loom::cell::UnsafeCell;
 
-    /// loom itself watches what is before what.
+    /// loom itself tracks which access happens before which.
     #[derive(Default)]
     pub(super) struct Mark(UnsafeCell<()>);
 
@@ -144,7 +144,7 @@ mod by_clock {
 
     use shuttle::current::{clock, me};
 
-    /// Who wrote last and who has read since, each by its thread and what its clock said.
+    /// The last writer and the readers since, each by its thread and its clock.
     #[derive(Default)]
     pub(super) struct Mark(RefCell<Accesses>);
 
@@ -169,8 +169,8 @@ mod by_clock {
         }
     }
 
-    /// Fails unless the accesses are all before what this thread does now, which it gives. A thread's clock goes on as
-    /// it tells others what it did, so whoever knows of an access knows a later time.
+    /// Fails unless all accesses happen before this thread's current step, whose thread and clock it returns. A
+    /// thread's clock advances when it synchronises, so a thread that has seen an access knows a later time.
     fn before<'a>(what: &str, accesses: impl Iterator<Item = &'a (usize, u32)>) -> (usize, u32) {
         let (me, clock) = (usize::from(me()), clock());
         for (thread, time) in accesses {

@@ -49,8 +49,8 @@ fn check(checks: &Checks<'_>) {
     checks.settle();
 }
 
-/// Numbers of elements: none, one, an odd one, and those around what fits into a slot (16 bytes) and into a staging area
-/// (4096).
+/// Numbers of elements: none, one, an odd one, and those around what fits into a slot (16 bytes) and into a staging
+/// area (4096).
 fn counts(dtype: Dtype) -> Vec<usize> {
     let around = |bytes: usize| bytes / dtype.size() - 1..=bytes / dtype.size() + 1;
     let mut counts: Vec<usize> = [0, 1, 37].into_iter().chain(around(16)).chain(around(4096)).collect();
@@ -98,7 +98,7 @@ struct Checks<'a> {
     group: &'a Group,
     /// Every element type, and large operands; or some types, and small operands.
     whole: bool,
-    /// What is in flight: waits for it and looks at it.
+    /// Operations in flight: each closure waits for one and checks it.
     later: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Checks<'a> {
         Checks { group, whole, later: RefCell::default() }
     }
 
-    /// An operation must give these.
+    /// An operation must give these results.
     fn expect(&self, pending: Result<Pending, CommError>, want: Vec<Vec<u8>>, what: String) {
         let pending = pending.unwrap();
         self.look_later(move || {
@@ -158,7 +158,7 @@ impl<'a> Checks<'a> {
         if self.whole { &Dtype::ALL } else { &[Dtype::F32, Dtype::Bool] }
     }
 
-    /// So many elements where large operands are checked, in one type.
+    /// `count` elements if large operands are checked, in one type.
     fn large(&self, dtype: Dtype, count: usize) -> Option<usize> {
         (self.whole && dtype == Dtype::F32).then_some(count)
     }

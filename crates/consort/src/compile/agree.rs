@@ -1,5 +1,5 @@
-//! How the ranks agree on a call of a compiled function: they meet on the group of all ranks, in the order of its other
-//! calls, so that a rank that does something else differs and is not merely late.
+//! Agreement of the ranks on a call of a compiled function. It is a numbered call on the group of all ranks, so that a
+//! rank that does something else is reported as a mismatch, not as a timeout.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -13,20 +13,20 @@ use crate::world::{World, gather};
 
 type Site = &'static Location<'static>;
 
-/// One call of a compiled function, as ranks speak of it.
+/// One call of a compiled function, as the ranks identify it.
 pub(crate) struct Meeting<'a> {
     pub(crate) world: &'a Rc<World>,
     /// The function: the name that it was given, or its source line.
     pub(crate) name: &'a str,
-    /// Which call of it, from 1 on.
+    /// The number of the call, counted from 1.
     pub(crate) call: u64,
     /// The line that calls it.
     pub(crate) site: Site,
-    /// What is said of every call of it, kept from call to call.
+    /// The part of the note that is equal for every call, cached.
     pub(crate) said: &'a Cell<Option<Said>>,
 }
 
-/// What is said of every call of a function: in which world, by which name, and a digest of the function's own.
+/// The part of a function's notes that is equal for every call: the world, the recorded name and its digest.
 #[derive(Clone, Copy)]
 pub(crate) struct Said {
     world: u32,
@@ -35,18 +35,18 @@ pub(crate) struct Said {
 }
 
 impl Meeting<'_> {
-    /// The group of all ranks, where there are several.
+    /// The group of all ranks, if it has more than one.
     fn all(&self) -> Option<&Group> {
         self.world.all().filter(|all| all.size() > 1)
     }
 
-    /// What ranks must have in common in a part of the agreement, and how it is called where they do not.
+    /// The note of a part of the agreement: a digest of `part`, which must be equal on all ranks. Errors print `shown`.
     fn note(&self, all: &Group, (part, shown): (&str, &str)) -> Note {
         let text = |part: &str| format!("call {{}} of `{}`: {part}", self.name);
         self.note_of(all, all.recorder().name(&text(shown)), digest(text(part).as_bytes()))
     }
 
-    /// The same for the call itself.
+    /// The note of the call itself.
     fn call_note(&self, all: &Group) -> Note {
         let said = self.said.get().filter(|said| said.world == self.world.id).unwrap_or_else(|| {
             let text = format!("call {{}} of `{}`", self.name);
@@ -76,13 +76,13 @@ impl Meeting<'_> {
         self.gather_as((what, what), mine)
     }
 
-    /// The same under another text, for whoever makes another call instead.
+    /// The same with a separate text to print if another rank makes a different call.
     fn gather_as(&self, what: (&str, &str), mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let Some(all) = self.all() else { return Ok(vec![mine.to_vec()]) };
         gather(all, self.world.timeout(), || self.note(all, what), mine).map_err(|error| self.failed(error))
     }
 
-    /// An error on all ranks where a text is not the same on all: the first line that differs, and who has which.
+    /// Fails on all ranks if a text differs between them: prints the first differing line, and which ranks have it.
     pub(crate) fn check_same(&self, what: &str, text: &str) -> Result<()> {
         let mine = digest(text.as_bytes());
         let shown = if text.starts_with(NONE) { text.lines().next().unwrap_or(what) } else { what };
@@ -106,7 +106,7 @@ impl Meeting<'_> {
         Err(Error::new("compile", message + note, self.site).blaming(&fewest(&texts)))
     }
 
-    /// Whether all ranks are about to do the same, which is not to miss. Costs a line of cache to each of them.
+    /// Whether all ranks have a cache hit with the same key. Costs each of them one cache line of communication.
     pub(crate) fn envelope(&self, key: u64) -> Result<bool> {
         let Some(all) = self.all() else { return Ok(key != MISS) };
         let same = self.envelope_on(all, key).map_err(|error| self.failed(error))?;
@@ -114,11 +114,11 @@ impl Meeting<'_> {
     }
 
     fn envelope_on(&self, all: &Group, key: u64) -> Result<bool, CommError> {
-        // The largest of the keys and of their complements: they are a key and its own where all are equal.
+        // A max-reduction of (key, !key) returns the rank's own pair exactly if all keys are equal.
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&key.to_le_bytes());
         bytes[8..].copy_from_slice(&(!key).to_le_bytes());
-        // The one handle of it goes into the operation and comes back, so that nothing need be noted.
+        // The only handle of the buffer moves into the operation and back, so no bookkeeping is needed.
         let buffer = match self.world.envelope.take().filter(Buffer::is_released) {
             Some(kept) => {
                 kept.try_bytes_mut()?.copy_from_slice(&bytes);
@@ -135,10 +135,10 @@ impl Meeting<'_> {
     }
 }
 
-/// What a rank that has an error says in the place of its program, before the error.
+/// Prefix of the text that a rank sends instead of its program if it has an error.
 pub(crate) const NONE: &str = "no program: ";
 
-/// The ranks whose text is not that of most; all, where there is no most.
+/// The ranks outside the largest group of equal texts; all ranks if two groups tie.
 fn fewest(texts: &[String]) -> Vec<usize> {
     let same = |text: &String| texts.iter().filter(|other| *other == text).count();
     let most = texts.iter().map(same).max().unwrap_or(0);
@@ -146,10 +146,10 @@ fn fewest(texts: &[String]) -> Vec<usize> {
     (0..texts.len()).filter(|rank| !only || same(&texts[*rank]) < most).collect()
 }
 
-/// What a rank is about to do at a call that it has no plan for.
+/// The key of a call that no compilation matches: a cache miss.
 pub(crate) const MISS: u64 = 0;
 
-/// A digest of bytes: eight at a time, each step mixed well enough that a difference anywhere shows.
+/// A digest of bytes, eight at a time; each step mixes the state, so that a difference anywhere changes the digest.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let mix = |hash: u64, number: u64| {
@@ -168,7 +168,7 @@ pub(crate) fn difference(what: &str, unit: &str, texts: &[String]) -> String {
     let longest = lines.iter().map(Vec::len).max().unwrap_or(0);
     let line = |rank: usize, at: usize| lines[rank].get(at).copied().unwrap_or("nothing more").trim();
     let differs = |at: &usize| (1..lines.len()).any(|rank| line(rank, *at) != line(0, *at));
-    // The head of a function differs where its results do; the op that makes them so says more.
+    // If results differ, so does the head of the function; the op that causes it is more informative.
     let is_head = |at: &usize| (0..lines.len()).any(|rank| line(rank, *at).starts_with("func "));
     let first = (0..longest).find(|at| differs(at) && !is_head(at)).or_else(|| (0..longest).find(differs));
     let Some(at) = first else { return format!("{what} must be the same on all ranks") };

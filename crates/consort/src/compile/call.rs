@@ -21,13 +21,13 @@ use crate::tensor::Tensor;
 use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
 
-/// Begins what a rank sends in the place of its signature where it has an error of its own.
+/// Prefix of what a rank sends instead of its signature if it has an error.
 const STALE: &str = "error ";
 
 /// One compilation of a function: what it expects, and what it then runs.
 pub(super) struct Entry<R> {
     pub(super) pattern: Pattern,
-    /// None where the function has breaks: then each call traces it again.
+    /// `None` if the function has graph breaks: each call then traces it again.
     replay: Option<Replay<R>>,
     /// Whether it communicates.
     communicates: bool,
@@ -41,17 +41,17 @@ pub(super) struct Replay<R> {
     inputs: Vec<Input>,
     /// The result, with traced tensors and symbolic sizes in it.
     template: R,
-    /// For each tensor of the template, which result of the graph it is; none where it is itself.
+    /// For each tensor of the template, its index among the graph's results; `None` if the tensor itself is returned.
     outs: Vec<Option<usize>>,
-    /// Tensors that the function captured and that somebody else owned too: their storage, how many handles of it are
-    /// here, and where the function met them.
+    /// Captured tensors with other owners: their storage, how many references to it are held here, and the line that
+    /// captured them.
     captured: Vec<(Rc<Storage>, usize, Site)>,
 }
 
 impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
-    /// Calls it with arguments that are given away where nobody else owns them.
+    /// Calls the function; arguments without other owners are donated.
     pub(super) fn run(&self, args: &A, site: Site) -> Result<R> {
-        // Inside another trace it is a function like any other.
+        // Inside another trace, or without data, the function runs uncompiled.
         let world = World::current()?;
         if trace::is_tracing() || world.heap().is_none() {
             return self.plain(args);
@@ -99,13 +99,13 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
     }
 
-    /// This call, as ranks speak of it.
+    /// This call, as the ranks identify it.
     fn meeting<'a>(&'a self, world: &'a Rc<World>, number: u64, site: Site) -> Meeting<'a> {
         Meeting { world, name: &self.options.name, call: number + 1, site, said: &self.said }
     }
 
-    /// An error where the plan is of what the function was and no longer is: a tensor that it captured was replaced, or,
-    /// as some calls find out by tracing it again, it gives another program.
+    /// Fails if the compilation is stale: a captured tensor was replaced, or the function now traces to a different
+    /// program, which some calls check by tracing it again.
     fn stale(&self, entry: &Entry<R>, number: u64, args: &A, meeting: &Meeting<'_>) -> Result<()> {
         let Some(replay) = &entry.replay else { return Ok(()) };
         for (storage, own, captured) in &replay.captured {
@@ -126,19 +126,19 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Ok(())
     }
 
-    /// The function as it is, because it was compiled too often.
+    /// Runs the function uncompiled, because the compilation limit was reached.
     fn past_limit(&self, args: &A) -> Result<R> {
         self.log.borrow_mut().past_limit(self.options.limit);
         self.plain(args)
     }
 
-    /// The function as it is.
+    /// Runs the function uncompiled.
     fn plain(&self, args: &A) -> Result<R> {
         (self.f)(args.map(&mut MapTensors(|tensor: &Tensor| tensor.clone())))
     }
 
-    /// Traces the function, agrees on it with the other ranks unless it is this rank's own matter, and runs it. A rank that
-    /// found out that it cannot says so to the others.
+    /// Traces the function, agrees on the program with the other ranks unless the function is local, and runs it. A
+    /// rank that fails before that reports its error to the others.
     fn compile_and_run(
         &self,
         args: &A,
@@ -166,7 +166,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let started = Cell::new(false);
         let mut traced = self.trace(args, meeting, &pattern, &started, site);
         if !joint && started.get() && self.reach.get() == Reach::Local {
-            // It did not communicate before, and now the others have a part in it.
+            // The function was local and now communicates, so all ranks must agree on it.
             self.reach.set(Reach::World);
             (pattern, signatures) = agreed()?;
             traced = self.trace(args, meeting, &pattern, &started, site);
@@ -177,7 +177,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             error.with_note(&sizes)
         });
         if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
-            // Where there is no program, the others learn that too.
+            // A failed trace is also reported to the other ranks.
             let none = |error: &Error| format!("{}{error}", agree::NONE);
             let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
             let same = self.agreeing(|| meeting.check_same("its program", &text));
@@ -214,8 +214,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         outcome
     }
 
-    /// All ranks' signatures; an error on all where they are not of one kind, or where one of them has an error of its
-    /// own.
+    /// All ranks' signatures. Fails on all ranks if the kinds of arguments differ, or if one of them reports an
+    /// error.
     fn signatures(
         &self,
         meeting: &Meeting<'_>,
@@ -249,7 +249,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Ok(all)
     }
 
-    /// The arguments as a trace sees them.
+    /// The arguments as traced tensors and symbolic sizes.
     fn arguments(session: &Rc<Session>, args: &A, pattern: &Pattern, bound: &Bound) -> Result<A> {
         for ((sym, facts), hint) in pattern.symbols.iter().zip(bound) {
             session.declare(*sym, facts.clone(), *hint)?;
@@ -306,7 +306,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         map.failed.map_or(Ok(traced), Err)
     }
 
-    /// Runs the function under a trace, and says whether it communicates, even where it fails.
+    /// Traces the function; sets `started` if it communicates, even if the trace fails.
     fn trace(
         &self,
         args: &A,
@@ -376,7 +376,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 graphs,
             });
         }
-        // The segments before have run; the last one does now.
+        // The earlier segments have run already; this runs the last one.
         agree_on_segment(meeting, session, &graph, &used.borrow(), true)?;
         let tensors = run_segment(session, &finished, &graph, &parts_of(args), site)?;
         let result = fill(&result, &outs, &tensors, &session.hints.borrow());
@@ -385,7 +385,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Ok(Traced { replay: None, result: Some(result), communicates, text, breaks, constants, graphs })
     }
 
-    /// How breaks run what stands before them.
+    /// The callback by which a graph break runs the segment before it.
     fn runner(
         &self,
         args: &A,
@@ -410,7 +410,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         })
     }
 
-    /// A call of a function with breaks: it is traced again, with its segments at hand.
+    /// A call of a function with breaks: traces it again, and reuses the graphs of its segments.
     fn traced_call(&self, args: &A, meeting: &Meeting<'_>, pattern: &Pattern, site: Site) -> Result<R> {
         let traced = self.trace(args, meeting, pattern, &Cell::new(false), site)?;
         self.log.borrow_mut().retraced += 1;
@@ -419,7 +419,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             .ok_or_else(|| Error::new("compile", "the function had breaks before, and has none now", site))
     }
 
-    /// Traces the function again, runs nothing, and compares: what it captured may have changed.
+    /// Traces the function again without running it, and compares: captured values may have changed.
     fn check_retraced(
         &self,
         args: &A,
@@ -430,7 +430,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let site = meeting.site;
         let name = &self.options.name;
         let note = "\n  note: it depends on something that is no argument; pass that as one";
-        // Nothing says how to run a segment, so that a break is an error.
+        // The session has no segment runner, so a break is an error.
         let session = self.session(meeting.world);
         let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
@@ -495,7 +495,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 }
 
 impl<R> Entry<R> {
-    /// What the symbols are, where some arguments fit.
+    /// The values of the symbols, or `None` if a guard fails.
     pub(super) fn fits(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let bound = self.pattern.bind(args, world)?;
         let holds = match &self.replay {
@@ -505,14 +505,14 @@ impl<R> Entry<R> {
         holds.then_some(bound)
     }
 
-    /// What ranks compare at a call besides its number: never `MISS`.
+    /// The key that ranks compare at a call besides its number; never `MISS`.
     fn key(&self, bound: &Bound) -> u64 {
         let mut key = Digest::default();
         key.add(self.digest);
         let symbols = self.pattern.symbols.iter().zip(bound);
         let equal = symbols.filter(|((_, facts), _)| facts.varies.is_empty());
         key.add_all(equal.map(|(_, number)| *number as u64));
-        // A positive number, so that it and its complement compare like bits.
+        // Positive as an i64, since ranks compare keys by a signed maximum.
         (key.get() >> 1) | 1
     }
 }
@@ -523,10 +523,10 @@ impl Pattern {
     }
 }
 
-/// What a trace gave.
+/// The outcome of a trace.
 pub(crate) struct Traced<R> {
     replay: Option<Replay<R>>,
-    /// Where it had breaks, and so has run.
+    /// The result, if the function has breaks and so ran during the trace.
     result: Option<R>,
     communicates: bool,
     pub(crate) text: String,
@@ -539,7 +539,7 @@ fn value_of(symbols: &[(Sym, i64)], sym: Sym) -> i64 {
     symbols.iter().find(|(own, _)| *own == sym).map_or(0, |(_, value)| *value)
 }
 
-/// The tensors among the inputs that somebody else owns too: the function captured them, and did not make them.
+/// Constant inputs with other owners: tensors that the function captured rather than created.
 fn captured(inputs: &[Input]) -> Vec<(Rc<Storage>, usize, Site)> {
     let constants = || {
         inputs.iter().filter_map(|input| match input {
@@ -552,7 +552,7 @@ fn captured(inputs: &[Input]) -> Vec<(Rc<Storage>, usize, Site)> {
         let here = constants().filter(|(other, _)| Rc::ptr_eq(other, storage)).count();
         let kept = found.iter().filter(|(other, _, _)| Rc::ptr_eq(other, storage)).count();
         if kept == 0 && Rc::strong_count(storage) > here {
-            // The handle that is kept in the list is one more.
+            // The list itself holds one more reference.
             found.push((Rc::clone(storage), here + 1, site));
         }
     }
@@ -570,7 +570,7 @@ fn is_equal(a: &Tensor, b: &Tensor, site: Site) -> Result<bool> {
     b.with_bytes("compile", site, |b| a == b)
 }
 
-/// The constants that a segment met, in words.
+/// The types of a segment's constants as text, and the lines that captured them.
 fn constants(finished: &Finished) -> Vec<(String, Site)> {
     let constant = |input: &Input| match input {
         Input::Constant(tensor, site) => {
@@ -581,7 +581,7 @@ fn constants(finished: &Finished) -> Vec<(String, Site)> {
     finished.inputs.iter().filter_map(constant).collect()
 }
 
-/// The graph of a segment: one with the same text serves again.
+/// The graph of a segment; an earlier graph with the same text is reused.
 fn segment(
     known: &RefCell<Segments>,
     session: &Session,
@@ -592,7 +592,7 @@ fn segment(
     Ok(known.borrow_mut().share(graph))
 }
 
-/// All ranks are to run this segment of a function with breaks, where it communicates and is new.
+/// Checks that all ranks run the same segment of a function with breaks, if it communicates and is new.
 fn agree_on_segment(
     meeting: &Meeting<'_>,
     session: &Session,
@@ -611,7 +611,7 @@ fn agree_on_segment(
     meeting.check_same(&format!("its segment {}{at}", before.len()), &graph.text)
 }
 
-/// Runs a segment with what its inputs are now.
+/// Runs a segment on the current values of its inputs.
 fn run_segment(
     session: &Session,
     finished: &Finished,

@@ -1,4 +1,4 @@
-//! The compilations of a function, and the sizes that its calls had. Finding one takes no longer the more there are.
+//! The cache of a function's compilations, and the sizes of its calls. Lookup time does not grow with the cache.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use crate::world::World;
 
 /// The compilations of a function.
 pub(super) struct Entries<R> {
-    /// The one used last, which mostly fits again.
+    /// The most recently used entry, which usually matches again.
     last: Option<Rc<Entry<R>>>,
-    /// All of them, by a digest of the kinds of arguments that they take.
+    /// All entries, by a digest of the kinds of their arguments.
     by_kind: BTreeMap<u64, Vec<Rc<Entry<R>>>>,
     len: usize,
-    /// For each structure of arguments, the sizes that all compilations had; none for one that has changed.
+    /// For each structure of arguments, the sizes common to all compilations; `None` for a size that has changed.
     sizes: BTreeMap<u64, Vec<Option<i64>>>,
 }
 
@@ -30,17 +30,17 @@ impl<R> Default for Entries<R> {
 }
 
 impl<R> Entries<R> {
-    /// How many there are.
+    /// The number of compilations.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The one used last.
+    /// The most recently used entry.
     pub(super) fn last(&self) -> Option<&Rc<Entry<R>>> {
         self.last.as_ref()
     }
 
-    /// The one that fits some arguments.
+    /// The entry whose guards the arguments satisfy, with the values of its symbols.
     pub(super) fn find(&mut self, args: &impl Flatten, world: &World) -> Option<(Rc<Entry<R>>, Bound)> {
         if let Some(last) = &self.last
             && let Some(bound) = last.fits(args, world)
@@ -58,12 +58,12 @@ impl<R> Entries<R> {
         Some((entry, bound))
     }
 
-    /// The sizes that all compilations had for arguments of this structure; none for one that has changed.
+    /// The sizes common to all compilations for arguments of this structure; `None` for a size that has changed.
     pub(super) fn sizes(&self, leaves: &[Leaf]) -> Option<&[Option<i64>]> {
         self.sizes.get(&structure_of(leaves)).map(Vec::as_slice)
     }
 
-    /// Adds one that was made for some arguments.
+    /// Adds an entry that was compiled for these arguments.
     pub(super) fn add(&mut self, entry: Rc<Entry<R>>, args: &impl Flatten, leaves: &[Leaf]) {
         let now: Vec<Option<i64>> = entry
             .pattern
@@ -81,7 +81,7 @@ impl<R> Entries<R> {
     }
 }
 
-/// A digest of what must be equal in arguments for a compilation to fit, whatever their sizes are.
+/// A digest of the properties that all guards compare, without sizes.
 fn kind_of(args: &impl Flatten) -> u64 {
     struct Kind(Digest);
     impl Visit for Kind {
@@ -107,7 +107,7 @@ fn kind_of(args: &impl Flatten) -> u64 {
     kind.0.get()
 }
 
-/// A digest of what arguments consist of, whatever their sizes and settings are.
+/// A digest of the structure of arguments, without sizes and settings.
 fn structure_of(leaves: &[Leaf]) -> u64 {
     let mut digest = Digest::default();
     digest.add_all(leaves.iter().map(is_kind_of));
@@ -127,7 +127,7 @@ impl Segments {
         self.list.clone()
     }
 
-    /// The one with the same text, or this one from now on.
+    /// The known graph with the same text; adds this one if there is none.
     pub(super) fn share(&mut self, graph: Graph) -> Rc<Graph> {
         let same = self.by_text.entry(super::agree::digest(graph.text.as_bytes())).or_default();
         if let Some(known) = same.iter().find(|known| known.text == graph.text) {

@@ -1,4 +1,4 @@
-//! What was compiled, why, and what it does: counters, an explanation, and a log by topic.
+//! Reports on compilations: counters, explanations, and a log by topic.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::world::World;
 
 use super::graph::Graph;
 
-/// How often things happened, for tests.
+/// Counters of a compiled function, for tests.
 ///
 /// [`Compiled::explain`](crate::Compiled::explain) has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,32 +31,32 @@ pub struct Stats {
     pub calls: u64,
     /// Programs that were compiled.
     pub graphs: u64,
-    /// Places where a traced value was read on the host, in all compilations.
+    /// Graph breaks: places where a traced value was read on the host, in all compilations.
     pub breaks: u64,
     /// Compilations after the first.
     pub recompiles: u64,
-    /// Plans that were made: for other sizes, or for arguments that were given away or not.
+    /// Plans that were made: one for each binding of sizes and set of donated arguments.
     pub plans: u64,
     /// Calls that traced the function again, because it has breaks.
     pub retraced: u64,
-    /// Calls that ran the function as it is, because it was compiled too often.
+    /// Calls that ran the function uncompiled, because the compilation limit was reached.
     pub uncompiled: u64,
     /// Bytes that were copied so that they could take part in communication.
     pub copied_bytes: u64,
     /// Time that compilations took: trace, passes, agreement, plans.
     pub compiling: Duration,
-    /// Time of that which went into agreement with other ranks, waits for them included.
+    /// The part of that time spent on agreement with other ranks, waits included.
     pub agreeing: Duration,
 }
 
 /// Reasons for recompilation that are kept.
 const REASONS: usize = 64;
 
-/// What happened to a compiled function.
+/// The record of a function's compilations and calls.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) breaks: Vec<Break>,
-    /// Why compilations after the first were made: of the first ones, and how many there were.
+    /// Reasons of the first recompilations, and how many recompilations there were.
     recompiles: Vec<String>,
     recompiled: u64,
     constants: Vec<(String, &'static Location<'static>)>,
@@ -68,7 +68,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// A compilation.
+    /// Records a compilation.
     pub(crate) fn compiled<R>(
         &mut self,
         traced: &super::call::Traced<R>,
@@ -95,7 +95,7 @@ impl Log {
             }
         }
         self.recompiled += u64::from(recompiled.is_some());
-        // Whoever recompiles at every call must not run out of memory by it.
+        // Bounded, so that a function that recompiles at every call does not exhaust memory.
         if self.recompiles.len() < REASONS {
             self.recompiles.extend(recompiled);
         }
@@ -164,17 +164,17 @@ pub struct Cost {
 /// [`Compiled::explain`](crate::Compiled::explain) has an example.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// The function.
+    /// The name of the function.
     pub name: String,
-    /// How often things happened.
+    /// The counters.
     pub stats: Stats,
     /// Where traced values were read on the host.
     pub breaks: Vec<Break>,
-    /// Why each compilation after the first was made: the guard that did not hold.
+    /// Why each compilation after the first was made: the guard that failed.
     pub recompiles: Vec<String>,
     /// Tensors that were captured, with the line that used them first: their elements are those of the first call.
     pub constants: Vec<(String, &'static Location<'static>)>,
-    /// How many compilations there may be, where there were too many.
+    /// The limit of compilations, if it was reached.
     pub limit: Option<usize>,
     /// The programs.
     pub graphs: Vec<ExplainedGraph>,
@@ -205,21 +205,21 @@ pub struct ExplainedGraph {
     pub copies: Vec<String>,
     /// What a call costs by the ops' own estimates.
     pub cost: Cost,
-    /// The sizes from data that the cost was counted with.
+    /// The estimates of data-dependent sizes that the cost uses.
     pub estimates: Vec<Estimate>,
-    /// Bytes that the plan needs besides for tensors of such sizes.
+    /// Additional bytes that the plan needs for tensors of data-dependent sizes.
     pub dynamic_bytes: u64,
     /// The ops without a kernel, which run by their reference evaluation.
     pub evaluated: Vec<&'static str>,
 }
 
 impl ExplainedGraph {
-    /// Of a program's text, and of a plan that was made of it; of a function without places where there is no plan.
+    /// Explains a program's text and a plan made of it, or an unplanned function.
     pub fn new(mesh: &Mesh, program: String, func: &Func) -> ExplainedGraph {
         ExplainedGraph::with_hints(mesh, program, func, &BTreeMap::new())
     }
 
-    /// The same, with values for sizes that come from data.
+    /// The same, with hints for data-dependent sizes.
     pub fn with_hints(
         mesh: &Mesh,
         program: String,
@@ -310,7 +310,7 @@ impl fmt::Display for Explanation {
             )?;
         }
         for one in &self.breaks {
-            // Who prints is not known, only the op before.
+            // The line that prints is unknown; only that of the previous op is known.
             let at = if one.op == "print" { "after" } else { "at" };
             let (file, line) = (one.site.file(), one.site.line());
             writeln!(f, "  break: {} reads a traced tensor {at} {file}:{line}", one.op)?;

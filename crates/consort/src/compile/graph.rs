@@ -53,32 +53,32 @@ pub(crate) struct Planned {
     groups: Vec<Option<consort_comm::Group>>,
     /// The axes over which each tensor of each result may differ.
     varies: Vec<Vec<Axes>>,
-    /// What the tensors of the results were at the call before, in order.
+    /// Cached types and layouts of the result tensors at the previous call, in order.
     made: RefCell<Vec<Option<Made>>>,
     pub(crate) func: Func,
 }
 
-/// Where a result lies, and what a tensor has of that.
+/// The type and layout of a result tensor, and the plan's layout that they were derived from.
 struct Made {
     from: Rc<Layout>,
     ty: Rc<TensorType>,
     layout: Rc<CachedLayout>,
 }
 
-/// Results: of each its tensors.
+/// Results, each a list of tensors.
 pub(crate) type Results = SmallVec<[SmallVec<[Tensor; 1]>; 1]>;
 
-/// Which parameters were given away, one bit for each.
+/// Which parameters were donated, one bit for each.
 pub(crate) type Donated = SmallVec<[u64; 2]>;
 
-/// What a parameter of a graph is given.
+/// An argument of a graph.
 pub(crate) enum Given<'a> {
     Tensor(&'a Tensor),
     Size(i64),
 }
 
 impl Graph {
-    /// Verifies and simplifies a function that was traced.
+    /// Verifies and simplifies a traced function.
     pub(crate) fn new(session: &Session, func: Func, site: Site) -> Result<Graph> {
         let program = Program { mesh: session.world.mesh().clone(), funcs: vec![func] };
         let decided = compile(&program, &mut PassCx::default()).map_err(|error| match error {
@@ -95,14 +95,14 @@ impl Graph {
         self.decided.program().funcs.first()
     }
 
-    /// Whether the conditions on sizes hold.
+    /// Whether the guards on sizes hold.
     pub(crate) fn holds(&self, symbols: &[(Sym, i64)]) -> bool {
         let env = |sym: Sym| symbols.iter().find(|(own, _)| *own == sym).map(|(_, value)| *value);
-        // A condition on sizes that are read from data is checked when they are.
+        // A guard on data-dependent sizes is checked when they are read.
         self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
     }
 
-    /// The plan for these sizes and gifts; made if there is none.
+    /// The plan for these sizes and donated arguments; made on a cache miss.
     pub(crate) fn plan(
         &self,
         world: &World,
@@ -156,13 +156,13 @@ impl Graph {
         Ok(Planned { symbols, donated, exec, groups, varies, made, func })
     }
 
-    /// Plans, the one used last among them.
+    /// The cached plans, including the last one used.
     pub(crate) fn plans(&self) -> Vec<Rc<Planned>> {
         self.plans.borrow().clone()
     }
 }
 
-/// The error of a program that does not verify, at the user's line, with the verifier's own way out.
+/// The error of a program that fails verification, at the user's line, with the verifier's note.
 #[cold]
 fn refused(session: &Session, errors: Vec<Diagnostic>, site: Site) -> Error {
     let Some(error) = errors.into_iter().next() else {
@@ -197,7 +197,7 @@ impl Planned {
         let heap =
             world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
         let mut args: SmallVec<[ArgValue; 4]> = SmallVec::new();
-        // Arguments with gaps take part as copies; which these are.
+        // Contiguous copies of the arguments that have gaps, by parameter.
         let mut whole: Vec<(usize, Tensor)> = Vec::new();
         for (place, one) in given.iter().enumerate() {
             let mut tensor = match one {
@@ -255,7 +255,7 @@ impl Planned {
         Ok(results)
     }
 
-    /// The argument in which a result lies, if it lies in one that was not given away.
+    /// The argument that a result aliases, if it was not donated.
     fn argument<'a>(
         &self,
         given: &[Given<'a>],
@@ -270,7 +270,7 @@ impl Planned {
         packed.or_else(|| given.get(place).and_then(own)).filter(|_| kept)
     }
 
-    /// A result as a tensor. What lies in an argument that was not given away shares its storage.
+    /// A result as a tensor. One that aliases an argument that was not donated shares its storage.
     fn tensor(
         &self,
         world: &Rc<World>,

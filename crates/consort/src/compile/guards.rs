@@ -1,4 +1,4 @@
-//! What a compiled function expects of its arguments, and what the arguments of a call are.
+//! The guards of a compiled function on its arguments, and the leaves of a call's arguments.
 
 use std::fmt::Write;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::flatten::{Flatten, Static, Visit};
 use crate::tensor::{Tensor, constant_shape};
 use crate::world::World;
 
-/// A part of the arguments, as a call has it.
+/// A leaf of a call's arguments.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Leaf {
     Tensor(Rc<TensorType>),
@@ -24,11 +24,11 @@ pub(crate) enum Leaf {
     Setting(Setting),
 }
 
-/// A setting, kept.
+/// An owned setting.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Setting {
     Int(i128),
-    /// By its bits, so that every number is equal to itself.
+    /// Compared by bits, so that NaN equals itself.
     Float(u64),
     Text(String),
 }
@@ -64,11 +64,11 @@ impl Setting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     Is(i64),
-    /// Any from the least on: a symbol is bound to it.
+    /// Any size from the minimum up; a symbol is bound to it.
     Symbol(Sym, i64),
 }
 
-/// What is expected of a part of the arguments.
+/// The guard on a leaf of the arguments.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Expected {
     Tensor { dtype: Dtype, varies: Axes, sizes: Vec<Size>, seen: Rc<TensorType> },
@@ -77,17 +77,17 @@ pub(crate) enum Expected {
     Setting(Setting),
 }
 
-/// What a compiled function expects of its arguments.
+/// The guards of a compiled function on its arguments.
 #[derive(Clone)]
 pub(crate) struct Pattern {
     pub(crate) leaves: Vec<Expected>,
     pub(crate) symbols: Vec<(Sym, SymbolFacts)>,
 }
 
-/// What the symbols of a pattern are at a call, in order.
+/// The values of a pattern's symbols at a call, in order.
 pub(crate) type Bound = SmallVec<[i64; 8]>;
 
-/// The parts of some arguments.
+/// The leaves of the arguments.
 pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
     struct Collect(Vec<Leaf>);
     impl Visit for Collect {
@@ -109,7 +109,7 @@ pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
     collect.0
 }
 
-/// The tensors of some arguments, by reference to their handles.
+/// Calls `f` with each tensor of the arguments.
 pub(crate) fn for_each_tensor(args: &impl Flatten, f: impl FnMut(&Tensor)) {
     args.visit(&mut crate::flatten::VisitTensors(f));
 }
@@ -162,7 +162,7 @@ impl Visit for Check<'_> {
 }
 
 impl Pattern {
-    /// What the symbols are, where the arguments fit.
+    /// The values of the symbols, or `None` if a guard fails.
     #[inline]
     pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let mut check = Check { world, expected: self.leaves.iter(), bound: Bound::new(), fits: true };
@@ -170,7 +170,7 @@ impl Pattern {
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
 
-    /// The sizes that are expected, of all parts in order.
+    /// The expected sizes of all leaves, in order.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = &Size> {
         self.leaves.iter().flat_map(|leaf| match leaf {
             Expected::Tensor { sizes, .. } => &sizes[..],
@@ -179,8 +179,8 @@ impl Pattern {
         })
     }
 
-    /// Which symbols stand for sizes that differ between ranks, or that an error names: of which argument, and what they
-    /// are on each rank.
+    /// A note on symbols whose sizes differ between ranks, or that an error names: the argument that binds each, and
+    /// its value on each rank.
     pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh, error: &str) -> String {
         let words: Vec<&str> = error.split(|c: char| !c.is_ascii_alphanumeric()).collect();
         let mut text = String::new();
@@ -216,7 +216,7 @@ impl Pattern {
         text
     }
 
-    /// The first thing that does not fit, in words.
+    /// The first guard that fails, as text.
     pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> String {
         if leaves.len() != self.leaves.len() {
             return format!("expected {} parts of the arguments, got {}", self.leaves.len(), leaves.len());
@@ -232,7 +232,7 @@ impl Pattern {
     }
 }
 
-/// A number for what a part is, whatever its sizes and settings are.
+/// A number for the kind of a leaf, without its sizes and settings.
 pub(crate) fn is_kind_of(leaf: &Leaf) -> u64 {
     match leaf {
         Leaf::Tensor(ty) => 16 + ty.shape.len() as u64,
@@ -242,7 +242,7 @@ pub(crate) fn is_kind_of(leaf: &Leaf) -> u64 {
     }
 }
 
-/// What helps where a part changes from call to call.
+/// A hint for a leaf that changes from call to call.
 fn expected_note(leaf: &Leaf) -> &'static str {
     match leaf {
         Leaf::Setting(Setting::Int(_)) => " (an Index in its place may change without a compilation)",
@@ -285,7 +285,7 @@ impl Expected {
         }
     }
 
-    /// The type that a trace sees, with symbols.
+    /// The type in a trace, with symbolic sizes.
     pub(crate) fn ty(&self) -> Option<TensorType> {
         let Expected::Tensor { dtype, varies, sizes, .. } = self else { return None };
         let size = |size: &Size| match size {
@@ -314,7 +314,7 @@ impl Leaf {
         }
     }
 
-    /// The same without its sizes: what must be equal on all ranks.
+    /// The same without its sizes: the part that must be equal on all ranks.
     fn kind(&self, mesh: &Mesh) -> String {
         match self {
             Leaf::Tensor(ty) => {
@@ -327,7 +327,7 @@ impl Leaf {
     }
 }
 
-/// What a rank would trace with: kinds that all ranks must share, sizes, and which of them it wants to be symbols.
+/// What a rank proposes to trace with: kinds, which must be equal on all ranks, sizes, and which sizes become symbols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) kinds: Vec<String>,
@@ -336,7 +336,7 @@ pub(crate) struct Signature {
 }
 
 impl Signature {
-    /// Of these arguments: sizes that differ from those of all compilations before become symbols.
+    /// The signature of these arguments: sizes that differ from those of earlier compilations become symbols.
     pub(crate) fn new(
         leaves: &[Leaf],
         before: Option<&[Option<i64>]>,
@@ -360,7 +360,7 @@ impl Signature {
         Signature { kinds, sizes, symbols }
     }
 
-    /// As bytes for the other ranks.
+    /// Encodes it for the other ranks.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut text = String::new();
         for (size, symbol) in self.sizes.iter().zip(&self.symbols) {
@@ -371,7 +371,7 @@ impl Signature {
         text.into_bytes()
     }
 
-    /// As another rank wrote it.
+    /// Decodes another rank's signature.
     pub(crate) fn read(bytes: &[u8]) -> Option<Signature> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (numbers, kinds) = match text.strip_prefix('\n') {
@@ -389,8 +389,8 @@ impl Signature {
         Some(Signature { kinds, sizes, symbols })
     }
 
-    /// What to trace with, given all ranks' signatures, which are of one kind: a size is a symbol where a rank wants one,
-    /// or where ranks differ.
+    /// The pattern to trace with, from all ranks' signatures of equal kinds: a size is a symbol if a rank proposes one,
+    /// or if ranks differ.
     pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh) -> Pattern {
         let mut next = 0;
         let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
@@ -400,7 +400,7 @@ impl Signature {
             let values = || all.iter().filter_map(move |one| one.sizes.get(at).copied());
             let differ = values().any(|other| other != own);
             let wanted = all.iter().any(|one| one.symbols.get(at).copied().unwrap_or(false));
-            // Sizes of 0 and 1 mean other things than larger ones: they are never symbols unless ranks differ in them.
+            // Sizes 0 and 1 have special meanings (empty, broadcast): they become symbols only if ranks differ in them.
             let least = values().min().unwrap_or(own);
             if !differ && (!wanted || (!is_number && own < 2)) {
                 return Size::Is(own);

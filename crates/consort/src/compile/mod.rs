@@ -27,7 +27,7 @@ pub(crate) use guards::{Leaf, leaves_of};
 
 type Site = &'static Location<'static>;
 
-/// How often a function is compiled anew before it is run as it is.
+/// The default limit of compilations, after which a function runs uncompiled.
 const LIMIT: usize = 8;
 
 /// A compiled function.
@@ -39,13 +39,13 @@ pub struct Compiled<A, R> {
     entries: RefCell<Entries<R>>,
     segments: Rc<RefCell<Segments>>,
     calls: Cell<u64>,
-    /// Which ranks have a part in it, as far as that is known.
+    /// Which ranks take part in its calls, as far as known.
     reach: Cell<Reach>,
-    /// What ranks say of its calls.
+    /// The cached note for agreement on its calls.
     said: Cell<Option<agree::Said>>,
     log: Rc<RefCell<Log>>,
     site: Site,
-    /// How many functions were made at the same line before it.
+    /// How many functions were compiled at the same line before it.
     made: u32,
     takes: PhantomData<fn(A)>,
 }
@@ -59,10 +59,10 @@ struct Options {
     retrace: bool,
 }
 
-/// Which ranks have a part in a compiled function.
+/// Which ranks take part in the calls of a compiled function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Nobody has called it yet: all ranks meet at its first call and find out.
+    /// Not called yet: all ranks meet at the first call to decide.
     Unknown,
     /// This rank alone, since no rank communicated in the first call.
     Local,
@@ -73,7 +73,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// The same after a compilation without communication: one that had some before keeps meeting.
+    /// The reach after a compilation without communication: `World` stays `World`.
     fn without(self) -> Reach {
         if self == Reach::Unknown { Reach::Local } else { self }
     }
@@ -84,7 +84,7 @@ thread_local! {
     static MADE: RefCell<BTreeMap<(&'static str, u32, u32), u32>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// How many were compiled at a line before, on this rank.
+/// Counts a compilation at a line; returns how many there were before, on this rank.
 fn count_made(site: &'static Location<'static>) -> u32 {
     MADE.with_borrow_mut(|made| {
         let count = made.entry((site.file(), site.line(), site.column())).or_default();
@@ -102,8 +102,8 @@ fn name_of(name: &str, made: u32) -> String {
 /// plan without running it.
 ///
 /// The function gets its arguments by value and must depend on nothing else that changes: tensors, groups, sizes as
-/// [`Index`](crate::Index), settings, in tuples, lists and structs that derive [`Flatten`]. An argument that nobody else
-/// owns is given away: the plan may write its result there.
+/// [`Index`](crate::Index), settings, in tuples, lists and structs that derive [`Flatten`]. An argument without other
+/// owners is donated: the plan may write its result there.
 ///
 /// ```
 /// use consort::{Reduce, Tensor, compile};
@@ -147,13 +147,13 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
     }
 }
 
-/// Whether calls are traced again where the program does not say: unless `CONSORT_RETRACE=0`.
+/// The default of `retrace`: true unless `CONSORT_RETRACE=0`.
 fn is_retraced() -> bool {
     std::env::var("CONSORT_RETRACE").map_or(true, |value| value.trim() != "0")
 }
 
-/// Compiles a function that changes its first argument: the tensors that it puts there take the place of the old ones,
-/// in their own storage where that has one owner.
+/// Compiles a function that updates its first argument: new tensors replace the old ones, in place if their storage has
+/// one owner.
 ///
 /// ```
 /// use consort::{Flatten, Tensor, compile_mut};
@@ -193,13 +193,13 @@ pub fn compile_mut<S: Flatten + 'static, A: Flatten, R: Flatten>(
 pub struct CompiledMut<S, A, R>(Compiled<(S, A), (S, R)>);
 
 impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledMut<S, A, R> {
-    /// Calls it. Where it fails before anything ran, the state is as it was; where the ranks fail in the middle, its tensors
-    /// are there with whatever was written to them.
+    /// Calls it. If it fails before anything ran, the state is unchanged; if the ranks fail during the run, its tensors
+    /// may hold partial results.
     ///
     /// [`compile_mut`] has an example.
     #[track_caller]
     pub fn call(&self, state: &mut S, args: A) -> Result<R> {
-        // The tensors move into the call, so that they have one owner there if they had one here.
+        // The tensors are moved into the call, so that it sees no additional owner.
         let moved = state.map(&mut MapTensors(|tensor: &Tensor| tensor.clone()));
         *state = moved.map(&mut MapTensors(|tensor: &Tensor| Tensor::of_shape(tensor.dtype(), &[])));
         let args = (moved, args);
@@ -215,14 +215,14 @@ impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledM
         }
     }
 
-    /// The function without its state, for options and explanations.
+    /// The underlying compiled function, for options and explanations.
     ///
     /// [`compile_mut`] has an example.
     pub fn compiled(&self) -> &Compiled<(S, A), (S, R)> {
         &self.0
     }
 
-    /// With other options.
+    /// Sets options of the underlying function.
     #[must_use]
     pub fn with(self, options: impl FnOnce(Compiled<(S, A), (S, R)>) -> Compiled<(S, A), (S, R)>) -> Self {
         CompiledMut(options(self.0))
@@ -292,7 +292,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self
     }
 
-    /// How many compilations there may be; after that it runs as it is.
+    /// The limit of compilations; after that it runs uncompiled.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.options.limit = limit;
@@ -332,7 +332,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.log.borrow().stats(self.calls.get(), &graphs)
     }
 
-    /// An error, with the explanation, where there were more breaks, graphs or recompilations than these.
+    /// Fails with the explanation if there were more breaks, graphs or recompilations than given.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {

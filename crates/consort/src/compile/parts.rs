@@ -1,4 +1,4 @@
-//! The parts of arguments and results: taken out, checked, put back.
+//! The leaves of arguments and results: extracted, checked, reassembled.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,9 +16,9 @@ use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::world::World;
 
-/// A part of the arguments.
+/// A leaf of the arguments.
 pub(super) enum Part {
-    /// A tensor, and whether nobody else owns its storage, here or elsewhere.
+    /// A tensor, and whether it can be donated: its storage has no other owner, and no peer reads it.
     Tensor(Tensor, bool),
     Number(i64),
     Other,
@@ -33,12 +33,12 @@ pub(super) fn has_shapes(args: &impl Flatten) -> bool {
     found
 }
 
-/// Whether a tensor is of this world, and not of a trace that is over.
+/// Whether a tensor belongs to this world, and not to a finished trace.
 pub(super) fn is_of(tensor: &Tensor, world: &World) -> bool {
     tensor.traced.is_none() && (tensor.world == 0 || tensor.world == world.id)
 }
 
-/// Tensors are of this world, and not of a trace that is over.
+/// Checks that tensors belong to this world, and not to a finished trace.
 pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> Result<()> {
     let mut wrong = None;
     guards::for_each_tensor(args, |tensor| {
@@ -51,7 +51,7 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
     wrong.map_or(Ok(()), |message| Err(Error::new("compile", message, site)))
 }
 
-/// Arguments that are declared equal on some ranks are equal there: the passes rely on it.
+/// Checks that arguments declared equal on some ranks are equal there: the passes rely on it.
 pub(super) fn check_declared(args: &impl Flatten, meeting: &Meeting<'_>) -> Result<()> {
     let (world, site) = (meeting.world, meeting.site);
     let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
@@ -90,7 +90,7 @@ pub(super) fn check_declared(args: &impl Flatten, meeting: &Meeting<'_>) -> Resu
     Ok(())
 }
 
-/// A result with tensors in the place of traced ones, and numbers in the place of symbols.
+/// Replaces the traced tensors of a result by concrete ones, and its symbols by numbers.
 pub(super) fn fill<R: Flatten>(
     template: &R,
     outs: &[Option<usize>],
@@ -116,12 +116,12 @@ pub(super) fn fill<R: Flatten>(
     template.map(&mut Fill { outs: outs.iter(), results, hints })
 }
 
-/// The parts of some arguments.
+/// The leaves of the arguments.
 pub(super) fn parts_of(args: &impl Flatten) -> Parts {
     struct Collect(Parts);
     impl Visit for Collect {
         fn tensor(&mut self, tensor: &Tensor) {
-            // What peers still read is not given away: a plan that writes it would wait for them.
+            // A tensor that peers still read is not donated: a plan that writes it would wait for them.
             let is_own =
                 |storage: &Rc<Storage>| Rc::strong_count(storage) == 1 && storage.buffer.is_released();
             let own = tensor.storage.as_ref().is_some_and(is_own);

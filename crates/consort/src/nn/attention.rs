@@ -1,11 +1,11 @@
-//! Attention whose heads are shared out, with a cache of keys and values.
+//! Attention with sharded heads and a cache of keys and values.
 
 use crate::{Dtype, Flatten, Index, Result, Tensor};
 
 use super::layers::{ColumnLinear, RowLinear};
 
-/// Turns pairs of the last dimension by angles that grow with the place along the one before it, from `first` on: rotary
-/// position embedding, of halves as files for Llama have it.
+/// Rotary position embedding: rotates pairs of the last dimension by angles that grow with the position along the one
+/// before it, counted from `first`. Entry i of each half form a pair, as in Llama.
 ///
 /// ```
 /// use consort::nn::rotate;
@@ -23,7 +23,7 @@ pub fn rotate(x: &Tensor, first: &Index, base: f64) -> Result<Tensor> {
     let (length, width) = (x.dim(2)?, x.dim(3)?);
     let half = &width / 2;
     let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
-    // The angle of pair i at place p is p / base^(i / half).
+    // The angle of pair i at position p is p / base^(i / half).
     let pairs = Tensor::iota(Dtype::F32, &[Index::from(1), half.clone()], 1)?;
     let halves = Tensor::index(half.clone())?.cast(Dtype::F32)?;
     let speed = pairs.div(&halves)?.mul(&scalar(-base.ln())?)?.exp()?;
@@ -49,7 +49,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for so many tokens.
+    /// A cache for `places` tokens.
     #[track_caller]
     pub fn new(dtype: Dtype, heads: usize, places: usize, width: usize) -> Result<KvCache> {
         let zeros = || Tensor::zeros(dtype, &[1, heads, places, width]);
@@ -70,15 +70,15 @@ pub struct Attention {
     pub value: ColumnLinear,
     /// From heads to the hidden dimension.
     pub out: RowLinear,
-    /// How wide a head is.
+    /// The width of a head.
     pub width: usize,
     /// The base of the rotary angles.
     pub base: f64,
 }
 
 impl Attention {
-    /// For tokens `[length, hidden]` from place `first` on: their keys and values are written to the cache, and each sees
-    /// itself and what came before.
+    /// For tokens `[length, hidden]` from position `first` on: writes their keys and values to the cache. Each token
+    /// attends to itself and to earlier ones.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, cache: &mut KvCache, first: &Index) -> Result<Tensor> {
         let length = x.dim(0)?;

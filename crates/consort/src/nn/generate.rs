@@ -1,4 +1,4 @@
-//! Generating tokens, one after the other: greedily or by chance, eager or compiled.
+//! Token generation: greedy or sampled, eager or compiled.
 
 use consort_types::Rng;
 
@@ -12,13 +12,13 @@ use crate::{Flatten, Index, Result, Tensor};
 /// [`Generator`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// How far chances are drawn together: near 0 the likeliest is taken, at 1 chances are as the model has them.
+    /// The softmax temperature: near 0 the likeliest token is taken, at 1 the model's probabilities are used.
     pub temperature: f32,
     /// The same seed gives the same tokens.
     pub seed: u64,
 }
 
-/// What a step reads and changes.
+/// The state of a step.
 #[derive(Flatten)]
 struct State {
     model: Llama,
@@ -49,7 +49,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// With room for so many tokens.
+    /// A generator with room for `places` tokens.
     ///
     /// [`Generator`] has an example.
     #[track_caller]
@@ -65,7 +65,7 @@ impl Generator {
         })
     }
 
-    /// So many tokens that follow these.
+    /// Generates the `n` tokens that follow the prompt.
     ///
     /// [`Generator`] has an example.
     #[track_caller]
@@ -83,7 +83,7 @@ impl Generator {
 }
 
 impl Llama {
-    /// So many tokens that follow these, without compiling anything.
+    /// Generates the `n` tokens that follow the prompt, without compiling anything.
     ///
     /// [`nn`](super) has an example.
     #[track_caller]
@@ -94,7 +94,7 @@ impl Llama {
     }
 }
 
-/// Chooses token after token from what a step gives for those before.
+/// Chooses tokens one by one, each from the logits of a step.
 #[track_caller]
 fn follow(
     prompt: &[i64],
@@ -125,7 +125,7 @@ fn follow(
     Ok(tokens.split_off(prompt.len()))
 }
 
-/// The first of the largest numbers.
+/// The index of the largest logit, the first of equals.
 fn likeliest(numbers: &[f32]) -> i64 {
     let best = numbers.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (place, number)| {
         if *number > best.1 { (place, *number) } else { best }
@@ -133,7 +133,7 @@ fn likeliest(numbers: &[f32]) -> i64 {
     best.0 as i64
 }
 
-/// A token by chance. All ranks have the same numbers and the same seed, so they choose the same.
+/// Samples a token. All ranks have equal logits and seeds, so they choose the same one.
 fn choose(numbers: &[f32], temperature: f32, rng: &mut Rng) -> i64 {
     let most = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> =

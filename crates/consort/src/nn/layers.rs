@@ -1,9 +1,9 @@
-//! Layers whose weights are shared out: by outputs, by inputs, by rows of the vocabulary.
+//! Layers with sharded weights: by outputs, by inputs, by rows of the vocabulary.
 
 use crate::mesh::Group;
 use crate::{Dtype, Flatten, Index, Reduce, Result, Tensor};
 
-/// A linear layer whose outputs are shared out: x is the same on all members, each computes its own columns of the
+/// A linear layer sharded by outputs: x is replicated, and each member computes its own columns of the
 /// result.
 ///
 /// ```
@@ -41,7 +41,7 @@ impl ColumnLinear {
     }
 }
 
-/// A linear layer whose inputs are shared out: each member has its columns of x, and the parts of the result are added.
+/// A linear layer sharded by inputs: each member has its columns of x, and the partial results are summed.
 ///
 /// [`ColumnLinear`] has an example.
 #[derive(Flatten, Clone)]
@@ -50,12 +50,12 @@ pub struct RowLinear {
     pub weight: Tensor,
     /// The bias, the same on all members.
     pub bias: Option<Tensor>,
-    /// Who shares it.
+    /// The group that shares the weight.
     pub group: Group,
 }
 
 impl RowLinear {
-    /// The result, the same on all members; it is on its way.
+    /// The result, replicated on all members and pending.
     ///
     /// [`ColumnLinear`] has an example.
     #[track_caller]
@@ -68,7 +68,7 @@ impl RowLinear {
     }
 }
 
-/// A table of rows for tokens, shared out by rows; and the same table as the last layer, which gives a number for each
+/// An embedding table, sharded by rows; also usable as the last layer, which computes a logit for each
 /// token.
 ///
 /// ```
@@ -89,16 +89,16 @@ impl RowLinear {
 pub struct Embedding {
     /// This member's rows.
     pub table: Tensor,
-    /// The token of the first of them.
+    /// The token of its first row.
     pub first: Index,
     /// How many rows each member has.
     pub sizes: Vec<usize>,
-    /// Who shares it.
+    /// The group that shares the table.
     pub group: Group,
 }
 
 impl Embedding {
-    /// The rows of some tokens.
+    /// The rows of `tokens`.
     ///
     /// [`Embedding`] has an example.
     #[track_caller]
@@ -113,7 +113,7 @@ impl Embedding {
         self.group.all_reduce(found, Reduce::Sum)
     }
 
-    /// A number for each token of the vocabulary, along the last dimension, on all members.
+    /// A logit for each token of the vocabulary, along the last dimension, on all members.
     ///
     /// [`Embedding`] has an example.
     #[track_caller]
@@ -142,11 +142,11 @@ impl Embedding {
 /// ```
 #[derive(Flatten, Clone)]
 pub struct RmsNorm {
-    /// The weight: this member's part where the last dimension is shared out.
+    /// The weight: this member's part if the last dimension is sharded.
     pub weight: Tensor,
     /// What is added to the mean square.
     pub eps: f64,
-    /// Who shares the last dimension; none where every member has all of it.
+    /// The group that shares the last dimension; `None` if every member has all of it.
     pub group: Option<Group>,
 }
 

@@ -1,8 +1,8 @@
 //! Tensor-parallel layers: one code, eager and compiled, on any number of ranks.
 //!
-//! Each layer holds this rank's part of its weights and the group that shares them. Heads, rows of the vocabulary and
-//! columns of the hidden layers are shared out as evenly as they go, so that any number of ranks will do. Weights lie as
-//! files have them: `[out, in]`.
+//! Each layer holds this rank's shard of its weights and the group that shares them. Heads, rows of the vocabulary and
+//! columns of the hidden layers are sharded as evenly as possible, so that any number of ranks works. Weights have the
+//! layout of files: `[out, in]`.
 //!
 //! ```
 //! use consort::nn::{Config, Llama};
@@ -32,7 +32,7 @@ pub use weights::Weights;
 
 use std::ops::Range;
 
-/// The part of so many entries that a member has, where they are shared out as evenly as they go.
+/// A member's range of `entries` that are sharded as evenly as possible.
 ///
 /// ```
 /// use consort::nn::share;

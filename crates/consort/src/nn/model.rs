@@ -13,7 +13,7 @@ use super::weights::Weights;
 /// [`nn`](super) has an example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub vocabulary: usize,
     /// The hidden dimension.
     pub hidden: usize,
@@ -23,7 +23,7 @@ pub struct Config {
     pub heads: usize,
     /// Heads of keys and values: a divisor of the others.
     pub kv_heads: usize,
-    /// How wide the feed-forward part is.
+    /// The width of the feed-forward part.
     pub feed_forward: usize,
     /// How many tokens a cache has room for.
     pub places: usize,
@@ -54,13 +54,13 @@ impl Config {
         }
     }
 
-    /// How wide a head is.
+    /// The width of a head.
     pub fn width(&self) -> usize {
         self.hidden / self.heads
     }
 }
 
-/// Attention and the feed-forward part, each after a norm and added to what came in.
+/// Attention and the feed-forward part, each after a norm and with a residual connection.
 ///
 /// [`Llama`] is made of them.
 #[derive(Flatten, Clone)]
@@ -89,18 +89,18 @@ impl Block {
 /// [`nn`](super) has an example.
 #[derive(Flatten, Clone)]
 pub struct Llama {
-    /// Rows for tokens.
+    /// The token embedding.
     pub embedding: Embedding,
     /// The blocks.
     pub blocks: Vec<Block>,
     /// The norm after them.
     pub norm: RmsNorm,
-    /// Numbers for tokens.
+    /// The last layer, which computes the logits.
     pub head: Embedding,
 }
 
 impl Llama {
-    /// A model with random weights: the same ones however many members share them.
+    /// A model with random weights, which do not depend on the number of members.
     ///
     /// [`nn`](super) has an example.
     #[track_caller]
@@ -108,7 +108,7 @@ impl Llama {
         Llama::build(config, group, &Weights::Random { key })
     }
 
-    /// A model with the weights of a safetensors file, of which each member reads its own part alone. Names are those of
+    /// A model with the weights of a safetensors file, of which each member reads only its own part. Names are those of
     /// files for Llama: `model.layers.0.self_attn.q_proj.weight` and so on.
     #[track_caller]
     pub fn load(config: &Config, group: &Group, path: impl AsRef<std::path::Path>) -> Result<Llama> {
@@ -119,7 +119,7 @@ impl Llama {
     fn build(config: &Config, group: &Group, weights: &Weights) -> Result<Llama> {
         let Config { vocabulary, hidden, feed_forward, kv_heads, eps, dtype, .. } = *config;
         let (me, n, width) = (group.number(&group.rank())?, group.size(), config.width());
-        // Whole groups of heads go to one member, so that queries find their keys there.
+        // A member gets whole groups of heads, so that queries and their keys are on one rank.
         let own_kv = share(kv_heads, me, n);
         let each = config.heads / kv_heads;
         let own = own_kv.start * each * width..own_kv.end * each * width;
@@ -186,8 +186,8 @@ impl Llama {
         self.blocks.iter().map(one).collect()
     }
 
-    /// Numbers for the token that follows each of `tokens`, which begin at place `first`: `[length, vocabulary]`, the same on
-    /// all members.
+    /// Logits of the token that follows each of `tokens`, which begin at position `first`: `[length, vocabulary]`,
+    /// replicated on all members.
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor, caches: &mut [KvCache], first: &Index) -> Result<Tensor> {
         let mut x = self.embedding.forward(tokens)?;

@@ -6,7 +6,7 @@ use crate::{Dtype, Result, Safetensors, Tensor};
 
 /// Where weights come from.
 pub enum Weights {
-    /// Random numbers, the same whole however it is shared out.
+    /// Random numbers, which do not depend on the sharding.
     Random {
         /// The key.
         key: i64,
@@ -32,7 +32,7 @@ impl Weights {
                 part[dim] = own.len();
                 let mut start = [0; 2];
                 start[dim] = own.start;
-                // As large as keeps what passes through as it is.
+                // Scaled so that activations keep their magnitude.
                 let scale = Tensor::full(Dtype::F32, &[0usize; 0], (1.0 / shape[1] as f64).sqrt())?;
                 Tensor::normal_part(Dtype::F32, &part, shape, &start, key + number(name))?
                     .mul(&scale)?
@@ -45,7 +45,7 @@ impl Weights {
         }
     }
 
-    /// The weight of a norm, which all members have, and have alike.
+    /// The weight of a norm, replicated on all members.
     #[track_caller]
     pub fn norm(&self, name: &str, size: usize, dtype: Dtype) -> Result<Tensor> {
         match self {
@@ -58,7 +58,7 @@ impl Weights {
     }
 }
 
-/// A number of a name, for the key of its random numbers.
+/// A hash of a name, for the key of its random numbers.
 fn number(name: &str) -> i64 {
     name.bytes().fold(0, |number: i64, byte| number.wrapping_mul(131).wrapping_add(i64::from(byte))) >> 8
 }

@@ -1,4 +1,4 @@
-//! Blocks of cond and scan: opened, filled by a function, closed, with what they take from outside.
+//! Blocks of cond and scan: opened, filled by a function, closed, with their captured values.
 
 use std::panic::Location;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 use super::{Session, Site, Start, Traced, loc};
 
 impl Session {
-    /// The operands that tensors are in the block being filled.
+    /// The values of tensors, as operands in the current block.
     pub(crate) fn operands(self: &Rc<Self>, tensors: &[Tensor], op: &str, site: Site) -> Result<Vec<Value>> {
         tensors.iter().map(|tensor| self.operand(tensor, op, site)).collect()
     }
@@ -27,7 +27,7 @@ impl Session {
         types.map_err(|violation| Error::rule("compile", violation, Location::caller()))
     }
 
-    /// Opens a block; gives its parameters. What a block before took from outside, this one takes first.
+    /// Opens a block; returns its parameters. Values that an earlier block captured are captured first.
     pub(crate) fn begin(self: &Rc<Self>, types: Vec<Type>, captured: &[Value]) -> Result<Vec<Tensor>> {
         self.join_all(Location::caller())?;
         let more = self.types(captured)?;
@@ -45,7 +45,7 @@ impl Session {
         own.iter().zip(types).map(tensor).collect()
     }
 
-    /// What a block's function gave; where it failed, the block is closed.
+    /// Passes on the outcome of a block's function; closes the block if it failed.
     pub(crate) fn ended<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() {
             let _ = self.end(&[]);
@@ -53,9 +53,9 @@ impl Session {
         outcome
     }
 
-    /// Closes a block; gives it and what it took from outside.
+    /// Closes a block; returns it and the values that it captured.
     pub(crate) fn end(&self, results: &[Value]) -> (Result<Block>, Vec<Value>) {
-        // A start inside that nobody waited for ends with the block.
+        // A start in the block that is not waited for ends with the block.
         let depth = self.segment.borrow().frames.len();
         let open: Vec<Rc<Start>> = {
             let segment = self.segment.borrow();
@@ -75,7 +75,7 @@ impl Session {
         })
     }
 
-    /// Writes down a node with blocks.
+    /// Records a node with blocks.
     pub(crate) fn control_node(
         self: &Rc<Self>,
         op: Op,
@@ -103,12 +103,12 @@ impl Session {
         results.into_iter().map(tensor).collect()
     }
 
-    /// What is written so far, to go back to.
+    /// A snapshot of the trace, for `restore`.
     pub(crate) fn snapshot(&self) -> Option<Draft> {
         self.segment.borrow().draft.clone()
     }
 
-    /// Goes back to what was written then. Parameters for constants that came later stay known, so they are forgotten.
+    /// Restores a snapshot. Parameters for constants that were added later are removed.
     pub(crate) fn restore(&self, draft: Option<Draft>) {
         let mut segment = self.segment.borrow_mut();
         let known = draft.as_ref().map_or(0, Draft::params);

@@ -1,5 +1,5 @@
-//! Slices that an operation in flight will write. They are joined to their tensor where it is next used as a whole, or
-//! near them, so that what lies beside them can be worked on meanwhile.
+//! Slices that a pending operation will write. They are joined to their tensor when an op next uses all of it, or a
+//! part that overlaps them, so that ops on other parts can run meanwhile.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 use super::value::Traced;
 use super::{Session, Site, current};
 
-/// A tensor of which a slice is on its way.
+/// A tensor with a slice that a pending operation writes.
 pub(super) enum Late {
     Flying(Update),
     Joined(Value),
@@ -27,7 +27,7 @@ pub(super) struct Update {
 }
 
 impl Update {
-    /// Whether a box, with one place after the other along each dimension, certainly misses the slice.
+    /// Whether the box from `start` to `end` provably does not overlap the slice.
     fn is_apart_from(&self, start: &[Index], end: &[Index]) -> bool {
         let before = |a: &Index, b: &Index| (b - a).as_const().is_some_and(|distance| distance >= 0);
         let sizes = self.part.ty.shape.iter();
@@ -39,7 +39,7 @@ impl Update {
     }
 }
 
-/// A tensor with a slice that is on its way put in its place later; none where it is there, or inside a block.
+/// A tensor with a pending slice that is joined later; `None` if the slice is not pending, or inside a block.
 pub(crate) fn update_later(base: &Tensor, part: &Tensor, start: &[Index]) -> Option<Tensor> {
     let session = current()?;
     let flying = part.traced.as_ref().and_then(|traced| traced.start()).is_some_and(|start| !start.waited());
@@ -51,7 +51,7 @@ pub(crate) fn update_later(base: &Tensor, part: &Tensor, start: &[Index]) -> Opt
     Some(session.tensor(ty, Traced::late(&session, Late::Flying(update))))
 }
 
-/// What to take a box of: the tensor, without slices on their way that the box has no part in.
+/// The tensor to take a box of: without pending slices that the box does not overlap.
 pub(crate) fn outside_of_updates(tensor: &Tensor, start: &[Index], size: &[Index], step: &[usize]) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.traced.is_none() || [start.len(), size.len(), step.len()] != [tensor.rank(); 3] {
@@ -70,7 +70,7 @@ pub(crate) fn outside_of_updates(tensor: &Tensor, start: &[Index], size: &[Index
 }
 
 impl Session {
-    /// A slice that was on its way is put in its place: its wait is written down.
+    /// Joins a pending slice to its tensor: records its wait.
     pub(super) fn join(self: &Rc<Self>, traced: &Traced, site: Site) -> Result<()> {
         let Some(Update { base, part, start }) = traced.update() else { return Ok(()) };
         let results = self.node(&UpdateSlice { start }, &[base, part], site)?;
@@ -78,7 +78,7 @@ impl Session {
         Ok(())
     }
 
-    /// The same for all tensors that are alive.
+    /// The same for all live tensors.
     pub(super) fn join_all(self: &Rc<Self>, site: Site) -> Result<()> {
         let live: Vec<Rc<Traced>> =
             self.segment.borrow().live.iter().filter_map(std::rc::Weak::upgrade).collect();

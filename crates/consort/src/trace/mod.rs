@@ -1,8 +1,8 @@
-//! Tracing: ops and collectives of a function are written down instead of run.
+//! Tracing: ops and collectives of a function are recorded instead of run.
 //!
-//! A session is one traced call. It writes a segment at a time: a function of the program, with what it takes from
-//! outside. Reading a traced value on the host ends the segment; it is compiled and run, everything alive lands, and
-//! the next segment begins with it. The rules are in docs/design/0004-compile.md.
+//! A session is one traced call. It records a segment at a time: a function of the program, with its captured values.
+//! Reading a traced value on the host ends the segment: it is compiled and run, all live values become concrete,
+//! and the next segment takes them as inputs. The rules are in docs/design/0004-compile.md.
 
 mod blocks;
 mod late;
@@ -33,14 +33,14 @@ pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;
 
-/// What a parameter of a segment is given when it runs.
+/// The source of a segment's parameter.
 #[derive(Clone)]
 pub(crate) enum Input {
     /// A leaf of the arguments, by its place among them.
     Leaf(usize),
-    /// What landed in a segment before.
+    /// A result of an earlier segment.
     Carried(Rc<Traced>),
-    /// A tensor that the function met and that is none of its arguments.
+    /// A tensor that the function captured: not one of its arguments.
     Constant(Tensor, Site),
     /// The value of a symbol.
     Symbol(Sym),
@@ -54,48 +54,48 @@ pub(crate) struct Finished {
     pub(crate) results: Vec<Vec<Rc<Traced>>>,
 }
 
-/// Compiles and runs a segment; gives a tensor for each that the results name.
+/// Compiles and runs a segment; returns a tensor for each one in the results.
 pub(crate) type RunSegment<'a> = dyn Fn(&Rc<Session>, &Finished) -> Result<Results> + 'a;
 
 /// One traced call of a function.
 pub(crate) struct Session {
     pub(crate) world: Rc<World>,
     pub(crate) fullgraph: bool,
-    /// The function's name, where it was declared to communicate with nobody.
+    /// The function's name, if it was declared local.
     local: Option<String>,
     segment: RefCell<Segment>,
-    /// The number of the segment being written.
+    /// The number of the segment being recorded.
     number: Cell<u32>,
     /// Whether it has communicated, or tried to.
     pub(crate) started: Cell<bool>,
-    /// What the symbols are at this call.
+    /// The values of the symbols at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
-    /// The user's lines that were met, by their addresses, and the last of them.
+    /// The user's source lines so far, by their addresses, and the last of them.
     sites: RefCell<BTreeMap<usize, Site>>,
     last: Cell<Option<Site>>,
-    /// The first mistake that could not be returned where it was made.
+    /// The first error that could not be returned where it occurred.
     failed: RefCell<Option<Error>>,
     run: RefCell<Option<Rc<RunSegment<'static>>>>,
 }
 
-/// Where a traced function was read on the host, and by what.
+/// A graph break: where a traced value was read on the host, and by which op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Break {
-    /// What read it.
+    /// The op that read it.
     pub op: String,
     /// The user's line.
     pub site: Site,
 }
 
-/// The segment being written.
+/// The segment being recorded.
 struct Segment {
-    /// None only while a builder has it.
+    /// `None` only while a builder has it.
     draft: Option<Draft>,
     inputs: Vec<(Value, Input)>,
     live: Vec<Weak<Traced>>,
     starts: Vec<Rc<Start>>,
-    /// The open blocks: what was taken into each from outside.
+    /// The open blocks, each with its captured values.
     frames: Vec<Vec<(Value, Value)>>,
 }
 
@@ -103,7 +103,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Session>>> = const { RefCell::new(None) };
 }
 
-/// The trace that this thread is writing.
+/// The current trace of this thread.
 pub(crate) fn current() -> Option<Rc<Session>> {
     CURRENT.with(|current| current.borrow().clone())
 }
@@ -117,9 +117,9 @@ pub fn is_tracing() -> bool {
     CURRENT.with(|current| current.borrow().is_some())
 }
 
-/// Runs `f` with another session in the place of this thread's own, or with none.
+/// Runs `f` with another session as this thread's current one, or with none.
 pub(crate) fn within<T>(session: Option<Rc<Session>>, f: impl FnOnce() -> T) -> T {
-    /// Puts the session back, after a panic too.
+    /// Restores the session, also after a panic.
     struct Back(Option<Rc<Session>>);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -158,7 +158,7 @@ impl Session {
         })
     }
 
-    /// Says how segments are run. Until then a break is an error.
+    /// Sets the segment runner. Without one a break is an error.
     pub(crate) fn set_run(&self, run: Rc<RunSegment<'static>>) {
         *self.run.borrow_mut() = Some(run);
     }
@@ -169,12 +169,12 @@ impl Session {
         self.sites.borrow().values().find(is_it).copied()
     }
 
-    /// The line of the op that was met last.
+    /// The line of the last recorded op.
     pub(crate) fn last_site(&self) -> Option<Site> {
         self.last.get()
     }
 
-    /// Notes a mistake that cannot be returned here; the trace ends with it.
+    /// Records an error that cannot be returned here; the trace fails with it.
     pub(crate) fn fail(&self, error: Error) {
         self.failed.borrow_mut().get_or_insert(error);
     }
@@ -183,7 +183,7 @@ impl Session {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// The segment's builder, for a moment.
+    /// Calls `f` with the segment's builder.
     fn build<T>(&self, f: impl FnOnce(&mut Builder<'_>) -> T) -> Result<T> {
         let lost = || Error::new("compile", "the trace is in use by itself", Location::caller());
         let draft = self.segment.borrow_mut().draft.take().ok_or_else(lost)?;
@@ -208,7 +208,7 @@ impl Session {
         Ok(value)
     }
 
-    /// Declares a symbol and what it is at this call. A tensor or a size binds it.
+    /// Declares a symbol and its value at this call. A tensor or a size binds it.
     pub(crate) fn declare(&self, sym: Sym, facts: SymbolFacts, hint: i64) -> Result<()> {
         self.hints.borrow_mut().insert(sym, hint);
         self.build(|builder| builder.declare(sym, facts))
@@ -220,12 +220,12 @@ impl Session {
         Ok(self.tensor(ty, Traced::value(self, value)))
     }
 
-    /// A symbol that an argument is the value of.
+    /// Binds a symbol to a size argument.
     pub(crate) fn size_argument(&self, leaf: usize, sym: Sym, varies: Axes) -> Result<()> {
         self.param(Type::Size(Index::sym(sym), varies), Input::Leaf(leaf)).map(drop)
     }
 
-    /// The operand that a tensor is here: traced, landed before, or a constant.
+    /// The value of a tensor as an operand: traced here, a result of an earlier segment, or a constant.
     fn operand(self: &Rc<Self>, tensor: &Tensor, op: &str, site: Site) -> Result<Value> {
         let Some(traced) = &tensor.traced else { return self.constant(tensor, op, site) };
         if traced.landed().is_some() {
@@ -240,7 +240,7 @@ impl Session {
         self.enter(value, depth)
     }
 
-    /// A value of this block or of one around it, as this block sees it.
+    /// A value of this block or of an enclosing one, captured into this block if necessary.
     fn enter(&self, value: Value, depth: usize) -> Result<Value> {
         let mut value = value;
         let frames = self.segment.borrow().frames.len();
@@ -289,7 +289,7 @@ impl Session {
         self.enter(value, 0)
     }
 
-    /// What landed in a segment before, as a parameter of this one. Its sizes are new symbols where they were symbols.
+    /// A result of an earlier segment, as a parameter of this one. Its symbolic sizes become new symbols.
     fn carried(self: &Rc<Self>, traced: &Rc<Traced>, tensor: &Tensor) -> Result<Value> {
         let same = |input: &Input| matches!(input, Input::Carried(other) if Rc::ptr_eq(other, traced));
         let known =
@@ -309,7 +309,7 @@ impl Session {
         self.enter(value, 0)
     }
 
-    /// A backed symbol that no argument has.
+    /// A new backed symbol.
     fn fresh(&self, hint: i64) -> Result<Sym> {
         let last = self.hints.borrow().keys().rev().find_map(|sym| match sym {
             Sym::Backed(number) => Some(*number),
@@ -320,7 +320,7 @@ impl Session {
         Ok(sym)
     }
 
-    /// Makes what an op's attributes mention known in this segment.
+    /// Binds the symbols in an op's attributes in this segment.
     fn bind_symbols(&self, op: &dyn OpDef, site: Site) -> Result<()> {
         let mut missing = Vec::new();
         self.build(|builder| {
@@ -338,7 +338,7 @@ impl Session {
         Ok(())
     }
 
-    /// A symbol of a segment before, as a parameter of this one.
+    /// A symbol of an earlier segment, as a parameter of this one.
     fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
         if !self.hints.borrow().contains_key(&sym) {
             let message =
@@ -349,7 +349,7 @@ impl Session {
         self.param(Type::Size(Index::sym(sym), Axes::NONE), Input::Symbol(sym)).map(drop)
     }
 
-    /// Writes down an op; gives the types and values of its results.
+    /// Records an op; returns the values and types of its results.
     fn node(self: &Rc<Self>, op: &dyn OpDef, args: &[Tensor], site: Site) -> Result<Vec<(Value, Type)>> {
         self.check()?;
         let name = call_name(op.info().name);
@@ -371,7 +371,7 @@ impl Session {
         Ok(results)
     }
 
-    /// Conditions that were written down hold at this call.
+    /// Checks that newly recorded guards hold at this call.
     fn check_guards(&self, known: usize, op: &str, site: Site) -> Result<()> {
         let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
         let env = |sym: Sym| hints.get(&sym).copied();
@@ -387,7 +387,7 @@ impl Session {
         }
     }
 
-    /// Writes down the wait of a start, unless it is there.
+    /// Records the wait of a start, unless it is recorded already.
     pub(crate) fn wait_for(&self, start: &Rc<Start>, site: Site) -> Result<()> {
         if start.waited() {
             return Ok(());
@@ -402,7 +402,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the segment, because its values are read on the host: what is alive lands.
+    /// Ends the segment, because its values are read on the host: live values become concrete.
     pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
         self.check()?;
         if !self.segment.borrow().frames.is_empty() {
@@ -429,7 +429,7 @@ impl Session {
         Ok(())
     }
 
-    /// The segment, with these values as its results. A new one begins.
+    /// Finishes the segment with these values as its results, and begins a new one.
     pub(crate) fn finish(self: &Rc<Self>, live: Vec<Rc<Traced>>, site: Site) -> Result<Finished> {
         self.check()?;
         let mut results: Vec<(Value, Vec<Rc<Traced>>)> = Vec::new();
@@ -456,7 +456,7 @@ impl Session {
         let dropped: Vec<Rc<Start>> = self.segment.borrow().starts.clone();
         for start in dropped {
             if !start.returned() {
-                // At the line of the start: the wait is nobody's, and must not depend on who calls the function.
+                // At the line of the start: no user line waits, and the program must not depend on the caller.
                 self.wait_for(&start, start.site)?;
             }
         }
@@ -471,7 +471,7 @@ impl Session {
     }
 }
 
-/// Writes an op down, if a trace is going on.
+/// Records an op, if a trace is active.
 pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Result<Tensors>> {
     let session = current()?;
     Some((|| {
@@ -487,7 +487,7 @@ pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Resu
     })())
 }
 
-/// Writes a start down, if a trace is going on.
+/// Records a start, if a trace is active.
 pub(crate) fn record_start(
     op: &dyn OpDef,
     args: &[Tensor],
@@ -517,7 +517,7 @@ pub(crate) fn record_start(
     })())
 }
 
-/// Reads sizes out of a tensor inside a trace: symbols that are known only when the program runs.
+/// Reads sizes from a tensor in a trace, as data-dependent symbols.
 pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Vec<Index>>> {
     let session = current()?;
     Some((|| {
@@ -528,7 +528,7 @@ pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Ve
     })())
 }
 
-/// Ends the segment so that `f` runs untraced: what it makes goes on as if it had been an argument.
+/// Ends the segment and runs `f` untraced: its result enters the next segment like an argument.
 ///
 /// ```
 /// use consort::{Tensor, compile};
@@ -563,7 +563,7 @@ pub(crate) fn uncompiled_at<T: crate::Flatten>(
 }
 
 impl Session {
-    /// A tensor that is here already, as one that this trace made.
+    /// A concrete tensor, as a value of this trace.
     fn landed(self: &Rc<Self>, tensor: Tensor) -> Tensor {
         let traced = Rc::new(Traced::at(self, Value(0), 0));
         let ty = (*tensor.ty).clone();
@@ -571,7 +571,7 @@ impl Session {
         Tensor::of_trace(ty, &self.hints.borrow(), traced, &self.world)
     }
 
-    /// The number of the segment being written.
+    /// The number of the segment being recorded.
     pub(crate) fn segment_number(&self) -> u32 {
         self.number.get()
     }

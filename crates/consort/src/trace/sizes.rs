@@ -16,7 +16,7 @@ const RANK: &str = "expected a number that is the same on all ranks, got one tha
 const DATA: &str = "expected a number that is known while tracing, got a size that is read from data\n  \
                     note: `item` reads it, at the price of a graph break";
 
-/// The number of a size on this rank. In a trace it becomes a condition.
+/// The value of a size on this rank. In a trace this records a guard.
 pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
     match current() {
         None => eager(index, site),
@@ -28,7 +28,7 @@ pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
     }
 }
 
-/// How two sizes compare. In a trace the outcome becomes a condition; one that cannot be decided fails the trace.
+/// Compares two sizes. In a trace the outcome is recorded as a guard; if it cannot be decided, the trace fails.
 pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     let Some(session) = current() else {
         return match (eager(a, site), eager(b, site)) {
@@ -53,8 +53,8 @@ pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     })
 }
 
-/// Whether two sizes are equal at this call; that they are becomes a condition. Nothing branches on it, so it may be one
-/// of each rank's own sizes.
+/// Whether two sizes are equal at this call; if so, that is recorded as a guard. No branch depends on it, so the sizes
+/// may differ between ranks.
 pub(crate) fn equal(a: &Index, b: &Index, site: Site) -> Result<bool> {
     let Some(session) = current() else { return Ok(a == b) };
     if a == b {
@@ -67,7 +67,7 @@ pub(crate) fn equal(a: &Index, b: &Index, site: Site) -> Result<bool> {
     Ok(same)
 }
 
-/// A tensor's sizes are asked for as numbers: they become conditions, and sizes that come from data a graph break.
+/// Concretises a tensor's sizes: symbolic ones record guards, data-dependent ones cause a graph break.
 pub(crate) fn pin_shape(tensor: &Tensor, site: Site) {
     let Some(session) = current() else { return };
     if tensor.traced.as_ref().is_none_or(|traced| traced.landed().is_some()) {
@@ -97,7 +97,7 @@ fn eager(index: &Index, site: Site) -> Result<i64> {
 }
 
 impl Session {
-    /// The number of a size at this call, where all ranks have the same.
+    /// The value of a size at this call, which must be equal on all ranks.
     fn hint(&self, index: &Index, site: Site) -> Result<i64> {
         if mentions(index, |sym| matches!(sym, Sym::Rank(_) | Sym::GroupRank(_))) {
             return Err(Error::new("index", RANK, site));
@@ -111,7 +111,7 @@ impl Session {
         self.hint_here(index, site)
     }
 
-    /// The number of a size at this call on this rank.
+    /// The value of a size at this call on this rank.
     fn hint_here(&self, index: &Index, site: Site) -> Result<i64> {
         let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
         let own = |sym: Sym| match sym {
@@ -123,7 +123,7 @@ impl Session {
             .map_err(|_| Error::new("index", "expected a size of this call, got one of another", site))
     }
 
-    /// Writes down a condition that holds at this call.
+    /// Records a guard that holds at this call.
     fn assume(&self, guard: Guard, site: Site) -> Result<()> {
         let mut missing = Vec::new();
         self.build(|builder| {

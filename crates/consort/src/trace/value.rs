@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 use super::late::{Late, Update};
 use super::{Session, Site};
 
-/// A value of a segment, and the tensor that it is once the segment has run.
+/// A value of a segment, and the tensor that it becomes once the segment has run.
 pub(crate) struct Traced {
     session: Weak<Session>,
     segment: u32,
@@ -25,18 +25,18 @@ enum Is {
     Value(Value, usize),
     /// One of the tensors of a start.
     Pending(Rc<Start>, usize),
-    /// One of which a slice is on its way.
+    /// A tensor with a pending slice.
     Late(RefCell<Late>),
 }
 
-/// A start in a trace: its wait is written down when its results are first used.
+/// A start in a trace: its wait is recorded when its results are first used.
 pub(crate) struct Start {
     pub(crate) pending: Value,
     /// How many blocks were open around it.
     pub(crate) depth: usize,
     /// How many tensors it gives.
     pub(crate) tensors: usize,
-    /// The line of it.
+    /// Its source line.
     pub(crate) site: Site,
     waited: RefCell<Option<Vec<Value>>>,
     returned: Cell<bool>,
@@ -62,7 +62,7 @@ impl Start {
         *self.waited.borrow_mut() = Some(values);
     }
 
-    /// The pending, which is somebody else's to wait for now.
+    /// The pending, which the function returns: its caller waits for it.
     pub(super) fn return_pending(&self) -> Value {
         self.returned.set(true);
         self.pending
@@ -95,13 +95,13 @@ impl Traced {
         Traced { session: Rc::downgrade(session), segment, is, landed: OnceCell::new() }
     }
 
-    /// The tensor that it became.
+    /// The tensor that it became, if its segment has run.
     pub(crate) fn landed(&self) -> Option<&Tensor> {
         self.landed.get()
     }
 
     pub(super) fn land(&self, tensor: Tensor) {
-        // It lands once: a segment runs once in a session.
+        // Set once: a segment runs once in a session.
         let _ = self.landed.set(tensor);
     }
 
@@ -120,13 +120,13 @@ impl Traced {
             }
             Is::Late(late) => match &*late.borrow() {
                 Late::Joined(value) => (*value, 0),
-                // Whoever asks has joined it before.
+                // Not reached: callers join it first.
                 Late::Flying(_) => (Value(u32::MAX), 0),
             },
         }
     }
 
-    /// The slice that is on its way, while it is.
+    /// The slice, while it is pending.
     pub(super) fn update(&self) -> Option<Update> {
         let Is::Late(late) = &self.is else { return None };
         match &*late.borrow() {
@@ -135,14 +135,14 @@ impl Traced {
         }
     }
 
-    /// The slice is in its place.
+    /// Marks the slice as joined.
     pub(super) fn set_joined(&self, value: Value) {
         if let Is::Late(late) = &self.is {
             late.replace(Late::Joined(value));
         }
     }
 
-    /// An error where it is no value of the segment that this session writes.
+    /// Fails if it is not a value of the session's current segment.
     pub(super) fn check(&self, session: &Rc<Session>, op: &str, site: Site) -> Result<()> {
         let here = self.session.upgrade().is_some_and(|own| Rc::ptr_eq(&own, session));
         match here && self.segment == session.segment_number() {
@@ -151,7 +151,7 @@ impl Traced {
         }
     }
 
-    /// Writes down the wait of the start that gives it, or waits for what it became.
+    /// Records the wait of its start, or waits for the tensor that it became.
     pub(crate) fn wait(&self, site: Site) -> Result<()> {
         match (self.landed(), self.start(), super::current()) {
             (Some(landed), _, _) => landed.wait(),
@@ -169,7 +169,7 @@ impl Traced {
 const OVER: &str = "expected a tensor of this call, got one that a traced function kept\n  \
                     note: return it from the compiled function instead";
 
-/// The tensor itself: what a traced one became, at a graph break if need be.
+/// The concrete tensor of a traced one, by a graph break if necessary.
 #[track_caller]
 pub(crate) fn settle(tensor: &Tensor, op: &str, site: &'static Location<'static>) -> Result<Tensor> {
     let Some(traced) = &tensor.traced else { return Ok(tensor.clone()) };

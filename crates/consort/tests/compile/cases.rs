@@ -1,4 +1,4 @@
-//! Compiled functions beside the same functions as they are, one case for each row of the specification. The tests run
+//! Compiled functions against eager ones, one case for each row of the specification. The tests run
 //! them on threads (`tests/compile.rs`) and on processes (`tests/compile_on_processes.rs`).
 
 use std::cell::{Cell, RefCell};
@@ -136,12 +136,12 @@ fn b6_the_program_of_a_collective_is_a_start_and_a_wait(mesh: Mesh) -> Result<()
 
 fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Result<()> {
     let bytes = 4 * 8;
-    // A dead intermediate is reduced in place.
+    // An intermediate that is not used again is reduced in place.
     let group = mesh.clone();
     let f = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
     f.call(numbers(&[8], 0)?)?.wait()?;
     assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
-    // One that is needed later is copied, once.
+    // One that is used again is copied, once.
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let y = x.neg()?;
@@ -149,7 +149,7 @@ fn b5_copies_are_made_only_where_the_data_flow_forces_them(mesh: Mesh) -> Result
     });
     f.call(numbers(&[8], 0)?)?.wait()?;
     assert_eq!(f.stats().copied_bytes, bytes, "{}", f.explain());
-    // An argument that somebody else owns is copied, once; one that is given away is not.
+    // An argument with other owners is copied, once; one that is donated is not.
     let group = mesh.clone();
     let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
     let kept = numbers(&[8], 0)?;
@@ -185,7 +185,7 @@ struct Cache {
     values: Tensor,
 }
 
-/// One token: keys and values are written at a position that changes with each.
+/// One token: its key and value are written at its position.
 fn decode(cache: &mut Cache, q: &Tensor, position: &Index) -> Result<Tensor> {
     cache.keys.narrow_mut(2, position.clone(), 1)?.copy_from(q)?;
     cache.values.narrow_mut(2, position.clone(), 1)?.copy_from(&q.neg()?)?;
@@ -230,7 +230,7 @@ fn b10_rank_and_size_stay_symbols(mesh: Mesh) -> Result<()> {
     assert_eq!(f.call(x)?.to_vec::<f32>()?, expected);
     let program = &f.explain().graphs[0].program;
     assert!(program.contains("rank(world)"), "{program}");
-    // Branching on it is refused, with a way out.
+    // Branching on the rank is refused, with a note.
     let group = mesh.clone();
     let f = compile(move |x: Tensor| if group.rank() == 0 { x.neg() } else { Ok(x) });
     let error = f.call(numbers(&[6], 0)?).unwrap_err().to_string();
@@ -274,7 +274,7 @@ fn b2_independent_work_stands_between_start_and_wait(mesh: Mesh) -> Result<()> {
 }
 
 fn c6_owned_buffers_rings_and_halos_copy_nothing(mesh: Mesh) -> Result<()> {
-    // What the plans state, and what the copies counted as they ran.
+    // The copies that plans state, and those counted at run time.
     let group = mesh.clone();
     let owned = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
     let group = mesh.clone();
@@ -293,7 +293,7 @@ fn c6_owned_buffers_rings_and_halos_copy_nothing(mesh: Mesh) -> Result<()> {
 }
 
 fn d3_each_call_is_compared(mesh: Mesh) -> Result<()> {
-    // Ranks that call with other settings are told so, before anything runs, and can go on.
+    // Ranks that call with different settings get an error before anything runs, and can continue.
     let me = mesh.number(&mesh.rank())?;
     let group = mesh.clone();
     let f = compile(move |(x, twice): (Tensor, bool)| {
@@ -414,7 +414,7 @@ fn b21_captured_tensors_are_reported_constants(_: Mesh) -> Result<()> {
     let f = compile(move |x: Tensor| x.mul(&own)).fullgraph(true);
     let error = f.call(numbers(&[4], 2)?).unwrap_err().to_string();
     assert!(error.starts_with("mul: expected tensors that come from the arguments"), "{error}");
-    // A captured number that changes is found when the function is traced again.
+    // A captured number that changed is detected when the function is traced again.
     let factor = Rc::new(Cell::new(1.0));
     let own = Rc::clone(&factor);
     let f = compile(move |x: Tensor| x.mul(&Tensor::full(Dtype::F32, &[4], own.get())?));
@@ -444,7 +444,7 @@ fn c1_messages_compile(mesh: Mesh) -> Result<()> {
     f.expect_steady(0, 1, 0)
 }
 
-/// The seed's kernel: two interleaved rings, each step computes on what came while the next is on its way.
+/// The seed's kernel: two interleaved rings; each step computes on received data while the next transfer is pending.
 fn ring(mesh: &Mesh, x: Tensor) -> Result<Tensor> {
     let (mut a, mut sum) = (x.clone(), x);
     for _ in 1..mesh.size() {
@@ -471,7 +471,7 @@ fn c2_the_ring_kernel_compiles_without_copies(mesh: Mesh) -> Result<()> {
     f.expect_steady(0, 1, 0)
 }
 
-/// One step of a stencil on rows that are shared out, with open borders: halo rows are received in the array itself.
+/// One step of a stencil on sharded rows with open borders: halo rows are received in the array itself.
 fn halo(mesh: &Mesh, mut x: Tensor) -> Result<Tensor> {
     let rows = x.dim(0)?;
     let (first, last) = (x.narrow(0, 1, 1)?, x.narrow(0, &rows - 2, 1)?);
@@ -568,7 +568,7 @@ fn d2_a_rank_that_differs_is_named_on_all_ranks(mesh: Mesh) -> Result<()> {
         "{error}"
     );
     assert!(error.contains(&format!("rank {last}: v")) && error.contains("neg"), "{error}");
-    // The ranks go on together.
+    // The ranks are still in step.
     mesh.all_reduce(numbers(&[4], 0)?, Reduce::Sum)?.wait()
 }
 
@@ -579,7 +579,7 @@ fn d2_a_rank_that_misses_takes_the_others_with_it(mesh: Mesh) -> Result<()> {
         let sums = group.all_reduce(x.sum(&[0], false)?, Reduce::Sum)?;
         x.add(&sums)
     });
-    // The sizes of one rank alone change.
+    // The sizes change on one rank only.
     for (round, rows) in [4usize, 4, 6, 7, 4].into_iter().enumerate() {
         let rows = if me == 0 { 4 } else { rows };
         let x = numbers(&[rows, 3], round + me)?;
@@ -620,7 +620,7 @@ fn trace_a_step_of_gradient_descent_updates_its_model_in_place(mesh: Mesh) -> Re
 }
 
 fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
-    // A traced tensor that is kept is refused when it is used.
+    // A traced tensor that was kept is refused when used later.
     let kept: Rc<RefCell<Option<Tensor>>> = Rc::default();
     let own = Rc::clone(&kept);
     let f = compile(move |x: Tensor| {
@@ -631,14 +631,14 @@ fn trace_lets_nothing_escape_silently(_: Mesh) -> Result<()> {
     f.call(numbers(&[4], 0)?)?;
     let error = kept.borrow().as_ref().unwrap().exp().map(drop).unwrap_err().to_string();
     assert!(error.contains("a traced function kept"), "{error}");
-    // A size that is compared becomes a condition.
+    // A comparison of a size records a guard.
     let f = compile(|x: Tensor| if x.dim(0)? < 4 { x.neg() } else { Ok(x) });
     for n in [2usize, 3, 5, 3, 6] {
         let x = numbers(&[n], n)?;
         let eager = if n < 4 { x.neg()? } else { x.clone() };
         same(&f.call(x)?, &eager)?;
     }
-    // So does a shape that is asked for as numbers.
+    // So does a shape that is read as numbers.
     let f = compile(|x: Tensor| x.reshape(&[x.shape()[0] / 2, 2]));
     for n in [2usize, 4, 6, 4] {
         assert_eq!(f.call(numbers(&[n], n)?)?.shape(), [n / 2, 2]);

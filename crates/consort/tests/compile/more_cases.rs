@@ -5,7 +5,7 @@ use consort::{Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Ten
 use super::{numbers, same};
 
 pub(crate) fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> {
-    // What is gathered and what is sent stay as they are while much is computed in memory of the same size.
+    // Gathered and sent tensors stay unchanged while other values of the same size are computed.
     let step = |mesh: &Mesh, x: Tensor| -> Result<Tensor> {
         let y = x.neg()?;
         let all = mesh.all_gather(&y, 0)?;
@@ -40,7 +40,7 @@ pub(crate) fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
-/// x * x + 1, as somebody outside of consort would write it.
+/// x * x + 1, as a user outside of consort would define it.
 mod users {
     use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
     use consort_ir::tensor::Tensor;
@@ -264,7 +264,7 @@ pub(crate) fn d7_steps_are_warmed_up_together(mesh: Mesh) -> Result<()> {
         (0..3).try_for_each(|_| step.call(numbers(&[4], me)?)?.wait())?;
         mesh.isend(numbers(&[2], me)?, Route::Ring(1), 0)
     })?;
-    // Nobody goes on before all are done: what the neighbour did last is here.
+    // No rank returns before all are done: the neighbour's last message has arrived.
     let from = (me + mesh.size() - 1) % mesh.size();
     let came = mesh.irecv(Dtype::F32, &[2], Route::Ring(-1), 0)?;
     assert!(came.is_ready()?);

@@ -1,14 +1,14 @@
 //! Quotients and remainders in normal form.
 //!
-//! What divides exactly is divided out, as polynomials; of what is left, coefficients are reduced by the divisor
-//! and common factors cancelled. An atom remains only where nothing of that helps.
+//! Terms that divide exactly are divided out, as polynomials; in the rest, coefficients are reduced by the divisor and
+//! common factors cancelled. A division atom remains only if none of this applies.
 
 use super::{Atom, Index, Term, gather, gcd};
 
 /// How many rounds a polynomial division may take.
 const MAX_ROUNDS: usize = 32;
 
-/// The factors without those of the divisor; none where the divisor has a factor that they lack.
+/// The factors without those of the divisor; `None` if the divisor has a factor that they lack.
 fn without(factors: &[Atom], divisor: &[Atom]) -> Option<Vec<Atom>> {
     let mut wanted = divisor.iter().peekable();
     let rest =
@@ -47,9 +47,9 @@ impl Index {
         None
     }
 
-    /// What division by `by` leaves: a whole quotient, a factor common to what is left of both sides, and
-    /// those sides without it. Several terms are only divided by if nothing is left, because a partial
-    /// quotient is larger than what it replaces. The leading coefficient of `by` must be positive.
+    /// Divides by `by`: returns the quotient, a factor common to the remaining dividend and divisor, and both without
+    /// it. A divisor of several terms is divided only if nothing remains, because a partial quotient is larger than
+    /// what it replaces. The leading coefficient of `by` must be positive.
     fn divide_out(&self, by: &Index) -> (Index, Index, Index, Index) {
         let whole = |(_, left): &(Index, Index)| by.pieces().count() == 1 || left.as_const() == Some(0);
         let zero = Index::constant(0);

@@ -1,4 +1,4 @@
-//! What is known of symbols, and what follows from it about sizes.
+//! Facts about symbols, and what follows from them about sizes.
 //!
 //! A symbol is declared with a range and a multiple, and guards add equalities and inequalities between
 //! indices. A question is answered `Some` only where the answer holds for all values of the symbols that
@@ -26,19 +26,19 @@ use crate::mesh::Mesh;
 const MAX_USED: usize = 128;
 /// How many equations may be learnt from one new one, as it makes others stale.
 const MAX_LEARNT: usize = 4 * MAX_USED;
-/// How often rewriting may go on before it is taken to go in circles.
+/// Limit of rewriting rounds, against cycles.
 const MAX_ROUNDS: usize = 8;
-/// The most nodes of an index that is looked at closely. Of larger ones only the range is known.
+/// The most nodes of an index that is analysed. Of larger ones only the range is known.
 const MAX_STUDIED: u32 = 256;
-/// The most nodes of what may replace an atom.
+/// The most nodes of an index that may replace an atom.
 const MAX_VALUE: u32 = 32;
 
-/// What is declared of a symbol.
+/// The declaration of a symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolFacts {
     /// The least value.
     pub min: i64,
-    /// The greatest value, where there is one.
+    /// The greatest value, if there is one.
     pub max: Option<i64>,
     /// A number of at least 1 that divides every value.
     pub multiple_of: i64,
@@ -53,7 +53,7 @@ impl Default for SymbolFacts {
 }
 
 impl SymbolFacts {
-    /// Whether a value is in the range, and a multiple of what it must be.
+    /// Whether a value is in the range and a multiple of `multiple_of`.
     pub fn allow(&self, value: i64) -> bool {
         value >= self.min && self.max.is_none_or(|max| value <= max) && value % self.multiple_of == 0
     }
@@ -68,7 +68,7 @@ impl fmt::Display for SymbolFacts {
     }
 }
 
-/// What became of a guard that was assumed.
+/// The outcome of assuming a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assumed {
     /// It was recorded and is used from now on.
@@ -79,7 +79,7 @@ pub enum Assumed {
     Contradiction,
 }
 
-/// What is known of a declared symbol: what was declared, and what guards add to it.
+/// The facts of a declared symbol: its declaration, and what guards add.
 #[derive(Clone, Debug)]
 struct Known {
     declared: SymbolFacts,
@@ -109,7 +109,7 @@ impl Known {
 pub struct Facts {
     symbols: BTreeMap<Sym, Known>,
     guards: Recorded,
-    /// The symbols of the guards that are used: of all others nothing is known but what was declared.
+    /// The symbols of the guards that are used: of all others only the declaration is known.
     used: BTreeSet<Sym>,
     // The rest follows from the symbols and the guards, and is scaled: multiples of symbols are visible in
     // it, as the header says.
@@ -139,7 +139,7 @@ impl Facts {
         facts
     }
 
-    /// Declares a symbol; false, and nothing changes, where it is declared already.
+    /// Declares a symbol; returns false, and changes nothing, if it is declared already.
     pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) -> bool {
         if self.symbols.contains_key(&sym) {
             return false;
@@ -171,7 +171,7 @@ impl Facts {
         }
     }
 
-    /// What was declared of a symbol.
+    /// The declaration of a symbol.
     pub fn get(&self, sym: Sym) -> Option<&SymbolFacts> {
         self.symbols.get(&sym).map(|known| &known.declared)
     }
@@ -206,7 +206,7 @@ impl Facts {
         Assumed::New
     }
 
-    /// Derives everything else from the symbols and the guards.
+    /// Derives all other facts from the symbols and the guards.
     fn derive(&mut self) {
         for _ in 0..MAX_ROUNDS {
             self.clear();
@@ -216,7 +216,7 @@ impl Facts {
                 return;
             }
         }
-        // Multiples keep growing, which no sensible guards cause: better to know less than to go on.
+        // Multiples keep growing, which no sensible guards cause: give up and know less.
         self.clear();
     }
 
@@ -230,7 +230,7 @@ impl Facts {
         }
     }
 
-    /// What guards say to be zero, the last guard first, and what not to be negative.
+    /// The indices that guards state to be zero, the last guard first, and those stated to be nonnegative.
     fn translate(&self, guards: &[Guard]) -> (Vec<Index>, Vec<Index>) {
         let (mut zeros, mut positives) = (Vec::new(), Vec::new());
         for guard in guards.iter().rev() {
@@ -242,9 +242,9 @@ impl Facts {
         (zeros, positives)
     }
 
-    /// Learns that some scaled indices are zero, the last one first, and that others are not negative. True
-    /// where the multiple of a symbol grew: this changes what the symbol stands for, so everything must be
-    /// derived again.
+    /// Learns that some scaled indices are zero, the last one first, and that others are not negative. True if
+    /// the multiple of a symbol grew: this changes the meaning of the symbol, so everything must be derived
+    /// again.
     fn learn(&mut self, mut zeros: Vec<Index>, mut positives: Vec<Index>) -> bool {
         let mut multiples = BTreeMap::new();
         for _ in 0..MAX_LEARNT {
@@ -351,7 +351,7 @@ impl Facts {
         index
     }
 
-    /// What an atom is equal to, by a rule or because of its range.
+    /// The value of an atom, by a rule or because of its range.
     fn rewrite(&self, atom: &Atom) -> Option<Index> {
         if let Some(value) = self.rules.get(atom) {
             return Some(value.clone());
@@ -369,11 +369,11 @@ impl Facts {
             },
             _ => return None,
         };
-        // What is zero may contain the atom itself, so only what does not grow is sure to lead somewhere.
+        // A sum that is zero may contain the atom itself, so only a value that does not grow guarantees progress.
         Some(value).filter(|value| fits(value, atom.measure().1))
     }
 
-    /// The sum without what the sums that are zero contribute to it.
+    /// The index reduced by the sums that are known to be zero.
     fn cancel(&self, index: &Index) -> Index {
         let rest = |left: Index, zero| left.split(zero).map_or(left, |(_, rest)| rest);
         self.zeros.iter().fold(index.clone(), rest)
@@ -412,7 +412,7 @@ impl Facts {
         }
     }
 
-    /// Forms of an index that are equal under the facts, and differ in what can be seen from them.
+    /// Forms of an index that are equal under the facts and expose different properties.
     fn forms(&self, index: &Index) -> Vec<Index> {
         let scaled = self.scale(index);
         let reduced = self.reduce(&scaled);
@@ -465,7 +465,7 @@ impl Facts {
         forms.iter().any(|form| self.proves(&(-form - 1))).then_some(false)
     }
 
-    /// Whether a divisor divides an index, where it is not zero.
+    /// Whether a divisor divides an index, assuming it is not zero.
     pub fn divides(&self, divisor: &Index, dividend: &Index) -> Option<bool> {
         self.eq(&dividend.rem(divisor), &Index::constant(0))
     }
@@ -497,7 +497,7 @@ impl Facts {
         axes
     }
 
-    /// The first symbol of an index that is not declared.
+    /// The first undeclared symbol of an index.
     pub fn unknown_symbol(&self, index: &Index) -> Option<Sym> {
         let mut unknown = None;
         index.symbols(&mut |sym| {
@@ -509,7 +509,7 @@ impl Facts {
     }
 }
 
-/// The symbol that has to be a multiple, and of what, where `x%y` is zero.
+/// The symbol that must be a multiple, and of what, if `x%y` is zero.
 fn multiple(x: &Index, y: &Index) -> Option<(Sym, i64)> {
     match (x.terms(), x.offset(), y.as_const()) {
         ([Term { factors, coefficient }], 0, Some(y @ 1..)) => match factors[..] {
@@ -525,12 +525,12 @@ fn lcm(a: i64, b: i64) -> Option<i64> {
     (a / gcd(a as u64, b as u64) as i64).checked_mul(b)
 }
 
-/// Whether an index is valid and has at most so many nodes.
+/// Whether an index is valid and has at most `most` nodes.
 fn fits(index: &Index, most: u32) -> bool {
     !index.is_invalid() && index.measure().1 <= most
 }
 
-/// An equation with coprime coefficients, the leading one positive; none where nothing is to be learnt.
+/// An equation with coprime coefficients, the leading one positive; `None` if it yields nothing.
 fn monic(zero: &Index) -> Option<Index> {
     let content = i64::try_from(zero.content()).ok().filter(|content| *content > 0)?;
     if zero.offset() % content != 0 {
@@ -541,8 +541,8 @@ fn monic(zero: &Index) -> Option<Index> {
     Some(zero).filter(|zero| !zero.is_invalid())
 }
 
-/// An atom and what it is equal to, by an equation that has the atom in one place only and not multiplied.
-/// The youngest symbols are preferred, as they are defined by older ones, and ranks are taken last.
+/// An atom and its value, solved from an equation in which the atom occurs once and without a factor. The youngest
+/// symbols are preferred, as they are defined by older ones, and ranks come last.
 fn isolate(zero: &Index) -> Option<(Atom, Index)> {
     let rank = |atom: &Atom| match atom {
         Atom::Sym(Sym::Unbacked(id)) => (0, !id),

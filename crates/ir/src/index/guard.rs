@@ -71,13 +71,13 @@ impl Guard {
     }
 }
 
-/// Guards in the order in which they were recorded, found by what they say and by their symbols: a program may have as
-/// many as it likes.
+/// Guards in the order in which they were recorded, with lookup by content and by symbol: a program may have any number
+/// of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recorded {
     list: Vec<Guard>,
     set: BTreeSet<Guard>,
-    /// How many of them mention a symbol.
+    /// The number of guards that mention a symbol.
     mentions: BTreeMap<Sym, usize>,
 }
 
@@ -95,18 +95,18 @@ impl Recorded {
         self.mentions.contains_key(&sym)
     }
 
-    /// Adds a guard that is not among them.
+    /// Adds a guard that is not in the list.
     pub(super) fn push(&mut self, guard: Guard) {
         guard.distinct().into_iter().for_each(|sym| *self.mentions.entry(sym).or_default() += 1);
         self.set.insert(guard.clone());
         self.list.push(guard);
     }
 
-    /// Takes out the guards that mention one of these symbols; where the first of them stood, if there was one.
+    /// Removes the guards that mention one of these symbols; returns the position of the first of them.
     pub(super) fn forget(&mut self, symbols: &[Sym]) -> Option<usize> {
         let symbols: BTreeSet<Sym> = symbols.iter().copied().filter(|sym| self.mention(*sym)).collect();
         let mut left: usize = symbols.iter().filter_map(|sym| self.mentions.get(sym)).sum();
-        // A symbol ends with its block, and what mentions it was recorded since then: it is sought from the end.
+        // A symbol ends with its block, and guards that mention it are recent: search from the end.
         let (mut first, mut kept) = (None, Vec::new());
         while left > 0 {
             let guard = self.list.pop()?;
@@ -131,18 +131,18 @@ impl Recorded {
     }
 }
 
-/// The guards of a function at one of its places: each is assumed as soon as all of its symbols have a value, and waits
+/// The guards of a function at one position: each is assumed as soon as all of its symbols have a value, and waits
 /// again when one of them ends with its block.
 #[derive(Clone, Debug)]
 pub struct Waiting {
-    /// How many symbols of each guard have no value.
+    /// The number of symbols without a value, per guard.
     missing: Vec<usize>,
     /// The guards that mention a symbol, by number.
     of: BTreeMap<Sym, Vec<usize>>,
 }
 
 impl Waiting {
-    /// At the entry of a function, where these symbols have a value; and the numbers of the guards that do not wait.
+    /// The state at the entry of a function with these known symbols, and the numbers of the guards that do not wait.
     pub fn new(guards: &[Guard], known: impl Fn(Sym) -> bool) -> (Waiting, Vec<usize>) {
         let mut of = Guard::by_symbol(guards);
         of.retain(|sym, _| !known(*sym));
@@ -152,7 +152,7 @@ impl Waiting {
         (Waiting { missing, of }, ready)
     }
 
-    /// After symbols have got their values: the guards that waited for nothing else, in their order.
+    /// After symbols got values: the guards that are now complete, in order.
     pub fn define(&mut self, symbols: &[Sym]) -> Vec<usize> {
         let mut ready = Vec::new();
         for number in symbols.iter().filter_map(|sym| self.of.get(sym)).flatten() {
@@ -165,7 +165,7 @@ impl Waiting {
         ready
     }
 
-    /// After symbols that had values have ended with their block.
+    /// After symbols lost their values at the end of their block.
     pub fn leave(&mut self, symbols: &[Sym]) {
         for number in symbols.iter().filter_map(|sym| self.of.get(sym)).flatten() {
             self.missing[*number] += 1;

@@ -95,7 +95,7 @@ enum Atom {
     Pick(Index, Arc<[Index]>),
 }
 
-/// Sorted factors and a coefficient that need not fit yet.
+/// Sorted factors and a coefficient that may still overflow an i64.
 type Piece = (Vec<Atom>, i128);
 
 /// Why an index has no value under given values of its symbols.
@@ -103,7 +103,7 @@ type Piece = (Vec<Atom>, i128);
 pub enum EvalError {
     /// The symbol has no value.
     Unbound(Sym),
-    /// The value, or one on the way to it, does not fit; also the value of every invalid index.
+    /// The value, or an intermediate one, overflows; also the value of every invalid index.
     Overflow,
     /// A divisor is zero.
     DivisionByZero,
@@ -223,7 +223,7 @@ impl Index {
         }
     }
 
-    /// The symbol, where the index is nothing else.
+    /// The symbol, if the index is a single symbol.
     pub fn as_sym(&self) -> Option<Sym> {
         match self.as_atom() {
             Some(Atom::Sym(sym)) => Some(*sym),
@@ -231,13 +231,13 @@ impl Index {
         }
     }
 
-    /// Whether the index has no value because it does not fit in 64 bits, divides by zero, looks outside a
-    /// table, or is too large an expression.
+    /// Whether the index has no value because it overflows 64 bits, divides by zero, looks outside a table, or is too
+    /// large an expression.
     pub fn is_invalid(&self) -> bool {
         matches!(self.0, Form::Invalid)
     }
 
-    /// The atom, where the index is nothing else.
+    /// The atom, if the index is a single atom.
     fn as_atom(&self) -> Option<&Atom> {
         match (self.terms(), self.offset()) {
             ([Term { factors, coefficient: 1 }], 0) if factors.len() == 1 => factors.first(),
@@ -313,8 +313,8 @@ impl Index {
         self.products(1, other).map_or(Index::INVALID, gather)
     }
 
-    /// The products of all pieces of this with all pieces of the other, times a sign; none where there are
-    /// too many.
+    /// The products of all pieces of this with all pieces of the other, times a sign; `None` if there are too
+    /// many.
     fn products(&self, sign: i128, other: &Index) -> Option<Vec<Piece>> {
         if self.pieces().count() * other.pieces().count() > MAX_PRODUCTS {
             return None;
@@ -355,7 +355,7 @@ impl Index {
                 _ => flat.push(index),
             }
         }
-        // Of indices that differ by a constant only one counts: sorting brings it first among them.
+        // Of indices that differ by a constant only one matters: sorting puts it first among them.
         flat.sort_by(|a, b| {
             let offsets = a.offset().cmp(&b.offset());
             a.terms().cmp(b.terms()).then(if least { offsets } else { offsets.reverse() })
@@ -416,7 +416,7 @@ impl Index {
         }
     }
 
-    /// Whether an atom occurs, other atoms included.
+    /// Whether an atom occurs, also inside other atoms.
     fn mentions(&self, atom: &Atom) -> bool {
         self.atoms().any(|inner| inner == atom || inner.children().any(|child| child.mentions(atom)))
     }
@@ -426,7 +426,7 @@ impl Index {
         i64::try_from(self.eval_wide(env)?).map_err(|_| EvalError::Overflow)
     }
 
-    /// The value, which may be wider than the result while it is part of a larger expression.
+    /// The value in 128 bits: as part of a larger expression it may exceed 64 bits.
     fn eval_wide(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i128, EvalError> {
         if self.is_invalid() {
             return Err(EvalError::Overflow);
@@ -457,7 +457,7 @@ impl Index {
         self.rewritten(f).unwrap_or_else(|| self.clone())
     }
 
-    /// As `rewrite`; none where nothing changes, so that unchanged parts stay shared.
+    /// As `rewrite`; `None` if nothing changes, so that unchanged parts stay shared.
     fn rewritten(&self, f: &dyn Fn(&Atom) -> Option<Index>) -> Option<Index> {
         let changes: Vec<_> = self.atoms().map(|atom| atom.rewritten(f)).collect();
         if changes.iter().all(Option::is_none) {
@@ -500,7 +500,7 @@ impl Atom {
         }
     }
 
-    /// The atom as an index after rewriting; none where it stays as it is.
+    /// The atom as an index after rewriting; `None` if it does not change.
     fn rewritten(&self, f: &dyn Fn(&Atom) -> Option<Index>) -> Option<Index> {
         let children: Vec<_> = self.children().map(|child| child.rewritten(f)).collect();
         if children.iter().all(Option::is_none) {
@@ -514,7 +514,7 @@ impl Atom {
             (Atom::Pick(..), [at, table @ ..]) => Index::pick(at, table),
             _ => Index::extreme(matches!(self, Atom::Min(_)), new),
         };
-        // A symbol that is left over has been replaced on the way here.
+        // A remaining symbol has already been replaced.
         let atom = rebuilt.as_atom().filter(|atom| !matches!(atom, Atom::Sym(_)));
         Some(atom.and_then(f).unwrap_or(rebuilt))
     }

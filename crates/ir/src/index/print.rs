@@ -21,7 +21,7 @@ impl Index {
                 (false, 0) => {}
                 (false, _) => f.write_str("+")?,
             }
-            // A quotient or remainder needs no parentheses only where nothing else is in its term.
+            // A quotient or remainder needs no parentheses only if it is alone in its term.
             let alone = c == 1 && factors.len() == 1;
             let mut times = "";
             if c.unsigned_abs() != 1 || factors.is_empty() {

@@ -1,4 +1,4 @@
-//! Interval arithmetic over integers of any size: what `facts` knows of values.
+//! Interval arithmetic over integers: the ranges that `facts` knows.
 
 use super::floor_div;
 
@@ -19,13 +19,13 @@ impl Range {
         Range { low: low.clamp(-INFINITE, INFINITE - 1), high: high.clamp(1 - INFINITE, INFINITE) }
     }
 
-    /// The least range around all of these; all integers where there are none.
+    /// The smallest range that contains all of these; all integers if there are none.
     pub(super) fn around(ranges: impl Iterator<Item = Range>) -> Range {
         let join = |a: Range, b: Range| Range { low: a.low.min(b.low), high: a.high.max(b.high) };
         ranges.reduce(join).unwrap_or(Range::ALL)
     }
 
-    /// The range of a function that, over two ranges, is extreme where both arguments are.
+    /// The range of a function that takes its extremes at the corners of two ranges.
     pub(super) fn corners(self, other: Range, f: impl Fn(i128, i128) -> i128) -> Range {
         let Range { low, high } = self;
         let ends = [(low, other.low), (low, other.high), (high, other.low), (high, other.high)];
@@ -41,7 +41,7 @@ impl Range {
         self.corners(other, i128::saturating_mul)
     }
 
-    /// The parts of the range below and above zero, where there are any.
+    /// The parts of the range below and above zero, if not empty.
     pub(super) fn signed(self) -> impl Iterator<Item = Range> {
         let parts = [Range { high: self.high.min(-1), ..self }, Range { low: self.low.max(1), ..self }];
         parts.into_iter().filter(|part| part.low <= part.high)

@@ -161,7 +161,7 @@ impl Tree {
         }
     }
 
-    /// The value, where there is one.
+    /// The value, if there is one.
     fn eval(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Option<i128> {
         match self {
             Tree::Const(value) => Some((*value).into()),
@@ -475,14 +475,14 @@ fn env(values: &Values) -> impl Fn(Sym) -> Option<i64> + use<'_> {
     |sym| SYMS.iter().position(|s| *s == sym).map(|at| values[at])
 }
 
-/// What brute force says: whether all of some answers agree, where there are any.
+/// The brute-force answer: the common answer if all agree and there is at least one.
 fn unanimous(answers: impl Iterator<Item = bool>) -> Option<bool> {
     let (mut yes, mut no) = (false, false);
     answers.for_each(|answer| *(if answer { &mut yes } else { &mut no }) = true);
     (yes != no).then_some(yes)
 }
 
-/// An index that is likely to have something to do with the guards.
+/// An index that is likely to be related to the guards.
 fn random_index(random: &mut Rng, guards: &[Guard], depth: u32, extreme: bool) -> Index {
     let sides: Vec<&Index> = guards
         .iter()
@@ -610,8 +610,8 @@ fn random_facts() {
     check_facts(5, 700, true);
 }
 
-/// What is known after symbols have ended is what was known before they began, also where there are more guards than
-/// are used for deciding.
+/// After symbols end, the facts are those from before the symbols were declared, even if there are more guards than are
+/// used for deciding.
 #[test]
 fn forgetting_leaves_what_never_knew() {
     let u = |i| Index::sym(Sym::Unbacked(i));

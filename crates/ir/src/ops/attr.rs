@@ -1,4 +1,4 @@
-//! Attributes: the values that stand in brackets after an op's name, and how they read and print.
+//! Attributes: the values in brackets after an op's name, and how they are read and printed.
 //!
 //! Every attribute is always printed, in the order of its declaration, so that a line says everything
 //! about its op and two texts of one program are equal byte for byte.
@@ -30,7 +30,7 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     fn write(&self, out: &mut String, mesh: &Mesh);
     /// Reads the value.
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, ParseError>;
-    /// Whether both are written alike; floats are compared by their bits.
+    /// Whether both print alike; floats are compared by their bits.
     fn same(&self, other: &Self) -> bool {
         self == other
     }
@@ -53,7 +53,7 @@ pub fn read_attr<A: Attr>(cursor: &mut Cursor<'_>, name: &str, first: &mut bool)
     A::read(cursor)
 }
 
-/// Reads the bracket that ends the attributes, where there are any.
+/// Reads the closing bracket of the attributes, if there are any.
 pub fn end_attrs(cursor: &mut Cursor<'_>, any: bool) -> Result<(), ParseError> {
     if any && cursor.peek() == "," {
         return Err(cursor.error("there are no more attributes"));
@@ -102,7 +102,7 @@ impl Attr for f64 {
     }
 }
 
-/// Appends a float so that it reads back with the same bits.
+/// Appends a float so that it parses back to the same bits.
 pub fn write_float(out: &mut String, x: f64) {
     let _ = if x.is_nan() {
         if x.to_bits() == f64::NAN.to_bits() {
@@ -185,7 +185,7 @@ impl<A: Attr + ListAttr> Attr for Vec<A> {
     }
 }
 
-/// An attribute of which there are lists; `LIST` names the list in words.
+/// An attribute that can form lists; `LIST` describes the list.
 pub trait ListAttr {
     /// The list in words.
     const LIST: &'static str;
@@ -229,7 +229,7 @@ impl<A: Attr + OptionAttr> Attr for Option<A> {
     }
 }
 
-/// An attribute that may be absent; `OPTION` says so in words.
+/// An attribute that may be absent; `OPTION` describes it.
 pub trait OptionAttr {
     /// The kind in words.
     const OPTION: &'static str;

@@ -1,9 +1,9 @@
 //! Operations in which every member of a group takes part, and the wait that ends them.
 //!
-//! Every one is a start: its result is pending, and only `wait` gives the tensors. Starts that take `more`
-//! operands are coalesced: any number of tensors travels in one communication. Over axes, a result that all
-//! members share no longer differs over them. The lists of a list group may lie across the mesh in any way, so
-//! what comes of them is taken to differ everywhere, unless nothing differed and no rank was left out.
+//! Every one is a start: its result is pending, and only `wait` gives the tensors. Starts that take `more` operands are
+//! coalesced: any number of tensors is sent in one operation. Over axes, a result that all members share no longer
+//! differs over them. The lists of a list group may cut across the mesh in any way, so their results are assumed to
+//! differ everywhere, unless nothing differed and no rank was left out.
 
 use consort_types::{Axes, Collective, GroupName, Kind, Reduce};
 
@@ -14,7 +14,7 @@ use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, 
 use crate::tensor::Tensor;
 use crate::types::{TensorType, Type};
 
-/// The axes of a result that is equal on all members.
+/// The axes over which a result that is equal on all members may differ.
 pub(super) fn shared(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     match over {
         GroupName::Axes(axes) => varies.minus(axes),
@@ -23,7 +23,7 @@ pub(super) fn shared(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     }
 }
 
-/// The axes of a result of which each member has its own part.
+/// The axes over which a result that is split between members may differ.
 pub(super) fn own(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     varies.union(mesh.group_axes(over))
 }
@@ -32,7 +32,7 @@ pub(super) fn n_members(mesh: &Mesh, over: GroupName) -> Index {
     Index::from(i64::from(mesh.group_size(over)))
 }
 
-/// Sizes that all members must agree on do not differ between them.
+/// Checks that sizes on which all members must agree do not differ between them.
 pub(super) fn check_equal_shapes(
     cx: &InferCx<'_>,
     rule: &'static str,
@@ -44,7 +44,7 @@ pub(super) fn check_equal_shapes(
     Ok(())
 }
 
-/// A group whose results have another shape than its operands must leave no rank out.
+/// Checks that no rank is left out of a group whose results and operands have different shapes.
 pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: GroupName) -> Result<(), Violation> {
     if cx.mesh.covers(over) {
         return Ok(());
@@ -88,7 +88,7 @@ pub(super) fn check_dims(
     Ok(())
 }
 
-/// The operands with a dimension multiplied by the members; a 0-d tensor gets one dimension.
+/// The operands with a dimension multiplied by the group size; a 0-d tensor gets one dimension.
 pub(super) fn gathered(
     cx: &InferCx<'_>,
     dims: &[usize],
@@ -107,7 +107,7 @@ pub(super) fn gathered(
     Ok(pending(cx.tensors()?.iter().zip(dims).map(gather).collect()))
 }
 
-/// The operands with a dimension divided by the members, if it is divisible.
+/// The operands with a dimension divided by the group size, if it is divisible.
 pub(super) fn scattered(
     cx: &mut InferCx<'_>,
     rule: &'static str,
@@ -124,7 +124,7 @@ pub(super) fn scattered(
     Ok(pending(results))
 }
 
-/// A dimension divided by the members, if it is divisible.
+/// A dimension divided by the group size, if it is divisible.
 fn check_divisible(
     cx: &mut InferCx<'_>,
     rule: &'static str,
@@ -149,7 +149,7 @@ pub(super) fn pending(types: Vec<TensorType>) -> Vec<Type> {
     vec![Type::Pending(types)]
 }
 
-/// A tensor of each member, with 0-d ones as `[1]`, joined along a dimension.
+/// The tensors of all members, 0-d ones as `[1]`, joined along a dimension.
 pub(super) fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
     let rows: Vec<Tensor> = args
         .iter()
@@ -181,7 +181,7 @@ pub(super) fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
     Ok(())
 }
 
-/// The part of each dimension that belongs to a member: `(start, size)`.
+/// The part of a dimension that belongs to a member.
 pub(super) fn part(x: &Tensor, dim: usize, member: usize, n: usize) -> Tensor {
     let size = x.shape[dim] / n;
     x.narrow(dim, member * size, size)

@@ -1,7 +1,7 @@
-//! Named composites: softmax and its kin, attention; the norms are in `norm.rs`. Each has an expansion into
-//! simpler ops, and an evaluation of its own that shares nothing with it; a test holds the two together on
-//! finite numbers. The name stays down to the kernel, because a kernel that knows it is a softmax is several
-//! times faster than one that does not.
+//! Named composites: softmax and related ops, attention; the norms are in `norm.rs`. Each has an
+//! expansion into simpler ops, and an independent evaluation; a test compares the two on finite numbers.
+//! The name is kept down to the kernel, because a dedicated softmax kernel is several times faster than
+//! its expansion.
 
 use consort_types::Dtype;
 
@@ -36,13 +36,13 @@ pub(super) fn float_data(x: &Tensor) -> Result<&[f64], EvalError> {
     if let Data::Float(data) = &x.data { Ok(data) } else { Err(EvalError("not a float tensor".into())) }
 }
 
-/// Widens `x` to the shape of `like`.
+/// Broadcasts `x` to the shape of `like`.
 pub(super) fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Violation> {
     let shape = b.tensor_ty(like)?.shape;
     b.one(Broadcast { shape }, &[x])
 }
 
-/// A float in every place of a shape like that of `like`.
+/// A float broadcast to the shape of `like`.
 pub(super) fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Violation> {
     let TensorType { dtype, shape, .. } = b.tensor_ty(like)?;
     b.one(Constant { dtype, shape, value: Elements::Float(value) }, &[])
@@ -63,7 +63,7 @@ op! {
     example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2,2] {\n    v1 = softmax[dim=1] v0 : f32[2,2]\n    return v1\n}\n; run: @f([[0, 0], [0, -inf]]) == [[0.5, 0.5], [1, 0]]\n"
 }
 
-/// The rule of ops that weigh the elements along a dimension against each other.
+/// The rule of ops that normalise the elements along a dimension.
 fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Violation> {
     let x = floats(cx, "C1", 0)?;
     cx.require_dim("C2", dim, x.rank())?;
@@ -73,7 +73,7 @@ fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Violation> {
     Ok(vec![x.clone().into()])
 }
 
-/// A tensor made line by line along a dimension: of a line's elements, `rule` gives the rule for each of them.
+/// A tensor computed line by line along a dimension: from a line's elements, `rule` gives the function for each.
 fn by_lines<R: Fn(f64) -> f64>(
     x: &Tensor,
     dim: usize,
@@ -199,7 +199,7 @@ impl OpDef for Logsumexp {
         let (_, groups) = reduce::folded(x, &self.dims);
         let element = |group: &Vec<usize>| {
             let largest = group.iter().fold(f64::NEG_INFINITY, |a, i| a.max(data[*i]));
-            // Less an infinity, the infinite elements would be NaN.
+            // Subtracting an infinity would turn infinite elements into NaN.
             let shift = if largest.is_finite() { largest } else { 0.0 };
             group.iter().fold(0.0, |a, i| a + (data[*i] - shift).exp()).ln() + shift
         };
@@ -292,7 +292,7 @@ impl OpDef for Attention {
         let (keys, width, group) =
             (k.shape[2], q.shape[3], q.shape[1].checked_div(k.shape[1]).unwrap_or(1).max(1));
         let shape = vec![q.shape[0], q.shape[1], q.shape[2], v.shape[3]];
-        // The results of a query are made together, because they have its scores in common.
+        // The results of a query are computed together, because they share its scores.
         let results = |i: usize| {
             let at = unravel(i, &shape[..3]);
             let (batch, head, query) = (at[0], at[1], at[2]);
@@ -352,7 +352,7 @@ impl Attention {
         let limit = b.one(Add {}, &[query, offset])?;
         let seen = b.one(Le {}, &[key, limit])?;
         let seen = widen(b, seen, scores)?;
-        // A row in which everything is hidden becomes NaN here, and zeros by the second select.
+        // A row in which all keys are masked becomes NaN here, and zeros by the second select.
         let hidden = fill(b, scores, f64::NEG_INFINITY)?;
         scores = b.one(Select {}, &[seen, scores, hidden])?;
         let weights = b.one(Softmax { dim: 3 }, &[scores])?;
@@ -362,7 +362,7 @@ impl Attention {
     }
 }
 
-/// Repeats each head of k or v so that there are as many as q has.
+/// Repeats each head of k or v to match the number of heads of q.
 fn repeat_heads(b: &mut Builder<'_>, x: Value, heads: &Index) -> Result<Value, Violation> {
     let shape = b.tensor_ty(x)?.shape;
     if b.facts().eq(&shape[1], heads) == Some(true) {

@@ -1,4 +1,4 @@
-//! Control flow that stays inside the program: a choice and a loop.
+//! Control flow inside the program: a conditional and a loop.
 
 use consort_types::Dtype;
 
@@ -10,7 +10,7 @@ use crate::types::{TensorType, Type};
 
 const OUTSIDE: &str = "wait for the pending, or read the size, outside the blocks";
 
-/// Operands fit the parameters of a block.
+/// Checks that operands fit the parameters of a block.
 fn check_params(
     cx: &InferCx<'_>,
     rule: &'static str,

@@ -7,7 +7,7 @@ use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, che
 use crate::tensor::{Data, Tensor, ravel, unravel};
 use crate::types::{TensorType, Type};
 
-/// How the kernel moves, with an entry for each dimension it moves along.
+/// Stride, padding and dilation of the kernel, with an entry for each dimension.
 struct Moves<'a> {
     stride: &'a [usize],
     padding: &'a [usize],
@@ -75,7 +75,7 @@ fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, E
     };
     let mut shape = vec![x.shape[0], weight.shape[0]];
     for (i, (size, kernel)) in x.shape.iter().zip(&weight.shape).skip(2).enumerate() {
-        // In 128 bits, because paddings and dilations may be any numbers.
+        // In 128 bits, because paddings and dilations may be arbitrarily large.
         let padded = *size as i128 + 2 * moves.padding[i] as i128;
         let room = padded - moves.dilation[i] as i128 * (*kernel as i128 - 1) - 1;
         let places = if room < 0 { -1 } else { room / moves.stride[i] as i128 + 1 };
@@ -107,7 +107,7 @@ fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, E
                     - moves.padding[d] as i128;
                 match usize::try_from(place) {
                     Ok(place) if place < *size => from.push(place),
-                    // Nothing is added for places outside x, so that an infinite weight makes no NaN there.
+                    // Nothing is added for positions outside x, so that an infinite weight gives no NaN there.
                     _ => continue 'window,
                 }
             }

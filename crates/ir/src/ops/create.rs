@@ -1,4 +1,4 @@
-//! Ops that make tensors from nothing but their attributes.
+//! Ops that create tensors from their attributes alone.
 
 use std::fmt::Write;
 
@@ -13,16 +13,16 @@ use crate::tensor::{Tensor, unravel};
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
-/// The elements of a constant: one for all places, or one for each in row-major order.
+/// The elements of a constant: one for all positions, or one for each in row-major order.
 #[derive(Clone, Debug)]
 pub enum Elements {
     /// The same float everywhere.
     Float(f64),
     /// The same integer (or truth value) everywhere.
     Int(i64),
-    /// A float for each place.
+    /// A float for each position.
     Floats(Vec<f64>),
-    /// An integer (or truth value) for each place.
+    /// An integer (or truth value) for each position.
     Ints(Vec<i64>),
 }
 

@@ -55,12 +55,12 @@ impl CostCx<'_> {
         Index::sum(&tensors(self.results).map(TensorType::bytes).collect::<Vec<_>>())
     }
 
-    /// The cost of a kernel that does so many operations and touches each operand and result once.
+    /// The cost of a kernel that does `flops` operations and touches each operand and result once.
     pub fn kernel(&self, flops: Index) -> Cost {
         Cost { flops, bytes: &self.arg_bytes() + &self.result_bytes(), wire: Index::constant(0) }
     }
 
-    /// The cost of something that moves nothing.
+    /// The cost of an op that moves nothing.
     pub fn free(&self) -> Cost {
         Cost { flops: Index::constant(0), bytes: Index::constant(0), wire: Index::constant(0) }
     }
@@ -82,7 +82,7 @@ pub struct Violation {
     pub rule: &'static str,
     /// Expected before got.
     pub message: String,
-    /// The way out.
+    /// A suggested fix.
     pub note: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl Violation {
         Violation { rule, message: message.into(), note: None }
     }
 
-    /// The same with the way out.
+    /// The same with a suggested fix.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Violation {
         self.note = Some(note.into());
@@ -100,24 +100,24 @@ impl Violation {
     }
 }
 
-/// What to do with a condition on sizes that cannot be decided.
+/// What to do with an undecidable condition on sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undecided {
-    /// It is an error: the function's `where` clause should have said it.
+    /// It is an error: the function's `where` clause must state it.
     Refuse,
     /// It becomes a guard of the function.
     Assume,
 }
 
-/// How many combinations of coordinates are tried before a condition counts as undecided.
+/// The most combinations of coordinates to try before a condition counts as undecided.
 const MAX_COMBINATIONS: i64 = 64;
 
 /// The types of a block's parameters and results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockType {
-    /// What enters.
+    /// The types of the parameters.
     pub params: Vec<Type>,
-    /// What leaves.
+    /// The types of the results.
     pub results: Vec<Type>,
 }
 
@@ -130,7 +130,7 @@ pub struct InferCx<'a> {
     pub args: &'a [Type],
     /// The types of the blocks.
     pub blocks: &'a [BlockType],
-    /// What is known of the symbols; grows when undecided conditions are assumed.
+    /// The facts about the symbols; grow when undecided conditions are assumed.
     pub facts: &'a mut Facts,
     /// What to do with an undecided condition.
     pub undecided: Undecided,
@@ -162,7 +162,7 @@ impl<'a> InferCx<'a> {
         shape_text(shape, self.mesh)
     }
 
-    /// Demands a condition on sizes; `message` says what was expected and what it got.
+    /// Requires a condition on sizes; `message` says what was expected and what it got.
     pub fn require(
         &mut self,
         rule: &'static str,
@@ -191,7 +191,7 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// Whether a condition that mentions ranks holds when each coordinate is put in their place.
+    /// Whether a condition that mentions ranks holds for each combination of coordinates.
     fn holds_on_every_rank(&self, guard: &Guard) -> Option<bool> {
         let mut coordinates: Vec<(Sym, i64)> = Vec::new();
         guard.symbols(&mut |sym| {
@@ -226,7 +226,7 @@ impl<'a> InferCx<'a> {
         all
     }
 
-    /// Demands that two sizes are equal.
+    /// Requires that two sizes are equal.
     pub fn require_eq(
         &mut self,
         rule: &'static str,
@@ -240,7 +240,7 @@ impl<'a> InferCx<'a> {
         self.require(rule, Guard::Eq(expected.clone(), got.clone()), message)
     }
 
-    /// Demands that two shapes are equal; `what` says whose shape it is.
+    /// Requires that two shapes are equal; `what` says whose shape it is.
     pub fn require_same_shape(
         &mut self,
         rule: &'static str,
@@ -259,7 +259,7 @@ impl<'a> InferCx<'a> {
         Ok(())
     }
 
-    /// Demands that a dimension exists.
+    /// Requires that a dimension exists.
     pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Violation> {
         match rank {
             _ if dim < rank => Ok(()),
@@ -270,7 +270,7 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// Demands distinct dimensions that exist.
+    /// Requires distinct dimensions that exist.
     pub fn require_dims(&self, rule: &'static str, dims: &[usize], rank: usize) -> Result<(), Violation> {
         for (i, dim) in dims.iter().enumerate() {
             self.require_dim(rule, *dim, rank)?;
@@ -281,7 +281,7 @@ impl<'a> InferCx<'a> {
         Ok(())
     }
 
-    /// Demands that a number is not negative; `what` says what it is: "a size".
+    /// Requires that a number is not negative; `what` says what it is: "a size".
     pub fn require_size(&mut self, rule: &'static str, what: &str, size: &Index) -> Result<(), Violation> {
         let zero = Index::constant(0);
         self.require(rule, Guard::Le(zero, size.clone()), |cx| {
@@ -289,7 +289,7 @@ impl<'a> InferCx<'a> {
         })
     }
 
-    /// Demands that an attribute is equal on all members of a group.
+    /// Requires that an attribute is equal on all members of a group.
     pub fn require_equal_on(
         &self,
         rule: &'static str,
@@ -329,7 +329,7 @@ pub fn group_rank(mesh: &Mesh, group: GroupName) -> Index {
     }
 }
 
-/// Why a reference evaluation stopped.
+/// Why a reference evaluation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvalError(pub String);
 
@@ -339,12 +339,12 @@ impl fmt::Display for EvalError {
     }
 }
 
-/// A number and a noun, in the plural where there is not one.
+/// A number and a noun, which is in the plural unless the number is 1.
 pub(crate) fn count(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
-/// In which an op is evaluated on one rank.
+/// Context of an evaluation on one rank.
 #[derive(Clone, Copy)]
 pub struct EvalCx<'a> {
     /// The mesh.
@@ -385,7 +385,7 @@ impl EvalCx<'_> {
         })
     }
 
-    /// The values of a shape; an error where a tensor of it would be too large for the oracle.
+    /// The values of a shape; an error if a tensor of it would be too large for the oracle.
     pub fn shape(&self, shape: &[Index]) -> Result<Vec<usize>, EvalError> {
         let sizes = shape.iter().map(|size| self.size(size)).collect::<Result<Vec<_>, _>>()?;
         check_numel(&sizes)?;
@@ -404,14 +404,14 @@ pub fn check_numel(shape: &[usize]) -> Result<(), EvalError> {
     }
 }
 
-/// In which a collective is evaluated: all members of one instance of the group.
+/// Context of the evaluation of a collective: all members of one instance of the group.
 pub struct GroupEvalCx<'a> {
     /// One context for each member, in group order.
     pub members: &'a [EvalCx<'a>],
 }
 
 impl GroupEvalCx<'_> {
-    /// How many members there are.
+    /// The number of members.
     pub fn n(&self) -> usize {
         self.members.len()
     }

@@ -1,4 +1,4 @@
-//! What an op is: one trait and one macro. The contexts in which its rules are asked are in `cx.rs`.
+//! The definition of ops: one trait and one macro. The contexts of its rules are in `cx.rs`.
 //!
 //! An op is a struct whose fields are its attributes, declared with `op!` and given its rules by
 //! `impl OpDef`. The macro writes what follows from the declaration alone: the name, the docs with their
@@ -35,7 +35,7 @@ impl Op {
         Op(Arc::new(op))
     }
 
-    /// The operand that a start writes result `result` over, where it works in place.
+    /// The operand that result `result` of a start overwrites, if it works in place.
     pub fn overwrites(&self, result: usize) -> Option<usize> {
         self.0.collective()?.overwrites(result)
     }
@@ -65,16 +65,16 @@ impl fmt::Debug for Op {
     }
 }
 
-/// What is known of an op without an instance of it: a row of the table.
+/// The static description of an op: a row of the table.
 #[derive(Debug)]
 pub struct OpInfo {
     /// How programs spell it.
     pub name: &'static str,
     /// What it does, and its constraints, each a paragraph that begins with `(C1)`, `(C2)`, ..
     pub doc: &'static str,
-    /// The names of its operands; the last may stand for any number of them.
+    /// The names of its operands; the last may be variadic.
     pub args: &'static [&'static str],
-    /// Whether the last operand stands for any number.
+    /// Whether the last operand is variadic.
     pub variadic: bool,
     /// Its attributes, in the order in which programs write them.
     pub attrs: &'static [AttrSpec],
@@ -84,13 +84,13 @@ pub struct OpInfo {
     pub read: fn(&mut Cursor<'_>) -> Result<Op, ParseError>,
 }
 
-/// An op's name as users call it: a start is called by what it starts.
+/// An op's name as users call it: a start without its suffix.
 pub fn call_name(op: &str) -> &str {
     op.strip_suffix("_start").unwrap_or(op)
 }
 
 impl OpInfo {
-    /// The fewest and, where there is a bound, the most operands.
+    /// The minimum number of operands, and the maximum if there is one.
     pub fn arity(&self) -> (usize, Option<usize>) {
         let n = self.args.len();
         if self.variadic { (n - 1, None) } else { (n, Some(n)) }
@@ -128,14 +128,14 @@ pub trait OpBase: Any + fmt::Debug + Send + Sync {
 
 /// The rules of an op.
 pub trait OpDef: OpBase {
-    /// The types of the results, or the constraint that does not hold. The operands have the number and
-    /// the kinds that the declaration says.
+    /// The types of the results, or the constraint that failed. The operands have the number and the kinds that the
+    /// declaration states.
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation>;
 
-    /// What running it costs.
+    /// The cost of running it.
     fn cost(&self, cx: &CostCx<'_>) -> Cost;
 
-    /// What it does besides computing its results.
+    /// Its effects besides computing its results.
     fn effects(&self) -> Effects {
         match self.collective() {
             Some(collective) if collective.kind == Kind::Exchange => Effects::Messages(collective.over),
@@ -154,30 +154,30 @@ pub trait OpDef: OpBase {
         Alias::None
     }
 
-    /// The results as views of operand 0, which has this layout; `None` where elements must move. For ops whose `alias`
-    /// is a view.
+    /// The results as views of operand 0, which has this layout; `None` if elements must move. For ops whose `alias` is
+    /// a view.
     fn view(&self, _cx: &EvalCx<'_>, _x: &Layout) -> Result<Option<Layouts>, EvalError> {
         Ok(None)
     }
 
-    /// Whether its one result is operand 0 with its dimensions grouped otherwise: then it is a view without gaps of an
-    /// operand without gaps, whatever the sizes are.
+    /// Whether its one result is operand 0 with its dimensions regrouped: then it is a contiguous view of a contiguous
+    /// operand, whatever the sizes are.
     fn keeps_order(&self) -> bool {
         false
     }
 
-    /// Whether the result is made of boxes of its operands, which `boxes` names: what lies in its place already is
-    /// not moved.
+    /// Whether the result consists of boxes of its operands, given by `boxes`: a box that lies in place already is not
+    /// moved.
     fn joins(&self) -> bool {
         false
     }
 
-    /// The boxes of an op that joins, which cover its result once, for operands of these shapes.
+    /// The boxes of a join, which cover its result exactly once, for operands of these shapes.
     fn boxes(&self, _cx: &EvalCx<'_>, _shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
         Err(EvalError("it joins nothing".into()))
     }
 
-    /// Which blocks it holds and how they run.
+    /// Its blocks and how they run.
     fn flow(&self) -> Flow<'_> {
         Flow::Straight
     }
@@ -187,12 +187,12 @@ pub trait OpDef: OpBase {
         Takes::Tensors
     }
 
-    /// The symbols that its results bring into scope: result `i` is the value of symbol `i`.
+    /// The symbols that its results define: result `i` is the value of symbol `i`.
     fn defines(&self, _args: &[Type]) -> Vec<(Sym, SymbolFacts)> {
         Vec::new()
     }
 
-    /// The reference evaluation on one rank. Ops that communicate or hold blocks have none.
+    /// The reference evaluation on one rank. Ops that communicate or have blocks have none.
     fn eval(&self, _cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         Err(EvalError("has no evaluation on one rank".into()))
     }
@@ -206,7 +206,7 @@ pub trait OpDef: OpBase {
         Err(EvalError("has no evaluation over a group".into()))
     }
 
-    /// A composite written as simpler ops. It keeps its name down to the kernel all the same.
+    /// The expansion of a composite into simpler ops. The op itself is still lowered to its own kernel.
     fn expand(&self, _b: &mut Builder<'_>, _args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         None
     }
@@ -217,16 +217,16 @@ pub trait OpDef: OpBase {
     }
 }
 
-/// What an op does besides computing its results.
+/// The effects of an op besides computing its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effects {
-    /// Nothing: it may be removed, repeated and moved.
+    /// None: it may be removed, repeated and moved.
     Pure,
     /// Starts an operation in which every member of the group takes part.
     Collective(GroupName),
     /// Starts sends and receives between members of the group.
     Messages(GroupName),
-    /// Finishes what a start began.
+    /// Completes a start.
     Wait,
     /// Reads a tensor into a size, so the host waits for it.
     Host,
@@ -245,14 +245,14 @@ impl Effects {
 /// Layouts of an op's results.
 pub type Layouts = SmallVec<[Layout; 1]>;
 
-/// A box of an operand, and where it belongs in the result of an op that joins.
+/// A box of an operand, and its place in the result of a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     /// Which operand.
     pub operand: usize,
-    /// Where the box begins in the operand, in each dimension.
+    /// The start of the box in the operand, in each dimension.
     pub from: Dims,
-    /// Where it begins in the result.
+    /// Its start in the result.
     pub to: Dims,
     /// Its sizes.
     pub size: Dims,
@@ -261,17 +261,17 @@ pub struct Joined {
 /// Whether a result may share storage with an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alias {
-    /// It may not.
+    /// No.
     None,
     /// The results may be views of operand 0.
     View,
-    /// The result may be written over any operand of its type that nobody needs any more.
+    /// The result may overwrite any dead operand of its type.
     Reuse,
-    /// The result may be written over operand 0, if nobody needs that any more.
+    /// The result may overwrite operand 0, if that is dead.
     First,
 }
 
-/// Which blocks an op holds and how they run.
+/// The blocks of an op and how they run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Flow<'a> {
     /// None.
@@ -281,17 +281,17 @@ pub enum Flow<'a> {
     /// One, `length` times: operands are the carries, tensors sliced along their first dimension, and
     /// values that every iteration sees.
     Scan {
-        /// How often.
+        /// The number of iterations.
         length: &'a Index,
-        /// How many of the operands are carried from one iteration to the next.
+        /// The number of operands that are carried from one iteration to the next.
         carries: usize,
-        /// How many operands are sliced.
+        /// The number of operands that are sliced.
         slices: usize,
     },
 }
 
 impl Flow<'_> {
-    /// What the blocks of a node of the op are called.
+    /// The labels of the blocks of a node.
     pub fn labels(self) -> &'static [&'static str] {
         match self {
             Flow::Straight => &[],
@@ -308,7 +308,7 @@ pub enum Takes {
     Tensors,
     /// One pending.
     Pending,
-    /// Whatever its rule allows, pendings too.
+    /// Anything that its rule allows, including pendings.
     Any,
 }
 
@@ -317,7 +317,7 @@ pub enum Takes {
 pub enum Gradient {
     /// The rule has not been written yet.
     Unwritten,
-    /// There is none, and why.
+    /// It has none, with the reason.
     None(&'static str),
     /// Emits the cotangents of the operands, given operands, results and cotangents of the results.
     Rule(VjpRule),

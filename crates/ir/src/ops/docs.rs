@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::{BUILT_IN, OpInfo};
 
-/// The reference of all built-in ops as Markdown. A test of `cli` fails when the file in `docs/` differs. What computes
-/// an op is not known here, so `kernel` is asked for it.
+/// The reference of all built-in ops as Markdown. A test of `cli` fails if the file in `docs/` differs. Kernels are not
+/// known here, so `kernel` describes them.
 pub fn ops_markdown(kernel: &dyn Fn(&OpInfo) -> String) -> String {
     let mut out = String::from(
         "# Ops\n\n\

@@ -1,8 +1,8 @@
-//! Ops that compute each element of the result from the elements at the same place of the operands.
+//! Ops that compute each element of the result from the elements at the same position of the operands.
 //!
-//! Operands have equal shapes: a smaller one is widened by `broadcast` first, so that what is computed can
-//! be read off the line. Each op is one entry of the table below; floats are computed in `f64` and rounded
-//! once, integers wrap.
+//! Operands have equal shapes: a smaller one is widened by an explicit `broadcast` first. Each
+//! op is one entry of the table below; floats are computed in `f64` and rounded once, integers
+//! wrap.
 
 use consort_types::Dtype;
 
@@ -12,7 +12,7 @@ use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violati
 use crate::tensor::{Data, Tensor};
 use crate::types::{TensorType, Type};
 
-/// Which element types an op takes.
+/// The element types of an op.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Domain {
     Floats,
@@ -41,7 +41,7 @@ impl Domain {
     }
 }
 
-/// What an elementwise op does to one element; `int` serves truth values as 0 and 1.
+/// The scalar function of an elementwise op; `int` also handles truth values, as 0 and 1.
 struct Rule {
     domain: Domain,
     to_bool: bool,
@@ -59,7 +59,7 @@ fn infer(rule: &Rule, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
     if !rule.domain.has(first.dtype) {
         return Err(Violation::new("C1", format!("expected {}, got {}", rule.domain.text(), first.dtype)));
     }
-    // An op that takes any type has no constraint on it, and numbers the others from C1.
+    // An op that takes any type has no constraint on it, so the others are numbered from C1.
     let (one_type, one_shape) = if rule.domain == Domain::All { ("C1", "C2") } else { ("C2", "C3") };
     for other in &args[1..] {
         if other.dtype != first.dtype {
@@ -111,7 +111,7 @@ fn eval(rule: &Rule, args: &[&Tensor]) -> Vec<Tensor> {
     }]
 }
 
-/// Declares elementwise ops of one kind; the kind decides which constraints there are to number.
+/// Declares elementwise ops of one kind, which determines the numbering of constraints.
 macro_rules! elementwise {
     ($kind:ident: $($(#[doc = $doc:expr])* $name:ident($text:literal)($($arg:ident),+)
         $rule:expr, $dtype:literal, $($input:literal),+ => $output:literal : $out:literal;)*) => {$(
@@ -188,7 +188,7 @@ const fn floats(float: fn(&[f64]) -> f64) -> Rule {
     Rule { domain: Domain::Floats, float, ..RULE }
 }
 
-/// A question about floats.
+/// A predicate on floats.
 const fn question(compare: fn(&[f64]) -> bool) -> Rule {
     Rule { domain: Domain::Floats, to_bool: true, compare, ..RULE }
 }
@@ -337,7 +337,7 @@ pub(crate) fn minimum(x: f64, y: f64) -> f64 {
     -maximum(-x, -y)
 }
 
-/// A power of integers; it wraps in 64 bits, and so in any narrower type.
+/// An integer power; it wraps in 64 bits, and so in any narrower type.
 fn power(mut base: i64, exponent: i64) -> i64 {
     let Ok(mut rest) = u64::try_from(exponent) else {
         return if base.unsigned_abs() == 1 { power(base, exponent & 1) } else { 0 };
@@ -362,7 +362,7 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 fn gelu(x: f64) -> f64 {
-    // At -inf the product would be 0 * inf; the limit comes from below zero.
+    // At -inf the product would be 0 * inf = NaN; the limit is -0.
     if x == f64::NEG_INFINITY { -0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
 }
 
@@ -482,8 +482,8 @@ impl OpDef for Cast {
     }
 }
 
-/// `x` if it is an `f64`, else the one of its two neighbours whose last bit is 1, so that rounding once more to
-/// a narrower type gives what rounding `x` itself would.
+/// `x` if it is an `f64`, else its neighbour whose last bit is 1 (round to odd), so that rounding once more to a
+/// narrower type gives the same as rounding `x` directly.
 fn to_odd_f64(x: i64) -> f64 {
     let near = x as f64;
     let (exact, wide) = (i128::from(x), near as i128);

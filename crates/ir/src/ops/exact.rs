@@ -1,6 +1,6 @@
-//! Sums as the definitions of ops mean them: of any length, rounded once.
+//! Sums as ops define them: of any length, rounded once.
 
-/// A sum in two f64: what it is rounded to, and what roundings have left off on the way.
+/// A compensated sum in two f64: the rounded sum, and the accumulated rounding error.
 #[derive(Clone, Copy)]
 pub(super) struct Exact {
     rounded: f64,
@@ -10,7 +10,7 @@ pub(super) struct Exact {
 impl Exact {
     pub(super) const ZERO: Self = Self { rounded: 0.0, rest: 0.0 };
 
-    /// The sum of nothing, which leaves the sign of a zero that is added to it.
+    /// The empty sum, which preserves the sign of a zero added to it.
     pub(super) const NOTHING: Self = Self { rounded: -0.0, rest: 0.0 };
 
     pub(super) fn plus(self, x: f64) -> Self {
@@ -27,7 +27,7 @@ impl Exact {
     }
 
     pub(super) fn value(self) -> f64 {
-        // An infinity has no rest, and adding a rest of zero would change the sign of a zero.
+        // An infinity has no error term, and adding an error of zero would change the sign of a zero.
         if self.rest == 0.0 || !self.rounded.is_finite() { self.rounded } else { self.rounded + self.rest }
     }
 }
@@ -44,7 +44,7 @@ mod tests {
     fn what_cancels_leaves_what_was_small() {
         assert_eq!(sum(&[1e16, 1.0, -1e16]), 1.0);
         assert_eq!(sum(&[1.0; 10]), 10.0);
-        // The f64 nearest to a tenth is 5.6e-18 more; a thousand times that is less than half a step at 100.
+        // The f64 nearest to 0.1 is 5.6e-18 too large; a thousand times that is less than half an ulp of 100.
         assert_eq!(sum(&[0.1; 1000]), 100.0);
         let third = 1.0 / 3.0;
         let square = Exact::NOTHING.plus_product(third, third).plus(-(third * third));

@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
-/// A table must have an entry for each member.
+/// Checks that a table has an entry for each member.
 fn check_route(route: &Route, rule: &'static str, n: u32) -> Result<(), Violation> {
     let Route::Table(entries) = route else { return Ok(()) };
     if entries.len() != n as usize {
@@ -119,7 +119,7 @@ impl OpDef for PermuteStart {
             return Err(violation.note("`missing=zeros` gives such members zeros"));
         }
         check_equal_shapes(cx, "C4", self.over)?;
-        // What is equal on all members is still equal after they have exchanged it, if all got something.
+        // A value that is equal on all members stays equal after a permutation, if all members receive.
         let (all, axes) = (self.route.reaches_all(n), cx.mesh.group_axes(self.over));
         let result = |x: &&TensorType| {
             let equal = all && x.varies.intersect(axes).is_empty();
@@ -173,7 +173,7 @@ impl Attr for Peer<Index> {
     }
 }
 
-/// The rank at the other end of a message of this rank, if there is one; `members` are those of its group.
+/// The rank of the peer of a message, if there is one; `members` are those of its group.
 pub fn peer_of(
     message: &Message<Index>,
     cx: &EvalCx<'_>,
@@ -257,7 +257,7 @@ impl OpDef for ExchangeStart {
                 },
             }
         }
-        // Any send may be what a receive meets.
+        // A receive may match any send.
         let operands = cx.tensors()?;
         let sent = operands[..sends].iter().fold(Axes::NONE, |set, x| set.union(x.varies));
         let received = |x: &&TensorType| x.with_varies(own(x.varies.union(sent), self.over, cx.mesh));

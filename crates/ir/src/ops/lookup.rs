@@ -1,4 +1,4 @@
-//! Reading, writing and adding at places that a tensor names: gather (embedding is one), take_along, scatter,
+//! Reading, writing and adding at indices given by a tensor: gather (embedding is one), take_along, scatter,
 //! scatter-add, one_hot.
 
 use consort_types::Dtype;
@@ -19,12 +19,12 @@ fn check(cx: &InferCx<'_>, x: &TensorType, places: &TensorType, dim: usize) -> R
     cx.require_dim("C2", dim, x.rank())
 }
 
-/// `x`'s shape with a dimension replaced by the shape of the places.
+/// `x`'s shape with a dimension replaced by the shape of the indices.
 fn spread<T: Clone>(x: &[T], dim: usize, places: &[T]) -> Vec<T> {
     [&x[..dim], places, &x[dim + 1..]].concat()
 }
 
-/// The entries along a dimension that the places name, each checked.
+/// The indices along a dimension, each checked against `size`.
 fn places(places: &Tensor, size: usize) -> Result<Vec<usize>, EvalError> {
     let Data::Int(list) = &places.data else { return Err(EvalError("places are not integers".into())) };
     let check = |place: &i64| match usize::try_from(*place) {
@@ -55,7 +55,7 @@ impl OpDef for Gather {
         Ok(vec![x.with_shape(spread(&x.shape, self.dim, &places.shape)).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        // Only the entries named are read, not the whole of x.
+        // Only the selected entries are read, not the whole of x.
         let bytes = &cx.result_bytes() + &cx.result_bytes();
         Cost { bytes, ..cx.free() }
     }
@@ -71,7 +71,7 @@ impl OpDef for Gather {
     }
 }
 
-/// For each of the updates, the element of x that it goes to.
+/// For each update, the index of the element of x that it applies to.
 fn targets(x: &Tensor, named: &Tensor, updates: &Tensor, dim: usize) -> Result<Vec<usize>, EvalError> {
     let (list, depth) = (places(named, x.shape[dim])?, named.shape.len());
     let target = |i: usize| {
@@ -216,7 +216,7 @@ impl OpDef for TakeAlong {
         Ok(vec![x.with_shape(places.shape.clone()).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
-        // Only the elements named are read, not the whole of x.
+        // Only the selected elements are read, not the whole of x.
         let read = cx.args.get(1).and_then(Type::as_tensor).map_or(Index::constant(0), TensorType::bytes);
         let bytes = &(&cx.result_bytes() + &cx.result_bytes()) + &read;
         Cost { bytes, ..cx.free() }

@@ -185,7 +185,7 @@ impl OpTable {
         OpTable { by_name: rows.map(|info| (info.name, info)).collect() }
     }
 
-    /// Adds a user's op; false where an op of its name is there already.
+    /// Adds a user's op; false if an op of its name exists already.
     pub fn add(&mut self, info: &'static OpInfo) -> bool {
         let free = !self.by_name.contains_key(info.name);
         if free {
@@ -204,7 +204,7 @@ impl OpTable {
         self.by_name.values().copied()
     }
 
-    /// The op whose name is most like a misspelled one.
+    /// The op whose name is closest to a misspelled one.
     pub fn nearest(&self, name: &str) -> Option<&'static str> {
         let start = format!("{name}_start");
         if let Some((known, _)) = self.by_name.get_key_value(start.as_str()) {
@@ -215,7 +215,7 @@ impl OpTable {
     }
 }
 
-/// How many letters must be changed, added or removed to make one word the other.
+/// The edit distance of two words.
 fn edits(from: &str, to: &str) -> usize {
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.bytes().enumerate() {

@@ -44,14 +44,14 @@ fn norm(cx: &mut InferCx<'_>, names: &[&str], eps: f64) -> Result<Vec<Type>, Vio
         let what = format!("a {name} of shape");
         cx.require_same_shape("C3", &what, std::slice::from_ref(last), &other.shape)?;
     }
-    // Written so that NaN is refused too.
+    // Also refuses NaN.
     if !eps.is_finite() || eps <= 0.0 {
         return Err(Violation::new("C4", format!("expected a positive, finite eps, got {eps}")));
     }
     Ok(vec![x.clone().into()])
 }
 
-/// A conversion, where there is something to convert.
+/// A cast, unless the type is the same.
 fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Violation> {
     if b.tensor_ty(x)?.dtype == to { Ok(x) } else { b.one(Cast { to }, &[x]) }
 }
@@ -79,7 +79,7 @@ impl OpDef for RmsNorm {
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
             let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
-            // Squares of 16-bit floats leave their range.
+            // Squares of 16-bit floats may overflow.
             let wide = dtype.accumulator();
             let (x, weight) = (cast(b, args[0], wide)?, cast(b, args[1], wide)?);
             let squares = b.one(Mul {}, &[x, x])?;
@@ -141,7 +141,7 @@ impl OpDef for LayerNorm {
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
         let mut build = || {
             let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
-            // Squares of 16-bit floats leave their range.
+            // Squares of 16-bit floats may overflow.
             let wide = dtype.accumulator();
             let x = cast(b, args[0], wide)?;
             let mean = || Mean { dims: vec![shape.len() - 1], keep: true };

@@ -1,4 +1,4 @@
-//! Ops for which the order along a dimension counts: running sums, flips, sorts, the largest few.
+//! Ops that depend on the order along a dimension: running sums, flips, sorts, the largest few.
 
 use std::cmp::Ordering;
 
@@ -20,9 +20,9 @@ fn numbers<'a>(cx: &InferCx<'a>, dim: usize) -> Result<&'a TensorType, Violation
     Ok(x)
 }
 
-/// The numbers of the elements in each line along a dimension.
+/// The row-major indices of the elements in each line along a dimension.
 pub(super) fn lines(shape: &[usize], dim: usize) -> Vec<Vec<usize>> {
-    // Of a tensor without elements there may be any number of empty lines.
+    // An empty tensor may have any number of empty lines.
     if shape.contains(&0) {
         return Vec::new();
     }
@@ -115,7 +115,7 @@ fn order(x: &Tensor, a: usize, b: usize) -> Ordering {
     }
 }
 
-/// The first `k` entries of each sorted line along a dimension, and the places they come from.
+/// The first `k` entries of each sorted line along a dimension, and their original indices.
 fn sorted(x: &Tensor, dim: usize, k: usize, descending: bool) -> Vec<Tensor> {
     let mut shape = x.shape.clone();
     shape[dim] = k;
@@ -123,7 +123,7 @@ fn sorted(x: &Tensor, dim: usize, k: usize, descending: bool) -> Vec<Tensor> {
     let outs = lines(&values.shape, dim);
     for (from, to) in lines(&x.shape, dim).into_iter().zip(outs) {
         let mut line: Vec<usize> = (0..from.len()).collect();
-        // The sort is stable, and so is that by the opposite order: equal elements keep theirs.
+        // The sort is stable in both directions: equal elements keep their order.
         line.sort_by(|a, b| {
             let order = order(x, from[*a], from[*b]);
             if descending { order.reverse() } else { order }
@@ -136,7 +136,7 @@ fn sorted(x: &Tensor, dim: usize, k: usize, descending: bool) -> Vec<Tensor> {
     vec![values, places]
 }
 
-/// The logarithm of a size is no size expression; this stands for the steps of a sort for each element.
+/// A logarithm is not a size expression; this is the assumed number of sort steps per element.
 const SORT_STEPS: i64 = 16;
 
 op! {

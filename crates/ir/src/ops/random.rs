@@ -1,5 +1,5 @@
-//! Tensors of random numbers, each a pure function of a key and of its place in a whole, so that a stream is the
-//! same however it is divided among ranks. What the bits are is in [`crate::random`].
+//! Tensors of random numbers, each a pure function of a key and of its position in a whole, so that a stream is the
+//! same however it is divided among ranks. The bits are defined in [`crate::random`].
 
 use consort_types::Dtype;
 

@@ -1,4 +1,4 @@
-//! Ops that fold dimensions of a tensor away: sums, products, means, extremes, truth values.
+//! Ops that reduce over dimensions of a tensor: sums, products, means, extremes, truth values.
 
 use consort_types::Dtype;
 
@@ -38,7 +38,7 @@ pub(super) fn infer(
     Ok(x.with_shape(reduced(&x.shape, dims, keep, Index::constant(1))))
 }
 
-/// For each element of the result, the numbers of the elements that are folded into it, in order.
+/// For each element of the result, the row-major indices of the elements that are folded into it, in order.
 pub(super) fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
     let kept_shape = reduced(&x.shape, dims, true, 1);
     let mut groups = vec![Vec::new(); kept_shape.iter().product()];
@@ -228,7 +228,7 @@ impl OpDef for Argmin {
     }
 }
 
-/// The place of the best element over dimensions: the first NaN, else the first that none after it is better than.
+/// The index of the best element over dimensions: the first NaN, else the first of the best.
 fn place(
     x: &Tensor,
     dims: &[usize],
@@ -236,7 +236,7 @@ fn place(
     float: impl Fn(f64, f64) -> bool,
     int: impl Fn(i64, i64) -> bool,
 ) -> Tensor {
-    // Row-major numbers follow the order of the dimensions in the tensor, whatever order `dims` has.
+    // Row-major indices follow the order of the dimensions in the tensor, whatever order `dims` has.
     let (_, groups) = folded(x, dims);
     let better = |a: usize, b: usize| match &x.data {
         Data::Float(data) => float(data[a], data[b]) || data[b].is_nan() && !data[a].is_nan(),

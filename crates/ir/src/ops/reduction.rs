@@ -1,4 +1,4 @@
-//! How values of several ranks become one.
+//! Reductions of values of several ranks.
 //!
 //! The order is fixed: the members' values are folded in group order, in the accumulator type of the
 //! element type (`f32` for the 16-bit floats, else itself), rounded once at each step to that and at the end
@@ -15,7 +15,7 @@ use crate::ops::{Attr, EvalError};
 use crate::tensor::{Data, Tensor};
 use crate::text::{Cursor, ParseError};
 
-/// One tensor out of the members', in group order.
+/// Reduces the members' tensors, in group order.
 pub fn fold(reduce: Reduce, members: &[&Tensor]) -> Result<Tensor, EvalError> {
     let first = members[0];
     if let Some(other) = members.iter().find(|m| m.shape != first.shape || m.dtype != first.dtype) {

@@ -1,4 +1,4 @@
-//! Collectives with a root: one member gives to all, or gets from all.
+//! Collectives with a root: one member sends to all, or receives from all.
 
 use consort_types::{Collective, GroupName, Kind, Reduce};
 

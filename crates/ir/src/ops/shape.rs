@@ -137,7 +137,7 @@ impl OpDef for Slice {
             if step == 0 {
                 return Err(Violation::new("C2", "expected a step of at least 1, got 0"));
             }
-            // The last place is start + (size - 1) * step; with a step of 1 an empty box may begin at the end.
+            // The last index is start + (size - 1) * step; with a step of 1 an empty box may begin at the end.
             let reach = if step == 1 {
                 start + size
             } else {
@@ -164,7 +164,7 @@ impl OpDef for Slice {
                 return Err(outside(dim, start, size, x.shape[dim]));
             }
             layout = layout.narrowed(dim, start, size);
-            // A single place may have any step.
+            // With a single index any step is valid.
             layout.strides[dim] = layout.strides[dim].saturating_mul(step);
         }
         Ok(Some(smallvec![layout]))
@@ -257,7 +257,7 @@ impl OpDef for UpdateSlice {
                 return Err(outside(dim, start[dim], part[dim], whole[dim]));
             }
         }
-        // What surrounds the part: before and after it in each dimension, beside it in all dimensions further out.
+        // The base around the part: before and after it in each dimension, within its extent in all outer ones.
         let mut boxes = Vec::new();
         for dim in 0..whole.len() {
             let after = start[dim] + part[dim];

@@ -1,4 +1,4 @@
-//! Sizes as values: reading one off a tensor's shape, and making one from data.
+//! Sizes as values: reading one from a tensor's shape, and making one from data.
 
 use consort_types::{Axes, Dtype};
 

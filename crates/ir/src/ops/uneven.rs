@@ -32,7 +32,7 @@ op! {
     example "mesh (tp: 2)\n\nfunc @f(v0: f32[pick(rank(tp),2,1)]{tp}) -> f32[3] {\n    v1 = all_gather_v_start[dim=0, sizes=[2, 1], over=tp] v0 : pending<f32[3]>\n    v2 = wait v1 : f32[3]\n    return v2\n}\n; run: @f([1, 2] | [3]) == [1, 2, 3]\n"
 }
 
-/// The uneven sizes, checked, and this member's.
+/// Checks the uneven sizes; returns them and this member's.
 fn check_uneven(
     cx: &mut InferCx<'_>,
     x: &TensorType,

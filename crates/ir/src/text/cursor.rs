@@ -1,4 +1,4 @@
-//! A place in a token list, and the small readers that everything larger is made of.
+//! A position in a token list, and the basic readers that larger ones are built from.
 
 use consort_types::{Axes, Dtype, GroupName};
 
@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         self.tokens.get(self.at).map_or(0, |token| token.line)
     }
 
-    /// Whether the token here stands on the same line as the one before it.
+    /// Whether the token here is on the same line as the one before it.
     pub(super) fn on_same_line(&self) -> bool {
         let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
         before.is_some_and(|before| self.tokens.get(self.at).is_some_and(|here| here.line == before.line))
@@ -86,7 +86,7 @@ impl<'a> Cursor<'a> {
         self.error(format!("expected {what}, got {got}"))
     }
 
-    /// The same for what must stand on the line of the token before: where the line ends, the error is there.
+    /// The same if the token must be on the line of the previous one: the error is at the end of that line.
     pub fn expected_on_line(&self, what: &str) -> ParseError {
         if self.at_end() || self.on_same_line() {
             return self.expected(what);
@@ -153,7 +153,7 @@ impl<'a> Cursor<'a> {
         result
     }
 
-    /// Counts a level, and refuses one too many.
+    /// Enters a level; an error if the nesting is too deep.
     pub(super) fn deeper(&mut self) -> Result<(), ParseError> {
         if self.depth == MAX_DEPTH {
             return Err(self.error(format!("nested more than {MAX_DEPTH} deep")));
@@ -191,7 +191,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Whether an integer stands here, with an optional sign, and not a float.
+    /// Whether the token here is an integer, with an optional sign, and not a float.
     pub fn at_integer(&self) -> bool {
         let digits = if self.peek() == "-" { self.peek_second() } else { self.peek() };
         !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
@@ -279,7 +279,7 @@ impl<'a> Cursor<'a> {
         Ok(axes.into_iter().fold(Axes::NONE, Axes::union))
     }
 
-    /// Reads a set of axes that follows without a space: `{dp,tp}`; none where there is no brace.
+    /// Reads a set of axes that follows without a space: `{dp,tp}`; empty if there is no brace.
     pub(super) fn axis_set(&mut self) -> Result<Axes, ParseError> {
         if !self.glued("{") {
             return Ok(Axes::NONE);
@@ -338,7 +338,7 @@ impl<'a> Cursor<'a> {
             if self.eat("+") {
                 sum = &sum + &self.index_product()?;
             } else if self.peek() == "-" && self.peek_second() == SMALLEST {
-                // The printer writes a coefficient of i64::MIN after a minus, where no i64 stands without it.
+                // The printer writes a coefficient of i64::MIN after a minus, where its digits alone do not fit an i64.
                 let smallest = Index::constant(self.integer()?);
                 sum = &sum + &self.index_product_of(smallest)?;
             } else if self.eat("-") {

@@ -4,16 +4,16 @@
 use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::program::Loc;
 
-/// Where the text stops following the grammar, and what was expected there.
+/// A syntax error: its position, and what was expected there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// The line, from 1.
     pub line: u32,
     /// The column, from 1.
     pub column: u32,
-    /// Expected before got.
+    /// The message; expected before got.
     pub message: String,
-    /// The way out, where there is one to name.
+    /// A suggested fix, if there is one.
     pub note: Option<String>,
 }
 
@@ -38,7 +38,7 @@ impl From<ParseError> for Diagnostic {
     }
 }
 
-/// A word, a number or a punctuation mark: where it stands. Small, because a program has millions.
+/// A word, a number or a punctuation mark, by its position. Small, because a program has millions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
     start: u32,

@@ -1,4 +1,4 @@
-//! Text to program. Types and names are taken as written; whether they are right is the verifier's word.
+//! Text to program. Types and names are taken as written; the verifier decides whether they are right.
 
 use consort_types::{Axes, Rank};
 
@@ -13,12 +13,12 @@ use crate::plan::{NodePlan, Place, PlanHeader, Region, Why};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
-/// A program and where its parts stand in the text.
+/// A program and the positions of its parts in the text.
 #[derive(Clone, Debug)]
 pub struct Parsed {
     /// The program.
     pub program: Program,
-    /// Which line each node stands on.
+    /// The line of each node.
     pub lines: LineMap,
 }
 
@@ -153,7 +153,7 @@ impl FuncReader<'_, '_> {
         Ok((params, places))
     }
 
-    /// The `where` clause: what is declared of symbols, and what must hold of them.
+    /// The `where` clause: declarations of symbols, and guards.
     fn conditions(&mut self) -> Result<(), ParseError> {
         loop {
             let left = self.cursor.index()?;
@@ -336,7 +336,7 @@ impl FuncReader<'_, '_> {
     }
 }
 
-/// Records the type of a value. A second definition is the verifier's to report; the first type stands.
+/// Records the type of a value. A second definition is for the verifier to report; the first type is kept.
 fn define(types: &mut crate::entity::ValueMap<Type>, value: Value, ty: Type) {
     if types.get(value).is_none() {
         types.insert(value, ty);

@@ -7,7 +7,7 @@ use crate::index::{Index, SymbolFacts};
 use crate::mesh::Mesh;
 use crate::program::{Block, Func, Node, Program};
 
-/// The column at which types stand, where the op leaves room.
+/// The column at which types begin, if the op is short enough.
 const TYPE_COLUMN: usize = 52;
 
 /// The program as text.
@@ -106,7 +106,7 @@ impl Printer<'_> {
                 out.push_str(" donated");
             }
         }
-        // More places than tensors: the verifier's to report.
+        // More places than tensors is an error that the verifier reports.
         for place in places {
             let _ = write!(out, " {place}");
         }
@@ -148,7 +148,7 @@ impl Printer<'_> {
     }
 }
 
-/// Writes a node; its line began at byte `start`.
+/// Writes a node, whose line began at byte `start`.
 fn write_node(out: &mut String, node: &Node, func: &Func, mesh: &Mesh, start: usize) {
     for (i, result) in node.results.iter().enumerate() {
         let _ = write!(out, "{}{result}", if i == 0 { "" } else { ", " });

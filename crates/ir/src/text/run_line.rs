@@ -28,7 +28,7 @@ use crate::types::Type;
 /// A value as run lines write it; its element type comes from the program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Literal {
-    /// A number: as a float, and as an integer where it is one.
+    /// A number: as a float, and as an integer if it is one.
     Scalar(f64, Option<i64>),
     /// Values of one shape, stacked.
     List(Vec<Literal>),
@@ -39,14 +39,14 @@ pub enum Literal {
 /// For each argument or result, a value for each rank or one for all.
 pub type RunArgs = Vec<Vec<Literal>>;
 
-/// What must come of a run.
+/// The expected outcome of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expect {
     /// These results, within a tolerance.
     Results(RunArgs, f64),
     /// An error that contains this text.
     Fails(String),
-    /// Nothing is said of it.
+    /// No expectation.
     Anything,
 }
 
@@ -59,7 +59,7 @@ pub struct RunLine {
     pub func: String,
     /// Its arguments.
     pub args: RunArgs,
-    /// What must come out.
+    /// The expected outcome.
     pub expect: Expect,
 }
 
@@ -150,7 +150,7 @@ fn literal(cursor: &mut Cursor<'_>) -> Result<Literal, ParseError> {
 }
 
 impl Literal {
-    /// The tensor of an element type. `shape` is the expected one, where it is known.
+    /// The tensor of an element type. `shape` is the expected shape, if known.
     pub fn tensor(&self, dtype: Dtype, shape: Option<&[usize]>) -> Result<Tensor, String> {
         let (low, high) = dtype.int_range();
         let float = |item: &Literal| if let Literal::Scalar(x, _) = item { *x } else { 0.0 };
@@ -189,7 +189,7 @@ impl Literal {
         }
     }
 
-    /// The same, where there is room for it: so many bytes are taken, of so many.
+    /// The same with a memory limit: adds the tensor's bytes to `taken`, which must not exceed `most`.
     fn tensor_within(
         &self,
         dtype: Dtype,
@@ -199,7 +199,7 @@ impl Literal {
     ) -> Result<Tensor, String> {
         let own = match self {
             Literal::Scalar(..) => shape,
-            // It is in memory already.
+            // Its elements are in memory already.
             Literal::List(_) => None,
             Literal::Iota(own) => own.as_deref().or(shape),
         };
@@ -233,7 +233,7 @@ impl Literal {
     }
 }
 
-/// How many elements a shape has, where a reference tensor may have so many.
+/// The number of elements of a shape; an error if a reference tensor may not have as many.
 fn elements(shape: &[usize]) -> Result<usize, String> {
     check_numel(shape).map_err(|error| error.0)?;
     Ok(shape.iter().product())
@@ -245,7 +245,7 @@ impl RunLine {
         self.inputs_within(program, u64::MAX)
     }
 
-    /// The same, where all of them together may have so many bytes as reference tensors.
+    /// The same, with a limit on the total `bytes` of all arguments as reference tensors.
     pub fn inputs_within(&self, program: &Program, bytes: u64) -> Result<Vec<Vec<Tensor>>, String> {
         let func = program.func(&self.func).ok_or_else(|| format!("there is no function @{}", self.func))?;
         if self.args.len() != func.body.params.len() {
@@ -265,7 +265,7 @@ impl RunLine {
                     for_rank(values, rank, program.mesh.n_ranks()).map_err(|e| format!("{param}: {e}"))?;
                 match func.ty(*param) {
                     Some(Type::Tensor(ty)) => {
-                        // A size with a symbol is whatever the value has there.
+                        // A symbolic size is taken from the value.
                         let shape = ty.shape.iter().map(|size| cx.size(size)).collect::<Result<Vec<_>, _>>();
                         literal.tensor_within(ty.dtype, shape.ok().as_deref(), &taken, bytes)
                     }
@@ -279,7 +279,7 @@ impl RunLine {
         (0..program.mesh.n_ranks()).map(rank_inputs).collect()
     }
 
-    /// Whether what came out is what was expected; the error says where it differs.
+    /// Checks the outcome against the expectation; the error says where it differs.
     pub fn check(&self, program: &Program, outcome: &Result<Vec<Vec<Tensor>>, String>) -> Result<(), String> {
         let (expected, tolerance) = match (&self.expect, outcome) {
             (Expect::Anything, Ok(_)) => return Ok(()),
@@ -331,7 +331,7 @@ fn for_rank(values: &[Literal], rank: u32, n: u32) -> Result<&Literal, String> {
 }
 
 impl Expect {
-    /// Whether a tensor is what was expected, within the tolerance.
+    /// Whether a tensor equals the expected one, within the tolerance.
     pub fn close(expected: &Tensor, got: &Tensor, tolerance: f64) -> bool {
         if tolerance == 0.0 {
             return expected.same(got);

@@ -81,19 +81,19 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
     errors
 }
 
-/// What is known of a value while its block is checked.
+/// The state of a value while its block is checked.
 struct Defined {
     block: usize,
-    /// Where it was defined, for errors about it.
+    /// Its definition, for errors.
     at: Position,
     /// Whether a pending has been waited for or passed on.
     consumed: bool,
-    /// Whether something read a pending that must not: that is an error of its own (V8), and the missing wait
-    /// is the same mistake.
+    /// Whether an op other than `wait` read a pending: that is reported as V8, so the missing wait is not reported
+    /// again.
     misread: bool,
 }
 
-/// A condition around a block: over which axes it may differ, and what it is.
+/// A condition around a block: what it is, and the axes over which it may differ.
 #[derive(Clone, Copy)]
 struct Condition {
     varies: Axes,
@@ -105,7 +105,7 @@ struct Checker<'a, 'e> {
     func: &'a Func,
     number: usize,
     facts: Facts,
-    /// Guards that mention symbols which have no value here.
+    /// Guards that mention symbols without a value here.
     waiting: Waiting,
     /// Unbacked symbols that some block has defined.
     defined_symbols: BTreeSet<Sym>,
@@ -184,7 +184,7 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
-    /// Takes up guards whose symbols all have a value now.
+    /// Assumes guards whose symbols all have a value now.
     fn assume_guards(&mut self, ready: &[usize], at: Position) {
         for guard in ready.iter().map(|number| &self.func.guards[*number]) {
             if let Assumed::Contradiction = self.facts.assume(guard.clone()) {
@@ -199,13 +199,13 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
-    /// A block has ended: its symbols have no value any more, and guards on them wait for the next definition.
+    /// A block has ended: its symbols lose their values, and guards on them wait for the next definition.
     fn leave(&mut self, symbols: &[Sym]) {
         self.waiting.leave(symbols);
         self.facts.forget(symbols);
     }
 
-    /// What a function returns is what it declares.
+    /// Checks the results of a function against its declaration.
     fn results(&mut self, at: Position) {
         let (values, declared) = (&self.func.body.results, &self.func.results);
         if values.len() != declared.len() {
@@ -236,7 +236,7 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
-    /// A block; returns where its `return` stands, and the symbols that it brought into scope.
+    /// Checks a block; returns the position of its `return`, and the symbols it defined.
     fn block(&mut self, block: &'a Block, at: Position, conditions: &[Condition]) -> (Position, Vec<Sym>) {
         let id = self.next_block;
         self.next_block += 1;
@@ -285,7 +285,7 @@ impl<'a> Checker<'a, '_> {
         self.values.insert(value, Defined { block, at, consumed: false, misread: false });
     }
 
-    /// A use of a value in a block; a pending is consumed by it.
+    /// Checks a use of a value in a block; a pending is consumed by it.
     fn use_value(&mut self, value: Value, block: usize, at: Position, user: Option<&Node>) -> bool {
         let (op, loc) = user.map_or(("return", None), |node| (node.op.info().name, node.loc.as_ref()));
         let takes_pendings = user.is_none_or(|node| node.op.takes() != Takes::Tensors);
@@ -313,7 +313,7 @@ impl<'a> Checker<'a, '_> {
         false
     }
 
-    /// A node; returns the symbols it defines.
+    /// Checks a node; returns the symbols it defines.
     fn node(&mut self, node: &'a Node, block: usize, conditions: &[Condition]) -> Vec<Sym> {
         let at = self.mark();
         let mut known = true;
@@ -346,7 +346,7 @@ impl<'a> Checker<'a, '_> {
         symbols
     }
 
-    /// No communication under a condition that differs within its group.
+    /// Checks that no communication is under a condition that differs within its group.
     fn communication(&mut self, node: &Node, at: Position, conditions: &[Condition]) {
         let Some(group) = node.op.effects().starts() else { return };
         if !self.mesh.has(group) {
@@ -373,7 +373,7 @@ impl<'a> Checker<'a, '_> {
         }
     }
 
-    /// The types of a node's results; returns the symbols it defines.
+    /// Checks the types of a node's results; returns the symbols it defines.
     fn types(&mut self, node: &Node, args: &[Type], at: Position) -> Vec<Sym> {
         let (op, loc) = (node.op.info().name, node.loc.as_ref());
         let blocks: Option<Vec<_>> = node.blocks.iter().map(|block| block_type(self.func, block)).collect();
@@ -412,7 +412,7 @@ impl<'a> Checker<'a, '_> {
         symbols
     }
 
-    /// A type mentions axes that exist and symbols that have a value, and differs wherever its sizes do.
+    /// Checks that a type mentions axes that exist and symbols that have a value, and differs wherever its sizes do.
     fn check_type(&mut self, at: Position, loc: Option<&Loc>, op: &str, ty: &Type) {
         if !ty.varies().is_subset(self.mesh.all_axes()) {
             self.error(

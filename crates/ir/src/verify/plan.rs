@@ -38,7 +38,7 @@ struct PlanChecker<'a, 'e> {
     number: usize,
     /// Values defined so far: their block, and whether they are starts.
     defined: ValueMap<(usize, bool)>,
-    /// Where they lie.
+    /// Their places.
     places: ValueMap<Vec<Place>>,
     next_block: usize,
     /// The next number on each queue.
@@ -61,7 +61,7 @@ impl PlanChecker<'_, '_> {
         });
     }
 
-    /// The rank is one of the mesh, regions are declared once, and what is donated is a parameter.
+    /// Checks that the rank is in the mesh, regions are declared once, and donated values are parameters.
     fn head(&mut self, plan: &PlanHeader) {
         let at = Position::Func(self.number);
         if plan.rank.0 >= self.mesh.n_ranks() {
@@ -107,7 +107,7 @@ impl PlanChecker<'_, '_> {
         self.next += 1;
     }
 
-    /// The tensors that enter a block have places, in a plan and only there.
+    /// Checks that block parameters have places in a plan, and only there.
     fn params(&mut self, block: &Block, at: Position) {
         if self.func.plan.is_none() {
             if !block.places.is_empty() {
@@ -132,7 +132,7 @@ impl PlanChecker<'_, '_> {
         values.iter().filter_map(|value| self.func.ty(*value)).flat_map(Type::tensors).cloned().collect()
     }
 
-    /// Notes where values lie.
+    /// Records the places of values.
     fn places_of(&mut self, values: &[Value], places: &[Place]) {
         let mut places = places.iter();
         for value in values {
@@ -180,7 +180,7 @@ impl PlanChecker<'_, '_> {
         }
     }
 
-    /// A view lies where its operand does, and is one by its op.
+    /// Checks that a view is at its operand's place and that its op is a view op.
     fn view(&mut self, node: &Node, plan: &NodePlan, at: Position) {
         let of = node.args.first().and_then(|arg| self.places.get(*arg)).and_then(|places| places.first());
         let there = plan.places.iter().all(|place| Some(place) == of);

@@ -1,13 +1,13 @@
 //! Random well-typed programs of several ranks, and inputs for them.
 //!
-//! Every pass and every engine is run on these and compared with the oracle. A program is a function of its
-//! seed alone. It is grown node by node through the builder; a node whose guards do not hold for the symbols'
-//! chosen values is taken back, so that the inputs made here always fit. Starts are waited for at a random
-//! later place, at the end of their block, or not at all: then the pending is returned.
+//! Every pass and every engine is run on these and compared with the oracle. A program is a function of its seed alone.
+//! It is grown node by node through the builder; a node whose guards do not hold for the symbols' chosen values is
+//! undone, so that the inputs generated here always fit. Starts are waited for at a random later place, at the end of
+//! their block, or not at all: then the pending is returned.
 //!
-//! Values die. A plan reuses storage, writes slices in place and releases what peers have read only where nothing
-//! reads it any more, so a program that returned all its values would show none of that. What nobody reads is returned,
-//! so that a wrong value anywhere shows, and a few of the others.
+//! Values die. A plan reuses storage, writes slices in place and releases leases only when values are dead, so a
+//! program that returned all its values would test none of that. Unused values are returned, so that a wrong value
+//! anywhere is visible, and a few of the others.
 
 mod recipes;
 
@@ -43,7 +43,7 @@ struct Growing<'a> {
     tensors: Vec<Value>,
     /// Starts of this block that are not waited for yet.
     flying: Vec<Flying>,
-    /// The axes over which nothing may be communicated in this block.
+    /// The axes over which this block must not communicate.
     quiet: Axes,
 }
 
@@ -51,11 +51,11 @@ struct Growing<'a> {
 #[derive(Clone)]
 struct Flying {
     pending: Value,
-    /// Where its results go when it is waited for.
+    /// Where its results are written after the wait.
     into: Option<Into>,
 }
 
-/// A tensor, and where in it each result goes.
+/// A tensor, and the place of each result in it.
 #[derive(Clone)]
 struct Into {
     base: Value,
@@ -67,7 +67,7 @@ pub fn program(seed: u64, size: usize) -> Program {
     program_of(seed, size, &|_, _, _| true)
 }
 
-/// The same, of ops that are accepted with operands of given types.
+/// The same, restricted to ops that `accepts` allows with operands of given types.
 pub fn program_of(seed: u64, size: usize, accepts: Accepts<'_>) -> Program {
     let mut rng = Rng::new(seed);
     let mesh = random_mesh(&mut rng);
@@ -129,7 +129,7 @@ fn random_func<'a>(mesh: &'a Mesh, mut rng: Rng, size: usize, accepts: Accepts<'
 }
 
 impl Growing<'_> {
-    /// Tries a random step, and takes it back where it does not fit.
+    /// Tries a random step, and undoes it if it does not fit.
     fn step(&mut self) -> bool {
         let before = self.clone();
         let known = self.builder.nodes().len();
@@ -137,7 +137,7 @@ impl Growing<'_> {
         self.builder.set_loc(self.rng.one_in(3).then(|| Loc::new("model.rs", line)));
         let fits = recipes::grow(self).is_some() && self.fits() && self.accepted(known);
         if !fits {
-            // The numbers drawn are kept: the same attempt again would fail again.
+            // The random state is kept: the same attempt would fail again.
             let rng = self.rng.clone();
             *self = Growing { rng, ..before };
         }
@@ -173,7 +173,7 @@ impl Growing<'_> {
         self.tensors.push(value);
     }
 
-    /// A random set of axes, more often than not one of them.
+    /// A random set of axes, usually a single one.
     fn axes(&mut self) -> Axes {
         let mesh = self.builder.mesh();
         let n = mesh.axes().len();
@@ -192,7 +192,7 @@ impl Growing<'_> {
         GroupName::Axes(self.axes().minus(self.quiet))
     }
 
-    /// Whether all nodes of this block from one on, and those inside them, are accepted.
+    /// Whether all nodes of this block from `known` on, and those inside them, are accepted.
     fn accepted(&self, known: usize) -> bool {
         self.builder.nodes().iter().skip(known).all(|node| self.accepts_node(node))
     }
@@ -221,7 +221,7 @@ impl Growing<'_> {
         types.iter().all(|ty| ty.shape.iter().all(known)) && (0u32..).zip(&self.chosen).all(fits)
     }
 
-    /// Waits for a start; its results go where they belong.
+    /// Waits for a start and writes its results to their places.
     fn wait(&mut self) -> Option<()> {
         if self.flying.is_empty() {
             return None;

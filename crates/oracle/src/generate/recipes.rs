@@ -1,5 +1,5 @@
-//! How a random program grows by one step: each recipe picks operands and attributes that are likely to fit,
-//! and the builder has the last word.
+//! How a random program grows by one step: each recipe picks operands and attributes that are likely to fit, and the
+//! builder decides.
 
 use consort_types::{Axes, Dtype, GroupName, Rank};
 
@@ -15,10 +15,10 @@ mod shapes;
 mod starts;
 mod writes;
 
-/// One step; none where it did not work out.
+/// One step; `None` if it failed.
 type Recipe = fn(&mut Growing<'_>) -> Option<()>;
 
-/// The recipes, the likelier the more often they stand here.
+/// The recipes; one that is listed more often is more likely.
 const RECIPES: &[Recipe] = &[
     unary,
     unary,
@@ -92,7 +92,7 @@ fn wait(g: &mut Growing<'_>) -> Option<()> {
 
 impl Growing<'_> {
     fn any(&mut self) -> Option<Value> {
-        // The latest values twice as often, so that programs grow deep as well as wide.
+        // The latest values are picked twice as often, so that programs grow deep as well as wide.
         let n = self.tensors.len();
         if n == 0 {
             return None;
@@ -122,7 +122,7 @@ impl Growing<'_> {
         Some(value)
     }
 
-    /// Starts an operation. Now and then nothing after it reads an operand, so that its storage may be used again.
+    /// Starts an operation. Sometimes an operand is dead afterwards, so that its storage may be reused.
     fn start(&mut self, op: impl OpDef, args: &[Value]) -> Option<()> {
         let pending = self.builder.one(op, args).ok()?;
         self.flying.push(Flying { pending, into: None });
@@ -133,7 +133,7 @@ impl Growing<'_> {
         Some(())
     }
 
-    /// Nothing reads a value from here on.
+    /// Excludes a value from further use.
     fn forget(&mut self, value: Value) {
         if self.tensors.iter().any(|other| *other != value) {
             self.tensors.retain(|other| *other != value);
@@ -162,7 +162,7 @@ impl Growing<'_> {
         (0..ty.rank()).filter(|_| self.rng.one_in(2)).collect()
     }
 
-    /// Nothing, where the shape differs between members: the two ends of a message have one shape.
+    /// Fails if the shape differs between members: both ends of a message must have one shape.
     fn equal_shape(&self, ty: &TensorType, over: GroupName) -> Option<()> {
         let varies =
             ty.shape.iter().fold(Axes::NONE, |set, size| set.union(self.builder.facts().varies(size)));
@@ -283,7 +283,7 @@ fn matmul(g: &mut Growing<'_>) -> Option<()> {
     g.add(Matmul {}, &[x, y]).map(drop)
 }
 
-/// Places along a dimension of constant size.
+/// Indices along a dimension of constant size.
 fn places(g: &mut Growing<'_>, size: i64) -> Option<Value> {
     if size == 0 {
         return None;
@@ -332,7 +332,7 @@ fn create(g: &mut Growing<'_>) -> Option<()> {
     .map(drop)
 }
 
-/// A size out of data, and a tensor of that size; the size may differ between ranks.
+/// A size from data, and a tensor of that size; the size may differ between ranks.
 fn size(g: &mut Growing<'_>) -> Option<()> {
     if let (true, Some((x, ty))) = (g.rng.one_in(3), g.any_where(|ty| ty.rank() > 0)) {
         let dim = g.dim(&ty)?;

@@ -1,4 +1,4 @@
-//! The memory of one rank: a run of bytes for each region of its plan.
+//! The memory of one rank: an array of bytes for each region of its plan.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use consort_ir::plan::{PlanHeader, Region};
 use consort_ir::storage::{Extent, Placement};
 use consort_ir::tensor::{Tensor, unravel};
 
-/// Where a tensor's elements lie, and what they are.
+/// The placement of a tensor's elements, and their type.
 #[derive(Clone, Debug)]
 pub(super) struct TypedPlacement {
     pub(super) placement: Placement,
@@ -23,7 +23,7 @@ impl TypedPlacement {
         }
     }
 
-    /// As many elements without gaps from the first one on.
+    /// The same number of elements, contiguous from the first one.
     pub(super) fn without_gaps(&self) -> TypedPlacement {
         let mut seat = self.clone();
         if let Extent::At(layout) = &mut seat.placement.extent {
@@ -32,7 +32,7 @@ impl TypedPlacement {
         seat
     }
 
-    /// Where each element begins, in row-major order.
+    /// The offset of each element, in row-major order.
     fn elements(&self) -> Result<Vec<usize>, String> {
         let Extent::At(layout) = &self.placement.extent else { return self.shape().map(|_| Vec::new()) };
         let base = self.placement.place.offset as usize;
@@ -45,7 +45,7 @@ impl TypedPlacement {
 
 pub(super) struct Memory {
     regions: BTreeMap<Region, Vec<u8>>,
-    /// What bytes are that hold nothing: NaN for floats where it is 0xff.
+    /// The byte of uninitialised memory: 0xff makes floats NaN.
     poison: u8,
 }
 
@@ -55,7 +55,7 @@ impl Memory {
         Memory { regions: head.regions.iter().map(region).collect(), poison }
     }
 
-    /// Calls `f` with each element's bytes. A `dyn` region grows to what is asked of it.
+    /// Calls `f` with each element's bytes. A `dyn` region grows as needed.
     fn each(&mut self, seat: &TypedPlacement, mut f: impl FnMut(&mut [u8])) -> Result<(), String> {
         let (region, width, poison) = (seat.placement.place.region, seat.placement.width, self.poison);
         let elements = seat.elements()?;
@@ -85,7 +85,7 @@ impl Memory {
             .ok_or_else(|| format!("{}: too large", seat.placement.place))
     }
 
-    /// A tensor of poison, where only its type is asked for.
+    /// A tensor of poison, if only its type matters.
     pub(super) fn nothing(&self, seat: &TypedPlacement) -> Result<Tensor, String> {
         let shape = seat.shape()?;
         let bytes = vec![self.poison; shape.iter().product::<usize>() * seat.placement.width];
@@ -113,7 +113,7 @@ impl Memory {
         self.each(seat, |bytes| bytes.fill(poison))
     }
 
-    /// The next call has begun: what is kept from call to call holds nothing any more.
+    /// Ends a call: memory that is kept from call to call is poisoned.
     pub(super) fn end_call(&mut self) {
         for (region, bytes) in &mut self.regions {
             if matches!(region, Region::Arena | Region::Heap) {

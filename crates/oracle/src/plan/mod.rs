@@ -1,17 +1,17 @@
 //! The plan oracle: runs the plans of all ranks in one thread, on real bytes, with adversarial timing.
 //!
-//! Every region of a plan is a run of bytes, and every line reads and writes where it says. What is between a start and
-//! its wait, and between that and release, happens as early or as late as it may:
+//! Every region of a plan is an array of bytes, and every line reads and writes where it says. Events between a start
+//! and its wait, and between the wait and the release, happen as early or as late as allowed:
 //!
-//! - the bytes of a result are poisoned by its start, and written when all that it needs has been started, or by the
-//!   wait of this rank;
-//! - the operands are read by the start, or as late as each member can: by its own wait, unless the rank that they lie
-//!   on says `release` before. Until then nothing of what a start leases may have changed, or the member that still
-//!   reads gets poison. Results are part of that: peers may gather from them.
+//! - the bytes of a result are poisoned by its start, and written when all starts that it needs have happened, or by
+//!   the wait of this rank;
+//! - the operands are read by the start, or as late as each member can: by its own wait, unless the rank that owns them
+//!   releases them before. Until then no leased byte of a start may change, or the member that still reads gets poison.
+//!   Results are leased too: peers may gather from them.
 //!
-//! Lines are as careless as they may be, too: a kernel poisons its results before it reads operands that are not
-//! exactly in place, a start takes elements with gaps as if they had none, and what the arena and the heap hold is gone
-//! when the call has returned. A plan without hazards gives the results of the program's oracle under every timing.
+//! Lines are as careless as allowed, too: a kernel poisons its results before it reads operands that are not exactly in
+//! place, a start ignores gaps between elements, and the arena and the heap are poisoned after the call. A plan without
+//! hazards gives the results of the program's oracle under every timing.
 
 mod memory;
 mod rank;
@@ -32,21 +32,21 @@ use crate::comm::{Comm, PendingId};
 use crate::rank::Step;
 use crate::{OracleError, Stuck, bind};
 
-/// When what may happen early or late does.
+/// The timing of events that may happen early or late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
-    /// As early as it may; lower ranks run ahead.
+    /// As early as possible; lower ranks run ahead.
     Earliest,
-    /// As late as it may; higher ranks run ahead.
+    /// As late as possible; higher ranks run ahead.
     Latest,
-    /// As late as it may; this rank runs ahead of all others.
+    /// As late as possible; this rank runs ahead of all others.
     Ahead(Rank),
-    /// One or the other for each start of each rank, drawn from this seed. Rank `seed % n` runs ahead.
+    /// Early or late for each start of each rank, drawn from this seed. Rank `seed % n` runs ahead.
     Mixed(u64),
 }
 
-/// Runs the plans, one for each rank in their order; `inputs` has the arguments of each. An error says what failed,
-/// or why no rank can go on; so does a write to an argument that was not given away.
+/// Runs the plans, one for each rank in order; `inputs` has the arguments of each. Fails if a line fails, on a
+/// deadlock, or if an argument that was not donated was written.
 pub fn run(
     mesh: &Mesh,
     plans: &[Func],
@@ -86,7 +86,7 @@ pub fn run(
     let mut order: Vec<usize> = (0..ranks.len()).collect();
     timing.arrange(&mut order);
     let mut steps = 0;
-    // The first that can go on does: whoever is ahead gets as far ahead as the others let it.
+    // Steps the first rank that can advance, so that ranks early in the order run as far ahead as possible.
     loop {
         let mut moved = Step::Stands;
         for rank in &order {
@@ -113,7 +113,7 @@ pub fn run(
 }
 
 impl Timing {
-    /// Floats of 0xff are NaN. Truth values of it are true, so some runs have zeros.
+    /// A float of 0xff bytes is NaN. A truth value of 0xff is true, so some runs use zeros.
     fn poison(self) -> u8 {
         match self {
             Timing::Mixed(seed) if seed % 4 == 3 => 0,
@@ -150,25 +150,25 @@ impl Timing {
     }
 }
 
-/// When a start of a rank reads the operands of all members, and writes its result.
+/// When a start of a rank reads the operands of all members and writes its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// Both at once, when all that it needs has been started.
+    /// Both at once, when all starts that it needs have happened.
     Early,
-    /// Operands as they were started, the result by the wait.
+    /// Operands at their start, the result at the wait.
     LateWrite,
-    /// Both by the wait.
+    /// Both at the wait.
     Late,
 }
 
-/// A start of a rank, from there until release.
+/// A start of a rank, until its release.
 struct Flight {
     rank: usize,
     pace: Pace,
     results: Vec<TypedPlacement>,
-    /// What peers may read and nobody may change: operands from the start, results from when they are written.
+    /// Bytes that peers may read and that must not change: operands from the start, results once they are written.
     leased: Vec<(TypedPlacement, Vec<u8>)>,
-    /// Whether what is read for it had changed.
+    /// Whether bytes it reads were changed.
     spoiled: bool,
     written: bool,
     /// Whether a line of its own block has waited for it.
@@ -179,13 +179,13 @@ struct Flight {
 struct World<'a> {
     comm: Comm<'a>,
     memories: Vec<Memory>,
-    /// By the numbers that `comm` gives.
+    /// Indexed by `PendingId`.
     flights: Vec<Flight>,
     timing: Timing,
 }
 
 impl<'a> World<'a> {
-    /// A rank starts an operation with these operands; those in `leased` are read where they lie.
+    /// Starts an operation of a rank with these operands; those in `leased` are read in place.
     fn start(
         &mut self,
         cx: &EvalCx<'_>,
@@ -220,7 +220,7 @@ impl<'a> World<'a> {
         Ok(id)
     }
 
-    /// Whether something has changed that an operation still leases.
+    /// Whether bytes that an operation still leases have changed.
     fn changed(&mut self, PendingId(at): PendingId) -> Result<bool, String> {
         let flight = &self.flights[at];
         for (seat, bytes) in flight.leased.iter().filter(|_| !flight.released) {
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
         Ok(false)
     }
 
-    /// An operation that is ready reads what it has not read yet and writes its results.
+    /// Completes an operation that is ready: reads what it has not read yet and writes its results.
     fn complete(&mut self, id: PendingId) -> Result<(), String> {
         if self.flights[id.0].written {
             return Ok(());
@@ -255,7 +255,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Ends the lease of an operation: who still reads for it does so now. False where it cannot end yet.
+    /// Ends the lease of an operation; late readers are spoiled if its bytes have changed. False if it cannot end yet.
     fn release(&mut self, id: PendingId) -> Result<bool, String> {
         if !self.comm.ready(id) {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! One rank of the plan oracle: a position in its plan, and where its values lie.
+//! One rank of the plan oracle: a position in its plan, and the placements of its values.
 
 use consort_types::Rank;
 
@@ -18,7 +18,7 @@ use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 use consort_ir::types::Type;
 
-/// A block being run, and what becomes of its results.
+/// A block being run, and the use of its results.
 struct Frame<'a> {
     block: &'a Block,
     next: usize,
@@ -39,13 +39,13 @@ pub(super) struct PlanRank<'a> {
     symbols: Symbols,
     seats: ValueMap<Vec<TypedPlacement>>,
     sizes: ValueMap<Tensor>,
-    /// What each pending stands for; nothing where its tensors are there already.
+    /// The operation of each pending; absent if its tensors have arrived.
     pendings: ValueMap<PendingId>,
     /// The latest run of each start.
     starts: ValueMap<PendingId>,
     frames: Vec<Frame<'a>>,
     node: Option<&'a Node>,
-    /// What it stands at.
+    /// The operation that it waits for.
     waits: Option<PendingId>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> PlanRank<'a> {
         &mut world.memories[self.rank.0 as usize]
     }
 
-    /// Where and why the rank stands, unless it has finished.
+    /// The position of the rank and what it waits for, unless it has finished.
     pub(super) fn stuck(&self, world: &World<'_>) -> Option<Stuck> {
         let waits_for = world.comm.describe(self.waits?);
         let node = match self.node {
@@ -98,7 +98,7 @@ impl<'a> PlanRank<'a> {
         Some(Stuck { rank: self.rank, node, loc, waits_for })
     }
 
-    /// Arguments that were not given away are as they were.
+    /// Checks that arguments that were not donated are unchanged.
     pub(super) fn check_arguments(&self, inputs: &[Tensor], world: &mut World<'_>) -> Result<(), String> {
         let donated = self.func.plan.as_ref().map_or(&[][..], |head| &head.donated);
         for (param, input) in self.func.body.params.iter().zip(inputs) {
@@ -112,7 +112,7 @@ impl<'a> PlanRank<'a> {
         Ok(())
     }
 
-    /// The results, from where they lie.
+    /// Reads the results from their places.
     pub(super) fn results(&self, world: &mut World<'_>) -> Result<Vec<Tensor>, String> {
         let mut results = Vec::new();
         for value in &self.func.body.results {
@@ -131,7 +131,7 @@ impl<'a> PlanRank<'a> {
         EvalCx { mesh: self.mesh, rank: self.rank, symbols }
     }
 
-    /// Gives values their places.
+    /// Assigns places to values.
     fn seat(&mut self, values: &[Value], places: &[Place]) {
         let mut places = places.iter();
         for value in values {
@@ -166,7 +166,7 @@ impl<'a> PlanRank<'a> {
         Ok(if self.waits.is_none() { Step::Moved } else { Step::Stands })
     }
 
-    /// Runs a line; what it must wait for, if it cannot be run yet.
+    /// Runs a line; returns the operation that it must wait for, if any.
     fn line(&mut self, node: &'a Node, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
         let nothing = NodePlan::default();
         let plan = node.plan.as_deref().unwrap_or(&nothing);
@@ -213,7 +213,7 @@ impl<'a> PlanRank<'a> {
         Ok(None)
     }
 
-    /// The pendings among some values are waited for.
+    /// Waits for the pendings among some values.
     fn arrive(&mut self, values: &[Value], world: &mut World<'_>) -> Result<Option<PendingId>, String> {
         for value in values {
             let Some(id) = self.pendings.get(*value).copied() else { continue };
@@ -292,7 +292,7 @@ impl<'a> PlanRank<'a> {
         let over =
             |k: usize| node.op.overwrites(k).map(|j| (j, args[j].placement.same(&results[k].placement)));
         let copied = |j: usize| plan.copies.iter().any(|(value, _)| *value == node.args[j]);
-        // What is overwritten is read where the result lies: it lies there, is copied there, or is not there at all.
+        // An overwritten operand is read at the result's place: it lies there, is copied there, or is missing.
         for (k, result) in results.iter().enumerate() {
             let Some((j, in_place)) = over(k) else { continue };
             if in_place || !copied(j) && is_needed(&*node.op, j, &cx) {
@@ -314,7 +314,7 @@ impl<'a> PlanRank<'a> {
                 continue;
             }
             if is_needed(&*node.op, j, &cx) {
-                // Communication knows no gaps.
+                // Communication requires contiguous operands.
                 tensors[j] = Some(memory.read(&seat.without_gaps())?);
                 leased.push(seat.clone());
             } else {
@@ -345,7 +345,7 @@ impl<'a> PlanRank<'a> {
         Ok(None)
     }
 
-    /// Operands are what parameters of a block mean; where they have one place, they lie there in the same way.
+    /// Passes operands to the parameters of a block; if both have the same place, the layout is passed too.
     fn enter(&mut self, args: &[Value], params: &[Value]) {
         for (arg, param) in args.iter().zip(params) {
             let mut seats = self.seats(*param);
@@ -359,7 +359,7 @@ impl<'a> PlanRank<'a> {
         self.pass(args, params);
     }
 
-    /// Sizes and pendings go on under other names.
+    /// Passes sizes and pendings on under other names.
     fn pass(&mut self, from: &[Value], to: &[Value]) {
         let of = |value: &Value| (self.sizes.get(*value).cloned(), self.pendings.get(*value).copied());
         let passed: Vec<_> = from.iter().map(of).collect();
@@ -372,7 +372,7 @@ impl<'a> PlanRank<'a> {
         }
     }
 
-    /// Tensors that are not yet where others lie are copied there.
+    /// Copies tensors to the places of others, unless they are there already.
     fn carry(&mut self, from: &[Value], to: &[Value], world: &mut World<'_>) -> Result<(), String> {
         let moves: Vec<(TypedPlacement, TypedPlacement)> = self.moves(from, to);
         copy(self.memory(world), &moves)?;
@@ -417,7 +417,7 @@ impl<'a> PlanRank<'a> {
         Ok(None)
     }
 
-    /// An iteration begins: its entries are copied to where the parameters lie.
+    /// An iteration begins: its entries are copied to the parameters.
     fn slices(
         &mut self,
         node: &Node,
@@ -434,8 +434,8 @@ impl<'a> PlanRank<'a> {
         join(self.memory(world), &moves)
     }
 
-    /// A block has run: leases that no line could end do, and its results go where they belong. Pendings among them are waited for,
-    /// unless they may stay in flight where they are.
+    /// Ends a block: releases the leases that no line could end, and moves its results to their places. Pendings among
+    /// them are waited for, unless they can stay in flight in place.
     fn leave(&mut self, world: &mut World<'a>) -> Result<Option<PendingId>, String> {
         let Some(Frame { block, then, .. }) = self.frames.last() else { return Ok(None) };
         let (block, then): (&'a Block, Then<'a>) = (block, *then);
@@ -451,7 +451,7 @@ impl<'a> PlanRank<'a> {
         }
         let starts = block.nodes.iter().filter(|node| node.op.effects().starts().is_some());
         let starts = starts.filter_map(|node| node.results.first().copied());
-        // Those that no line of the block waits for, none can release.
+        // A start that no line of the block waits for cannot be released by one.
         let left = |start: &Value| self.starts.get(*start).is_some_and(|id| !world.flights[id.0].waited_here);
         let starts: Vec<Value> = starts.filter(left).collect();
         if !matches!(then, Then::Return)
@@ -487,7 +487,7 @@ impl<'a> PlanRank<'a> {
     }
 }
 
-/// Copies what is not yet where it belongs, all at once.
+/// Copies tensors to their places as one parallel assignment.
 fn copy(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Result<(), String> {
     let go: Vec<&(TypedPlacement, TypedPlacement)> =
         moves.iter().filter(|(from, to)| !from.placement.same(&to.placement)).collect();
@@ -495,7 +495,7 @@ fn copy(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Resu
     go.iter().zip(tensors).try_for_each(|((_, to), tensor)| memory.write(to, &tensor))
 }
 
-/// The same, one after the other in some order: where something belongs holds nothing before all is read.
+/// The same, but destinations are poisoned before anything is read.
 fn join(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Result<(), String> {
     let go = moves.iter().filter(|(from, to)| !from.placement.same(&to.placement));
     go.clone().try_for_each(|(_, to)| memory.poison(to))?;

@@ -1,5 +1,5 @@
-//! What is computed from constants alone, by the op's own evaluation, where that is exact: a kernel gives the same
-//! bits. A constant that has one element for all places stays one, whatever its shape.
+//! Constant folding by the op's own evaluation, if that is exact: a kernel gives the same bits. A constant with one
+//! repeated element stays one, whatever its shape.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use consort_types::{Dtype, Rank};
 
 use super::{Rewrite, View};
 
-/// The most elements that are computed here, of any operand or of the result.
+/// The most elements, of any operand or of the result, that are folded.
 const MAX_ELEMENTS: i64 = 256;
 
-/// How elements of the result come from those of the operands.
+/// How elements of the result depend on those of the operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Each from the elements at its own place.
+    /// Each on the elements at its own position.
     Elementwise,
-    /// Each is one of them.
+    /// Each is one of them, moved.
     Moves,
-    /// Otherwise.
+    /// In any other way.
     Whole,
 }
 
-/// How an op computes, and whether it is exact on floats too; none where it may not be exact at all.
+/// How an op computes, and whether it is exact on floats too; `None` if it may not be exact at all.
 fn kind(name: &str) -> Option<(Kind, bool)> {
     Some(match name {
         "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "neg" | "abs" | "sqrt" | "eq" | "ne"
@@ -32,7 +32,7 @@ fn kind(name: &str) -> Option<(Kind, bool)> {
         | "cast" => (Kind::Elementwise, true),
         "rem" | "pow" => (Kind::Elementwise, false),
         "reshape" | "permute" | "slice" | "update_slice" | "concat" | "flip" => (Kind::Moves, true),
-        // Not `broadcast`: a repeated element is a view, and a constant of its shape would be written at each call.
+        // Not `broadcast`: it is a view, whereas a constant of its shape would be written at each call.
         "pad" | "index" => (Kind::Whole, true),
         "sum" | "prod" | "max" | "min" | "any" | "all" => (Kind::Whole, false),
         _ => return None,
@@ -73,7 +73,7 @@ pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     Some(Rewrite::Op(Op::new(constant), Vec::new()))
 }
 
-/// The one element that stands at all places of a constant, as a 0-d tensor.
+/// The repeated element of a constant, as a 0-d tensor.
 pub(super) fn splat(constant: &Constant) -> Option<Tensor> {
     let dtype = constant.dtype;
     Some(match &constant.value {
@@ -85,21 +85,21 @@ pub(super) fn splat(constant: &Constant) -> Option<Tensor> {
     })
 }
 
-/// The truth value that a node is everywhere, where it is a constant one.
+/// The truth value of a node, if it is a constant with one repeated element.
 pub(super) fn truth(node: &Node) -> Option<bool> {
     let constant = node.op.as_op::<Constant>().filter(|constant| constant.dtype == Dtype::Bool)?;
     splat(constant)?.as_size().map(|truth| truth != 0)
 }
 
-/// What an op gives that is the same on all ranks and asks for no symbol.
+/// Evaluates an op that is the same on all ranks and mentions no symbol.
 fn eval(view: &View<'_>, op: &dyn OpDef, args: &[Tensor]) -> Option<Tensor> {
     let cx = EvalCx { mesh: view.mesh, rank: Rank(0), symbols: &BTreeMap::new() };
     let args: Vec<&Tensor> = args.iter().collect();
     op.eval(&cx, &args).ok()?.into_iter().next()
 }
 
-/// A tensor's elements as a constant has them, one for all where they are equal. None where one is NaN, of which
-/// there are many: which one comes out is the kernel's.
+/// A tensor's elements as a constant, one if they are all equal. `None` if one is NaN: which of the NaN bit patterns
+/// results is up to the kernel.
 fn elements(tensor: &Tensor) -> Option<Elements> {
     Some(match &tensor.data {
         Data::Float(list) if list.iter().any(|x| x.is_nan()) => return None,

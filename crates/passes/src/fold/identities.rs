@@ -1,5 +1,5 @@
-//! Ops that give an operand back, and pairs of ops that are one. Each holds bit by bit on every element type that
-//! it is applied to.
+//! Ops that return an operand, and pairs of ops that are equivalent to one. Each holds bit by bit on every element type
+//! that it is applied to.
 
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
@@ -36,7 +36,7 @@ pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     Some(Rewrite::Values(vec![same]))
 }
 
-/// The other operand, where one changes nothing. For floats this is -0 in a sum: 0 would make 0 of -0.
+/// The other operand, if one is neutral. For floats this is -0 in a sum: adding 0 would turn -0 into 0.
 fn with_neutral(view: &View<'_>, node: &Node) -> Option<Value> {
     let [x, y] = node.args[..] else { return None };
     let (float, int, commutes) = match node.op.info().name {
@@ -82,7 +82,7 @@ fn cast(view: &View<'_>, node: &Node, x: Value) -> Option<Rewrite> {
     there_and_back.then(|| Rewrite::Values(vec![from[0]]))
 }
 
-/// Whether one element type has all values of another.
+/// Whether one element type contains all values of another.
 fn holds(wide: Dtype, narrow: Dtype) -> bool {
     match narrow {
         Dtype::F16 | Dtype::Bf16 => matches!(wide, Dtype::F32 | Dtype::F64),
@@ -121,7 +121,7 @@ fn broadcast(view: &View<'_>, node: &Node, x: Value) -> Option<Rewrite> {
     Some(Rewrite::Op(node.op.clone(), from.to_vec()))
 }
 
-/// Along dimensions of one place or none, or twice along the same, nothing is turned around.
+/// A flip along dimensions of size 1 or 0, or twice along the same, changes nothing.
 fn flip(view: &View<'_>, node: &Node, x: Value) -> Option<Value> {
     let op = node.op.as_op::<Flip>()?;
     let shape = &view.tensor(x)?.shape;

@@ -1,4 +1,4 @@
-//! Boxes of tensors: what a slice reads is sought where it came from, and what an update overwrites is dropped.
+//! Boxes of tensors: slices are read from their source, and overwritten updates are dropped.
 
 use consort_ir::entity::Value;
 use consort_ir::index::{Facts, Index};
@@ -7,7 +7,7 @@ use consort_ir::program::Node;
 
 use super::{Rewrite, View};
 
-/// How many parts of a `concat` or `split` are looked at.
+/// The most parts of a `concat` or `split` that are searched.
 const MAX_PARTS: usize = 256;
 
 pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
@@ -19,7 +19,7 @@ pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     }
 }
 
-/// A value as a box of another: in each dimension the first place, and from one place to the next.
+/// A value as a box of another: start and step in each dimension.
 struct Part {
     of: Value,
     start: Vec<Index>,
@@ -41,7 +41,7 @@ impl Part {
     }
 }
 
-/// One more than the last place of a side of a slice.
+/// One past the last index of a slice along a dimension.
 fn end(start: &Index, size: &Index, step: usize) -> Index {
     &(start + &(&(size - &Index::constant(1)) * &Index::from(step))) + &Index::constant(1)
 }
@@ -76,7 +76,7 @@ fn slice_of_part(part: &Part, op: &Slice) -> Option<Rewrite> {
     Some(Rewrite::Op(Op::new(Slice { start, size: op.size.clone(), step }), vec![part.of]))
 }
 
-/// Inside one part of a `concat`, that part is read.
+/// A slice inside one part of a `concat` reads that part.
 fn slice_of_concat(view: &View<'_>, def: &Node, op: &Slice) -> Option<Rewrite> {
     let dim = def.op.as_op::<Concat>()?.dim;
     let (from, to) = (op.start.get(dim)?, end(op.start.get(dim)?, op.size.get(dim)?, *op.step.get(dim)?));
@@ -94,8 +94,8 @@ fn slice_of_concat(view: &View<'_>, def: &Node, op: &Slice) -> Option<Rewrite> {
     None
 }
 
-/// Inside what an update wrote, that is read. Beside it what was there before could be read, but then that would live on
-/// and the update could not be made in its place.
+/// A slice inside an updated box reads the update. Outside of it, it could read the base, but then the base would stay
+/// live and the update could not be made in place.
 fn slice_of_update(view: &View<'_>, def: &Node, op: &Slice) -> Option<Rewrite> {
     let update = def.op.as_op::<UpdateSlice>()?;
     let [_, part] = def.args[..] else { return None };
@@ -120,7 +120,7 @@ fn update_slice(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     if *shape == view.tensor(x)?.shape && op.start.iter().all(|start| start.as_const() == Some(0)) {
         return Some(Rewrite::Values(vec![part]));
     }
-    // What stands there already.
+    // The part is already there.
     let own = Part::find(view, part).filter(|own| own.of == x && own.start == op.start);
     if own.is_some_and(|own| own.step.iter().all(|step| *step == 1)) {
         return Some(Rewrite::Values(vec![x]));
@@ -136,7 +136,7 @@ fn update_slice(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     (0..shape.len()).all(covers).then(|| Rewrite::Op(node.op.clone(), vec![base, part]))
 }
 
-/// Boxes of one value that lie side by side are one box.
+/// Adjacent boxes of one value form one box.
 fn concat(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     let dim = node.op.as_op::<Concat>()?.dim;
     let first = Part::find(view, *node.args.first()?)?;

@@ -12,7 +12,7 @@ use super::decide::{Line, Planner};
 use super::storage::Span;
 use super::uses::overwritten;
 
-/// Writes all of the plan but its head.
+/// Writes the plan, except its header.
 pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
     let lines = std::mem::take(&mut planner.lines).into_iter();
     let mut annotator =
@@ -51,7 +51,7 @@ impl Annotator<'_> {
         places
     }
 
-    /// Where bytes of storage lie, if anything is ever written there.
+    /// The final bytes of a span, if anything is ever written there.
     fn bytes(&self, span: Span) -> Option<Bytes> {
         let buf = &self.planner.storage.bufs[span.buf as usize];
         let place = buf.place.filter(|_| buf.written && span.from < span.to)?;
@@ -65,7 +65,7 @@ impl Annotator<'_> {
         spans.into_iter().filter_map(|span| self.bytes(span)).collect()
     }
 
-    /// Annotates a block; the starts outside it whose leases must end before it runs.
+    /// Annotates a block; returns the starts outside it whose leases must end before it runs.
     fn block(&mut self, block: &mut Block) -> Vec<u32> {
         let id = self.blocks;
         self.blocks += 1;
@@ -107,7 +107,7 @@ impl Annotator<'_> {
             ..NodePlan::default()
         };
         for copied in line.copies {
-            // Of a tensor without elements nothing is anywhere.
+            // An empty tensor has no location.
             let Span { from, to, .. } = self.planner.storage.span(copied.from);
             let there = self.planner.storage.first(copied.from) == self.planner.storage.first(copied.to);
             if !there && from < to {
@@ -138,7 +138,7 @@ impl Annotator<'_> {
         plan
     }
 
-    /// The results of a `cond` that not all blocks leave where they belong.
+    /// The results of a `cond` that not all blocks leave in their final place.
     fn left(&mut self, node: &Node) -> Vec<Bytes> {
         let mut written = Vec::new();
         for (i, result) in node.results.iter().enumerate() {
@@ -165,8 +165,8 @@ impl Annotator<'_> {
         };
         plan.queue = Some((group, self.queues[queue].1));
         self.queues[queue].1 += 1;
-        // Peers read the operands that no result is written over, and the results. What lies under a result is part of
-        // it; an operand that was copied there, or whose contents do not matter here, is free at once.
+        // Peers read the operands that are not overwritten, and the results. An operand under a result is leased as
+        // part of it; one that was copied, or whose contents do not matter here, is free at once.
         let over = overwritten(self.planner.func, node);
         let (mut read, mut seen) = (Vec::new(), BTreeSet::new());
         for (arg, over) in node.args.iter().zip(over) {
@@ -189,7 +189,7 @@ impl Annotator<'_> {
         self.leases.add(Start { value: node.results[0], block, waited: false, released: false }, leased);
     }
 
-    /// Leases that were taken inside a block end in it: nothing outside can name them, and a loop comes here again.
+    /// Ends the leases taken inside a block: no line outside can name them, and a loop repeats the block.
     fn leave(&mut self, block: &mut Block, first: usize) {
         let held = self.leases.starts[first..].iter().filter(|start| start.waited && !start.released);
         let held: Vec<Value> = held.map(|start| start.value).collect();
@@ -212,12 +212,12 @@ struct Bytes {
 struct Start {
     value: Value,
     block: u32,
-    /// Whether it is waited for in its block, as far as that matters.
+    /// Whether a line of its block waits for it.
     waited: bool,
     released: bool,
 }
 
-/// Which bytes are leased by which starts. Bytes that lie together and have the same leases are one entry.
+/// The leased bytes and their starts. Adjacent bytes with the same leases are one entry.
 #[derive(Default)]
 struct Leases {
     starts: Vec<Start>,
@@ -229,14 +229,14 @@ impl Leases {
         self.held.is_empty()
     }
 
-    /// A start of this block, of which this is the first, is waited for in it.
+    /// Marks a start of this block as waited for; `first` is the block's first start.
     fn waited(&mut self, pending: Value, first: usize) {
         if let Some(start) = self.starts[first..].iter_mut().rev().find(|start| start.value == pending) {
             start.waited = true;
         }
     }
 
-    /// A line writes bytes: their leases, and all others of the same starts, end before.
+    /// Before a line writes bytes, their leases end, with all others of the same starts.
     fn write(&mut self, bytes: Bytes, met: &mut Vec<u32>) {
         let Bytes { region, from, to } = bytes;
         if from >= to {
@@ -257,7 +257,7 @@ impl Leases {
         }
     }
 
-    /// Cuts the entry that has a byte and the one before it in two.
+    /// Splits the entry that contains a byte and the one before it.
     fn cut(&mut self, region: Region, at: u64) {
         if let Some((key, (end, starts))) = self.held.range_mut(..(region, at)).next_back()
             && key.0 == region

@@ -1,4 +1,4 @@
-//! The storage of what enters and leaves blocks.
+//! The storage of block parameters and results.
 
 use consort_ir::entity::Value;
 use consort_ir::program::{Block, Node};
@@ -10,7 +10,7 @@ use super::storage::{Kind, Located, Span};
 use super::uses::END;
 
 impl<'a> Planner<'a> {
-    /// Both blocks find their operands where they are, and leave results in one place where they can be made there.
+    /// Both blocks take their operands in place, and leave results in a common place if possible.
     pub(super) fn cond(&mut self, node: &'a Node) -> Result<Line, PlanError> {
         let line = self.now;
         node.args.iter().for_each(|arg| self.enters(*arg));
@@ -43,7 +43,7 @@ impl<'a> Planner<'a> {
         Ok(Line::default())
     }
 
-    /// Where all blocks leave a result, if that is one place.
+    /// The common place in which all blocks leave a result, if there is one.
     fn meet(&mut self, left: &[u32], result: Value) -> Option<Located> {
         let first = left.first()?;
         let place = self.storage.first(*first);
@@ -54,7 +54,7 @@ impl<'a> Planner<'a> {
             .then(|| self.storage.parts[*first as usize].located.without_gaps())
     }
 
-    /// Storage for a result that blocks leave, in which they make it if they can.
+    /// Storage for a result of blocks, in which they compute it if possible.
     fn left_in(
         &mut self,
         tensor: &TensorType,
@@ -73,8 +73,8 @@ impl<'a> Planner<'a> {
         Ok(located)
     }
 
-    /// Carries and slices have places of their own, which each iteration finds filled; a carry's may be that of the
-    /// operand, if nobody needs it any more.
+    /// Carries and slices have places of their own, filled before each iteration; a carry may use the place of its
+    /// operand, if that is dead.
     pub(super) fn scan(&mut self, node: &'a Node, carries: usize, slices: usize) -> Result<Line, PlanError> {
         let mut line = Line::default();
         let block = &node.blocks[0];
@@ -100,14 +100,14 @@ impl<'a> Planner<'a> {
         for (result, param) in block.results.iter().zip(&block.params[..carries]) {
             for (from, to) in self.parts_of(*result).zip(self.parts_of(*param)) {
                 let to = self.storage.span(to);
-                // A start whose pending leaves the block, or is waited for in a block of its own, may read the carry to
-                // the end of the iteration: then the next one is copied there when that is over.
+                // A start whose pending leaves the block, or is waited for in a nested block, may read the carry until
+                // the end of the iteration: then the next carry is copied there afterwards.
                 if self.storage.needed(to, self.now - 1).is_none() {
                     self.storage.move_to(from, to, id);
                 }
             }
         }
-        // Each iteration writes them, whether or not anybody reads them later.
+        // Each iteration writes them, even if they are dead afterwards.
         for value in block.params[..carries + slices].iter().chain(&node.results[carries..]) {
             for part in self.parts_of(*value) {
                 let buf = self.storage.parts[part as usize].located.buf;
@@ -125,7 +125,7 @@ impl<'a> Planner<'a> {
         Ok(line)
     }
 
-    /// Decides a block of a node; its number.
+    /// Decides a block of a node; returns its number.
     fn inside(
         &mut self,
         block: &'a Block,
@@ -142,8 +142,8 @@ impl<'a> Planner<'a> {
         Ok(id)
     }
 
-    /// What is in flight when it enters a block may be waited for there, and no line outside can then say when it is
-    /// released: its storage is not used again.
+    /// A pending that enters a block may be waited for there, and then no line outside can release it: its storage is
+    /// not reused.
     fn enters(&mut self, value: Value) {
         if self.func.ty(value).is_some_and(Type::is_pending) {
             for part in self.parts_of(value) {
@@ -156,7 +156,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A parameter of a block lies where the operand does.
+    /// Places a parameter of a block at its operand.
     fn lies_with(&mut self, param: Value, arg: Value) {
         match self.func.ty(param) {
             Some(Type::Tensor(_)) => {
@@ -168,7 +168,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether a carry can live where its operand does.
+    /// Whether a carry can use the place of its operand.
     fn carries_in_place(&mut self, node: &'a Node, carry: usize) -> bool {
         if self.func.ty(node.args[carry]).and_then(Type::as_tensor).is_none() {
             return false;

@@ -1,4 +1,4 @@
-//! Line by line: the storage of each result.
+//! Decides the storage of each result, line by line.
 
 use consort_ir::entity::Value;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Joined};
@@ -12,20 +12,20 @@ use super::PlanError;
 use super::storage::{Kind, Located, Part, Span, Storage};
 use super::uses::{Uses, View};
 
-/// What is decided of a line, besides the storage of its results.
+/// The decisions for a line, besides the storage of its results.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// Whether nothing runs.
+    /// Whether it is a view, so that nothing runs.
     pub(super) view: bool,
-    /// Operands whose storage results take over.
+    /// Operands whose storage the results reuse.
     pub(super) reuse: Vec<Value>,
     /// Operands that are copied.
     pub(super) copies: Vec<Copied>,
-    /// The bytes that are written, counted from the result's place; all of them where this says nothing.
+    /// The bytes that are written, relative to the result's place; `None` means all.
     pub(super) writes: Option<Vec<(u64, u64)>>,
 }
 
-/// An operand that is copied to where a result located, unless that turns out to be the same place.
+/// An operand that is copied to its result's place, unless both turn out to be the same place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copied {
     pub(super) value: Value,
@@ -34,7 +34,7 @@ pub(super) struct Copied {
     pub(super) to: u32,
 }
 
-/// The parts of a value: the first one, and how many.
+/// The parts of a value: index of the first, and count.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PartsOf(u32, u32);
 
@@ -44,13 +44,13 @@ pub(super) struct Planner<'a> {
     pub(super) sizes: EvalCx<'a>,
     pub(super) uses: Uses<'a>,
     pub(super) storage: Storage,
-    /// By the number of a value.
+    /// Indexed by value number.
     parts: Vec<PartsOf>,
-    /// By line, without those that end blocks.
+    /// Indexed by line, without those that end blocks.
     pub(super) lines: Vec<Line>,
-    /// The line.
+    /// The current line.
     pub(super) now: u32,
-    /// The block: its number, how many there are, what it returns, and where its carries lie.
+    /// The current block: its number, the number of blocks, its results, and the spans of its carries.
     pub(super) block: u32,
     pub(super) blocks: u32,
     pub(super) results: &'a [Value],
@@ -92,7 +92,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let buf = self.storage.add_buf(Kind::Arg(number as u32), size, self.now, self.block);
-            // What is in flight on entry is leased by a start that no line can name.
+            // A pending argument is leased by a start that no line can name.
             let given = donated.get(number) == Some(&true) && ty.as_tensor().is_some();
             let entry = &mut self.storage.bufs[buf as usize];
             (entry.writable, entry.written) = (given, given);
@@ -140,7 +140,7 @@ impl<'a> Planner<'a> {
         self.parts[self.uses.id(value)].0
     }
 
-    /// A value lies there, and so do its views.
+    /// Defines a value at these locations, and its views.
     pub(super) fn define(&mut self, value: Value, tensors: impl IntoIterator<Item = Located>) {
         self.set(value, tensors);
         self.views(value);
@@ -158,8 +158,8 @@ impl<'a> Planner<'a> {
         self.parts[id] = PartsOf(first, self.storage.parts.len() as u32 - first);
     }
 
-    /// Makes all that can be views of a value, from now on: only the bytes that they see are needed until they are
-    /// used. What cannot be a view reads the value when it runs.
+    /// Makes all possible views of a value now, so that only the bytes that they see stay live until their uses. An op
+    /// that cannot be a view reads the value when it runs.
     fn views(&mut self, value: Value) {
         let mut values = Vec::new();
         let mut next = Some(value);
@@ -177,7 +177,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A value has the parts of another, and needs them as long as it is used.
+    /// Gives a value the parts of another, which stay live as long as it is used.
     pub(super) fn same(&mut self, value: Value, parts: std::ops::Range<u32>) {
         let used = *self.uses.get(value);
         for part in parts.clone() {
@@ -190,7 +190,7 @@ impl<'a> Planner<'a> {
         self.views(value);
     }
 
-    /// The layout of a tensor without gaps; none where a size is unbacked.
+    /// The contiguous layout of a tensor; `None` if a size is unbacked.
     pub(super) fn layout(&self, tensor: &TensorType) -> Result<Option<Layout>, PlanError> {
         let mut shape = Dims::new();
         for size in &tensor.shape {
@@ -228,7 +228,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Storage for one tensor, from a line on.
+    /// Allocates storage for one tensor, from a line on.
     pub(super) fn new_buf(&mut self, tensor: &TensorType, line: u32) -> Result<Located, PlanError> {
         let layout = self.layout(tensor)?;
         let (kind, size) = match &layout {
@@ -239,7 +239,7 @@ impl<'a> Planner<'a> {
         Ok(Located { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
     }
 
-    /// A value gets storage of its own.
+    /// Allocates new storage for a value.
     pub(super) fn fresh(&mut self, value: Value) -> Result<(), PlanError> {
         match self.func.ty(value) {
             Some(Type::Tensor(tensor)) => {
@@ -259,7 +259,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// This line reads or writes all bytes of a value.
+    /// Records that this line reads or writes all bytes of a value.
     pub(super) fn touch(&mut self, value: Value) {
         for part in self.parts_of(value) {
             let span = self.storage.span(part);
@@ -270,13 +270,13 @@ impl<'a> Planner<'a> {
     fn straight(&mut self, node: &'a Node) -> Result<Line, PlanError> {
         let mut line = Line::default();
         match node.op.alias() {
-            // It is one since its operand was defined, if it can be.
+            // If possible, it became a view when its operand was defined.
             Alias::View if node.results.iter().all(|result| !self.parts_of(*result).is_empty()) => {
                 line.view = true;
                 return Ok(line);
             }
             Alias::Reuse => {
-                // What peers may still read would have to be waited for, so it comes last.
+                // Shared storage would have to be waited for, so it is tried last.
                 let n = node.args.len();
                 let mut args = (0..2 * n).map(|i| (i % n, i >= n));
                 if let Some((taken, _)) = args
@@ -307,19 +307,19 @@ impl<'a> Planner<'a> {
         Ok(line)
     }
 
-    /// Whether a tensor's storage takes part in communication, as far as is known.
+    /// Whether a tensor's storage is known to take part in communication.
     fn is_shared(&mut self, value: Value) -> bool {
         let buf = self.storage.parts[self.part(value) as usize].located.buf;
         self.storage.buf_mut(buf).shared
     }
 
-    /// Makes the results views of the operand, where they can be.
+    /// Makes the results views of the operand, if possible.
     fn view(&mut self, node: &'a Node) -> bool {
         let Located { buf, at, layout, element } =
             self.storage.parts[self.part(node.args[0]) as usize].located.clone();
         let Some(layout) = layout else {
-            // Sizes are not known yet, but there are no gaps. A result whose sizes are known has no elements, and lies
-            // elsewhere.
+            // The sizes are unknown, but there are no gaps. A result whose sizes are known has no elements, and is
+            // placed elsewhere.
             let tensor = self.func.ty(node.results[0]).and_then(Type::as_tensor);
             let unknown = tensor.is_some_and(|tensor| matches!(self.layout(tensor), Ok(None)));
             if !unknown || !node.op.keeps_order() {
@@ -328,7 +328,7 @@ impl<'a> Planner<'a> {
             self.set(node.results[0], [Located { buf, at, layout, element }]);
             return true;
         };
-        // Where the op mentions what is not known yet, it runs when it is.
+        // If the op mentions unknown sizes, it runs at run time.
         let Ok(Some(layouts)) = node.op.view(&self.sizes, &layout) else { return false };
         let flat =
             |(result, layout): (&Value, &Layout)| !self.uses.get(*result).flat || layout.is_contiguous();
@@ -341,7 +341,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Puts the result over an operand, if it is of its type and nobody needs it any more.
+    /// Places the result over an operand in place, if the types match and the operand is dead.
     fn over(&mut self, node: &'a Node, operand: usize, elementwise: bool) -> bool {
         let (Some(Type::Tensor(from)), Some(Type::Tensor(to))) =
             (self.func.ty(node.args[operand]), self.func.ty(node.results[0]))
@@ -364,7 +364,7 @@ impl<'a> Planner<'a> {
         let span = self.storage.span(part);
         for (_, other) in node.args.iter().enumerate().filter(|(other, _)| *other != operand) {
             let other = self.part(*other);
-            // An op that goes element by element may read and write the same one.
+            // An elementwise op may read and write the same element.
             let same = elementwise
                 && self.storage.first(other) == self.storage.first(part)
                 && self.storage.parts[other as usize].strides()
@@ -378,13 +378,13 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// A value takes over the storage of a part that lies without gaps.
+    /// Gives a value the storage of a contiguous part.
     pub(super) fn take(&mut self, value: Value, part: u32) {
         let located = self.storage.parts[part as usize].located.without_gaps();
         self.define(value, [located]);
     }
 
-    /// Why a part cannot be written over after this line, if it cannot.
+    /// The reason why a part cannot be overwritten after this line, if any.
     pub(super) fn held(&mut self, part: u32) -> Option<Why> {
         if !self.storage.parts[part as usize].is_flat() {
             return Some(Why::Gaps);
@@ -398,7 +398,7 @@ impl<'a> Planner<'a> {
         Some(if needed.read > now { Why::Needed } else { Why::Returned })
     }
 
-    /// A block returns what lies over a carry as that carry, or not at all: carries do not change places.
+    /// A block may return a value that aliases a carry only as that carry: carries do not change places.
     pub(super) fn returns_there(&mut self, value: Value, part: u32) -> bool {
         if self.carries.is_empty() || !self.results.contains(&value) {
             return true;
@@ -408,7 +408,7 @@ impl<'a> Planner<'a> {
         self.carries.iter().zip(self.results).filter(meets).all(|(_, result)| *result == value)
     }
 
-    /// The boxes of an op that joins, where all sizes are known.
+    /// The boxes of a join, if all sizes are known.
     fn boxes(&self, node: &Node) -> Option<Vec<Joined>> {
         let layout = |arg: &Value| self.storage.parts[self.part(*arg) as usize].located.layout.as_ref();
         let shapes: Option<Vec<&[usize]>> =
@@ -416,10 +416,10 @@ impl<'a> Planner<'a> {
         node.op.boxes(&self.sizes, &shapes?).ok()
     }
 
-    /// Updates the base where it located, if that may be overwritten, and has the part made there if it can be.
+    /// Updates the base in place, if it may be overwritten, and moves the part into it if possible.
     fn update(&mut self, node: &'a Node, line: &mut Line) -> bool {
         let Some(boxes) = self.boxes(node) else { return false };
-        // What is left of the base stays, and one part as a whole goes between.
+        // The rest of the base must stay, and exactly one whole part is inserted.
         let (stays, parts): (Vec<&Joined>, Vec<&Joined>) = boxes.iter().partition(|piece| piece.operand == 0);
         let [Joined { operand: 1, from, to, size }] = parts[..] else { return false };
         if stays.iter().any(|piece| piece.from != piece.to) || from.iter().any(|at| *at != 0) {
@@ -436,7 +436,7 @@ impl<'a> Planner<'a> {
         let place = layout.narrowed_to(to, size);
         let (buf, at, element, flat) =
             (x.located.buf, x.located.at, x.located.element, place.is_contiguous());
-        // The base may be a view that begins inside its buf. The result lies where its first element does.
+        // The base may be a view that begins inside its buf. The result begins at its first element.
         let before = (place.start - layout.start) as u64 * element;
         let (root, shift) = self.storage.root(buf);
         let from = shift + at + place.start as u64 * element;
@@ -448,7 +448,7 @@ impl<'a> Planner<'a> {
         if self.storage.parts[base as usize].last > now || self.storage.needed(span, now).is_some() {
             return false;
         }
-        // A part that is there already, or can be made there, stays where it is.
+        // A part that is in place already, or can be moved there, is not copied.
         let flat = flat && self.storage.parts[part as usize].is_flat();
         let there = flat && self.storage.first(part) == (span.buf, span.from);
         if !there && self.storage.span(part).meets(&span) {
@@ -467,7 +467,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Has the parts made inside the result, where they lie there without gaps.
+    /// Moves the parts into the result, if they are contiguous there.
     fn join(&mut self, node: &'a Node, line: &mut Line) {
         let whole = self.part(node.results[0]);
         let (Some(boxes), Some(layout)) =
@@ -486,7 +486,7 @@ impl<'a> Planner<'a> {
             let part = self.part(node.args[piece.operand]);
             let element = self.storage.parts[part as usize].located.element;
             let at = place.start as u64 * element;
-            // Only what fills its storage can be made elsewhere, so a box of an operand is all of it.
+            // Only a part that fills its storage can be moved, so the box must be the whole operand.
             let size = place.numel() as u64 * element;
             let made = self.storage.movable(part, self.block).filter(|made| *made != buf);
             match made.filter(|made| self.storage.bufs[*made as usize].size == size) {

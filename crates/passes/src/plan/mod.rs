@@ -1,13 +1,13 @@
-//! Gives every tensor a place: what shares storage, what is done in place, and where it all lies in memory.
+//! Assigns a place to every tensor: which share storage, which are computed in place, and where they lie in memory.
 //!
-//! Assumes: the program verifies, and its lines stand in the order in which they are to run. Keeps: the lines and their
-//! order. Promises: what `consort_ir::plan` says of each annotation.
+//! Assumes: the program verifies, and its lines are in execution order. Keeps: the lines and their order. Guarantees:
+//! the meaning of each annotation in `consort_ir::plan`.
 //!
-//! 1. `uses`: when each value is used last.
-//! 2. `decide`: line by line, which storage each result gets: that of an operand (a view, or work in place), or its
-//!    own. Ops that join make the storage of their parts a piece of the whole's, if nobody is in the way.
-//! 3. `pack`: offsets in memory for storage that is the plan's own.
-//! 4. `annotate`: the plan as text has it, with leases and releases.
+//! 1. `uses`: liveness, the last use of each value.
+//! 2. `decide`: line by line, which storage each result gets: that of an operand (a view, or in place), or its own.
+//!    Joins make the storage of their parts a piece of the whole's storage, if no other line touches those bytes.
+//! 3. `pack`: offsets in memory for storage that the plan allocates.
+//! 4. `annotate`: the plan as text, with leases and releases.
 
 mod annotate;
 mod control;
@@ -36,7 +36,7 @@ use pack::{ALIGN, Bin, Block, is_close, most, pack};
 use storage::{Buf, Kind, Storage};
 use uses::END;
 
-/// Why a program could not be planned.
+/// Why planning failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanError {
     /// A size has no value for this rank and these symbols.
@@ -52,7 +52,7 @@ pub enum PlanError {
     TooLarge {
         /// The function.
         func: String,
-        /// What was one too many.
+        /// What exceeded the limit.
         what: String,
     },
 }
@@ -73,14 +73,14 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// For which rank and sizes a plan is made, and which arguments it may overwrite.
+/// The rank and sizes of a plan, and the arguments it may overwrite.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding<'a> {
     /// The rank.
     pub rank: Rank,
-    /// What the backed symbols are.
+    /// The values of the backed symbols.
     pub symbols: &'a BTreeMap<Sym, i64>,
-    /// Whether each parameter's storage is given away; false where the list is too short.
+    /// Whether each parameter is donated; false past the end of the list.
     pub donated: &'a [bool],
 }
 
@@ -103,20 +103,20 @@ pub fn plan(mesh: &Mesh, func: &Func, binding: &Binding<'_>) -> Result<Func, Pla
     Ok(planned)
 }
 
-/// Plans that take less than this do not share memory between what communicates and what does not: then nothing waits
+/// Plans that need less memory than this do not share memory between communication and the rest, so that nothing waits
 /// for peers only to save memory.
 const LITTLE: u64 = 1 << 16;
 
-/// How many of the largest pieces of what is returned hold other things before.
+/// The number of largest result pieces that are reused before they are written.
 const BINS: usize = 16;
 
-/// Gives all storage its place; the regions and their sizes.
+/// Places all storage; returns the regions and their sizes.
 fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>, PlanError> {
     let results = func.body.results.iter().flat_map(|result| planner.parts_of(*result)).collect::<Vec<_>>();
     let storage = &mut planner.storage;
     let mut regions = BTreeMap::new();
     let mut outs = Vec::new();
-    // What is returned is numbered in the order in which it is.
+    // Result regions are numbered in the order of the results.
     for part in results {
         let buf = storage.span(part).buf;
         out(storage, buf, &mut outs);
@@ -209,7 +209,7 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
     Ok(regions)
 }
 
-/// The largest pieces of what is returned, which hold other things before: where each is, and how long it is free.
+/// The largest result pieces, as bins: where each is, and until when it is free.
 fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
     let mut pieces = Vec::new();
     for (number, block) in (0u32..).zip(returned) {
@@ -224,7 +224,7 @@ fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
     pieces.into_iter().unzip()
 }
 
-/// Gives storage that outlives the call a region of its own, once.
+/// Gives storage that outlives the call its own region, once.
 fn out(storage: &mut Storage, buf: u32, outs: &mut Vec<u32>) {
     let root = &mut storage.bufs[buf as usize];
     if root.kind == Kind::Own && root.outlives && root.place.is_none() {

@@ -1,8 +1,8 @@
-//! Offsets for blocks of memory that are needed from one line to another, so that the whole is small.
+//! Assigns offsets to blocks of memory by their live ranges, so that the total is small.
 //!
-//! Blocks are placed in the order of their lines, each in the smallest hole that has room for it. Where that leaves
-//! the whole much larger than the most that is needed at once, and there are few, they are placed again by size.
-//! Memory that is wanted for something else from some line on is a *bin*: until then it holds blocks for nothing.
+//! Blocks are placed in line order, each in the smallest hole that fits (best fit). If the total is then much larger
+//! than the peak of live bytes, and there are few blocks, they are placed again by size. Memory reserved from some line
+//! on is a *bin*: before that line it holds blocks at no cost.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -10,23 +10,23 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// Places are aligned to a cache line, so that no two tensors share one.
 pub(super) const ALIGN: u64 = 64;
 
-/// From which size on tensors are kept from lying at the same place of a page as their neighbours, and by how much. A
-/// store and the loads of an operand that is whole pages away get in each other's way: a stencil ran 1.3 times as long.
+/// Tensors of at least `LARGE` bytes are skewed by `SKEW`, so that neighbours have different page offsets. Stores
+/// conflict with loads that are a multiple of the page size away (4K aliasing): a stencil ran 1.3 times as long.
 const LARGE: u64 = 64 << 10;
 const SKEW: u64 = 5 * ALIGN;
 
-/// The room that a block takes where it is in no bin.
+/// The bytes that a block takes outside of bins.
 fn room(size: u64, skew: u64) -> u64 {
     size + if size >= LARGE { skew } else { 0 }
 }
 
-/// A block of memory that is needed from one line to another.
+/// A block of memory with its live range in lines.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) def: u32,
     pub(super) last: u32,
     pub(super) size: u64,
-    /// Where it is not needed all at once: bytes, and the line from which on they are.
+    /// If parts become live later: byte ranges, and the line from which each is live.
     pub(super) pieces: Vec<(u64, u64, u32)>,
 }
 
@@ -38,38 +38,38 @@ impl Block {
     }
 }
 
-/// Memory that may be used before a line.
+/// Memory that is free before a line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bin {
     pub(super) before: u32,
     pub(super) size: u64,
 }
 
-/// Where blocks lie.
+/// The placement of blocks.
 #[derive(Debug)]
 pub(super) struct Packed {
-    /// For each block the bin, if it is in one, and the offset.
+    /// For each block the bin, if any, and the offset.
     pub(super) places: Vec<(Option<usize>, u64)>,
-    /// The size of what is in no bin.
+    /// The bytes outside of bins.
     pub(super) size: u64,
 }
 
 /// More blocks than this are not placed a second time.
 const FEW: usize = 1024;
 
-/// Whether memory is little more than what is needed of it.
+/// Whether the memory size is close to the bytes needed.
 pub(super) fn is_close(size: u64, needed: u64) -> bool {
     size <= needed + needed / 20
 }
 
-/// A place for each block. The sizes are multiples of the alignment, and their sum fits in 64 bits.
+/// Places each block. The sizes must be multiples of the alignment, and their sum must fit in 64 bits.
 pub(super) fn pack(blocks: &[Block], bins: &[Bin]) -> Packed {
     let packed = pack_with(SKEW, blocks, bins);
     let left = blocks.iter().zip(&packed.places).filter(|(_, (bin, _))| bin.is_none());
     if is_close(packed.size, most(left.map(|(block, _)| block))) {
         return packed;
     }
-    // Room between blocks may be what keeps others from the holes they leave.
+    // The skew may keep blocks from fitting into holes.
     let plain = pack_with(0, blocks, bins);
     if plain.size < packed.size { plain } else { packed }
 }
@@ -88,7 +88,7 @@ fn pack_with(skew: u64, blocks: &[Block], bins: &[Bin]) -> Packed {
     packed
 }
 
-/// The most bytes that are needed at once.
+/// The peak of live bytes.
 pub(super) fn most<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
     let rows =
         blocks.into_iter().flat_map(|block| block.rows().map(|(from, to, def)| (def, block.last, to - from)));
@@ -109,7 +109,7 @@ pub(super) fn most<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
     most
 }
 
-/// Holes between blocks, and where the last block ends.
+/// Free holes between blocks, and the end of the last block.
 #[derive(Default)]
 struct Free {
     by_offset: BTreeMap<u64, u64>,
@@ -128,12 +128,12 @@ impl Free {
         self.by_size.remove(&(size, offset));
     }
 
-    /// The smallest hole that has room.
+    /// The smallest hole that fits.
     fn hole(&self, size: u64) -> Option<(u64, u64)> {
         self.by_size.range((size, 0)..).next().copied()
     }
 
-    /// Takes the beginning of a hole.
+    /// Takes the start of a hole.
     fn fill(&mut self, (room, offset): (u64, u64), size: u64) -> u64 {
         self.remove(offset, room);
         if room > size {
@@ -142,7 +142,7 @@ impl Free {
         offset
     }
 
-    /// Takes a hole, or makes room at the end.
+    /// Takes a hole, or grows at the end.
     fn take(&mut self, size: u64) -> u64 {
         if let Some(hole) = self.hole(size) {
             return self.fill(hole, size);
@@ -174,10 +174,10 @@ impl Free {
     }
 }
 
-/// In the order of their lines, each in the smallest hole: of a bin if there is one.
+/// In line order, each in the smallest hole that fits, in a bin if possible.
 fn by_line(skew: u64, blocks: &[Block], bins: &[Bin]) -> Packed {
     let mut places = vec![(None, 0); blocks.len()];
-    // What is in no bin comes last.
+    // The last entry is for blocks outside of bins.
     let mut free: Vec<Free> = (0..=bins.len()).map(|_| Free::default()).collect();
     for (free, bin) in free.iter_mut().zip(bins) {
         free.add(0, bin.size / ALIGN * ALIGN);
@@ -209,12 +209,12 @@ fn by_line(skew: u64, blocks: &[Block], bins: &[Bin]) -> Packed {
     Packed { places, size: free[bins.len()].end }
 }
 
-/// The largest first, each in the smallest hole between those it meets in time.
+/// Largest first, each in the smallest hole between blocks with overlapping live ranges.
 fn by_size(skew: u64, blocks: &[&Block]) -> (Vec<u64>, u64) {
     let mut order: Vec<usize> = (0..blocks.len()).filter(|i| blocks[*i].size > 0).collect();
     order.sort_by_key(|i| (Reverse(blocks[*i].size), blocks[*i].def));
     let mut offsets = vec![0; blocks.len()];
-    // Bytes and lines that are taken: from, to, def, last.
+    // Occupied byte and line ranges: from, to, def, last.
     let mut taken: Vec<(u64, u64, u32, u32)> = Vec::new();
     let mut end = 0;
     for i in order {

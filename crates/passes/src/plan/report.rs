@@ -1,4 +1,4 @@
-//! What a plan costs, read off its text: memory, and bytes copied for communication.
+//! The cost of a plan, computed from its text: memory, and bytes copied for communication.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use consort_types::layout::Layout;
 
 use super::uses::Uses;
 
-/// What a plan costs.
+/// The cost of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanReport {
-    /// The memory that the plan takes besides its arguments; what has an unbacked size is not counted.
+    /// The memory of the plan besides its arguments; unbacked sizes are not counted.
     pub peak_bytes: u64,
-    /// The most bytes of it that hold something that is still needed, at any one line.
+    /// The peak of live bytes over all lines.
     pub live_bytes: u64,
-    /// Copies for communication: the node, counted through all blocks, what it copies, how many bytes, and why.
+    /// Copies for communication: the node, counted through all blocks, the operand, its bytes, and the reason.
     pub copies: Vec<(usize, Value, u64, Why)>,
-    /// The bytes of all copies together.
+    /// The total bytes of all copies.
     pub copied_bytes: u64,
 }
 
-/// What a plan costs. A function that is no plan costs nothing.
+/// The cost of a plan. A function that is not a plan costs nothing.
 pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     let Some(head) = &func.plan else { return PlanReport::default() };
     let symbols = head.symbols.iter().copied().collect();
@@ -51,7 +51,7 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     report
 }
 
-/// Bytes that are needed from one line to another.
+/// Bytes with their live range.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     def: u32,
@@ -65,12 +65,12 @@ struct Reader<'a> {
     func: &'a Func,
     sizes: EvalCx<'a>,
     uses: Uses<'a>,
-    /// Where each tensor of a value lies; no layout where sizes are not known.
+    /// The placement of each tensor of a value; no layout if sizes are unknown.
     located: ValueMap<Vec<(Place, Option<Layout>)>>,
-    /// Whether all that use a value are starts.
+    /// Whether all users of a value are starts.
     only_started: ValueMap<bool>,
     live: Vec<Held>,
-    /// Which of these are of a value.
+    /// The ranges of each value in `live`.
     held: ValueMap<std::ops::Range<usize>>,
     line: u32,
     node: usize,
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a block; that of a loop keeps its parameters to its end.
+    /// Reads a block; in that of a loop the parameters are live until its end.
     fn block(&mut self, block: &'a Block, loops: bool) {
         let params: Vec<_> = self.contiguous(&block.params, &block.places);
         let first = self.live.len();
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         let located = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
         self.define(&node.results, located);
         if plan.view {
-            // What a view sees has been needed since its operand was made.
+            // The bytes of a view are live since its operand was defined.
             let def = self.held_by(&node.args).first().map(|held| self.live[*held].def);
             for held in self.held_by(&node.results) {
                 self.live[held].def = def.unwrap_or(self.line);
@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Which bytes are those of some values.
+    /// The live ranges of some values.
     fn held_by(&self, values: &[Value]) -> Vec<usize> {
         values.iter().filter_map(|value| self.held.get(*value)).cloned().flatten().collect()
     }
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
         bytes.and_then(|bytes| self.sizes.size(&bytes).ok()).unwrap_or(0) as u64
     }
 
-    /// Values that lie without gaps at these places.
+    /// Contiguous placements of values at these places.
     fn contiguous(&self, values: &[Value], places: &[Place]) -> Vec<Vec<(Place, Option<Layout>)>> {
         let mut places = places.iter();
         let mut layouts = |value: &Value| {
@@ -194,7 +194,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The most bytes that are held at one line, each counted once.
+/// The peak of live bytes, each counted once.
 fn most(live: &[Held]) -> u64 {
     let mut edges: BTreeMap<Region, Vec<u64>> = BTreeMap::new();
     for held in live {
@@ -206,7 +206,7 @@ fn most(live: &[Held]) -> u64 {
         edges.dedup();
         counts.insert(*region, vec![0; edges.len()]);
     }
-    // At each line what begins is added before what has ended on an earlier one is gone.
+    // On each line, ranges that begin there are added before those that end there are removed.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * live.len());
     for (i, held) in live.iter().enumerate() {
         events.push((2 * u64::from(held.def), true, i));

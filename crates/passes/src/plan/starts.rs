@@ -1,4 +1,4 @@
-//! The storage of what starts and waits give.
+//! The storage of the results of starts and waits.
 
 use consort_ir::plan::Why;
 use consort_ir::program::Node;
@@ -35,7 +35,7 @@ impl<'a> Planner<'a> {
             node.op.overwrites(result).is_some_and(|operand| is_needed(&*node.op, operand, &self.sizes))
         };
         let matters: Vec<bool> = (0..tensors.len()).map(is_needed).collect();
-        // Results that need what their operand holds choose first.
+        // Results that need the contents of their operand choose first.
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|result| !matters[*result]);
         let (mut parts, mut in_place): (Vec<Option<Located>>, _) =
@@ -64,7 +64,7 @@ impl<'a> Planner<'a> {
         self.define(node.results[0], parts.into_iter().flatten());
         let first = self.part(node.results[0]);
         line.copies.iter_mut().for_each(|copied| copied.to += first);
-        // What is worked on in place is the result from here on; everything else is held, whatever becomes of it.
+        // An operand in place becomes the result; all other operands are held until the wait.
         let holds = self.uses.get(node.results[0]).holds;
         for (operand, arg) in node.args.iter().enumerate().filter(|(operand, _)| !in_place[*operand]) {
             if overwritten[operand].is_none() {
@@ -85,7 +85,7 @@ impl<'a> Planner<'a> {
         Ok(line)
     }
 
-    /// For each operand of a start that works in place, the others that have bytes in common with it.
+    /// For each operand of a start that works in place, the other operands that overlap it.
     fn rivals(&mut self, node: &Node, overwritten: &[Option<usize>]) -> Vec<Vec<usize>> {
         let mut rivals = vec![Vec::new(); node.args.len()];
         if node.args.len() < 2 || overwritten.iter().all(Option::is_none) {

@@ -1,39 +1,39 @@
-//! Storage before it has a place: which tensors share it, which bytes of it each takes, and who has touched them.
+//! Storage before placement: which tensors share it, which bytes each takes, and which lines touch them.
 //!
-//! A *buf* is storage; a *part* of it is what one tensor sees. A buf can become a piece of another one, long after
-//! both were made: then its tensors lie there from the beginning. So nothing here is final until all lines are seen.
+//! A *buf* is storage; a *part* of it is the view of one tensor. A buf can later become a piece of another one: then
+//! its tensors lie there from the beginning. So nothing here is final until all lines are processed.
 
 use consort_ir::plan::Place;
 use consort_types::layout::Layout;
 use consort_types::overlaps;
 
-/// Where a tensor lies in storage.
+/// The location of a tensor in storage.
 #[derive(Clone, Debug)]
 pub(super) struct Located {
     /// Its buf.
     pub(super) buf: u32,
-    /// Its place: bytes from the beginning of the buf.
+    /// Its place: the byte offset in the buf.
     pub(super) at: u64,
-    /// Its elements, counted from its place; none where sizes are not known, and then it is the whole buf.
+    /// Its layout, relative to its place; `None` if sizes are unknown, and then it is the whole buf.
     pub(super) layout: Option<Layout>,
     /// Bytes of an element.
     pub(super) element: u64,
 }
 
 impl Located {
-    /// Where its first element lies; its place, where it has none.
+    /// The offset of its first element; its place if it has none.
     fn first(&self) -> u64 {
         let some = self.layout.as_ref().filter(|layout| !layout.shape.contains(&0));
         self.at + some.map_or(0, |layout| layout.start as u64 * self.element)
     }
 
-    /// The same, with its first element at its place.
+    /// The same, contiguous from its first element.
     pub(super) fn without_gaps(&self) -> Located {
         let layout = self.layout.as_ref().map(|layout| Layout::contiguous(&layout.shape));
         Located { buf: self.buf, at: self.first(), layout, element: self.element }
     }
 
-    /// The bytes of the buf between which it lies.
+    /// The byte range of the buf that contains it.
     fn bytes(&self) -> (u64, u64) {
         match &self.layout {
             Some(layout) => (self.first(), self.first() + layout.span() as u64 * self.element),
@@ -42,66 +42,66 @@ impl Located {
     }
 }
 
-/// A tensor in storage, and how long it is needed.
+/// A tensor in storage, and its live range.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) located: Located,
-    /// The last line that needs it, and the last but for the function's return.
+    /// The last line that needs it, and the last one without the function's return.
     pub(super) last: u32,
     pub(super) read: u32,
 }
 
 impl Part {
-    /// Whether it lies without gaps.
+    /// Whether it is contiguous.
     pub(super) fn is_flat(&self) -> bool {
         self.located.layout.as_ref().is_none_or(Layout::is_contiguous)
     }
 
-    /// How far apart its elements lie, where that is known.
+    /// Its strides, if known.
     pub(super) fn strides(&self) -> Option<&[usize]> {
         self.located.layout.as_ref().map(|layout| &layout.strides[..])
     }
 }
 
-/// What storage is.
+/// The kind of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A parameter's.
+    /// That of a parameter.
     Arg(u32),
-    /// The plan's own.
+    /// Allocated by the plan.
     Own,
-    /// The plan's own, of a size that is known only as the program runs.
+    /// Allocated by the plan, with a size known only at run time.
     Dyn,
 }
 
-/// Storage.
+/// A buf.
 #[derive(Debug)]
 pub(super) struct Buf {
     pub(super) kind: Kind,
     pub(super) size: u64,
-    /// Whether something else may be written there when its tensors are dead.
+    /// Whether it may be reused when its tensors are dead.
     pub(super) writable: bool,
-    /// Whether that is so, or was until some line: false only for an argument that was not given away.
+    /// Whether it is or was writable: false only for an argument that was not donated.
     pub(super) written: bool,
-    /// The block in which it was made.
+    /// The block that created it.
     pub(super) block: u32,
-    /// From the line that first writes it to the last one that needs it.
+    /// The live range: the line that first writes it, and the last one that needs it.
     pub(super) def: u32,
     pub(super) last: u32,
-    /// The line on which it was made, and what has become a piece of it since: from, to, and the line of that.
+    /// The line that created it, and its later pieces: from, to, and the line from which each is live.
     made: u32,
     pieces: Vec<(u64, u64, u32)>,
     /// Whether it takes part in communication.
     pub(super) shared: bool,
-    /// Whether it is needed when the function has returned.
+    /// Whether it outlives the function.
     pub(super) outlives: bool,
-    /// The buf that it is a piece of, and where; itself for most.
+    /// The parent buf and the offset in it; itself if it has none.
     parent: (u32, u64),
-    /// The parts that are not known to be dead.
+    /// The parts not known to be dead.
     parts: Vec<u32>,
     /// Lines that read or write bytes of it, in order.
     touched: Vec<Touch>,
-    /// Where it lies in memory at last.
+    /// Its final place.
     pub(super) place: Option<Place>,
 }
 
@@ -109,11 +109,11 @@ pub(super) struct Buf {
 struct Touch {
     line: u32,
     bytes: (u64, u64),
-    /// Where a start on this line copies it from here to this buf, and nothing if that turns out to be here.
+    /// The destination buf if a start copies from here; no access if that turns out to be the same place.
     over: Option<u32>,
 }
 
-/// Bytes of a buf that is no piece of another.
+/// Bytes of a root buf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Span {
     pub(super) buf: u32,
@@ -167,7 +167,7 @@ impl Storage {
         number
     }
 
-    /// A part is needed for longer than was known.
+    /// Extends the live range of a part.
     pub(super) fn prolong(&mut self, part: u32, last: u32, read: u32) {
         let entry = &mut self.parts[part as usize];
         entry.last = entry.last.max(last);
@@ -177,7 +177,7 @@ impl Storage {
         buf.last = buf.last.max(last);
     }
 
-    /// The buf that a buf is a piece of in the end, and where in it.
+    /// The root of a buf, and the offset in it.
     pub(super) fn root(&mut self, buf: u32) -> (u32, u64) {
         let (mut root, mut shift) = (buf, 0);
         while self.bufs[root as usize].parent.0 != root {
@@ -198,7 +198,7 @@ impl Storage {
         &mut self.bufs[root as usize]
     }
 
-    /// The bytes that a part lies between.
+    /// The byte range of a part in its root.
     pub(super) fn span(&mut self, part: u32) -> Span {
         let located = &self.parts[part as usize].located;
         let (bytes, buf) = (located.bytes(), located.buf);
@@ -206,14 +206,14 @@ impl Storage {
         Span { buf, from: bytes.0.saturating_add(shift), to: bytes.1.saturating_add(shift) }
     }
 
-    /// Where a part's first element located, in its root.
+    /// The offset of a part's first element in its root.
     pub(super) fn first(&mut self, part: u32) -> (u32, u64) {
         let (first, buf) = (self.parts[part as usize].located.first(), self.parts[part as usize].located.buf);
         let (buf, shift) = self.root(buf);
         (buf, first + shift)
     }
 
-    /// Some part that has bytes of a span and is needed after a line.
+    /// A part that overlaps a span and is live after a line.
     pub(super) fn needed(&mut self, span: Span, after: u32) -> Option<&Part> {
         let mut list = std::mem::take(&mut self.bufs[span.buf as usize].parts);
         list.retain(|part| self.parts[*part as usize].last >= after);
@@ -225,12 +225,12 @@ impl Storage {
         found.map(|part| &self.parts[part as usize])
     }
 
-    /// A line reads or writes bytes.
+    /// Records that a line reads or writes bytes.
     pub(super) fn touch(&mut self, span: Span, line: u32) {
         self.note(span, line, None);
     }
 
-    /// A start on a line copies these bytes to the buf of its result, or does nothing with them if that is here.
+    /// Records that a start copies these bytes to the buf of its result, unless that is the same place.
     pub(super) fn touch_over(&mut self, span: Span, line: u32, result: u32) {
         self.note(span, line, Some(result));
     }
@@ -242,8 +242,8 @@ impl Storage {
         }
     }
 
-    /// Whether no line since a buf was made has touched bytes, but for the start whose result it is and whose operand
-    /// they are.
+    /// Whether no line since the definition of `buf` has touched the bytes, except the start that has `buf` as its
+    /// result and these bytes as its operand.
     fn untouched(&self, span: Span, buf: u32) -> bool {
         /// The limit of the search.
         const FAR: usize = 4096;
@@ -260,7 +260,7 @@ impl Storage {
         !met && recent.next().is_none()
     }
 
-    /// The buf that a part fills, where that may still become a piece of another one.
+    /// The buf that a part fills, if it may still become a piece of another.
     pub(super) fn movable(&mut self, part: u32, block: u32) -> Option<u32> {
         let Span { buf, from, to } = self.span(part);
         let root = &self.bufs[buf as usize];
@@ -268,7 +268,7 @@ impl Storage {
         (fills && root.kind == Kind::Own && root.writable && root.block == block).then_some(buf)
     }
 
-    /// Makes what a part fills a piece of another buf, if nobody has touched those bytes since it was made.
+    /// Makes the buf of a part a piece of another buf, if those bytes are untouched since its definition.
     pub(super) fn move_to(&mut self, part: u32, to: Span, block: u32) -> bool {
         let Some(buf) = self.movable(part, block) else { return false };
         let fits = self.bufs[buf as usize].size == to.to - to.from && buf != to.buf;
@@ -295,13 +295,13 @@ impl Storage {
         whole.shared |= shared;
         whole.outlives |= outlives;
         whole.parts.extend(parts);
-        // What was there before its piece is whole all the time.
+        // A piece that is older than the whole has its own live range.
         if def < whole.made {
             whole.pieces.extend(pieces.into_iter().map(|(from, to, def)| (from + at, to + at, def)));
         }
     }
 
-    /// Where a buf is not needed all at once: bytes, and the line from which on they are.
+    /// If parts of a buf become live later: byte ranges, and the line from which each is live.
     pub(super) fn pieces(&self, buf: u32) -> Vec<(u64, u64, u32)> {
         let buf = &self.bufs[buf as usize];
         let mut pieces = buf.pieces.clone();

@@ -1,36 +1,36 @@
-//! When each value is used last, and how: one walk over the program before anything is placed.
+//! Liveness: the last use of each value, and its kind, in one walk before anything is placed.
 //!
-//! Lines are numbered from 1 in the order of the text. The end of a block is a line of its own; a node that holds
-//! blocks begins on its own line and ends where its last block does.
+//! Lines are numbered from 1 in the order of the text. The end of a block is a line of its own; a node with blocks
+//! begins on its own line and ends with its last block.
 
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::ops::{Alias, Effects, Flow};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::Type;
 
-/// The line past every other: whatever is used there leaves the function.
+/// The line after all others: a value used there leaves the function.
 pub(super) const END: u32 = u32::MAX;
 
-/// How a value is used.
+/// The uses of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
-    /// The line of its last use. What only looks at it another way is no use of it, but its own uses are.
+    /// The line of its last use. A view is not a use of it, but the uses of the view are.
     pub(super) last: u32,
-    /// The same, less the function's own return.
+    /// The same without the function's own return.
     pub(super) read: u32,
-    /// For a pending, the line to which its start holds on to what it reads: its wait, or where it is out of sight.
+    /// For a pending, the line until which its start holds its operands: its wait, or where the pending leaves scope.
     pub(super) holds: u32,
-    /// Whether its storage is needed when the function has returned.
+    /// Whether its storage outlives the function.
     pub(super) outlives: bool,
-    /// Whether it must lie without gaps.
+    /// Whether it must be contiguous.
     pub(super) flat: bool,
-    /// Which start it is the pending of.
+    /// The start of the pending.
     start: Option<u32>,
-    /// The first in the list of nodes that may be views of it.
+    /// The head of the list of nodes that may be views of it.
     views: Option<u32>,
 }
 
-/// How all values are used.
+/// The uses of all values.
 pub(super) struct Uses<'a> {
     func: &'a Func,
     ids: ValueMap<u32>,
@@ -40,7 +40,7 @@ pub(super) struct Uses<'a> {
     at: u32,
 }
 
-/// A node that may be a view of a value, its line, and the next one of the same value.
+/// A node that may be a view of a value, its line, and the next node in that value's list.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) node: &'a Node,
@@ -48,7 +48,7 @@ pub(super) struct View<'a> {
     next: Option<u32>,
 }
 
-/// What a block belongs to.
+/// The owner of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Func,
@@ -70,12 +70,12 @@ impl<'a> Uses<'a> {
         uses
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(super) fn len(&self) -> usize {
         self.of.len()
     }
 
-    /// The number of a value: they are counted in the order in which they are defined.
+    /// The dense number of a value, in order of definition.
     pub(super) fn id(&self, value: Value) -> usize {
         self.ids.get(value).map_or(usize::MAX, |id| *id as usize)
     }
@@ -84,7 +84,7 @@ impl<'a> Uses<'a> {
         &self.of[self.id(value)]
     }
 
-    /// The node that started a pending, where it is in the same block.
+    /// The node that started a pending, if it is in the same block.
     pub(super) fn start_of(&self, pending: Value) -> Option<&'a Node> {
         self.get(pending).start.map(|start| self.starts[start as usize])
     }
@@ -110,7 +110,7 @@ impl<'a> Uses<'a> {
                 _ => self.of[id].read = end,
             }
             if self.is_pending(*result) {
-                // A loop waits for what it carries at the end of each iteration.
+                // A loop waits for the pendings it carries at the end of each iteration.
                 self.holds(*result, if of == Of::Scan { end } else { END });
             }
         }
@@ -137,7 +137,7 @@ impl<'a> Uses<'a> {
         self.of[id].flat = true;
     }
 
-    /// The start of a pending holds on to what it reads.
+    /// Records until when the start of a pending holds its operands.
     fn holds(&mut self, pending: Value, until: u32) {
         let id = self.id(pending);
         self.of[id].holds = until;
@@ -184,7 +184,7 @@ impl<'a> Uses<'a> {
     }
 }
 
-/// For each operand of a start, the result that is written over it.
+/// For each operand of a start, the result that overwrites it.
 pub(super) fn overwritten(func: &Func, node: &Node) -> Vec<Option<usize>> {
     let mut over = vec![None; node.args.len()];
     let n = node.results.first().and_then(|result| func.ty(*result)).map_or(0, |ty| ty.tensors().len());

@@ -1,4 +1,4 @@
-//! Plans of all ranks of a program, and whether they give what the program means.
+//! Plans of all ranks of a program, and checks of their results.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use consort_ir::mesh::Mesh;
@@ -11,7 +11,7 @@ use consort_oracle::plan::{Timing, run};
 use consort_passes::{Binding, plan};
 use consort_types::Rank;
 
-/// A plan for each rank. `given` says of each rank and parameter whether it is given away.
+/// A plan for each rank. `given` says for each rank and parameter whether it is donated.
 pub(crate) fn plans(
     program: &Program,
     func: &Func,
@@ -31,7 +31,7 @@ pub(crate) fn text(mesh: &Mesh, plan: &Func) -> String {
     print(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] })
 }
 
-/// What is wrong with a plan: errors of the verifier, or hazards.
+/// The errors of a plan: from the verifier, or hazards.
 pub(crate) fn refused(mesh: &Mesh, plan: &Func) -> Vec<String> {
     let mut errors = verify(&Program { mesh: mesh.clone(), funcs: vec![plan.clone()] });
     if errors.is_empty() {
@@ -45,7 +45,7 @@ pub(crate) fn same(a: &[Vec<Tensor>], b: &[Vec<Tensor>]) -> bool {
     all(a) == all(b) && a.iter().flatten().zip(b.iter().flatten()).all(|(a, b)| a.same(b))
 }
 
-/// The plans have no hazards, and give what the program's oracle gives under these timings.
+/// Checks that the plans have no hazards and match the program's oracle under these timings.
 pub(crate) fn check(
     program: &Program,
     func: &Func,
@@ -82,7 +82,7 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
-/// The seeds of random programs to try: so many, or as many as CONSORT_PROGRAMS says, or only CONSORT_SEED.
+/// The seeds of random programs: `default` of them, or CONSORT_PROGRAMS, or only CONSORT_SEED.
 pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     match setting("CONSORT_SEED", u64::MAX) {
         u64::MAX => 0..setting("CONSORT_PROGRAMS", default),

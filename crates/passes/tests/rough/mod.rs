@@ -1,5 +1,5 @@
-//! Detours for random programs: values that are computed again, taken apart and put together, or changed and changed
-//! back. A generated program has few of them by itself, and passes are there to find them.
+//! Redundant code for random programs: values that are recomputed, split and joined, or changed and changed back. A
+//! generated program has little of it, and passes exist to remove it.
 
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym};
@@ -11,7 +11,7 @@ use consort_ir::program::{Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
 use consort_types::{Axes, Dtype, Rng};
 
-/// The program with detours in its function, and with some of its results left out.
+/// The program with redundant code in its function, and with some of its results dropped.
 pub(crate) fn roughen(program: &Program, seed: u64) -> Program {
     let mut program = program.clone();
     let func = &mut program.funcs[0];
@@ -49,7 +49,7 @@ struct Rough<'a> {
     rng: Rng,
     next: u32,
     out: Vec<Node>,
-    /// What stands for a value from here on.
+    /// The current replacement of each value.
     now: Vec<(Value, Value)>,
 }
 
@@ -82,7 +82,7 @@ impl Rough<'_> {
         self.one(op, &[], &ty.with_varies(Axes::NONE))
     }
 
-    /// Sometimes does the same again, to be used from here on.
+    /// Sometimes repeats a node, whose results are used from here on.
     fn repeat(&mut self, node: &Node) {
         let types: Vec<Type> =
             node.results.iter().filter_map(|value| self.func.ty(*value).cloned()).collect();
@@ -111,7 +111,7 @@ impl Rough<'_> {
             let from = self.rng.below(whole as usize + 1) as i64;
             let most = (whole - from + by - 1) / by;
             let n = self.rng.below(most as usize + 1) as i64;
-            // An empty box may begin at the end, but not skip beyond it.
+            // An empty box may begin at the end, but not past it.
             let by = if n == 0 { 1 } else { by };
             start.push(Index::constant(from));
             size.push(Index::constant(n));
@@ -153,10 +153,10 @@ impl Rough<'_> {
         }
     }
 
-    /// Sometimes puts a value of the same type and elements in the place of another.
+    /// Sometimes replaces a value by another of the same type and elements.
     fn detour(&mut self, value: Value) {
         let Some(Type::Tensor(ty)) = self.func.ty(value).cloned() else { return };
-        // Of other sizes the verifier might not know that they are not negative.
+        // For other sizes the verifier might not know that they are not negative.
         let plain = |size: &Index| size.as_const().is_some() || matches!(size.as_sym(), Some(Sym::Backed(_)));
         if !ty.shape.iter().all(plain) || !self.rng.one_in(3) {
             return;
@@ -175,8 +175,8 @@ impl Rough<'_> {
                 self.one(Mul {}, &args, &ty)
             }
             2 if number => {
-                // Adding 0 to a float is no detour where there is a -0: what is computed may differ, and must
-                // be the same before and after the passes all the same.
+                // Adding 0 to a float changes -0: the result may differ from the original, but must be the same before
+                // and after the passes.
                 let zeros = self.constant(&ty, 0);
                 if self.rng.one_in(2) {
                     self.one(Add {}, &[x, zeros], &ty)
@@ -244,7 +244,7 @@ impl Rough<'_> {
                 self.one(Flip { dims }, &[turned], &ty)
             }
             _ => {
-                // An update somewhere, and another that covers it.
+                // An update, and another that covers it.
                 let start = vec![zero.clone(); n];
                 let ones = self.constant(&ty, 1);
                 let first = self.one(UpdateSlice { start: start.clone() }, &[x, ones], &ty);

@@ -1,4 +1,4 @@
-//! Runs what holds blocks: a choice and a loop.
+//! Runs ops with blocks: conditionals and loops.
 
 use consort_ir::cost::Total;
 
@@ -17,7 +17,7 @@ impl State {
 
     pub(super) fn scan(&mut self, scan: &Scan, cx: &RunCx<'_>) -> Result<(), RunError> {
         let length = self.sizes().size(&scan.length)?;
-        // All of it at once: a loop that will not end is not begun.
+        // The whole loop is charged before it begins, so one that exceeds the budget never starts.
         self.check(scan.iteration.times(length as u64))?;
         self.move_all(&scan.enter, cx)?;
         for iteration in 0..length {

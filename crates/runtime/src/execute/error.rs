@@ -36,17 +36,17 @@ impl RunError {
         RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Limit(excess) }))
     }
 
-    /// The same at a line, where it is of none yet.
+    /// Attaches a line, unless the error has one already.
     pub(super) fn at(mut self, op: &'static str, loc: Option<&Loc>) -> RunError {
         if self.0.op.is_none() {
-            // Users know an operation by the name that they call it by.
+            // Users know an operation by the name of its call.
             self.0.op = Some(call_name(op));
             self.0.loc = loc.cloned();
         }
         self
     }
 
-    /// The op, if it was one.
+    /// The op that failed, if any.
     pub fn op(&self) -> Option<&'static str> {
         self.0.op
     }
@@ -56,12 +56,12 @@ impl RunError {
         self.0.loc.as_ref()
     }
 
-    /// What there would be too much of, if it was that.
+    /// The limit that was exceeded, if that is the cause.
     pub fn excess(&self) -> Option<Excess> {
         if let Cause::Limit(excess) = &self.0.cause { Some(*excess) } else { None }
     }
 
-    /// What happened between the ranks, if it was that.
+    /// The communication error, if that is the cause.
     pub fn comm_error(&self) -> Option<&CommError> {
         if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
     }
@@ -78,7 +78,7 @@ impl fmt::Display for RunError {
         let (first, rest) =
             text.split_once('\n').map_or((&text[..], None), |(first, rest)| (first, Some(rest)));
         if let Some(op) = op {
-            // What happened between ranks may begin with the op, alone or with what it does.
+            // A communication error may already begin with the op's name.
             let named = first.strip_prefix(op).is_some_and(|rest| rest.starts_with([':', ' ']));
             if !named {
                 write!(f, "{op}: ")?;

@@ -1,4 +1,4 @@
-//! Turns a plan into lines with everything found: kernels, slots, groups.
+//! Lowers a plan to lines with kernels, slots and groups resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -38,7 +38,7 @@ pub(super) struct Lowerer<'a> {
     guards: BTreeMap<Sym, Vec<usize>>,
     /// Whether a value is read by communication alone.
     for_starts: ValueMap<bool>,
-    /// Slots of the line at hand that depend on sizes known later.
+    /// Slots of the current line that depend on sizes known only at run time.
     found: Vec<(SlotId, Found)>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Lowerer<'a> {
         Ok(lowerer)
     }
 
-    /// Notes which values are read by communication alone, seen otherwise or not. A block is gone through from its end.
+    /// Records which values only communication reads, directly or through views. Walks a block backwards.
     fn uses(&mut self, block: &Block) {
         for result in &block.results {
             self.for_starts.insert(*result, false);
@@ -145,14 +145,14 @@ impl<'a> Lowerer<'a> {
         Ok(slot)
     }
 
-    /// A slot of what an op sees of another one.
+    /// The slot of a view of another slot.
     fn seen(&mut self, op: &Op, of: SlotId, result: usize) -> SlotId {
         let from = &self.slots[of];
         let known = match from.fixed {
             true => op.view(&self.sizes(), &from.layout).ok(),
             false => None,
         };
-        // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
+        // A reshape that is not a view: its elements are read in place.
         let layout = match &known {
             Some(Some(layouts)) => {
                 layouts.get(result).map_or_else(|| Rc::clone(&from.layout), |x| x.clone().into())
@@ -197,7 +197,7 @@ impl<'a> Lowerer<'a> {
         Ok(lines)
     }
 
-    /// How much a node does.
+    /// The work of a node.
     fn work(&self, node: &Node) -> Work {
         let cost = cost::of_node(self.mesh, self.func, node);
         let known = |index: &Index| self.sizes().index(index).is_ok();
@@ -232,7 +232,7 @@ impl<'a> Lowerer<'a> {
                 let guards = numbers.into_iter().map(|number| self.func.guards[number].clone()).collect();
                 Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols, guards })
             }
-            // It gives sizes, which types know already.
+            // It yields only sizes, which the types already state.
             (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),
             (_, Effects::Pure) => self.pure(node, args, results),
         }
@@ -262,8 +262,8 @@ impl<'a> Lowerer<'a> {
         }
     }
 
-    /// Whether a view op that must be written out is a copy of what it sees. Built-in ones always are; the view of a
-    /// user's op may be refused, and then the op itself runs.
+    /// Whether a view op that must be materialised is a plain copy of its view. That of a built-in op always is; the
+    /// view of a user-defined op may be refused, and then the op itself runs.
     fn is_copy(&self, op: &Op, from: SlotId, is_built_in: bool) -> bool {
         let from = &self.slots[from];
         let layouts = from.fixed.then(|| op.view(&self.sizes(), &from.layout).ok()).flatten();
@@ -273,7 +273,7 @@ impl<'a> Lowerer<'a> {
     fn cond(&mut self, node: &Node) -> Result<Step, RunError> {
         let [then, other] = &node.blocks[..] else { return Err(RunError::new("expected two blocks")) };
         let condition = first(self.slots_of(node.args[0]))?;
-        // What depends on sizes is found once, before the line itself.
+        // Slots that depend on sizes are resolved once, before the line itself.
         let mut found = std::mem::take(&mut self.found);
         let mut branch = |lowerer: &mut Self, block: &Block| {
             lowerer.define(&block.params, &block.places)?;
@@ -320,8 +320,8 @@ impl<'a> Lowerer<'a> {
         from.iter().zip(to).map(|(from, to)| Ok((slot(from)?, slot(to)?))).collect()
     }
 
-    /// What brings values to the places of others. A pending that cannot stay in flight, because it must move or
-    /// because a loop carries it, is waited for.
+    /// The moves that bring values to the places of others. A pending that cannot stay in flight, because it must move
+    /// or because a loop carries it, is waited for.
     fn moves(&self, from: &[Value], to: &[Value], land: bool) -> Result<Moves, RunError> {
         let mut moves = Moves::default();
         for (from, to) in from.iter().zip(to) {
@@ -338,7 +338,7 @@ impl<'a> Lowerer<'a> {
                 if x.fixed && y.fixed && x.lies_at(y) {
                     continue;
                 }
-                // Of a slot that is not found yet nothing is known but its region.
+                // Of a slot not yet resolved only the region is known.
                 let over = |before: &Move| {
                     let y = &self.slots[before.to];
                     x.overlaps(y) || (x.region == y.region && !(x.fixed && y.fixed))

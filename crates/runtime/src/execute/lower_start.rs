@@ -1,4 +1,4 @@
-//! Lowers starts: which places take part, what is copied to them first, and which calls of a group they are.
+//! Lowers starts: which slots take part, which operands are copied first, and which calls of a group result.
 
 use consort_ir::index::Index;
 use consort_ir::ops::{ExchangeStart, Op};
@@ -46,7 +46,7 @@ impl Lowerer<'_> {
             let Some(at) = collective.overwrites(i) else { continue };
             let operand = operands[at];
             let slot = &self.slots[operand];
-            // Of a tensor without elements nothing is anywhere.
+            // A tensor without elements has no location, so it counts as in place.
             let stays = slot.lies_at(&self.slots[*result]) || slot.fixed && slot.layout.numel() == 0;
             let comes = |message: &Message<Index>| self.has_peer(message, me, &collective);
             let matters = collective.needs(at, me as usize, comes);
@@ -66,7 +66,7 @@ impl Lowerer<'_> {
             operands[at] = *result;
             match written {
                 Written::Zeros => start.zeros_after.push(*result),
-                // A message that comes from nowhere writes nothing.
+                // A receive without a peer writes nothing.
                 Written::InPlace if collective.receives.get(i).map(comes) == Some(Some(false)) => {}
                 Written::InPlace => start.written.push(*result),
                 Written::Same | Written::New | Written::Nothing => {}
@@ -89,13 +89,13 @@ impl Lowerer<'_> {
         Ok(Step::Start(Box::new(start)))
     }
 
-    /// Whether a message has another end, where that is known already.
+    /// Whether a message has a peer; `None` if that is known only at run time.
     fn has_peer(&self, message: &Message<Index>, me: u32, of: &Collective<'_, Index>) -> Option<bool> {
         let peer = message.peer(me, self.mesh.group_size(of.over), |index| self.sizes().index(index));
         peer.ok().map(|peer| peer != -1)
     }
 
-    /// An exchange without the messages that are known to go nowhere; none, where all do.
+    /// An exchange without the messages known to have no peer; `None` if no message is left.
     fn exchange(&self, whole: &Collective<'_, Index>, me: u32, operands: &[SlotId]) -> Option<Call> {
         let stays = |message: &Message<Index>| self.has_peer(message, me, whole) != Some(false);
         let messages = whole.sends.iter().chain(whole.receives).zip(operands);
@@ -105,7 +105,7 @@ impl Lowerer<'_> {
         (!operands.is_empty()).then(|| Call { op: Op::new(op), alone: None, operands, results: Slots::new() })
     }
 
-    /// The calls of the group that a start is: one, unless its operands cannot travel together.
+    /// The group calls of a start: one, unless its operands need separate calls.
     fn calls(
         &self,
         op: &Op,

@@ -1,4 +1,4 @@
-//! Where values lie as a plan runs: a buffer for each region, and slots in them.
+//! The memory of a running plan: a buffer for each region, and slots in them.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,13 +13,13 @@ use consort_types::{Dtype, overlaps};
 
 use super::RunError;
 
-/// What an argument still waits for, where an operation that will write it is in flight.
+/// Waits for the operation in flight that will write an argument.
 pub type Wait = Rc<dyn Fn() -> Result<(), String>>;
 
 /// The number of a slot.
 pub(super) type SlotId = usize;
 
-/// Where a tensor lies.
+/// A tensor of a plan: region, type and layout.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     /// The number of its region.
@@ -27,7 +27,7 @@ pub(super) struct Slot {
     pub(super) dtype: Dtype,
     /// Counted in elements from the start of the region.
     pub(super) layout: Rc<Layout>,
-    /// From its first element to its last.
+    /// From its first byte to its last.
     pub(super) bytes: Range<usize>,
     /// Whether it is the same at each call.
     pub(super) fixed: bool,
@@ -36,18 +36,18 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(region: usize, dtype: Dtype, layout: impl Into<Rc<Layout>>, fixed: bool) -> Slot {
         let layout = layout.into();
-        // Without elements it may begin anywhere, even where its region has ended.
+        // Without elements it may begin anywhere, even past the end of its region.
         let start = if layout.span() == 0 { 0 } else { layout.start.saturating_mul(dtype.size()) };
         let bytes = start..start.saturating_add(layout.span().saturating_mul(dtype.size()));
         Slot { region, dtype, layout, bytes, fixed }
     }
 
-    /// The same storage, seen otherwise.
+    /// A view of the same storage with another layout.
     pub(super) fn seen_as(&self, layout: Layout) -> Slot {
         Slot::new(self.region, self.dtype, layout, self.fixed)
     }
 
-    /// Whether the elements of both lie at the same places, in the same order.
+    /// Whether both have their elements at the same addresses, in the same order.
     pub(super) fn lies_at(&self, other: &Slot) -> bool {
         let (a, b) = (&self.layout, &other.layout);
         if self.region != other.region || self.bytes != other.bytes || self.dtype != other.dtype {
@@ -63,13 +63,13 @@ impl Slot {
     }
 }
 
-/// A region, and the buffer that it is now.
+/// A region and its current buffer.
 pub(super) struct RegionMemory {
     pub(super) region: Region,
-    /// Bytes that a plan says; those of `dyn` are known as it runs.
+    /// Bytes as the plan states them; those of `dyn` are known only at run time.
     size: usize,
     buffer: Option<Buffer>,
-    /// Whether this call has used it, where it is `dyn`.
+    /// For `dyn`: whether this call has used it.
     opened: bool,
     wait: RefCell<Option<Wait>>,
 }
@@ -84,7 +84,7 @@ impl RegionMemory {
 pub(super) struct Memory(pub(super) Vec<RegionMemory>);
 
 impl Memory {
-    /// Gives a parameter its storage, for one call.
+    /// Binds a parameter to its storage for one call.
     pub(super) fn give(&mut self, region: usize, buffer: Buffer, wait: Option<Wait>) -> Result<(), RunError> {
         let home = &mut self.0[region];
         if buffer.len() < home.size {
@@ -96,7 +96,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Before a call: memory that is kept is there, and what is returned is new. True where kept memory is another.
+    /// Before a call: allocates kept regions that are missing, and new results. True if a kept region was reallocated.
     pub(super) fn open(&mut self, heap: &Arc<Heap>) -> Result<bool, RunError> {
         let mut changed = false;
         for home in &mut self.0 {
@@ -106,11 +106,11 @@ impl Memory {
                 (Region::Arena | Region::Heap, buffer) => {
                     buffer.as_ref().is_some_and(|buffer| buffer.is_in(heap))
                 }
-                // What the call before returned may have been dropped since.
+                // The result of the previous call may have been dropped since.
                 (Region::Out(_), buffer) => buffer.as_ref().is_some_and(|buffer| is_free(buffer, heap)),
             };
             if !keep {
-                // It is given back first, so that it may be the one that comes.
+                // Freed first, so that the allocator may return the same memory.
                 home.buffer = None;
                 home.buffer = Some(heap.alloc(home.size)?);
                 changed |= !matches!(home.region, Region::Out(_));
@@ -119,7 +119,7 @@ impl Memory {
         Ok(changed)
     }
 
-    /// After a call: arguments are the caller's.
+    /// After a call: drops the arguments, which belong to the caller.
     pub(super) fn close(&mut self) {
         for home in self.0.iter_mut().filter(|home| matches!(home.region, Region::Arg(_))) {
             home.buffer = None;
@@ -127,7 +127,7 @@ impl Memory {
         }
     }
 
-    /// Makes room in a region whose size is known now.
+    /// Ensures the capacity of a region whose size is known only now.
     pub(super) fn make_room(
         &mut self,
         region: usize,
@@ -154,12 +154,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the buffer of a region is the same at each call.
+    /// Whether a region keeps its buffer from call to call.
     pub(super) fn is_kept(&self, region: usize) -> bool {
         matches!(self.0[region].region, Region::Arena | Region::Heap)
     }
 
-    /// The buffer of a region, when what was in flight into it before the call has landed.
+    /// The buffer of a region, after waiting for the operation that was writing it before the call.
     pub(super) fn buffer(&self, region: usize) -> Result<&Buffer, RunError> {
         let home = &self.0[region];
         if home.wait.borrow().is_some()
@@ -175,7 +175,7 @@ impl Memory {
         Ok(self.buffer(slot.region)?.bytes_of(slot.bytes.clone())?)
     }
 
-    /// The bytes to write, as soon as no peer reads them any more.
+    /// The bytes for writing, after all leases on them have ended.
     pub(super) fn write(&self, slot: &Slot, timeout: Duration) -> Result<BytesMut<'_>, RunError> {
         let buffer = self.buffer(slot.region)?;
         if let Ok(bytes) = buffer.try_bytes_mut_of(slot.bytes.clone()) {
@@ -185,7 +185,7 @@ impl Memory {
         Ok(buffer.try_bytes_mut_of(slot.bytes.clone())?)
     }
 
-    /// Waits until no peer reads it any more.
+    /// Waits until its leases have ended.
     pub(super) fn release(&self, slot: &Slot, timeout: Duration) -> Result<(), RunError> {
         let buffer = self.buffer(slot.region)?;
         if !buffer.is_released() {
@@ -197,7 +197,7 @@ impl Memory {
         Ok(())
     }
 
-    /// A handle of it, for an operation.
+    /// A buffer handle of the slot, for an operation.
     pub(super) fn handle(&self, slot: &Slot) -> Result<Buffer, RunError> {
         let buffer = self.buffer(slot.region)?;
         match slot.bytes == (0..buffer.len()) {
@@ -207,7 +207,7 @@ impl Memory {
     }
 }
 
-/// Whether a buffer can be used anew: nobody else has it, here or elsewhere.
+/// Whether a buffer can be reused: no other handle of it exists and no peer leases it.
 fn is_free(buffer: &Buffer, heap: &Arc<Heap>) -> bool {
     buffer.is_only() && buffer.is_released() && buffer.is_in(heap)
 }

@@ -1,5 +1,5 @@
-//! Runs plans. A plan is lowered once: kernels, places, groups and copies are found, so that each call only walks
-//! lines. Values lie in the buffers of the plan's regions; nothing is allocated but what is returned.
+//! Runs plans. A plan is lowered once: kernels, places, groups and copies are resolved, so that each call only walks
+//! lines. Values lie in the buffers of the plan's regions; only results are allocated per call.
 
 mod control;
 mod error;
@@ -39,7 +39,7 @@ use memory::{Memory, SlotId};
 use state::State;
 use step::{FlightId, Line, Slots};
 
-/// A plan of one rank, ready to be run again and again.
+/// A plan of one rank, ready for repeated runs.
 pub struct Exec {
     name: String,
     params: Vec<Param>,
@@ -50,11 +50,11 @@ pub struct Exec {
     state: State,
 }
 
-/// In what a plan runs.
+/// Context of a run.
 pub struct RunCx<'a> {
     /// This rank's heap.
     pub heap: &'a Arc<Heap>,
-    /// The groups that [`Exec::groups`] lists, in its order; none where this rank is in no list.
+    /// The groups that [`Exec::groups`] lists, in its order; `None` where this rank is not a member.
     pub groups: &'a [Option<Group>],
     /// The threads that kernels may use.
     pub threads: &'a Threads,
@@ -64,11 +64,11 @@ pub struct RunCx<'a> {
 
 /// An argument.
 pub enum ArgValue {
-    /// A tensor without gaps, from the first byte of a buffer on.
+    /// A contiguous tensor at the start of a buffer.
     Tensor {
-        /// Its storage; written where the plan says that it was given away.
+        /// Its storage; written only if the plan says that it was donated.
         buffer: Buffer,
-        /// What it waits for, where an operation in flight will write it. It is called when it is first needed.
+        /// Waits for the operation in flight that will write it, if any. Called when the tensor is first needed.
         pending: Option<Wait>,
     },
     /// A size.
@@ -81,7 +81,7 @@ pub enum Out {
     Tensor(OutTensor),
     /// A size.
     Size(i64),
-    /// Tensors that are there when these operations have been waited for.
+    /// Tensors that are valid once these operations have been waited for.
     Pending {
         /// The operations.
         pending: SmallVec<[Pending; 1]>,
@@ -95,18 +95,18 @@ pub type Outs = SmallVec<[Out; 1]>;
 
 /// A tensor that is a result.
 pub struct OutTensor {
-    /// Whose storage it is: that of an argument, or new. Results of one region share storage.
+    /// The region of its storage: an argument, or a new one. Results of one region share storage.
     pub region: Region,
-    /// All of the region.
+    /// The buffer of the whole region.
     pub buffer: Buffer,
-    /// Where it lies there, in elements; at the same address at each call where it is the same.
+    /// Its layout in the region, in elements; the same `Rc` at each call while it is unchanged.
     pub layout: Rc<Layout>,
     /// Its element type.
     pub dtype: Dtype,
 }
 
 enum Param {
-    /// A tensor, and the number of its region, if it has one.
+    /// A tensor, and the number of its region if it has one.
     Tensor(Option<usize>),
     Size(Index),
 }
@@ -118,7 +118,7 @@ enum Returned {
 }
 
 impl Exec {
-    /// Lowers a plan. `kernel` gives the kernels of users' own ops.
+    /// Lowers a plan. `kernel` gives the kernels of user-defined ops.
     pub fn lower(
         mesh: &Mesh,
         func: &Func,
@@ -173,21 +173,21 @@ impl Exec {
         Ok(Exec { name, params, lines, results, groups, limits: None, state })
     }
 
-    /// Bounds what a call may do, in steps and operations. One that is known to do more is an error before it does
-    /// anything; where sizes come from data, before the op or the loop that would do too much. Its memory is bounded by
-    /// its heap.
+    /// Limits the steps and operations of a call. A call known to exceed them fails before it does anything; if
+    /// sizes come from data, it fails before the op or loop that would exceed them. Memory is limited by the
+    /// heap.
     pub fn limit(&mut self, limits: Limits) {
         self.limits = Some(limits);
     }
 
-    /// Begins the budget of a call.
+    /// Starts the budget of a call.
     fn allot(&mut self) -> Result<(), RunError> {
         self.state.budget = self.limits.map(Budget::new);
         if self.limits.is_none() {
             return Ok(());
         }
         let all = self.lines.iter().fold(Total::default(), |all, line| all.plus(line.work.known));
-        // Of all that is too much, the line that does most of it is named.
+        // The error names the line that does most of the work.
         self.state.check(all).map_err(|error| {
             let share = |line: &&Line| (line.work.known.operations(), line.work.known.steps);
             let most = match error.excess() {
@@ -200,7 +200,7 @@ impl Exec {
         })
     }
 
-    /// The groups on which it communicates, in the order in which a call wants them.
+    /// The groups on which it communicates, in the order in which [`RunCx`] expects them.
     pub fn groups(&self) -> &[GroupName] {
         &self.groups
     }
@@ -212,12 +212,12 @@ impl Exec {
         ops
     }
 
-    /// Bytes copied so that they could take part in communication, in all calls.
+    /// Bytes copied for communication, over all calls.
     pub fn copied_bytes(&self) -> u64 {
         self.state.copied
     }
 
-    /// Runs it once. Never waits longer than the context says.
+    /// Runs it once. No operation waits longer than the timeout of the context.
     pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Outs, RunError> {
         let outcome = self
             .allot()
@@ -227,13 +227,13 @@ impl Exec {
         self.state.memory.close();
         if let Err(error) = &outcome {
             consort_comm::note_trouble(error, &[]);
-            // What is in flight goes on by itself.
+            // Operations in flight complete without their handles.
             self.state.flights.iter_mut().for_each(|flight| *flight = None);
         }
         outcome
     }
 
-    /// Arguments and memory for a call.
+    /// Binds arguments and allocates memory for a call.
     fn open(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<(), RunError> {
         let Exec { name, params, groups, state, .. } = self;
         if args.len() != params.len() || cx.groups.len() != groups.len() {
@@ -267,7 +267,7 @@ impl Exec {
         let heap = Arc::as_ptr(cx.heap).addr();
         let is_other = std::mem::replace(&mut state.heap, heap) != heap;
         if state.memory.open(cx.heap)? || is_other {
-            // They were of another heap, and of the recorder beside it.
+            // Handles and notes belonged to another heap and its recorder.
             state.handles.fill(None);
             state.said.iter_mut().for_each(SmallVec::clear);
         }
@@ -276,7 +276,7 @@ impl Exec {
         Ok(())
     }
 
-    /// What a call gives.
+    /// The results of a call.
     fn close(&mut self, cx: &RunCx<'_>) -> Result<Outs, RunError> {
         let mut outs = Outs::with_capacity(self.results.len());
         for result in &self.results {

@@ -1,4 +1,4 @@
-//! Moves elements between slots: one routine that copies, and what is made of it.
+//! Moves elements between slots: a copy routine, and the operations built on it.
 
 use consort_ir::ops::Joined;
 use consort_types::layout::{Layout, row_major};
@@ -10,7 +10,7 @@ use super::{RunCx, RunError};
 use crate::kernels::copy::copy_into;
 
 impl State {
-    /// Copies a tensor to another place, where it is not there yet.
+    /// Copies a tensor to another slot unless it lies there already.
     pub(super) fn copy(
         &mut self,
         from: SlotId,
@@ -25,13 +25,13 @@ impl State {
         Ok(())
     }
 
-    /// Copies elements from one place to another, where they are not there yet, and says how many bytes that was.
+    /// Copies elements from one slot to another unless they lie there already, and returns the number of bytes copied.
     fn copy_elements(&self, from: &Slot, to: &Slot, cx: &RunCx<'_>) -> Result<usize, RunError> {
         let bytes = from.layout.numel() * from.dtype.size();
         if bytes == 0 || from.lies_at(to) {
             return Ok(0);
         }
-        // What has no gaps may be another shape of as many elements.
+        // A contiguous destination may have another shape with as many elements.
         let strides = match to.layout.is_contiguous() {
             true => row_major(&from.layout.shape),
             false => to.layout.strides.clone(),
@@ -42,7 +42,7 @@ impl State {
             return Err(RunError::new(format!("a tensor of shape {a:?} does not fit in one of {b:?}")));
         }
         if from.overlaps(to) {
-            // Elements of both may lie in turns, or on top of one another.
+            // Source and destination may interleave or overlap.
             let packed = self.packed(from, cx)?;
             let from = Slot::new(from.region, from.dtype, Layout::contiguous(&from.layout.shape), false);
             let mut out = self.memory.write(to, cx.timeout)?;
@@ -54,7 +54,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// Puts boxes of tensors where they belong. Those that lie there stay.
+    /// Copies boxes of operands to their places in the result. Boxes that lie there already are not copied.
     pub(super) fn join(
         &self,
         boxes: &[Joined],
@@ -65,7 +65,7 @@ impl State {
         let whole = &self.slots[result];
         let at =
             |slot: &Slot, start: &[usize], size: &[usize]| slot.seen_as(slot.layout.narrowed_to(start, size));
-        // What surrounds the others in operand 0 is copied at once, before them, unless one of them is there already.
+        // The base, operand 0, is copied whole before the other boxes, unless one of those lies in place already.
         let is_base = |piece: &Joined| piece.operand == 0 && piece.from == piece.to;
         let parts = || boxes.iter().filter(|piece| !is_base(piece));
         let there = |piece: &Joined| {
@@ -85,7 +85,7 @@ impl State {
         Ok(())
     }
 
-    /// Copies an entry of the first dimension to or from a tensor of its own.
+    /// Copies an entry of the first dimension to or from a separate tensor.
     pub(super) fn copy_entry(
         &self,
         whole: SlotId,
@@ -103,7 +103,7 @@ impl State {
         self.copy_elements(from, to, cx).map(drop)
     }
 
-    /// Moves values to other places, all at the same time.
+    /// Moves values to other slots as one parallel assignment.
     pub(super) fn move_all(&mut self, moves: &Moves, cx: &RunCx<'_>) -> Result<(), RunError> {
         for flight in &moves.land {
             self.wait(*flight, cx)?;

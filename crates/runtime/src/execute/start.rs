@@ -1,4 +1,4 @@
-//! Runs what communicates: starts and waits.
+//! Runs communication: starts and waits.
 
 use consort_comm::{About, Group, Note};
 use consort_ir::index::Index;
@@ -57,8 +57,8 @@ impl State {
         Ok(())
     }
 
-    /// Finds out what ranks tell each other of a call: the user's line, what is called, and a digest of its types. Texts
-    /// are made again only where types have changed since the last time.
+    /// Determines what ranks tell each other about a call: the user's source line, the call, and a digest of its types.
+    /// Texts are rebuilt only if types have changed since the last call.
     fn say(
         &mut self,
         flight: FlightId,
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// Waits for what a start began; nothing, where it has landed before.
+    /// Waits for a start; returns at once if it was waited for before.
     pub(super) fn wait(&mut self, flight: FlightId, cx: &RunCx<'_>) -> Result<(), RunError> {
         let Some(Flight { group, pending, zeros_after }) = self.flights[flight].take() else { return Ok(()) };
         self.in_flight[group] = self.in_flight[group].saturating_sub(1);
@@ -106,7 +106,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a handle of a slot that is the same at each call, once.
+    /// Creates the handle of a fixed slot, once.
     fn hold(&mut self, slot: SlotId) -> Result<(), RunError> {
         let place = &self.slots[slot];
         if self.handles[slot].is_none() && place.fixed && self.memory.is_kept(place.region) {

@@ -1,4 +1,4 @@
-//! Runs lines: kernels, evaluations, and everything that finds out sizes.
+//! Runs lines: kernels, evaluations, and every step that resolves sizes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,14 +22,14 @@ use super::{RunCx, RunError};
 use crate::kernels::operand::Storage;
 use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
 
-/// After so much work, operations in flight are made to go on: some tens of microseconds.
+/// Work, in bytes, between two polls of pending operations: some tens of microseconds.
 const POLL: u64 = 1 << 18;
 
-/// All that changes as a plan runs.
+/// The mutable state of a plan while it runs.
 pub(super) struct State {
     pub(super) mesh: Mesh,
     pub(super) rank: Rank,
-    /// Those of the plan, and those that were read on the way.
+    /// The symbols of the plan, and those read from data so far.
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) memory: Memory,
     /// The address of the heap of the last call.
@@ -38,18 +38,18 @@ pub(super) struct State {
     /// Handles of slots that are the same at each call.
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
-    /// What ranks tell each other of the operations of each start, by its pending, with names of this rank's recorder.
+    /// What ranks tell each other about the operations of each start, by its pending, with this rank's recorder names.
     pub(super) said: Vec<SmallVec<[Said; 1]>>,
-    /// How many operations of each group are in flight, and of all.
+    /// The number of operations in flight per group, and in total.
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,
     pub(super) work: u64,
     pub(super) copied: u64,
-    /// What this call may still do, where there is a limit.
+    /// The remaining budget of this call, if it has limits.
     pub(super) budget: Option<Budget>,
 }
 
-/// An operand: where it lies, or a copy where it would be written over.
+/// An operand: borrowed in place, or a copy if the kernel would overwrite it.
 enum Read<'a> {
     Bytes(Bytes<'a>),
     Staged(Storage),
@@ -57,22 +57,22 @@ enum Read<'a> {
 }
 
 impl State {
-    /// What size expressions are now.
+    /// The context in which size expressions are evaluated.
     pub(super) fn sizes(&self) -> EvalCx<'_> {
         EvalCx { mesh: &self.mesh, rank: self.rank, symbols: &self.symbols }
     }
 
-    /// Whether the next thing, which is known to do so much, may be done.
+    /// Checks that the budget allows `more` work.
     pub(super) fn check(&self, more: Total) -> Result<(), RunError> {
         self.budget.as_ref().map_or(Ok(()), |budget| budget.check(more).map_err(RunError::limit))
     }
 
-    /// Notes that so much is done, where it may be.
+    /// Charges `more` work to the budget.
     pub(super) fn spend(&mut self, more: Total) -> Result<(), RunError> {
         self.budget.as_mut().map_or(Ok(()), |budget| budget.spend(more).map_err(RunError::limit))
     }
 
-    /// What a line does without its blocks, of which each line counts by itself.
+    /// The work of a line without its blocks, whose lines are counted separately.
     fn own_work(&self, line: &Line) -> Total {
         let number = |index: &Index| cost::number(&self.sizes(), index);
         match (&line.work.later, &line.step) {
@@ -119,14 +119,14 @@ impl State {
             Step::Scan(scan) => self.scan(scan, cx)?,
         }
         if self.all_in_flight > 0 {
-            // Roughly in bytes of memory that are passed.
+            // Roughly in bytes of memory traffic.
             let Total { flops, bytes, .. } = self.own_work(line);
             self.poll(bytes.saturating_add(flops / 4), cx)?;
         }
         Ok(())
     }
 
-    /// Advances pending operations, where enough was done since the last time.
+    /// Advances pending operations if enough work was done since the last time.
     fn poll(&mut self, work: u64, cx: &RunCx<'_>) -> Result<(), RunError> {
         self.work = self.work.saturating_add(work);
         if self.work < POLL {
@@ -141,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    /// Finds a slot that depends on sizes known only now.
+    /// Resolves a slot that depends on sizes known only at run time.
     fn find(&mut self, slot: SlotId, found: &Found, cx: &RunCx<'_>) -> Result<(), RunError> {
         let Slot { region, dtype, .. } = self.slots[slot];
         let layout = match found {
@@ -160,7 +160,7 @@ impl State {
             Found::View { op, of, result } => {
                 let of = &self.slots[*of].layout;
                 let seen = op.view(&self.sizes(), of)?;
-                // What cannot be seen otherwise is read as it lies: a reshape that moves elements.
+                // A reshape that is not a view: its elements are read in place.
                 seen.map_or_else(|| Rc::clone(of), |mut layouts| layouts.swap_remove(*result).into())
             }
         };
@@ -177,7 +177,7 @@ impl State {
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
         let (slots, memory) = (&self.slots, &self.memory);
-        // What the kernel cannot read while it writes is set aside first.
+        // Operands that the kernel cannot read while it writes are copied first.
         let mut reads: SmallVec<[Option<Read<'_>>; 4]> = SmallVec::new();
         for arg in args {
             let arg = &slots[*arg];
@@ -218,7 +218,7 @@ impl State {
         Ok((kernel.run)(&cx, &**op, &views, &mut outs)?)
     }
 
-    /// Runs an op of the user's own through its evaluation.
+    /// Runs a user-defined op through its `eval`.
     fn eval(&mut self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
         let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
         let made = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
@@ -236,7 +236,7 @@ impl State {
         Ok(())
     }
 
-    /// A copy of a tensor, as evaluations take it.
+    /// A copy of a tensor in the form that evaluations take.
     pub(super) fn tensor(&self, slot: SlotId, cx: &RunCx<'_>) -> Result<Tensor, RunError> {
         let slot = &self.slots[slot];
         let packed = self.packed(slot, cx)?;
@@ -244,14 +244,14 @@ impl State {
         tensor.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
     }
 
-    /// A copy of a tensor's elements, without gaps.
+    /// A contiguous copy of a tensor's elements.
     pub(super) fn packed(&self, slot: &Slot, cx: &RunCx<'_>) -> Result<Storage, RunError> {
         let mut packed = Storage::new(slot.dtype, slot.layout.numel());
         copy::copy(cx.threads, &seen(slot, &self.memory.read(slot)?), packed.bytes_mut())?;
         Ok(packed)
     }
 
-    /// Reads sizes, which have values from here on.
+    /// Reads sizes from tensors and binds their symbols.
     fn read_sizes(
         &mut self,
         op: &Op,
@@ -268,7 +268,7 @@ impl State {
     }
 }
 
-/// A tensor as kernels see it.
+/// A slot as a kernel view.
 pub(super) fn seen<'a>(slot: &'a Slot, bytes: &'a [u8]) -> View<'a> {
     View { dtype: slot.dtype, shape: &slot.layout.shape, strides: &slot.layout.strides, bytes }
 }

@@ -1,4 +1,4 @@
-//! What a line of a plan has become: everything it needs, found.
+//! A line of a plan after lowering, with everything it needs resolved.
 
 use std::collections::BTreeSet;
 
@@ -14,40 +14,40 @@ use super::RunError;
 use super::memory::SlotId;
 use crate::kernels::Kernel;
 
-/// Numbers of slots.
+/// Slot ids.
 pub(super) type Slots = SmallVec<[SlotId; 4]>;
 
-/// The number of a pending.
+/// Id of a pending.
 pub(super) type FlightId = usize;
 
 /// A line that does something.
 pub(super) struct Line {
     pub(super) op: &'static str,
     pub(super) loc: Option<Loc>,
-    /// Slots that depend on sizes known only now.
+    /// Slots that depend on sizes known only at run time.
     pub(super) found: Vec<(SlotId, Found)>,
     pub(super) step: Step,
     pub(super) work: Work,
 }
 
-/// How much a line does.
+/// The work of a line.
 pub(super) struct Work {
-    /// With its blocks, each loop as often as it runs; what depends on sizes known later counts nothing.
+    /// Including its blocks, loops multiplied by their length; terms with sizes known only at run time count as 0.
     pub(super) known: Total,
-    /// Without its blocks, where that depends on sizes known later.
+    /// Without its blocks, if that depends on sizes known only at run time.
     pub(super) later: Option<Box<Cost>>,
 }
 
-/// How a slot is found that is not the same at each call.
+/// How to resolve a slot that is not fixed.
 pub(super) enum Found {
-    /// A tensor of this shape lies so many bytes into its region.
+    /// A contiguous tensor of this shape, `offset` bytes into its region.
     At { shape: Vec<Index>, offset: usize },
     /// Result `result` of view `op` applied to slot `of`.
     View { op: Op, of: SlotId, result: usize },
 }
 
 pub(super) enum Step {
-    /// Only slots were to be found.
+    /// The line only resolves slots.
     Nothing,
     Kernel {
         kernel: Kernel,
@@ -55,20 +55,20 @@ pub(super) enum Step {
         args: Slots,
         results: Slots,
     },
-    /// An op of the user's own that has no kernel.
+    /// A user-defined op without a kernel.
     Eval {
         op: Op,
         args: Slots,
         results: Slots,
     },
-    /// Elements are written out; it is counted where communication is what they are for.
+    /// Copies elements; counted if the copy is for communication.
     Copy {
         from: SlotId,
         to: SlotId,
         counted: bool,
     },
-    /// Boxes of operands are put where they belong, unless they are there; the boxes are found at each call where they
-    /// depend on sizes known only then.
+    /// Copies boxes of operands to their places in the result unless they lie there already; boxes that depend on sizes
+    /// known only at run time are computed at each call.
     Join {
         op: Op,
         boxes: Option<Vec<Joined>>,
@@ -88,17 +88,17 @@ pub(super) enum Step {
     Scan(Box<Scan>),
 }
 
-/// Communication begins.
+/// Starts communication.
 pub(super) struct Start {
-    /// The number of its group; none where this rank is in no list of it.
+    /// The number of its group; `None` if this rank is not a member.
     pub(super) group: Option<usize>,
-    /// Operands that take part elsewhere than where they lie, and whether that is counted.
+    /// Operands that are copied before they take part, their destinations, and whether the copy is counted.
     pub(super) copies: Vec<(SlotId, SlotId, bool)>,
-    /// Results that are zeros here, at once.
+    /// Results that are zero on this rank, zeroed at once.
     pub(super) zeros: Slots,
-    /// Results that are zeros here, and lie where peers read until then.
+    /// Results that are zero on this rank, zeroed after the wait because peers read the memory until then.
     pub(super) zeros_after: Slots,
-    /// What peers must be done with.
+    /// Slots whose leases must end before the start.
     pub(super) written: Slots,
     pub(super) calls: Vec<Call>,
     pub(super) flight: FlightId,
@@ -107,7 +107,7 @@ pub(super) struct Start {
 /// One call of a group. A start of several tensors may be several of them.
 pub(super) struct Call {
     pub(super) op: Op,
-    /// The only operand of the op that takes part, where it is not all of them.
+    /// The only operand of the op that takes part, if not all do.
     pub(super) alone: Option<usize>,
     pub(super) operands: Slots,
     pub(super) results: Slots,
@@ -123,26 +123,26 @@ impl Call {
     }
 }
 
-/// What ranks tell each other of an operation.
+/// What ranks tell each other about an operation.
 pub(super) struct Said {
     pub(super) note: Note,
-    /// Of each message, where it is an exchange.
+    /// Per message, for an exchange.
     pub(super) messages: SmallVec<[About; 2]>,
 }
 
-/// What is in flight.
+/// A start in flight.
 pub(super) struct Flight {
     pub(super) group: usize,
     pub(super) pending: SmallVec<[Pending; 1]>,
     pub(super) zeros_after: Slots,
 }
 
-/// Values go from one place to another, all at the same time.
+/// A parallel assignment of values to places.
 #[derive(Default)]
 pub(super) struct Moves {
-    /// These are waited for first.
+    /// Pendings to wait for first.
     pub(super) land: Vec<FlightId>,
-    /// These go on under another number.
+    /// Pendings that stay in flight under a new id.
     pub(super) flights: Vec<(FlightId, FlightId)>,
     pub(super) tensors: Vec<Move>,
 }
@@ -150,13 +150,13 @@ pub(super) struct Moves {
 pub(super) struct Move {
     pub(super) from: SlotId,
     pub(super) to: SlotId,
-    /// Whether one before it may overwrite what it moves.
+    /// Whether an earlier move may overwrite its source.
     pub(super) staged: bool,
 }
 
 pub(super) struct Cond {
     pub(super) condition: SlotId,
-    /// What happens where it is true, and where it is false.
+    /// The branches for true and for false.
     pub(super) branches: [Branch; 2],
 }
 
@@ -168,18 +168,18 @@ pub(super) struct Branch {
 
 pub(super) struct Scan {
     pub(super) length: Index,
-    /// How much an iteration is known to do.
+    /// The known work of one iteration.
     pub(super) iteration: Total,
-    /// The first carries, and what every iteration sees.
+    /// The initial carries, and the operands that every iteration sees.
     pub(super) enter: Moves,
-    /// From a whole to a parameter, an entry for each iteration.
+    /// From a whole tensor to a parameter, one entry per iteration.
     pub(super) slices: Vec<(SlotId, SlotId)>,
     pub(super) body: Vec<Line>,
     /// From a block's results to its parameters.
     pub(super) carry: Moves,
-    /// From a block's result to an entry of a whole, for each iteration.
+    /// From a block's result to an entry of a whole tensor, per iteration.
     pub(super) stacks: Vec<(SlotId, SlotId)>,
-    /// From the last carries to the results.
+    /// From the final carries to the results.
     pub(super) leave: Moves,
 }
 

@@ -1,4 +1,4 @@
-//! Where the largest or the smallest element over dimensions is.
+//! The position of the largest or smallest element over dimensions.
 
 use std::marker::PhantomData;
 
@@ -12,9 +12,9 @@ use super::reduce::{BLOCK, Fold, Max, Min, Plan, fold_run, in_parts, last};
 use super::source::{Offsets, place, strided};
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
-/// Which of two elements is sought; a NaN is before everything.
+/// The order for a maximum or minimum; a NaN precedes everything.
 trait Extreme<C: Number>: Fold<C> {
-    /// Whether `x` is to be taken instead of `best`.
+    /// Whether `x` replaces `best`.
     fn better(best: C, x: C) -> bool;
 }
 
@@ -45,14 +45,14 @@ fn find_places<O: Extreme<F::Compute>, F: Format<Compute: Number>>(
     let plan = Plan::new(&x, dims);
     in_parts(cx, plan.count, out, |start, out| match plan.count {
         0 => out.fill(0),
-        // Columns number their rows in 32 bits.
+        // `columns` counts rows in 32 bits.
         _ if plan.by_rows() || plan.count > u32::MAX as usize => rows::<O, F>(&plan, stored, start, out),
         _ => columns::<O, F>(&plan, stored, start, out),
     });
     Ok(())
 }
 
-/// Calls `work` with each run of the elements that are folded into one, and their number; until it says that it is done.
+/// Calls `work` with each run of the elements folded into one, and the index of its first, until it returns true.
 pub(super) fn each_run<F: Format>(
     plan: &Plan,
     stored: &[F::Stored],
@@ -74,7 +74,7 @@ pub(super) fn each_run<F: Format>(
     }
 }
 
-/// Finds the extreme first, then the first element that is equal to it. The second time a row is in the cache.
+/// Finds the extreme first, then the first element equal to it. In the second pass the row is in the cache.
 fn rows<O: Extreme<F::Compute>, F: Format<Compute: Number>>(
     plan: &Plan,
     stored: &[F::Stored],
@@ -109,7 +109,7 @@ impl<C: Number> Loop for Search<'_, C> {
     fn run(self) -> Option<usize> {
         let nan = self.best.is_not_a_number();
         let hit = |x: &C| *x == self.best || nan && x.is_not_a_number();
-        // Whether one of many is it can be asked of all of them at once.
+        // Tests a whole chunk for a match at once, which vectorises.
         let chunks = self.run.chunks(64).enumerate();
         let any = |chunk: &[C]| chunk.iter().fold(false, |any, x| any | hit(x));
         let (i, chunk) = chunks.into_iter().find(|(_, chunk)| any(chunk))?;
@@ -117,7 +117,7 @@ impl<C: Number> Loop for Search<'_, C> {
     }
 }
 
-/// The best of each column so far, row by row.
+/// The best element of each column so far, row by row.
 fn columns<O: Extreme<F::Compute>, F: Format<Compute: Number>>(
     plan: &Plan,
     stored: &[F::Stored],

@@ -1,12 +1,12 @@
-//! `attention`: keys are taken in blocks, and the softmax follows along, so that no more than a block of scores is
-//! ever held.
+//! `attention`: keys are processed in blocks with an online softmax, so that at most one block of scores is
+//! held.
 //!
-//! For each query the largest score so far, the sum of powers and the weighted sum of values are kept; where a block
-//! brings a larger score, the sums are scaled down. 16-bit floats are computed in `f32`.
+//! For each query the running maximum, the sum of exponentials and the weighted sum of values are kept; if a block
+//! raises the maximum, the sums are rescaled. 16-bit floats are computed in `f32`.
 //!
-//! A NaN among the scores that a query sees makes its result NaN, and so does an infinite score; a score of negative
-//! infinity has no weight, and makes NaN only where a query sees no other. What a query does not see does not reach it,
-//! whatever it holds. A weight too small for its type is 0, which makes NaN of an infinite value.
+//! A NaN or a positive infinity among the scores of visible keys makes the result NaN; a score of negative infinity has
+//! weight 0, and gives NaN only if all visible scores are so. Masked keys and values have no effect, whatever they
+//! hold. A weight that underflows is 0, which gives NaN with an infinite value.
 
 use consort_ir::ops::{Attention, OpDef};
 use consort_types::Dtype;
@@ -27,13 +27,13 @@ pub(crate) static KERNELS: &[Kernel] =
 const QUERIES: usize = 128;
 const KEYS: usize = 512;
 
-/// Heads that share keys are taken together where they have fewer queries than this.
+/// Heads that share keys are processed together if they have fewer queries than this.
 const FEW_QUERIES: usize = 32;
 
-/// Up to so many rows, keys and values are multiplied as they lie: turning them would take longer.
+/// Up to this many rows, keys and values are multiplied in place: a transposition would take longer.
 const FEW_ROWS: usize = 8;
 
-/// What scores are computed in.
+/// The type in which scores are computed.
 trait Score: Gemm + PartialOrd {
     const LOWEST: Self;
     fn from_f64(x: f64) -> Self;
@@ -92,7 +92,7 @@ fn run(
     }
 }
 
-/// Some rows of the result, which lie together and have one head of keys.
+/// Consecutive rows of the result that share a head of keys.
 struct Part<'a, E> {
     out: &'a mut [E],
     /// The first row, counted over all batch entries and heads.
@@ -146,7 +146,7 @@ struct Heads<'a, E> {
 }
 
 impl<'a, E> Heads<'a, E> {
-    /// The matrix of a head.
+    /// The matrix of one head.
     fn head(&self, batch: usize, head: usize) -> Mat<'a, E> {
         let (shape, strides) = (self.view.shape, self.view.strides);
         let start = (batch * strides[0] + head * strides[1]).min(self.data.len());
@@ -158,7 +158,7 @@ struct Task<'a, E: Element> {
     q: Heads<'a, E>,
     k: Heads<'a, E>,
     v: Heads<'a, E>,
-    /// How many heads of q each head of k serves.
+    /// The number of query heads per key head.
     group: usize,
     scale: E::Wide,
     offset: Option<i64>,
@@ -169,7 +169,7 @@ where
     E: Element,
     E::Wide: Score,
 {
-    /// How many keys a row sees.
+    /// The number of keys visible to a row.
     fn seen(&self, row: usize) -> usize {
         let keys = self.k.view.shape[2];
         let query = (row % self.q.view.shape[2]) as i64;
@@ -188,7 +188,7 @@ where
         let (k, v) = (self.k.head(batch, own_head), self.v.head(batch, own_head));
         let end = (0..rows).map(|row| self.seen(part.first + row)).max().unwrap_or(0);
         let keys = KEYS.min(end);
-        // 16-bit keys and values are widened for `gemm`; few rows are multiplied as they lie.
+        // 16-bit keys and values are widened for `gemm`; few rows are multiplied without widening.
         let few = rows <= FEW_ROWS;
         let (wide_keys, wide_values) = if few { (0, 0) } else { (keys * depth, keys * width) };
         let sizes =
@@ -229,7 +229,7 @@ where
                 let all_seen = (0..rows).all(|row| self.seen(part.first + row) >= here.end);
                 let wide = if few { None } else { Some(widen(v, wide_values)) };
                 match wide {
-                    // Hidden keys have weights of 0, of which a value that is not finite makes NaN.
+                    // Masked keys have weight 0, which gives NaN with a value that is not finite.
                     Some(v) if all_seen || is_finite(v.data()) => {
                         gemm(MatMut::new(sums, [rows, width], width), true, scores, v, E::Wide::ONE);
                         continue;
@@ -247,7 +247,7 @@ where
             }
             let rows = part.out.chunks_exact_mut(width).zip(sums.chunks_exact(width));
             for (row, (out, sums)) in rows.enumerate() {
-                // No key is seen: nothing was added up, and nothing is the result.
+                // No visible key: the sums are 0, and so is the result.
                 let seen = self.seen(part.first + row) > 0;
                 let total = if seen { totals[row] } else { E::Wide::ONE };
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out = E::narrow(sum.over(total)));
@@ -274,12 +274,12 @@ fn product<E>(
     }
 }
 
-/// Whether all elements are finite. 0 times others is NaN.
+/// Whether all elements are finite. 0 times any other is NaN.
 fn is_finite<W: Wide>(elements: &[W]) -> bool {
     elements.iter().all(|x| x.times_plus(W::ZERO, W::ZERO) == W::ZERO)
 }
 
-/// One value of up to `KEYS`, by halves, which become loops over vectors. There is at least one.
+/// Reduces up to `KEYS` values to one, by halving, which vectorises. There is at least one.
 #[inline(always)]
 fn fold<W: Copy>(values: &[W], room: &mut [W; KEYS], f: impl Fn(W, W) -> W) -> W {
     let (low, high) = values.split_at(values.len().div_ceil(2));
@@ -295,10 +295,10 @@ fn fold<W: Copy>(values: &[W], room: &mut [W; KEYS], f: impl Fn(W, W) -> W) -> W
     room[0]
 }
 
-/// Makes scores of a query into powers, and lets its sums follow a new maximum.
+/// Turns the scores of a query into exponentials and rescales its sums to a new maximum.
 struct Follow<'a, W> {
     scores: &'a mut [W],
-    /// How many of the keys it sees.
+    /// The number of visible keys.
     seen: usize,
     sums: &'a mut [W],
     total: &'a mut W,
@@ -317,7 +317,7 @@ impl<W: Score> Loop for Follow<'_, W> {
         let mut room = [W::ZERO; KEYS];
         let larger = |a: W, b: W| if b > a { b } else { a };
         let largest = larger(*self.largest, fold(scores, &mut room, larger));
-        // Where all scores are negative infinity, or NaN, nothing is subtracted: the powers are 0, or NaN.
+        // If all scores are negative infinity or NaN, nothing is subtracted: the exponentials are 0 or NaN.
         let from = if largest > W::LOWEST { largest } else { W::ZERO };
         scores.iter_mut().for_each(|score| *score = score.minus(from).exp());
         let total = fold(scores, &mut room, W::plus);

@@ -1,7 +1,7 @@
-//! The machine of all elementwise ops: elements go through in blocks that stay in the nearest cache.
+//! The driver of all elementwise ops: elements are processed in blocks that stay in the L1 cache.
 //!
-//! A micro-kernel computes a run of elements of one type. What is not such a run (other strides, 16-bit floats, an
-//! operand that lies where the result goes) is copied into a block first, and the result out of one afterwards.
+//! A micro-kernel computes a run of elements of one type. Any other operand (strided, 16-bit floats, aliasing the
+//! result) is copied into a block first, and the result is copied out of one afterwards.
 
 use std::array::from_fn;
 
@@ -15,31 +15,31 @@ use super::operand::Storage;
 use super::source::{Source, coalesce};
 use super::{Arg, KernelCx, KernelError, View, ViewMut};
 
-/// Computes one run: operands of one length, and the result.
+/// Computes one run: operands of equal length, and the result.
 pub(crate) type Micro<const N: usize, A, B> = fn([&[A]; N], &mut [B]);
 
-/// How much an op does to an element.
+/// How much an op computes per element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// So little, and with instructions that all machines have, that memory decides how long many elements take.
+    /// So little, with baseline instructions, that large inputs are limited by memory bandwidth.
     Light,
     Short,
-    /// So much that the last elements, fewer than an instruction takes, should go together too.
+    /// So much that the tail, shorter than a vector, should be vectorised too.
     Long,
 }
 
-/// What an op does to one element of each operand.
+/// The scalar function of an elementwise op.
 pub(crate) trait ElementOp<A, const N: usize> {
     /// The type of the result.
     type Out: Copy + Zeroable;
 
-    /// How much it does.
+    /// How much it computes.
     const WORK: Work;
 
-    /// One element; `#[inline(always)]`, so that it becomes part of a loop.
+    /// One element; `#[inline(always)]`, so that it is inlined into a loop.
     fn apply(x: [A; N]) -> Self::Out;
 
-    /// Elements that go through an instruction together.
+    /// Elements that are computed together as a vector.
     #[inline(always)]
     fn lanes<const L: usize>(x: [[A; L]; N]) -> [Self::Out; L]
     where
@@ -53,7 +53,7 @@ pub(crate) trait ElementOp<A, const N: usize> {
     }
 }
 
-/// One element of each operand. It is the same for all ops, unlike a closure in each of them.
+/// One element of each operand. Shared by all ops, unlike a closure in each of them.
 #[inline(always)]
 fn one_of_each<R: AsRef<[A]>, A: Copy + Zeroable, const N: usize>(args: &[R; N], at: usize) -> [A; N] {
     let mut x = [A::zeroed(); N];
@@ -105,7 +105,7 @@ impl<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize> Loop for Elements<'
         }
         match n {
             ..8 => {
-                // Beside elements that nobody looks at.
+                // Pads with elements that are ignored.
                 let mut x = [[A::zeroed(); 8]; N];
                 x.iter_mut().zip(self.args).for_each(|(x, arg)| x[..n].copy_from_slice(&arg[..n]));
                 self.out.copy_from_slice(&O::lanes(x)[..n]);
@@ -116,7 +116,7 @@ impl<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize> Loop for Elements<'
     }
 }
 
-/// Computes `L` elements at a time. The last ones overlap those before them, which then are computed twice.
+/// Computes `L` elements at a time. The last vector overlaps the one before it and recomputes some elements.
 #[inline(always)]
 fn chunks<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize, const L: usize>(
     args: [&[A]; N],
@@ -134,13 +134,13 @@ fn chunks<O: ElementOp<A, N>, A: Copy + Zeroable, const N: usize, const L: usize
     }
 }
 
-/// Threads take turns of so many elements.
+/// Elements per thread task.
 const PART: usize = 1 << 16;
 
 /// Elements of a block.
 const BLOCK: usize = 1024;
 
-/// So few elements go through in one block on the stack: an allocation would take longer than computing them.
+/// Up to this many elements are computed in one block on the stack: an allocation would take longer.
 const FEW: usize = 64;
 
 /// Runs a micro-kernel over all elements.
@@ -170,7 +170,7 @@ pub(crate) fn map<const N: usize, F: Format, G: Format>(
         None => Source::new(arg),
     });
     let sources = sources.collect::<Result<SmallVec<[_; 3]>, KernelError>>()?;
-    // An operand that lies where the result goes is of the result's type.
+    // An operand that aliases the result has the result's type.
     if sources.iter().any(|source| matches!(source, Source::Result)) {
         try_cast_slice::<_, F::Stored>(out).map_err(|error| KernelError(format!("in place: {error}")))?;
     }
@@ -183,8 +183,8 @@ pub(crate) fn map<const N: usize, F: Format, G: Format>(
     Ok(())
 }
 
-/// A copy in row-major order of a large operand whose neighbours along another dimension lie together: blocks would
-/// take one element of each cache line at a time, and a copy takes whole tiles.
+/// A row-major copy of a large operand whose contiguous dimension is not the last: blocks would read one element of
+/// each cache line at a time, whereas a copy reads whole tiles.
 fn turn(cx: &KernelCx<'_>, arg: &Arg<'_>) -> Result<Option<Storage>, KernelError> {
     let Arg::View(view) = arg else { return Ok(None) };
     let n = view.numel();
@@ -198,7 +198,7 @@ fn turn(cx: &KernelCx<'_>, arg: &Arg<'_>) -> Result<Option<Storage>, KernelError
     Ok(Some(storage))
 }
 
-/// The operands, where all can be borrowed whole.
+/// The operands, if all can be borrowed whole.
 #[inline]
 fn all_whole<'a, const N: usize, F: Format>(args: &[Arg<'a>], n: usize) -> Option<[&'a [F::Compute]; N]> {
     let mut whole = [&[][..]; N];
@@ -209,7 +209,7 @@ fn all_whole<'a, const N: usize, F: Format>(args: &[Arg<'a>], n: usize) -> Optio
     Some(whole)
 }
 
-/// The elements of a view that has no gaps.
+/// The elements of a contiguous view.
 #[inline]
 fn whole_elements<'a, T: bytemuck::Pod>(view: &View<'a>, n: usize) -> Option<&'a [T]> {
     if !view.is_contiguous() {
@@ -218,7 +218,7 @@ fn whole_elements<'a, T: bytemuck::Pod>(view: &View<'a>, n: usize) -> Option<&'a
     try_cast_slice(view.bytes.get(..n * size_of::<T>())?).ok()
 }
 
-/// Computes few elements, where each operand is whole, constant or where the result goes.
+/// Computes few elements, if each operand is whole, constant or aliases the result.
 fn map_few<const N: usize, F: Format, G: Format>(
     args: &[Arg<'_>],
     out: &mut [G::Stored],
@@ -254,7 +254,7 @@ fn map_few<const N: usize, F: Format, G: Format>(
     true
 }
 
-/// The elements of a part of the result that begins at `start`.
+/// Computes the part of the result that begins at `start`.
 fn map_part<const N: usize, F: Format, G: Format>(
     sources: &[Source<'_, F>],
     start: usize,

@@ -6,10 +6,10 @@ use super::blocks::{ElementOp, Work, map, micro};
 use super::formats::{Bf16, F16, F32, F64, Format, I32, I64, U8, by_format, to_odd_f32};
 use super::{Arg, KernelCx, KernelError, ViewMut};
 
-/// To the format: of floats to integers towards zero, saturating, NaN as 0; wider integers wrap.
+/// To the format: floats to integers truncate and saturate, NaN gives 0; wider integers wrap.
 struct To<G>(G);
 
-/// To truth values: whether a number differs from 0.
+/// To truth values: whether a number is not 0.
 struct ToTruth;
 
 macro_rules! conversions {
@@ -51,13 +51,13 @@ mod plain {
     plain!(f32 f64 i32 i64 u8);
 }
 
-// The 16-bit floats are computed in `f32`, and their rounding must be the only one.
+// 16-bit floats are computed in `f32`, but must be rounded only once.
 conversions! {
     f32 F16(x) x;
     f32 Bf16(x) x;
     f64 F16(x) to_odd_f32(x);
     f64 Bf16(x) to_odd_f32(x);
-    // Beyond a hundred thousand all are infinite, and up to that an `f32` is exact.
+    // Larger values are infinite in `f16`, and up to 100,000 an `f32` is exact.
     i32 F16(x) x.clamp(-100_000, 100_000) as f32;
     i64 F16(x) x.clamp(-100_000, 100_000) as f32;
     i32 Bf16(x) to_odd_f32(f64::from(x));
@@ -66,8 +66,8 @@ conversions! {
     u8 Bf16(x) f32::from(x);
 }
 
-/// The same number where an `f64` can hold it; else the low bits as one that says whether there are any. An `f64` holds
-/// the rest, and 16-bit floats do not see further.
+/// The same number if an `f64` can hold it; else the low bits become one sticky bit. An `f64` holds the rest exactly,
+/// and rounding to 16 bits is not affected.
 #[inline(always)]
 fn fewer_bits(x: i64) -> i64 {
     const LOW: i64 = 0xfff;

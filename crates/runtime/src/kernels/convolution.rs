@@ -1,9 +1,9 @@
-//! `conv1d` and `conv2d`: what the kernel sees at some places becomes a matrix, which `gemm` multiplies with the
-//! weight. Where a group has few channels of the result, as in depthwise convolutions, rows of x are added up
-//! directly. A convolution over one dimension is one over two, the first of size 1.
+//! `conv1d` and `conv2d`: the patches that the kernel sees become a matrix (im2col), which `gemm` multiplies with the
+//! weight. If a group has few output channels, as in depthwise convolutions, rows of x are accumulated directly. A 1-d
+//! convolution is a 2-d one with a first dimension of size 1.
 //!
-//! Sums of 16-bit floats are made in `f32` and rounded once. Places outside x are zeros in such a matrix, of which an
-//! infinite weight would make NaN; so weights that are not all finite are added up directly too.
+//! Sums of 16-bit floats are accumulated in `f32` and rounded once. Padding becomes zeros in the matrix, which times an
+//! infinite weight would give NaN; so weights that are not all finite are also accumulated directly.
 
 use std::ops::Range;
 
@@ -22,13 +22,13 @@ pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "conv2d", family: "convolution", in_place: false, run: run_2d },
 ];
 
-/// Elements of a block of what the kernel sees: what a quarter of an L2 cache holds.
+/// Elements of a block of the patch matrix: a quarter of an L2 cache.
 const BLOCK: usize = 1 << 16;
 
-/// Fewer channels than this in a group of the result are computed directly.
+/// Groups with fewer output channels are computed directly.
 const FEW_CHANNELS: usize = 4;
 
-/// Sums of a row that are made at a time.
+/// Sums of a row that are computed at a time.
 const ROW: usize = 1024;
 
 fn run_1d(
@@ -68,7 +68,7 @@ fn run_2d(
     run(cx, moves, args, results)
 }
 
-/// How the kernel moves, down and across.
+/// Stride, padding and dilation, down and across.
 struct Moves {
     stride: [usize; 2],
     padding: [usize; 2],
@@ -123,7 +123,7 @@ where
     if out.is_empty() {
         return Ok(());
     }
-    // The weight is read many times, so it is put in order and widened first.
+    // The weight is read many times, so it is made contiguous and widened first.
     let [_, own, high, wide] = weight_shape;
     let mut ordered = Vec::with_capacity(weight_shape.iter().product());
     for at in 0..channels * own * high {
@@ -148,7 +148,7 @@ where
     };
     let places = down * across;
     let mut parts = Vec::new();
-    // A part is a group of an image, or some of its places.
+    // A part is a group of an image, or some of its output positions.
     let step = task.block_places();
     for (i, out) in out.chunks_exact_mut(task.per_group * places).enumerate() {
         let mut rest = MatMut::new(out, [task.per_group, places], places);
@@ -172,11 +172,11 @@ struct Task<'a, E: Element> {
     /// Channels, height and width.
     kernel: [usize; 3],
     weight: &'a [E::Wide],
-    /// Places of the kernel, down and across.
+    /// Output positions, down and across.
     places: [usize; 2],
-    /// Channels of the result in a group.
+    /// Output channels in a group.
     per_group: usize,
-    /// Whether rows of x are added up, with no matrix made of them.
+    /// Whether rows of x are accumulated directly, without a patch matrix.
     direct: bool,
 }
 
@@ -185,12 +185,12 @@ where
     E: Element,
     E::Wide: Gemm,
 {
-    /// How many elements the kernel has for a channel of the result.
+    /// The number of kernel elements per output channel.
     fn depth(&self) -> usize {
         self.kernel.iter().product()
     }
 
-    /// How many places are computed at a time: whole rows where they are computed directly.
+    /// The number of output positions computed at a time: whole rows if computed directly.
     fn block_places(&self) -> usize {
         if self.direct {
             let rows = (BLOCK / self.places[1]).clamp(1, self.places[0]);
@@ -199,7 +199,7 @@ where
         (BLOCK / self.depth().max(1)).next_multiple_of(64)
     }
 
-    /// Some places of a group of an image.
+    /// Computes some output positions of a group of an image.
     fn run(&self, part: usize, places: Range<usize>, mut out: MatMut<'_, E>) {
         let (batch, group) = (part / self.moves.groups, part % self.moves.groups);
         let depth = self.depth();
@@ -220,7 +220,7 @@ where
         });
     }
 
-    /// Adds up rows of x, each times an element of the kernel.
+    /// Accumulates rows of x, each times an element of the kernel.
     fn add_rows(
         &self,
         batch: usize,
@@ -244,7 +244,7 @@ where
         }
     }
 
-    /// Where row `y` of a channel of x begins that the kernel's row `tap` sees at places `row`; none outside x.
+    /// The offset of the row of x that the kernel's row `tap` reads for output row `row`; `None` outside x.
     #[inline(always)]
     fn row_start(&self, batch: usize, channel: usize, row: usize, tap: usize) -> Option<usize> {
         let place = place(row, self.moves.stride[0], tap, self.moves.dilation[0], self.moves.padding[0])?;
@@ -252,7 +252,7 @@ where
         (place < self.shape[2]).then(|| batch * x + channel * y + place * z)
     }
 
-    /// Which of some columns the kernel's column `tap` sees within x, and where the first of them sees.
+    /// The output columns for which the kernel's column `tap` reads inside x, and what it reads for the first of them.
     #[inline(always)]
     fn within(&self, columns: Range<usize>, tap: usize) -> (Range<usize>, usize) {
         let (stride, padding) = (self.moves.stride[1], self.moves.padding[1]);
@@ -265,14 +265,14 @@ where
     }
 }
 
-/// Which element of x the kernel's element `tap` sees at a place; none before x. No product overflows where the rule
-/// of the op held, but what is outside x may be far outside.
+/// The index in x that kernel index `tap` reads for an output position; `None` before x. No product overflows if the
+/// op's rule holds, but positions in the padding may be far outside.
 #[inline(always)]
 fn place(place: usize, stride: usize, tap: usize, dilation: usize, padding: usize) -> Option<usize> {
     place.saturating_mul(stride).saturating_add(tap.saturating_mul(dilation)).checked_sub(padding)
 }
 
-/// Writes what the kernel sees: a row for each of its elements, a column for each place.
+/// Writes the patch matrix: a row for each kernel element, a column for each output position.
 struct See<'a, E: Element> {
     task: &'a Task<'a, E>,
     batch: usize,
@@ -327,7 +327,7 @@ where
     }
 }
 
-/// Adds up what a channel of the result has in a part of a row.
+/// Accumulates part of a row of an output channel.
 struct AddRow<'a, E: Element> {
     task: &'a Task<'a, E>,
     batch: usize,

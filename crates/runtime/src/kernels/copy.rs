@@ -1,8 +1,8 @@
-//! Copies of elements from one layout to another, by their width alone.
+//! Copies of elements from one layout to another, by element width only.
 //!
-//! Dimensions that lie alike on both sides are taken together first. What is left is copied in runs where both sides
-//! have neighbours next to each other, in tiles where the sides disagree about which dimension that is, and one by one
-//! where neither has it.
+//! Adjacent dimensions are coalesced first. The rest is copied in runs if both sides are
+//! contiguous along the same dimension, in tiles if along different ones, and one by one if
+//! neither is.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::{KernelError, View};
 use crate::threads::Threads;
 
-/// A dimension of a copy: how many, and how far apart on both sides. A source may be walked backwards.
+/// A dimension of a copy: its size, and its stride on both sides. A source may have a negative stride.
 #[derive(Clone, Copy, Debug)]
 struct Dim {
     size: usize,
@@ -25,13 +25,13 @@ struct Dim {
 
 type Dims = SmallVec<[Dim; 6]>;
 
-/// Copies of fewer bytes are not worth a second thread.
+/// Smaller copies, in bytes, do not justify a second thread.
 const PART: usize = 1 << 20;
 
-/// Copies a view to storage without gaps, in row-major order.
+/// Copies a view to contiguous storage, in row-major order.
 pub fn copy(threads: &Threads, view: &View<'_>, out: &mut [u8]) -> Result<(), KernelError> {
     let shape = view.shape;
-    // What lies so already, and is too little for several threads, needs no plan.
+    // A small contiguous copy needs no plan.
     if out.len() == view.bytes.len() && out.len() < 2 * PART && is_row_major(shape, view.strides) {
         out.copy_from_slice(view.bytes);
         return Ok(());
@@ -39,7 +39,7 @@ pub fn copy(threads: &Threads, view: &View<'_>, out: &mut [u8]) -> Result<(), Ke
     copy_into(threads, view, out, &Layout { shape: shape.into(), strides: row_major(shape), start: 0 })
 }
 
-/// Copies a view to the places of a layout of its shape, in which no two elements have one place.
+/// Copies a view to a layout of its shape without aliasing elements.
 pub fn copy_into(
     threads: &Threads,
     view: &View<'_>,
@@ -49,12 +49,12 @@ pub fn copy_into(
     let all = view.shape.iter().zip(view.strides).zip(&layout.strides);
     let mut dims: Dims =
         all.map(|((size, from), to)| Dim { size: *size, from: *from as isize, to: *to }).collect();
-    // In the order in which the places lie, whatever the order of the dimensions.
+    // In memory order of the destination, whatever the order of the dimensions.
     dims.sort_by_key(|dim| Reverse(dim.to));
     dispatch(threads, view, 0, out, layout, &dims)
 }
 
-/// Copies a view to storage without gaps, in the opposite order along some dimensions.
+/// Copies a view to contiguous storage, reversed along some dimensions.
 pub fn copy_flipped(
     threads: &Threads,
     view: &View<'_>,
@@ -110,7 +110,7 @@ fn dispatch(
     }
 }
 
-/// How many neighbours always move together and are as wide as one element of a wider type.
+/// The number of adjacent elements that can be moved as one element of a wider type.
 fn pairs(dims: &[Dim], width: usize, from: &[u8], to: &[u8]) -> Option<usize> {
     let (inner, outer) = dims.split_last()?;
     let wide = inner.size;
@@ -135,7 +135,7 @@ fn elements<T: Pod + Send + Sync>(
         vectorize(Copy { dims, from, first, to });
         return Ok(());
     };
-    // A row of the outermost dimension ends before the next begins, so rows can be given to threads.
+    // Rows of the outermost dimension do not overlap, so they can be distributed over threads.
     let rows = (PART * outer.size).div_ceil(bytes).max(1);
     let parts = to.chunks_mut(rows.saturating_mul(outer.to)).enumerate().collect();
     threads.for_each(parts, |(i, to)| {
@@ -147,7 +147,7 @@ fn elements<T: Pod + Send + Sync>(
     Ok(())
 }
 
-/// The dimensions that count, with those taken together that lie like one on both sides.
+/// The dimensions larger than 1, coalesced where they are adjacent on both sides.
 fn coalesced(dims: &[Dim]) -> Dims {
     let mut out: Dims = SmallVec::new();
     for dim in dims.iter().filter(|dim| dim.size != 1) {
@@ -167,7 +167,7 @@ fn coalesced(dims: &[Dim]) -> Dims {
 struct Copy<'a, T> {
     dims: &'a [Dim],
     from: &'a [T],
-    /// Where the first element lies in the source.
+    /// The offset of the first element in the source.
     first: usize,
     to: &'a mut [T],
 }
@@ -233,8 +233,8 @@ fn each<'a, T: Pod>(to: &mut [T], from: impl Iterator<Item = &'a T>) {
     }
 }
 
-/// Where each inner part begins, in the source and in the destination. It is an iterator and not a function that takes
-/// a closure, because a closure is compiled apart from the loop, without its instruction set.
+/// The offsets of each inner part, in the source and in the destination. An iterator, because a closure would be
+/// compiled apart from the loop, without its instruction set.
 struct Parts<'a> {
     dims: &'a [Dim],
     at: SmallVec<[usize; 6]>,
@@ -255,7 +255,7 @@ impl Iterator for Parts<'_> {
         let here = self.next?;
         let (mut from, mut to) = here;
         self.next = None;
-        // The innermost dimension goes on; one that is at its end starts again and the next one out goes on.
+        // Increments the innermost dimension; at its end it wraps and carries into the next outer one.
         for (at, dim) in self.at.iter_mut().zip(self.dims).rev() {
             *at += 1;
             if *at < dim.size {
@@ -270,16 +270,16 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// A matrix with fewer rows or columns is copied one by one.
+/// A matrix with fewer rows or columns is copied element by element.
 const FEW: usize = 4;
 
-/// How many rows and columns a tile of a transpose has.
+/// Rows and columns of a tile of a transpose.
 const TILE: usize = 16;
 
-/// How many rows and columns are gone through before the next: so many pages a processor can find at once.
+/// Rows and columns per block: as many pages as the TLB holds.
 const BLOCK: usize = 256;
 
-/// Copies a matrix whose rows lie next to each other in the source, and whose columns do in the destination.
+/// Copies a matrix with row stride 1 in the source and column stride 1 in the destination.
 #[inline(always)]
 fn transpose<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim) {
     for j in (0..columns.size).step_by(BLOCK) {
@@ -292,15 +292,15 @@ fn transpose<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim) {
 #[inline(always)]
 fn block<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim, is: Range<usize>, js: Range<usize>) {
     let stride = columns.from as usize;
-    // Lines of a tile that lie a power of two apart share a place in the cache. So a tile is turned in a buffer, and
-    // each line is read and written once and whole.
+    // Lines of a tile that are a power of two apart compete for one cache set. So a tile is transposed in a buffer, and
+    // each line is read and written once, whole.
     let (mut tile, mut other) = (Tile([T::zeroed(); TILE * TILE]), Tile([T::zeroed(); TILE * TILE]));
     for j in js.clone().step_by(TILE) {
         for i in is.clone().step_by(TILE) {
             let (height, width) = (TILE.min(is.end - i), TILE.min(js.end - j));
             let (sources, places) =
                 (Lines { first: j * stride + i, stride }, Lines { first: i * rows.to + j, stride: rows.to });
-            // The lengths are constants wherever they can be, so that most lines are moved by two instructions.
+            // The lengths are constants if possible, so that most lines are moved by two instructions.
             if (height, width) == (TILE, TILE) {
                 turn(from, to, (TILE, TILE), sources, places, &mut tile, &mut other);
             } else {
@@ -310,11 +310,11 @@ fn block<T: Pod>(from: &[T], to: &mut [T], rows: Dim, columns: Dim, is: Range<us
     }
 }
 
-/// A tile, or the buffer in which it is turned. Its vectors do not cross cache lines.
+/// A tile, or the buffer in which it is transposed. Aligned so that vectors do not cross cache lines.
 #[repr(align(64))]
 struct Tile<T>([T; TILE * TILE]);
 
-/// Where the lines of a tile begin.
+/// The offsets of the lines of a tile.
 struct Lines {
     first: usize,
     stride: usize,
@@ -334,7 +334,7 @@ fn turn<T: Pod>(
         let at = sources.first + k * sources.stride;
         line[..height].copy_from_slice(&from[at..at + height]);
     }
-    // Four riffles turn the four bits of a column's number into those of a row's.
+    // Four riffles exchange the four bits of the column number with those of the row number.
     riffle(tile, other);
     riffle(other, tile);
     riffle(tile, other);
@@ -345,7 +345,7 @@ fn turn<T: Pod>(
     }
 }
 
-/// The two halves of a list, one element of each by turns.
+/// Interleaves the two halves of a list.
 #[inline(always)]
 fn riffle<T: Pod>(from: &[T; TILE * TILE], to: &mut [T; TILE * TILE]) {
     let (low, high) = from.split_at(TILE * TILE / 2);
@@ -412,7 +412,7 @@ mod tests {
             let mut out = vec![0u16; layout.numel()];
             copy(&Threads::ONE, &view(&from, &layout), bytemuck::cast_slice_mut(&mut out)).unwrap();
             assert_eq!(out, plain(&from, &layout), "{layout:?}");
-            // The same into a box of a larger tensor, whose other elements stay.
+            // The same into a box of a larger tensor, whose other elements must not change.
             let shape: Vec<usize> = layout.shape.iter().map(|size| size + 2).collect();
             let mut box_ = Layout::contiguous(&shape);
             (0..shape.len()).for_each(|i| box_ = box_.narrowed(i, 1, layout.shape[i]));
@@ -436,7 +436,7 @@ mod tests {
             copy(&Threads::new(2), &view(&from, &layout), bytemuck::cast_slice_mut(&mut two)).unwrap();
             assert_eq!(one, plain(&from, &layout));
             assert_eq!(one, two);
-            // Into a turned box.
+            // Into a transposed box.
             let [height, width] = [layout.shape[0], layout.shape[1]];
             let whole = Layout::contiguous(&[width + 1, height + 2]);
             let turned = whole.narrowed(0, 1, width).narrowed(1, 2, height).permuted(&[1, 0]);

@@ -50,7 +50,7 @@ fn iota(
         Dtype::F32 => count(out, dim, |i| i as f32),
         Dtype::F64 => count(out, dim, |i| i as f64),
         Dtype::F16 => count(out, dim, |i| f16::from_f32(i as f32).to_bits()),
-        // Rounding to f32 first could give another nearest value.
+        // Rounding to f32 first would round twice.
         Dtype::Bf16 => count(out, dim, |i| bf16::from_f64(Dtype::Bf16.round(i as f64)).to_bits()),
         Dtype::I32 => count(out, dim, |i| i as i32),
         Dtype::I64 => count(out, dim, |i| i as i64),
@@ -58,7 +58,7 @@ fn iota(
     }
 }
 
-/// Writes its place along a dimension to each element.
+/// Writes to each element its index along a dimension.
 fn count<T: Pod>(out: &mut ViewMut<'_>, dim: usize, number: impl Fn(usize) -> T) -> Result<(), KernelError> {
     let (size, run) = (out.shape[dim], out.shape[dim + 1..].iter().product::<usize>());
     let block = size * run;
@@ -66,7 +66,7 @@ fn count<T: Pod>(out: &mut ViewMut<'_>, dim: usize, number: impl Fn(usize) -> T)
     if elements.is_empty() {
         return Ok(());
     }
-    // The first block is counted, the others are copies of it.
+    // The first block is computed, the others are copies of it.
     let (first, others) = elements.split_at_mut(block);
     if run == 1 {
         first.iter_mut().enumerate().for_each(|(i, x)| *x = number(i));

@@ -9,13 +9,13 @@ use super::numbers::Number;
 use super::operand::attributes;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
-/// Elements that are summed up in a type of their own.
+/// Elements with a wider accumulator.
 trait Summed: Number {
-    /// The type of sums.
+    /// The accumulator type.
     type Total: Number;
-    /// An element as a sum.
+    /// An element converted to the accumulator type.
     fn total(self) -> Self::Total;
-    /// A sum as an element.
+    /// The accumulator rounded to an element.
     fn element(total: Self::Total) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! What products need of an element type: what it is multiplied and summed in, and how it gets there and back.
+//! Element types of products: the type they are multiplied and summed in, and the conversions to and from it.
 //!
 //! All of it is plain arithmetic without branches, so that loops over it are vectorised.
 
@@ -11,7 +11,7 @@ use crate::kernels::formats::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub(crate) trait Wide: Element<Wide = Self> + PartialEq {
     const ZERO: Self;
     const ONE: Self;
-    /// `self * by + to`, for integers modulo their width.
+    /// `self * by + to`; integers wrap.
     fn times_plus(self, by: Self, to: Self) -> Self;
     fn plus(self, other: Self) -> Self;
 }
@@ -22,11 +22,11 @@ pub(crate) trait Element: Pod + Send + Sync {
     fn wide(self) -> Self::Wide;
     /// The nearest value of this type.
     fn narrow(wide: Self::Wide) -> Self;
-    /// The same elements, where they are wide already.
+    /// The same elements, if they already have the wide type.
     fn as_wide(_: &[Self]) -> Option<&[Self::Wide]> {
         None
     }
-    /// The same to be written.
+    /// The same, mutable.
     fn as_wide_mut(_: &mut [Self]) -> Option<&mut [Self::Wide]> {
         None
     }
@@ -93,7 +93,7 @@ macro_rules! itself {
 float!(f32 f64);
 integer!(i32 i64);
 
-// Sums of bytes modulo 256 are sums of words modulo 2^32, cut off once.
+// A wrapping sum of bytes is a wrapping sum of 32-bit words, truncated once.
 impl Element for u8 {
     type Wide = i32;
     #[inline(always)]

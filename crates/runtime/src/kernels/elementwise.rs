@@ -1,7 +1,7 @@
 //! The elementwise ops: what each does to one element, for every type that it takes.
 //!
-//! 16-bit floats are computed in `f32` and rounded once; truth values are bytes of 0 and 1. Arithmetic, comparisons
-//! and conversions give the same bits as the definitions; of the functions, `math` says how far they may be.
+//! 16-bit floats are computed in `f32` and rounded once; truth values are bytes of 0 and 1. Arithmetic, comparisons and
+//! conversions are bit-identical to the definitions; `math` states the errors of the functions.
 
 use consort_ir::ops::OpDef;
 use consort_types::Dtype;
@@ -98,7 +98,7 @@ ops! {
     Gelu[x] f32 => same: single::gelu(x), f64 => same: wide_gelu(x);
 }
 
-// What the standard library computes one by one.
+// Scalar functions of the standard library.
 ops! {
     Short
     Pow[x, y] f32 => same: f64::from(x).powf(f64::from(y)) as f32, f64 => same: x.powf(y),
@@ -106,7 +106,7 @@ ops! {
     Atan2[y, x] f32 => same: f64::from(y).atan2(f64::from(x)) as f32, f64 => same: y.atan2(x);
 }
 
-/// Ops of angles, which are few beyond `MAX_ANGLE`: those go one by one through the standard library.
+/// Trigonometric ops: the few angles beyond `MAX_ANGLE` are computed one by one by the standard library.
 macro_rules! angles {
     ($($op:ident($name:ident);)*) => {$(
         struct $op;
@@ -147,7 +147,7 @@ angles! {
     Cos(cos);
 }
 
-/// A power of integers, which wraps; a negative one is rounded towards zero, that of 0 too.
+/// An integer power, wrapping; negative exponents round towards zero, also for base 0.
 fn power(mut base: i64, exponent: i64) -> i64 {
     let Ok(mut rest) = u64::try_from(exponent) else {
         return if base.unsigned_abs() == 1 { power(base, exponent & 1) } else { 0 };
@@ -164,7 +164,7 @@ fn power(mut base: i64, exponent: i64) -> i64 {
 }
 
 fn wide_gelu(x: f64) -> f64 {
-    // At -inf the product would be 0 * inf; the limit comes from below zero.
+    // At -inf the product would be 0 * inf = NaN; the limit is -0.
     if x == f64::NEG_INFINITY { -0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
 }
 
@@ -173,7 +173,7 @@ fn operand_dtype(args: &[Arg<'_>], result: &ViewMut<'_>) -> Dtype {
     if let Some(Arg::View(view)) = args.first() { view.dtype } else { result.dtype }
 }
 
-/// What a format is computed in.
+/// The type in which a format is computed.
 type Compute<F> = <F as Format>::Compute;
 
 /// Ops over floats.
@@ -219,7 +219,7 @@ where
     by_format!(result.dtype, F => map::<N, F, F>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
-/// Questions about floats.
+/// Predicates on floats.
 fn float_questions<O, const N: usize>(
     cx: &KernelCx<'_>,
     _op: &dyn OpDef,
@@ -233,7 +233,7 @@ where
     by_format!(operand_dtype(args, result), floats F => map::<N, F, U8>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
-/// Questions about elements of any type.
+/// Predicates on elements of any type.
 fn questions<O, const N: usize>(
     cx: &KernelCx<'_>,
     _op: &dyn OpDef,
@@ -248,7 +248,7 @@ where
     by_format!(operand_dtype(args, result), F => map::<N, F, U8>(cx, args, result, micro::<O, Compute<F>, N>))
 }
 
-/// The complement, of which truth values have their own.
+/// The complement; logical for truth values.
 fn complement(
     cx: &KernelCx<'_>,
     op: &dyn OpDef,
@@ -261,7 +261,7 @@ fn complement(
     }
 }
 
-/// A choice moves elements, so only their size matters.
+/// A select only moves elements, so only their size matters.
 fn choice(
     _cx: &KernelCx<'_>,
     _op: &dyn OpDef,

@@ -1,25 +1,25 @@
-//! How elements are stored and in which type they are computed: 16-bit floats in `f32`, all others as they are.
+//! The storage and computation types of elements: 16-bit floats compute in `f32`, all others in their own type.
 
 use bytemuck::Pod;
 
 use super::isa::{Loop, vectorize};
 
-/// An element type as kernels see it.
+/// An element type: how it is stored and computed with.
 pub(crate) trait Format: Copy + Send + Sync + 'static {
-    /// How it lies in storage.
+    /// The stored representation.
     type Stored: Pod + Send + Sync;
-    /// What is computed with.
+    /// The type that kernels compute in.
     type Compute: Pod + Send + Sync;
 
-    /// The stored elements, where they are what is computed with.
+    /// The stored elements, if they need no conversion for computing.
     fn borrow(stored: &[Self::Stored]) -> Option<&[Self::Compute]>;
-    /// The stored elements to be written, where they are what is computed with.
+    /// The stored elements, mutable, if they need no conversion for computing.
     fn borrow_mut(stored: &mut [Self::Stored]) -> Option<&mut [Self::Compute]>;
-    /// One element.
+    /// Converts one element.
     fn widen(x: Self::Stored) -> Self::Compute;
-    /// Elements for computing. Both have one length.
+    /// Converts elements for computing. Both slices must have the same length.
     fn load(from: &[Self::Stored], to: &mut [Self::Compute]);
-    /// Elements for storage, rounded. Both have one length.
+    /// Rounds elements for storage. Both slices must have the same length.
     fn store(from: &[Self::Compute], to: &mut [Self::Stored]);
 }
 
@@ -65,7 +65,7 @@ plain! {
     I64(i64);
     /// Bytes and truth values.
     U8(u8);
-    /// Two bytes of which only the place matters.
+    /// 16 bits that are only moved, never computed with.
     Bits16(u16);
 }
 
@@ -107,8 +107,8 @@ sixteen_bits! {
     Bf16(bf16_to_f32, f32_to_bf16);
 }
 
-/// Evaluates an expression in which a name stands for the format of an element type: `by_format!(dtype, F => f::<F>())`
-/// for all types, with `floats F` or `ints F` for those alone; others are an error. Truth values are bytes.
+/// Evaluates an expression with a name bound to the format of an element type: `by_format!(dtype, F => f::<F>())` for
+/// all types, with `floats F` or `ints F` for those alone; others are an error. Truth values are bytes.
 macro_rules! by_format {
     ($dtype:expr, $format:ident => $work:expr) => {
         match $dtype {
@@ -146,11 +146,11 @@ impl<A: Pod, B: Pod, F: Fn(A) -> B> Loop for Convert<'_, A, B, F> {
     }
 }
 
-/// The value of an `f16`; it is exact.
+/// The value of an `f16`, exactly.
 #[inline(always)]
 pub(crate) fn f16_to_f32(x: u16) -> f32 {
     let bits = u32::from(x & 0x7fff) << 13;
-    // The product moves the exponent, and makes normal what was not.
+    // The product rebiases the exponent and normalises subnormals.
     let value = f32::from_bits(bits) * f32::from_bits(0x7780_0000);
     let value = if x & 0x7c00 == 0x7c00 { f32::from_bits(bits | 0x7f80_0000) } else { value };
     f32::from_bits(value.to_bits() | u32::from(x & 0x8000) << 16)
@@ -160,9 +160,9 @@ pub(crate) fn f16_to_f32(x: u16) -> f32 {
 #[inline(always)]
 pub(crate) fn f32_to_f16(x: f32) -> u16 {
     let size = x.to_bits() & 0x7fff_ffff;
-    // Rounds at bit 13; a carry goes on into the exponent, and at the top into infinity.
+    // Rounds at bit 13; a carry propagates into the exponent, and at the top into infinity.
     let normal = size.wrapping_add(0xfff).wrapping_add(size >> 13 & 1).wrapping_sub(112 << 23) >> 13;
-    // Below the normal numbers, the sum with 0.5 has the result in its last bits, rounded.
+    // For subnormals, the sum with 0.5 has the rounded result in its last bits.
     let small = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let value = if size < 0x3880_0000 { small } else { normal };
     let value = if size >= 0x4780_0000 { 0x7c00 } else { value };
@@ -170,7 +170,7 @@ pub(crate) fn f32_to_f16(x: f32) -> u16 {
     (value | x.to_bits() >> 16 & 0x8000) as u16
 }
 
-/// The value of a `bf16`; it is exact.
+/// The value of a `bf16`, exactly.
 #[inline(always)]
 pub(crate) fn bf16_to_f32(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
@@ -181,12 +181,12 @@ pub(crate) fn bf16_to_f32(x: u16) -> f32 {
 pub(crate) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff).wrapping_add(bits >> 16 & 1) >> 16;
-    // The carry of a NaN could make it infinite.
+    // The carry could turn a NaN into infinity.
     (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
-/// `x` if it is an `f32`, else the one of its two neighbours whose last bit is 1: rounding that to 16 bits gives what
-/// rounding `x` itself would.
+/// `x` if it is an `f32`, else its neighbour whose last bit is 1 (round to odd): rounding that to 16 bits gives the
+/// same as rounding `x` directly.
 #[inline(always)]
 pub(crate) fn to_odd_f32(x: f64) -> f32 {
     let near = x as f32;
@@ -213,7 +213,7 @@ mod tests {
             assert!(same(f64::from(f16_to_f32(bits)), value(Dtype::F16, bits)), "{bits:#x}");
             assert!(same(f64::from(bf16_to_f32(bits)), value(Dtype::Bf16, bits)), "{bits:#x}");
         }
-        // All exponents and all patterns of the bits that decide how to round.
+        // All exponents, and all patterns of the bits that decide rounding.
         for high in 0..1u32 << 20 {
             for low in [0, 1, 0x7ff, 0x800, 0x801, 0xfff] {
                 let x = f32::from_bits(high << 12 | low);

@@ -1,7 +1,7 @@
-//! Normal random numbers from words, many at once, with the bits of `consort_ir::random::normal`.
+//! Normal random numbers from words, vectorised, bit-identical to `consort_ir::random::normal`.
 //!
-//! That one is defined by `log` and `cos` of `libm`. Here are the same operations in the same order, with choices in the
-//! place of branches, so that a compiler can do them in vectors. Angles so close to a multiple of a right angle that
+//! The definition uses `log` and `cos` of `libm`. This file does the same operations in the same order, with selects
+//! instead of branches, so that the compiler can vectorise them. Angles so close to a multiple of a right angle that
 //! `libm` reduces them with more digits are left to the definition.
 
 #![allow(clippy::excessive_precision, reason = "the digits are those of the definition")]
@@ -38,7 +38,7 @@ fn fraction(first: u32, second: u32) -> f64 {
 /// The logarithm of a number above 2^-54 and not above 1.
 #[inline(always)]
 fn log(x: f64) -> f64 {
-    // To a number between the root of a half and that of 2, and a power of two.
+    // Reduces x to a number between sqrt(1/2) and sqrt(2), and a power of two.
     let bits = x.to_bits().wrapping_add((0x3ff0_0000 - 0x3fe6_a09e) << 32);
     let power = f64::from((bits >> 52) as i32 - 0x3ff);
     let x = f64::from_bits((bits & 0x000f_ffff_ffff_ffff) + (0x3fe6_a09e << 32));
@@ -57,7 +57,7 @@ fn log(x: f64) -> f64 {
         + power * 6.93147180369123816490e-01
 }
 
-/// The cosine of an angle in a circle, and whether it lies too close to a multiple of a right angle.
+/// The cosine of an angle within one turn, and whether it is too close to a multiple of a right angle.
 #[inline(always)]
 fn cos(x: f64) -> (f64, bool) {
     let high = (x.to_bits() >> 32) as u32;
@@ -66,7 +66,7 @@ fn cos(x: f64) -> (f64, bool) {
         + u32::from(high > 0x400f_6a7a)
         + u32::from(high > 0x4015_fdbc);
     let n = f64::from(quarters as i32);
-    // A right angle in two parts, the first of 33 bits.
+    // A right angle as a sum of two parts, the first with 33 bits.
     let z = x - n * 1.57079632673412561417e+00;
     let tail = n * 6.07710050650619224932e-11;
     let y0 = z - tail;
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_number_has_the_bits_of_the_definition() {
-        // The ends of both fractions, angles at and around multiples of an eighth of a circle, and many others.
+        // The ends of both fractions, angles around multiples of an eighth of a turn, and many others.
         let ends = [0, 1, 0x7ff, 0x800, 0x8000_0000, u32::MAX - 0x7ff, u32::MAX];
         let mut list: Vec<[u32; 4]> = Vec::new();
         for eighth in 0..8u32 {

@@ -1,21 +1,21 @@
 //! Matrices with strides, and their product by the `gemm` crate, which takes pointers.
 //!
-//! A [`Mat`] and a [`MatMut`] are checked when they are made, so that whoever holds one may multiply it.
+//! A [`Mat`] and a [`MatMut`] are checked on construction, so multiplying them is safe.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::kernels::element::{Element, Wide};
 
-/// A matrix that is read. Strides count elements; 0 repeats.
+/// A matrix for reading. Strides are in elements; 0 broadcasts.
 #[derive(Clone, Copy)]
 pub(crate) struct Mat<'a, T> {
     data: &'a [T],
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// How far apart rows lie.
+    /// The stride between rows.
     pub(crate) rs: usize,
-    /// How far apart columns lie.
+    /// The stride between columns.
     pub(crate) cs: usize,
 }
 
@@ -31,7 +31,7 @@ impl<'a, T> Mat<'a, T> {
         Mat { data, rows, cols, rs, cs }
     }
 
-    /// Rows and columns exchanged.
+    /// The transpose.
     pub(crate) fn t(self) -> Mat<'a, T> {
         Mat { data: self.data, rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs }
     }
@@ -43,18 +43,18 @@ impl<'a, T> Mat<'a, T> {
         Mat::new(&self.data[start..], [rows.len(), cols.len()], [self.rs, self.cs])
     }
 
-    /// A row, where its elements lie one after another.
+    /// A row, if its elements are contiguous.
     pub(crate) fn row(self, row: usize) -> Option<&'a [T]> {
         (self.cs == 1).then(|| &self.data[row * self.rs..][..self.cols])
     }
 
-    /// The elements from the first on, with whatever lies between them.
+    /// The elements from the first on, including any gaps between them.
     pub(crate) fn data(self) -> &'a [T] {
         self.data
     }
 }
 
-/// A matrix that is written. No two of its elements lie in one place.
+/// A matrix for writing. No two of its elements alias.
 pub(crate) struct MatMut<'a, T> {
     at: *mut T,
     pub(crate) rows: usize,
@@ -68,7 +68,7 @@ pub(crate) struct MatMut<'a, T> {
 unsafe impl<T: Send> Send for MatMut<'_, T> {}
 
 impl<'a, T: Element> MatMut<'a, T> {
-    /// A matrix in row-major order, whose rows lie `stride` apart.
+    /// A row-major matrix whose rows are `stride` apart.
     pub(crate) fn new(data: &'a mut [T], [rows, cols]: [usize; 2], stride: usize) -> MatMut<'a, T> {
         if rows > 0 && cols > 0 {
             let span = (rows - 1).checked_mul(stride).and_then(|last| last.checked_add(cols));
@@ -78,12 +78,12 @@ impl<'a, T: Element> MatMut<'a, T> {
         MatMut { at: data.as_mut_ptr(), rows, cols, rs: stride, cs: 1, life: PhantomData }
     }
 
-    /// The same for a shorter time.
+    /// A reborrow with a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> MatMut<'_, T> {
         MatMut { life: PhantomData, ..*self }
     }
 
-    /// Rows and columns exchanged.
+    /// The transpose.
     pub(crate) fn t(self) -> MatMut<'a, T> {
         MatMut { rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs, ..self }
     }
@@ -101,12 +101,12 @@ impl<'a, T: Element> MatMut<'a, T> {
         (left.t(), right.t())
     }
 
-    /// Some of its columns.
+    /// A range of its columns.
     pub(crate) fn cols(self, cols: Range<usize>) -> MatMut<'a, T> {
         self.split_cols(cols.start).1.split_cols(cols.len()).0
     }
 
-    /// A row, where its elements lie one after another.
+    /// A row, if its elements are contiguous.
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> Option<&mut [T]> {
         assert!(row < self.rows, "a row of the matrix");
@@ -116,7 +116,7 @@ impl<'a, T: Element> MatMut<'a, T> {
         (self.cs == 1).then(|| unsafe { std::slice::from_raw_parts_mut(at, self.cols) })
     }
 
-    /// Writes a part of a row, each element rounded.
+    /// Writes part of a row, rounding each element.
     #[inline(always)]
     pub(crate) fn put(&mut self, row: usize, col: usize, values: &[T::Wide]) {
         assert!(
@@ -136,22 +136,22 @@ impl<'a, T: Element> MatMut<'a, T> {
     }
 }
 
-/// Types that the `gemm` crate multiplies. It tells them by their type and takes no others of ours.
+/// Types that the `gemm` crate multiplies. It dispatches on the type and supports no others of ours.
 pub(crate) trait Gemm: Wide {}
 
 impl Gemm for f32 {}
 impl Gemm for f64 {}
 
-/// The product of two square matrices by the `gemm` crate and nothing else, for whoever measures beside it.
+/// The product of two square matrices by the `gemm` crate alone, as a baseline for measurements.
 ///
 /// # Panics
-/// If the matrices have another size.
+/// If a matrix has another size.
 pub fn gemm_alone(n: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
     let matrix = |data| Mat::new(data, [n, n], [n, 1]);
     gemm(MatMut::new(out, [n, n], n), false, matrix(a), matrix(b), 1.0);
 }
 
-/// `out = scale * a * b`, or that added to what is there.
+/// `out = scale * a * b`, or `out += scale * a * b` if `add`.
 pub(crate) fn gemm<T: Gemm>(out: MatMut<'_, T>, add: bool, a: Mat<'_, T>, b: Mat<'_, T>, scale: T) {
     assert!(out.rows == a.rows && out.cols == b.cols && a.cols == b.rows, "sizes that fit");
     let (rs, cs) = (out.rs as isize, out.cs as isize);

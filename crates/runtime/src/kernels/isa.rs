@@ -1,13 +1,13 @@
-//! Loops compiled for each instruction set, one of which is chosen when the program runs.
+//! Loops compiled for each instruction set, with one chosen at run time.
 //!
 //! A loop is written once, as a [`Loop`] whose `run` is `#[inline(always)]`, in plain Rust that a compiler can
 //! vectorise. `mul_add` is one instruction wherever there is a wide instruction set.
 
 use std::sync::OnceLock;
 
-/// A computation to be compiled for each instruction set. Mark `run` `#[inline(always)]`, and what it calls too.
+/// A computation compiled for each instruction set. Mark `run` and everything it calls `#[inline(always)]`.
 pub trait Loop {
-    /// What it gives.
+    /// The result.
     type Output;
     /// Computes.
     fn run(self) -> Self::Output;
@@ -20,11 +20,11 @@ pub enum Isa {
     Avx512,
     /// 256-bit vectors.
     Avx2,
-    /// What every machine of this kind has: NEON on 64-bit ARM, SSE2 on x86-64.
+    /// The baseline of the architecture: NEON on 64-bit ARM, SSE2 on x86-64.
     Baseline,
 }
 
-/// The instruction set of this machine. `CONSORT_ISA` (`avx2`, `baseline`) asks for a smaller one.
+/// The instruction set of this machine. `CONSORT_ISA` (`avx2`, `baseline`) selects a smaller one.
 pub fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
@@ -52,7 +52,7 @@ fn detect() -> Isa {
     Isa::Baseline
 }
 
-/// Runs a loop as it was compiled for this machine.
+/// Runs a loop in the version for this machine.
 #[inline]
 pub fn vectorize<L: Loop>(work: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
@@ -66,12 +66,12 @@ pub fn vectorize<L: Loop>(work: L) -> L::Output {
     work.run()
 }
 
-/// Bytes that no core has in a cache of its own.
+/// More bytes than a core's private caches hold.
 const STREAM: usize = 4 << 20;
 
-/// The same for a loop that does little to each element, over so many bytes of operands and result. What comes from
-/// memory decides its time, and AMD's cores get it sooner with short vectors: from pages of 4 KiB an addition of 16 MiB
-/// takes 1.2 times as long with 512 bits as with 128.
+/// The same for a loop that does little per element, over `bytes` of operands and result. Memory bandwidth limits it,
+/// and AMD's cores do better with short vectors: with 4 KiB pages an addition of 16 MiB takes 1.2 times as long with
+/// 512 bits as with 128.
 #[inline]
 pub(crate) fn stream<L: Loop>(work: L, bytes: usize) -> L::Output {
     if bytes > STREAM && prefers_short_vectors() { work.run() } else { vectorize(work) }

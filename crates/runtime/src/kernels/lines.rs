@@ -1,4 +1,4 @@
-//! Ops along one dimension: rows where it is the last, else many columns next to each other.
+//! Ops along one dimension: by rows if it is the last, else by blocks of adjacent columns.
 
 use std::hint::black_box;
 use std::iter::repeat;
@@ -8,12 +8,12 @@ use super::numbers::Number;
 use super::source::Source;
 use super::{Arg, KernelCx, KernelError, ViewMut};
 
-/// How a tensor lies around a dimension.
+/// The extents of a tensor around a dimension.
 #[derive(Clone, Copy)]
 pub(super) struct Lines {
-    /// Elements along the dimension.
+    /// The size of the dimension.
     pub(super) size: usize,
-    /// Elements from one of them to the next: those of the dimensions within.
+    /// The stride of the dimension: the product of the sizes inside it.
     pub(super) inner: usize,
 }
 
@@ -23,10 +23,10 @@ impl Lines {
     }
 }
 
-/// Threads take turns of about so many elements.
+/// Approximate number of elements per thread task.
 const PART: usize = 1 << 16;
 
-/// Calls `work` with parts of a tensor, each some multiple of `unit` long, and where they begin.
+/// Calls `work` with parts of a tensor, each a multiple of `unit` long, and their offsets.
 fn in_parts<T: Send>(cx: &KernelCx<'_>, unit: usize, out: &mut [T], work: impl Fn(usize, &mut [T]) + Sync) {
     let part = (PART / unit).max(1) * unit;
     if cx.threads.count() > 1 && out.len() > part {
@@ -37,7 +37,7 @@ fn in_parts<T: Send>(cx: &KernelCx<'_>, unit: usize, out: &mut [T], work: impl F
     }
 }
 
-/// Calls `work` with each row of the operand and of the result. Where there is no row of the operand, its elements are
+/// Calls `work` with each row of the operand and of the result. Without a row of the operand, the elements are already
 /// in the row of the result.
 pub(super) fn each_row<F: Format>(
     cx: &KernelCx<'_>,
@@ -62,7 +62,7 @@ pub(super) fn each_row<F: Format>(
                 F::store(&block, out);
             } else if let Some(row) = F::borrow_mut(out) {
                 let from = source.borrow(at, size);
-                // An operand that lies where the result goes is there already.
+                // An operand that aliases the result is in place already.
                 if from.is_none() && !matches!(source, Source::Result) {
                     source.copy(at, &[], row);
                 }
@@ -73,13 +73,13 @@ pub(super) fn each_row<F: Format>(
     Ok(())
 }
 
-/// Elements that go through instructions together. They are held by value, so that a compiler keeps them in registers.
+/// Elements per vector step. They are held by value, so that the compiler keeps them in registers.
 const LANES: usize = 16;
 
-/// Elements that are summed up before the sum goes to that of others, so that no sum is made of too many steps.
+/// Elements per partial sum, so that no sum takes too many sequential steps.
 pub(super) const RUN: usize = 1024;
 
-/// `f` of what is there and of elements, side by side.
+/// `f` of each lane of `to` and of `x`.
 #[inline(always)]
 fn side_by_side<T: Copy, C: Copy>(mut to: [T; LANES], x: &[C; LANES], f: impl Fn(T, C) -> T) -> [T; LANES] {
     for i in 0..LANES {
@@ -88,10 +88,10 @@ fn side_by_side<T: Copy, C: Copy>(mut to: [T; LANES], x: &[C; LANES], f: impl Fn
     to
 }
 
-/// Folds what was folded side by side.
+/// Folds the lanes into one.
 #[inline(always)]
 fn fold_lanes<T: Copy>(all: [T; LANES], step: impl Fn(T, T) -> T) -> T {
-    // A compiler that saw these steps on single lanes would take the lanes apart in the loop before, too.
+    // Without it, the compiler would scalarise the preceding loop too.
     let mut all = black_box(all);
     for i in 0..8 {
         all[i] = step(all[i], all[i + 8]);
@@ -102,7 +102,7 @@ fn fold_lanes<T: Copy>(all: [T; LANES], step: impl Fn(T, T) -> T) -> T {
     step(step(all[0], all[2]), step(all[1], all[3]))
 }
 
-/// Folds a short function of elements, in steps that do not wait for each other.
+/// Folds a cheap function of elements, with independent accumulators.
 #[inline(always)]
 pub(super) fn fold<C: Copy, T: Copy>(run: &[C], start: T, f: impl Fn(C) -> T, step: impl Fn(T, T) -> T) -> T {
     let add = |total: T, x: C| step(total, f(x));
@@ -126,7 +126,7 @@ pub(super) fn fold<C: Copy, T: Copy>(run: &[C], start: T, f: impl Fn(C) -> T, st
     total
 }
 
-/// Replaces the elements of a row, or of the row of an operand, by `f` of them, and gives their sum.
+/// Writes `f` of the elements of `from`, or of the row itself, to a row, and returns the sum of the results.
 #[inline(always)]
 pub(super) fn replace_and_sum<C: Number>(from: Option<&[C]>, row: &mut [C], f: impl Fn(C) -> C) -> C {
     let mut sum = C::ZERO;
@@ -159,7 +159,7 @@ pub(super) fn replace_and_sum<C: Number>(from: Option<&[C]>, row: &mut [C], f: i
     sum
 }
 
-/// Replaces the elements of a row, or of the row of an operand, by `f` of them and of others.
+/// Writes `f` of the elements of `from`, or of the row itself, and of `others` to a row.
 #[inline(always)]
 pub(super) fn replace<C: Copy, W>(
     from: Option<&[C]>,
@@ -181,24 +181,24 @@ pub(super) fn replace<C: Copy, W>(
     }
 }
 
-/// Columns that are worked on together.
+/// Columns per block.
 const BLOCK: usize = 512;
 
 /// A block of columns: rows are read and written one by one.
 pub(super) struct Columns<'a, 'b, F: Format> {
     source: &'a Source<'b, F>,
     out: &'a mut [F::Stored],
-    /// Where `out` begins.
+    /// The offset of `out`.
     start: usize,
     lines: Lines,
     first: usize,
-    /// How many there are.
+    /// The number of columns.
     pub(super) len: usize,
     blocks: (&'a mut [F::Compute], &'a mut [F::Compute]),
 }
 
 impl<F: Format> Columns<'_, '_, F> {
-    /// How many rows there are.
+    /// The number of rows.
     pub(super) fn rows(&self) -> usize {
         self.lines.size
     }
@@ -210,7 +210,7 @@ impl<F: Format> Columns<'_, '_, F> {
         work(self.source.run(at, self.len, here, self.blocks.0, false));
     }
 
-    /// Calls `work` with a row and where its results go.
+    /// Calls `work` with a row and the destination of its results.
     pub(super) fn write(&mut self, row: usize, work: impl FnOnce(&[F::Compute], &mut [F::Compute])) {
         let at = self.first + row * self.lines.inner;
         let out = &mut self.out[at - self.start..at - self.start + self.len];

@@ -1,5 +1,5 @@
-//! The logarithm of the sum of powers over dimensions: the largest element first, then the powers of what others are
-//! less than it.
+//! The logarithm of the sum of exponentials over dimensions: first the maximum, then the exponentials of the
+//! differences from it.
 
 use consort_ir::ops::{self, OpDef};
 
@@ -37,7 +37,7 @@ impl<C: Real> Loop for SumOfPowers<'_, C> {
     }
 }
 
-/// What is subtracted. Less an infinity, the infinite elements would be NaN.
+/// The subtrahend. Subtracting an infinity would turn infinite elements into NaN.
 fn shift<C: Real>(largest: C) -> C {
     if largest > C::LOWEST && largest < C::HIGHEST { largest } else { C::ZERO }
 }
@@ -46,7 +46,7 @@ fn end<C: Real>(sum: C, shift: C) -> C {
     C::nearest(sum.wide().ln() + shift.wide())
 }
 
-/// The result where the largest element is infinite.
+/// The result if the maximum is infinite.
 fn infinite<F: Format<Compute: Real>>(plan: &Plan, stored: &[F::Stored], first: usize) -> F::Compute {
     let mut places = Offsets::new(&plan.reduced, 0);
     let mut elements = (0..plan.count).map(|_| F::widen(stored[first + places.next_offset()]));

@@ -1,4 +1,4 @@
-//! Kernels of the ops that read, write and add at places which a tensor names.
+//! Kernels of the ops that gather, scatter and add at indices given by a tensor.
 
 use bytemuck::Pod;
 use consort_ir::ops::{Gather, OneHot, OpDef, Scatter, ScatterAdd, TakeAlong};
@@ -20,7 +20,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "one_hot", family: "lookup", in_place: false, run: one_hot },
 ];
 
-/// What a thread takes of a result, in bytes.
+/// Bytes of the result per thread task.
 const PART: usize = 1 << 18;
 
 /// The elements of an integer tensor, in row-major order.
@@ -35,7 +35,7 @@ fn integers(threads: &Threads, view: &View<'_>) -> Result<Vec<i64>, KernelError>
     })
 }
 
-/// The places that a tensor names, each checked.
+/// The indices in a tensor, each checked against `size`.
 fn places(threads: &Threads, view: &View<'_>, size: usize) -> Result<Vec<usize>, KernelError> {
     let check = |place: &i64| match usize::try_from(*place) {
         Ok(at) if at < size => Ok(at),
@@ -44,7 +44,7 @@ fn places(threads: &Threads, view: &View<'_>, size: usize) -> Result<Vec<usize>,
     integers(threads, view)?.iter().map(check).collect()
 }
 
-/// Where each element of a layout lies, in row-major order.
+/// The offset of each element of a layout, in row-major order.
 fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut list = vec![0];
     for (size, stride) in shape.iter().zip(strides) {
@@ -84,7 +84,7 @@ fn gather_elements<T: Pod + Send + Sync>(
     let outer = offsets(&x.shape[..dim], &x.strides[..dim]);
     let (inner_shape, inner_strides) = (&x.shape[dim + 1..], &x.strides[dim + 1..]);
     let run: usize = inner_shape.iter().product();
-    // A row that lies without gaps is copied whole; of another one it is worked out once where the elements lie.
+    // A contiguous row is copied whole; for others the element offsets are computed once.
     let gaps = !is_row_major(inner_shape, inner_strides);
     let inner = if gaps { offsets(inner_shape, inner_strides) } else { Vec::new() };
     let rows = (PART / (run * size_of::<T>())).max(1);
@@ -133,7 +133,7 @@ fn take_elements<T: Pod>(
 ) -> Result<(), KernelError> {
     let (shape, own) = (out.shape, out.elements::<T>()?);
     let (last, leading) = (shape.len() - 1, &shape[..shape.len() - 1]);
-    // Along the dimension itself the place says where to read, along the others the element's own position.
+    // Along the dimension itself the index says where to read, along the others the element's own position.
     let stride = |i: usize| if i == dim { 0 } else { x.strides[i] };
     let strides: Vec<usize> = (0..=last).map(stride).collect();
     let rows = offsets(leading, &strides);
@@ -171,7 +171,7 @@ fn scatter_add(
     updated(cx, args, dim, &mut out[0], |threads, out, places, updates| match out.dtype {
         Dtype::F32 => combine(threads, out, dim, places, updates, |a: f32, b| a + b),
         Dtype::F64 => combine(threads, out, dim, places, updates, |a: f64, b| a + b),
-        // An f32 has more than twice the bits, so rounding its sum once more gives the nearest value of the sum.
+        // An f32 has more than twice the bits, so rounding its sum once more does not round twice in effect.
         Dtype::F16 => combine(threads, out, dim, places, updates, |a: u16, b| {
             f16::from_f32(f16::from_bits(a).to_f32() + f16::from_bits(b).to_f32()).to_bits()
         }),
@@ -184,7 +184,7 @@ fn scatter_add(
     })
 }
 
-/// Puts x where the result goes and calls `write` with the places and the updates, without gaps.
+/// Copies x to the result and calls `write` with the indices and the contiguous updates.
 fn updated(
     cx: &KernelCx<'_>,
     args: &[Arg<'_>],
@@ -193,7 +193,7 @@ fn updated(
     write: impl Fn(&Threads, &mut ViewMut<'_>, &[usize], &[u8]) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let strides = row_major(out.shape);
-    // Any operand may lie where the result goes; those that are read after it is written are kept aside.
+    // Any operand may alias the result; those that are read after it is written are copied first.
     let held = args[1..].iter().any(|arg| matches!(arg, Arg::Result)).then(|| Storage::of(out.bytes));
     let held = held.as_ref().map_or(&[][..], Storage::bytes);
     let whole = View { dtype: out.dtype, shape: out.shape, strides: &strides, bytes: held };
@@ -215,7 +215,7 @@ fn updated(
     write(cx.threads, out, &places, storage.bytes())
 }
 
-/// Combines the rows that the places name with rows of updates, in their order.
+/// Combines the rows at the indices with rows of updates, in order.
 fn combine<T: Pod + Send + Sync>(
     threads: &Threads,
     out: &mut ViewMut<'_>,
@@ -227,7 +227,7 @@ fn combine<T: Pod + Send + Sync>(
     let storage = |error| KernelError(format!("storage: {error}"));
     let updates = bytemuck::try_cast_slice::<u8, T>(updates).map_err(storage)?;
     let (size, run) = (out.shape[dim], out.shape[dim + 1..].iter().product::<usize>());
-    // Each thread has rows of its own and looks through all places, so the order of updates is always the same.
+    // Each thread owns some rows and scans all indices, so the order of updates is deterministic.
     let n_rows = out.numel() / run;
     let rows = if threads.count() > 1 { n_rows.div_ceil(threads.count()).max(1) } else { n_rows };
     let parts = out.elements::<T>()?.chunks_mut(rows * run).enumerate().collect();

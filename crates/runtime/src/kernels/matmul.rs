@@ -1,5 +1,5 @@
-//! `matmul`: f32 and f64 by the `gemm` crate, 16-bit floats in blocks widened to f32 for it, integers and products
-//! with few rows or columns by loops of our own.
+//! `matmul`: f32 and f64 by the `gemm` crate, 16-bit floats in blocks widened to f32 for it, integers and products with
+//! few rows or columns by our own loops.
 
 use consort_ir::ops::OpDef;
 use consort_types::Dtype;
@@ -13,13 +13,13 @@ use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "matmul", family: "matmul", in_place: false, run }];
 
-/// Rows, columns and depth of a block of 16-bit floats: with the sums, what half of an L2 cache holds.
+/// Rows, columns and depth of a block of 16-bit floats: with the sums it fills half of an L2 cache.
 const BLOCK: [usize; 3] = [256, 256, 256];
 
-/// Multiplications that are worth a thread.
+/// Multiplications that justify a thread.
 const PIECE: usize = 1 << 20;
 
-/// The most pieces that a matrix is cut into.
+/// The maximum number of pieces per matrix.
 const MAX_PIECES: usize = 16;
 
 /// Multiplies two matrices.
@@ -65,7 +65,7 @@ fn products<E: Element>(
     if out.is_empty() {
         return Ok(());
     }
-    // One y for all: their rows are rows of one matrix, where those of x lie evenly.
+    // A shared y: the batch is one matrix product if the rows of x are evenly spaced.
     let one_y = y_strides.iter().zip(xs).all(|(stride, size)| *stride == 0 || *size == 1);
     let even = if one_y { even_rows(x.shape, x.strides) } else { None };
     let (xs, m, x_rs) = match even {
@@ -87,7 +87,7 @@ fn products<E: Element>(
     }
     let work = m.saturating_mul(n).saturating_mul(k);
     if work < PIECE {
-        // Small matrices go to a thread in runs.
+        // Small matrices are grouped into thread tasks.
         let run = (PIECE / work.max(1)).clamp(1, out.len());
         let parts = out.chunks_mut(run.saturating_mul(m * n)).enumerate().collect();
         cx.threads.for_each(parts, |(part, outs)| {
@@ -115,7 +115,7 @@ fn split(strides: &[usize]) -> (&[usize], usize, usize) {
     }
 }
 
-/// Where matrix `i` of a batch begins. A 2-d operand has no strides here and begins where it does.
+/// The offset of matrix `i` of a batch. A 2-d operand has no strides here, so its offset is 0.
 fn offset(i: usize, shape: &[usize], strides: &[usize]) -> usize {
     let (mut rest, mut at) = (i, 0);
     for (size, stride) in shape.iter().zip(strides).rev() {
@@ -125,7 +125,7 @@ fn offset(i: usize, shape: &[usize], strides: &[usize]) -> usize {
     at
 }
 
-/// How far apart rows lie where all rows of a batch are equally far apart; the last dimension is not looked at.
+/// The row stride if all rows of a batch are evenly spaced; ignores the last dimension.
 fn even_rows(shape: &[usize], strides: &[usize]) -> Option<usize> {
     let rows = shape.len() - 1;
     let mut even: Option<(usize, usize)> = None;
@@ -139,7 +139,7 @@ fn even_rows(shape: &[usize], strides: &[usize]) -> Option<usize> {
     Some(even.map_or(0, |(first, _)| first))
 }
 
-/// Cuts a product along the longer side of its result. The pieces depend on sizes only.
+/// Splits a product along the longer side of its result. The pieces depend on sizes only.
 fn cut<'a, E: Element>(
     out: MatMut<'a, E>,
     x: Mat<'a, E>,
@@ -167,7 +167,7 @@ fn cut<'a, E: Element>(
     }
 }
 
-/// A product with few rows or few columns; false where it has many of both.
+/// Computes a product with few rows or few columns; false if it has many of both.
 fn multiply_few<E: Element>(out: &mut MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>) -> bool {
     if x.rows <= MAX_VECTORS {
         skinny(out.reborrow(), x, y);
@@ -181,14 +181,14 @@ fn multiply_few<E: Element>(out: &mut MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E
 }
 
 fn multiply_wide<E: Gemm>(mut out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>) {
-    // Two to four rows are as fast as one by `gemm`, where the rows of y lie together.
+    // For two to four rows `gemm` is as fast, if the rows of y are contiguous.
     if (x.rows == 1 || y.cs != 1) && multiply_few(&mut out, x, y) {
         return;
     }
     if y.cs == 1 || x.cols == 0 {
         return gemm(out, false, x, y, E::ONE);
     }
-    // `gemm` would pack columns that lie a power of two apart several times slower than they are turned here.
+    // `gemm` packs columns with a power-of-two stride several times slower than the transposition here.
     let [_, cols, depth] = BLOCK;
     with_scratch(depth * cols, |block: &mut [E]| {
         for j in blocks(y.cols, cols) {
@@ -202,7 +202,7 @@ fn multiply_wide<E: Gemm>(mut out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>) 
     });
 }
 
-/// Blocks are widened, multiplied and added up in `f32`, and rounded once.
+/// Blocks are widened, multiplied and accumulated in `f32`, and rounded once.
 fn multiply_narrow<E>(mut out: MatMut<'_, E>, x: Mat<'_, E>, y: Mat<'_, E>)
 where
     E: Element,

@@ -1,8 +1,8 @@
-//! What computes on a CPU: one kernel for each op, found by the op's name.
+//! The CPU kernels: one per op, found by the op's name.
 //!
-//! A kernel reads its operands where they lie, whatever their strides, and writes results without gaps in row-major
-//! order. It is given what the op's rule has accepted, so it checks no types and no shapes again. One that can compute
-//! in place is also called with operands that lie where its first result goes.
+//! A kernel reads its operands in place, whatever their strides, and writes contiguous results in row-major order. The
+//! op's rule has accepted its inputs, so it does not check types and shapes again. An in-place kernel is also called
+//! with operands that alias its first result.
 
 mod argmax;
 mod attention;
@@ -54,19 +54,19 @@ use crate::threads::Threads;
 pub struct Kernel {
     /// The op's name.
     pub op: &'static str,
-    /// Which file of `kernels` it comes from, for `consort ops`.
+    /// The file of `kernels` that contains it, for `consort ops`.
     pub family: &'static str,
-    /// Whether an operand of the first result's type and shape may lie where that result goes.
+    /// Whether an operand of the first result's type and shape may alias that result.
     pub in_place: bool,
     /// Computes.
     pub run: Run,
 }
 
-/// What a kernel is: the op with its attributes, operands, results.
+/// The function of a kernel: the op with its attributes, operands, results.
 pub type Run =
     for<'a> fn(&KernelCx<'a>, &dyn OpDef, &[Arg<'a>], &mut [ViewMut<'a>]) -> Result<(), KernelError>;
 
-/// In which a kernel runs.
+/// Context of a kernel call.
 pub struct KernelCx<'a> {
     /// The values of size expressions in attributes.
     pub sizes: EvalCx<'a>,
@@ -87,27 +87,27 @@ impl fmt::Display for KernelError {
 /// An operand.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {
-    /// It lies somewhere else.
+    /// It does not alias the first result.
     View(View<'a>),
-    /// It lies where the first result goes, element for element.
+    /// It aliases the first result, element for element.
     Result,
 }
 
-/// A tensor that is read where it lies.
+/// A tensor that is read in place.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The element type; truth values are bytes of 0 and 1.
     pub dtype: Dtype,
     /// The sizes, outermost first.
     pub shape: &'a [usize],
-    /// How far apart neighbours along each dimension lie, in elements; 0 repeats one.
+    /// The stride of each dimension, in elements; 0 broadcasts.
     pub strides: &'a [usize],
     /// The storage from the first element to the last.
     pub bytes: &'a [u8],
 }
 
 impl<'a> View<'a> {
-    /// The elements from the first to the last, with whatever lies between them.
+    /// The elements from the first to the last, including any gaps between them.
     pub fn elements<T: Pod>(&self) -> Result<&'a [T], KernelError> {
         let bytes = &self.bytes[..span(self.shape, self.strides) * size_of::<T>()];
         bytemuck::try_cast_slice(bytes).map_err(|error| KernelError(format!("storage: {error}")))
@@ -118,13 +118,13 @@ impl<'a> View<'a> {
         self.shape.iter().product()
     }
 
-    /// Whether the elements lie without gaps, in row-major order.
+    /// Whether the elements are contiguous in row-major order.
     pub fn is_contiguous(&self) -> bool {
         is_row_major(self.shape, self.strides)
     }
 }
 
-/// A result: without gaps, in row-major order. Where it is not also an operand, its contents are of no meaning before.
+/// A result: contiguous, in row-major order. Unless it aliases an operand, its initial contents are unspecified.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     /// The element type.
@@ -177,7 +177,7 @@ pub fn find(op: &str) -> Option<&'static Kernel> {
     by_name.binary_search_by_key(&op, |kernel| kernel.op).ok().map(|at| by_name[at])
 }
 
-/// What computes an op, in words: the family of its kernel, `view` where nothing need move, `-` where nothing does.
+/// The kernel of an op, as text: its family, with `in place` if it can work so; `-` if the op has no kernel.
 pub fn label(op: &str) -> String {
     match find(op) {
         Some(kernel) if kernel.in_place => format!("{}, in place", kernel.family),

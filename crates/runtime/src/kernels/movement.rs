@@ -1,4 +1,4 @@
-//! Kernels of the ops that move elements: those that otherwise are views, written out, and joins, boxes, padding, flips.
+//! Kernels of the ops that move elements: views that are materialised, joins, boxes, padding, flips.
 
 use consort_ir::ops::{Concat, Flip, OpDef, Pad, UpdateSlice};
 use consort_ir::tensor::Tensor;
@@ -20,7 +20,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "flip", family: "movement", in_place: false, run: flip },
 ];
 
-/// Writes out an op whose results are views of its operand.
+/// Materialises an op whose results are views of its operand.
 fn write_out(
     cx: &KernelCx<'_>,
     op: &dyn OpDef,
@@ -33,7 +33,7 @@ fn write_out(
             .iter()
             .zip(out)
             .try_for_each(|(layout, out)| copy(cx.threads, &part(&x, layout), out.bytes)),
-        // A reshape keeps the row-major order, so where it is no view it is a copy all the same.
+        // A reshape keeps the row-major order, so even if it is not a view it is a plain copy.
         None => copy(cx.threads, &x, out[0].bytes),
     }
 }
@@ -49,7 +49,7 @@ fn update_slice(
     out: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let op = attributes::<UpdateSlice>(op)?;
-    // A part that lies where the result goes has the result's shape and replaces all of it.
+    // A part that aliases the result has the result's shape and replaces all of it.
     let Arg::View(small) = args[1] else { return Ok(()) };
     let mut to = Layout::contiguous(out[0].shape);
     for (i, start) in op.start.iter().enumerate() {
@@ -113,7 +113,7 @@ fn flip(
     copy_flipped(cx.threads, &view(args, 0)?, &attributes::<Flip>(op)?.dims, out[0].bytes)
 }
 
-/// Fills a tensor with the only element of another one of its type.
+/// Fills a tensor with the single element of another one of its type.
 pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Tensor) -> Result<(), KernelError> {
     let bytes = one.to_bytes();
     match bytes[..] {

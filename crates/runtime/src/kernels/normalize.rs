@@ -1,6 +1,6 @@
-//! Normalization of rows. Sums and results are computed in `f64` and rounded once: squares of large elements leave the
-//! range of `f32`, and what is left of an element less its mean has the roundings of both. The root of the mean square
-//! needs neither where elements and weights are of usual sizes.
+//! Normalization of rows. Sums and results are computed in `f64` and rounded once: squares of large elements overflow
+//! `f32`, and an element minus its mean has the rounding errors of both. The root of the mean square needs neither if
+//! elements and weights have moderate magnitudes.
 
 use consort_ir::ops::{self, OpDef};
 
@@ -16,7 +16,7 @@ use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 #[inline(always)]
 fn sum<C: Real>(row: &[C], f: impl Fn(f64) -> f64) -> f64 {
     let mut sum = 0.0;
-    // Sums of `f64` have no wider type to be rounded from: in order, they are what the definition gives.
+    // `f64` has no wider accumulator: summing in order gives the same bits as the definition.
     if size_of::<C>() == size_of::<f64>() {
         for x in row {
             sum += f(x.wide());
@@ -29,7 +29,7 @@ fn sum<C: Real>(row: &[C], f: impl Fn(f64) -> f64) -> f64 {
     sum
 }
 
-/// The sum of `f` of all elements, each computed in their own type.
+/// The sum of `f` of all elements, each run summed in the element type.
 #[inline(always)]
 fn quick_sum<C: Real>(row: &[C], f: impl Fn(C) -> C) -> f64 {
     let mut sum = 0.0;
@@ -39,29 +39,29 @@ fn quick_sum<C: Real>(row: &[C], f: impl Fn(C) -> C) -> f64 {
     sum
 }
 
-/// Whether squares of this mean, and what is computed from them, lie well within the range of `f32`.
+/// Whether squares with this mean, and values computed from them, are well within the range of `f32`.
 #[inline(always)]
 fn is_usual(mean_square: f64) -> bool {
     mean_square > 1e-20 && mean_square < 1e30
 }
 
-/// What each row is multiplied with.
+/// The weights of a row.
 struct Weight<C> {
     elements: Vec<C>,
-    /// Whether a product with a usual number is exact to a rounding: it can be taken before that with x.
+    /// Whether no product with a weight over- or underflows, so that the scale can be multiplied with it before x.
     quick: bool,
 }
 
 impl<C: Real> Weight<C> {
     fn new(elements: Vec<C>) -> Weight<C> {
         let usual = |x: &C| x.wide() == 0.0 || (1e-15..1e15).contains(&x.wide().abs());
-        // Results of `f64` have no wider type to be rounded from: in order, they are what the definition gives.
+        // `f64` has no wider type: computing in order gives the same bits as the definition.
         let quick = size_of::<C>() < size_of::<f64>() && elements.iter().all(usual);
         Weight { elements, quick }
     }
 }
 
-/// x over the root of its mean square, times the weight.
+/// x over its root mean square, times the weight.
 struct RmsRow<'a, C> {
     from: Option<&'a [C]>,
     row: &'a mut [C],
@@ -86,7 +86,7 @@ impl<C: Real> Loop for RmsRow<'_, C> {
     }
 }
 
-/// x less its mean, over the root of its variance, times the weight, plus the bias.
+/// x minus its mean, over its standard deviation, times the weight, plus the bias.
 struct LayerRow<'a, C> {
     from: Option<&'a [C]>,
     row: &'a mut [C],

@@ -1,4 +1,4 @@
-//! What kernels compute with: the number types, and the few things that ops need alike of all of them.
+//! The number types that kernels compute with, and the operations that ops need on all of them.
 
 use bytemuck::Pod;
 
@@ -10,19 +10,19 @@ pub(crate) trait Number: Pod + PartialOrd + Send + Sync {
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// What added to any number gives that number: of floats -0, because 0 would lose a -0.
+    /// The identity of addition: -0 for floats, because adding 0 would turn -0 into 0.
     const NOTHING: Self;
-    /// No number is smaller.
+    /// The smallest value.
     const LOWEST: Self;
-    /// No number is larger.
+    /// The largest value.
     const HIGHEST: Self;
     /// The sum; integers wrap.
     fn plus(self, other: Self) -> Self;
     /// The product; integers wrap.
     fn times(self, other: Self) -> Self;
-    /// The larger; NaN where either is, and 0 is larger than -0.
+    /// The larger; NaN if either is NaN, and 0 is larger than -0.
     fn larger_of(self, other: Self) -> Self;
-    /// The smaller; NaN where either is, and -0 is smaller than 0.
+    /// The smaller; NaN if either is NaN, and -0 is smaller than 0.
     fn smaller_of(self, other: Self) -> Self;
     /// Whether it is NaN.
     fn is_not_a_number(self) -> bool;
@@ -47,7 +47,7 @@ macro_rules! floats {
             #[inline(always)]
             fn larger_of(self, other: $ty) -> $ty {
                 let larger = if self > other { self } else { other };
-                // Equal numbers have equal bits, but for the zeros: only two negative ones give a negative one.
+                // Equal numbers have equal bits except for zeros, whose sign bits must be ANDed.
                 let equal = $ty::from_bits(self.to_bits() & other.to_bits());
                 let larger = if self == other { equal } else { larger };
                 if self.is_nan() { self } else { larger }
@@ -103,13 +103,13 @@ ints!(i32 i64 u8);
 
 /// A float type that kernels compute in.
 pub(crate) trait Real: Number {
-    /// As an `f64`; it is exact.
+    /// Converts to `f64`, exactly.
     fn wide(self) -> f64;
-    /// The nearest to an `f64`.
+    /// Rounds an `f64` to the nearest value.
     fn nearest(x: f64) -> Self;
     /// The difference.
     fn minus(self, other: Self) -> Self;
-    /// e to the power of it, which is not above 0.
+    /// exp of it, for values <= 0.
     fn power_below_one(self) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! What a kernel is given, in the form in which it needs it: attributes, operands, storage on the side.
+//! The inputs of a kernel in the form it needs: attributes, operands, temporary storage.
 
 use consort_ir::ops::{EvalError, OpDef};
 use consort_types::Dtype;
@@ -26,13 +26,13 @@ pub(crate) fn only<'r, 'a>(results: &'r mut [ViewMut<'a>]) -> Result<&'r mut Vie
     results.first_mut().ok_or_else(|| KernelError("expected a result".into()))
 }
 
-/// The part of a view that a layout of its storage names.
+/// The part of a view that a layout selects.
 pub(crate) fn part<'a>(view: &View<'a>, layout: &'a Layout) -> View<'a> {
     let bytes = view.bytes.get(layout.start * view.dtype.size()..).unwrap_or_default();
     View { dtype: view.dtype, shape: &layout.shape, strides: &layout.strides, bytes }
 }
 
-/// Where the elements of a view lie, counted from its first.
+/// The layout of a view, relative to its first element.
 pub(crate) fn layout(view: &View<'_>) -> Layout {
     Layout { shape: view.shape.into(), strides: view.strides.into(), start: 0 }
 }
@@ -44,7 +44,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Zeros for so many elements.
+    /// `n` zeros.
     pub(crate) fn new(dtype: Dtype, n: usize) -> Storage {
         let len = n * dtype.size();
         Storage { words: vec![0; len.div_ceil(8)], len }

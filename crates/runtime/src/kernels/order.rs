@@ -1,7 +1,7 @@
 //! Kernels of sort and topk.
 //!
-//! An element becomes a key that orders like it as a plain number, and the key stands above the element's place in one
-//! wider number. So numbers are compared and nothing else, all of them differ, and equal elements keep their order.
+//! An element becomes an unsigned key with the same order, packed above the element's index in one wider integer. So
+//! only integers are compared, all of them differ, and equal elements keep their order.
 
 use bytemuck::Pod;
 use consort_ir::ops::{OpDef, Sort, Topk};
@@ -37,8 +37,8 @@ fn topk(
     along(cx.threads, &view(args, 0)?, attributes::<Topk>(op)?.dim, true, out)
 }
 
-/// Sorts along a dimension: lines that do not lie without gaps are brought together first, and the results put where
-/// they belong.
+/// Sorts along a dimension: non-contiguous lines are gathered first, and the results scattered
+/// back.
 fn along(
     threads: &Threads,
     x: &View<'_>,
@@ -61,7 +61,7 @@ fn along(
         (Storage::new(x.dtype, values.numel()), Storage::new(Dtype::I64, values.numel()));
     let (own, own_places) = (best.bytes_mut(), best_places.bytes_mut());
     lines(threads, x.dtype, from.bytes(), [n, k], descending, own, own_places)?;
-    // The sorted lines have the dimension last; the results have it where it was.
+    // The sorted lines have the dimension last; the results have it in its original position.
     let mut back = vec![0; dims.len()];
     dims.iter().enumerate().for_each(|(i, dim)| back[*dim] = i);
     let shape: Vec<usize> = dims.iter().map(|dim| values.shape[*dim]).collect();
@@ -71,7 +71,7 @@ fn along(
     copy(threads, &sorted(Dtype::I64, best_places.bytes()), places.bytes)
 }
 
-/// Sorts lines of `n` elements that lie one after the other, of which the first `k` are wanted.
+/// Sorts contiguous lines of `n` elements and keeps the first `k` of each.
 fn lines(
     threads: &Threads,
     dtype: Dtype,
@@ -114,13 +114,13 @@ fn float(bits: u64, width: u32, infinity: u64) -> u64 {
     }
 }
 
-/// A key above a place.
+/// A key above an index, in one integer.
 trait Packed: Copy + Ord {
     fn pack(key: u64, place: usize) -> Self;
     fn place(self) -> usize;
 }
 
-/// For keys of at most 32 bits and fewer than 2^32 places.
+/// For keys of at most 32 bits and fewer than 2^32 elements.
 impl Packed for u64 {
     #[inline(always)]
     fn pack(key: u64, place: usize) -> u64 {
@@ -164,7 +164,7 @@ impl Job<'_> {
         let from = bytemuck::try_cast_slice::<u8, T>(self.from).map_err(storage)?;
         let values = bytemuck::try_cast_slice_mut::<u8, T>(self.values).map_err(storage)?;
         let places = bytemuck::try_cast_slice_mut::<u8, i64>(self.places).map_err(storage)?;
-        // What comes first has the smallest number, so a descending order turns the keys around and not the places.
+        // The smallest integer comes first, so a descending order inverts the keys but not the indices.
         let turn = if self.descending { u64::MAX >> (64 - width) } else { 0 };
         let rows = (LINES / n).max(1);
         let out = values.chunks_mut(rows * k).zip(places.chunks_mut(rows * k));
@@ -191,10 +191,10 @@ impl Job<'_> {
     }
 }
 
-/// What a thread takes of the lines, in elements.
+/// Elements per thread task.
 const LINES: usize = 1 << 16;
 
-/// Keeps the `k` smallest, in no order. What is not below the largest of `k` others is passed over at once.
+/// Keeps the `k` smallest, unordered. Elements not below the largest of `k` earlier ones are skipped.
 fn smallest<P: Packed>(kept: &mut Vec<P>, k: usize, all: impl Iterator<Item = P>) {
     let room = (2 * k).max(64);
     let mut limit: Option<P> = None;

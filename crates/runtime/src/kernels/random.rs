@@ -1,4 +1,4 @@
-//! Kernels of uniform and normal: the words of many elements at once, with the bits that `consort_ir::random` defines.
+//! Kernels of uniform and normal: vectorised, bit-identical to the definitions in `consort_ir::random`.
 
 use bytemuck::Pod;
 use consort_ir::index::Index;
@@ -18,10 +18,10 @@ pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "normal", family: "random", in_place: false, run: normal },
 ];
 
-/// How many elements are made at once.
+/// Elements computed at once.
 pub(crate) const LANES: usize = 16;
 
-/// What a thread takes, in elements.
+/// Elements per thread task.
 const PART: usize = 1 << 16;
 
 /// The four words of each element.
@@ -50,10 +50,10 @@ fn words(key: u64, number: u64) -> Words {
     [c0, c1, c2, c3]
 }
 
-/// What the words of elements become.
+/// An element type, computed from random words.
 trait Element: Sync {
     type Bits: Pod + Send + Sync;
-    /// Writes at most as many as there are words for.
+    /// Writes at most `LANES` elements.
     fn write(words: &Words, out: &mut [Self::Bits]);
 }
 
@@ -68,12 +68,12 @@ struct NormalB16;
 
 #[inline(always)]
 fn single(word: u32) -> f32 {
-    // The bits fit an i32, and a vector of those becomes floats in one instruction.
+    // The bits fit an i32, and converting a vector of those is one instruction.
     (word >> 8) as i32 as f32 * (1.0 / (1u32 << 24) as f32)
 }
 
-/// `x` if it is an `f32`, else the one of its two neighbours whose last bit is 1: rounded once more to a narrower type
-/// it gives what rounding `x` would.
+/// `x` if it is an `f32`, else its neighbour whose last bit is 1 (round to odd): rounding that to a narrower type gives
+/// the same as rounding `x` directly.
 #[inline(always)]
 fn to_odd(x: f64) -> f32 {
     let near = x as f32;
@@ -199,7 +199,7 @@ fn make<E: Element>(
             )));
         }
     }
-    // Dimensions at the end that are there as a whole count on from line to line: they are one line.
+    // Trailing dimensions that are complete have consecutive numbers across lines: they form one line.
     let mut inner = shape.len().saturating_sub(1);
     while inner > 0 && shape[inner] as u64 == of[inner] {
         inner -= 1;

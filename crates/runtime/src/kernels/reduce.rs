@@ -1,8 +1,8 @@
 //! Reductions over dimensions.
 //!
-//! Kept and reduced dimensions are taken together apart from each other. Where the reduced ones lie closest, each
-//! element of the result folds rows; else whole rows are folded into each other. In which order is a matter of sizes
-//! and strides alone: many partial results, so that errors stay small, and the same ones for any number of threads.
+//! Kept and reduced dimensions are coalesced separately. If the reduced ones have the smallest strides, each element of
+//! the result folds rows; otherwise whole rows are folded elementwise. The order depends on sizes and strides alone:
+//! many partial results keep rounding errors small, and they are the same for any number of threads.
 
 use std::array;
 
@@ -18,11 +18,11 @@ use super::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 /// A fold of elements into one.
 pub(super) trait Fold<C: Copy> {
-    /// What changes nothing.
+    /// The identity of the fold.
     const START: C;
-    /// Folds an element, or what other elements were folded into.
+    /// Folds in an element, or another partial result.
     fn step(total: C, x: C) -> C;
-    /// The result from what `count` elements were folded into.
+    /// The result from the fold of `count` elements.
     #[inline(always)]
     fn finish(total: C, _count: usize) -> C {
         total
@@ -106,16 +106,16 @@ impl Fold<u8> for All {
     }
 }
 
-/// Partial results that a run is folded into at once.
+/// Partial results per run, one per lane.
 const LANES: usize = 64;
 
-/// Rows that are folded side by side, far apart: memory follows a few streams better than one.
+/// Rows that are folded in parallel: the prefetcher handles a few streams better than one.
 const OPEN: usize = 4;
 
-/// Elements of a row that are folded before it is the next one's turn.
+/// Elements of a row that are folded before switching to the next row.
 const TURN: usize = 4 * LANES;
 
-/// Folds elements, a whole number of lanes, into partial results.
+/// Folds a whole number of vectors of `LANES` elements into partial results.
 struct FoldTurn<'a, O, C> {
     lanes: &'a mut [C; LANES],
     run: &'a [C],
@@ -136,11 +136,11 @@ impl<O: Fold<C>, C: Copy> Loop for FoldTurn<'_, O, C> {
     }
 }
 
-/// Folds the last elements of a run, of which others have been folded into partial results already, and then those.
+/// Folds the tail of a run into the partial results of its other elements, then folds the partial results.
 struct FoldRun<'a, O, C> {
     lanes: [C; LANES],
     run: &'a [C],
-    /// Elements of all of the run.
+    /// The length of the whole run.
     len: usize,
     fold: std::marker::PhantomData<O>,
 }
@@ -182,7 +182,7 @@ pub(super) fn fold_run<O: Fold<C>, C: Copy>(run: &[C]) -> C {
     })
 }
 
-/// Folds runs of equal length, each by itself, in turns.
+/// Folds runs of equal length separately, interleaved in turns.
 fn fold_runs<O: Fold<C>, C: Copy>(runs: [&[C]; OPEN]) -> [C; OPEN] {
     let fold = std::marker::PhantomData::<O>;
     let mut lanes = [[O::START; LANES]; OPEN];
@@ -196,8 +196,8 @@ fn fold_runs<O: Fold<C>, C: Copy>(runs: [&[C]; OPEN]) -> [C; OPEN] {
     array::from_fn(|i| vectorize(FoldRun { lanes: lanes[i], run: &runs[i][last..], len, fold }))
 }
 
-/// Folds the second of two halves into the first. The width is known to the compiler, so that lanes stay in registers:
-/// by way of memory each step would wait until all elements before have come.
+/// Folds the upper half of the lanes into the lower half. The width is a constant, so that lanes stay in registers:
+/// through memory, each step would stall on earlier stores.
 #[inline(always)]
 fn halve<O: Fold<C>, C: Copy, const WIDTH: usize>(lanes: &mut [C; LANES]) {
     for i in 0..WIDTH {
@@ -205,7 +205,7 @@ fn halve<O: Fold<C>, C: Copy, const WIDTH: usize>(lanes: &mut [C; LANES]) {
     }
 }
 
-/// Folds the first so many lanes, fewer than all, in halves.
+/// Folds the first `len` lanes, fewer than `LANES`, by halving.
 fn fold_first<O: Fold<C>, C: Copy>(mut lanes: [C; LANES], len: usize) -> C {
     let mut width = len.next_power_of_two();
     while width > 1 {
@@ -218,7 +218,7 @@ fn fold_first<O: Fold<C>, C: Copy>(mut lanes: [C; LANES], len: usize) -> C {
     lanes[0]
 }
 
-/// Folds a row into others, element by element.
+/// Folds a row into `totals`, element by element.
 struct FoldRow<'a, O, C> {
     totals: &'a mut [C],
     row: &'a [C],
@@ -239,13 +239,13 @@ impl<O: Fold<C>, C: Copy> Loop for FoldRow<'_, O, C> {
     }
 }
 
-/// Where the elements of a reduction lie.
+/// The layout of a reduction.
 pub(super) struct Plan {
     /// The dimensions of the result.
     pub(super) kept: Steps,
     /// The dimensions that are folded.
     pub(super) reduced: Steps,
-    /// How many elements are folded into one.
+    /// The number of elements folded into one.
     pub(super) count: usize,
 }
 
@@ -263,7 +263,7 @@ impl Plan {
         }
     }
 
-    /// Whether each element of the result folds rows, rather than rows each other.
+    /// Whether each element of the result folds rows; otherwise rows are folded elementwise.
     pub(super) fn by_rows(&self) -> bool {
         let (size, stride) = last(&self.reduced);
         let (width, kept_stride) = last(&self.kept);
@@ -286,10 +286,10 @@ const RUN: usize = 4096;
 const RUNS: usize = 64;
 const ROWS: usize = 64;
 
-/// Threads take turns of about so many elements.
+/// Approximate number of elements per thread task.
 const PART: usize = 1 << 16;
 
-/// Calls `work` with parts of a result, on threads where that pays.
+/// Calls `work` with parts of a result, on several threads if there is enough work.
 pub(super) fn in_parts<T: Send>(
     cx: &KernelCx<'_>,
     count: usize,
@@ -315,7 +315,7 @@ fn reduce<O: Fold<F::Compute>, F: Format>(
     let result = only(results)?;
     let out = result.elements::<F::Stored>()?;
     let stored = x.elements::<F::Stored>()?;
-    // A single run needs no plan, which would take longer than a short one itself.
+    // A single run needs no plan, which would take longer than folding a short run.
     if let ([_], 1..=RUN, true) = (&*out, stored.len(), x.is_contiguous())
         && let Some(run) = F::borrow(stored)
     {
@@ -340,7 +340,7 @@ fn rows<O: Fold<F::Compute>, F: Format>(
 ) {
     let (inner, stride) = last(&plan.reduced);
     let outer = &plan.reduced[..plan.reduced.len() - 1];
-    // What cannot be borrowed is copied in blocks, which then are the runs.
+    // Elements that cannot be borrowed are copied in blocks, which then are the runs.
     let borrowed = stride == 1 && F::borrow(&stored[..0]).is_some();
     let most = if borrowed { RUN } else { inner.min(BLOCK) };
     let mut block = vec![O::START; if borrowed { 0 } else { most }];
@@ -363,7 +363,7 @@ fn rows<O: Fold<F::Compute>, F: Format>(
     for out in out.chunks_mut(1) {
         let first = firsts.next_offset();
         let mut starts = Offsets::new(outer, 0);
-        // Some runs, then all of those, so that no partial result is made of too many steps.
+        // Runs are folded in two levels, so that no partial result takes too many sequential steps.
         let (mut total, mut some, mut runs) = (O::START, O::START, 0);
         for _ in 0..plan.count / inner {
             let row = first + starts.next_offset();
@@ -381,7 +381,7 @@ fn rows<O: Fold<F::Compute>, F: Format>(
     }
 }
 
-/// Rows are folded into each other, a block of the result at a time.
+/// Rows are folded elementwise, one block of the result at a time.
 fn columns<O: Fold<F::Compute>, F: Format>(
     plan: &Plan,
     stored: &[F::Stored],
@@ -404,7 +404,7 @@ fn columns<O: Fold<F::Compute>, F: Format>(
         let (totals, many, some) = (&mut totals[..len], &mut many[..len], &mut some[..len]);
         totals.fill(O::START);
         let mut rows = Offsets::new(&plan.reduced, 0);
-        // Some rows, then many of those, so that no partial result is made of too many steps.
+        // Rows are folded in levels, so that no partial result takes too many sequential steps.
         for begin in (0..plan.count).step_by(ROWS * ROWS) {
             many.fill(O::START);
             for begin in (begin..plan.count.min(begin + ROWS * ROWS)).step_by(ROWS) {
@@ -450,7 +450,7 @@ fn truths<O: Fold<u8>>(
     reduce::<O, U8>(cx, dims, args, results)
 }
 
-/// Products of floats, in order and in `f64`: partial products would leave the range of a result within it.
+/// Products of floats, in order and in `f64`: partial products could overflow although the result does not.
 fn products<F: Format<Compute: Real>>(
     cx: &KernelCx<'_>,
     dims: &[usize],
@@ -486,7 +486,7 @@ fn prod(
     }
 }
 
-/// A kernel reads the dimensions from its op.
+/// Declares kernels that read the dimensions from their op.
 macro_rules! kernels {
     ($($name:literal $op:ident $types:ident;)*) => {
         /// The kernels of this family.

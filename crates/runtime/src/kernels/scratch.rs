@@ -1,18 +1,18 @@
-//! Memory that a thread's kernels write blocks to and forget. It is kept from call to call, so that a kernel in a
-//! loop allocates nothing.
+//! Per-thread scratch memory for kernel blocks. It is kept from call to call, so that a kernel in a loop allocates
+//! nothing.
 
 use std::cell::Cell;
 
 use bytemuck::Pod;
 
-/// A line of the cache, and the widest vector.
+/// A cache line, and the widest vector.
 const ALIGN: usize = 64;
 
 thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `work` with so many elements, whose contents are of no meaning. A call within `work` gets others.
+/// Calls `work` with `len` elements of unspecified contents. A nested call gets different memory.
 pub(crate) fn with_scratch<T: Pod, R>(len: usize, work: impl FnOnce(&mut [T]) -> R) -> R {
     let bytes = len * size_of::<T>();
     let mut memory = SCRATCH.take();

@@ -1,9 +1,9 @@
-//! Products of up to four vectors with a matrix. They do little with each element of the matrix, so it is read once,
-//! in the order in which it lies, and converted as it is read.
+//! Products of up to four vectors with a matrix. They do little per element of the matrix, so it is read once, in
+//! memory order, and converted as it is read.
 //!
-//! A matrix whose rows lie together adds its rows to the sums, some far apart at a time, so that memory is read in a few
-//! streams that go on from one row to the next; one whose columns lie together is multiplied with the
-//! vectors column by column; any other is gathered in small blocks.
+//! If rows are contiguous, several distant rows at a time are added to the sums, so that memory is read in a few
+//! sequential streams; if columns are contiguous, each column is multiplied with the vectors; any other matrix is
+//! gathered in small blocks.
 
 use std::array;
 use std::hint::black_box;
@@ -14,23 +14,23 @@ use crate::kernels::gemm::{Mat, MatMut};
 use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::scratch::with_scratch;
 
-/// The most vectors.
+/// The maximum number of vectors.
 pub(crate) const MAX_VECTORS: usize = 4;
 
-/// Sums that are held at a time, of all vectors. They fit into the L1 cache, as do the elements of the vectors.
+/// Sums held at a time, over all vectors. They fit into the L1 cache together with the elements of the vectors.
 const HELD: usize = 4096;
 
-/// Rows of a matrix that are taken at a time: as many for any number of vectors, so that each has the same sums.
+/// Rows of a matrix per block: the same for any number of vectors, so that each vector gets the same sums.
 const DEPTH: usize = 1024;
 
-/// Elements that are computed side by side: two vectors of `f32` with AVX2.
+/// Elements per vectorised step: two vectors of `f32` with AVX2.
 const LANES: usize = 16;
 
-/// Rows of a matrix that are added at a time, and so streams that memory has to follow: two would have more sums written,
-/// four would drive sums and each other out of the L1 cache where rows lie a power of two apart.
+/// Rows that are added at a time, each a memory stream: with two, sums would be written more often; with four, rows and
+/// sums would evict each other from the L1 cache if rows are a power of two apart.
 const ROWS: usize = 3;
 
-/// Rows of a block that is gathered, and its columns.
+/// Rows and columns of a gathered block.
 const GATHERED: (usize, usize) = (3 * ROWS, 256);
 
 /// `out = vectors * matrix`, with up to four vectors as rows.
@@ -45,7 +45,7 @@ where
     if count == 0 {
         return;
     }
-    // A vector and its sums that need no conversion are used where they lie.
+    // A vector and its sums that need no conversion are used in place.
     if let (1, Some(vector)) = (count, vectors.row(0).and_then(V::as_wide))
         && let Some(sums) = out.row(0).and_then(O::as_wide_mut)
     {
@@ -104,18 +104,18 @@ where
     }
 }
 
-/// The parts of a range of so many.
+/// Splits `0..len` into ranges of at most `step`.
 pub(crate) fn blocks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(step.max(1)).map(move |start| start..len.min(start + step))
 }
 
-/// A matrix, widened, in row-major order.
+/// A widened row-major copy of a matrix.
 pub(crate) fn widen<'a, E: Element>(from: Mat<'_, E>, to: &'a mut [E::Wide]) -> Mat<'a, E::Wide> {
     gather(from, to);
     Mat::new(to, [from.rows, from.cols], [from.cols, 1])
 }
 
-/// Copies a matrix to rows without gaps, widened.
+/// Copies a matrix to contiguous rows, widened.
 pub(crate) fn gather<E: Element>(from: Mat<'_, E>, to: &mut [E::Wide]) {
     vectorize(Gather { from, to });
 }
@@ -149,8 +149,8 @@ impl<E: Element> Loop for Gather<'_, E> {
     }
 }
 
-/// Columns that lie together become rows. Whole lines of the cache are read from a few columns at a time: columns
-/// that lie a power of two apart compete for the same lines.
+/// Transposes contiguous columns. Whole cache lines are read from a few columns at a time: columns that are a power of
+/// two apart compete for the same cache sets.
 #[inline(always)]
 fn transpose<E: Element>(from: &[E], [rows, cols]: [usize; 2], stride: usize, to: &mut [E::Wide]) {
     const TILE: usize = 8;
@@ -187,9 +187,9 @@ where
     if depth == 0 || cols == 0 {
         return;
     }
-    // Of a single column, or row, both strides serve; a single column is a sum along it.
+    // For a single column or row either stride is valid; a single column is summed along its length.
     if block.rs == 1 && (block.cs != 1 || cols == 1) || depth == 1 && block.cs != 1 {
-        // A single vector has columns read one after the other: in turns, memory would be slower to follow.
+        // For a single vector, columns are read one after the other: interleaved, memory would be slower.
         if COUNT == 1 {
             return vectorize(Columns::<E, W, COUNT, 1, 2> { sums, vectors, block });
         }
@@ -212,7 +212,7 @@ where
     }
 }
 
-/// Runs of so many elements that lie `stride` apart.
+/// `N` runs of `len` elements, `stride` apart.
 #[inline(always)]
 fn runs<T, const N: usize>(data: &[T], stride: usize, len: usize) -> [&[T]; N] {
     let mut runs = [&data[..0]; N];
@@ -226,10 +226,10 @@ fn runs<T, const N: usize>(data: &[T], stride: usize, len: usize) -> [&[T]; N] {
 struct Rows<'a, E, W, const COUNT: usize> {
     sums: &'a mut [W],
     vectors: &'a [W],
-    /// How far apart the vectors lie.
+    /// The stride between vectors.
     stride: usize,
     block: Mat<'a, E>,
-    /// The first sum that the block concerns, and how many each vector has.
+    /// The first sum of the block, and the number of sums per vector.
     first: usize,
     width: usize,
 }
@@ -257,7 +257,7 @@ where
     E: Element<Wide = W>,
     W: Wide,
 {
-    /// Adds `N` rows that lie so many rows apart at once, so that the sums are read and written once for all of them.
+    /// Adds `N` rows, `apart` rows apart, at once, so that the sums are read and written once for all of them.
     #[inline(always)]
     fn add<const N: usize>(&mut self, row: usize, apart: usize) {
         let (cols, first) = (self.block.cols, self.first);
@@ -300,8 +300,8 @@ where
     }
 }
 
-/// Adds the products of the vectors with the columns of a block, which lie together, to the sums: so many vectors, as
-/// many columns at a time, and steps that do not wait for each other.
+/// Adds the products of the vectors with the contiguous columns of a block to the sums: `COUNT` vectors, `OPEN` columns
+/// at a time, and `STEPS` independent accumulators.
 struct Columns<'a, E, W, const COUNT: usize, const OPEN: usize, const STEPS: usize> {
     sums: &'a mut [W],
     vectors: &'a [W],
@@ -334,7 +334,7 @@ where
     E: Element<Wide = W>,
     W: Wide,
 {
-    /// Adds up `N` columns at once, so that the vectors are read once for all of them.
+    /// Accumulates `N` columns at once, so that the vectors are read once for all of them.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "a compiler makes no vectors of loops over iterators here")]
     fn add<const N: usize>(&mut self, first: usize) {
@@ -359,7 +359,7 @@ where
             }
             at += STEPS;
         }
-        // A compiler that saw what becomes of single lanes would take the lanes apart in the loop before, too.
+        // Without it, the compiler would scalarise the preceding loop too.
         let lanes = black_box(lanes);
         for j in 0..N {
             for v in 0..COUNT {
@@ -374,7 +374,7 @@ where
     }
 }
 
-/// The sum of all lanes, in halves.
+/// The sum of all lanes, by halving.
 #[inline(always)]
 fn total<W: Wide, const STEPS: usize>(lanes: &[[W; LANES]; STEPS]) -> W {
     let mut all = lanes[0];

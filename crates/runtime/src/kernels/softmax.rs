@@ -1,4 +1,4 @@
-//! Softmax along a dimension. A row is read from memory once: its maximum, powers with their sum, the quotients.
+//! Softmax along a dimension. A row is read from memory once for its maximum, the exponentials and the quotients.
 
 use std::iter::repeat;
 use std::marker::PhantomData;
@@ -12,17 +12,17 @@ use super::numbers::Real;
 use super::operand::attributes;
 use super::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
-/// What becomes of x less the maximum, and of its power, when the sum of the powers is known.
+/// Turns x minus the maximum, or its exponential, into the result once the sum of exponentials is known.
 trait Ending {
-    /// Whether the result is made of the power and not of x.
+    /// Whether the result is computed from the exponential instead of x.
     const POWERS: bool;
-    /// What all elements of a line are combined with.
+    /// The common factor or term of a line.
     fn factor<C: Real>(sum: C) -> C;
     /// The result.
     fn result<C: Real>(x: C, factor: C) -> C;
 }
 
-/// The powers over their sum.
+/// Softmax: the exponentials over their sum.
 struct Quotient;
 
 impl Ending for Quotient {
@@ -37,7 +37,7 @@ impl Ending for Quotient {
     }
 }
 
-/// x less the logarithm of the sum.
+/// Log-softmax: x minus the logarithm of the sum.
 struct Difference;
 
 impl Ending for Difference {
@@ -52,7 +52,7 @@ impl Ending for Difference {
     }
 }
 
-/// The larger of two, where it does not matter which of a NaN and a number comes out: the sum will be NaN.
+/// The larger of two; either may be returned if one is NaN, since the sum will be NaN.
 #[inline(always)]
 pub(super) fn larger<C: Real>(x: C, y: C) -> C {
     if x > y { x } else { y }
@@ -83,7 +83,7 @@ impl<C: Real, E: Ending> Loop for Row<'_, C, E> {
     }
 }
 
-/// The sum of the powers of elements less the largest of a row. They are written somewhere on the way.
+/// The sum of exponentials of elements minus the maximum of a row. They are stored on the way.
 #[inline(always)]
 pub(super) fn sum_of_powers<C: Real>(row: &[C], largest: C) -> C {
     let (mut powers, mut sum) = ([C::ZERO; RUN], C::ZERO);
@@ -94,7 +94,7 @@ pub(super) fn sum_of_powers<C: Real>(row: &[C], largest: C) -> C {
     sum
 }
 
-/// Replaces elements by larger ones of a row.
+/// The elementwise maximum with a row, in place.
 pub(super) struct Largest<'a, C>(pub(super) &'a mut [C], pub(super) &'a [C]);
 
 impl<C: Real> Loop for Largest<'_, C> {
@@ -105,7 +105,7 @@ impl<C: Real> Loop for Largest<'_, C> {
     }
 }
 
-/// Adds the powers of a row less the largest elements to sums.
+/// Adds the exponentials of a row minus the maxima to the sums.
 pub(super) struct AddPowers<'a, C> {
     pub(super) sums: &'a mut [C],
     pub(super) largest: &'a [C],
@@ -166,7 +166,7 @@ fn along<E: Ending, F: Format<Compute: Real>>(
             columns.read(i, |row| vectorize(AddPowers { sums: &mut sums, largest: &largest, row }));
         }
         sums.iter_mut().for_each(|sum| *sum = E::factor(*sum));
-        // The powers are computed twice, because 16-bit floats could not hold them in between.
+        // The exponentials are computed twice, because 16-bit floats could not store them in between.
         for i in 0..columns.rows() {
             columns.write(i, |row, out| {
                 vectorize(End { factors: &sums, largest: &largest, row, out, ending: PhantomData::<E> });

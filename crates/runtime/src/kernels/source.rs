@@ -1,30 +1,30 @@
 //! Operands as runs of consecutive elements, whatever their strides and their element type.
 //!
-//! Results lie in row-major order, so that a place in an operand is a number: how many elements come before it. An
-//! operand whose elements lie together and are what is computed with is borrowed; others are copied in blocks.
+//! Results are in row-major order, so a position in an operand is a row-major index. Contiguous elements that need no
+//! conversion are borrowed; others are copied in blocks.
 
 use smallvec::SmallVec;
 
 use super::formats::Format;
 use super::{Arg, KernelError, View};
 
-/// Sizes and strides, outermost first; dimensions that lie like one are one.
+/// Sizes and strides, outermost first, with adjacent dimensions coalesced.
 pub(crate) type Steps = SmallVec<[(usize, usize); 6]>;
 
-/// Rows at least so long are borrowed one by one, shorter ones are copied several at a time.
+/// Rows of at least this length are borrowed one by one, shorter ones are copied several at a time.
 const LONG_ROW: usize = 256;
 
 /// An operand to be read in row-major order.
 pub(crate) enum Source<'a, F: Format> {
-    /// The elements lie in row-major order without gaps.
+    /// Contiguous elements in row-major order.
     Whole(&'a [F::Stored]),
-    /// They lie otherwise.
+    /// Any other layout.
     Strided(&'a [F::Stored], Steps),
-    /// They lie where the result goes.
+    /// The operand aliases the result.
     Result,
 }
 
-/// The dimensions of a view with those taken together that lie like one. There is at least one.
+/// The dimensions of a view, with adjacent ones coalesced. There is at least one.
 pub(crate) fn coalesce(shape: &[usize], strides: &[usize]) -> Steps {
     let mut steps = Steps::new();
     for (&size, &stride) in shape.iter().zip(strides) {
@@ -62,7 +62,7 @@ impl<'a, F: Format> Source<'a, F> {
         Ok(Source::Strided(stored, coalesce(view.shape, view.strides)))
     }
 
-    /// Where a run of elements may be borrowed, it ends at a multiple of this.
+    /// If runs may be borrowed, the row length, at multiples of which they end.
     pub(crate) fn row(&self) -> Option<usize> {
         match self {
             Source::Strided(stored, steps) if F::borrow(&stored[..0]).is_some() => {
@@ -72,12 +72,12 @@ impl<'a, F: Format> Source<'a, F> {
         }
     }
 
-    /// Whether all elements are one.
+    /// Whether one element is broadcast.
     fn is_constant(&self) -> bool {
         matches!(self, Source::Strided(_, steps) if steps[..].iter().all(|(_, stride)| *stride == 0))
     }
 
-    /// `len` elements from the one at `at` on, where they lie together and are what is computed with.
+    /// `len` elements from index `at`, if they are contiguous and need no conversion.
     pub(crate) fn borrow(&self, at: usize, len: usize) -> Option<&'a [F::Compute]> {
         match self {
             Source::Whole(stored) => F::borrow(&stored[at..at + len]),
@@ -94,8 +94,8 @@ impl<'a, F: Format> Source<'a, F> {
         }
     }
 
-    /// `len` elements from the one at `at` on, borrowed or in the block. `result` is what lies where they would go. A
-    /// block that has been `used` before may still hold what is asked for.
+    /// `len` elements from index `at`, borrowed or in the block. `result` is the part of the result that an aliasing
+    /// operand occupies. A block that has been `used` before may still hold the elements.
     pub(crate) fn run<'b>(
         &self,
         at: usize,
@@ -114,7 +114,7 @@ impl<'a, F: Format> Source<'a, F> {
         &block[..len]
     }
 
-    /// Copies elements from the one at `at` on to where `to` begins. `result` is what lies where they would go.
+    /// Copies elements from index `at` into `to`. `result` is the part of the result that an aliasing operand occupies.
     pub(crate) fn copy(&self, at: usize, result: &[F::Stored], to: &mut [F::Compute]) {
         let len = to.len();
         match self.borrow(at, len) {
@@ -137,12 +137,12 @@ impl<'a, F: Format> Source<'a, F> {
     }
 }
 
-/// Where the element at `at` lies, and its coordinates.
+/// The offset of the element at index `at`, and its coordinates.
 pub(crate) fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[usize; 6]>) {
     let (mut rest, mut offset) = (at, 0);
     let mut coordinates = SmallVec::from_elem(0, steps.len());
     for (coordinate, (size, stride)) in coordinates.iter_mut().zip(steps).rev() {
-        // Of nothing there is no place to be asked for.
+        // Avoids a division by zero; an empty tensor has no valid index.
         let size = (*size).max(1);
         *coordinate = rest % size;
         offset += *coordinate * stride;
@@ -151,7 +151,7 @@ pub(crate) fn place(steps: &[(usize, usize)], at: usize) -> (usize, SmallVec<[us
     (offset, coordinates)
 }
 
-/// Where elements lie, one after the other in row-major order.
+/// The offsets of successive elements in row-major order.
 pub(crate) struct Offsets<'a> {
     steps: &'a [(usize, usize)],
     coordinates: SmallVec<[usize; 6]>,
@@ -159,16 +159,16 @@ pub(crate) struct Offsets<'a> {
 }
 
 impl<'a> Offsets<'a> {
-    /// From the element at `at` on.
+    /// Starts at the element with index `at`.
     pub(crate) fn new(steps: &'a [(usize, usize)], at: usize) -> Offsets<'a> {
         let (offset, coordinates) = place(steps, at);
         Offsets { steps, coordinates, offset }
     }
 
-    /// Where the next one lies. After the last comes the first again.
+    /// The offset of the next element. After the last it wraps around to the first.
     pub(crate) fn next_offset(&mut self) -> usize {
         let offset = self.offset;
-        // The innermost coordinate that is not at its end goes on, those within begin again.
+        // Increments the innermost coordinate; at its end it wraps and carries into the next outer one.
         for (coordinate, (size, step)) in self.coordinates.iter_mut().zip(self.steps).rev() {
             *coordinate += 1;
             self.offset += step;
@@ -193,7 +193,7 @@ fn load_rows<F: Format>(stored: &[F::Stored], steps: &[(usize, usize)], at: usiz
     }
 }
 
-/// `len` elements that lie `stride` apart, the first one first, borrowed or in the block.
+/// `len` elements `stride` apart, from the first on, borrowed or in the block.
 #[inline]
 pub(crate) fn strided<'b, F: Format>(
     stored: &'b [F::Stored],
@@ -210,7 +210,7 @@ pub(crate) fn strided<'b, F: Format>(
     &block[..len]
 }
 
-/// Elements that lie `stride` apart.
+/// Loads elements `stride` apart.
 fn load_run<F: Format>(stored: &[F::Stored], stride: usize, run: &mut [F::Compute]) {
     match stride {
         0 => run.fill(F::widen(stored[0])),

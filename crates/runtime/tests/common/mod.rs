@@ -1,5 +1,5 @@
-//! What tests of kernels share: operands in storage, in many layouts; calls of a kernel beside the op's own evaluation;
-//! how near both must be.
+//! Shared code of kernel tests: operands in many layouts; calls of a kernel and of the op's own evaluation;
+//! tolerances.
 #![allow(
     clippy::unwrap_used,
     dead_code,
@@ -18,8 +18,8 @@ use consort_runtime::threads::Threads;
 use consort_types::layout::Layout;
 use consort_types::{Dtype, Rank, Rng};
 
-/// Storage that is aligned for every element type. A kernel that reads what it should not is seen: as floats all of it
-/// is NaN.
+/// Storage that is aligned for every element type. It is filled with bytes that are NaN as floats, so that a kernel
+/// that reads outside its operand is detected.
 struct Storage {
     words: Vec<u64>,
     len: usize,
@@ -39,7 +39,7 @@ impl Storage {
     }
 }
 
-/// A tensor, and the same elements somewhere in storage.
+/// A tensor, and the same elements in a layout.
 pub(crate) struct Placed {
     pub(crate) tensor: Tensor,
     pub(crate) layout: Layout,
@@ -47,7 +47,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// The elements of a tensor in a layout of its shape. Where that repeats elements, the tensor has them repeated.
+    /// The elements of a tensor in a layout of its shape. If the layout broadcasts elements, so does the tensor.
     pub(crate) fn new(tensor: &Tensor, layout: Layout) -> Placed {
         let (dtype, size) = (tensor.dtype, tensor.dtype.size());
         let mut storage = Storage::new((layout.start + layout.span()) * size);
@@ -61,7 +61,7 @@ impl Placed {
         Placed { tensor, layout, storage }
     }
 
-    /// Without gaps.
+    /// A contiguous tensor.
     pub(crate) fn whole(tensor: &Tensor) -> Placed {
         Placed::new(tensor, Layout::contiguous(&tensor.shape))
     }
@@ -71,8 +71,8 @@ impl Placed {
         Placed::new(&random(dtype, shape, rng), place.layout(shape))
     }
 
-    /// Random elements, of which no finite one is so large that their sum leaves the range on the way to a result
-    /// within it.
+    /// Random elements whose finite values are too small for a sum to overflow on the way to a finite
+    /// result.
     pub(crate) fn moderate(dtype: Dtype, shape: &[usize], place: Place, rng: &mut Rng) -> Placed {
         let mut tensor = random(dtype, shape, rng);
         if let Data::Float(data) = &mut tensor.data {
@@ -92,7 +92,7 @@ impl Placed {
     }
 }
 
-/// Where the elements of a layout lie, in row-major order.
+/// The offsets of the elements of a layout, in row-major order.
 fn offsets(layout: &Layout) -> Vec<usize> {
     let mut list = vec![layout.start];
     for (size, stride) in layout.shape.iter().zip(&layout.strides) {
@@ -101,10 +101,10 @@ fn offsets(layout: &Layout) -> Vec<usize> {
     list
 }
 
-/// How an operand lies.
+/// The layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Without gaps.
+    /// Contiguous.
     Whole,
     /// Dimensions in the opposite order.
     Transposed,
@@ -112,11 +112,11 @@ pub(crate) enum Place {
     Sliced,
     /// Every second element of something larger in every dimension.
     Stepped,
-    /// Repeated along the first dimension.
+    /// Broadcast along the first dimension.
     RowRepeated,
-    /// Repeated along the last dimension.
+    /// Broadcast along the last dimension.
     ColumnRepeated,
-    /// One element, repeated.
+    /// One element, broadcast.
     Constant,
 }
 
@@ -131,7 +131,7 @@ pub(crate) const PLACES: [Place; 7] = [
 ];
 
 impl Place {
-    /// How a tensor of a shape lies so.
+    /// The layout of a tensor of a shape.
     pub(crate) fn layout(self, shape: &[usize]) -> Layout {
         let rank = shape.len();
         match self {
@@ -157,14 +157,14 @@ impl Place {
     }
 }
 
-/// A layout that repeats elements along some dimensions.
+/// A layout that broadcasts along some dimensions.
 pub(crate) fn repeated(shape: &[usize], along: impl Fn(usize) -> bool) -> Layout {
     let one = |dim: usize| if along(dim) { shape[dim].min(1) } else { shape[dim] };
     let stored: Vec<usize> = (0..shape.len()).map(one).collect();
     Layout::contiguous(&stored).broadcast(shape)
 }
 
-/// A tensor of random elements with all that floats can be.
+/// A tensor of random elements, including special float values.
 pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
     let n: usize = shape.iter().product();
     let odd = [
@@ -182,7 +182,7 @@ pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
         0.5,
         -2.5,
     ];
-    // Tensors with odd elements everywhere would leave reductions nothing to compute.
+    // With special values in all tensors, reductions would be trivial.
     let odd_ones = rng.one_in(2);
     let mut float = || {
         if odd_ones && rng.one_in(16) { rng.pick(&odd) } else { rng.next_u64() as i64 as f64 / 2f64.powi(60) }
@@ -190,7 +190,7 @@ pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
     if dtype.is_float() {
         return Tensor::floats(dtype, shape.to_vec(), (0..n).map(|_| float()).collect());
     }
-    // Small ones too, so that there are equals and zeros.
+    // Small ones too, for equal elements and zeros.
     let mut int = || if rng.one_in(2) { rng.next_u64() as i64 } else { rng.below(7) as i64 - 3 };
     Tensor::ints(dtype, shape.to_vec(), (0..n).map(|_| int()).collect())
 }
@@ -202,20 +202,20 @@ pub(crate) fn op(text: &str) -> Op {
     (OpTable::built_in().get(name).unwrap().read)(&mut cursor).unwrap()
 }
 
-/// In which ops are evaluated: no mesh, no symbols.
+/// The context of evaluations: no mesh, no symbols.
 pub(crate) fn eval_cx() -> EvalCx<'static> {
     static CX: std::sync::LazyLock<(Mesh, BTreeMap<Sym, i64>)> = std::sync::LazyLock::new(Default::default);
     EvalCx { mesh: &CX.0, rank: Rank(0), symbols: &CX.1 }
 }
 
-/// What an op means.
+/// The reference result of an op.
 pub(crate) fn evaluate(op: &dyn OpDef, args: &[&Placed]) -> Result<Tensor, String> {
     let tensors: Vec<&Tensor> = args.iter().map(|arg| &arg.tensor).collect();
     Ok(op.eval(&eval_cx(), &tensors).map_err(|error| error.to_string())?.remove(0))
 }
 
-/// What a kernel gives, as these types and shapes. Operands that are none lie where the first result goes, which holds
-/// `first`.
+/// The results of a kernel, with these types and shapes. Operands that are `None` alias the first result, which
+/// initially holds `first`.
 pub(crate) fn call(
     op: &dyn OpDef,
     args: &[Option<&Placed>],
@@ -242,7 +242,7 @@ pub(crate) fn call(
     Ok(results.iter().zip(&storage).map(tensor).collect())
 }
 
-/// What an op means and what its kernel gives. One operand may lie where the result goes.
+/// The reference result of an op and that of its kernel. One operand may alias the result.
 pub(crate) fn both(
     op: &dyn OpDef,
     args: &[&Placed],
@@ -257,7 +257,7 @@ pub(crate) fn both(
     Ok((want, got))
 }
 
-/// Runs a kernel, and says where its result differs from the op's own evaluation.
+/// Runs a kernel, and reports where its result differs from the op's own evaluation.
 pub(crate) fn check(
     op: &dyn OpDef,
     args: &[&Placed],
@@ -269,32 +269,32 @@ pub(crate) fn check(
     compare(&got, &want, near)
 }
 
-/// Fails where the results on one thread and on two have other bits.
+/// Fails if the results on one thread and on two are not bit-identical.
 pub(crate) fn check_threads(op: &dyn OpDef, args: &[&Placed], what: &str) {
     let [one, two] = [1, 2].map(|n| both(op, args, None, &Threads::new(n)).unwrap().1);
     assert!(one.same(&two), "{what}");
 }
 
-/// Fails where something did, and shows the first of it.
+/// Fails if there are failures, and shows the first of them.
 pub(crate) fn assert_none(failures: &[String]) {
     let first = failures[..failures.len().min(40)].join("\n");
     assert!(failures.is_empty(), "{} failures:\n{first}", failures.len());
 }
 
-/// How near a result must be.
+/// The tolerance of a result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Near {
     /// The same bits, or both NaN.
     Same,
-    /// So many units in the last place.
+    /// Units in the last place.
     Ulps(f64),
-    /// So much, absolutely, of numbers about 1.
+    /// An absolute error.
     Within(f64),
-    /// Such a part of the number.
+    /// A relative error.
     Relative(f64),
 }
 
-/// Where a result differs by more than it may.
+/// Reports where a result differs by more than the tolerance.
 pub(crate) fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), String> {
     let (Data::Float(got_data), Data::Float(want_data)) = (&got.data, &want.data) else {
         return if got.same(want) {
@@ -311,7 +311,7 @@ pub(crate) fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), Str
             Near::Within(most) => most * b.abs().max(1.0),
             Near::Relative(most) => most * b.abs(),
         };
-        // Written so that a NaN is no small difference.
+        // Written so that a NaN difference fails.
         let close = (a - b).abs() <= most && !matches!(near, Near::Same);
         if !same && !close {
             return Err(format!("element {i}: got {a:e}, expected {b:e}, {near:?}"));

@@ -1,4 +1,4 @@
-//! Call after call of one plan: memory, waiting, what becomes of a call that fails.
+//! Repeated calls of one plan: memory, waiting, and failing calls.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -56,7 +56,7 @@ fn a_thousand_calls_take_no_more_memory_than_one() {
             let mut args = rank.args(&func, &[floats(&input(call))]);
             let outs = rank.run(&mut exec, &mut args)?;
             addresses.extend(buffers(&outs).iter().map(|buffer| buffer.bytes().unwrap().as_ptr().addr()));
-            // Some results live on through the next call.
+            // Some results are kept through the next call.
             kept = if call % 100 == 7 { outs } else { Vec::new() };
             if let [Out::Tensor(own), Out::Tensor(all)] = &kept[..] {
                 let expected = 2.0 * input(call)[0] - (3.0 + 2.0 * call as f64);
@@ -71,7 +71,7 @@ fn a_thousand_calls_take_no_more_memory_than_one() {
         Ok::<_, String>(addresses.len())
     });
     for places in results {
-        // Two results, in one place each as long as nobody holds them, and in another where somebody does.
+        // Each of two results keeps its address until a caller holds it, and then gets another.
         assert!(places.unwrap() <= 6);
     }
 }
@@ -130,7 +130,7 @@ plan (rank 0, arg0: 0x4, arg1: 0x4, out0: 0x4) {
     });
 }
 
-/// What rank 0 gets when rank 1 makes so many of three calls.
+/// What rank 0 reports when rank 1 makes `made` of three calls.
 fn alone(made: usize, timeout: Duration) -> String {
     let program = plan(LOOP);
     let errors = spawn_with_heap(2, 1 << 22, |all| {
@@ -159,7 +159,7 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
     let start = Instant::now();
     let error = alone(1, Duration::from_millis(300));
     assert!(error.contains("the deadline passed"), "{error}");
-    // What it did last was the other start of its only call; it is the user's line that is named.
+    // The last start of rank 1 was the other start of its only call; the error names the user's line.
     assert!(error.contains("rank 1") && error.contains("model.rs:5"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10));
 }
@@ -168,7 +168,7 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
 fn a_rank_that_has_left_is_an_error_at_once() {
     let start = Instant::now();
     let error = alone(2, Duration::from_secs(20));
-    // It may have seen the call that it leaves behind, or not.
+    // Rank 0 may or may not have seen the call that rank 1 left.
     let said = ["rank 1 has left the group", "rank 1 left without making it"];
     assert!(said.iter().any(|said| error.contains(said)), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10));

@@ -11,7 +11,7 @@ use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use consort_runtime::threads::Threads;
 use consort_types::{Dtype, GroupName, Rank};
 
-/// A rank: its group of all, and those that programs use.
+/// A rank: its world group, and the groups that programs use.
 pub(crate) struct OneRank<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) all: Group,
@@ -24,7 +24,7 @@ impl<'a> OneRank<'a> {
         OneRank { mesh, all, timeout: Duration::from_secs(20), groups: Vec::new() }
     }
 
-    /// The group, which all ranks ask for in the same order.
+    /// The group; all ranks must ask for groups in the same order.
     pub(crate) fn group(&mut self, over: GroupName) -> Option<Group> {
         if let Some((_, group)) = self.groups.iter().find(|(other, _)| *other == over) {
             return group.clone();
@@ -44,7 +44,7 @@ impl<'a> OneRank<'a> {
         group
     }
 
-    /// A plan, lowered; all groups that it mentions are there then.
+    /// Lowers a plan and creates all groups that it mentions.
     pub(crate) fn lower(&mut self, func: &Func) -> Result<Exec, String> {
         let mut used = Vec::new();
         groups_of(&func.body, &mut used);
@@ -74,8 +74,8 @@ impl<'a> OneRank<'a> {
         params.zip(inputs).map(one).collect()
     }
 
-    /// The results as reference tensors. Pendings are waited for first: results may lie beside one another in one buffer,
-    /// which can be read when nothing is in flight into it.
+    /// The results as reference tensors. Pendings are waited for first: results may share a buffer, which can be read
+    /// only when nothing in flight writes it.
     pub(crate) fn tensors(&self, mut outs: Vec<Out>) -> Result<Vec<Tensor>, String> {
         for out in &mut outs {
             if let Out::Pending { pending, .. } = out {
@@ -124,7 +124,7 @@ pub(crate) fn run(mesh: &Mesh, plans: &[Func], inputs: &[Vec<Tensor>]) -> Vec<Re
     })
 }
 
-/// The groups that a program mentions, on every rank the same.
+/// The groups that a program mentions, the same on every rank.
 fn groups_of(block: &Block, used: &mut Vec<GroupName>) {
     for node in &block.nodes {
         used.extend(node.op.effects().starts());
@@ -132,7 +132,7 @@ fn groups_of(block: &Block, used: &mut Vec<GroupName>) {
     }
 }
 
-/// Whether what kernels gave is what the oracle gave, but for roundings.
+/// Whether results of kernels match those of the oracle, up to rounding.
 pub(crate) fn near(expected: &Tensor, got: &Tensor) -> bool {
     let tolerance = match expected.dtype {
         Dtype::F64 => 1e-12,

@@ -1,4 +1,4 @@
-//! What the words of a plan mean: plans by hand, with results by hand.
+//! The meaning of plan annotations: hand-written plans with hand-computed results.
 
 use consort_comm::spawn_with_heap;
 use consort_ir::ops::OpTable;
@@ -12,7 +12,7 @@ use consort_types::{Dtype, Rank};
 
 use super::ranks::{OneRank, tensor};
 
-/// A plan of one rank, which holds to the rules of plans.
+/// A plan of one rank that verifies.
 pub(crate) fn plan(text: &str) -> Program {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
     let errors: Vec<String> = verify(&program).iter().map(|error| error.headline()).collect();
@@ -35,7 +35,7 @@ fn rows(columns: usize, data: &[f64]) -> Tensor {
     Tensor::floats(Dtype::F32, vec![data.len() / columns, columns], data.to_vec())
 }
 
-/// Runs a plan on all its ranks: results, and bytes that were copied for communication.
+/// Runs a plan on all its ranks; returns results, and bytes that were copied for communication.
 fn run(text: &str, inputs: &[Vec<Tensor>]) -> Vec<(Vec<Tensor>, u64)> {
     let program = plan(text);
     let results = spawn_with_heap(inputs.len(), 1 << 22, |all| {
@@ -97,7 +97,7 @@ plan (rank 0, arg0: 0x8, out0: 0x8) {
     assert_eq!(error, "all_reduce: v0 lies elsewhere than the result, and the line has no `copy v0`");
 }
 
-/// What lowering says of a plan.
+/// The error of lowering a plan.
 fn lower_error(text: &str) -> String {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
     match Exec::lower(&program.mesh, &program.funcs[0], &|_| None) {
@@ -179,7 +179,7 @@ plan (rank 0, arg0: 0x18, arg1: 0x8, out0: 0x18) {
     let base = || rows(2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let inputs = [vec![base(), rows(2, &[7.0, 8.0])]];
     assert_runs(update, &inputs, 0, &[vec![rows(2, &[1.0, 2.0, -7.0, -8.0, 5.0, 6.0])]]);
-    // The base is there, and a column is moved into it.
+    // The base is in place, and a column is copied into it.
     let update = "mesh ()
 
 func @f(v0: f32[3,2] @arg0+0x0 donated, v1: f32[2,1] @arg1+0x0) -> f32[3,2]
@@ -190,7 +190,7 @@ plan (rank 0, arg0: 0x18, arg1: 0x8) {
 ";
     let inputs = [vec![base(), rows(1, &[7.0, 8.0])]];
     assert_runs(update, &inputs, 0, &[vec![rows(2, &[1.0, 2.0, 3.0, 7.0, 5.0, 8.0])]]);
-    // The new part is a view of the base: its elements lie between those that are written.
+    // The new part is a view of the base: its elements interleave with those that are written.
     let update = "mesh ()
 
 func @f(v0: f32[3,2] @arg0+0x0 donated) -> f32[3,2]
@@ -259,7 +259,7 @@ plan (rank 0, arg0: 0x8, out0: 0x8) {
 }
 ";
     assert_runs(text, &two(), 0, &[vec![floats(&[0.0, 0.0])], vec![floats(&[-11.0, -22.0])]]);
-    // Also where the pending itself is returned.
+    // Also if the pending itself is returned.
     let text = text.replace("    v3 = wait v2 : f32[2]{tp} @out0+0x0\n    return v3", "    return v2");
     let text = text.replace("-> f32[2]{tp}\n", "-> pending<f32[2]{tp}>\n");
     assert_runs(&text, &two(), 0, &[vec![floats(&[0.0, 0.0])], vec![floats(&[-11.0, -22.0])]]);
@@ -302,7 +302,7 @@ plan (rank 0, arg0: 0xc, arg1: 0x8, out0: 0x4) {
         let at = |place: i64| [floats(&[1.0, 2.0, 3.0]), Tensor::ints(Dtype::I64, vec![1], vec![place])];
         let error = rank.run(&mut exec, &mut rank.args(func, &at(5))).err().unwrap();
         assert!(error.starts_with("gather: ") && error.ends_with("\n  at model.rs:7"), "{error}");
-        // The next call is not the worse for it.
+        // The next call must succeed.
         let outs = rank.run(&mut exec, &mut rank.args(func, &at(2))).unwrap();
         assert!(rank.tensors(outs).unwrap()[0].same(&floats(&[3.0])));
     });

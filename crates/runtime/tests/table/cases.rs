@@ -1,4 +1,4 @@
-//! What the test of all kernels runs: ops with attributes, and the operands they get.
+//! The cases of the kernel table test: ops with attributes, and their operands.
 
 use consort_ir::index::Index;
 use consort_ir::ops::*;
@@ -10,7 +10,7 @@ pub(crate) struct Case {
     pub(crate) operands: Vec<Operand>,
 }
 
-/// An operand: its type, its shape, and what it holds.
+/// An operand: its type, its shape, and its contents.
 #[derive(Clone)]
 pub(crate) struct Operand {
     pub(crate) dtype: Dtype,
@@ -20,7 +20,7 @@ pub(crate) struct Operand {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Holds {
-    /// Anything: infinities and NaN too.
+    /// Any value, including infinities and NaN.
     Anything,
     /// Numbers from 0 up to this one.
     Below(usize),
@@ -38,7 +38,7 @@ fn places(dtype: Dtype, shape: &[usize], below: usize) -> Operand {
     Operand { dtype, shape: shape.to_vec(), holds: Holds::Below(below) }
 }
 
-/// The shapes of elementwise operands: long enough for whole vectors and a rest, empty, 0-d.
+/// The shapes of elementwise operands: long enough for whole vectors and a tail, empty, 0-d.
 const SHAPES: [&[usize]; 5] = [&[67], &[3, 5, 4], &[1, 40, 2], &[2, 0], &[]];
 
 macro_rules! elementwise {
@@ -77,7 +77,7 @@ macro_rules! along {
     };
 }
 
-/// Every case whose operands are of a type, or whose attribute is; rules refuse some of them.
+/// Every case with operands or an attribute of this type; rules refuse some of them.
 pub(crate) fn cases(dtype: Dtype) -> Vec<Case> {
     let x = |shape: &[usize]| Operand { dtype, shape: shape.to_vec(), holds: Holds::Anything };
     let truth = |shape: &[usize]| Operand { dtype: Dtype::Bool, ..x(shape) };

@@ -1,4 +1,4 @@
-//! What follows from what happened, at times that the tests make up.
+//! Transitions of the roster, at times that the tests make up.
 
 use super::*;
 
@@ -112,7 +112,7 @@ fn an_end_without_goodbye_concerns_those_who_are_here() {
     table.roster.end(1, Exit::Code(0));
     assert!(table.failure().starts_with("rank 1 exited with code 0 without a goodbye\n"));
 
-    // One that never came, in a program without a control plane, concerns nobody.
+    // A rank that never connects, in a program without a control plane, concerns nobody.
     let mut roster = Roster::new(2, true);
     roster.end(0, Exit::Code(0));
     assert_eq!(roster.failure(), None);

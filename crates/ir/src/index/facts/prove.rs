@@ -26,7 +26,7 @@ impl Facts {
         }
         *steps -= 1;
         let mut search = |index: &Index| self.search(index, depth - 1, steps);
-        // Something that is not negative may be taken away as often as a term of it occurs.
+        // A nonnegative index may be subtracted as often as one of its terms occurs.
         for positive in &self.positives {
             let times = positive.terms().iter().find_map(|term| {
                 let same = index.terms().iter().find(|other| other.factors == term.factors)?;
@@ -73,8 +73,8 @@ impl Facts {
         false
     }
 
-    /// The index with one factor of a product at its bound, for each factor that has one: at most the index
-    /// itself, where the other factors are not negative.
+    /// The index with one factor of a product replaced by its bound, for each bounded factor: at most the index itself
+    /// if the other factors are not negative.
     fn bounded_factors(&self, index: &Index, term: &Term) -> Vec<Index> {
         let whole = gather(vec![(term.factors.clone(), term.coefficient.into())]);
         let bounded = |at: usize| {

@@ -1,4 +1,4 @@
-//! What is known of every byte, as an interval map: whose contents it holds, which start will write it, who leases it.
+//! The state of every byte, as an interval map: whose contents it holds, which start will write it, who leases it.
 
 use std::collections::{BTreeMap, btree_map};
 use std::ops::Range;
@@ -11,30 +11,30 @@ use crate::plan::Region;
 /// A few values.
 pub(super) type Values = SmallVec<[Value; 2]>;
 
-/// What is known of some bytes.
+/// The state of a range of bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Cell {
-    /// The values whose contents they hold: a byte at address `a` holds byte `a - place` of each of these, whose
-    /// elements lie without gaps at their place.
+    /// The values whose contents they hold: a byte at address `a` holds byte `a - place` of each of these values, which
+    /// are contiguous at their places.
     pub holds: Values,
-    /// The start whose result is going to be written here.
+    /// The start in flight that will write its result here.
     pub flight: Option<Value>,
     /// The starts that lease them.
     pub leases: Values,
 }
 
 impl Cell {
-    /// The same without contents; none where nobody will write or read there.
+    /// The same without contents; `None` if no start will write it and none leases it.
     fn held_up(&self) -> Option<Cell> {
         let busy = self.flight.is_some() || !self.leases.is_empty();
         busy.then(|| Cell { holds: Values::new(), flight: self.flight, leases: self.leases.clone() })
     }
 }
 
-/// The bytes of all regions; nothing is known of those that no cell covers.
+/// The bytes of all regions; ranges without a cell are unknown.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bytes {
-    /// By region and first byte; each with its end.
+    /// Keyed by region and first byte, each with its end.
     cells: BTreeMap<(Region, u64), (u64, Cell)>,
 }
 
@@ -48,7 +48,7 @@ impl Bytes {
         Over { at: range.start, end: range.end, next: before, rest }
     }
 
-    /// Makes a cell end, and another begin, at this byte.
+    /// Splits the cell that contains this byte.
     fn cut(&mut self, region: Region, at: u64) {
         let Some(((of, _), (end, cell))) = self.cells.range_mut(..(region, at)).next_back() else { return };
         if *of == region && *end > at {
@@ -57,14 +57,14 @@ impl Bytes {
         }
     }
 
-    /// Replaces all that is known of a range.
+    /// Replaces the state of a range.
     pub(super) fn set(&mut self, region: Region, range: Range<u64>, cell: Cell) {
         if range.is_empty() {
             return;
         }
         let (from, to) = ((region, range.start), (region, range.end));
         match self.cells.get_mut(&from) {
-            // Most are written over by one of their own size.
+            // Most cells are overwritten by one of the same size.
             Some((end, known)) if *end == range.end => *known = cell,
             _ => {
                 self.cut(region, range.start);
@@ -80,7 +80,7 @@ impl Bytes {
         self.join_before(from);
     }
 
-    /// Joins a cell that begins here with the one before it, if the same is known of both.
+    /// Merges a cell that begins here with the previous one, if both have the same state.
     fn join_before(&mut self, at: (Region, u64)) {
         let Some((end, cell)) = self.cells.get(&at) else { return };
         let (end, before) = (*end, self.cells.range(..at).next_back());
@@ -95,7 +95,7 @@ impl Bytes {
         }
     }
 
-    /// Changes what is known of the cells in a range.
+    /// Changes the state of the cells in a range.
     pub(super) fn update(&mut self, region: Region, range: Range<u64>, change: impl Fn(&mut Cell)) {
         if range.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl Bytes {
         starts.into_iter().for_each(|start| self.join_before((region, start)));
     }
 
-    /// What is known after one of two paths: contents that both leave, and everything that either holds up.
+    /// The state after either of two paths: the contents common to both, and the flights and leases of either.
     pub(super) fn join(&self, other: &Bytes) -> Bytes {
         let mut joined = Bytes::default();
         for ((region, start), (end, cell)) in &self.cells {
@@ -223,7 +223,7 @@ mod tests {
                 let joined = ends.windows(2).all(|pair| pair[0].1 < pair[1].0 || pair[0].2 != pair[1].2);
                 assert!(joined, "neighbours alike are not joined: {ends:?}");
             }
-            // Where one path knows nothing, nothing is held, but what is in flight on the other still is.
+            // Where one path knows nothing, nothing is held, but a flight of the other path remains.
             let flights = list.iter().map(|cell| cell.as_ref().and_then(|cell| cell.flight));
             for joined in [bytes.join(&nothing), nothing.join(&bytes)] {
                 let known = all(&joined).into_iter().map(|cell| {
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(joined[4], Some(Cell::default()));
         let leased = Values::from_slice(&[Value(9)]);
         assert_eq!(joined[7], Some(Cell { leases: leased.clone(), ..cell(1) }));
-        // What only one path has ever touched is leased after both.
+        // Bytes that only one path has touched are leased after the join.
         a.set(Region::Heap, 8..12, Cell { leases: leased.clone(), ..cell(3) });
         for joined in [all(&a.join(&b)), all(&b.join(&a))] {
             assert_eq!(joined[8], Some(Cell { leases: leased.clone(), ..Cell::default() }));

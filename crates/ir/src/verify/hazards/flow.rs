@@ -1,8 +1,8 @@
-//! Blocks: what enters them, what leaves them, and what a loop must keep for its next iteration.
+//! Blocks: their parameters and results, and what a loop must keep for its next iteration.
 //!
-//! A block is checked with what is known at its entry. After a `cond`, what holds is what both blocks leave. The block
-//! of a `scan` is checked twice, the second time with what the first leaves: what an iteration overwrites, the next one
-//! does not find. More iterations change nothing, since each writes the same bytes.
+//! A block is checked with the state at its entry. After a `cond`, the state is the join of both branches. The block of
+//! a `scan` is checked twice, the second time with the state that the first leaves, which finds values that an
+//! iteration overwrites and the next one needs. Further iterations change nothing, since each writes the same bytes.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use crate::types::Type;
 
 use super::{Checker, Pending, Started, Tensor, text};
 
-/// A tensor that belongs elsewhere when a block begins or ends.
+/// A tensor that must move when a block begins or ends.
 struct Move {
     from: (Value, Rc<Tensor>),
     to: (Value, Rc<Tensor>),
@@ -68,7 +68,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether what a block returns is in flight and lies where it belongs: it stays in flight, under another name.
+    /// Whether a block's result is in flight in its final place: it stays in flight, under the name `to`.
     fn flies_on(&mut self, from: Value, to: Value) -> bool {
         let Some(Pending::Of(start)) = self.pendings.get(from).copied() else { return false };
         let (inner, outer) = (self.tensors(from), self.tensors(to));
@@ -122,7 +122,7 @@ impl<'a> Checker<'a> {
             self.nodes(block);
             self.leave(block);
             block.results.iter().for_each(|result| self.arrive(*result));
-            // Entries of earlier iterations are still there.
+            // Entries of earlier iterations must be intact.
             stacked.iter().for_each(|(value, tensor)| self.read(*value, tensor));
             let entries = block.results.get(carries..).unwrap_or_default();
             let entries = self.moves(entries, node.results.get(carries..).unwrap_or_default());
@@ -150,7 +150,7 @@ impl<'a> Checker<'a> {
         self.arrived(&node.results);
     }
 
-    /// Operands are what the parameters of a block from `first` on mean, where they lie.
+    /// The parameters of a block from `first` on take the contents of the operands in place.
     fn enter(&mut self, block: &Block, first: usize, args: &[Value]) {
         if first == 0 {
             self.lodge(&block.params, &block.places);
@@ -175,7 +175,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A block has run: leases of its starts end that no line of it could end.
+    /// A block has ended: the leases of its starts that no line of it could end are dropped.
     fn leave(&mut self, block: &Block) {
         for start in block.nodes.iter().filter(|node| node.op.effects().starts().is_some()) {
             if let Some(started) = start.results.first().and_then(|pending| self.starts.get_mut(*pending)) {
@@ -184,7 +184,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Pendings among these values have arrived.
+    /// Marks the pendings among these values as arrived.
     fn arrived(&mut self, values: &[Value]) {
         for value in values {
             if self.func.ty(*value).is_some_and(Type::is_pending) {
@@ -202,7 +202,7 @@ impl<'a> Checker<'a> {
         moves.collect()
     }
 
-    /// What is stacked is copied before the rest: it lies where nothing is copied from.
+    /// Stacked results are copied before the others: their destination is not a source of any copy.
     fn stack(&mut self, entries: &[Move], carried: &[Move]) {
         for each in entries {
             self.read(each.from.0, &each.from.1);
@@ -214,7 +214,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What is not where it belongs is copied there, all at once.
+    /// Copies tensors to their destinations as one parallel assignment.
     fn carry(&mut self, moves: Vec<Move>) {
         let (stay, go): (Vec<Move>, Vec<Move>) =
             moves.into_iter().partition(|each| each.from.1.placement.same(&each.to.1.placement));
@@ -226,14 +226,14 @@ impl<'a> Checker<'a> {
             self.check_write(each.to.0, &each.to.1);
         }
         go.iter().for_each(|each| self.write(each.to.0, &each.to.1));
-        // One value may be returned several times, so no name goes before all are given.
+        // One value may be returned several times, so names are dropped only after all are given.
         for each in &stay {
             self.name_too(each.to.1.region(), &each.to.1.bytes(), each.from.1.root, each.to.0);
         }
         stay.iter().for_each(|each| self.forget_names(each.to.1.region(), &each.to.1.bytes()));
     }
 
-    /// An iteration begins: its entries are copied to where the parameters lie.
+    /// An iteration begins: its entries are copied to the parameters.
     fn slices(&mut self, args: &[Value], params: &[Value]) {
         for each in self.moves(args, params) {
             self.read(each.from.0, &each.from.1);

@@ -1,4 +1,4 @@
-//! What each kind of line reads and writes.
+//! The reads and writes of each kind of line.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A result lies exactly where an operand does, and both have one shape.
+    /// Whether a result aliases an operand exactly, and both have one shape.
     fn in_place(&self, result: &(Value, Rc<Tensor>), arg: &(Value, Rc<Tensor>)) -> bool {
         let shape = |value: Value| self.func.ty(value).and_then(Type::as_tensor).map(|ty| &ty.shape);
         let unsized_ = result.1.placement.hull().is_none();
@@ -51,7 +51,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Results of one line share no byte.
+    /// Checks that the results of one line share no byte.
     fn apart(&mut self, results: &[(Value, Rc<Tensor>)]) {
         for (i, result) in results.iter().enumerate() {
             results[..i].iter().for_each(|other| self.overlaps(result, "result", other));
@@ -77,7 +77,7 @@ impl Checker<'_> {
         results.iter().for_each(|(value, tensor)| self.write(*value, tensor));
     }
 
-    /// `concat` and `update_slice`: what lies where it belongs stays, unread, whatever it holds; the rest is written.
+    /// `concat` and `update_slice`: pieces in place stay, unread, whatever they hold; the others are written.
     pub(super) fn join(&mut self, node: &Node) {
         let args = self.operands(&node.args);
         let Some(result) = self.operands(&node.results).pop() else { return };
@@ -88,7 +88,7 @@ impl Checker<'_> {
             return;
         };
         let (stay, go): (Vec<Piece>, Vec<Piece>) = pieces.into_iter().partition(Piece::stays);
-        // Where nothing stays all of the result is written, without a gap.
+        // If no piece stays, the whole result is written, without a gap.
         let hulls = go.iter().filter_map(|piece| piece.to.hull()).map(|(hull, _)| hull);
         let hull = match stay.is_empty() {
             true => result.1.hull.clone(),
@@ -126,8 +126,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether all that a join leaves where it is holds what the result means, and nobody reads it under another name any
-    /// more: then the result is all that the bytes hold, as if they had all been written.
+    /// Whether all pieces that a join leaves in place hold what the result means and are dead under their other names:
+    /// then the bytes hold the result alone, as if all had been written.
     fn takes_over(&self, result: &Tensor, stay: &[Piece], args: &[(Value, Rc<Tensor>)]) -> bool {
         let line = self.next - 1;
         let read_later = |name: &Value| self.last_use.get(*name).is_some_and(|last| *last > line);
@@ -143,7 +143,7 @@ impl Checker<'_> {
         })
     }
 
-    /// A join of which not all places are known: the base of an update may lie where the result does.
+    /// A join with unknown placements: the base of an update may alias the result.
     fn join_unknown(&mut self, node: &Node, args: &[(Value, Rc<Tensor>)], result: &(Value, Rc<Tensor>)) {
         for (j, arg) in args.iter().enumerate() {
             self.read(arg.0, &arg.1);
@@ -161,7 +161,7 @@ impl Checker<'_> {
         let args = self.operands(&node.args);
         let results = self.operands(&node.results);
         let reads: Vec<bool> = (0..args.len()).map(|j| is_needed(&*node.op, j, &self.sizes)).collect();
-        // Operands that the result of theirs takes the place of, and those that are copied there.
+        // Operands that are overwritten in place by their result, and those that are copied to it.
         let mut in_place = vec![false; args.len()];
         let mut copied = vec![false; args.len()];
         for (k, result) in results.iter().enumerate() {
@@ -186,7 +186,7 @@ impl Checker<'_> {
             }
             for (k, result) in results.iter().enumerate() {
                 let over = node.op.overwrites(k);
-                // Copies are made before the operation starts, so only what they write must not hit them.
+                // Copies precede the operation, so only the copies' own writes can overwrite their sources.
                 let apart = !copied[j] || over.is_some_and(|j| copied[j]);
                 if apart && !(in_place[j] && over == Some(j)) {
                     self.overlaps(result, "operand", arg);
@@ -238,7 +238,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What a pending stands for is there from here on, under its name. The leases go on.
+    /// The tensors of a pending have arrived under its name. Its leases remain.
     pub(super) fn arrive(&mut self, pending: Value) {
         let Some(Pending::Of(start)) = self.pendings.get(pending).copied() else { return };
         for tensor in self.tensors(pending) {
@@ -258,7 +258,7 @@ impl Checker<'_> {
     }
 }
 
-/// The smallest range that has both.
+/// The smallest range that contains both.
 fn around(a: Range<u64>, b: Range<u64>) -> Range<u64> {
     a.start.min(b.start)..a.end.max(b.end)
 }

@@ -1,32 +1,32 @@
-//! Hazards of a plan, re-derived from its text alone: what every byte holds as the lines run.
+//! Hazards of a plan, re-derived from its text alone, by tracking what every byte holds as the lines run.
 //!
-//! The checker knows nothing of how a plan was made. It walks the lines and keeps, for every byte, whose contents are
-//! there now, which start in flight will write it, and which leases hold it ([`bytes`]). Contents are named by the
-//! value that was written there; several names may hold: parts that an op joined where they lie, results of blocks,
-//! parameters that lie where operands do. A view has no name of its own: it reads its operand's.
+//! The checker knows nothing of the planner. It walks the lines and tracks, for every byte, whose contents it holds,
+//! which start in flight will write it, and which leases hold it ([`bytes`]). Contents are named by the value that was
+//! written there; bytes may have several names: parts that an op joined in place, results of blocks, parameters that
+//! alias operands. A view has no name of its own: it reads under its operand's.
 //!
-//! - **H1** A line reads bytes only while they hold what its operand means.
-//! - **H2** Nobody reads or writes what a start in flight will write, until its wait.
+//! - **H1** A line reads bytes only while they hold the contents of its operand.
+//! - **H2** No line reads or writes bytes that a start in flight will write, until its wait.
 //! - **H3** Storage of a start's operands and results is written only after its release. A line that writes it, or one
-//!   before, says `release`.
-//! - **H4** Arguments that were not given away are not written, and each parameter lies in its own region.
-//! - **H5** What a line writes shares no byte with what it reads, unless a result lies exactly where an operand does
-//!   and the op allows it: the same elements without gaps, and an operand that [`crate::storage::may_take_over`] names, or the one
-//!   that a start overwrites. Results of one line share no byte either.
-//! - **H6** An operand of a start lies without gaps. Where the op overwrites it, the result lies there too, or the
-//!   line copies it, unless its contents do not matter on this rank ([`crate::storage::is_needed`]). Nothing else is copied.
-//! - **H7** A wait gives its tensors where the start's results lie, and a release stands on the wait's line or after it.
-//! - **H8** A view's elements need not move.
-//! - **H9** What is returned outlives the call: it lies in no arena or heap.
-//! - **H10** Blocks: operands of a `cond`, and what every iteration of a `scan` sees, have the places of the block's
-//!   parameters, which lie as they do, gaps and all; the last carries lie where they were carried.
+//!   before, must say `release`.
+//! - **H4** Arguments that were not donated are not written, and each parameter lies in its own region.
+//! - **H5** The bytes that a line writes do not overlap those it reads, unless a result aliases an operand exactly and
+//!   the op allows it: the same contiguous elements, and an operand that [`crate::storage::may_take_over`] names, or
+//!   the one that a start overwrites. Results of one line do not overlap either.
+//! - **H6** An operand of a start is contiguous. If the op overwrites it, the result lies there too, or the line copies
+//!   it, unless its contents do not matter on this rank ([`crate::storage::is_needed`]). Nothing else is copied.
+//! - **H7** A wait gives its tensors at the places of the start's results; a release is on its line or later.
+//! - **H8** The elements of a view need not move.
+//! - **H9** Returned values outlive the call: they do not lie in an arena or heap.
+//! - **H10** Blocks: operands of a `cond`, and values that every iteration of a `scan` sees, have the places of the
+//!   block's parameters, with the same layouts; the final carries lie at the places of the carries.
 //!
-//! What blocks do at their ends, which no line says: what a scan stacks is copied to its entry, and what is not yet
-//! where it belongs is copied there, all at once, as if through a buffer. A pending that must move, or that a scan
-//! carries, is waited for; another stays in flight. Leases of starts that no line of their block waits for end, since
-//! no line can name them any more; others need a `release` in the block.
+//! No line states what blocks do at their ends: stacked results of a scan are copied to their entry, and values that
+//! are not in place are copied there as one parallel assignment. A pending that must move, or that a scan carries, is
+//! waited for; any other stays in flight. Leases of starts that no line of their block waits for end there, since no
+//! line can name them any more; others need a `release` in the block.
 //!
-//! A value whose size is known only as the program runs stands for its whole region.
+//! A value whose size is known only at run time occupies its whole region.
 
 mod bytes;
 mod flow;
@@ -50,8 +50,8 @@ use crate::program::{Block, Func, Loc};
 use crate::storage::{Placement, Ranges, overlap};
 use crate::types::Type;
 
-/// Every hazard of a plan that `verify` accepts, in line order; none for a function that is no plan. Places in the
-/// text are those of a program with this function alone.
+/// Every hazard of a plan that `verify` accepts, in line order; empty for a function that is not a plan. Positions are
+/// those in the text of a program with this function alone.
 pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
     let Some(head) = &func.plan else { return Vec::new() };
     let symbols: BTreeMap<Sym, i64> = head.symbols.iter().copied().collect();
@@ -77,13 +77,13 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
     checker.errors
 }
 
-/// Where a tensor lies, and under whose name its bytes are kept.
+/// The location of a tensor, and the name under which its bytes are tracked.
 struct Tensor {
     root: Value,
     placement: Placement,
     /// All bytes of the root.
     whole: Range<u64>,
-    /// All bytes from its first to its last, and whether each of them is its own.
+    /// The range from its first byte to its last, and whether all of it is its own.
     hull: Range<u64>,
     solid: bool,
 }
@@ -104,7 +104,7 @@ impl Tensor {
         self.placement.place.region
     }
 
-    /// Its bytes; all of its root where they are not known.
+    /// Its bytes; all of its root if unknown.
     fn bytes(&self) -> Ranges {
         match self.solid {
             true if self.hull.is_empty() => Ranges::new(),
@@ -119,16 +119,16 @@ impl Tensor {
     }
 }
 
-/// How far a start has come.
+/// The progress of a start.
 #[derive(Clone, Copy, Default)]
 struct Started {
     waited: bool,
-    /// Whether a line of its own block waits for it, so that one can release it too.
+    /// Whether a line of its own block waits for it, so that a line there can also release it.
     waited_here: bool,
     released: bool,
 }
 
-/// What a pending stands for: a start in flight, or tensors that are there already.
+/// The state of a pending: a start in flight, or tensors that have arrived.
 #[derive(Clone, Copy)]
 enum Pending {
     Of(Value),
@@ -151,13 +151,13 @@ struct Checker<'a> {
     tensors: ValueMap<Tensors>,
     starts: ValueMap<Started>,
     pendings: ValueMap<Pending>,
-    /// The last line that reads under each name.
+    /// The last line that reads each name.
     last_use: ValueMap<usize>,
     /// The line that defines each value, for errors.
     writers: ValueMap<Line<'a>>,
     next: usize,
     line: Line<'a>,
-    /// Whether these lines have been checked before: another iteration.
+    /// Whether these lines have been checked before, as an earlier iteration.
     again: bool,
     errors: Vec<Diagnostic>,
 }
@@ -186,7 +186,7 @@ impl<'a> Checker<'a> {
         self.next += 1;
     }
 
-    /// Notes, for each name, the last line that reads under it; lines are numbered as errors number them.
+    /// Records the last line that reads each name; lines are numbered as in errors.
     fn last_uses(&mut self, block: &Block, next: &mut usize, loops: bool) {
         let mut roots: ValueMap<Value> = ValueMap::default();
         let mut used = |value: Value, roots: &ValueMap<Value>, line: usize| {
@@ -207,7 +207,7 @@ impl<'a> Checker<'a> {
                 }
             }
         }
-        // Another iteration may read what entered.
+        // The next iteration may read the parameters.
         let entered = block.params.iter().filter(|_| loops);
         block.results.iter().chain(entered).for_each(|value| used(*value, &roots, *next));
         *next += 1;
@@ -216,7 +216,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The tensors of some values where their places say.
+    /// Places the tensors of some values.
     fn lodge(&mut self, values: &[Value], places: &[Place]) {
         let mut places = places.iter();
         for value in values {
@@ -236,7 +236,7 @@ impl<'a> Checker<'a> {
         self.tensors.get(value).cloned().unwrap_or_default()
     }
 
-    /// The values of a list that are tensors, with where they lie.
+    /// The tensors among some values, with their placements.
     fn operands(&self, values: &[Value]) -> Operands {
         let mut operands = Operands::new();
         for value in values {
@@ -250,7 +250,7 @@ impl<'a> Checker<'a> {
         self.starts.get(start).is_some_and(|start| start.released)
     }
 
-    /// What is read under this name is there. `hull` has all bytes from the first to the last.
+    /// Checks that the bytes hold what is read under this name. `hull` is the range from the first byte to the last.
     fn check_read(
         &mut self,
         value: Value,
@@ -260,7 +260,7 @@ impl<'a> Checker<'a> {
         ranges: impl FnOnce() -> Ranges,
     ) {
         let fine = |cell: Option<&Cell>| cell.is_some_and(|c| c.flight.is_none() && c.holds.contains(&root));
-        // Most views may be read where all bytes between their first and last may.
+        // Most views can be checked by their hull alone.
         if self.bytes.over(region, hull.clone()).all(|(_, cell)| fine(cell)) {
             return;
         }
@@ -286,12 +286,12 @@ impl<'a> Checker<'a> {
         self.check_read(value, tensor.root, tensor.region(), &tensor.hull, || tensor.bytes());
     }
 
-    /// What a tensor lies over may be written.
+    /// Checks that the bytes of a tensor may be written.
     fn check_write(&mut self, value: Value, tensor: &Tensor) {
         self.check_writes(value, tensor.region(), &tensor.hull, || tensor.bytes());
     }
 
-    /// These bytes may be written. `hull` has all from the first to the last.
+    /// Checks that these bytes may be written. `hull` is the range from the first to the last.
     fn check_writes(
         &mut self,
         value: Value,
@@ -335,7 +335,7 @@ impl<'a> Checker<'a> {
         cell.flight.is_some() || cell.leases.iter().any(|start| !self.released(*start))
     }
 
-    /// Bytes hold a value from here on, and nothing else is known of them.
+    /// The bytes now hold a value; their previous state is discarded.
     fn set(&mut self, region: Region, ranges: &[Range<u64>], cell: &Cell) {
         ranges.iter().for_each(|range| self.bytes.set(region, range.clone(), cell.clone()));
     }
@@ -344,7 +344,7 @@ impl<'a> Checker<'a> {
         self.set(tensor.region(), &tensor.bytes(), &holding(value));
     }
 
-    /// Bytes that hold a value under one name hold it under another too. Names that nobody reads any more go.
+    /// Bytes that hold `from` also hold `to`. Drops names that are dead.
     fn rename(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
         let (line, last_use) = (self.next - 1, &self.last_use);
         for range in ranges {
@@ -358,7 +358,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Bytes that hold a value under one name hold it under another too.
+    /// Bytes that hold `from` also hold `to`.
     fn name_too(&mut self, region: Region, ranges: &[Range<u64>], from: Value, to: Value) {
         for range in ranges {
             self.bytes.update(region, range.clone(), |cell| {
@@ -370,7 +370,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Names that nobody reads any more go, but for the last one.
+    /// Drops dead names, except the newest.
     fn forget_names(&mut self, region: Region, ranges: &[Range<u64>]) {
         let (line, last_use) = (self.next - 1, &self.last_use);
         for range in ranges {
@@ -462,7 +462,7 @@ fn flying(start: Value) -> Cell {
     Cell { flight: Some(start), leases: Values::from_slice(&[start]), ..Cell::default() }
 }
 
-/// How many nodes and returns a block has, with those of the blocks inside.
+/// The number of nodes and returns in a block, including nested blocks.
 fn lines(block: &Block) -> usize {
     block.nodes.iter().map(|node| 1 + node.blocks.iter().map(lines).sum::<usize>()).sum::<usize>() + 1
 }

@@ -18,7 +18,7 @@ pub(super) fn flip(g: &mut Growing<'_>) -> Option<()> {
     g.add(Flip { dims }, &[x]).map(drop)
 }
 
-/// A sort, and another tensor put into the order that it found.
+/// A sort, and another tensor permuted into the resulting order.
 pub(super) fn sort(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0 && is_number(ty))?;
     let (dim, descending) = (g.dim(&ty)?, g.rng.one_in(2));

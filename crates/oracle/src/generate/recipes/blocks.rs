@@ -1,4 +1,4 @@
-//! Recipes with blocks: choices and loops, filled with steps of their own.
+//! Recipes with blocks: conditionals and loops, filled with steps of their own.
 
 use consort_types::{Axes, GroupName, Reduce};
 
@@ -10,12 +10,12 @@ use consort_ir::ops::*;
 use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
 
-/// How deep blocks lie in one another.
+/// The maximum nesting of blocks.
 const DEPTH: usize = 2;
 
 impl Growing<'_> {
-    /// A block of these parameters with a few random steps, in which nothing is communicated over `quiet`. What it
-    /// returns is chosen among its values at the end, when everything that was started in it has been waited for.
+    /// A block of these parameters with a few random steps and no communication over `quiet`. Its results are chosen
+    /// among its values at the end, when all its starts have been waited for.
     fn block(
         &mut self,
         params: Vec<Type>,
@@ -56,8 +56,8 @@ impl Growing<'_> {
     }
 }
 
-/// Both blocks take a few tensors, now and then a pending that they wait for, and return values of the same types. Where
-/// the condition is equal on all ranks they may return a pending.
+/// Both blocks take a few tensors, sometimes a pending that they wait for, and return values of the same types. If the
+/// condition is equal on all ranks they may return a pending.
 pub(super) fn cond(g: &mut Growing<'_>) -> Option<()> {
     if g.builder.depth() >= DEPTH {
         return None;
@@ -102,8 +102,8 @@ pub(super) fn cond(g: &mut Growing<'_>) -> Option<()> {
     Some(())
 }
 
-/// A loop over the entries of a tensor, or of a fixed length: carries that the block may write, an entry, and what every
-/// iteration sees; what it stacks is any value of the block.
+/// A loop over the entries of a tensor, or of a fixed length: carries that the block may write, an entry, and values
+/// that every iteration sees; it may stack any value of the block.
 pub(super) fn scan(g: &mut Growing<'_>) -> Option<()> {
     if g.builder.depth() >= DEPTH {
         return None;
@@ -151,7 +151,7 @@ pub(super) fn scan(g: &mut Growing<'_>) -> Option<()> {
 /// A loop that carries a pending from one iteration to the next.
 pub(super) fn scan_of_pendings(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty): (Value, TensorType) = g.any_where(|ty| is_float(ty) && ty.rank() > 0)?;
-    // Over no axis that the length differs over.
+    // Over no axis along which the length differs.
     let differs = g.builder.facts().varies(&ty.shape[0]);
     let over = GroupName::Axes(g.axes_but(differs));
     let entry = ty.with_shape(ty.shape[1..].to_vec());

@@ -1,4 +1,4 @@
-//! Recipes that show elements in other shapes, and put tensors together.
+//! Recipes that reshape tensors and join them.
 
 use consort_ir::index::Index;
 use consort_ir::ops::*;

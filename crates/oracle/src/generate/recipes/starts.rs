@@ -49,7 +49,7 @@ pub(super) fn rooted(g: &mut Growing<'_>) -> Option<()> {
     }
 }
 
-/// Cuts a tensor into uneven parts, one for each member, reduced or gathered.
+/// Splits a tensor into uneven parts, one for each member, reduced or gathered.
 pub(super) fn uneven(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
     let dim = g.dim(&ty)?;
@@ -106,7 +106,7 @@ pub(super) fn point_to_point(g: &mut Growing<'_>) -> Option<()> {
         let missing = if route.reaches_all(n) { Missing::Error } else { Missing::Zeros };
         return g.start(PermuteStart { route, missing, over }, &[x]);
     }
-    // The way back of each of these routes: a receive must name its sender.
+    // The inverse of each of these routes: a receive must name its sender.
     let back = match &route {
         Route::Ring(by) => Route::Ring(-by),
         Route::Shift(by) => Route::Shift(-by),
@@ -125,7 +125,7 @@ pub(super) fn point_to_point(g: &mut Growing<'_>) -> Option<()> {
         args = vec![x, x, y, y];
     }
     if g.rng.one_in(2) {
-        // What is received takes the place of what was there.
+        // The received value replaces the old one.
         g.forget(y);
     }
     g.start(ExchangeStart { send, recv, over }, &args)

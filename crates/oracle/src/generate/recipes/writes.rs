@@ -1,7 +1,7 @@
-//! Recipes that take parts of tensors and write them: as a plan does it in place, where it can.
+//! Recipes that slice tensors and write the slices back, which a plan does in place if it can.
 //!
-//! Places and sizes are constants, parts of a symbol (`s0/2`), or depend on the rank. What was written over is often
-//! read by nothing after that, as if the user had written `x.narrow_mut(..)`.
+//! Starts and sizes are constants, parts of a symbol (`s0/2`), or depend on the rank. The overwritten value is often
+//! dead afterwards, as if the user had written `x.narrow_mut(..)`.
 
 use consort_types::{Dtype, Message, Missing, Peer, Route};
 
@@ -13,11 +13,11 @@ use consort_ir::index::{Index, Sym};
 use consort_ir::ops::*;
 use consort_ir::types::TensorType;
 
-/// Where a part begins and how large it is, along each dimension.
+/// The start and the size of a part, along each dimension.
 type Box = (Vec<Index>, Vec<Index>);
 
-/// Whether a size is a number, or a symbol some times over. Parts of parts of others grow into expressions that no
-/// user writes.
+/// Whether a size is a number, or a multiple of a symbol. Parts of parts would grow into expressions that no user
+/// writes.
 fn is_plain(size: &Index) -> bool {
     let mut symbols = Vec::new();
     size.symbols(&mut |sym| symbols.push(sym));
@@ -25,7 +25,7 @@ fn is_plain(size: &Index) -> bool {
     (1..9).any(|times| *size == &Index::constant(times) * &Index::sym(sym))
 }
 
-/// A part of one dimension: where it begins, and its size.
+/// A part of one dimension: its start and size.
 fn side(g: &mut Growing<'_>, size: &Index) -> (Index, Index) {
     if !is_plain(size) || g.rng.one_in(3) {
         return (Index::constant(0), size.clone());
@@ -79,7 +79,7 @@ pub(super) fn slice(g: &mut Growing<'_>) -> Option<()> {
     g.add(Slice { start, size, step }, &[x]).map(drop)
 }
 
-/// Something of this type that may be written: a view, a tensor of its own, or one that is there.
+/// A value of this type to write: a view, a new tensor, or an existing one.
 fn something(g: &mut Growing<'_>, x: Value, ty: &TensorType, place: &Box) -> Option<Value> {
     let shape = &place.1;
     match g.rng.below(5) {
@@ -96,7 +96,7 @@ fn something(g: &mut Growing<'_>, x: Value, ty: &TensorType, place: &Box) -> Opt
     }
 }
 
-/// Puts a part into a tensor, which the result replaces more often than not.
+/// Writes a part into a tensor, which the result usually replaces.
 fn write(g: &mut Growing<'_>, x: Value, part: Value, start: Vec<Index>) -> Option<Value> {
     let written = g.add(UpdateSlice { start }, &[x, part])?;
     if !g.rng.one_in(3) {
@@ -113,7 +113,7 @@ pub(super) fn update_slice(g: &mut Growing<'_>) -> Option<()> {
     write(g, x, part, start).map(drop)
 }
 
-/// Puts a tensor that is there at the beginning or the end of another one.
+/// Writes an existing tensor at the beginning or the end of another one.
 pub(super) fn put(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0)?;
     let (part, small) = g.any_where(|other| other.dtype == ty.dtype && other.rank() == ty.rank())?;
@@ -124,7 +124,7 @@ pub(super) fn put(g: &mut Growing<'_>) -> Option<()> {
 }
 
 impl Growing<'_> {
-    /// Starts an operation whose results go into a tensor, each to its place, when it is waited for.
+    /// Starts an operation whose results are written into a tensor, each to its place, after the wait.
     fn start_into(
         &mut self,
         op: impl OpDef,
@@ -190,7 +190,7 @@ pub(super) fn own_part(g: &mut Growing<'_>) -> Option<()> {
     g.start_into(ReduceScatterStart { reduce, dims: vec![dim], over }, &[x], x, vec![place.0])
 }
 
-/// Rows at the ends of a tensor come from the neighbours, which get those beside them.
+/// Halo exchange: rows at the ends of a tensor come from the neighbours, which get the rows next to them.
 pub(super) fn halo(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|ty| ty.rank() > 0 && ty.dtype != Dtype::Bool)?;
     let (dim, over) = (g.dim(&ty)?, g.group());

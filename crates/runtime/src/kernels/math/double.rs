@@ -2,13 +2,13 @@
 //!
 //! The errors in the docs are the largest that the tests measured against the standard library, rounded up.
 
-/// Adding it rounds to an integer, whose low bits then are those of the sum.
+/// Adding it rounds to an integer, which the low bits of the sum then hold.
 const TO_INTEGER: f64 = 6_755_399_441_055_744.0;
 
 const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 
-/// `x`, but not below `low` and not above `high`; NaN stays.
+/// `x` clamped to `low..=high`; NaN stays NaN.
 #[inline(always)]
 fn clamp(x: f64, low: f64, high: f64) -> f64 {
     let x = if x < low { low } else { x };
@@ -21,7 +21,7 @@ fn power_of_two(sum: f64) -> f64 {
     f64::from_bits(sum.to_bits().wrapping_sub(TO_INTEGER.to_bits()).wrapping_add(1023) << 52)
 }
 
-/// 2 to the power of an integer as two factors, because a power near the ends of the range is not one `f64`.
+/// 2 to the power of an integer as two factors, because the power itself may overflow or underflow an `f64`.
 #[inline(always)]
 fn factors(n: f64) -> (f64, f64) {
     let half = n.mul_add(0.5, TO_INTEGER);
@@ -74,19 +74,19 @@ pub(crate) fn exp2(x: f64) -> f64 {
 pub(crate) fn expm1(x: f64) -> f64 {
     let (n, r) = reduce(clamp(x, -60.0, 720.0));
     let (a, b) = factors(n);
-    // (2^n - 1) is exact, or so large that 1 does not count; halves of it keep within the range.
+    // (2^n - 1) is exact, or so large that the 1 is lost in rounding; halving it avoids overflow.
     let value = near_zero(r).mul_add(a, a - 1.0 / b) * b;
-    // Where rounding to an integer gives 0, so that a zero keeps its sign.
+    // Rounding to an integer would lose the sign of a zero.
     if x == 0.0 { x } else { value }
 }
 
-/// The logarithm of `x + low`, where `low` is less than the last bit of x, as k and log(m): 2^k m.
+/// The logarithm of `x + low`, with `low` below the last bit of x, as k and log(m), where x is 2^k m.
 #[inline(always)]
 fn split_log(x: f64, low: f64) -> (f64, f64) {
     const ONE: u64 = 1f64.to_bits();
     let tiny = x < f64::MIN_POSITIVE;
     let bits = (if tiny { x * 18_014_398_509_481_984.0 } else { x }).to_bits();
-    // The exponent as a float: beside the bits of 2^52 it is a fraction.
+    // The exponent as a float: added as low bits to 2^52.
     let k = f64::from_bits((bits >> 52) | 0x4330_0000_0000_0000) - (4_503_599_627_370_496.0 + 1023.0);
     let k = if tiny { k - 54.0 } else { k };
     let m = f64::from_bits(bits & 0x000f_ffff_ffff_ffff | ONE);
@@ -107,7 +107,7 @@ fn split_log(x: f64, low: f64) -> (f64, f64) {
     (k, s.mul_add(half + r, low / x) - half + f)
 }
 
-/// The value of a logarithm at 0, below and at infinity.
+/// The value of a logarithm at 0, for negative numbers and at infinity.
 #[inline(always)]
 fn at_edges(x: f64, value: f64) -> f64 {
     let value = if x < f64::INFINITY { value } else { x };
@@ -133,11 +133,11 @@ pub(crate) fn log2(x: f64) -> f64 {
 #[inline(always)]
 pub(crate) fn log1p(x: f64) -> f64 {
     let sum = 1.0 + x;
-    // What the sum lost; of the larger of the two, nothing is.
+    // The rounding error of the sum, all of which concerns the smaller summand.
     let low = if x > 1.0 { 1.0 - (sum - x) } else { x - (sum - 1.0) };
     let (k, log) = split_log(sum, low);
     let value = at_edges(sum, k.mul_add(LN2_HIGH, k.mul_add(LN2_LOW, log)));
-    // The logarithm of a number so near 1 is the distance.
+    // So near 0, log(1 + x) is x.
     if x.abs() < 1e-17 { x } else { value }
 }
 

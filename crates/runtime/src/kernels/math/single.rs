@@ -5,7 +5,7 @@
 
 use super::double;
 
-/// Adding it rounds to an integer, whose low bits then are those of the sum.
+/// Adding it rounds to an integer, which the low bits of the sum then hold.
 const TO_INTEGER: f32 = 12_582_912.0;
 
 /// 2 to the power of -126 to 127.
@@ -14,15 +14,15 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `x`, but not below `low` and not above `high`; NaN stays.
+/// `x` clamped to `low..=high`; NaN stays NaN.
 #[inline(always)]
 fn clamp(x: f32, low: f32, high: f32) -> f32 {
     let x = if x < low { low } else { x };
     if x > high { high } else { x }
 }
 
-/// A number times a power of two between -252 and 254, which near the ends of the range is not one `f32`. The first
-/// product stays within the range, so that only the last one rounds.
+/// A number times a power of two between -252 and 254, which need not be representable as one `f32`. The first product
+/// stays in range, so that only the last one rounds.
 #[inline(always)]
 fn scale(x: f32, exponent: i32) -> f32 {
     let half = exponent >> 1;
@@ -46,11 +46,11 @@ pub(crate) fn exp(x: f32) -> f32 {
     scale(1.0 + p.mul_add(r * r, r), exponent)
 }
 
-/// e to the power of an x that is not above 0, within 5 ulp, and within 3 for x above -20: less than what the rounding
-/// of a difference x does. Where it would be less than normal numbers it may be 0.
+/// e to the power of x for x <= 0, within 5 ulp, and within 3 for x above -20: less than the effect of rounding a
+/// difference x. A subnormal result may be flushed to 0.
 #[inline(always)]
 pub(crate) fn exp_below_one(x: f32) -> f32 {
-    // With the exponent's bias, the low bits of the sum are a power of two, and 0 for the lowest x.
+    // With the exponent's bias added, the low bits of the sum are the exponent field of 2^n, 0 for the lowest x.
     const TO_EXPONENT: f32 = TO_INTEGER + 127.0;
     let x = if x < -88.0 { -88.0 } else { x };
     let sum = x.mul_add(std::f32::consts::LOG2_E, TO_EXPONENT);
@@ -83,7 +83,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
 /// The natural logarithm, within 1 ulp.
 #[inline(always)]
 pub(crate) fn log(x: f32) -> f32 {
-    // The bits of the root of one half: significands are taken around 1.
+    // The bits of sqrt(1/2): significands are centred around 1.
     const ROOT: i32 = 0x3f35_04f3;
     let tiny = x < f32::MIN_POSITIVE;
     let bits = (if tiny { x * 33_554_432.0 } else { x }).to_bits() as i32;
@@ -171,7 +171,7 @@ pub(crate) fn gelu(x: f32) -> f32 {
     // Below -15 all results are -0, and above 15 all are x.
     let y = x.abs();
     let y = f64::from(if y > 15.0 { 15.0 } else { y });
-    // What the power must be multiplied by to give the normal distribution's tail.
+    // The factor that turns the exponential into the tail of the normal distribution.
     let u = 3.0 / (3.0 + y);
     let w = 2.0f64.mul_add(u, -1.0);
     let p = 1.846_219_178_943_430_4e-5f64
@@ -190,7 +190,7 @@ pub(crate) fn gelu(x: f32) -> f32 {
     if x < 0.0 { below } else { (f64::from(x) * (1.0 - tail)) as f32 }
 }
 
-/// e to the power of x with a third more bits than an `f32` has; beyond 700 either way it stays what it is there.
+/// e to the power of x with a third more bits than `f32`; x is clamped to -700..=700.
 #[inline(always)]
 fn short_exp(x: f64) -> f64 {
     const TO_INTEGER: f64 = 6_755_399_441_055_744.0;
@@ -208,10 +208,10 @@ fn short_exp(x: f64) -> f64 {
     p.mul_add(r * r, r).mul_add(power, power)
 }
 
-/// Beyond this, angles lose their last bits here, and are given to the standard library.
+/// Larger angles would lose their last bits here and use the standard library.
 pub(crate) const MAX_ANGLE: f32 = 1e9;
 
-/// The sine and the cosine of the angle to the nearest quarter turn, and the number of that.
+/// The sine and cosine of the angle reduced to the nearest quarter turn, and the number of that quarter turn.
 #[inline(always)]
 fn quarter(x: f32) -> (f64, f64, i64) {
     const TO_INTEGER: f64 = 6_755_399_441_055_744.0;

@@ -1,8 +1,8 @@
-//! How far each function is from the exact result, over its whole range.
+//! The error of each function against the exact result, over its whole range.
 
 use super::{double, single};
 
-/// How many floats lie between two numbers of `f32`, less the part of one that rounding itself may cost.
+/// The distance in `f32` ulps between a result and the exact value, less what rounding itself may cost.
 fn ulps(got: f32, exact: f64) -> f64 {
     let want = exact as f32;
     if got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan() {
@@ -25,7 +25,7 @@ fn ulps_double(got: f64, want: f64) -> f64 {
     got.to_bits().abs_diff(want.to_bits()) as f64
 }
 
-/// Every 997th float, and where functions change: zeros, the smallest and largest, the ends of exp's range.
+/// Every 997th float, and special points: zeros, the smallest and largest, the ends of exp's range.
 fn samples() -> impl Iterator<Item = f32> {
     let edges = [
         0.0,
@@ -131,7 +131,7 @@ fn double_precision_functions_keep_to_their_errors() {
     let edges =
         edges.into_iter().chain([5e-324, 1e-310, f64::MAX, f64::INFINITY, f64::NAN, 1e-17, 37.5, 30.0]);
     let edges: Vec<f64> = edges.flat_map(|x| [x, -x]).collect();
-    // Steps through all bit patterns, and closer ones where functions are neither 0 nor infinite.
+    // Samples all bit patterns, and more densely where functions are neither 0 nor infinite.
     let wide = (0..1u64 << 20).map(|i| f64::from_bits(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let close = (0..1u64 << 20).map(|i| i as f64 * 1.4e-3 - 750.0);
     let near = (0..1u64 << 20).map(|i| i as f64 * 4.1e-6 - 2.0);
@@ -140,7 +140,7 @@ fn double_precision_functions_keep_to_their_errors() {
     for (name, function, exact, most) in rows {
         let (mut worst, mut at) = (0.0, 0.0);
         for &x in &samples {
-            // The oracle's own formula leaves the range before its result does.
+            // The oracle's formula overflows before its result does.
             if matches!(name, "sigmoid" | "silu") && x < -700.0 && x > f64::NEG_INFINITY {
                 continue;
             }
