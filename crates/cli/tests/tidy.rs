@@ -209,7 +209,8 @@ fn the_workspace_keeps_its_rules() {
         if path.ends_with(".rs") {
             let text = read(&path);
             offences.extend(check_source(&path, &text));
-            let unknown = rows(&text).into_iter().filter(|row| !specified.contains(row.as_str()));
+            let named = if path.contains("/tests/") { rows(&text) } else { BTreeSet::new() };
+            let unknown = named.into_iter().filter(|row| !specified.contains(row.as_str()));
             offences.extend(unknown.map(|row| format!("{path}: docs/spec.md has no row {row}")));
         }
     }

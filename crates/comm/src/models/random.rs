@@ -232,10 +232,8 @@ fn all_others_learn_of_a_death() {
             let panicked = CommError::Panicked { rank: dies };
             match outcome {
                 Ok(()) => assert_eq!(rank, dies),
-                // Another survivor may report it first.
-                Err(CommError::Elsewhere { error, culprits, .. }) => {
-                    assert_eq!((error, culprits), (panicked.to_string(), vec![dies]), "rank {rank}");
-                }
+                // Another survivor may report it first. Recorders of models have no room for its text.
+                Err(CommError::Elsewhere { culprits, .. }) => assert_eq!(culprits, [dies], "rank {rank}"),
                 Err(error) => assert_eq!(error, panicked, "rank {rank}"),
             }
         }
