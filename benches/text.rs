@@ -9,10 +9,11 @@ use consort_ir::builder::Builder;
 use consort_ir::index::{Index, Sym};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Add, AllReduceStart, Gelu, Matmul, OpTable, Reshape, RmsNorm, Slice, Wait};
-use consort_ir::program::{Loc, Program};
+use consort_ir::program::Program;
 use consort_ir::text::{parse, print};
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
+use consort_types::Site;
 use consort_types::{Axes, Dtype, GroupName, Reduce};
 
 /// Layers of a tensor-parallel block, ten ops each, with a symbolic batch size.
@@ -30,7 +31,7 @@ fn program(ops: usize) -> Program {
     let over = GroupName::Axes(Axes::one(tp));
     let fits = "the layer is well typed";
     for layer in 0..ops / 10 {
-        b.set_loc(Some(Loc::new("model.rs", layer as u32 + 1)));
+        b.set_site(Some(Site::new("model.rs", layer as u32 + 1)));
         let normal = b.one(RmsNorm { eps: 1e-5 }, &[x, weight]).expect(fits);
         let hidden = b.one(Matmul {}, &[normal, up]).expect(fits);
         let active = b.one(Gelu {}, &[hidden]).expect(fits);

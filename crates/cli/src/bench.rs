@@ -34,7 +34,7 @@ pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
 pub(crate) use worker::{WORKER, WorkerArgs, cpu_time, run_worker};
 
-/// Measure operations between ranks, tensors, compiled functions, programs, or the launcher
+/// Measure communication, eager tensors, compiled functions, programs, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -50,7 +50,7 @@ enum What {
     Programs(programs::Args),
 }
 
-/// Runs the subcommand. Figures are printed as they are measured, before the report.
+/// Runs the subcommand. Prints each figure when it is measured, before the report.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     match &args.what {
         What::Comm(args) => points::run(&args.check()?),

@@ -15,51 +15,51 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::report::{MACHINE, Machine, Report};
+use crate::report::{MACHINE, Machine, Report, wrong};
 
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
 
 const EXAMPLES: &str = "\
-Each program runs traced (compiled, its collectives in the graph), broken (compiled, every collective ends the graph) and
-eager, and is compared with one rank. The exit code is 1 where they differ, 2 where the machine fails.
+Each program runs traced (compiled, collectives in the graph), broken (compiled, a graph break at every collective) and
+eager, and is compared with a single rank. The exit code is 1 if they differ, 2 if the machine fails.
 
 Examples:
-  consort demo              a model generates tokens, its weights shared out over 2 ranks
+  consort demo              a tensor parallel model generates tokens on 2 ranks
   consort demo ring -n 4    ring attention on 4 ranks
-  consort demo halo --json  one JSON object a line";
+  consort demo halo --json  one JSON object per line";
 
-/// Run a small program on several ranks, compiled and eager, and compare
+/// Run a small program on several ranks, compiled and eager, and compare the results
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Which program
+    /// The program to run
     #[arg(value_enum, default_value_t = Which::Tp)]
     which: Which,
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', value_name = "N", default_value_t = 2)]
     ranks: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
     /// Sizes for tests
     #[arg(long, hide = true)]
     small: bool,
-    /// Compare with something else, to see what is said then
+    /// Add an error to the difference, to test how it is reported
     #[arg(long, hide = true)]
     wrong: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Which {
-    /// A model of the shape of Llama generates tokens
+    /// A Llama-shaped model generates tokens, tensor parallel
     Tp,
-    /// Attention over a sequence that is shared out; keys and values go round
+    /// Ring attention: the sequence is sharded, keys and values travel around the ring
     Ring,
-    /// A stencil on a grid that is shared out; borders come from the neighbours
+    /// A stencil on a sharded grid, with halo exchange between neighbours
     Halo,
-    /// A convolution of an image that is shared out by rows
+    /// A convolution of an image sharded by rows
     Conv,
-    /// Experts, one on each rank; tokens go where a router sends them
+    /// A mixture of experts, one per rank; a router decides where tokens go
     Moe,
 }
 
@@ -83,7 +83,7 @@ const LIMIT: &str = "300";
 /// Starts the ranks and prints their reports.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
-        bail!("demo: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
+        bail!(wrong("demo: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
     }
     let mut command = Command::new("/proc/self/exe");
     command.args(["run", "--timeout", LIMIT, "-n", &args.ranks.to_string(), "--", "/proc/self/exe", DEMO]);

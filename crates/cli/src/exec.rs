@@ -21,35 +21,36 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use consort_ir::diagnostic::Diagnostic;
-use consort_ir::program::{Block, Func, Loc, Program};
-use consort_ir::tensor::Tensor;
+use consort_ir::literal::Literal;
+use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::{Expect, Parsed, RunLine, print, run_lines};
+use consort_ir::tolerance;
 use consort_oracle::OracleError;
-use consort_runtime::tolerance;
+use consort_types::Site;
 use serde_json::{Value, json};
 
 use crate::files;
-use crate::report::{MACHINE, Rendered, Report, count, exit_code};
+use crate::report::{MACHINE, Rendered, Report, count, exit_code, wrong};
 use crate::source::Source;
 use results::Results;
 
 const EXAMPLES: &str = "\
-Without --input, every `; run:` line of the file is run and compared with what it expects.
+Without --input, every `; run:` line of the file is run and compared with its expected results.
 With --input, the function is run on files; the results are printed, or written to --output.
 
-Each rank is a process that plans the program for itself and runs kernels. These may round otherwise
-than the definitions of ops do, so floats are compared as closely as the ops allow. --oracle runs
-the definitions, slowly and in one process. Where ranks fail, the oracle is asked why.
+Each rank is a process that plans the program and runs kernels. Kernels may round differently from
+the definitions of ops, so floats are compared with the tolerance of the ops. --oracle evaluates the
+definitions, slowly and in one process. If ranks fail, the oracle is run to find the cause.
 
-What would take more than the limits allow is an error, where sizes are known before anything runs.
-A rank may take its share of three quarters of the free memory and at most 32 GiB, for its plan (see
-`consort explain`) and for arguments and results on their way (their bytes, and 8 for each element);
-10^8 steps; and 4*10^12 operations, as `consort explain` counts them and bytes moved. The oracle may
-take 8 GiB for all ranks, and for each 10^7 steps and 4*10^10 operations.
+A run that would exceed a limit is an error; if all sizes are known, before anything runs. Defaults
+per rank: memory, its share of three quarters of the free memory and at most 32 GiB, for the plan
+(see `consort explain`) and for arguments and results in transit (their bytes, plus 8 per element);
+10^8 steps; 4*10^12 operations, counting arithmetic and bytes moved as `consort explain` does.
+Defaults of the oracle: 8 GiB for all ranks; per rank 10^7 steps and 4*10^10 operations.
 
 Examples:
   consort exec tp.csr -n 2                                     run the `; run:` lines of the file
-  consort exec tp.csr -n 2 --oracle                            the same by the ops' definitions
+  consort exec tp.csr -n 2 --oracle                            the same, by the ops' definitions
   consort exec tp.csr -n 2 --input x{rank}.npy                 x0.npy on rank 0, x1.npy on rank 1
   consort exec tp.csr -n 2 --input w.safetensors:up --input 8  a tensor of a file, and a size
   consort exec tp.csr -n 2 --input x.npy --output out          write out/result0.rank0.npy, ..";
@@ -60,10 +61,10 @@ Examples:
 pub(crate) struct Args {
     /// The program, or - for the standard input
     file: PathBuf,
-    /// How many ranks; the mesh of the program must have as many
+    /// Number of ranks; must equal that of the program's mesh
     #[arg(short = 'n', value_name = "N", allow_negative_numbers = true)]
     ranks: u32,
-    /// The function to run; with --input it is needed where there are several
+    /// The function to run; required with --input if there are several
     #[arg(long, value_name = "NAME")]
     func: Option<String>,
     /// One per parameter: a file ({rank} is the rank), or an integer for a size
@@ -72,16 +73,16 @@ pub(crate) struct Args {
     /// Write the results to DIR/result{i}.rank{r}.npy
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Overwrite files of --output
+    /// Overwrite existing files in --output
     #[arg(long, requires = "output")]
     force: bool,
-    /// Run the definitions of the ops in this process, slowly and plainly
+    /// Evaluate the definitions of the ops in this process: slow, for reference
     #[arg(long)]
     oracle: bool,
-    /// How long an operation may wait for other ranks, in seconds
+    /// Deadline of operations that wait for other ranks, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 30.0, conflicts_with = "oracle")]
     timeout: f64,
-    /// Print JSON: {"func", "ok", "ranks", "error"}; of run lines {"ok", "runs"}
+    /// Print JSON: {"func", "ok", "ranks", "error"}; for run lines {"ok", "runs"}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -127,7 +128,7 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
     let checked = source.check();
     let lines = checked.lines();
     let (warnings, errors): (Vec<Diagnostic>, Vec<Diagnostic>) =
-        checked.errors.into_iter().partition(|error| error.rule == "V9");
+        checked.errors.into_iter().partition(|error| error.failure.rule == "V9");
     let Some(Parsed { mut program, .. }) = checked.parsed.filter(|_| errors.is_empty()) else {
         return Err(Rendered(source.render(&errors, &lines)).into());
     };
@@ -137,15 +138,16 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
     let ranks = program.mesh.n_ranks();
     if args.ranks != ranks {
         let mesh = mesh_text(&program);
-        bail!("{}: expected -n {ranks}, the ranks of {mesh}, got -n {}", source.name, args.ranks);
+        let got = format!("-n {}", args.ranks);
+        bail!(wrong(source.name, format!("-n {ranks}, the ranks of {mesh}"), got));
     }
     let seconds = Duration::try_from_secs_f64(args.timeout);
     if !seconds.is_ok_and(|time| !time.is_zero() && time < Duration::from_secs(1 << 20)) {
-        bail!("--timeout: expected a number of seconds above 0, got {}", args.timeout);
+        bail!(wrong("--timeout", "a number of seconds above 0", args.timeout));
     }
     // Checked before the inputs of all ranks are read.
     if ranks > consort_oracle::MAX_RANKS {
-        bail!("{}: expected at most {} ranks, got {ranks}", source.name, consort_oracle::MAX_RANKS);
+        bail!(wrong(source.name, format!("at most {} ranks", consort_oracle::MAX_RANKS), ranks));
     }
     let asked = args.func.as_deref().map(|name| chosen(&program, &source, name)).transpose()?;
     let only = asked.or(if let [only] = &program.funcs[..] { Some(only) } else { None });
@@ -159,7 +161,7 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
         run_all(args, &source, &program, only, &run_lines)?
     } else {
         let Some(func) = only else {
-            bail!("{}: expected --func with one of {}, got none", source.name, func_names(&program));
+            bail!(wrong(source.name, format!("--func with one of {}", func_names(&program)), "none"));
         };
         run_on_files(args, &program, func)?
     };
@@ -173,9 +175,9 @@ fn execute(args: &Args) -> anyhow::Result<Report> {
 /// The function that `--func` names, with or without its `@`.
 fn chosen<'a>(program: &'a Program, source: &Source, name: &str) -> anyhow::Result<&'a Func> {
     let name = name.strip_prefix('@').unwrap_or(name);
-    program
-        .func(name)
-        .ok_or_else(|| anyhow!("{}: no function @{name}; there is {}", source.name, func_names(program)))
+    program.func(name).ok_or_else(|| {
+        anyhow!("{}: no function @{name}\n  note: it has {}", source.name, func_names(program))
+    })
 }
 
 fn func_names(program: &Program) -> String {
@@ -186,8 +188,8 @@ fn func_names(program: &Program) -> String {
 fn locate(block: &mut Block, file: &str, lines: &mut Iter<'_, u32>) {
     for node in &mut block.nodes {
         let line = lines.next();
-        if node.loc.is_none() {
-            node.loc = line.map(|line| Loc::new(file, *line));
+        if node.site.is_none() {
+            node.site = line.map(|line| Site::new(file, *line));
         }
         node.blocks.iter_mut().for_each(|inside| locate(inside, file, lines));
     }
@@ -215,10 +217,11 @@ fn run_all(
         let note = func.map_or("give --func, and --input for its parameters".to_string(), |func| {
             inputs::signature(program, func)
         });
-        bail!("{}: expected a `; run:` line{of} or --input, got neither\n  note: {note}", source.name);
+        let expected = format!("a `; run:` line{of} or --input");
+        bail!(wrong(source.name.clone(), expected, "neither").note(note));
     }
     if args.output.is_some() {
-        bail!("--output: expected --input, got none\n  note: the results of run lines are only printed");
+        bail!(wrong("--output", "--input", "none").note("the results of run lines are only printed"));
     }
     let by_name: BTreeMap<&str, &Func> =
         program.funcs.iter().rev().map(|func| (func.name.as_str(), func)).collect();
@@ -260,9 +263,9 @@ fn run_line<'a>(args: &Args, program: &Program, line: &'a RunLine) -> anyhow::Re
 fn run_func(
     args: &Args,
     program: &Program,
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
 ) -> anyhow::Result<Result<Results, String>> {
-    let Some(func) = program.funcs.first() else { bail!("exec: expected a function, got none") };
+    let Some(func) = program.funcs.first() else { bail!(wrong("exec", "a function", "none")) };
     if args.oracle {
         let outcome = consort_oracle::run_within(program, &func.name, inputs, &args.limits.of_oracle());
         return Ok(outcome.map_err(|error| limits::with_note(&error)));
@@ -289,7 +292,7 @@ fn call_text(file: &str, call: &Call<'_>) -> String {
     let mut out = call.line.map_or(String::new(), |line| format!("{file}:{}: ", line.line));
     let _ = match (&call.verdict, &call.outcome) {
         (Ok(()), Ok(results)) => write!(out, "@{}: ok\n{}", call.func, results::text(results)),
-        (Ok(()), Err(error)) => write!(out, "@{}: ok, it fails as expected\n{}", call.func, indented(error)),
+        (Ok(()), Err(error)) => write!(out, "@{}: ok, fails as expected\n{}", call.func, indented(error)),
         (Err(error), Ok(_)) if call.line.is_some_and(|line| matches!(line.expect, Expect::Results(..))) => {
             write!(out, "@{}: differs\n{}", call.func, indented(error))
         }

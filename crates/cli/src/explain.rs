@@ -15,34 +15,35 @@ use consort_passes::{Binding, CompileError, PassCx, compile};
 use consort_types::Rank;
 use serde_json::{Value, json};
 
-use crate::report::{MACHINE, Machine, Rendered, Report, exit_code};
+use crate::report::{MACHINE, Machine, Rendered, Report, exit_code, wrong};
 use crate::source::Source;
 
 const EXAMPLES: &str = "\
-A plan is made for one rank and for given sizes. An argument that is given away may be written.
+A plan is made for one rank and for given sizes. It may write to donated arguments in place.
 
 Examples:
   consort explain tp.csr                        the plan of rank 0
-  consort explain tp.csr --rank 1 --donate v0   of rank 1, which may write v0
+  consort explain tp.csr --rank 1 --donate v0   the plan of rank 1, which may write to v0
   consort explain decode.csr --sizes s0=8,s1=4  for these sizes
-  consort explain moe.csr --sizes s0=8,u0=3     u0 comes from data: its cost is counted with 3
+  consort explain moe.csr --sizes s0=8,u0=3     u0 comes from data: its cost is estimated with 3
 
-Without a hint, a size that comes from data counts with the largest value that its range and the
-`where` clause allow; where they allow any, with 1024. The output says which: hint, range, default.";
+Without a hint, the cost of a size that comes from data is estimated with the largest value that its
+range and the `where` clause allow, or 1024 if it is unbounded. The output says which: hint, range,
+default.";
 
-/// Show what a text program becomes: its plan, memory, copies and cost
+/// Show the plan of a text program, its memory, copies and cost
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The program, or - for the standard input
     file: PathBuf,
-    /// Whose plan
+    /// The rank whose plan is shown
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: u32,
-    /// The parameters that are given away
+    /// The donated parameters: the plan may write to them
     #[arg(long, value_name = "VALUE,..", default_value = "")]
     donate: String,
-    /// What the symbols are; of sizes that come from data, hints
+    /// Values of symbols; for sizes that come from data, hints
     #[arg(long, value_name = "SYMBOL=N,..", default_value = "")]
     sizes: String,
     /// Print JSON: {"ok", "funcs", "error"}
@@ -95,7 +96,8 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
     let program = parsed.program;
     let name = &source.name;
     if args.rank >= program.mesh.n_ranks() {
-        bail!("{name}: --rank: expected a rank below {}, got {}", program.mesh.n_ranks(), args.rank);
+        let expected = format!("a rank below {}", program.mesh.n_ranks());
+        bail!(wrong(format!("{name}: --rank"), expected, args.rank));
     }
     let sizes = sizes(&args.sizes)?;
     let from_data = |func: &Func| sizes_from_data(func).into_keys().collect::<Vec<_>>();
@@ -107,7 +109,7 @@ fn explain(args: &Args) -> anyhow::Result<Vec<(String, ExplainedGraph)>> {
     let given: Vec<&str> = args.donate.split(',').map(str::trim).filter(|text| !text.is_empty()).collect();
     let is_param = |text: &str, func: &Func| func.body.params.iter().any(|param| param.to_string() == text);
     if let Some(text) = given.iter().find(|text| !program.funcs.iter().any(|func| is_param(text, func))) {
-        bail!("{name}: --donate: expected parameters such as v0, got `{text}`");
+        bail!(wrong(format!("{name}: --donate"), "parameters such as v0", format!("`{text}`")));
     }
     // Passes keep the parameters, but may renumber values.
     let donated: Vec<Vec<bool>> = program
@@ -150,7 +152,10 @@ fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
             .filter(|_| "su".contains(kind))
     };
     items
-        .map(|item| size(item).ok_or_else(|| anyhow!("--sizes: expected items such as s0=8, got `{item}`")))
+        .map(|item| {
+            let unread = || anyhow!(wrong("--sizes", "items such as s0=8", format!("`{item}`")));
+            size(item).ok_or_else(unread)
+        })
         .collect()
 }
 
@@ -166,11 +171,9 @@ fn bound(
         own.iter().filter(|sym| !sizes.contains_key(sym)).map(|sym| name_of(*sym)).collect();
     if !missing.is_empty() {
         let example: Vec<String> = missing.iter().map(|sym| format!("{sym}=8")).collect();
-        let (func, missing) = (&func.name, missing.join(", "));
-        return Err(format!(
-            "@{func}: expected a value for {missing}, got none\n  note: give --sizes {}",
-            example.join(",")
-        ));
+        let expected = format!("a value for {}", missing.join(", "));
+        let failure = wrong(format!("@{}", func.name), expected, "none");
+        return Err(failure.note(format!("give --sizes {}", example.join(","))).to_string());
     }
     let bound: BTreeMap<Sym, i64> = own.iter().filter_map(|sym| Some((*sym, *sizes.get(sym)?))).collect();
     check_symbols(mesh, Rank(rank), func, &bound)

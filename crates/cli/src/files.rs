@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::anyhow;
 
-use crate::report::Machine;
+use crate::report::{Machine, wrong};
 
 /// The most bytes a file may have: a pipe or a device may never end.
 const MAX_BYTES: u64 = 1 << 32;
@@ -27,7 +27,8 @@ fn read_all(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| unreadable(name, &error))?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(anyhow!("cannot read {name}: expected at most {MAX_BYTES} bytes, got more"));
+        let expected = format!("at most {MAX_BYTES} bytes");
+        return Err(anyhow!(wrong(format!("cannot read {name}"), expected, "more")));
     }
     Ok(bytes)
 }
@@ -74,5 +75,5 @@ fn exists(path: &Path) -> anyhow::Error {
 /// Creates a folder and its parents, if they are missing.
 pub(crate) fn create_folder(path: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(path)
-        .map_err(|error| Machine(format!("cannot make the folder {}: {error}", path.display())).into())
+        .map_err(|error| Machine(format!("cannot create the folder {}: {error}", path.display())).into())
 }

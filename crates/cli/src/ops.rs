@@ -7,11 +7,12 @@ use std::fmt::Write;
 
 use anyhow::anyhow;
 use consort_ir::builder::expand;
-use consort_ir::ops::{BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
+use consort_ir::ops::{Attr, BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::parse;
 use consort_ir::types::Type;
 use consort_runtime::kernels::{self, label};
+use consort_types::{Dtype, Reduce};
 use serde_json::{Value, json};
 
 use crate::report::Report;
@@ -48,6 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
 
 fn find(name: &str) -> anyhow::Result<(&'static str, &'static OpInfo)> {
     let mut rows = BUILT_IN.iter().flat_map(|(kind, rows)| rows.iter().map(move |info| (*kind, info)));
+    // The name is the argument of the command.
     rows.find(|(_, info)| info.name == name).ok_or_else(|| match OpTable::built_in().nearest(name) {
         Some(nearest) => anyhow!("no op `{name}`\n  note: there is an op `{nearest}`"),
         None => anyhow!("no op `{name}`\n  note: `consort ops` lists them"),
@@ -113,6 +115,14 @@ fn page(kind: &str, info: &OpInfo) -> String {
         write_beside(&mut out, &format!("  {:width$}  ", attr.name), &words(attr.doc));
         write_beside(&mut out, &format!("  {:width$}  takes ", ""), attr.kind);
     }
+    if reduces(info) {
+        heading(&mut out, "Reductions");
+        let width = Reduce::ALL.map(|reduce| reduce.name().len()).into_iter().max().unwrap_or(0);
+        for reduce in Reduce::ALL {
+            write_beside(&mut out, &format!("  {:width$}  ", reduce.name()), reduce.summary());
+            write_beside(&mut out, &format!("  {:width$}  takes ", ""), &reduce.dtypes());
+        }
+    }
     heading(&mut out, "Example");
     info.example.lines().for_each(|line| {
         let _ = writeln!(out, "{}", format!("  {line}").trim_end());
@@ -126,6 +136,11 @@ fn page(kind: &str, info: &OpInfo) -> String {
         write_beside(&mut out, "Expansion  ", &example.expansion());
     }
     out
+}
+
+/// Whether the op has a reduction over the members of a group.
+fn reduces(info: &OpInfo) -> bool {
+    info.attrs.iter().any(|attr| attr.kind == <Reduce as Attr>::KIND)
 }
 
 /// The kernel of an op, in the words of its page.
@@ -142,6 +157,14 @@ fn kernel_json(info: &OpInfo) -> Value {
     kernels::find(info.name).map_or(Value::Null, kernel)
 }
 
+/// The element types of each reduction.
+fn reductions_json() -> Value {
+    let types = |reduce: Reduce| {
+        Dtype::ALL.into_iter().filter(|dtype| reduce.takes(*dtype)).map(Dtype::name).collect::<Vec<_>>()
+    };
+    Reduce::ALL.into_iter().map(|reduce| (reduce.name().to_string(), json!(types(reduce)))).collect()
+}
+
 fn op_json(kind: &str, info: &OpInfo) -> Value {
     let attr = |attr: &consort_ir::ops::AttrSpec| json!({ "name": attr.name, "kind": attr.kind, "doc": words(attr.doc) });
     let rule = |(rule, text): (String, String)| json!({ "rule": rule, "text": text });
@@ -156,6 +179,7 @@ fn op_json(kind: &str, info: &OpInfo) -> Value {
         "example": info.example,
         "kernel": kernel_json(info),
         "gradient": Example::of(info).map(|example| example.gradient()),
+        "reductions": if reduces(info) { reductions_json() } else { Value::Null },
     })
 }
 
@@ -169,6 +193,7 @@ struct Example {
 impl Example {
     fn of(info: &OpInfo) -> Option<Example> {
         let program = parse(info.example, &OpTable::built_in()).ok()?.program;
+        // An example may also contain other ops.
         let uses = |node: &Node| node.op.info().name == info.name;
         let (func, node) = program
             .funcs
@@ -214,7 +239,7 @@ impl Example {
     fn expansion(&self) -> String {
         match expand(&self.program.mesh, &*self.node().op, &self.arg_types()) {
             None => "none".to_string(),
-            Some(Err(violation)) => violation.message,
+            Some(Err(failure)) => failure.headline().to_string(),
             Some(Ok(func)) => {
                 func.body.nodes.iter().map(|node| node.op.info().name).collect::<Vec<_>>().join(", ")
             }
@@ -271,6 +296,23 @@ mod tests {
         let (_, gather) = find("gather").unwrap();
         assert_eq!(kernel_json(gather), json!({ "family": "lookup", "in_place": false, "view": false }));
         assert_eq!(kernel_json(find("wait").unwrap().1), Value::Null);
+    }
+
+    #[test]
+    fn reductions_say_which_element_types_they_take() {
+        let (kind, all_reduce) = find("all_reduce_start").unwrap();
+        let page = page(kind, all_reduce);
+        assert!(
+            page.contains(
+                "\n  avg         the sum over the number of members\n              takes f32 f64 f16 bf16\n"
+            ),
+            "{page}"
+        );
+        let json = op_json(kind, all_reduce);
+        assert_eq!(json["reductions"]["xor"], json!(["i32", "i64", "u8", "bool"]));
+        assert_eq!(json["reductions"]["sum"].as_array().map(Vec::len), Some(Dtype::ALL.len()));
+        let (kind, gather) = find("all_gather_start").unwrap();
+        assert!(op_json(kind, gather)["reductions"].is_null());
     }
 
     #[test]

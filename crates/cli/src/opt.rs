@@ -11,18 +11,18 @@ use consort_passes::{PASSES, Pass, PassCx, PassError, Stage, pass, simplify};
 use serde_json::{Value, json};
 
 use crate::files;
-use crate::report::{MACHINE, Machine, Rendered, Report, exit_code};
+use crate::report::{MACHINE, Machine, Rendered, Report, exit_code, wrong};
 use crate::source::{Source, diagnostic_json};
 
 const EXAMPLES: &str = "\
-Comments are no part of a program and are left out, but for the source lines of nodes.
+Comments are not part of a program and are dropped, except the source lines of nodes.
 
 Examples:
   consort opt tp.csr                            check a program and print it
   consort opt tp.csr --passes                   print it simplified by all passes
   consort opt tp.csr --pass fold                print it after one pass
   consort opt tp.csr --passes --dump stages     write stages/00-input.csr, stages/01-fold.csr, ..
-  consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to find a wrong one";
+  consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to bisect a wrong one";
 
 /// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// The program, or - for the standard input
     #[arg(required_unless_present = "list")]
     file: Option<PathBuf>,
-    /// Run all passes, until none of them changes anything
+    /// Run all passes until a fixed point
     #[arg(long)]
     passes: bool,
     /// Run this pass only
@@ -40,16 +40,16 @@ pub(crate) struct Args {
     /// Write the program as read, and after each pass that changed it, to a folder
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
-    /// Overwrite dumps that exist
+    /// Overwrite existing dumps
     #[arg(long, requires = "dump")]
     force: bool,
-    /// The most rewrites
+    /// Stop after N rewrites
     #[arg(long, value_name = "N")]
     fuel: Option<u64>,
     /// List the passes
     #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel"])]
     list: bool,
-    /// Print one JSON object: {"ok", "text", "errors"}, and "passes" where some ran
+    /// Print one JSON object: {"ok", "text", "errors"}, and "passes" if any ran
     #[arg(long)]
     json: bool,
 }
@@ -103,9 +103,8 @@ fn chosen(args: &Args) -> anyhow::Result<Option<&'static [Pass]>> {
         None => {
             let option = if args.dump.is_some() { "--dump" } else { "--fuel" };
             if args.dump.is_some() || args.fuel.is_some() {
-                return Err(anyhow!(
-                    "{option}: expected passes to run, got none\n  note: --passes runs all, --pass NAME runs one"
-                ));
+                let failure = wrong(option, "passes to run", "none");
+                return Err(anyhow!(failure.note("--passes runs all, --pass NAME runs one")));
             }
             Ok(None)
         }
@@ -138,7 +137,7 @@ fn simplified(
         dump(folder, &dumped, args.force)?;
     }
     result.map_err(|error| match error {
-        PassError::Planned { .. } => anyhow!(error),
+        PassError::Planned { .. } | PassError::UserOp(_) => anyhow!(error),
         PassError::Broken { .. } => Machine(error.to_string()).into(),
     })
 }

@@ -3,8 +3,11 @@
 //! Subcommands print nothing themselves, so that a test can check a report, and one place handles a
 //! closed pipe or a full disk.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+
+use consort_types::Failure;
 
 /// Success.
 pub(crate) const FINE: u8 = 0;
@@ -46,6 +49,15 @@ impl Report {
 /// The exit code of an error: errors that are not marked as the machine's are the user's.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Machine>() { MACHINE } else { WRONG }
+}
+
+/// The failure of an argument or an input: what it is of, what was expected, and what there is.
+pub(crate) fn wrong(
+    of: impl Into<Cow<'static, str>>,
+    expected: impl Into<String>,
+    got: impl fmt::Display,
+) -> Box<Failure> {
+    Failure::new((expected, got.to_string())).of(of)
 }
 
 /// A failure of consort or of the machine, not of the user's input.

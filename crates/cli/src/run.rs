@@ -10,47 +10,52 @@ use std::time::Duration;
 use anyhow::bail;
 use consort_comm::launch::{LaunchError, Options, Orphans, Outcome, Sink, enter, launch};
 
-use crate::report::{Machine, Report};
+use crate::report::{Machine, Report, wrong};
 
 const EXAMPLES: &str = "\
-Each line of the ranks' output is written with its rank: `[2] loss 0.1`. Their standard input is empty.
-When a rank fails, the others are told, have 2 seconds (--grace) to end, get a SIGTERM, and as long again later a
-SIGKILL. So do ranks that do not end after a signal. What failed first is said last.
-Before it stands what each rank did last on its groups, read from the ranks' flight recorders, which outlive
-them, and the first call that they did not make alike. SIGUSR1 to this command says the same of a running job,
-which goes on; it is not forwarded to the ranks, as SIGINT, SIGTERM, SIGHUP and SIGQUIT are. A second SIGINT kills.
-What ranks have started ends with the job, also if this command is killed.
+Each line of the ranks' output is prefixed with its rank: `[2] loss 0.1`. Their standard input is empty.
+When a rank fails, the others are told and have a grace period (--grace, 2 seconds) to exit; then they get a
+SIGTERM, and after another grace period a SIGKILL. The same applies to ranks that do not exit after a signal.
+The report then shows the last operation of each rank and the first call in which ranks diverged, read from
+their flight recorders, which outlive them; its last line names the first failure. SIGUSR1 to this command
+prints the same for a running job, which continues, and is not forwarded. SIGINT, SIGTERM, SIGHUP and SIGQUIT
+are forwarded to the ranks; a second SIGINT kills them. Processes that ranks have started end with the job, even
+if this command is killed.
 
-The exit code is 0 if all ranks end with 0, else that of the rank that failed first: its own, or 128 and the
-signal that killed it; 124 if the time was up; 1 or 2 if the job could not be started.
+The exit code is 0 if all ranks exit with 0, else that of the rank that failed first: its own, or 128 plus the
+signal that killed it; 124 after --timeout; 1 or 2 if the job could not be started.
 
 Examples:
   consort run -n 4 -- ./train --steps 100     four ranks on this host
   consort run -n 2 --tee logs -- ./train      also writes logs/rank-0.out, logs/rank-0.err, ..
-  consort run -n 2 --timeout 60 -- ./train    gives up after a minute
-  consort run -n 2 --deadline 10 -- ./train   a rank that waits for 10 seconds in one call gives up
+  consort run -n 4 --only 0 -- ./train        prints the standard output of rank 0 alone
+  consort run -n 2 --timeout 60 -- ./train    stops the job after a minute
+  consort run -n 2 --deadline 10 -- ./train   a call that waits 10 seconds for another rank fails
   consort run -n 2 --flight f.jsonl -- ./train   on a failure or SIGUSR1, all recorded events as JSON lines";
 
 /// Run a program as the ranks of a job on this host
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', value_name = "N")]
     ranks: usize,
     /// Also write each rank's output to DIR/rank-N.out and DIR/rank-N.err
     #[arg(long, value_name = "DIR")]
     tee: Option<PathBuf>,
-    /// Write the ranks' last events to FILE as lines of JSON, on a failure and on SIGUSR1
+    /// Print the standard output of rank N alone; the standard errors of all ranks are printed
+    #[arg(long, value_name = "N")]
+    only: Option<usize>,
+    /// Write the flight recorders of all ranks to FILE as JSON lines, on a failure and on SIGUSR1
     #[arg(long, value_name = "FILE")]
     flight: Option<PathBuf>,
-    /// Give up after so many seconds
+    /// Stop the job after SECS seconds
     #[arg(long, value_name = "SECS")]
     timeout: Option<f64>,
-    /// How long calls of ranks wait for other ranks that name no deadline themselves [default: 300]
+    /// Deadline of calls that wait for other ranks and set none themselves [default: 300]
     #[arg(long, value_name = "SECS")]
     deadline: Option<f64>,
-    /// How long ranks may take to end after a failure or a signal
+    /// How long ranks may take to exit after a failure or a signal
     #[arg(long, value_name = "SECS", default_value_t = 2.0)]
     grace: f64,
     /// The program and its arguments
@@ -72,11 +77,15 @@ pub(crate) fn entry() -> Vec<OsString> {
 /// Runs the subcommand. The ranks' output does not wait for the report.
 pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
     let timeout = seconds("timeout", args.timeout)?;
+    if let Some(only) = args.only.filter(|only| *only >= args.ranks) {
+        bail!(wrong("run: --only", format!("a rank below {}", args.ranks), only));
+    }
     let options = Options {
         ranks: args.ranks,
         program: args.program,
         entry: entry(),
         tee: args.tee,
+        only: args.only,
         flight: args.flight,
         timeout,
         grace: seconds("grace", Some(args.grace))?.unwrap_or(GRACE),
@@ -91,9 +100,7 @@ fn seconds(option: &str, given: Option<f64>) -> anyhow::Result<Option<Duration>>
     match given.map(Duration::try_from_secs_f64) {
         Some(Ok(duration)) if !duration.is_zero() => Ok(Some(duration)),
         None => Ok(None),
-        _ => {
-            bail!("run: --{option}: expected a number of seconds above 0, got {}", given.unwrap_or(0.0))
-        }
+        _ => bail!(wrong(format!("run: --{option}"), "a number of seconds above 0", given.unwrap_or(0.0))),
     }
 }
 

@@ -11,7 +11,7 @@ use consort_ir::verify::verify;
 use serde_json::{Value, json};
 
 use crate::files;
-use crate::report::count;
+use crate::report::{count, wrong};
 
 /// A program's text and its name.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Source {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
             let bad = error.as_bytes()[good.len()];
-            anyhow!("{name}:{line}: expected a text in UTF-8, got the byte {bad:#04x}")
+            anyhow!(wrong(format!("{name}:{line}"), "UTF-8 text", format!("byte {bad:#04x}")))
         })?;
         Ok(Source { name, text })
     }
@@ -74,14 +74,15 @@ impl Checked {
 
 /// An error in the form of `--json`.
 pub(crate) fn diagnostic_json(error: &Diagnostic, lines: &LineMap) -> Value {
+    let failure = &error.failure;
     let column = if let Position::Text(_, column) = error.at { Some(column) } else { None };
     json!({
         "code": error.code.name(),
-        "rule": (!error.rule.is_empty()).then_some(&error.rule),
-        "message": error.message,
+        "rule": (!failure.rule.is_empty()).then_some(failure.rule),
+        "message": failure.message(),
         "line": lines.line(error.at),
         "column": column,
-        "loc": error.loc.as_ref().map(ToString::to_string),
-        "note": error.note,
+        "loc": failure.site.map(|site| site.to_string()),
+        "note": failure.notes.first(),
     })
 }

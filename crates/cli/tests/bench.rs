@@ -104,11 +104,11 @@ fn wrong_arguments_are_one_error() {
     check("comm|--peer| ", "--peer: expected a command, got nothing");
     check(
         "comm|--peer|peer|--ranks|2,4",
-        "--peer: expected {ranks} in the command, since --ranks names several numbers",
+        "--peer: expected {ranks} in the command, because --ranks has several numbers",
     );
     check(
         "comm|--peer|peer|--transport|local",
-        "--peer: a peer has processes\n  note: leave out --transport local",
+        "--peer: expected --transport shm, got local\n  note: a peer's ranks are processes",
     );
     check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("programs|--peer|halo", "--peer: expected CASE=COMMAND, got `halo`");
@@ -139,7 +139,7 @@ fn a_peer_that_fails_is_one_error() {
         err.starts_with("error: bench: peer ended (exit status: 2) before all its ranks had reported"),
         "{err}"
     );
-    assert!(err.contains("it said: ") && err.contains("/no/such/folder"), "{err}");
+    assert!(err.contains("its output: ") && err.contains("/no/such/folder"), "{err}");
 }
 
 #[test]

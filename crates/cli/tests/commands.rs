@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Pages that show the output of their commands.
-const SHOWN: [&str; 2] = ["README.md", "docs/getting-started.md"];
+const SHOWN: [&str; 3] = ["README.md", "docs/getting-started.md", "docs/tour.md"];
 /// Pages whose commands are run.
 const RUN: [&str; 5] = [
     "docs/collectives.md",
@@ -25,7 +25,7 @@ const CARGO: &str = r#"#!/bin/sh
 case "$*" in
 "run --release -- "*) shift 3; exec consort "$@" ;;
 "build --release -p "*" --example "*) exec "$REAL_CARGO" build $PROFILE --target-dir "$TARGET" -p "$4" --example "$6" ;;
-"install --path crates/cli" | "test --workspace") ;;
+"install --path crates/cli" | "test --workspace" | "doc --no-deps -p consort") ;;
 *) echo "what is cargo $*?" >&2; exit 99 ;;
 esac
 "#;
@@ -158,7 +158,9 @@ fn every_command_runs_as_it_stands() {
 
 /// Commands that only build something, so that their output is not shown.
 fn is_silent(line: &str) -> bool {
-    ["cargo build ", "cargo install ", "cargo test "].iter().any(|start| line.starts_with(start))
+    ["cargo build ", "cargo install ", "cargo test ", "cargo doc "]
+        .iter()
+        .any(|start| line.starts_with(start))
 }
 
 #[test]
@@ -196,9 +198,43 @@ fn commands_print_what_the_pages_show() {
     assert!(ran >= 13 && compared >= 9, "{ran} commands, {compared} compared");
 }
 
+/// A page's first Rust block is an example of the workspace, without its header.
 #[test]
-fn the_first_program_is_the_example() {
-    let source = fs::read_to_string(root().join("crates/examples/src/hello.rs")).unwrap();
-    let code = source.split_once("\n\n").unwrap().1;
-    assert_eq!(of_kind("docs/getting-started.md", "rust"), [code]);
+fn the_first_programs_are_examples() {
+    for (page, example) in [("README.md", "first"), ("docs/getting-started.md", "hello")] {
+        let source = fs::read_to_string(root().join(format!("crates/examples/src/{example}.rs"))).unwrap();
+        let code = source.split_once("\n\n").unwrap().1;
+        assert_eq!(of_kind(page, "rust").first().map(String::as_str), Some(code), "{page}");
+    }
+}
+
+/// The first screen has the program, the comparison, the gaps, and the links to the other pages.
+#[test]
+fn the_readme_is_one_screen() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let screen: Vec<&str> = readme.lines().take(80).collect();
+    for head in ["## Beside PyTorch, JAX and MPI", "## Not yet", "## Where to go on"] {
+        assert!(screen.contains(&head), "{head} is not within the first 80 lines");
+    }
+}
+
+/// Figures have one place; the README quotes it.
+#[test]
+fn figures_of_the_readme_are_among_the_benchmarks() {
+    let text = |page: &str| fs::read_to_string(root().join(page)).unwrap();
+    let (readme, benchmarks) = (text("README.md"), text("docs/benchmarks.md"));
+    let words = |text: &str| -> Vec<String> {
+        text.split_whitespace().map(|word| word.trim_matches(['(', ')', ',', ';']).to_string()).collect()
+    };
+    let (known, read) = (words(&benchmarks), words(&readme));
+    // `83 us`, `286 to 346 ms`
+    let is_number = |word: &str| word.parse::<f64>().is_ok();
+    let figures: Vec<&String> = read
+        .windows(2)
+        .filter(|two| ["us", "ms", "to"].contains(&two[1].as_str()) && is_number(&two[0]))
+        .map(|two| &two[0])
+        .collect();
+    assert!(figures.len() >= 10, "{figures:?}");
+    let unknown: Vec<&&String> = figures.iter().filter(|figure| !known.contains(figure)).collect();
+    assert!(unknown.is_empty(), "not in docs/benchmarks.md: {unknown:?}");
 }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use consort_comm::spawn_with_heap;
+use consort_ir::literal::Literal;
 use consort_ir::ops::{Flow, OpTable};
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, RunLine, parse, print, run_lines};
 use consort_ir::verify::verify;
 use consort_oracle::{OracleError, same_error};
@@ -41,21 +41,22 @@ fn text(failure: rank::Failure) -> String {
 fn run(
     program: &Program,
     line: &RunLine,
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     donated: bool,
-) -> Vec<Result<Vec<Tensor>, String>> {
+) -> Vec<Result<Vec<Literal>, String>> {
     let func = program.func(&line.func).unwrap();
     spawn_with_heap(inputs.len(), 1 << 26, |all| {
-        let symbols = consort_oracle::bind(&program.mesh, func, inputs)?;
+        let symbols =
+            consort_oracle::bind(&program.mesh, func, inputs).map_err(|failure| failure.to_string())?;
         let symbols = &symbols[all.rank()];
         let ready = rank::prepare(program, func, &all, symbols, donated, Duration::from_secs(20));
         let mut ready = ready.map_err(text)?;
         let plan = Program { mesh: program.mesh.clone(), funcs: vec![ready.plan.clone()] };
-        if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {
+        if let Some(error) = verify(&plan).iter().find(|error| error.failure.rule != "V9") {
             return Err(format!("{}\n{}", error.headline(), print(&plan)));
         }
         let said = consort_passes::report(&plan.mesh, &plan.funcs[0]).copied_bytes;
-        let mut last: Option<Vec<Tensor>> = None;
+        let mut last: Option<Vec<Literal>> = None;
         for call in 1..4 {
             let results = ready.run(&inputs[all.rank()]).map_err(text)?;
             if last.iter().any(|last| !last.iter().zip(&results).all(|(a, b)| a.same(b))) {
@@ -77,14 +78,14 @@ fn run(
 /// Compares the results or errors of ranks with those of the oracle; kernels may round differently.
 fn compare(
     func: &Func,
-    expected: &Result<Vec<Vec<Tensor>>, OracleError>,
-    got: &[Result<Vec<Tensor>, String>],
+    expected: &Result<Vec<Vec<Literal>>, OracleError>,
+    got: &[Result<Vec<Literal>, String>],
 ) -> Result<(), String> {
     let expected = match expected {
         Ok(expected) => expected,
         Err(error) => return same_error(error, got),
     };
-    let tolerance = consort_runtime::tolerance::of_func(func);
+    let tolerance = consort_ir::tolerance::of_func(func);
     for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
         let got = got.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
         if expected.len() != got.len() {

@@ -65,6 +65,14 @@ fn the_code_of_the_guide_is_the_example() {
     );
 }
 
+/// The table of reductions is that of the code.
+#[test]
+fn the_guide_says_which_element_types_reductions_take() {
+    let guide = fs::read_to_string(path("docs/collectives.md")).unwrap();
+    let table = consort_ir::ops::reductions_markdown();
+    assert!(guide.contains(&table), "docs/collectives.md must have this table:\n{table}");
+}
+
 fn run(n: usize, name: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.args(["run", "-n", &n.to_string(), "--timeout", "50", "--"]);

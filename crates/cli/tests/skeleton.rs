@@ -9,9 +9,9 @@ mod rank;
 use std::time::Duration;
 
 use consort_filetests::check_file;
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::verify;
 use consort_types::Dtype;
@@ -29,17 +29,18 @@ func @f(v0: f32[4]{dp}) -> f32[4] {
 }
 ";
 
-fn inputs() -> Vec<Vec<Tensor>> {
-    let rank = |x: f64| vec![Tensor::floats(Dtype::F32, vec![4], vec![x, 2.0 * x, 3.0 * x, 4.0 * x])];
+fn inputs() -> Vec<Vec<Literal>> {
+    let rank = |x: f64| vec![Literal::floats(Dtype::F32, vec![4], vec![x, 2.0 * x, 3.0 * x, 4.0 * x])];
     vec![rank(1.0), rank(10.0)]
 }
 
 /// The program on two threads: the plan of the first rank, and the results of both.
-fn execute(program: &Program) -> (Program, Vec<Vec<Tensor>>) {
+fn execute(program: &Program) -> (Program, Vec<Vec<Literal>>) {
     let inputs = inputs();
     let ranks = consort_comm::spawn(2, |group| {
         let timeout = Duration::from_secs(10);
-        let symbols = consort_oracle::bind(&program.mesh, &program.funcs[0], &inputs)?;
+        let symbols = consort_oracle::bind(&program.mesh, &program.funcs[0], &inputs);
+        let symbols = symbols.map_err(|failure| failure.to_string())?;
         let symbols = &symbols[group.rank()];
         let ready = rank::prepare(program, &program.funcs[0], &group, symbols, false, timeout);
         let mut ready = ready.map_err(|failure| failure.message)?;
@@ -58,7 +59,7 @@ fn a_program_runs_from_text_to_ranks() {
     let (plan, results) = execute(&program);
     assert_eq!(verify(&plan), []);
     // (x + 1 summed over both ranks) times 2, by hand.
-    let expected = Tensor::floats(Dtype::F32, vec![4], vec![26.0, 48.0, 70.0, 92.0]);
+    let expected = Literal::floats(Dtype::F32, vec![4], vec![26.0, 48.0, 70.0, 92.0]);
     assert!(results.iter().all(|results| results[0].same(&expected)), "{results:?}");
     let oracle = consort_oracle::run(&program, "f", &inputs()).unwrap();
     assert!(oracle.iter().flatten().zip(results.iter().flatten()).all(|(a, b)| a.same(b)));
@@ -66,7 +67,7 @@ fn a_program_runs_from_text_to_ranks() {
 }
 
 /// Writes or checks the section of ARCHITECTURE.md.
-fn life(plan: &Program, result: &Tensor) {
+fn life(plan: &Program, result: &Literal) {
     let text = format!(
         "`text::parse` and `verify::verify`: what the user wrote, rank-free. `x + 1`, an all_reduce, `* 2`.\n\n\
          ```csr\n{SOURCE}\n; run: @f([1, 2, 3, 4] | [10, 20, 30, 40]) == {0}\n```\n\n\

@@ -1,4 +1,4 @@
-//! Checks the rules of the workspace: crate edges, how a source begins, forbidden words, file names.
+//! Checks the rules of the workspace: crate edges, how a source begins, forbidden words, file names, links of pages.
 //!
 //! One test walks the tree and lists every violation at once, so that a large change can be fixed in one pass.
 //! Sources are read line by line, which is enough for formatted code and needs no parser; cargo reads
@@ -82,19 +82,40 @@ fn files_under(root: &Path, folder: &str) -> Vec<String> {
 /// A dependency, and whether only tests have it.
 type Dependency = (String, bool);
 
-/// The folder of each crate of the workspace, and all dependencies of the crate, as cargo reads its manifest.
-fn manifests(root: &Path) -> Vec<(String, Vec<Dependency>)> {
+/// The packages of the workspace, as cargo reads their manifests.
+fn packages(root: &Path) -> Vec<Value> {
     let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
     let output = Command::new(env!("CARGO")).args(arguments).current_dir(root).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// What a registry asks of a package: a description, how to find it, and a version for each path.
+fn check_package(package: &Value) -> Vec<String> {
+    let name = package["name"].as_str().unwrap_or_default();
+    let text = |key: &str| package[key].as_str().is_some_and(|text| !text.is_empty());
+    let list = |key: &str| package[key].as_array().is_some_and(|list| (1..=5).contains(&list.len()));
+    let texts = ["description", "license", "rust_version", "readme"].into_iter().filter(|key| !text(key));
+    let lists = ["keywords", "categories"].into_iter().filter(|key| !list(key));
+    let mut offences: Vec<String> =
+        texts.chain(lists).map(|key| format!("{name}: its manifest has no {key}")).collect();
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    for dependency in dependencies.filter(|each| each["path"].is_string() && each["req"] == "*") {
+        offences.push(format!("{name}: {} has a path and no version", dependency["name"]));
+    }
+    offences
+}
+
+/// The folder of each crate of the workspace, and all dependencies of the crate.
+fn manifests(packages: &[Value]) -> Vec<(String, Vec<Dependency>)> {
     let read = |package: &Value| {
         let folder = Path::new(package["manifest_path"].as_str()?).parent()?.file_name()?.to_str()?;
         let dependencies = package["dependencies"].as_array()?.iter();
         let read = |each: &Value| Some((each["name"].as_str()?.to_string(), each["kind"] == "dev"));
         Some((folder.to_string(), dependencies.map(read).collect::<Option<Vec<_>>>()?))
     };
-    metadata["packages"].as_array().unwrap().iter().map(|package| read(package).unwrap()).collect()
+    packages.iter().map(|package| read(package).unwrap()).collect()
 }
 
 /// The folder under `crates/` of a crate of the workspace; `None` for an external crate.
@@ -184,6 +205,16 @@ fn rows(text: &str) -> BTreeSet<String> {
     pairs.filter_map(row).collect()
 }
 
+/// Links of a page that lead to no file of the tree. Web addresses and places within a page are not followed.
+fn broken_links(root: &Path, page: &str, text: &str) -> Vec<String> {
+    let folder = Path::new(page).parent().unwrap();
+    let prose = text.split("```").step_by(2);
+    let links = prose.flat_map(|part| part.split("](").skip(1)).filter_map(|rest| rest.split(')').next());
+    let paths = links.filter(|link| !link.contains("://") && !link.starts_with('#'));
+    let broken = paths.filter(|link| !root.join(folder).join(link.split('#').next().unwrap()).exists());
+    broken.map(|link| format!("{page}: the link {link} leads nowhere")).collect()
+}
+
 /// The first line in a fenced block that runs the tests.
 fn test_command(readme: &str) -> Option<&str> {
     let blocks = readme.split("```").skip(1).step_by(2);
@@ -215,7 +246,9 @@ fn the_workspace_keeps_its_rules() {
         }
     }
 
-    let manifests = manifests(root);
+    let packages = packages(root);
+    offences.extend(packages.iter().flat_map(check_package));
+    let manifests = manifests(&packages);
     offences.extend(manifests.iter().flat_map(|(folder, dependencies)| check_edges(folder, dependencies)));
     let table = read("docs/dependencies.md");
     let documented = documented(&table);
@@ -226,6 +259,12 @@ fn the_workspace_keeps_its_rules() {
     }
     for path in files_under(root, "filetests").iter().filter(|path| !path.ends_with(".csr")) {
         offences.push(format!("{path}: a filetest's name ends in .csr"));
+    }
+    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(str::to_string);
+    for page in
+        top.into_iter().chain(files_under(root, "docs").into_iter().filter(|path| path.ends_with(".md")))
+    {
+        offences.extend(broken_links(root, &page, &read(&page)));
     }
     let (readme, ci) = (read("README.md"), read(".ci/run"));
     match test_command(&readme) {
@@ -262,6 +301,25 @@ fn tidy_sees_each_offence_in_a_source() {
     ];
     assert_eq!(offences, expected);
     assert!(check_source("crates/ir/src/mesh.rs", "//! The mesh.\n").is_empty());
+}
+
+#[test]
+fn tidy_sees_links_that_lead_nowhere() {
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text =
+        "[a](spec.md) [b](../README.md#not-yet) [c](https://example.org) [d](no.md)\n```\n[e](f.md)\n```\n";
+    assert_eq!(broken_links(root, "docs/ops.md", text), ["docs/ops.md: the link no.md leads nowhere"]);
+}
+
+#[test]
+fn tidy_sees_what_a_package_lacks() {
+    let package = serde_json::json!({
+        "name": "x", "description": "", "license": "MIT", "rust_version": "1.95", "keywords": [], "categories": ["science"],
+        "dependencies": [{ "name": "y", "path": "/y", "req": "*" }, { "name": "z", "req": "*" }],
+    });
+    let lacks = |key| format!("x: its manifest has no {key}");
+    let path = "x: \"y\" has a path and no version".to_string();
+    assert_eq!(check_package(&package), [lacks("description"), lacks("readme"), lacks("keywords"), path]);
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use consort_types::Failure;
+
 use crate::CommError;
 use crate::row::Row;
 use crate::rows::Rows;
@@ -20,7 +22,7 @@ pub(crate) struct Alarm {
 
 /// Asks the control plane, while a call waits, whether a process has failed: the ranks to blame and the error. Must be
 /// cheap if none has.
-pub(crate) type Watch = Box<dyn Fn() -> Option<(Vec<usize>, String)> + Send + Sync>;
+pub(crate) type Watch = Box<dyn Fn() -> Option<(Vec<usize>, Box<Failure>)> + Send + Sync>;
 
 impl Alarm {
     pub(crate) fn watched(watch: Watch) -> Alarm {

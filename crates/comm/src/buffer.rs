@@ -14,9 +14,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consort_types::overlaps;
+use consort_types::{Failure, overlaps};
 
 use crate::CommError;
+use crate::error::Operation;
 use crate::heap::{Heap, LINE};
 use crate::lease::{Lease, Leases};
 use crate::progress::{BUSY, cause_of};
@@ -144,9 +145,10 @@ fn nth(index: usize, (count, access): (usize, Access)) -> Access {
 }
 
 fn busy() -> CommError {
-    CommError::Argument(
-        "expected a buffer that is not in use: wait for the operation that takes it first".into(),
-    )
+    CommError::Argument(Failure::new((
+        "a buffer that is not in use: wait for the operation that takes it first",
+        "",
+    )))
 }
 
 impl Block {
@@ -270,14 +272,18 @@ impl Buffer {
         Ok(Bytes { block, range })
     }
 
+    #[inline]
     fn absolute(&self, range: Range<usize>) -> Result<Range<usize>, CommError> {
         if range.start > range.end || range.end > self.len() {
-            return Err(CommError::Argument(format!(
-                "expected a part of {} bytes, got {range:?}",
-                self.len()
-            )));
+            return Err(self.outside(&range));
         }
         Ok(self.0.at + range.start..self.0.at + range.end)
+    }
+
+    #[cold]
+    fn outside(&self, range: &Range<usize>) -> CommError {
+        let expected = format!("a part of {} bytes", self.len());
+        CommError::Argument(Failure::new((expected, format!("{range:?}"))))
     }
 
     /// Whether no peer can read it any more, and nothing in flight touches it.
@@ -348,7 +354,7 @@ impl Buffer {
             let moved = siblings::moved(None);
             let waits =
                 Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
-            watch.look(now, |say| say(waits), || "a write to memory that others still read".into())?;
+            watch.look(now, |say| say(waits), || Operation::Write)?;
             let turn = if goes_on { until.min(now + BUSY) } else { until };
             // Once this holder is done it no longer rings its bell, so do not sleep on that bell for another holder.
             row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
@@ -386,13 +392,12 @@ impl Buffer {
     }
 
     /// Claims it for an operation, or gives the conflict as an error. True if the claim was recorded.
-    #[inline]
+    #[inline(always)]
     fn claim(&self, heap: &Arc<Heap>, access: Access) -> Result<bool, CommError> {
         let block = self.block();
         if !Arc::ptr_eq(&block.heap, heap) {
-            return Err(CommError::Argument(
-                "expected a buffer of this group's heap, got one of another".into(),
-            ));
+            let headline = ("a buffer of this group's heap", "one of another");
+            return Err(CommError::Argument(Failure::new(headline)));
         }
         let is_only = self.is_only();
         if is_only && block.leases.borrow().is_empty() {
@@ -413,9 +418,10 @@ impl Buffer {
             return Err(busy());
         }
         if access == Access::Write && block.is_leased(&range) {
-            return Err(CommError::Argument(
-                "expected a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release".into(),
-            ));
+            return Err(CommError::Argument(Failure::new((
+                "a buffer that no peer reads any more: ask for `bytes_mut` first, which waits for its release",
+                "",
+            ))));
         }
         Ok(())
     }

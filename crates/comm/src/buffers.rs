@@ -19,7 +19,9 @@ impl Buffers {
         self.0.remove(index)
     }
 
-    pub(crate) fn push(&mut self, buffer: Buffer) {
+    /// Adds one.
+    #[inline]
+    pub fn push(&mut self, buffer: Buffer) {
         self.0.push(buffer);
     }
 }

@@ -6,9 +6,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use consort_types::Written;
+use consort_types::{Dtype, Kind, Written};
+use smallvec::SmallVec;
 
-use crate::algorithms::two_phase::{self, Job};
+use crate::algorithms::two_phase::{self, LargeReduction};
 use crate::algorithms::{common_results, gather, one_shot, scatter, transfers};
 use crate::buffer::{Access, Buffer, unclaim_all};
 use crate::buffers::{Buffers, bytes, places};
@@ -18,9 +19,9 @@ use crate::heap::Heap;
 use crate::lease::Lease;
 use crate::members::{Item, Members, Source, copy};
 use crate::op::{AGREEMENT, Key, Lists, Op, describe};
-use crate::progress::{Note, said};
+use crate::progress::Note;
 use crate::queue::Reusable;
-use crate::recorder::{self, Name};
+use crate::recorder::{self, CallText, Name};
 use crate::row::{Row, STAGE, Word};
 use crate::segment::Segment;
 use crate::sync::AtomicU64;
@@ -39,9 +40,8 @@ pub(crate) struct Call {
     /// Whether a claim was recorded.
     noted: bool,
     pub(crate) site: Name,
-    /// The caller's text for it, and the number that goes with the text.
-    pub(crate) text: Name,
-    said: u32,
+    /// The caller's text for it.
+    pub(crate) text: CallText,
     /// Its event in the flight recorder.
     pub(crate) event: u64,
     pub(crate) key: Key,
@@ -66,7 +66,7 @@ pub(crate) struct More {
     blocks: Buffers,
     pub(crate) common: Option<Box<Common>>,
     /// A large all_reduce, which the progress thread may advance.
-    pub(crate) job: Option<Arc<Mutex<Job>>>,
+    pub(crate) large_reduction: Option<Arc<Mutex<LargeReduction>>>,
 }
 
 /// An operation's access to its operands; results are written.
@@ -98,9 +98,12 @@ impl Call {
         (site, note): (Name, &Note),
     ) {
         let (operands, results) = buffers.split_at(count);
-        self.key = match (&op, operands) {
+        self.key = match (op.kind, operands) {
             // Members other than the root have no operand.
-            (Op::Scatter { .. }, _) => op.key(None, &[bytes(results) * n], common),
+            (Kind::Scatter, _) => {
+                let lengths: SmallVec<[usize; 2]> = results.iter().map(|result| result.len() * n).collect();
+                op.key(lists.as_deref(), &lengths, common)
+            }
             (_, [operand]) => op.key(lists.as_deref(), &[operand.len()], common),
             (_, operands) => {
                 op.key(lists.as_deref(), &operands.iter().map(Buffer::len).collect::<Vec<_>>(), common)
@@ -115,8 +118,7 @@ impl Call {
         self.count = count;
         self.noted = noted;
         self.site = site;
-        self.text = note.text;
-        self.said = note.number;
+        self.text = CallText { name: note.text, number: note.number };
         self.key.extra ^= note.digest;
         self.key.what |= if note.is_agreement { AGREEMENT } else { 0 };
         self.stage = Stage::New;
@@ -145,15 +147,23 @@ impl Call {
         unclaim_all(&self.buffers, (self.count, access(&self.op, me, self.key.is_common())));
     }
 
-    /// The rows of operand `item`; `alone` if the call has no list of rows.
+    /// The stripes of operand `item`; `alone` if the call has no list of them.
     pub(crate) fn outer(&self, item: usize, alone: usize) -> usize {
         match self.lists.as_deref() {
-            Some(Lists::Outers(list)) => list[item],
+            Some(Lists::Operands(list)) => list[item].1,
             _ => alone,
         }
     }
 
-    /// The bytes of each member in one row.
+    /// The element type of operand `item`, in a reduction.
+    pub(crate) fn dtype(&self, item: usize) -> Dtype {
+        match self.lists.as_deref() {
+            Some(Lists::Operands(list)) => list[item].0,
+            _ => self.op.dtype,
+        }
+    }
+
+    /// The bytes of each member in one stripe.
     pub(crate) fn sizes(&self) -> &[usize] {
         match self.lists.as_deref() {
             Some(Lists::Sizes(list)) => list,
@@ -179,15 +189,12 @@ impl Call {
 
     /// As text, for messages.
     pub(crate) fn describe(&self, segment: &Segment) -> String {
-        match self.text.is_empty() {
-            true => describe(self.key.what),
-            false => said(self.text.text(segment), u64::from(self.said)),
-        }
+        if self.text.name.is_empty() { describe(self.key.what) } else { self.text.text(segment) }
     }
 
     /// Its record for the flight recorder.
-    pub(crate) fn record(&self) -> recorder::Call {
-        recorder::Call { number: self.number, key: self.key, text: self.text }
+    pub(crate) fn record(&self) -> recorder::CallRecord {
+        recorder::CallRecord { number: self.number, key: self.key, text: self.text }
     }
 
     pub(crate) fn more(&mut self) -> &mut More {
@@ -214,7 +221,7 @@ impl Call {
         if self.key.is_common() && self.giver(members.n()) == members.me {
             self.give(members, heap)?;
         }
-        if self.key.is_staged() && !self.key.is_common() {
+        if self.key.is_small() {
             self.publish_small(members);
             return Ok(());
         }
@@ -222,7 +229,7 @@ impl Call {
             0
         } else if self.key.is_staged() {
             self.copy_operands(members);
-            u64::from(self.said)
+            0
         } else {
             self.lease_operands(members, heap)?
         };
@@ -232,24 +239,27 @@ impl Call {
                 row.segment.word(table + i * 8).store(*size as u64, Relaxed);
             });
         }
+        row.words(number)[Word::TextNumber as usize].store(u64::from(self.text.number), Relaxed);
         if self.is_in_parts() {
             row.words(number)[Word::Ready as usize].store(0, Relaxed);
         }
         self.fill(row, place);
         if self.is_large_reduction() {
-            let job = Job::new(members, number, self.key, places(self.operands()), &self.op);
-            self.more().job = job.map(Mutex::new).map(Arc::new);
+            let dtypes = (0..self.count).map(|item| self.dtype(item)).collect();
+            let operands = (places(self.operands()), dtypes);
+            let reduction = LargeReduction::new(members, number, self.key, operands, self.op.reduce);
+            self.more().large_reduction = Some(Arc::new(Mutex::new(reduction)));
         }
         Ok(())
     }
 
-    /// The same for a call whose operands are staged and whose result is not common.
+    /// The same for a small call.
     #[inline]
     pub(crate) fn publish_small(&mut self, members: &Members) {
         if self.is_read(members.me) {
             self.copy_operands(members);
         }
-        self.fill(members.mine(), u64::from(self.said));
+        self.fill(members.mine(), u64::from(self.text.number));
     }
 
     /// Copies the operands into the staging area.
@@ -274,16 +284,16 @@ impl Call {
         set(Word::Bytes, self.key.bytes);
         set(Word::Extra, self.key.extra);
         set(Word::Address, place);
-        set(Word::Site, Name::pair(self.site, self.text));
+        set(Word::Site, Name::pair(self.site, self.text.name));
         row.publish(self.number);
         self.stage = Stage::Published;
     }
 
     /// Whether any member reads this member's operands. The common result of a broadcast is itself an operand.
     fn is_read(&self, me: usize) -> bool {
-        match self.op {
-            Op::Permute => self.routes()[me].is_some(),
-            Op::Broadcast { .. } if self.key.is_common() => false,
+        match self.op.kind {
+            Kind::Permute => self.routes()[me].is_some(),
+            Kind::Broadcast if self.key.is_common() => false,
             _ => self.op.role(me).is_read,
         }
     }
@@ -313,14 +323,14 @@ impl Call {
     /// Provides the common result, which all members hold at first, and publishes where it lies.
     fn give(&mut self, members: &Members, heap: &Arc<Heap>) -> Result<(), Stop> {
         let n = members.n();
-        let block = match &self.op {
-            Op::Broadcast { .. } => {
+        let block = match self.op.kind {
+            Kind::Broadcast => {
                 let operand = self.buffers.remove(0);
                 operand.unclaim(Access::Read);
                 self.count = 0;
                 operand
             }
-            Op::AllGather { .. } => heap.alloc(self.bytes() * n)?,
+            Kind::AllGather => heap.alloc(self.bytes() * n)?,
             _ => heap.alloc(self.bytes())?,
         };
         members.mine().words(self.number)[Word::Common as usize].store(block.at() as u64, Relaxed);
@@ -331,14 +341,14 @@ impl Call {
     }
 
     fn is_large_reduction(&self) -> bool {
-        matches!(self.op, Op::AllReduce { .. }) && !self.key.is_common() && self.bytes() > STAGE
+        self.op.kind == Kind::AllReduce && !self.key.is_common() && self.bytes() > STAGE
     }
 
     /// Whether the result is made in parts that become ready one by one.
     fn is_in_parts(&self) -> bool {
-        match self.op {
-            Op::AllReduce { .. } => self.key.is_common() || self.is_large_reduction(),
-            Op::AllGather { .. } => self.key.is_common(),
+        match self.op.kind {
+            Kind::AllReduce => self.key.is_common() || self.is_large_reduction(),
+            Kind::AllGather => self.key.is_common(),
             _ => false,
         }
     }
@@ -348,8 +358,8 @@ impl Call {
         if !self.is_in_parts() {
             return Vec::new();
         }
-        let whole = |m: usize| match self.op {
-            Op::AllGather { .. } => 1,
+        let whole = |m: usize| match self.op.kind {
+            Kind::AllGather => 1,
             _ => two_phase::part(self.bytes(), members.n(), m).len(),
         };
         (0..members.n()).filter(|m| members.ready(*m, self.number) < whole(*m)).collect()
@@ -357,13 +367,13 @@ impl Call {
 
     /// Makes sure that no other thread writes for it any more.
     pub(crate) fn cancel(&self) {
-        if let Some(job) = self.job() {
-            job.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        if let Some(reduction) = self.large_reduction() {
+            reduction.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         }
     }
 
-    pub(crate) fn job(&self) -> Option<&Arc<Mutex<Job>>> {
-        self.more.as_ref().and_then(|more| more.job.as_ref())
+    pub(crate) fn large_reduction(&self) -> Option<&Arc<Mutex<LargeReduction>>> {
+        self.more.as_ref().and_then(|more| more.large_reduction.as_ref())
     }
 
     /// The word that must change before this can advance, with the value seen; `None` if it may advance already.
@@ -371,9 +381,9 @@ impl Call {
         if self.stage != Stage::Published {
             return None;
         }
-        if let Some(job) = self.job() {
-            // If another thread holds the job, there is nothing to poll.
-            let awaits = job.try_lock().ok().and_then(|job| job.awaits(members));
+        if let Some(reduction) = self.large_reduction() {
+            // If another thread holds the reduction, there is nothing to poll.
+            let awaits = reduction.try_lock().ok().and_then(|reduction| reduction.awaits(members));
             return awaits.map(|(_, word, seen)| (word, seen));
         }
         let member = self.checked + usize::from(self.checked == members.me);
@@ -385,26 +395,24 @@ impl Call {
         if self.key.is_common() {
             return Ok(common_results::step(self, members));
         }
-        let me = members.me;
-        match &self.op {
-            Op::AllReduce { dtype, reduce } => one_shot::all_reduce(self, members, *dtype, *reduce),
-            Op::Reduce { dtype, reduce, root } if *root == me => {
-                one_shot::reduce(self, members, *dtype, *reduce);
-            }
-            Op::AllGather { outer } => gather::all(self, members, *outer),
-            Op::Gather { outer, root } if *root == me => gather::all(self, members, *outer),
-            Op::AllGatherV { outer } => gather::uneven(self, members, *outer),
-            Op::ReduceScatter { dtype, reduce, outer } => {
-                scatter::reduced(self, members, (*dtype, *reduce), *outer);
-            }
-            Op::ReduceScatterV { dtype, reduce, outer } => {
-                scatter::reduced_unevenly(self, members, (*dtype, *reduce), *outer);
-            }
-            Op::Scatter { outer, root } => scatter::of_root(self, members, *outer, *root),
-            Op::AllToAll { part } => transfers::all_to_all(self, members, *part)?,
-            Op::Broadcast { root } if *root != me => transfers::broadcast(self, members, *root),
-            Op::Permute => transfers::permute(self, members),
-            Op::Broadcast { .. } | Op::Reduce { .. } | Op::Gather { .. } | Op::Barrier => {}
+        let Op { kind, reduce, root, outer, part, .. } = self.op;
+        match kind {
+            Kind::AllReduce => one_shot::all_reduce(self, members, reduce),
+            Kind::AllGather => gather::all(self, members, outer),
+            Kind::AllGatherV => gather::uneven(self, members, outer),
+            Kind::ReduceScatter => scatter::reduced(self, members, reduce, outer),
+            Kind::ReduceScatterV => scatter::reduced_unevenly(self, members, reduce, outer),
+            Kind::Scatter => scatter::of_root(self, members, outer, root),
+            Kind::AllToAll => transfers::all_to_all(self, members, part)?,
+            Kind::Permute => transfers::permute(self, members),
+            Kind::Broadcast | Kind::Reduce | Kind::Gather => match (kind, self.op.role(members.me).written) {
+                (Kind::Broadcast, Written::InPlace) => transfers::broadcast(self, members, root),
+                (Kind::Reduce, Written::InPlace) => one_shot::reduce(self, members, reduce),
+                (Kind::Gather, Written::New) => gather::all(self, members, outer),
+                // The other members need nothing of anybody.
+                _ => {}
+            },
+            Kind::Barrier | Kind::Exchange => {}
         }
         Ok(true)
     }

@@ -23,6 +23,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use consort_types::Failure;
+
 use crate::job::{Job, Secret};
 
 /// What started this process as a rank.
@@ -228,39 +230,47 @@ pub enum EnvError {
     },
 }
 
-impl fmt::Display for EnvError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl EnvError {
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
         match self {
             EnvError::HalfSet { set, value, missing } => {
-                write!(f, "init: expected {missing} beside {set}={value}, got none")?;
-                write!(f, "\n  note: set both, or unset {set} to run as a world of one")
+                Failure::new((format!("{missing} beside {set}={value}"), "none"))
+                    .of("init")
+                    .note(format!("set both, or unset {set} to run as a world of one"))
             }
             EnvError::NotANumber { variable, value } => {
-                write!(f, "init: {variable}: expected a number from 0, got {value:?}")?;
-                f.write_str("\n  note: the launcher sets it; unset it to run without one")
+                Failure::new(("a number from 0", format!("{value:?}")))
+                    .of(format!("init: {variable}"))
+                    .note("the launcher sets it; unset it to run without one")
             }
             EnvError::OutOfRange { variable, rank, of, size } => {
-                write!(f, "init: {variable}: expected a rank below {of}={size}, got {rank}")?;
-                f.write_str("\n  note: ranks count from 0")
+                Failure::new((format!("a rank below {of}={size}"), rank.to_string()))
+                    .of(format!("init: {variable}"))
+                    .note("ranks count from 0")
             }
             EnvError::JobName { value } => {
-                write!(
-                    f,
-                    "init: CONSORT_JOB: expected 1 to 64 letters, digits, `.`, `_`, `-`, got {value:?}"
-                )?;
-                f.write_str("\n  note: it must be unique on this host")
+                Failure::new(("1 to 64 letters, digits, `.`, `_`, `-`", format!("{value:?}")))
+                    .of("init: CONSORT_JOB")
+                    .note("it must be unique on this host")
             }
             EnvError::Secret { length } => {
-                write!(f, "init: CONSORT_SECRET: expected 32 hexadecimal digits, got {length} characters")?;
-                f.write_str("\n  note: `openssl rand -hex 16` makes one")
+                Failure::new(("32 hexadecimal digits", format!("{length} characters")))
+                    .of("init: CONSORT_SECRET")
+                    .note("`openssl rand -hex 16` makes one")
             }
             EnvError::Deadline { value } => {
-                write!(f, "init: {DEADLINE}: expected a number of seconds above 0, got {value:?}")?;
-                f.write_str(
-                    "\n  note: `consort run --deadline SECS` sets it; unset it for the default of 300",
-                )
+                Failure::new(("a number of seconds above 0", format!("{value:?}")))
+                    .of(format!("init: {DEADLINE}"))
+                    .note("`consort run --deadline SECS` sets it; unset it for the default of 300")
             }
         }
+    }
+}
+
+impl fmt::Display for EnvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
     }
 }
 

@@ -1,8 +1,8 @@
-//! Errors between ranks, and their texts.
+//! Errors between ranks: their facts, and who is to blame. `consort_types::Failure` puts them into words.
 
 use std::fmt;
 
-use crate::control::write_rows;
+use consort_types::{Failure, aligned, ranks_text};
 
 /// One side of a call that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +26,45 @@ pub struct Party {
     pub site: String,
 }
 
+/// An operation of a group, as errors name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A collective.
+    Call {
+        /// What was called; empty if that is not known any more.
+        what: String,
+        /// Its number.
+        number: u64,
+        /// Its group.
+        group: String,
+    },
+    /// A batch of messages.
+    Exchange,
+    /// A write to memory that others still read.
+    Write,
+    /// A round of a [`Probe`](crate::Probe).
+    Probe,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::Call { what, number, group } if what.is_empty() => {
+                write!(f, "call {number} on {group}")
+            }
+            Operation::Call { what, number, group } => write!(f, "{what}: call {number} on {group}"),
+            Operation::Exchange => f.write_str("exchange"),
+            Operation::Write => f.write_str("a write to memory that others still read"),
+            Operation::Probe => f.write_str("probe"),
+        }
+    }
+}
+
 /// Why a call on a group gave no result. Calls are numbered per group, from 0, alike on every member.
 #[derive(Clone, PartialEq, Eq)]
 pub enum CommError {
     /// An argument is wrong here; nothing was started.
-    Argument(String),
+    Argument(Box<Failure>),
     /// The heap has no room.
     Exhausted {
         /// Bytes asked for.
@@ -51,7 +85,7 @@ pub enum CommError {
     /// The deadline passed before the members had done their part.
     Deadline {
         /// The operation.
-        what: String,
+        what: Box<Operation>,
         /// The ranks to blame: those that have not done their part and wait for nobody themselves.
         missing: Vec<usize>,
         /// The current or last operation of these ranks, and of those between.
@@ -113,13 +147,15 @@ pub enum CommError {
     Deadlock {
         /// Each waits for the next one, the last for the first.
         cycle: Vec<Side>,
+        /// Whether some wait for a send and others for a receive.
+        has_messages: bool,
     },
     /// A member left the group without doing its part of an operation.
     Left {
         /// The rank.
         rank: usize,
         /// The operation.
-        what: String,
+        what: Box<Operation>,
         /// What this rank called, and where.
         called: Vec<Side>,
     },
@@ -132,20 +168,22 @@ pub enum CommError {
     Elsewhere {
         /// The rank.
         rank: usize,
-        /// Its error.
-        error: String,
+        /// Its error; empty if it did not say why.
+        error: Box<Failure>,
         /// The ranks that it blames.
         culprits: Vec<usize>,
+        /// Whether its error is a deadlock, which involves several ranks alike.
+        is_deadlock: bool,
     },
     /// A rank of the world died, aborted or left, as the control plane reports it.
     World {
         /// The ranks that are to blame, if any is.
         culprits: Vec<usize>,
         /// What happened.
-        error: String,
+        error: Box<Failure>,
     },
     /// The machine refused a request.
-    Machine(String),
+    Machine(Box<Failure>),
     /// A rank panicked.
     Panicked {
         /// The first one.
@@ -174,7 +212,7 @@ impl CommError {
             CommError::Mismatch { parties, .. } => fewest(parties),
             CommError::Splits { sides, .. } | CommError::Message { sides } => ranks_of(&**sides),
             CommError::Unreceived { from, to, .. } => vec![*from, *to],
-            CommError::Deadlock { cycle } => ranks_of(cycle),
+            CommError::Deadlock { cycle, .. } => ranks_of(cycle),
             CommError::OtherGroup { error } => error.culprits(),
             CommError::Elsewhere { culprits, .. } => culprits.clone(),
             CommError::World { culprits, .. } => culprits.clone(),
@@ -211,110 +249,125 @@ impl fmt::Debug for CommError {
 }
 
 /// The note for calls that differ between members.
-const ALIKE: &str = "\n  note: every member must make the same calls in the same order; look for a branch on the rank, or on \
-                     data that differ between ranks";
+const ALIKE: &str = "every member must make the same calls in the same order; look for a branch on the rank, or on data that \
+                     differ between ranks";
 
 /// The note for messages without a matching end.
-const MATCHED: &str = "\n  note: every send needs a receive with its tag, and every receive a send";
+const MATCHED: &str = "every send needs a receive with its tag, and every receive a send";
 
-impl fmt::Display for CommError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl CommError {
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
         match self {
-            CommError::Argument(message) | CommError::Machine(message) => f.write_str(message),
-            CommError::World { error, .. } => f.write_str(error),
+            CommError::Argument(failure) | CommError::Machine(failure) => failure.clone(),
+            CommError::World { error, .. } => error.clone(),
             CommError::Exhausted { asked, of, free, largest, used, leased, readers } => {
-                write!(
-                    f,
-                    "heap: {asked} bytes do not fit: of {of} bytes {free} are free, {largest} in one piece, {used} are in use here, and {leased} were dropped but wait for peers to finish reading"
-                )?;
-                if !readers.is_empty() {
-                    write!(f, ": {}", ranks_text(readers))?;
-                }
-                f.write_str("\n  note: drop buffers, or ask for a larger heap")
+                let by =
+                    if readers.is_empty() { String::new() } else { format!(": {}", ranks_text(readers)) };
+                let text = format!(
+                    "{asked} bytes do not fit: of {of} bytes {free} are free, {largest} in one piece, {used} are in use \
+                     here, and {leased} were dropped but wait for peers to finish reading{by}"
+                );
+                Failure::new(text).of("heap").note("drop buffers, or ask for a larger heap")
             }
             CommError::Deadline { what, missing, doing } => {
-                write!(f, "{what}: the deadline passed; missing: {}", ranks_text(missing))?;
-                write_sides(f, doing)?;
-                f.write_str(ALIKE)
+                Failure::new(format!("the deadline passed; missing: {}", ranks_text(missing)))
+                    .of(what.to_string())
+                    .rows(rows_of(doing))
+                    .note(ALIKE)
             }
-            CommError::Leased { rank } => write!(
-                f,
-                "buffer: the deadline passed while rank {rank} could still read it\n  note: peers finish reading when they wait for the call"
-            ),
+            CommError::Leased { rank } => {
+                Failure::new(format!("the deadline passed while rank {rank} could still read it"))
+                    .of("buffer")
+                    .note("peers finish reading when they wait for the call")
+            }
             CommError::Mismatch { call, group, difference, parties } => {
-                write!(f, "call {call} on {group}: {difference} must be the same on all ranks")?;
-                write_parties(f, parties)?;
-                f.write_str(ALIKE)
+                Failure::new(format!("{difference} must be the same on all ranks"))
+                    .of(format!("call {call} on {group}"))
+                    .rows(rows_of_parties(parties))
+                    .note(ALIKE)
             }
-            CommError::Splits { call, sides } => {
-                write!(f, "all_to_all: call {call}: splits must fit together")?;
-                write_sides(f, &**sides)?;
-                f.write_str("\n  note: what a rank sends to another must be what that one expects of it")
-            }
+            CommError::Splits { call, sides } => Failure::new("splits must fit together")
+                .of(format!("all_to_all: call {call}"))
+                .rows(rows_of(&**sides))
+                .note("`in_splits[j]` of rank i must equal `out_splits[i]` of rank j"),
             CommError::Message { sides } => {
-                f.write_str("exchange: a message must have the type and shape that its receiver expects")?;
-                write_sides(f, &**sides)?;
-                f.write_str("\n  note: messages match by sender, receiver and tag, in order")
+                Failure::new("a message must have the type and shape that its receiver expects")
+                    .of("exchange")
+                    .rows(rows_of(&**sides))
+                    .note("messages match by sender, receiver and tag, in order")
             }
             CommError::Unreceived { from, to, tag, what, site } => {
-                write!(f, "exchange: a message of rank {from} to rank {to} was never received")?;
-                let what = if what.is_empty() { String::new() } else { format!("{what}, ") };
-                write_sides(
-                    f,
-                    &[Side { rank: *from, what: format!("send {what}tag {tag}"), site: site.clone() }],
-                )?;
-                f.write_str(MATCHED)
+                let side = Side { rank: *from, what: message_text("send", what, *tag), site: site.clone() };
+                Failure::new(format!("a message of rank {from} to rank {to} was never received"))
+                    .of("exchange")
+                    .rows(rows_of(&[side]))
+                    .note(MATCHED)
             }
             CommError::Skipped { rank, call, group, parties } => {
-                write!(f, "call {call} on {group}: rank {rank} left without making it")?;
-                write_parties(f, parties)?;
-                f.write_str(ALIKE)
+                Failure::new(format!("rank {rank} left the group without making this call"))
+                    .of(format!("call {call} on {group}"))
+                    .rows(rows_of_parties(parties))
+                    .note(ALIKE)
             }
-            CommError::Deadlock { cycle } => {
-                f.write_str("deadlock: no rank can go on: each of these waits for the next")?;
-                write_sides(f, cycle)?;
-                f.write_str("\n  note: start the operations that others wait for before you wait yourself")?;
-                let has = |word: &str| cycle.iter().any(|side| side.what.starts_with(word));
-                if has("send ") && has("receive ") {
-                    f.write_str(
-                        "\n  note: messages match by tag; and at most 16 messages of one rank to another may wait for \
-                         receives: start these earlier, or receive in the order of the sends",
-                    )?;
-                }
-                Ok(())
-            }
-            CommError::OtherGroup { error } => write!(f, "another group of this rank failed: {error}"),
+            CommError::Deadlock { cycle, has_messages } => deadlock(cycle, *has_messages),
+            CommError::OtherGroup { error } => error.failure().of("another group of this rank failed"),
             CommError::Left { rank, what, called } => {
-                write!(f, "{what}: rank {rank} has left the group without its part of it")?;
-                write_sides(f, called)?;
-                f.write_str(if what.starts_with("exchange") { MATCHED } else { ALIKE })
+                let note = if **what == Operation::Exchange { MATCHED } else { ALIKE };
+                Failure::new(format!("rank {rank} left the group before it had done its part of this call"))
+                    .of(what.to_string())
+                    .rows(rows_of(called))
+                    .note(note)
             }
-            CommError::Elsewhere { rank, error, .. } if error.is_empty() => write!(f, "rank {rank} stopped"),
-            // A rank in the cycle did not stop because of another.
-            CommError::Elsewhere { error, .. } if error.starts_with("deadlock: ") => f.write_str(error),
-            CommError::Elsewhere { rank, error, .. } => {
-                write!(f, "rank {rank} stopped: {}", error.replace("\n  ", "\n    "))
-            }
+            // A rank of the cycle did not stop because of another.
+            CommError::Elsewhere { error, is_deadlock: true, .. } => error.clone(),
+            CommError::Elsewhere { rank, error, .. } => Failure::elsewhere(*rank, error.to_string()),
             CommError::Panicked { rank } => {
-                write!(f, "rank {rank} panicked\n  note: its own message says why")
+                Failure::new(format!("rank {rank} panicked")).note("its own message says why")
             }
         }
     }
 }
 
+fn deadlock(cycle: &[Side], has_messages: bool) -> Box<Failure> {
+    let failure = Failure::new("no rank can go on: each of these waits for the next")
+        .of("deadlock")
+        .rows(rows_of(cycle))
+        .note("start the operations that others wait for before you wait yourself");
+    if !has_messages {
+        return failure;
+    }
+    failure.note(
+        "messages match by tag; and at most 16 messages of one rank to another may wait for receives: start these earlier, \
+         or receive in the order of the sends",
+    )
+}
+
+impl fmt::Display for CommError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
+    }
+}
+
 impl std::error::Error for CommError {}
+
+/// `send f32[4], tag 3`.
+pub(crate) fn message_text(verb: &str, what: &str, tag: u64) -> String {
+    let space = if what.is_empty() { "" } else { " " };
+    format!("{verb}{space}{what}, tag {tag}")
+}
 
 /// An error on its way up. Boxed, so that results without an error are cheap to move.
 pub(crate) type Stop = Box<CommError>;
 
-fn write_sides(f: &mut fmt::Formatter<'_>, sides: &[Side]) -> fmt::Result {
+pub(crate) fn rows_of(sides: &[Side]) -> Vec<String> {
     let row = |side: &Side| [format!("rank {}", side.rank), side.what.clone(), side.site.clone()];
-    write_rows(f, &sides.iter().map(row).collect::<Vec<_>>())
+    aligned(&sides.iter().map(row).collect::<Vec<_>>())
 }
 
-fn write_parties(f: &mut fmt::Formatter<'_>, parties: &[Party]) -> fmt::Result {
+fn rows_of_parties(parties: &[Party]) -> Vec<String> {
     let row = |party: &Party| [ranks_text(&party.ranks), party.what.clone(), party.site.clone()];
-    write_rows(f, &parties.iter().map(row).collect::<Vec<_>>())
+    aligned(&parties.iter().map(row).collect::<Vec<_>>())
 }
 
 /// Calls of ranks, grouped where they are equal.
@@ -343,10 +396,4 @@ impl Parties {
         }
         self.0.into_iter().map(|(_, party)| party).collect()
     }
-}
-
-/// `rank 2`, `ranks 0,1,3`.
-pub(crate) fn ranks_text(ranks: &[usize]) -> String {
-    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, list.join(","))
 }

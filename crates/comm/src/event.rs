@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum EventKind {
     /// An operation was started; it is published at once, unless an event of `Publish` follows.
     Start,
     /// An operation that had to wait for a slot was published.
@@ -26,30 +26,30 @@ pub enum Kind {
     Error,
 }
 
-impl Kind {
+impl EventKind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
-        Kind::Start,
-        Kind::Publish,
-        Kind::Wait,
-        Kind::Finish,
-        Kind::Release,
-        Kind::Kernel,
-        Kind::Compile,
-        Kind::Error,
+    pub const ALL: [EventKind; 8] = [
+        EventKind::Start,
+        EventKind::Publish,
+        EventKind::Wait,
+        EventKind::Finish,
+        EventKind::Release,
+        EventKind::Kernel,
+        EventKind::Compile,
+        EventKind::Error,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Start => "start",
-            Kind::Publish => "publish",
-            Kind::Wait => "wait",
-            Kind::Finish => "finish",
-            Kind::Release => "release",
-            Kind::Kernel => "kernel",
-            Kind::Compile => "compile",
-            Kind::Error => "error",
+            EventKind::Start => "start",
+            EventKind::Publish => "publish",
+            EventKind::Wait => "wait",
+            EventKind::Finish => "finish",
+            EventKind::Release => "release",
+            EventKind::Kernel => "kernel",
+            EventKind::Compile => "compile",
+            EventKind::Error => "error",
         }
     }
 }
@@ -62,11 +62,17 @@ pub struct Event {
     /// When, in nanoseconds since the beginning of 1970.
     pub time_ns: u64,
     /// What happened.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// The group: `world`, or for those made of it by call 5 `world.5[0,2]`, with the ranks that are in it.
     pub group: String,
     /// The number of the call on its group, or of the batch of messages.
     pub number: u64,
+    /// Whether it is a batch of messages.
+    #[serde(skip)]
+    pub(crate) is_batch: bool,
+    /// Whether its operand may have another size on each member.
+    #[serde(skip)]
+    pub(crate) is_uneven: bool,
     /// What it was: op, reduction, element type, root; the name of a kernel; the text of an error.
     pub op: String,
     /// Bytes of the operand.
@@ -78,20 +84,17 @@ pub struct Event {
     pub site: String,
 }
 
-/// The op of a batch of messages.
-pub(crate) const EXCHANGE: &str = "exchange";
-
 impl Event {
     /// Whether it belongs to an operation of a group, and not to a kernel, a compilation or an error.
     pub(crate) fn is_operation(&self) -> bool {
-        !matches!(self.kind, Kind::Kernel | Kind::Compile | Kind::Error)
+        !matches!(self.kind, EventKind::Kernel | EventKind::Compile | EventKind::Error)
     }
 
     /// `world call 5`, `world batch 2`, or the kind of an event without a number.
     pub(crate) fn place(&self) -> String {
-        match (self.is_operation(), self.op.as_str()) {
-            (true, EXCHANGE) => format!("{} batch {}", self.group, self.number),
-            (true, _) => format!("{} call {}", self.group, self.number),
+        match (self.is_operation(), self.is_batch) {
+            (true, true) => format!("{} batch {}", self.group, self.number),
+            (true, false) => format!("{} call {}", self.group, self.number),
             (false, _) => format!("{} {}", self.group, self.kind.name()),
         }
     }
@@ -122,7 +125,7 @@ impl fmt::Display for Event {
             self.kind.name(),
             self.place()
         )?;
-        write!(f, "  {}", if self.kind == Kind::Error { self.op.clone() } else { self.what() })?;
+        write!(f, "  {}", if self.kind == EventKind::Error { self.op.clone() } else { self.what() })?;
         if self.site.is_empty() { Ok(()) } else { write!(f, "  {}", self.site) }
     }
 }
@@ -135,9 +138,11 @@ mod tests {
         Event {
             rank: 2,
             time_ns: 12_000_000_345,
-            kind: Kind::Start,
+            kind: EventKind::Start,
             group: "world.5[0,2]".into(),
             number: 57,
+            is_batch: false,
+            is_uneven: false,
             op: "all_reduce sum f32".into(),
             bytes: 4000,
             extra: 0xab,
@@ -149,12 +154,12 @@ mod tests {
     fn an_event_is_one_line() {
         let expected = "12.000000345  rank 2  start    world.5[0,2] call 57  all_reduce sum f32, 4000 bytes  src/x.rs:10";
         assert_eq!(event().to_string(), expected);
-        let batch = Event { op: EXCHANGE.into(), site: String::new(), ..event() };
+        let batch = Event { op: "exchange".into(), is_batch: true, site: String::new(), ..event() };
         assert_eq!(
             batch.to_string(),
             "12.000000345  rank 2  start    world.5[0,2] batch 57  exchange, 4000 bytes"
         );
-        let error = Event { kind: Kind::Error, op: "rank 1 died".into(), ..event() };
+        let error = Event { kind: EventKind::Error, op: "rank 1 died".into(), ..event() };
         let expected = "12.000000345  rank 2  error    world.5[0,2] error  rank 1 died  src/x.rs:10";
         assert_eq!(error.to_string(), expected);
     }

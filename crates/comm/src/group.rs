@@ -1,30 +1,29 @@
-//! A group: every operation that its members can start. `progress.rs` advances operations in flight.
+//! A group: what its members can start. `collectives.rs` has the collectives by name, `progress.rs` advances operations in
+//! flight.
 
+use std::marker::PhantomData;
 use std::panic::Location;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use consort_types::{Dtype, Reduce};
+use consort_types::{Collective, Kind};
 
 use crate::CommError;
 use crate::alarm::Alarm;
-use crate::arguments::{check, check_length, check_reduction, check_result, check_rows, total};
+use crate::arguments::{Arguments, OperandType, check};
 use crate::buffer::Buffer;
 use crate::buffers::Buffers;
-use crate::common_result::Common;
 use crate::cores::Cores;
 use crate::event::Event;
-use crate::flight::Flight;
+use crate::flight_record::FlightRecord;
 use crate::heap::Heap;
-use crate::mail::{End, Ends, Message, Parcel};
+use crate::mail::{About, End, Message, Parcel};
 use crate::members::Members;
-use crate::op::{Lists, Op};
 use crate::pending::{Outcome, Pending};
 use crate::progress::{Inner, Note};
 use crate::progress_thread::ProgressThread;
 use crate::recorder::{Recorder, read_segment};
-use crate::row::STAGE;
 use crate::rows::Rows;
 use crate::settings::Settings;
 use crate::siblings;
@@ -33,7 +32,7 @@ use crate::waiter::What;
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
 /// Operations take buffers and give them back when they are finished: first the operands, then the results. All buffers
-/// of a list move in one communication. Sizes are in bytes; an operand is `outer` rows, so that any dimension can be
+/// of a list move in one communication. Sizes are in bytes; an operand is `outer` stripes, so that any dimension can be
 /// gathered or split without a copy.
 #[derive(Clone)]
 pub struct Group {
@@ -55,15 +54,37 @@ impl WeakGroup {
     }
 }
 
-/// One item of a list: its operand, the buffer for its result, and the number of rows.
-pub struct Moved {
-    /// The operand.
-    pub operand: Buffer,
-    /// The buffer for the result.
-    pub result: Buffer,
-    /// How many times the layout repeats.
-    pub outer: usize,
+/// What starts a collective, of operands in the form `O` and results in the form `R`.
+type Start<O, R> = fn(
+    &Group,
+    &Collective<'_, usize>,
+    &[OperandType<'_>],
+    O,
+    R,
+    &'static Location<'static>,
+) -> Result<Pending, CommError>;
+
+/// What starts a collective, by its kind.
+struct Starts<O, R>(PhantomData<(O, R)>);
+
+impl<O: Into<Buffers>, R: IntoIterator<Item = Buffer>> Starts<O, R> {
+    const ALL: [Start<O, R>; Kind::ALL.len()] = [
+        Group::start_kind::<0, O, R>,
+        Group::start_kind::<1, O, R>,
+        Group::start_kind::<2, O, R>,
+        Group::start_kind::<3, O, R>,
+        Group::start_kind::<4, O, R>,
+        Group::start_kind::<5, O, R>,
+        Group::start_kind::<6, O, R>,
+        Group::start_kind::<7, O, R>,
+        Group::start_kind::<8, O, R>,
+        Group::start_kind::<9, O, R>,
+        Group::start_kind::<10, O, R>,
+        Group::start_kind::<11, O, R>,
+        Group::start_messages::<O, R>,
+    ];
 }
+const _: () = assert!(Kind::Exchange as usize == Kind::ALL.len() - 1);
 
 impl Group {
     pub(crate) fn new(
@@ -171,312 +192,79 @@ impl Group {
         let operand = self.heap().alloc_from(mine)?;
         let result = self.heap().alloc(mine.len() * self.size())?;
         self.note(Note { is_agreement: true, ..note });
-        self.start(Op::AllGather { outer: 1 }, operand, [result])
+        self.all_gather(operand, result, 1)
     }
 
+    /// Starts a collective, or a batch of messages, that a description names. All members must start the same.
+    ///
+    /// `types` has the type of each operand, or one that all have; sizes count along the dimension of an operand. Operands
+    /// and results are those of this member's role ([`Collective::has_operands`], [`Collective::role`]); operands of a
+    /// batch are the sends, then the receives, which are written in place.
     #[track_caller]
-    #[inline(always)]
-    fn start(
+    #[inline]
+    pub fn start<O: Into<Buffers>, R: IntoIterator<Item = Buffer>>(
         &self,
-        op: Op,
-        operands: impl Into<Buffers>,
-        results: impl IntoIterator<Item = Buffer>,
+        collective: &Collective<'_, usize>,
+        types: &[OperandType<'_>],
+        operands: O,
+        results: R,
     ) -> Result<Pending, CommError> {
-        self.start_as(op, None, operands, results, false)
+        let start = Starts::ALL[collective.kind as usize];
+        start(self, collective, types, operands, results, Location::caller())
     }
 
-    /// The same with lists.
-    #[track_caller]
-    fn start_listed(
+    /// Starts a collective of a kind that is known here, so that nothing is left of the checks of others.
+    fn start_kind<const KIND: usize, O: Into<Buffers>, R: IntoIterator<Item = Buffer>>(
         &self,
-        op: Op,
-        lists: Lists,
-        operands: impl Into<Buffers>,
-        results: impl IntoIterator<Item = Buffer>,
+        collective: &Collective<'_, usize>,
+        types: &[OperandType<'_>],
+        operands: O,
+        results: R,
+        site: &'static Location<'static>,
     ) -> Result<Pending, CommError> {
-        self.start_as(op, Some(Box::new(lists)), operands, results, false)
+        let collective = Collective { kind: const { Kind::ALL[KIND] }, ..*collective };
+        self.start_as(collective, types, operands, results, false, site)
     }
 
-    #[track_caller]
+    /// Inlined: of a description that is known where it is called, little is left.
     #[inline(always)]
-    fn start_as<T: Outcome>(
+    pub(crate) fn start_as<T: Outcome>(
         &self,
-        op: Op,
-        lists: Option<Box<Lists>>,
+        collective: Collective<'_, usize>,
+        types: &[OperandType<'_>],
         operands: impl Into<Buffers>,
         results: impl IntoIterator<Item = Buffer>,
         common: bool,
+        site: &'static Location<'static>,
     ) -> Result<Pending<T>, CommError> {
         let mut buffers = operands.into();
         let count = buffers.len();
         results.into_iter().for_each(|result| buffers.push(result));
-        let number = self.inner.start((op, lists), (buffers, count), common, Location::caller())?;
+        let (operands, results) = buffers.split_at(count);
+        let (me, n) = (self.rank(), self.size());
+        let form = Arguments { collective, types, operands, results, me, n, common }.checked()?;
+        let number = self.inner.start(form, (buffers, count), common, site)?;
         Ok(Pending::new(&self.inner, What::Call(number)))
     }
 
-    /// Reduces the members' buffers, one or a list; every member's then hold the result.
-    #[track_caller]
-    pub fn all_reduce(
+    /// Starts the messages that have a peer.
+    fn start_messages<O: Into<Buffers>, R>(
         &self,
-        operands: impl Into<Buffers>,
-        dtype: Dtype,
-        reduce: Reduce,
+        collective: &Collective<'_, usize>,
+        types: &[OperandType<'_>],
+        operands: O,
+        _: R,
+        site: &'static Location<'static>,
     ) -> Result<Pending, CommError> {
-        let operands = operands.into();
-        for operand in operands.iter() {
-            check_reduction(operand, dtype, reduce)?;
+        let Collective { sends, receives, .. } = *collective;
+        let mut parcel = Parcel::default();
+        let messages = sends.iter().chain(receives).zip(operands.into()).enumerate();
+        for (i, (message, buffer)) in messages {
+            let Some(peer) = message.member(self.rank() as u32, self.size() as u32) else { continue };
+            let about = types.get(i).map_or(About::default(), |ty| ty.about);
+            self.add(&mut parcel, i < sends.len(), Message { peer, tag: message.tag as u64, buffer, about })?;
         }
-        self.start(Op::AllReduce { dtype, reduce }, operands, None)
-    }
-
-    /// Reduces the members' buffers into one common result.
-    #[track_caller]
-    pub fn all_reduce_common(
-        &self,
-        operand: Buffer,
-        dtype: Dtype,
-        reduce: Reduce,
-    ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        check_reduction(&operand, dtype, reduce)?;
-        self.start_as(Op::AllReduce { dtype, reduce }, None, operand, None, true)
-    }
-
-    /// Joins the members' buffers side by side, in each of `outer` rows.
-    #[track_caller]
-    pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
-        self.check_gathered(&operand, &result, outer)?;
-        self.start(Op::AllGather { outer }, operand, [result])
-    }
-
-    fn check_gathered(&self, operand: &Buffer, result: &Buffer, outer: usize) -> Result<(), CommError> {
-        check_rows(operand, 1, outer, "a byte")?;
-        check_result(result, operand.len().checked_mul(self.size()))
-    }
-
-    /// The same for each of a list.
-    #[track_caller]
-    pub fn all_gather_list(&self, list: Vec<Moved>) -> Result<Pending, CommError> {
-        list.iter().try_for_each(|moved| self.check_gathered(&moved.operand, &moved.result, moved.outer))?;
-        let (operands, results, outers) = unzip(list);
-        self.start_listed(Op::AllGather { outer: 0 }, Lists::Outers(outers), operands, results)
-    }
-
-    /// Joins the members' buffers side by side, in each of `outer` rows, into one common result.
-    #[track_caller]
-    pub fn all_gather_common(
-        &self,
-        operand: Buffer,
-        outer: usize,
-    ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        check_rows(&operand, 1, outer, "a byte")?;
-        self.start_as(Op::AllGather { outer }, None, operand, None, true)
-    }
-
-    /// Joins buffers of different sizes; `sizes` are those of all members in one row.
-    #[track_caller]
-    pub fn all_gather_v(
-        &self,
-        operand: Buffer,
-        result: Buffer,
-        sizes: Vec<usize>,
-        outer: usize,
-    ) -> Result<Pending, CommError> {
-        let mine = sizes.get(self.rank()).and_then(|size| size.checked_mul(outer));
-        check(outer > 0 && sizes.len() == self.size() && mine == Some(operand.len()), || {
-            format!(
-                "expected a size for each of {} members, with {} bytes here, got {sizes:?} in {outer} rows",
-                self.size(),
-                operand.len()
-            )
-        })?;
-        check_result(&result, total(&sizes, outer))?;
-        self.start_listed(Op::AllGatherV { outer }, Lists::Sizes(sizes), operand, [result])
-    }
-
-    /// Reduces the members' buffers and gives each its part of each of `outer` rows.
-    #[track_caller]
-    pub fn reduce_scatter(
-        &self,
-        operand: Buffer,
-        result: Buffer,
-        dtype: Dtype,
-        reduce: Reduce,
-        outer: usize,
-    ) -> Result<Pending, CommError> {
-        self.check_scattered(&operand, &result, dtype, reduce, outer)?;
-        self.start(Op::ReduceScatter { dtype, reduce, outer }, operand, [result])
-    }
-
-    fn check_scattered(
-        &self,
-        operand: &Buffer,
-        result: &Buffer,
-        dtype: Dtype,
-        reduce: Reduce,
-        outer: usize,
-    ) -> Result<(), CommError> {
-        check_reduction(operand, dtype, reduce)?;
-        check_rows(operand, self.size() * dtype.size(), outer, "the members' elements")?;
-        check_result(result, Some(operand.len() / self.size()))
-    }
-
-    /// The same for each of a list.
-    #[track_caller]
-    pub fn reduce_scatter_list(
-        &self,
-        list: Vec<Moved>,
-        dtype: Dtype,
-        reduce: Reduce,
-    ) -> Result<Pending, CommError> {
-        for Moved { operand, result, outer } in &list {
-            self.check_scattered(operand, result, dtype, reduce, *outer)?;
-        }
-        let (operands, results, outers) = unzip(list);
-        let op = Op::ReduceScatter { dtype, reduce, outer: 0 };
-        self.start_listed(op, Lists::Outers(outers), operands, results)
-    }
-
-    /// Reduces the members' buffers and gives each a part of its own size of each row.
-    #[track_caller]
-    pub fn reduce_scatter_v(
-        &self,
-        operand: Buffer,
-        result: Buffer,
-        dtype: Dtype,
-        reduce: Reduce,
-        sizes: Vec<usize>,
-        outer: usize,
-    ) -> Result<Pending, CommError> {
-        check_reduction(&operand, dtype, reduce)?;
-        let even = sizes.len() == self.size() && sizes.iter().all(|size| size.is_multiple_of(dtype.size()));
-        check(even && outer > 0 && total(&sizes, outer) == Some(operand.len()), || {
-            format!(
-                "expected a size for each of {} members that add up to {} bytes in {outer} rows, got {sizes:?}",
-                self.size(),
-                operand.len()
-            )
-        })?;
-        check_result(&result, sizes[self.rank()].checked_mul(outer))?;
-        self.start_listed(Op::ReduceScatterV { dtype, reduce, outer }, Lists::Sizes(sizes), operand, [result])
-    }
-
-    /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
-    #[track_caller]
-    pub fn all_to_all(
-        &self,
-        operand: Buffer,
-        result: Buffer,
-        ins: &[usize],
-        outs: &[usize],
-    ) -> Result<Pending, CommError> {
-        let n = self.size();
-        check(ins.len() == n && outs.len() == n && total(ins, 1) == Some(operand.len()), || {
-            format!("expected {n} splits each way, with {} bytes in, got {ins:?} and {outs:?}", operand.len())
-        })?;
-        check(n * 16 <= STAGE, || format!("expected at most {} members, got {n}", STAGE / 16))?;
-        check_result(&result, total(outs, 1))?;
-        let part = ins[0];
-        if ins.iter().chain(outs).all(|size| *size == part) {
-            return self.start(Op::AllToAll { part }, operand, [result]);
-        }
-        let splits = Lists::Splits(ins.to_vec(), outs.to_vec());
-        self.start_listed(Op::AllToAll { part: 0 }, splits, operand, [result])
-    }
-
-    /// Gives every member the root's bytes, in place, one buffer or a list.
-    #[track_caller]
-    pub fn broadcast(&self, operands: impl Into<Buffers>, root: usize) -> Result<Pending, CommError> {
-        self.check_root(root)?;
-        self.start(Op::Broadcast { root }, operands, None)
-    }
-
-    /// Gives every member the root's buffer itself, as a common result. The others bring none.
-    #[track_caller]
-    pub fn broadcast_common(
-        &self,
-        operand: Option<Buffer>,
-        root: usize,
-    ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        self.check_root(root)?;
-        self.check_at_root(&operand, root, "an operand")?;
-        check(operand.as_ref().is_none_or(Buffer::is_whole), || {
-            "expected a whole buffer, got a part of one".into()
-        })?;
-        self.start_as(Op::Broadcast { root }, None, operand, None, true)
-    }
-
-    /// Reduces the members' buffers, one or a list, into the root's, in place; the others keep theirs.
-    #[track_caller]
-    pub fn reduce(
-        &self,
-        operands: impl Into<Buffers>,
-        dtype: Dtype,
-        reduce: Reduce,
-        root: usize,
-    ) -> Result<Pending, CommError> {
-        self.check_root(root)?;
-        let operands = operands.into();
-        for operand in operands.iter() {
-            check_reduction(operand, dtype, reduce)?;
-        }
-        self.start(Op::Reduce { dtype, reduce, root }, operands, None)
-    }
-
-    /// Joins the members' buffers at the root, which alone brings a buffer for the result.
-    #[track_caller]
-    pub fn gather(
-        &self,
-        operand: Buffer,
-        result: Option<Buffer>,
-        root: usize,
-        outer: usize,
-    ) -> Result<Pending, CommError> {
-        self.check_root(root)?;
-        check_rows(&operand, 1, outer, "a byte")?;
-        self.check_at_root(&result, root, "a result")?;
-        result.iter().try_for_each(|result| check_result(result, operand.len().checked_mul(self.size())))?;
-        self.start(Op::Gather { outer, root }, operand, result)
-    }
-
-    /// Gives each member its part of each row of the buffer that the root alone brings.
-    #[track_caller]
-    pub fn scatter(
-        &self,
-        operand: Option<Buffer>,
-        result: Buffer,
-        root: usize,
-        outer: usize,
-    ) -> Result<Pending, CommError> {
-        self.check_root(root)?;
-        check_rows(&result, 1, outer, "a byte")?;
-        self.check_at_root(&operand, root, "an operand")?;
-        let whole = result.len() * self.size();
-        operand.iter().try_for_each(|operand| check_length(operand, "operand", Some(whole)))?;
-        self.start(Op::Scatter { outer, root }, operand, [result])
-    }
-
-    /// Sends along a table from each member to another or none; a member that receives nothing gets zeros.
-    #[track_caller]
-    pub fn permute(
-        &self,
-        operand: Buffer,
-        result: Buffer,
-        to: Vec<Option<usize>>,
-    ) -> Result<Pending, CommError> {
-        let n = self.size();
-        let receivers = || to.iter().flatten();
-        let distinct = |(i, a): (usize, &usize)| *a < n && !receivers().take(i).any(|b| a == b);
-        check(to.len() == n && receivers().enumerate().all(distinct), || {
-            format!("expected {n} entries, distinct members or none, got {to:?}")
-        })?;
-        check_result(&result, Some(operand.len()))?;
-        self.start_listed(Op::Permute, Lists::Routes(to), operand, [result])
-    }
-
-    /// Completes after all members have started it.
-    #[track_caller]
-    pub fn barrier(&self) -> Result<Pending, CommError> {
-        self.start(Op::Barrier, None, None)
+        self.start_parcel(parcel, site)
     }
 
     /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have arrived and all
@@ -489,19 +277,34 @@ impl Group {
         recvs: impl IntoIterator<Item = Message>,
     ) -> Result<Pending, CommError> {
         // Pushed one by one: there are few, and collecting them takes longer than sending one.
-        let mut parcel = Parcel { ends: Ends::new(), buffers: Buffers::default(), sends: 0, noted: false };
+        let mut parcel = Parcel::default();
         for message in sends {
-            self.check_peer(&message)?;
-            parcel.ends.push(End { peer: message.peer, tag: message.tag, about: message.about });
-            parcel.buffers.push(message.buffer);
-            parcel.sends += 1;
+            self.add(&mut parcel, true, message)?;
         }
         for message in recvs {
-            self.check_peer(&message)?;
-            parcel.ends.push(End { peer: message.peer, tag: message.tag, about: message.about });
-            parcel.buffers.push(message.buffer);
+            self.add(&mut parcel, false, message)?;
         }
-        let batch = self.inner.start_batch(&mut parcel, Location::caller())?;
+        self.start_parcel(parcel, Location::caller())
+    }
+
+    /// Adds a message to a batch; sends come first.
+    #[inline(always)]
+    fn add(&self, parcel: &mut Parcel, is_send: bool, message: Message) -> Result<(), CommError> {
+        let Message { peer, tag, buffer, about } = message;
+        check(peer < self.size(), || (format!("a peer below {}", self.size()), peer.to_string()))?;
+        parcel.ends.push(End { peer, tag, about });
+        parcel.buffers.push(buffer);
+        parcel.sends += usize::from(is_send);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn start_parcel(
+        &self,
+        mut parcel: Parcel,
+        site: &'static Location<'static>,
+    ) -> Result<Pending, CommError> {
+        let batch = self.inner.start_batch(&mut parcel, site)?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 
@@ -523,8 +326,8 @@ impl Group {
     }
 
     /// What the flight recorders of all members hold.
-    pub fn flight(&self) -> Flight {
-        let mut flight = Flight::new(self.ranks.iter().copied());
+    pub fn flight_record(&self) -> FlightRecord {
+        let mut flight = FlightRecord::new(self.ranks.iter().copied());
         for row in self.inner.members.rows.iter() {
             flight.add(row.rank, read_segment(&row.segment, row.rank));
         }
@@ -533,34 +336,6 @@ impl Group {
 
     /// The last events of all members, in the order of time.
     pub fn events(&self) -> Vec<Event> {
-        self.flight().events
+        self.flight_record().events
     }
-
-    fn check_peer(&self, message: &Message) -> Result<(), CommError> {
-        check(message.peer < self.size(), || {
-            format!("expected a peer below {}, got {}", self.size(), message.peer)
-        })
-    }
-
-    fn check_root(&self, root: usize) -> Result<(), CommError> {
-        check(root < self.size(), || format!("expected a root below {}, got {root}", self.size()))
-    }
-
-    /// Checks that the root passes a buffer and no other member does.
-    fn check_at_root(&self, buffer: &Option<Buffer>, root: usize, what: &str) -> Result<(), CommError> {
-        check(buffer.is_some() == (self.rank() == root), || {
-            let got = if buffer.is_some() { "one" } else { "none" };
-            format!("expected {what} at the root {root} and nowhere else, got {got} at {}", self.rank())
-        })
-    }
-}
-
-fn unzip(list: Vec<Moved>) -> (Buffers, Buffers, Vec<usize>) {
-    let (mut operands, mut results, mut outers) = (Buffers::default(), Buffers::default(), Vec::new());
-    for Moved { operand, result, outer } in list {
-        operands.push(operand);
-        results.push(result);
-        outers.push(outer);
-    }
-    (operands, results, outers)
 }

@@ -109,18 +109,28 @@ impl Heap {
     }
 
     /// Room for `len` bytes: where its header begins, and its length with the header.
+    #[inline(always)]
     fn take(&self, len: usize) -> Result<(usize, usize), CommError> {
         let room = len.checked_next_multiple_of(LINE).and_then(|room| room.checked_add(LINE));
         let mut state = self.lock();
-        // Leases are dropped after the lock: the last one of a group frees the group's row, which takes it again.
-        let ended = if state.retired.is_empty() { Vec::new() } else { state.reclaim() };
-        let taken = room.and_then(|room| Some((state.take(room)?, room)));
-        let taken = taken.ok_or_else(|| self.exhausted(&state, len));
+        if !state.retired.is_empty() {
+            state = self.reclaim(state);
+        }
+        let Some((start, room)) = room.and_then(|room| Some((state.take(room)?, room))) else {
+            return Err(self.exhausted(&state, len));
+        };
         drop(state);
-        drop(ended);
-        let (start, room) = taken?;
         self.segment.word(holders(start + LINE)).store(0, Release);
         Ok((start, room))
+    }
+
+    /// Frees blocks that were released since the last time.
+    fn reclaim<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let ended = state.reclaim();
+        // Leases are dropped without the lock: the last one of a group frees the group's row, which takes it.
+        drop(state);
+        drop(ended);
+        self.lock()
     }
 
     /// A block with a copy of `bytes`.

@@ -30,8 +30,9 @@ pub(crate) fn reduce(out: &mut [u8], parts: &[Part<'_>], dtype: Dtype, reduce: R
         Dtype::Bf16 => floats::<bf16, f32>(out, parts, reduce, bf16::to_f32, bf16::from_f32, |x| x as f32),
         Dtype::I32 => ints::<i32>(out, parts, reduce),
         Dtype::I64 => ints::<i64>(out, parts, reduce),
-        // Truth values are 0 and 1, for which the operations on bytes are the logical ones.
-        Dtype::U8 | Dtype::Bool => ints::<u8>(out, parts, reduce),
+        Dtype::U8 => ints::<u8>(out, parts, reduce),
+        // Truth values are 0 and 1, for which the operations on bytes are the logical ones, but for the sum.
+        Dtype::Bool => ints::<u8>(out, parts, if reduce == Reduce::Sum { Reduce::Or } else { reduce }),
     }
 }
 

@@ -43,7 +43,7 @@ use rustix::process::Signal;
 use crate::control::socket::timespec;
 use crate::control::{Coordinator, Exit};
 use crate::deadline::from_now;
-use crate::flight::Flight;
+use crate::flight_record::FlightRecord;
 use crate::job::Job;
 use crate::limits::check_open_files;
 use crate::ticks::now_ns;
@@ -66,6 +66,8 @@ pub struct Options {
     pub entry: Vec<OsString>,
     /// Where the output of each rank is also written, as `rank-N.out` and `rank-N.err`.
     pub tee: Option<PathBuf>,
+    /// The rank whose standard output is written; `None` for all of them.
+    pub only: Option<usize>,
     /// Where all that the flight recorders hold is written, as lines of JSON, on a failure and when asked.
     pub flight: Option<PathBuf>,
     /// The time after which the job is aborted.
@@ -75,6 +77,14 @@ pub struct Options {
     pub grace: Duration,
     /// The deadline of ranks that name none; `None` leaves them theirs.
     pub deadline: Option<Duration>,
+}
+
+impl Options {
+    /// A job of this program that is aborted after `timeout`, with two seconds of grace.
+    pub fn new(ranks: usize, program: Vec<OsString>, entry: Vec<OsString>, timeout: Duration) -> Options {
+        let (tee, only, flight, deadline, timeout) = (None, None, None, None, Some(timeout));
+        Options { ranks, program, entry, tee, only, flight, timeout, grace: Duration::from_secs(2), deadline }
+    }
 }
 
 /// How a job ended.
@@ -107,7 +117,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
     // For each rank two pipes and a connection; and what the launcher needs for itself.
     let files = options.ranks * if options.tee.is_some() { 5 } else { 3 } + 32;
     check_open_files(files).map_err(failed("open the files of all ranks"))?;
-    let mut output = Output::new(options.ranks, options.tee.as_deref(), out, err)?;
+    let mut output = Output::new(options, out, err)?;
     let signals = Signals::take().map_err(failed("take over signals"))?;
     let job = Job::random().map_err(failed("draw random numbers"))?;
     // First, since it takes a while to start. After an error all processes of the job end with it.
@@ -146,7 +156,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
     let ends = summary::Ends { ranks: &ranks, order: &order, timed_out, tails: &tails };
     let mut outcome = ends.outcome(coordinator.failure(), coordinator.strangers(), options);
     if outcome.code != 0 {
-        let mut flight = coordinator.flight();
+        let mut flight = coordinator.flight_record();
         flight.until_ns = failed_ns.unwrap_or(flight.until_ns);
         outcome.summary.insert_str(0, &record_flight(&flight, options));
     }
@@ -161,7 +171,7 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
 }
 
 /// Writes the dump, if one is wanted; returns what to report of the ranks, in whole lines.
-fn record_flight(flight: &Flight, options: &Options) -> String {
+fn record_flight(flight: &FlightRecord, options: &Options) -> String {
     let mut lines = if flight.is_empty() { String::new() } else { format!("{flight}\n") };
     if let Some(path) = &options.flight {
         // On a thread of its own: an unread pipe or a hanging disk must not block the job.
@@ -328,7 +338,7 @@ impl Watch<'_> {
 
     /// Reports what the ranks are doing.
     fn tell_flight(&self) {
-        let flight = self.coordinator.flight();
+        let flight = self.coordinator.flight_record();
         let nothing = if flight.is_empty() { "no rank has recorded an operation yet\n" } else { "" };
         self.carrier.note(&format!("{nothing}{}", record_flight(&flight, self.options)));
     }

@@ -9,7 +9,7 @@ use crate::deadline::from_now;
 use crate::error::Stop;
 use crate::progress::Inner;
 use crate::row::Row;
-use crate::status;
+use crate::status::{self, Cause};
 use crate::unseen::{UNSEEN_NOTE, report_unseen, trouble};
 use crate::waiter::{Waiter, What};
 
@@ -44,7 +44,7 @@ impl Inner {
         let rank = members.mine().rank;
         if let Some((error, culprits)) = trouble(rank) {
             self.is_seen.set(true);
-            return Some(CommError::Elsewhere { rank, error, culprits });
+            return Some(CommError::Elsewhere { rank, error, culprits, is_deadlock: false });
         }
         if skipped {
             let group = self.recorder.group_name().to_string();
@@ -64,7 +64,8 @@ impl Inner {
         let outcome = self.finish_all();
         let row = self.members.mine();
         if let Some((error, culprits)) = trouble(row.rank) {
-            status::set_trouble(&row.segment, row.rank, self.recorder.name(&error), &culprits);
+            let cause = Cause::new(row.rank, error, culprits);
+            status::set_trouble(&row.segment, &self.recorder, &cause);
         }
         self.members.mine().leave();
         self.members.rows.iter().for_each(Row::ring);
@@ -88,7 +89,7 @@ impl Inner {
             }
             _ => UNSEEN_NOTE,
         };
-        report_unseen(error, note, self.settings.is_process);
+        report_unseen(error.failure(), note, self.settings.is_process);
         self.is_seen.set(true);
     }
 

@@ -8,7 +8,7 @@
 //! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read in place: over memory that
 //!   processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`,
 //!   `mail.rs`).
-//! - Ranks record what they do as [`Event`]s, the last ones of each rank in its segment; a [`Flight`] merges those of
+//! - Ranks record what they do as [`Event`]s, the last ones of each rank in its segment; a [`FlightRecord`] merges those of
 //!   all ranks and names the first divergence.
 //!
 //! ```
@@ -31,6 +31,7 @@ mod arguments;
 mod buffer;
 mod buffers;
 mod call;
+mod collectives;
 mod common_result;
 pub mod control;
 mod cores;
@@ -40,7 +41,7 @@ mod error;
 mod event;
 mod exit;
 mod fixed;
-mod flight;
+mod flight_record;
 mod group;
 mod heap;
 mod job;
@@ -80,15 +81,15 @@ mod waiter;
 mod waiting;
 mod world;
 
+pub use arguments::OperandType;
 pub use buffer::{Buffer, Bytes, BytesMut};
 pub use buffers::Buffers;
 pub use common_result::Common;
 pub use deadline::{DEFAULT_DEADLINE, from_now};
-pub(crate) use error::ranks_text;
-pub use error::{CommError, Party, Side};
-pub use event::{Event, Kind};
-pub use flight::{Divergence, Flight};
-pub use group::{Group, Moved, WeakGroup};
+pub use error::{CommError, Operation, Party, Side};
+pub use event::{Event, EventKind};
+pub use flight_record::{Divergence, FlightRecord};
+pub use group::{Group, WeakGroup};
 pub use heap::Heap;
 pub use job::{Job, Secret};
 pub use local::{spawn, spawn_with_heap};

@@ -13,7 +13,7 @@ use crate::layout::{prepare, reserved, rows};
 use crate::segment::Segment;
 use crate::settings::Settings;
 
-/// Default bytes of each rank's heap. They cost memory only as they are used.
+/// Default bytes of each rank's heap. Pages are allocated on first use.
 const HEAP: usize = if cfg!(miri) { 1 << 18 } else { 1 << 30 };
 
 /// Runs `f` on `n` ranks, each a thread, and returns what they returned, in rank order.

@@ -4,22 +4,27 @@
 //! that it took it, which completes and releases the send. Small messages travel in the mail itself, and their sends
 //! complete at once, unless the group is strict.
 
-use std::collections::{BTreeMap, VecDeque};
+mod missing;
+mod rings;
+
+pub(crate) use missing::Open;
+use missing::mismatch;
+use rings::{Inbox, Outbox};
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use smallvec::SmallVec;
 
-use crate::CommError;
 use crate::buffer::{Access, Buffer};
 use crate::buffers::{Buffers, bytes};
-use crate::error::{Side, Stop};
-use crate::fixed::Fixed;
+use crate::error::Stop;
 use crate::lease::Lease;
-use crate::members::{Members, comes, copy};
+use crate::members::{Members, copy};
 use crate::queue::{Queue, Reusable};
 use crate::recorder::{Name, Recorder};
-use crate::row::{MAILS, Mail, MailWord, Row, STAGE};
+use crate::row::{MAILS, MailWord, STAGE};
 use crate::sync::AtomicU64;
 
 /// One end of a message: the other member, the tag, and the buffer.
@@ -62,6 +67,7 @@ pub(crate) struct End {
 pub(crate) type Ends = SmallVec<[End; 2]>;
 
 /// A batch of messages that is to be started.
+#[derive(Default)]
 pub(crate) struct Parcel {
     pub(crate) ends: Ends,
     /// In the same order.
@@ -119,45 +125,8 @@ struct Letter {
     site: Name,
 }
 
-/// What an unfinished batch waits for.
-pub(crate) struct Open {
-    /// Whether receives are among it; else it has only sends.
-    pub(crate) receives: bool,
-    /// Tag, source line and text of the first.
-    pub(crate) tag: u64,
-    pub(crate) site: Name,
-    pub(crate) text: Name,
-    /// The members that it waits for.
-    pub(crate) members: Vec<usize>,
-}
-
 /// An unfinished batch is parked when the queue is longer than this.
 const BEHIND: usize = 64;
-
-/// Messages to one member.
-struct Outbox {
-    /// Its mails, in this member's row, and the receiver's notes on them, in the receiver's row.
-    ring: Fixed<[Mail; MAILS as usize]>,
-    notes: Fixed<[AtomicU64; MAILS as usize]>,
-    posted: u64,
-    /// Mails below this number are known to be taken.
-    taken: u64,
-    /// Posted messages that are not known to be taken.
-    sent: VecDeque<(u64, Letter)>,
-    /// Messages that wait for room in the ring.
-    waiting: VecDeque<Letter>,
-}
-
-/// Messages from one member.
-struct Inbox {
-    /// Its mails, in the sender's row, and the notes on them, in this member's row.
-    ring: Fixed<[Mail; MAILS as usize]>,
-    notes: Fixed<[AtomicU64; MAILS as usize]>,
-    /// The first mail not taken, and a bitmap of taken mails from there on.
-    next: u64,
-    taken: u64,
-    receives: VecDeque<Letter>,
-}
 
 /// This member's sends and receives.
 pub(crate) struct Mails {
@@ -175,28 +144,12 @@ pub(crate) struct Mails {
 
 impl Mails {
     pub(crate) fn new(members: &Members) -> Mails {
-        let (n, me, mine) = (members.n(), members.me, members.mine());
-        let outbox = |(to, row): (usize, &Row)| Outbox {
-            ring: mine.mails(to),
-            notes: row.taken(n, me),
-            posted: 0,
-            taken: 0,
-            sent: VecDeque::new(),
-            waiting: VecDeque::new(),
-        };
-        let inbox = |(from, row): (usize, &Row)| Inbox {
-            ring: row.mails(me),
-            notes: mine.taken(n, from),
-            next: 0,
-            taken: 0,
-            receives: VecDeque::new(),
-        };
         Mails {
             first: 0,
             batches: Queue::default(),
             parked: BTreeMap::new(),
-            outboxes: members.rows.iter().enumerate().map(outbox).collect(),
-            inboxes: members.rows.iter().enumerate().map(inbox).collect(),
+            outboxes: (0..members.n()).map(|to| Outbox::new(members, to)).collect(),
+            inboxes: (0..members.n()).map(|from| Inbox::new(members, from)).collect(),
             open: 0,
             moved: 0,
         }
@@ -207,7 +160,7 @@ impl Mails {
         self.moved
     }
 
-    /// Whether so many messages are open that starting a batch should also advance them.
+    /// Whether the open messages have reached the limit at which starting a batch also advances them.
     pub(crate) fn is_crowded(&self) -> bool {
         self.open > BEHIND
     }
@@ -314,6 +267,7 @@ impl Mails {
         self.forget(number);
     }
 
+    #[inline]
     fn batch(&self, number: u64) -> Option<&Batch> {
         match number.checked_sub(self.first) {
             Some(at) => self.batches.all().get(at as usize),
@@ -321,6 +275,7 @@ impl Mails {
         }
     }
 
+    #[inline]
     fn batch_mut(&mut self, number: u64) -> Option<&mut Batch> {
         match number.checked_sub(self.first) {
             Some(at) => self.batches.all_mut().get_mut(at as usize),
@@ -353,68 +308,6 @@ impl Mails {
     pub(crate) fn in_flight(&self) -> usize {
         let all = self.batches.all().iter().chain(self.parked.values());
         all.filter(|batch| !batch.over).count()
-    }
-
-    /// The members that an unfinished batch waits for.
-    pub(crate) fn waits_for(&self, batch: u64) -> Vec<usize> {
-        let of = |letter: &Letter| letter.batch == batch;
-        let receives = |m: &usize| self.inboxes[*m].receives.iter().any(of);
-        let sends = |m: &usize| {
-            let outbox = &self.outboxes[*m];
-            outbox.sent.iter().any(|(_, letter)| of(letter)) || outbox.waiting.iter().any(of)
-        };
-        (0..self.inboxes.len()).filter(|m| receives(m) || sends(m)).collect()
-    }
-
-    /// What an unfinished batch waits for; the first such batch if `batch` is `None`.
-    pub(crate) fn open(&self, batch: Option<u64>) -> Option<Open> {
-        let of = |letter: &Letter| batch.is_none_or(|batch| letter.batch == batch);
-        let receives = self.inboxes.iter().flat_map(|inbox| &inbox.receives).copied();
-        let sends = self.outboxes.iter().flat_map(|outbox| {
-            outbox.sent.iter().map(|(_, letter)| *letter).chain(outbox.waiting.iter().copied())
-        });
-        let receive = receives.filter(of).min_by_key(|letter| letter.batch);
-        let letter = receive.or_else(|| sends.filter(of).min_by_key(|letter| letter.batch))?;
-        let (tag, site, text) = (letter.tag, letter.site, letter.about.text);
-        Some(Open { receives: receive.is_some(), tag, site, text, members: self.waits_for(letter.batch) })
-    }
-
-    /// The first message that was posted and that its receiver has not taken.
-    pub(crate) fn untaken(&self) -> Option<Open> {
-        let members: Vec<usize> =
-            (0..self.outboxes.len()).filter(|to| self.outboxes[*to].has_untaken()).collect();
-        let outbox = &self.outboxes[*members.first()?];
-        let words = outbox.mail(outbox.taken_below());
-        let (site, text) = Name::of_pair(words[MailWord::Site as usize].load(Relaxed));
-        let tag = words[MailWord::Tag as usize].load(Relaxed);
-        Some(Open { receives: false, tag, site, text, members })
-    }
-
-    /// Whether every message that was posted was taken.
-    pub(crate) fn are_taken(&self) -> bool {
-        !self.outboxes.iter().any(Outbox::has_untaken)
-    }
-
-    /// The error of an arrived message without a matching receive.
-    pub(crate) fn unreceived(&self, members: &Members) -> Option<CommError> {
-        let (from, number) = self.inboxes.iter().enumerate().find_map(|(from, inbox)| {
-            let is_awaited = |number: u64| {
-                let tag = inbox.mail(number)[MailWord::Tag as usize].load(Relaxed);
-                inbox.receives.iter().any(|letter| letter.tag == tag)
-            };
-            let mut mails = inbox.next..inbox.next + MAILS;
-            Some((from, mails.find(|number| inbox.has(*number) && !is_awaited(*number))?))
-        })?;
-        let [sender, receiver] = [from, members.me].map(|member| &members.rows[member]);
-        Some(unreceived(self.inboxes[from].mail(number), sender, receiver))
-    }
-
-    /// The error of a message to a member that has left without taking it.
-    pub(crate) fn refused(&self, members: &Members) -> Option<CommError> {
-        let outboxes = self.outboxes.iter().enumerate();
-        let mut left = outboxes.filter(|(to, outbox)| outbox.has_untaken() && members.rows[*to].has_left());
-        let (to, outbox) = left.next()?;
-        Some(unreceived(outbox.mail(outbox.taken_below()), members.mine(), &members.rows[to]))
     }
 
     /// Whether a message from `member` arrived, or `member` took one, since the last advance.
@@ -450,11 +343,13 @@ impl Mails {
     }
 
     /// Where the bytes of an incomplete message lie. Its batch is kept until all of its messages are complete.
+    #[inline(always)]
     fn place(&self, letter: Letter) -> crate::buffer::Address {
         let place = self.batch(letter.batch).map(|batch| batch.buffers[letter.index].place());
         place.unwrap_or(crate::buffer::Address { at: 0, len: 0 })
     }
 
+    #[inline(always)]
     fn close(&mut self, letter: Letter) {
         self.open -= 1;
         self.moved += 1;
@@ -556,113 +451,4 @@ impl Mails {
             }
         }
     }
-}
-
-impl Outbox {
-    /// Whether the next mail's entry is free: its previous mail was taken. `taken` is cached, so that the receiver's
-    /// notes, which change with every mail, are read only once the ring is full.
-    fn has_room(&mut self) -> bool {
-        if self.posted < self.taken + MAILS {
-            return true;
-        }
-        self.taken = self.taken_below();
-        self.posted < self.taken + MAILS
-    }
-
-    fn mail(&self, number: u64) -> &Mail {
-        &self.ring[(number % MAILS) as usize]
-    }
-
-    fn has_untaken(&self) -> bool {
-        self.taken_below() < self.posted
-    }
-
-    fn is_taken(&self, number: u64) -> bool {
-        self.notes[(number % MAILS) as usize].load(Acquire) > number
-    }
-
-    /// The first mail that was not taken.
-    fn taken_below(&self) -> u64 {
-        let open = |number: &u64| !self.is_taken(*number);
-        (self.taken..self.posted).find(open).unwrap_or(self.posted)
-    }
-}
-
-impl Inbox {
-    fn mail(&self, number: u64) -> &Mail {
-        &self.ring[(number % MAILS) as usize]
-    }
-
-    /// Whether the next mail arrives within `looks` retries and `batch` has the first receive, whatever the tags are.
-    #[inline(always)]
-    fn comes(&self, batch: u64, looks: usize) -> bool {
-        let is_awaited = self.receives.front().is_some_and(|letter| letter.batch == batch);
-        is_awaited
-            && self.taken == 0
-            && comes(&self.mail(self.next)[MailWord::Stamp as usize], self.next + 1, looks)
-    }
-
-    /// Whether a mail has arrived and was not taken.
-    fn has(&self, number: u64) -> bool {
-        let is_taken = self.taken >> (number - self.next) & 1 == 1;
-        !is_taken && self.mail(number)[MailWord::Stamp as usize].load(SeqCst) == number + 1
-    }
-
-    /// The first mail at or after `from` that has arrived, is not taken and has a receive, with that receive's index.
-    fn receivable(&self, from: u64) -> Option<(u64, usize)> {
-        let is_taken = |number: u64| self.taken >> (number - self.next) & 1 == 1;
-        let word = |number: u64, word: MailWord| &self.mail(number)[word as usize];
-        for number in from.max(self.next)..self.next + MAILS {
-            if is_taken(number) {
-                continue;
-            }
-            if word(number, MailWord::Stamp).load(Acquire) != number + 1 {
-                break;
-            }
-            let tag = word(number, MailWord::Tag).load(Relaxed);
-            if let Some(i) = self.receives.iter().position(|letter| letter.tag == tag) {
-                return Some((number, i));
-            }
-        }
-        None
-    }
-
-    fn take(&mut self, number: u64) {
-        self.taken |= 1 << (number - self.next);
-        let ones = self.taken.trailing_ones();
-        self.taken >>= ones;
-        self.next += u64::from(ones);
-    }
-}
-
-/// The error of a receive whose message differs, with both source lines.
-#[cold]
-fn mismatch(members: &Members, from: usize, words: &Mail, letter: Letter, expected: usize) -> CommError {
-    let get = |word: MailWord| words[word as usize].load(Relaxed);
-    let side = |member: usize, what: &str, text: Name, bytes: usize, site: Name| {
-        let segment = &members.rows[member].segment;
-        let about = if text.is_empty() { format!("{bytes} bytes") } else { text.text(segment) };
-        Side {
-            rank: members.rows[member].rank,
-            what: format!("{what} {about}, tag {}", letter.tag),
-            site: site.text(segment),
-        }
-    };
-    let (site, text) = Name::of_pair(get(MailWord::Site));
-    CommError::Message {
-        sides: Box::new([
-            side(from, "send", text, get(MailWord::Bytes) as usize, site),
-            side(members.me, "receive", letter.about.text, expected, letter.site),
-        ]),
-    }
-}
-
-/// The error of an unreceived mail, from its words in the sender's segment.
-fn unreceived(words: &Mail, sender: &Row, receiver: &Row) -> CommError {
-    let get = |word: MailWord| words[word as usize].load(Relaxed);
-    let (site, text) = Name::of_pair(get(MailWord::Site));
-    let what =
-        if text.is_empty() { format!("{} bytes", get(MailWord::Bytes)) } else { text.text(&sender.segment) };
-    let (from, to, tag, site) = (sender.rank, receiver.rank, get(MailWord::Tag), site.text(&sender.segment));
-    CommError::Unreceived { from, to, tag, what, site }
 }

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::buffer::Address;
 use crate::op::Key;
-use crate::progress::said;
-use crate::recorder::Name;
+use crate::recorder::{CallText, Name};
 use crate::row::{Mail, MailWord, Row, STAGE, Slot, Word};
 use crate::rows::Rows;
 use crate::sync::AtomicU64;
@@ -195,9 +194,10 @@ impl Members {
     /// The source line of a member's call, and the caller's text for it, if any.
     pub(crate) fn names(&self, member: usize, call: u64) -> (String, String) {
         let row = &self.rows[member];
-        let (site, text) = Name::of_pair(row.get(call, Word::Site));
-        let number = if self.key(member, call).is_staged() { row.get(call, Word::Address) } else { 0 };
-        (site.text(&row.segment), said(text.text(&row.segment), number))
+        let (site, name) = Name::of_pair(row.get(call, Word::Site));
+        let at = if self.key(member, call).is_small() { Word::Address } else { Word::TextNumber };
+        let text = CallText { name, number: row.get(call, at) as u32 };
+        (site.text(&row.segment), text.text(&row.segment))
     }
 
     /// Publishes that `bytes` bytes of this member's part are ready.

@@ -4,65 +4,36 @@ use consort_types::{Digest, Dtype, Kind, Reduce, Role};
 
 use crate::row::STAGE;
 
-/// An operation. Sizes are in bytes; `outer` is the number of rows of an operand, so that a dimension other than the
-/// first is gathered or split without a copy. It is small, since every call moves one; rare fields are in [`Lists`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) enum Op {
-    AllReduce {
-        dtype: Dtype,
-        reduce: Reduce,
-    },
-    /// A list has rows for each operand.
-    AllGather {
-        outer: usize,
-    },
-    /// A list has rows for each operand.
-    ReduceScatter {
-        dtype: Dtype,
-        reduce: Reduce,
-        outer: usize,
-    },
-    /// The bytes from each member to each, if all are equal; splits otherwise.
-    AllToAll {
-        part: usize,
-    },
-    Broadcast {
-        root: usize,
-    },
-    Reduce {
-        dtype: Dtype,
-        reduce: Reduce,
-        root: usize,
-    },
-    Gather {
-        outer: usize,
-        root: usize,
-    },
-    Scatter {
-        outer: usize,
-        root: usize,
-    },
-    /// With sizes.
-    AllGatherV {
-        outer: usize,
-    },
-    /// With sizes.
-    ReduceScatterV {
-        dtype: Dtype,
-        reduce: Reduce,
-        outer: usize,
-    },
-    /// With routes.
-    Permute,
-    #[default]
-    Barrier,
+/// A collective in the form that a call keeps: made of its description by `arguments.rs`. Sizes are in bytes. It is small,
+/// since every call moves one; rare fields are in [`Lists`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Op {
+    pub(crate) kind: Kind,
+    /// The reduction, if the kind has one.
+    pub(crate) dtype: Dtype,
+    pub(crate) reduce: Reduce,
+    /// The root, if the kind has one.
+    pub(crate) root: usize,
+    /// The number of stripes of the operand, so that a dimension other than the first is gathered or split without a copy.
+    /// A list has them for each operand instead.
+    pub(crate) outer: usize,
+    /// The bytes from each member to each in an all_to_all, if all are equal; it has splits otherwise.
+    pub(crate) part: usize,
+}
+
+impl Default for Op {
+    #[inline(always)]
+    fn default() -> Op {
+        let (kind, dtype, reduce) = (Kind::Barrier, Dtype::F32, Reduce::Sum);
+        Op { kind, dtype, reduce, root: 0, outer: 0, part: 0 }
+    }
 }
 
 /// Lists that some operations have in addition.
 pub(crate) enum Lists {
-    /// The rows of each operand.
-    Outers(Vec<usize>),
-    /// The bytes of each member in one row.
+    /// The operands of a list: their element types, and their stripes where they are joined or cut.
+    Operands(Vec<(Dtype, usize)>),
+    /// The bytes of each member in one stripe.
     Sizes(Vec<usize>),
     /// The bytes to each member, and from each.
     Splits(Vec<usize>, Vec<usize>),
@@ -70,6 +41,8 @@ pub(crate) enum Lists {
     Routes(Vec<Option<usize>>),
 }
 
+/// Operands may have a different size on each member.
+pub(crate) const UNEVEN: u64 = 1 << 60;
 /// Members agree on something: to make a group, to compile a function. The caller's text names it, and stands for the
 /// whole call in messages.
 pub(crate) const AGREEMENT: u64 = 1 << 61;
@@ -102,12 +75,20 @@ impl Key {
         self.bytes as usize <= STAGE && !tabled
     }
 
-    /// Whether two members made the same call. Operands of some operations may have different sizes.
+    /// Whether its operands are staged and its result is not common: most calls are.
+    pub(crate) fn is_small(self) -> bool {
+        self.is_staged() && !self.is_common()
+    }
+
+    /// Whether operands may have a different size on each member.
+    pub(crate) fn is_uneven(self) -> bool {
+        self.what & UNEVEN != 0
+    }
+
+    /// Whether two members made the same call.
     pub(crate) fn agrees(self, other: Key) -> bool {
-        let code = self.what & 0xff;
         let same = (self.what ^ other.what) & !EVEN == 0 && self.extra == other.extra;
-        let given = code == BROADCAST && self.is_common();
-        same && (self.bytes == other.bytes || code == ALL_TO_ALL || code == ALL_GATHER_V || given)
+        same && (self.bytes == other.bytes || self.is_uneven())
     }
 
     /// As text, for messages.
@@ -151,54 +132,17 @@ pub(crate) fn describe(what: u64) -> String {
 }
 
 const ALL_TO_ALL: u64 = Kind::AllToAll as u64;
-const BROADCAST: u64 = Kind::Broadcast as u64;
-const ALL_GATHER_V: u64 = Kind::AllGatherV as u64;
 
 impl Op {
     #[inline(always)]
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Op::AllReduce { .. } => Kind::AllReduce,
-            Op::AllGather { .. } => Kind::AllGather,
-            Op::ReduceScatter { .. } => Kind::ReduceScatter,
-            Op::AllToAll { .. } => Kind::AllToAll,
-            Op::Broadcast { .. } => Kind::Broadcast,
-            Op::Reduce { .. } => Kind::Reduce,
-            Op::Gather { .. } => Kind::Gather,
-            Op::Scatter { .. } => Kind::Scatter,
-            Op::AllGatherV { .. } => Kind::AllGatherV,
-            Op::ReduceScatterV { .. } => Kind::ReduceScatterV,
-            Op::Permute => Kind::Permute,
-            Op::Barrier => Kind::Barrier,
-        }
-    }
-
-    #[inline(always)]
     pub(crate) fn root(&self) -> Option<usize> {
-        match *self {
-            Op::Broadcast { root }
-            | Op::Reduce { root, .. }
-            | Op::Gather { root, .. }
-            | Op::Scatter { root, .. } => Some(root),
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn reduction(&self) -> Option<(Dtype, Reduce)> {
-        match *self {
-            Op::AllReduce { dtype, reduce }
-            | Op::ReduceScatter { dtype, reduce, .. }
-            | Op::ReduceScatterV { dtype, reduce, .. }
-            | Op::Reduce { dtype, reduce, .. } => Some((dtype, reduce)),
-            _ => None,
-        }
+        if self.kind.has_root() { Some(self.root) } else { None }
     }
 
     /// This member's role.
     #[inline(always)]
     pub(crate) fn role(&self, me: usize) -> Role {
-        self.kind().role(self.root(), me)
+        self.kind.role(self.root(), me)
     }
 
     /// What members compare, for operands of these lengths, in bytes. This and [`Key::agrees`] are the whole check.
@@ -213,26 +157,41 @@ impl Op {
                 lengths.iter().sum()
             }
         };
-        match *self {
-            Op::AllReduce { reduce, .. } | Op::Reduce { reduce, .. } => add_factor(&mut digest, reduce),
-            Op::ReduceScatter { reduce, outer, .. } | Op::ReduceScatterV { reduce, outer, .. } => {
-                add_factor(&mut digest, reduce);
-                digest.add(outer as u64);
-            }
-            Op::AllGather { outer }
-            | Op::AllGatherV { outer }
-            | Op::Gather { outer, .. }
-            | Op::Scatter { outer, .. } => digest.add(outer as u64),
-            Op::AllToAll { .. } | Op::Broadcast { .. } | Op::Permute | Op::Barrier => {}
+        if self.kind.reduces() {
+            add_factor(&mut digest, self.reduce);
+        }
+        match self.kind {
+            Kind::AllGather
+            | Kind::AllGatherV
+            | Kind::Gather
+            | Kind::Scatter
+            | Kind::ReduceScatter
+            | Kind::ReduceScatterV => digest.add(self.outer as u64),
+            Kind::AllReduce
+            | Kind::Reduce
+            | Kind::AllToAll
+            | Kind::Broadcast
+            | Kind::Permute
+            | Kind::Barrier
+            | Kind::Exchange => {}
         }
         if let Some(lists) = lists {
             add_lists(&mut digest, lists);
         }
-        let reduced =
-            self.reduction().map_or(0, |(dtype, reduce)| (dtype as u64 + 1) << 8 | (reduce.code() + 1) << 16);
-        let rooted = self.root().map_or(0, |root| (root as u64 + 1) << 24);
-        let even = if matches!(self, Op::AllToAll { .. }) && lists.is_none() { EVEN } else { 0 };
-        let what = self.kind() as u64 | reduced | rooted | even;
+        let mut what = self.kind as u64;
+        if self.kind.reduces() {
+            what |= (self.dtype as u64 + 1) << 8 | (self.reduce.code() + 1) << 16;
+        }
+        if self.kind.has_root() {
+            what |= (self.root as u64 + 1) << 24;
+        }
+        if self.kind == Kind::AllToAll && lists.is_none() {
+            what |= EVEN;
+        }
+        // Only the root knows the size of a common result that it broadcasts.
+        if matches!(self.kind, Kind::AllToAll | Kind::AllGatherV) || self.kind == Kind::Broadcast && common {
+            what |= UNEVEN;
+        }
         Key { what: what | if common { COMMON } else { 0 }, extra: digest.get(), bytes: bytes as u64 }
     }
 }
@@ -240,7 +199,11 @@ impl Op {
 /// Adds what only some operations have. Splits differ between members, and are compared pair by pair.
 fn add_lists(digest: &mut Digest, lists: &Lists) {
     match lists {
-        Lists::Outers(list) | Lists::Sizes(list) => list.iter().for_each(|word| digest.add(*word as u64)),
+        Lists::Operands(list) => list.iter().for_each(|(dtype, outer)| {
+            digest.add(*dtype as u64);
+            digest.add(*outer as u64);
+        }),
+        Lists::Sizes(list) => list.iter().for_each(|word| digest.add(*word as u64)),
         Lists::Routes(to) => to.iter().for_each(|to| digest.add(to.map_or(0, |to| to as u64 + 1))),
         Lists::Splits(..) => {}
     }
@@ -258,13 +221,13 @@ mod tests {
 
     #[test]
     fn every_word_of_the_key_counts() {
-        let sum = Op::AllReduce { dtype: Dtype::F32, reduce: Reduce::Sum };
+        let sum = Op { kind: Kind::AllReduce, ..Op::default() };
         let key = sum.key(None, &[64], false);
         assert_eq!(describe(key.what), "all_reduce sum f32");
         let others = [
-            Op::AllReduce { dtype: Dtype::F32, reduce: Reduce::Max }.key(None, &[64], false),
-            Op::AllReduce { dtype: Dtype::I32, reduce: Reduce::Sum }.key(None, &[64], false),
-            Op::Reduce { dtype: Dtype::F32, reduce: Reduce::Sum, root: 0 }.key(None, &[64], false),
+            Op { reduce: Reduce::Max, ..sum }.key(None, &[64], false),
+            Op { dtype: Dtype::I32, ..sum }.key(None, &[64], false),
+            Op { kind: Kind::Reduce, ..sum }.key(None, &[64], false),
             sum.key(None, &[60], false),
             sum.key(None, &[32, 32], false),
             sum.key(None, &[64], true),
@@ -275,8 +238,9 @@ mod tests {
             assert!(others[..i].iter().all(|before| !before.agrees(*other)), "{i}");
         }
         let splits = Lists::Splits(vec![4, 8], vec![4, 4]);
-        let uneven = Op::AllToAll { part: 0 }.key(Some(&splits), &[12], false);
-        let even = Op::AllToAll { part: 4 }.key(None, &[8], false);
+        let all_to_all = Op { kind: Kind::AllToAll, ..Op::default() };
+        let uneven = all_to_all.key(Some(&splits), &[12], false);
+        let even = Op { part: 4, ..all_to_all }.key(None, &[8], false);
         assert!(even.is_even() && !uneven.is_even());
         assert!(even.agrees(uneven), "compared pair by pair");
     }

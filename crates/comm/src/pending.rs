@@ -5,6 +5,8 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use consort_types::Failure;
+
 use crate::CommError;
 use crate::buffers::Buffers;
 use crate::common_result::Common;
@@ -74,12 +76,13 @@ impl<T: Outcome> Pending<T> {
             What::Leaving | What::Over => None,
         };
         let outcome = taken.and_then(|(buffers, common)| T::of(buffers, common));
-        outcome.ok_or_else(|| CommError::Argument("wait: its outcome was given before".into()))
+        outcome.ok_or_else(|| CommError::Argument(Failure::new("its outcome was given before").of("wait")))
     }
 
     /// Blocks until the operation is finished, at most until `until`. Gives the operands, then the results if they are
     /// separate.
     #[track_caller]
+    #[inline]
     pub fn wait(mut self, until: Instant) -> Result<T, CommError> {
         match self.finish_last() {
             Ok(Some(outcome)) => Ok(outcome),
@@ -90,6 +93,7 @@ impl<T: Outcome> Pending<T> {
 
     /// The same with a timeout. The clock is read only if it must block.
     #[track_caller]
+    #[inline]
     pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
         match self.finish_last() {
             Ok(Some(outcome)) => Ok(outcome),

@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use consort_types::Digest;
+use consort_types::{Digest, Failure};
 
 use crate::CommError;
-use crate::arguments::check;
 use crate::buffer::Buffer;
+use crate::error::Operation;
 use crate::group::Group;
 use crate::heap::Heap;
 use crate::members::Members;
@@ -122,7 +122,7 @@ impl Probe {
             }
             if turn.is_multiple_of(4096) && Instant::now() >= until {
                 return Err(CommError::Deadline {
-                    what: "probe".into(),
+                    what: Box::new(Operation::Probe),
                     missing: vec![member],
                     doing: Vec::new(),
                 });
@@ -194,8 +194,8 @@ impl Probe {
         let outcome = self.wait_for_all(Word::Finished, self.round, until).and_then(|()| {
             let is_same = |member: usize| self.word(member, Word::Run).load(Relaxed) == run;
             if !(0..self.members.n()).all(is_same) {
-                let message = "probe: expected the same movement, sizes and rounds on all members";
-                return Err(CommError::Argument(message.into()));
+                let expected = ("the same movement, sizes and rounds on all members", "");
+                return Err(CommError::Argument(Failure::new(expected).of("probe")));
             }
             // The first round finds cache lines where other work has left them.
             self.run_round(movement, 0, &buffers, &write, &read, until)?;
@@ -224,11 +224,14 @@ impl Probe {
         };
         let own = |buffer: &Buffer| buffer.is_only() && buffer.is_in(&self.heap);
         let floats = given.is_multiple_of(4) && made.is_multiple_of(4);
-        check(fits && floats && own(operand) && own(result), || {
-            format!(
-                "probe: expected buffers of this heap with one handle each and sizes that fit, got {given} and {made} bytes"
-            )
-        })
+        match fits && floats && own(operand) && own(result) {
+            true => Ok(()),
+            false => {
+                let expected = "buffers of this heap with one handle each and sizes that fit";
+                let got = format!("{given} and {made} bytes");
+                Err(CommError::Argument(Failure::new((expected, got)).of("probe")))
+            }
+        }
     }
 
     fn run_round(
@@ -307,21 +310,29 @@ impl Probe {
                 self.fold(me * result.len(), result.at(), result.len());
             }
             Movement::FoldAndCopy => {
-                let part = |member: usize| (bytes / 4 * member / n * 4, bytes / 4 * (member + 1) / n * 4);
                 (0..n).try_for_each(written)?;
-                let (from, to) = part(me);
-                self.fold(from, operand.at() + from, to - from);
-                self.say(Word::Reduced);
-                for member in (1..n).map(|i| (me + i) % n) {
-                    self.wait(member, Word::Reduced, self.round, until)?;
-                    let (from, to) = part(member);
-                    copy(member, from, operand.at() + from, to - from);
-                }
+                self.fold_and_copy(operand, until)?;
                 arrived = operand;
             }
         }
         self.say(Word::Finished);
         read(&arrived.bytes()?);
+        Ok(())
+    }
+
+    /// Folds this member's part of the large operands in place, and copies the others' parts.
+    fn fold_and_copy(&self, operand: &Buffer, until: Instant) -> Result<(), CommError> {
+        let (n, me, floats) = (self.members.n(), self.members.me, operand.len() / 4);
+        let part = |member: usize| (floats * member / n * 4, floats * (member + 1) / n * 4);
+        let (from, to) = part(me);
+        self.fold(from, operand.at() + from, to - from);
+        self.say(Word::Reduced);
+        for member in (1..n).map(|i| (me + i) % n) {
+            self.wait(member, Word::Reduced, self.round, until)?;
+            let (from, to) = part(member);
+            let theirs = self.operand(member, false, from, to - from);
+            self.own(operand.at() + from, to - from).copy_from_slice(theirs);
+        }
         Ok(())
     }
 

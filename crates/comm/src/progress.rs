@@ -13,7 +13,7 @@ use crate::buffers::{Buffers, bytes};
 use crate::call::{Call, Stage, access};
 use crate::cores::Cores;
 use crate::error::{Parties, Party, Stop};
-use crate::event::Kind;
+use crate::event::EventKind;
 use crate::heap::Heap;
 use crate::mail::Parcel;
 use crate::members::Members;
@@ -54,17 +54,12 @@ pub struct Note {
     pub text: Name,
     /// The source line, if not that of the starting call: a line of the program itself.
     pub site: Name,
-    /// A number for `{}` in the text, from 1 on: texts are kept forever, and so must not change from call to call. Only
-    /// small operations carry it.
+    /// The number of a call that the text belongs to, from 1 on; 0 for none. `of f` with number 3 reads `call 3 of f`:
+    /// texts are kept forever, and so must not change from call to call.
     pub number: u32,
     /// Whether it is part of an agreement: then the text stands for the whole call, and a member that makes another
     /// call differs.
     pub is_agreement: bool,
-}
-
-/// The text of a note, with its number filled in.
-pub(crate) fn said(text: String, number: u64) -> String {
-    if number == 0 { text.replace("{} ", "") } else { text.replacen("{}", &number.to_string(), 1) }
 }
 
 impl Inner {
@@ -123,11 +118,11 @@ impl Inner {
         let call = state.calls.take_on();
         call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), (site, &note));
         // A small call is compared with the others in its wait. A large one starts with what they have published.
-        let is_quick = is_next && call.key.is_staged() && !common;
+        let is_quick = is_next && call.key.is_small();
         if is_quick {
             call.publish_small(&self.members);
         }
-        call.event = self.recorder.call(Kind::Start, call.record(), site);
+        call.event = self.recorder.call(EventKind::Start, call.record(), site);
         if !is_quick {
             self.advance(state).map_err(|stop| self.give(*stop))?;
         }
@@ -145,6 +140,7 @@ impl Inner {
         outcome.map_err(|error| self.fail(state, *error).into())
     }
 
+    #[inline]
     fn advance_calls(&self, state: &mut State) -> Result<(), Stop> {
         let mut outcome = Ok(());
         let (calls, released) = state.open_calls();
@@ -170,7 +166,7 @@ impl Inner {
             return Ok(None);
         }
         let Some(call) = state.calls.last() else { return Ok(None) };
-        if call.stage != Stage::Published || call.job().is_some() {
+        if call.stage != Stage::Published || call.large_reduction().is_some() {
             return Ok(None);
         }
         if let Err(stop) = self.go_on(call, looks) {
@@ -212,15 +208,15 @@ impl Inner {
             }
             call.publish(members, &self.heap)?;
             if call.held {
-                self.recorder.call(Kind::Publish, call.record(), call.site);
+                self.recorder.call(EventKind::Publish, call.record(), call.site);
             }
-            if let (Some(thread), Some(job)) = (self.progress_thread.get(), call.job()) {
-                thread.take_on(job);
+            if let (Some(thread), Some(reduction)) = (self.progress_thread.get(), call.large_reduction()) {
+                thread.take_on(reduction);
             }
         }
-        if let Some(job) = call.job() {
-            // If the progress thread holds the job, it advances without this thread.
-            let outcome = job.try_lock().map_or(Ok(false), |mut job| job.step(members));
+        if let Some(reduction) = call.large_reduction() {
+            // If the progress thread holds the reduction, it advances without this thread.
+            let outcome = reduction.try_lock().map_or(Ok(false), |mut reduction| reduction.step(members));
             if outcome.map_err(|_| self.mismatch(number))? {
                 self.finish(call);
             }
@@ -229,7 +225,7 @@ impl Inner {
         self.go_on(call, 0)
     }
 
-    /// Advances a published call that has no job, with `looks` retries per member.
+    /// Advances a published call that is not a large reduction, with `looks` retries per member.
     #[inline(always)]
     fn go_on(&self, call: &mut Call, looks: usize) -> Result<(), Stop> {
         if self.compare(call, looks)? && call.step(&self.members)? {
@@ -295,7 +291,7 @@ impl Inner {
         let is_crowded = state.mails.is_crowded();
         let strict = self.settings.strict.get();
         let batch = state.mails.start(&self.members, parcel, (is_large, strict), site);
-        let event = self.recorder.call(Kind::Start, recorder::Call::batch(batch, bytes), site);
+        let event = self.recorder.call(EventKind::Start, recorder::CallRecord::batch(batch, bytes), site);
         state.mails.set_event(event);
         if is_large || is_crowded {
             self.advance(state).map_err(|stop| self.give(*stop))?;
@@ -310,7 +306,7 @@ impl Inner {
         }
         let row = self.members.mine();
         let site = state.call(state.done).map_or(Name::default(), |call| call.site);
-        self.recorder.error(state.done, &error.to_string(), site);
+        self.recorder.error(state.done, &error.failure(), site);
         self.say_cause(&error);
         row.stop(match error {
             CommError::Mismatch { call, .. } => Stopped::Differs(call),
@@ -325,16 +321,21 @@ impl Inner {
     /// Publishes why this rank stops, for ranks that find it gone.
     pub(crate) fn say_cause(&self, error: &CommError) {
         let row = self.members.mine();
-        let (by, text) = match error {
+        let (by, failure) = match error {
             CommError::Elsewhere { rank, error, .. } => (*rank, error.clone()),
             CommError::World { error, .. } => (NOBODY, error.clone()),
-            _ => (row.rank, error.to_string()),
+            _ => (row.rank, error.failure()),
+        };
+        let is_deadlock = match error {
+            CommError::Elsewhere { is_deadlock, .. } => *is_deadlock,
+            _ => matches!(error, CommError::Deadlock { .. }),
         };
         let mut culprits = error.culprits();
         if culprits.is_empty() {
             culprits.push(row.rank);
         }
-        status::set_cause(&row.segment, by, self.recorder.name(&text), &culprits);
+        let cause = Cause { is_deadlock, ..Cause::new(by, failure, culprits) };
+        status::set_cause(&row.segment, &self.recorder, &cause);
     }
 
     /// Nothing advances any more, so operations in flight give up their claims; peers' leases remain.
@@ -393,10 +394,14 @@ impl Inner {
 
 /// Why another rank stopped.
 pub(crate) fn cause_of(row: &crate::row::Row) -> CommError {
-    match status::cause(&row.segment) {
-        Some(Cause { by: NOBODY, text, culprits }) => CommError::World { culprits, error: text },
-        Some(cause) => CommError::Elsewhere { rank: cause.by, error: cause.text, culprits: cause.culprits },
-        None => CommError::Elsewhere { rank: row.rank, error: String::new(), culprits: vec![row.rank] },
+    let Some(cause) = status::cause(&row.segment) else {
+        let (rank, error) = (row.rank, Box::default());
+        return CommError::Elsewhere { rank, error, culprits: vec![rank], is_deadlock: false };
+    };
+    let (error, Cause { by, culprits, is_deadlock, .. }) = (cause.failure(), cause);
+    match by {
+        NOBODY => CommError::World { culprits, error },
+        rank => CommError::Elsewhere { rank, error, culprits, is_deadlock },
     }
 }
 

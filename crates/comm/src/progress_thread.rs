@@ -1,7 +1,7 @@
 //! A thread that advances large reductions while the rank's own thread computes.
 //!
-//! All other operations need nothing more from this member once published. Each large reduction is a job that either
-//! thread can advance, whichever comes first.
+//! All other operations need nothing more from this member once published. A large reduction can be advanced by either
+//! thread, whichever comes first.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -11,10 +11,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::alarm::Alarm;
-use crate::algorithms::two_phase::Job;
+use crate::algorithms::two_phase::LargeReduction;
 use crate::members::Members;
 
-type Shared = Arc<Mutex<Job>>;
+type Shared = Arc<Mutex<LargeReduction>>;
 
 /// How long it polls a word before it sleeps: it has a core to itself.
 const SPIN: Duration = Duration::from_micros(50);
@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_millis(2);
 
 /// A rank's progress thread. Dropping it ends the thread.
 pub(crate) struct ProgressThread {
-    jobs: Option<Sender<Shared>>,
+    reductions: Option<Sender<Shared>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -31,18 +31,18 @@ pub(crate) struct ProgressThread {
 impl ProgressThread {
     /// `None` if the system cannot start a thread.
     pub(crate) fn start(members: &Members, alarm: &Arc<Alarm>) -> Option<ProgressThread> {
-        let (jobs, inbox) = channel();
+        let (reductions, inbox) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (members, alarm, stopped) = (members.clone(), Arc::clone(alarm), Arc::clone(&stop));
         let thread = thread::Builder::new().name("consort progress".into());
         let thread = thread.spawn(move || run(&inbox, &members, &alarm, &stopped)).ok()?;
-        Some(ProgressThread { jobs: Some(jobs), stop, thread: Some(thread) })
+        Some(ProgressThread { reductions: Some(reductions), stop, thread: Some(thread) })
     }
 
-    /// Gives it a job. The rank's own thread may advance it as well.
-    pub(crate) fn take_on(&self, job: &Shared) {
-        if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(Arc::clone(job));
+    /// Gives it a reduction. The rank's own thread may advance it as well.
+    pub(crate) fn take_on(&self, reduction: &Shared) {
+        if let Some(reductions) = &self.reductions {
+            let _ = reductions.send(Arc::clone(reduction));
         }
     }
 }
@@ -50,7 +50,7 @@ impl ProgressThread {
 impl Drop for ProgressThread {
     fn drop(&mut self) {
         self.stop.store(true, Release);
-        self.jobs = None;
+        self.reductions = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -58,38 +58,42 @@ impl Drop for ProgressThread {
 }
 
 fn run(inbox: &Receiver<Shared>, members: &Members, alarm: &Alarm, stop: &AtomicBool) {
-    let mut jobs: Vec<Shared> = Vec::new();
+    let mut reductions: Vec<Shared> = Vec::new();
     while !stop.load(Acquire) {
-        if jobs.is_empty() {
+        if reductions.is_empty() {
             match inbox.recv() {
-                Ok(job) => jobs.push(job),
+                Ok(reduction) => reductions.push(reduction),
                 Err(_) => return,
             }
         }
-        jobs.extend(inbox.try_iter());
-        let before = jobs.len();
+        reductions.extend(inbox.try_iter());
+        let before = reductions.len();
         // The rank's own thread finds a mismatch too, and reports it.
-        jobs.retain(|job| match job.try_lock() {
-            Ok(mut job) => job.step(members) == Ok(false),
+        reductions.retain(|reduction| match reduction.try_lock() {
+            Ok(mut reduction) => reduction.step(members) == Ok(false),
             Err(TryLockError::WouldBlock) => true,
             Err(TryLockError::Poisoned(_)) => false,
         });
-        if jobs.len() < before {
-            // A waiter that sleeps until a job is finished sleeps on one of the rows.
+        if reductions.len() < before {
+            // A waiter that sleeps until a reduction is finished sleeps on one of the rows.
             members.rows.iter().for_each(|row| row.ring());
         }
         if alarm.failure().is_some() || members.rows.iter().any(|row| row.stopped().is_some()) {
-            jobs.clear();
+            reductions.clear();
         }
-        if let Some(job) = jobs.first() {
-            rest(job, members, stop);
+        if let Some(reduction) = reductions.first() {
+            rest(reduction, members, stop);
         }
     }
 }
 
-/// Polls the word that a job waits for, then sleeps until it may have changed.
-fn rest(job: &Shared, members: &Members, stop: &AtomicBool) {
-    let Some((member, word, seen)) = job.try_lock().ok().and_then(|job| job.awaits(members)) else { return };
+/// Polls the word that a reduction waits for, then sleeps until it may have changed.
+fn rest(reduction: &Shared, members: &Members, stop: &AtomicBool) {
+    let Some((member, word, seen)) =
+        reduction.try_lock().ok().and_then(|reduction| reduction.awaits(members))
+    else {
+        return;
+    };
     let start = Instant::now();
     while start.elapsed() < SPIN {
         if word.load(Relaxed) != seen || stop.load(Relaxed) {

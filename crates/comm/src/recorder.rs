@@ -5,7 +5,7 @@
 //! - a header of one line: magic, capacity, how many events were ever written, the same moment on both clocks, and how
 //!   many bytes of text are used;
 //! - records of one line each: a stamp (the event's number plus one), ticks, ticks when it was over, number and kind,
-//!   group and site, op, bytes, extra. The stamp is 0 while a record is written, and is stored last;
+//!   group and site, op and whether sizes may differ between members, bytes, extra. The stamp is 0 while a record is written, and is stored last;
 //! - texts, each written once: a record has a text's offset and length, in half a word.
 //!
 //! An operation is one record: its end is noted in it, which costs less than another record.
@@ -21,17 +21,18 @@ use std::panic::Location;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use consort_types::Failure;
 use rustix::fs::{FileType, fstat};
 use rustix::io::pread;
 
-use crate::event::{EXCHANGE, Event, Kind};
+use crate::event::{Event, EventKind};
 use crate::fixed::Fixed;
-use crate::op::{Key, describe};
+use crate::op::{Key, UNEVEN, describe};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, fence};
 use crate::ticks::{now_ns, ticks};
 
-/// Bytes of the whole recorder. They cost memory only as they are used.
+/// Bytes of the whole recorder. Pages are allocated on first use.
 pub(crate) const SIZE: usize = if cfg!(any(loom, shuttle)) { 512 } else { 2 << 20 };
 /// Events that are kept.
 pub(crate) const CAPACITY: usize = if cfg!(any(loom, shuttle)) { 2 } else { 1024 };
@@ -53,6 +54,8 @@ const TICKS: usize = 24;
 const NANOSECONDS: usize = 32;
 const TEXT_BYTES: usize = 40;
 
+/// The bits of an op that are not a name and its number.
+const MARKS: u64 = 0xf << 60;
 /// Marks an op that is given by its code instead of a text. Members need not agree on this bit.
 const CODE: u64 = 1 << 63;
 /// The code of a batch of messages.
@@ -128,6 +131,38 @@ impl Name {
     }
 }
 
+/// What a caller calls an operation: a text, and a number that goes with it. Texts are kept forever, and so must not
+/// change from call to call; the number may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CallText {
+    pub(crate) name: Name,
+    /// From 1 on; 0 for none.
+    pub(crate) number: u32,
+}
+
+impl CallText {
+    /// The word of a record. The upper bits are left to marks: the number is shown modulo 2^28.
+    #[inline(always)]
+    fn word(self) -> u64 {
+        (self.name.word() | u64::from(self.number) << 32) & !MARKS
+    }
+
+    fn of_word(word: u64) -> CallText {
+        let (name, Name(number)) = Name::of_pair(word & !MARKS);
+        CallText { name, number }
+    }
+
+    /// In words, given the segment of its recorder.
+    pub(crate) fn text(self, segment: &Segment) -> String {
+        self.with(self.name.text(segment))
+    }
+
+    /// `call 3 of ..`, where the text is `of ..`.
+    fn with(self, text: String) -> String {
+        if self.number == 0 { text } else { format!("call {} {text}", self.number) }
+    }
+}
+
 /// Untrusted bytes, as a text without control characters other than newlines.
 fn printable(bytes: &[u8]) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
@@ -136,18 +171,18 @@ fn printable(bytes: &[u8]) -> String {
 
 /// An operation, in words of a record.
 #[derive(Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct CallRecord {
     pub(crate) number: u64,
     pub(crate) key: Key,
     /// The caller's text for it.
-    pub(crate) text: Name,
+    pub(crate) text: CallText,
 }
 
-impl Call {
+impl CallRecord {
     /// A batch of messages.
-    pub(crate) fn batch(number: u64, bytes: usize) -> Call {
+    pub(crate) fn batch(number: u64, bytes: usize) -> CallRecord {
         let key = Key { what: EXCHANGE_CODE, extra: 0, bytes: bytes as u64 };
-        Call { number, key, text: Name::default() }
+        CallRecord { number, key, text: CallText::default() }
     }
 }
 
@@ -169,8 +204,7 @@ impl Recorder {
 
     /// The recorder of the same rank for a group of these world ranks, made by call `made_by` on this group.
     pub(crate) fn for_subgroup(&self, made_by: u64, ranks: &[usize]) -> Recorder {
-        let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
-        let name = format!("{}.{made_by}[{}]", self.group_name, list.join(","));
+        let name = subgroup_name(&self.group_name, made_by, ranks);
         Recorder { group: self.ring.name(&name), group_name: name.into(), ..self.clone() }
     }
 
@@ -182,16 +216,16 @@ impl Recorder {
     /// Records an event that is not an operation of a group: a kernel, a compilation.
     #[track_caller]
     #[inline]
-    pub fn record(&self, kind: Kind, name: Name, bytes: u64) {
+    pub fn record(&self, kind: EventKind, name: Name, bytes: u64) {
         let site = self.site(Location::caller());
         self.write(kind, [0, name.word(), bytes, 0], site);
     }
 
     /// Records an operation of the group, and returns the number of the event.
     #[inline]
-    pub(crate) fn call(&self, kind: Kind, call: Call, site: Name) -> u64 {
+    pub(crate) fn call(&self, kind: EventKind, call: CallRecord, site: Name) -> u64 {
         let Key { what, extra, bytes } = call.key;
-        let op = if call.text.is_empty() { what | CODE } else { call.text.word() };
+        let op = if call.text.name.is_empty() { what | CODE } else { call.text.word() | what & UNEVEN };
         self.write(kind, [call.number, op, bytes, extra], site)
     }
 
@@ -206,11 +240,10 @@ impl Recorder {
         }
     }
 
-    /// Records an error of the group, found in a call.
-    pub(crate) fn error(&self, number: u64, text: &str, site: Name) {
-        let line = text.lines().next().unwrap_or_default();
-        let name = self.ring.name(&line.chars().take(200).collect::<String>());
-        self.write(Kind::Error, [number, name.word(), 0, 0], site);
+    /// Records an error of the group, found in a call, by the first line of its text.
+    pub(crate) fn error(&self, number: u64, failure: &Failure, site: Name) {
+        let name = self.ring.name(&failure.title().chars().take(200).collect::<String>());
+        self.write(EventKind::Error, [number, name.word(), 0, 0], site);
     }
 
     /// The name of the group.
@@ -224,7 +257,7 @@ impl Recorder {
     }
 
     #[inline]
-    fn write(&self, kind: Kind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
+    fn write(&self, kind: EventKind, [number, op, bytes, extra]: [u64; 4], site: Name) -> u64 {
         let event = self.ring.count.fetch_add(1, Relaxed);
         let record = self.ring.record(event);
         record[0].store(0, Relaxed);
@@ -294,6 +327,18 @@ impl Ring {
     }
 }
 
+/// The name of a group of these ranks, made by call `made_by` on another: `world.5[0,2]`.
+fn subgroup_name(of: &str, made_by: u64, ranks: &[usize]) -> String {
+    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{of}.{made_by}[{}]", list.join(","))
+}
+
+/// The ranks that the name of a group lists; `None` for a group of all ranks. A record has room for the name only.
+pub(crate) fn ranks_in(group: &str) -> Option<Vec<usize>> {
+    let (_, list) = group.strip_suffix(']')?.rsplit_once('[')?;
+    list.split(',').map(|rank| rank.parse().ok()).collect()
+}
+
 /// What a reader found in a rank's ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tape {
@@ -358,50 +403,54 @@ fn read(copy: impl Fn(usize, usize) -> Option<Vec<u64>>, rank: usize) -> Option<
     let used = (copy(TEXT_BYTES, 1)?[0] as usize).min(SIZE - TEXTS) / 8;
     let texts: Vec<u8> = copy(TEXTS, used)?.iter().flat_map(|word| word.to_le_bytes()).collect();
     let clock = Clock { then: (header[TICKS / 8], header[NANOSECONDS / 8]), now: (ticks(), now_ns()) };
-    let mut events: Vec<(u64, Event)> = Vec::new();
+    let mut events: Vec<(u64, u64, Event)> = Vec::new();
     let copies = first.chunks_exact(WORDS).zip(second.chunks_exact(WORDS));
     for (place, (record, again)) in copies.enumerate() {
         let Some(number) = record[0].checked_sub(1) else { continue };
         // The end of an operation may be noted at any time.
         let same = record[0] == again[0] && record[OVER + 1..] == again[OVER + 1..];
         if same && number as usize % CAPACITY == place {
-            for event in decode(again, &texts, &clock, rank).into_iter().flatten() {
-                events.push((number, event));
+            for (ticks, event) in decode(again, &texts, &clock, rank).into_iter().flatten() {
+                events.push((ticks, number, event));
             }
         }
     }
-    events.sort_by_key(|(number, event)| (event.time_ns, *number));
+    // By ticks: nanoseconds are coarser, and equal for all events if the clock of the host was set back.
+    events.sort_by_key(|&(ticks, number, _)| (ticks, number));
     let lost = header[COUNT / 8].saturating_sub(CAPACITY as u64);
-    Some(Tape { events: events.into_iter().map(|(_, event)| event).collect(), lost })
+    Some(Tape { events: events.into_iter().map(|(_, _, event)| event).collect(), lost })
 }
 
-/// The event of a record, and its finish event, if it finished.
-fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<Event>> {
+/// The event of a record, and its finish event, if it finished, each with its ticks.
+fn decode(record: &[u64], texts: &[u8], clock: &Clock, rank: usize) -> Option<Vec<(u64, Event)>> {
     let &[_, started, over, number, names, op, bytes, extra] = record else { return None };
     let text = |name: u64| {
         let (at, len) = Name(name as u32).place();
         Some(printable(texts.get(at.checked_sub(TEXTS)?..)?.get(..len)?).replace('\n', " "))
     };
+    let (is_batch, is_uneven) = (op == EXCHANGE_CODE | CODE, op & UNEVEN != 0);
     let op = match op & !CODE {
-        EXCHANGE_CODE if op & CODE != 0 => EXCHANGE.to_string(),
+        _ if is_batch => consort_types::Kind::Exchange.name().to_string(),
         what if op & CODE != 0 => describe(what),
-        // The number of a note's text is not recorded.
-        name => text(name).unwrap_or_default().replace("{} ", ""),
+        word => CallText::of_word(word).with(text(word).unwrap_or_default()),
     };
     let event = Event {
         rank,
         time_ns: clock.nanoseconds(started),
-        kind: *Kind::ALL.get(number as usize & 0xff)?,
+        kind: *EventKind::ALL.get(number as usize & 0xff)?,
         group: text(names >> 32).unwrap_or_default(),
         number: number >> 8,
+        is_batch,
+        is_uneven,
         op,
         bytes,
         extra,
         site: text(names & 0xffff_ffff).unwrap_or_default(),
     };
-    let finish =
-        (over > 0).then(|| Event { kind: Kind::Finish, time_ns: clock.nanoseconds(over), ..event.clone() });
-    Some([event].into_iter().chain(finish).collect())
+    let finish = (over > 0).then(|| {
+        (over, Event { kind: EventKind::Finish, time_ns: clock.nanoseconds(over), ..event.clone() })
+    });
+    Some([(started, event)].into_iter().chain(finish).collect())
 }
 
 /// Two moments, each on both clocks.

@@ -79,8 +79,8 @@ pub(crate) enum Word {
     Bytes = 2,
     /// A hash of what else must be equal: sizes, routes, factors.
     Extra = 3,
-    /// Where the operand lies in the owner's segment; for a list, where its table lies. For operands that travel in the
-    /// slot, the number that goes with the caller's text.
+    /// Where the operand lies in the owner's segment; for a list, where its table lies. Of a small call, the number that
+    /// goes with the caller's text.
     Address = 4,
     /// The names of the call site and, in the upper half, of what was called.
     Site = 5,
@@ -88,6 +88,8 @@ pub(crate) enum Word {
     Ready = 8,
     /// Where the common result lies, in the segment of the member that gives it.
     Common = 9,
+    /// The number that goes with the caller's text, of a call that is not small.
+    TextNumber = 10,
 }
 
 /// The words of a mail. The line ends with two words of what is sent.

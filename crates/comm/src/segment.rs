@@ -14,7 +14,7 @@ use crate::fixed::Words;
 use crate::limits::check_file_size;
 use crate::sync::{AtomicU32, AtomicU64};
 
-/// One rank's memory, zeroed at first and fixed in place. It costs memory only as it is used.
+/// One rank's memory, zeroed at first and fixed in place. Pages are allocated on first use.
 pub(crate) struct Segment {
     base: NonNull<u8>,
     len: usize,

@@ -9,6 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use consort_types::Failure;
+
 use crate::CommError;
 use crate::alarm::Alarm;
 use crate::cores::{self, Cores};
@@ -20,23 +22,23 @@ use crate::settings::Settings;
 use crate::world::World;
 
 impl World {
-    /// The group of all ranks, each with a heap of `heap` bytes. All ranks must call it with the same size; the heaps
-    /// cost memory only as they are used.
+    /// The group of all ranks, each with a heap of `heap` bytes. All ranks must call it with the same size; the pages
+    /// of the heaps are allocated on first use.
     #[track_caller]
     pub fn group(&self, heap: usize, deadline: Duration) -> Result<Group, CommError> {
         let (n, me) = (self.size(), self.rank());
         let room = heap
             .checked_add(reserved(n))
-            .ok_or_else(|| CommError::Argument("group: the heap is too large".into()))?;
+            .ok_or_else(|| CommError::Argument(Failure::new("the heap is too large").of("group")))?;
         let machine = |what: &str| {
-            let what = format!("group: {what} of {heap} bytes");
+            let what = format!("{what} of {heap} bytes");
             move |error: io::Error| {
-                let message = format!("{what}: {error}");
+                let failure = Failure::new(format!("{what}: {error}")).of("group");
                 if let Some(control) = self.control() {
                     // The others wait for this rank's heap.
-                    control.abort_at(&message, String::new());
+                    control.abort_at(&failure.to_string(), String::new());
                 }
-                CommError::Machine(format!("{message}\n  note: {}", way_out(&error)))
+                CommError::Machine(failure.note(way_out(&error)))
             }
         };
         let mask = cores::mine();
@@ -50,7 +52,7 @@ impl World {
                 let size = (room as u64).to_le_bytes();
                 let peers = control.share_heap(&[&size[..], &mask].concat(), fd.as_fd(), deadline);
                 let peers = peers
-                    .map_err(|error| CommError::World { culprits: Vec::new(), error: error.to_string() })?;
+                    .map_err(|error| CommError::World { culprits: Vec::new(), error: error.failure() })?;
                 let cores = Cores::of(n, peers.iter().filter_map(|peer| peer.blob.get(size.len()..)));
                 let mut segments = Vec::new();
                 let mut mine = Some(mine);
@@ -61,11 +63,10 @@ impl World {
                         (None, Some(fd)) if peer.blob.starts_with(&size) => Segment::map(fd, room)
                             .map_err(machine(&format!("the heaps of {n} ranks, each")))?,
                         _ => {
-                            let message = format!(
-                                "group: expected heaps of one size, got another on rank {rank} than on rank {me}"
-                            );
-                            control.abort(&message);
-                            return Err(CommError::Argument(message));
+                            let got = format!("another on rank {rank} than on rank {me}");
+                            let failure = Failure::new(("heaps of one size", got)).of("group");
+                            control.abort(&failure.to_string());
+                            return Err(CommError::Argument(failure));
                         }
                     };
                     segments.push(Arc::new(segment));

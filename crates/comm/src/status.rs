@@ -9,9 +9,10 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use consort_types::Failure;
 use serde::{Deserialize, Serialize};
 
-use crate::recorder::{self, Name, copy_words, text_in};
+use crate::recorder::{self, CallText, Name, Recorder, copy_words, text_in};
 use crate::segment::Segment;
 use crate::sync::fence;
 use crate::ticks::now_ns;
@@ -37,6 +38,8 @@ const NAMES: usize = 7;
 const GROUP: usize = 8;
 const FOUND_BY: usize = 9;
 const MOVED: usize = 10;
+const TEXT_NUMBER: usize = 11;
+const DEADLOCK: usize = 12;
 const CULPRITS: usize = 16;
 
 // Values of `CAUSED` if there is a cause.
@@ -50,15 +53,33 @@ const _: () = assert!(WORDS * 8 <= SIZE);
 /// No rank.
 pub(crate) const NOBODY: usize = usize::MAX;
 
-/// Why a rank stopped.
+/// Why a rank stopped. Its error crosses processes as text, without and with the way out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// The rank that found it, which others may repeat; [`NOBODY`] if the control plane reported it.
     pub by: usize,
-    /// Its error.
+    /// Its error, without notes.
     pub text: String,
+    /// The notes, as they follow one another in a text; empty if there are none.
+    pub notes: String,
     /// The ranks to blame, as far as it could find out.
     pub culprits: Vec<usize>,
+    /// Whether it is a deadlock, which involves several ranks alike.
+    pub is_deadlock: bool,
+}
+
+impl Cause {
+    /// The cause that a rank found, and that is not a deadlock.
+    pub(crate) fn new(by: usize, mut failure: Box<Failure>, culprits: Vec<usize>) -> Cause {
+        let notes = std::mem::take(&mut failure.notes).join("\n  note: ");
+        Cause { by, text: failure.to_string(), notes, culprits, is_deadlock: false }
+    }
+
+    /// Its error.
+    pub(crate) fn failure(&self) -> Box<Failure> {
+        let failure = Failure::new(self.text.clone());
+        if self.notes.is_empty() { failure } else { failure.note(self.notes.clone()) }
+    }
 }
 
 /// The kind of a wait.
@@ -94,7 +115,7 @@ pub(crate) struct Waits<'a> {
     pub(crate) number: u64,
     pub(crate) site: Name,
     /// What was called.
-    pub(crate) text: Name,
+    pub(crate) text: CallText,
     pub(crate) group: Name,
     /// How often messages of this rank were posted or completed: a change means that the rank made progress.
     pub(crate) moved: u64,
@@ -110,7 +131,8 @@ pub(crate) struct Waiting {
     pub(crate) beat_ns: u64,
     pub(crate) kind: WaitKind,
     pub(crate) number: u64,
-    names: u64,
+    site: Name,
+    text: CallText,
     group: Name,
     pub(crate) missing: Vec<usize>,
 }
@@ -118,14 +140,14 @@ pub(crate) struct Waiting {
 impl Waiting {
     #[cfg(test)]
     pub(crate) fn of(kind: WaitKind, missing: &[usize]) -> Waiting {
-        let (seq, beats, beat_ns, number, names, group) = (1, 0, 0, 0, 0, Name::default());
-        Waiting { seq, beats, beat_ns, kind, number, names, group, missing: missing.to_vec() }
+        let (site, text, group) = (Name::default(), CallText::default(), Name::default());
+        let (seq, beats, beat_ns, number) = (1, 0, 0, 0);
+        Waiting { seq, beats, beat_ns, kind, number, site, text, group, missing: missing.to_vec() }
     }
 
     /// What was called, its source line, and the group, in the segment where it was found.
     pub(crate) fn texts(&self, segment: &Segment) -> [String; 3] {
-        let (site, text) = Name::of_pair(self.names);
-        [text, site, self.group].map(|name| name.text(segment).replace("{} ", ""))
+        [self.text.text(segment), self.site.text(segment), self.group.text(segment)]
     }
 }
 
@@ -145,20 +167,22 @@ fn load_set(load: impl Fn(usize) -> u64, at: usize) -> Vec<usize> {
     (0..RANKS).filter(|rank| load(at + rank / 64) >> (rank % 64) & 1 == 1).collect()
 }
 
-/// Publishes why this rank stops; the first cause counts, unless it came from `set_trouble`.
-pub(crate) fn set_cause(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
+/// Publishes why this rank stops, with texts that the recorder of its segment keeps; the first cause counts, unless it came from `set_trouble`.
+pub(crate) fn set_cause(segment: &Segment, recorder: &Recorder, cause: &Cause) {
     if word(segment, CAUSED).load(Relaxed) != FAILED {
-        word(segment, FOUND_BY).store(by as u64, Relaxed);
-        word(segment, CAUSE).store(text.word(), Relaxed);
-        store_set(segment, CULPRITS, culprits);
+        word(segment, FOUND_BY).store(cause.by as u64, Relaxed);
+        let [text, notes] = [&cause.text, &cause.notes].map(|text| recorder.name(text));
+        word(segment, CAUSE).store(Name::pair(text, notes), Relaxed);
+        word(segment, DEADLOCK).store(u64::from(cause.is_deadlock), Relaxed);
+        store_set(segment, CULPRITS, &cause.culprits);
         word(segment, CAUSED).store(FAILED, Release);
     }
 }
 
 /// Publishes that this rank leaves after an error that does not involve the others.
-pub(crate) fn set_trouble(segment: &Segment, by: usize, text: Name, culprits: &[usize]) {
+pub(crate) fn set_trouble(segment: &Segment, recorder: &Recorder, cause: &Cause) {
     if word(segment, CAUSED).load(Relaxed) == 0 {
-        set_cause(segment, by, text, culprits);
+        set_cause(segment, recorder, cause);
         word(segment, CAUSED).store(TROUBLED, Release);
     }
 }
@@ -168,9 +192,7 @@ pub(crate) fn cause(segment: &Segment) -> Option<Cause> {
     if word(segment, CAUSED).load(Acquire) == 0 {
         return None;
     }
-    let load = |at: usize| word(segment, at).load(Relaxed);
-    let text = Name::of_pair(load(CAUSE)).0.text(segment);
-    Some(Cause { by: load(FOUND_BY) as usize, text, culprits: load_set(load, CULPRITS) })
+    read_cause(|at| word(segment, at).load(Relaxed), |name| Some(name.text(segment)))
 }
 
 /// The same, through a descriptor of the rank's segment.
@@ -179,17 +201,27 @@ pub(crate) fn cause_in(fd: impl AsFd) -> Option<Cause> {
     if words[CAUSED] == 0 {
         return None;
     }
-    let text = text_in(fd, Name::of_pair(words[CAUSE]).0)?;
-    Some(Cause { by: words[FOUND_BY] as usize, text, culprits: load_set(|at| words[at], CULPRITS) })
+    read_cause(|at| words[at], |name| text_in(&fd, name))
+}
+
+fn read_cause(load: impl Fn(usize) -> u64, text: impl Fn(Name) -> Option<String>) -> Option<Cause> {
+    let (error, notes) = Name::of_pair(load(CAUSE));
+    Some(Cause {
+        by: load(FOUND_BY) as usize,
+        text: text(error)?,
+        notes: text(notes)?,
+        is_deadlock: load(DEADLOCK) != 0,
+        culprits: load_set(load, CULPRITS),
+    })
 }
 
 /// Publishes what this rank waits for; a changed record gets another `seq`.
 pub(crate) fn set_waiting(segment: &Segment, waits: Waits<'_>) {
-    let names = Name::pair(waits.site, waits.text);
     let values = [
         (WHAT, waits.kind as u64),
         (NUMBER, waits.number),
-        (NAMES, names),
+        (NAMES, Name::pair(waits.site, waits.text.name)),
+        (TEXT_NUMBER, u64::from(waits.text.number)),
         (GROUP, waits.group.word()),
         (MOVED, waits.moved),
     ];
@@ -231,13 +263,15 @@ pub(crate) fn waiting(segment: &Segment) -> Option<Waiting> {
     let load = |at: usize| word(segment, at).load(Relaxed);
     let beats = word(segment, BEATS).load(Acquire);
     let kind = WaitKind::ALL.into_iter().find(|kind| *kind as u64 == load(WHAT))?;
+    let (site, name) = Name::of_pair(load(NAMES));
     let waiting = Waiting {
         seq,
         beats,
         beat_ns: load(BEAT_NS),
         kind,
         number: load(NUMBER),
-        names: load(NAMES),
+        site,
+        text: CallText { name, number: load(TEXT_NUMBER) as u32 },
         group: Name::of_pair(load(GROUP)).0,
         missing: load_set(load, MISSING),
     };
@@ -248,7 +282,6 @@ pub(crate) fn waiting(segment: &Segment) -> Option<Waiting> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::recorder::Recorder;
     use std::sync::Arc;
 
     #[test]
@@ -257,9 +290,12 @@ mod tests {
         let segment = Arc::new(segment);
         let recorder = Recorder::new(Arc::clone(&segment), "world");
         assert_eq!((cause(&segment), cause_in(&fd)), (None, None));
-        set_cause(&segment, 4, recorder.name("call 3 differs\n  rank 2"), &[0, 2, 1023]);
-        set_cause(&segment, 5, recorder.name("later"), &[1]);
-        let expected = Cause { by: 4, text: "call 3 differs\n  rank 2".into(), culprits: vec![0, 2, 1023] };
+        let failure = Failure::new("call 3 differs").row("rank 2").note("look").note("and wait");
+        let expected = Cause { is_deadlock: true, ..Cause::new(4, failure.clone(), vec![0, 2, 1023]) };
+        assert_eq!(expected.text, "call 3 differs\n  rank 2");
+        assert_eq!(expected.failure().to_string(), failure.to_string());
+        set_cause(&segment, &recorder, &expected);
+        set_cause(&segment, &recorder, &Cause::new(5, Failure::new("later"), vec![1]));
         assert_eq!(cause(&segment), Some(expected.clone()));
         assert_eq!(cause_in(&fd), Some(expected));
     }
@@ -268,7 +304,8 @@ mod tests {
     fn a_wait_beats_while_nothing_changes() {
         let segment = Arc::new(Segment::private(AT + SIZE).unwrap());
         let recorder = Recorder::new(Arc::clone(&segment), "world");
-        let (site, text, group) = (recorder.name("x.rs:1"), recorder.name("barrier"), recorder.group());
+        let (site, group) = (recorder.name("x.rs:1"), recorder.group());
+        let text = CallText { name: recorder.name("of `f`"), number: 3 };
         let waits = |missing: &'static [usize]| Waits {
             kind: WaitKind::Start,
             number: 7,
@@ -282,7 +319,7 @@ mod tests {
         set_waiting(&segment, waits(&[1, 3]));
         let first = waiting(&segment).unwrap();
         assert_eq!((first.beats, first.number, &first.missing[..]), (0, 7, &[1, 3][..]));
-        assert_eq!(first.texts(&segment), ["barrier", "x.rs:1", "world"]);
+        assert_eq!(first.texts(&segment), ["call 3 of `f`", "x.rs:1", "world"]);
         set_waiting(&segment, waits(&[1, 3]));
         let second = waiting(&segment).unwrap();
         assert_eq!((second.seq, second.beats), (first.seq, 1));

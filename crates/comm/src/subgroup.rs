@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
-use consort_types::Digest;
+use consort_types::{Digest, Failure};
 
 use crate::CommError;
 use crate::arguments::check;
@@ -23,17 +23,18 @@ impl Group {
     pub fn axis(&self, shape: &[usize], axis: usize, until: Instant) -> Result<Group, CommError> {
         let members = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
         check(members == Some(self.size()) && axis < shape.len(), || {
-            format!(
-                "expected a mesh of {} members and one of its axes, got {shape:?} and {axis}",
-                self.size()
+            (
+                format!("a mesh of {} members and one of its axes", self.size()),
+                format!("{shape:?} and {axis}"),
             )
         })?;
         let stride: usize = shape[axis + 1..].iter().product();
         let first = |member: &usize| (member / stride).is_multiple_of(shape[axis]);
         let line = |start: usize| (0..shape[axis]).map(|step| start + step * stride).collect();
         let lists: Vec<Vec<usize>> = (0..self.size()).filter(first).map(line).collect();
-        self.subgroup(&lists, until)?
-            .ok_or_else(|| CommError::Argument("axis: this member is nowhere".into()))
+        self.subgroup(&lists, until)?.ok_or_else(|| {
+            CommError::Argument(Failure::new("no group along the axis contains this member").of("axis"))
+        })
     }
 
     /// The group of all members with the same colour, ordered by key and then by place; `None` if this member gives no
@@ -63,7 +64,7 @@ impl Group {
         let mut seen = vec![false; self.size()];
         for member in lists.iter().flatten() {
             let free = seen.get(*member).is_some_and(|seen| !seen);
-            check(free, || format!("expected distinct members below {}, got {member}", self.size()))?;
+            check(free, || (format!("distinct members below {}", self.size()), member.to_string()))?;
             seen[*member] = true;
         }
         let list = lists.iter().find(|list| list.contains(&self.rank()));

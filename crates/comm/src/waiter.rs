@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::CommError;
 use crate::call::{Call, Stage};
-use crate::error::{Side, Stop};
-use crate::event::Kind;
+use crate::error::{Operation, Side, Stop, message_text};
+use crate::event::EventKind;
 use crate::mail::Open;
 use crate::op::describe;
 use crate::progress::{BUSY, Inner, cause_of};
-use crate::recorder::{self, Name};
+use crate::recorder::{self, CallText, Name};
 use crate::row::{Row, SLOTS};
 use crate::siblings;
 use crate::state::State;
@@ -56,7 +56,7 @@ struct Missing {
     kind: WaitKind,
     number: u64,
     site: Name,
-    text: Name,
+    text: CallText,
     members: Vec<usize>,
 }
 
@@ -172,12 +172,12 @@ impl Waiter<'_> {
     fn record_wait(&self, site: &'static Location<'static>) {
         let record = match self.what {
             What::Call(number) => self.inner.state().call(number).map(Call::record),
-            What::Batch(batch) => Some(recorder::Call::batch(batch, 0)),
+            What::Batch(batch) => Some(recorder::CallRecord::batch(batch, 0)),
             What::Leaving | What::Over => None,
         };
         if let Some(record) = record {
             let recorder = &self.inner.recorder;
-            recorder.call(Kind::Wait, record, recorder.site(site));
+            recorder.call(EventKind::Wait, record, recorder.site(site));
         }
     }
 
@@ -227,10 +227,10 @@ impl Waiter<'_> {
         let all =
             |is: &dyn Fn(&Row) -> bool| (0..rows.len()).filter(|m| is(&rows[*m])).collect::<Vec<usize>>();
         let missing = |kind: WaitKind, members: Vec<usize>| {
-            let text = if call.text.is_empty() {
-                self.inner.recorder.name(&describe(call.key.what))
-            } else {
-                call.text
+            let described = || self.inner.recorder.name(&describe(call.key.what));
+            let text = match call.text.name.is_empty() {
+                true => CallText { name: described(), number: 0 },
+                false => call.text,
             };
             Some(Missing { kind, number, site: call.site, text, members })
         };
@@ -258,7 +258,7 @@ impl Waiter<'_> {
                 let unready = call.unready(&self.inner.members);
                 // All have published, so this member can make its part at once: two members that slept on one another's
                 // bells instead would both wait in vain.
-                let helped = || call.job().is_some_and(|job| job.try_lock().is_err());
+                let helped = || call.large_reduction().is_some_and(|reduction| reduction.try_lock().is_err());
                 if unready.is_empty() || unready.contains(&self.inner.members.me) && !helped() {
                     return None;
                 }
@@ -325,18 +325,19 @@ impl Waiter<'_> {
         {
             return error;
         }
-        CommError::Left { rank: row.rank, what: self.what(), called: self.called().into_iter().collect() }
+        let (what, called) = (Box::new(self.what()), self.called().into_iter().collect());
+        CommError::Left { rank: row.rank, what, called }
     }
 
     /// The awaited operation, as this rank called it.
     fn called(&self) -> Option<Side> {
         let Missing { kind, number, site, text, .. } = self.missing()?;
         let mine = self.inner.members.mine();
-        let [text, site] = [text, site].map(|name| name.text(&mine.segment).replace("{} ", ""));
+        let (text, site) = (text.text(&mine.segment), site.text(&mine.segment));
         let what = match kind {
-            WaitKind::Receive => format!("receive {text}, tag {number}"),
-            WaitKind::Send => format!("send {text}, tag {number}"),
-            _ => text,
+            WaitKind::Receive => message_text("receive", &text, number),
+            WaitKind::Send => message_text("send", &text, number),
+            WaitKind::Start | WaitKind::Progress | WaitKind::Release => text,
         };
         Some(Side { rank: mine.rank, what, site })
     }
@@ -349,20 +350,21 @@ impl Waiter<'_> {
         all.extend(culprits.iter().copied());
         all.sort_unstable();
         all.dedup();
-        CommError::Deadline { what: self.what(), missing: culprits, doing: doing(ranks, &all) }
+        CommError::Deadline { what: Box::new(self.what()), missing: culprits, doing: doing(ranks, &all) }
     }
 
-    /// The awaited operation, as text.
-    fn what(&self) -> String {
+    /// The awaited operation, as errors name it.
+    fn what(&self) -> Operation {
         let state = self.inner.state();
         let call = |number: u64| {
             let what = state.call(number).map(|call| call.describe(&self.inner.members.mine().segment));
-            format!("{}: call {number} on {}", what.unwrap_or_default(), self.inner.recorder.group_name())
+            let group = self.inner.recorder.group_name().to_string();
+            Operation::Call { what: what.unwrap_or_default(), number, group }
         };
         match self.what {
             What::Call(number) => call(number),
             What::Leaving if state.has_open_calls() => call(state.done),
-            What::Batch(_) | What::Leaving | What::Over => "exchange".into(),
+            What::Batch(_) | What::Leaving | What::Over => Operation::Exchange,
         }
     }
 }
@@ -370,5 +372,5 @@ impl Waiter<'_> {
 fn missing_message(open: Open) -> Missing {
     let Open { receives, tag, site, text, members } = open;
     let kind = if receives { WaitKind::Receive } else { WaitKind::Send };
-    Missing { kind, number: tag, site, text, members }
+    Missing { kind, number: tag, site, text: CallText { name: text, number: 0 }, members }
 }

@@ -12,8 +12,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{CommError, Side, ranks_text};
-use crate::flight::Flight;
+use consort_types::{Failure, ranks_text};
+
+use crate::error::{CommError, Operation, Side, message_text, rows_of};
+use crate::flight_record::FlightRecord;
 use crate::recorder::read_segment;
 use crate::segment::Segment;
 use crate::status::{self, WaitKind, Waiting, Waits};
@@ -58,7 +60,7 @@ impl<'a> Watch<'a> {
         &mut self,
         now: Instant,
         waits: impl FnOnce(&mut dyn FnMut(Waits<'_>)),
-        what: impl FnOnce() -> String,
+        what: impl FnOnce() -> Operation,
     ) -> Result<(), CommError> {
         // Models explore the protocol, and this is no part of it.
         if cfg!(any(loom, shuttle)) || now < self.last.map_or(self.since + KNOWN, |last| last + BEAT) {
@@ -73,13 +75,11 @@ impl<'a> Watch<'a> {
         if !self.noticed && now >= self.since + NOTICE {
             self.noticed = true;
             let culprits = culprits(self.ranks, &missing);
-            let (what, waited) = (what(), (now - self.since).as_secs());
-            let rows: String = doing(self.ranks, &culprits).iter().map(row_text).collect();
-            eprintln!(
-                "consort: rank {}: {what}: waiting for {waited} s; missing: {}{rows}",
-                self.ranks.me,
-                ranks_text(&culprits)
-            );
+            let waited = (now - self.since).as_secs();
+            let text = format!("waiting for {waited} s; missing: {}", ranks_text(&culprits));
+            let notice =
+                Failure::new(text).of(what().to_string()).rows(rows_of(&doing(self.ranks, &culprits)));
+            eprintln!("consort: rank {}: {notice}", self.ranks.me);
         }
         self.find_cycle()
     }
@@ -106,7 +106,9 @@ impl<'a> Watch<'a> {
             return Ok(());
         }
         let side = |(rank, waiting): &(usize, &Waiting)| side(&self.ranks.segments[*rank], *rank, waiting);
-        Err(CommError::Deadlock { cycle: now.iter().map(side).collect() })
+        let waits = |kind: WaitKind| now.iter().any(|(_, waiting)| waiting.kind == kind);
+        let has_messages = waits(WaitKind::Send) && waits(WaitKind::Receive);
+        Err(CommError::Deadlock { cycle: now.iter().map(side).collect(), has_messages })
     }
 }
 
@@ -118,10 +120,6 @@ impl Drop for Watch<'_> {
     }
 }
 
-fn row_text(side: &Side) -> String {
-    format!("\n  rank {}   {}   {}", side.rank, side.what, side.site)
-}
-
 /// What a rank of a cycle waits for.
 fn side(segment: &Segment, rank: usize, waiting: &Waiting) -> Side {
     let [text, site, group] = waiting.texts(segment);
@@ -131,10 +129,14 @@ fn side(segment: &Segment, rank: usize, waiting: &Waiting) -> Side {
         WaitKind::Start | WaitKind::Progress | WaitKind::Release => {
             format!("{text}, call {number} on {group}: waits for {ranks} to start it")
         }
-        WaitKind::Receive => format!("receive {text}, tag {number}: waits for {ranks} to send it"),
-        WaitKind::Send => format!("send {text}, tag {number}: waits for {ranks} to receive it"),
+        WaitKind::Receive => {
+            format!("{}: waits for {ranks} to send it", message_text("receive", &text, number))
+        }
+        WaitKind::Send => {
+            format!("{}: waits for {ranks} to receive it", message_text("send", &text, number))
+        }
     };
-    Side { rank, what: what.replace(" ,", ","), site }
+    Side { rank, what, site }
 }
 
 /// A cycle of waits that is reachable from a rank, beginning with its lowest rank.
@@ -191,7 +193,7 @@ pub(crate) fn culprits(ranks: &Ranks, missing: &[usize]) -> Vec<usize> {
 
 /// The current or last operation of each rank.
 pub(crate) fn doing(ranks: &Ranks, of: &[usize]) -> Vec<Side> {
-    let mut flight = Flight::new(of.iter().copied());
+    let mut flight = FlightRecord::new(of.iter().copied());
     for rank in of {
         if let Some(segment) = ranks.segments.get(*rank) {
             flight.add(*rank, read_segment(segment, *rank));

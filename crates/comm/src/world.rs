@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use consort_types::Failure;
+
 use crate::control::{Control, ControlError, Coordinator};
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::env::{EnvError, Launch, Launcher};
-use crate::flight::Flight;
+use crate::flight_record::FlightRecord;
 use crate::job::Job;
 use crate::limits::way_out;
 
@@ -87,9 +89,9 @@ impl World {
 
     /// What the flight recorders of all ranks hold, even of dead or stuck ranks, if this rank runs the coordinator:
     /// rank 0 under a launcher other than `consort run`. Every rank can ask its group for the same
-    /// ([`Group::flight`](crate::Group::flight)).
-    pub fn flight(&self) -> Option<Flight> {
-        self.coordinator.as_ref().map(Coordinator::flight)
+    /// ([`Group::flight_record`](crate::Group::flight_record)).
+    pub fn flight_record(&self) -> Option<FlightRecord> {
+        self.coordinator.as_ref().map(Coordinator::flight_record)
     }
 
     /// The name of the next group of all ranks, the same on all of them: `world`, `world#2`.
@@ -169,22 +171,30 @@ pub enum InitError {
     Control(ControlError),
 }
 
-impl fmt::Display for InitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl InitError {
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
         match self {
-            InitError::Env(error) => error.fmt(f),
+            InitError::Env(error) => error.failure(),
             InitError::NoJob { rank, size } => {
-                write!(
-                    f,
-                    "init: expected CONSORT_JOB and CONSORT_SECRET for rank {rank} of {size}, got neither"
-                )?;
-                f.write_str("\n  note: start with `consort run`, or export both, alike for all ranks, before mpirun or srun")
+                let expected = format!("CONSORT_JOB and CONSORT_SECRET for rank {rank} of {size}");
+                Failure::new((expected, "neither")).of("init").note(
+                    "start with `consort run`, or export both, alike for all ranks, before mpirun or srun",
+                )
             }
             InitError::Coordinator { error, note } => {
-                write!(f, "init: rank 0 cannot serve the other ranks: {error}\n  note: {note}")
+                Failure::new(format!("rank 0 cannot serve the other ranks: {error}"))
+                    .of("init")
+                    .note(note.clone())
             }
-            InitError::Control(error) => error.fmt(f),
+            InitError::Control(error) => error.failure(),
         }
+    }
+}
+
+impl fmt::Display for InitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
     }
 }
 

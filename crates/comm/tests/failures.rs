@@ -5,9 +5,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use consort_comm::{
-    About, Buffer, CommError, Group, Message, Note, Pending, spawn, spawn_with_heap, take_unseen,
+    About, Buffer, CommError, Group, Message, Note, OperandType, Pending, spawn, spawn_with_heap, take_unseen,
 };
-use consort_types::{Dtype, Reduce};
+use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 const HEAP: usize = 1 << 20;
 
@@ -110,9 +110,9 @@ fn what_differs_is_refused_by_members_that_need_nothing_of_each_other() {
             });
             check_mismatch(&texts, "the root", ["scatter root 0", "scatter root 1"]);
             let texts = errors(n, |group| {
-                let to = (0..n).map(|member| (member + 1 < n).then_some(member + 1));
-                let to = if group.rank() == guilty { vec![None; n] } else { to.collect() };
-                group.permute(zeros(group, 8), zeros(group, 8), to)
+                let route =
+                    if group.rank() == guilty { Route::Table(vec![None; n]) } else { Route::Shift(1) };
+                group.permute(zeros(group, 8), zeros(group, 8), &route)
             });
             let odd = format!("rank {guilty} ");
             check_mismatch(
@@ -290,8 +290,17 @@ fn wrong_arguments_are_refused_before_anything_starts() {
         let text = |result: Result<Pending, CommError>| result.map(drop).unwrap_err().to_string();
         let buffer = |len| zeros(&group, len);
         assert_eq!(
-            text(group.all_reduce(buffer(8), Dtype::Bool, Reduce::Sum)),
-            "`sum` is not defined for bool"
+            text(group.all_reduce(buffer(8), Dtype::Bool, Reduce::Avg)),
+            "`avg` is not defined for bool"
+        );
+        let mixed = [OperandType::new(Dtype::U8, &[4]), OperandType::new(Dtype::F32, &[1])];
+        let sum = Collective {
+            reduce: Some(Reduce::Sum),
+            ..Collective::new(Kind::AllReduce, GroupName::Axes(Axes::NONE))
+        };
+        assert_eq!(
+            text(group.start(&sum, &mixed, [buffer(3), buffer(4)], None)),
+            "expected the operands with larger elements first, got f32 after 3 bytes"
         );
         assert_eq!(text(group.broadcast(buffer(8), 2)), "expected a root below 2, got 2");
         assert!(
@@ -302,9 +311,9 @@ fn wrong_arguments_are_refused_before_anything_starts() {
             text(group.reduce_scatter(buffer(4), buffer(2), Dtype::F32, Reduce::Sum, 1))
                 .contains("multiple of 8")
         );
-        assert!(text(group.all_gather(buffer(4), buffer(8), 0)).contains("0 rows"));
+        assert!(text(group.all_gather(buffer(4), buffer(8), 0)).contains("0 stripes"));
         assert!(
-            text(group.permute(buffer(4), buffer(4), vec![Some(1), Some(1)]))
+            text(group.permute(buffer(4), buffer(4), &Route::Table(vec![Some(1), Some(1)])))
                 .starts_with("expected 2 entries")
         );
         assert!(text(group.all_to_all(buffer(4), buffer(4), &[1], &[4])).starts_with("expected 2 splits"));
@@ -386,9 +395,10 @@ fn a_member_that_left_is_not_waited_for() {
     });
     for text in [&texts[0], &texts[2]] {
         // It may also have seen, before it left, that they had made a call that it had not.
-        let said = "call 1 on world: rank 1 has left the group without its part of it";
+        let said = "call 1 on world: rank 1 left the group before it had done its part of this call";
         assert!(
-            text.contains(said) || text.contains("call 1 on world: rank 1 left without making it"),
+            text.contains(said)
+                || text.contains("call 1 on world: rank 1 left the group without making this call"),
             "{text}"
         );
     }
@@ -523,7 +533,7 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
     let unseen = |f: &(dyn Fn(Group) + Sync)| {
         spawn_with_heap(2, HEAP, |group| {
             f(group);
-            take_unseen().join("\n")
+            take_unseen().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
         })
     };
     // A call that differs, and whose handle is dropped.
@@ -553,7 +563,7 @@ fn errors_that_nobody_saw_are_reported_at_the_end() {
             drop(group.recv(Message::new(1, 7, zeros(&group, 8))).unwrap());
         }
     });
-    assert!(texts[0].contains("rank 1 has left the group without its part of it"), "{texts:?}");
+    assert!(texts[0].contains("rank 1 left the group before it had done its part of this call"), "{texts:?}");
     // A message to itself.
     let texts = unseen(&|group| drop(group.send(Message::new(group.rank(), 7, zeros(&group, 8))).unwrap()));
     assert!(texts.iter().all(|text| text.contains("was never received")), "{texts:?}");

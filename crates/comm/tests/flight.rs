@@ -4,7 +4,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Event, Group, Kind, Message, spawn_with_heap};
+use consort_comm::{Buffer, Event, EventKind, Group, Message, spawn_with_heap};
 use consort_types::{Dtype, Reduce};
 
 const HEAP: usize = 1 << 20;
@@ -24,8 +24,8 @@ fn reduce(group: &Group, len: usize, reduce: Reduce) -> Result<(), consort_comm:
 }
 
 /// The events of a rank, without waits, which vary between runs.
-fn of(events: &[Event], rank: usize) -> Vec<(Kind, String, u64, String, u64)> {
-    let mine = events.iter().filter(|event| event.rank == rank && event.kind != Kind::Wait);
+fn of(events: &[Event], rank: usize) -> Vec<(EventKind, String, u64, String, u64)> {
+    let mine = events.iter().filter(|event| event.rank == rank && event.kind != EventKind::Wait);
     mine.map(|event| (event.kind, event.group.clone(), event.number, event.op.clone(), event.bytes)).collect()
 }
 
@@ -39,7 +39,7 @@ fn every_member_reads_what_all_of_them_did() {
         let message = |peer| Message::new(peer, 0, zeros(&group, 24));
         let (next, before) = ((me + 1) % 4, (me + 3) % 4);
         group.exchange(vec![message(next)], vec![message(before)]).unwrap().wait(soon()).unwrap();
-        group.recorder().record(Kind::Kernel, group.recorder().name("matmul"), 640);
+        group.recorder().record(EventKind::Kernel, group.recorder().name("matmul"), 640);
         group.barrier().unwrap().wait(soon()).unwrap();
         // What a member did before the barrier is there; some may have gone further.
         let events = group.events();
@@ -47,16 +47,16 @@ fn every_member_reads_what_all_of_them_did() {
         for rank in 0..4 {
             let half = if rank % 2 == 0 { "world.1[0,2]" } else { "world.1[3,1]" };
             let expected = [
-                (Kind::Start, "world", 0, "all_reduce sum f32", 40),
-                (Kind::Finish, "world", 0, "all_reduce sum f32", 40),
-                (Kind::Start, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
-                (Kind::Finish, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
-                (Kind::Start, half, 0, "broadcast root 1", 16),
-                (Kind::Finish, half, 0, "broadcast root 1", 16),
-                (Kind::Start, "world", 0, "exchange", 48),
-                (Kind::Finish, "world", 0, "exchange", 48),
-                (Kind::Kernel, "world", 0, "matmul", 640),
-                (Kind::Start, "world", 2, "barrier", 0),
+                (EventKind::Start, "world", 0, "all_reduce sum f32", 40),
+                (EventKind::Finish, "world", 0, "all_reduce sum f32", 40),
+                (EventKind::Start, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
+                (EventKind::Finish, "world", 1, "make groups of the lists [[0, 2], [3, 1]]", 8),
+                (EventKind::Start, half, 0, "broadcast root 1", 16),
+                (EventKind::Finish, half, 0, "broadcast root 1", 16),
+                (EventKind::Start, "world", 0, "exchange", 48),
+                (EventKind::Finish, "world", 0, "exchange", 48),
+                (EventKind::Kernel, "world", 0, "matmul", 640),
+                (EventKind::Start, "world", 2, "barrier", 0),
             ]
             .map(|(kind, group, number, op, bytes)| (kind, group.to_string(), number, op.to_string(), bytes));
             let found = of(&events, rank);
@@ -69,8 +69,8 @@ fn every_member_reads_what_all_of_them_did() {
             );
         }
         // Others may be in the next barrier already, which is no difference.
-        assert!(group.flight().divergence().is_none_or(|divergence| divergence.number == 3));
-        assert!(pairs.flight().lost.keys().eq(if me % 2 == 0 { &[0, 2] } else { &[1, 3] }));
+        assert!(group.flight_record().divergence().is_none_or(|divergence| divergence.number == 3));
+        assert!(pairs.flight_record().lost.keys().eq(if me % 2 == 0 { &[0, 2] } else { &[1, 3] }));
         // Nobody starts the next call before all have looked.
         group.barrier().unwrap().wait(soon()).unwrap();
     });
@@ -82,9 +82,9 @@ fn a_difference_is_named_by_what_was_recorded() {
         (0..5).for_each(|_| reduce(&group, 40, Reduce::Sum).unwrap());
         let kind = if group.rank() == 1 { Reduce::Max } else { Reduce::Sum };
         let error = reduce(&group, 40, kind).unwrap_err();
-        let flight = group.flight();
+        let flight = group.flight_record();
         let recorded =
-            flight.events.iter().find(|event| event.kind == Kind::Error && event.rank == group.rank());
+            flight.events.iter().find(|event| event.kind == EventKind::Error && event.rank == group.rank());
         let recorded = recorded.unwrap();
         let said = "call 5 on world: the reduction must be the same on all ranks";
         assert_eq!((recorded.number, recorded.op.as_str()), (5, said));
@@ -115,7 +115,7 @@ fn a_member_that_does_not_come_is_seen_in_its_last_operation() {
         }
         let pending = group.barrier().unwrap();
         pending.wait(Instant::now() + Duration::from_millis(200)).map(drop).unwrap_err();
-        let text = group.flight().to_string();
+        let text = group.flight_record().to_string();
         over.wait();
         Some(text)
     });
@@ -138,15 +138,15 @@ fn calls_beyond_the_slots_are_recorded_when_they_are_published() {
         let pending: Vec<_> = (0..40).map(|_| group.barrier().unwrap()).collect();
         pending.into_iter().for_each(|pending| drop(pending.wait(soon()).unwrap()));
         let events = group.events();
-        let numbers = |kind: Kind| -> Vec<u64> {
+        let numbers = |kind: EventKind| -> Vec<u64> {
             let mine = events.iter().filter(|event| event.rank == group.rank() && event.kind == kind);
             mine.map(|event| event.number).collect()
         };
-        assert_eq!(numbers(Kind::Start), (0..40).collect::<Vec<_>>());
+        assert_eq!(numbers(EventKind::Start), (0..40).collect::<Vec<_>>());
         // What the other member publishes meanwhile may let a later call finish first.
-        let mut finished = numbers(Kind::Finish);
+        let mut finished = numbers(EventKind::Finish);
         finished.sort();
         assert_eq!(finished, (0..40).collect::<Vec<_>>());
-        assert!(numbers(Kind::Publish).iter().all(|number| *number >= 32));
+        assert!(numbers(EventKind::Publish).iter().all(|number| *number >= 32));
     });
 }

@@ -8,17 +8,20 @@ use std::rc::Rc;
 
 use consort_comm::{About, Buffer, Note, from_now};
 use consort_ir::infer::infer;
-use consort_ir::ops::{Alias, BUILT_IN, EvalCx, OpDef, Undecided, Violation, call_name};
+use consort_ir::ops::{
+    Alias, EvalCx, EvalError, OpDef, Undecided, boxes_of, built_in, call_name, check_name, eval_of, view_of,
+};
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
 use consort_types::layout::{Dims, Layout};
-use consort_types::{Dtype, Kind};
+use consort_types::{Dtype, Failure, Kind};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::storage::Storage;
-use crate::tensor::{CachedLayout, Tensor, Tensors, alloc, check_size};
+use crate::placement::Origin;
+use crate::storage::{Storage, alloc, check_size, fill_new};
+use crate::tensor::{CachedLayout, Tensor, Tensors};
 use crate::trace::{record, settle};
 use crate::world::World;
 
@@ -52,6 +55,8 @@ pub(crate) fn no_result(op: &dyn OpDef, site: &'static Location<'static>) -> Err
 /// Outcome of an op's type rule for given operands: types and layouts of the results, and the kernel.
 pub(crate) struct Prepared {
     pub(crate) results: SmallVec<[(Rc<TensorType>, Rc<CachedLayout>); 1]>,
+    /// The op and its attributes, and the axes over which these differ.
+    pub(crate) made_by: Origin,
     kernel: Option<Kernel>,
     /// What group members compare about the call; empty for ops that do not communicate.
     pub(crate) note: Note,
@@ -71,12 +76,14 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     }
     settle_all(args, info.name, site)?;
     let prepared = prepared(op, &world, args, site)?;
+    let origin = Origin::of(&prepared, args);
     let one = |(ty, layout): &(Rc<TensorType>, Rc<CachedLayout>), storage| Tensor {
         ty: Rc::clone(ty),
         layout: Rc::clone(layout),
         storage,
         traced: None,
         world: world.id,
+        origin,
     };
     if world.heap().is_none() || args.iter().any(|arg| arg.storage.is_none()) {
         return Ok(prepared.results.iter().map(|result| one(result, None)).collect());
@@ -84,7 +91,9 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
     if let (Alias::View, Some(x)) = (op.alias(), args.first()) {
-        let layouts = op.view(&sizes, &x.layout).map_err(|error| Error::new(info.name, error.0, site))?;
+        let shapes = prepared.results.iter().map(|(_, layout)| &layout.shape[..]);
+        let layouts = view_of(op, &sizes, &x.layout, shapes);
+        let layouts = layouts.map_err(|error| Error::new(info.name, error.headline, site))?;
         if let Some(layouts) = layouts {
             for layout in &layouts {
                 check_size(info.name, &layout.shape, x.dtype(), site)?;
@@ -97,8 +106,8 @@ pub(crate) fn run(op: &dyn OpDef, args: &mut Tensors, site: &'static Location<'s
         }
     }
     match prepared.kernel {
-        Some(kernel) => compute(op, &world, &sizes, kernel, args, &prepared, site),
-        None => evaluate(op, &world, &sizes, args, &prepared, site),
+        Some(kernel) => compute(op, &world, &sizes, kernel, args, (&prepared, origin), site),
+        None => evaluate(op, &world, &sizes, args, (&prepared, origin), site),
     }
 }
 
@@ -132,6 +141,7 @@ fn prepare(
     site: &'static Location<'static>,
 ) -> Result<Prepared> {
     let name = op.info().name;
+    check_name(op.info()).map_err(|failure| Error::of(call_name(name), failure, site))?;
     let types = types_of(op, world, args, site)?;
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);
@@ -145,21 +155,30 @@ fn prepare(
             Type::Tensor(ty) => vec![ty],
             Type::Pending(types) => types,
             Type::Size(..) => {
-                return Err(Error::new(name, "it gives no tensor: ask the tensor or the group for it", site));
+                return Err(Error::new(name, "it returns a size: use `Tensor::dim` or `Group::size`", site));
             }
         };
         for ty in types {
             let (mut ty, shape) =
-                concrete(ty, &sizes).map_err(|message| Error::new(call_name(name), message, site))?;
+                concrete(ty, &sizes).map_err(|error| Error::new(call_name(name), error.headline, site))?;
             if made_from_numbers {
                 ty.varies = mesh.all_axes();
             }
             results.push((world.memo().share(ty), CachedLayout::new(Layout::contiguous(&shape))));
         }
     }
+    // Only of users' ops: the boxes of built-in ones follow from the types.
+    if op.joins() && built_in(name).is_none() {
+        let shapes: Vec<&[usize]> = args.iter().map(|arg| &arg.layout.shape[..]).collect();
+        let boxes = results.iter().try_for_each(|(_, layout): &(_, Rc<CachedLayout>)| {
+            boxes_of(op, &sizes, &shapes, &layout.shape).map(drop)
+        });
+        boxes.map_err(|error| Error::new(name, error.headline, site))?;
+    }
     let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
     let (note, messages) = notes(op, world, args);
-    Ok(Prepared { results, kernel, note, messages })
+    let made_by = Origin::of_op(op, &mesh, &world.facts());
+    Ok(Prepared { results, made_by, kernel, note, messages })
 }
 
 /// What group members compare about a start and its messages; empty for other ops.
@@ -182,9 +201,7 @@ pub(crate) fn world_of(op: &str, args: &[Tensor], site: &'static Location<'stati
     let world = World::current()?;
     let foreign = |arg: &&Tensor| arg.world != 0 && arg.world != world.id && arg.storage.is_some();
     match args.iter().find(foreign) {
-        Some(_) => {
-            Err(Error::new(op, "expected a tensor of this world, got one of another, which is over", site))
-        }
+        Some(_) => Err(Error::new(op, ("a tensor of this world", "one of a world that was dropped"), site)),
         None => Ok(world),
     }
 }
@@ -199,17 +216,12 @@ fn types_of(
     let types: SmallVec<[Type; 3]> = args.iter().map(|arg| Type::Tensor((*arg.ty).clone())).collect();
     let (mesh, mut facts) = (world.mesh(), world.facts());
     infer(op, &mesh, &types, &[], &mut facts, Undecided::Refuse)
-        .map_err(|violation: Violation| Error::rule(call_name(op.info().name), violation, site))
+        .map_err(|failure: Box<Failure>| Error::of(call_name(op.info().name), failure, site))
 }
 
 /// A type with the sizes that it has on this rank.
-fn concrete(ty: TensorType, sizes: &EvalCx<'_>) -> std::result::Result<(TensorType, Dims), String> {
-    let shape: Dims = ty
-        .shape
-        .iter()
-        .map(|size| sizes.size(size))
-        .collect::<std::result::Result<_, _>>()
-        .map_err(|e| e.0)?;
+fn concrete(ty: TensorType, sizes: &EvalCx<'_>) -> Result<(TensorType, Dims), EvalError> {
+    let shape = ty.shape.iter().map(|size| sizes.size(size)).collect::<Result<Dims, _>>()?;
     if ty.shape.iter().all(|size| size.as_const().is_some()) {
         return Ok((ty, shape));
     }
@@ -223,7 +235,7 @@ fn compute(
     sizes: &EvalCx<'_>,
     kernel: Kernel,
     args: &mut Tensors,
-    prepared: &Prepared,
+    (prepared, origin): (&Prepared, Origin),
     site: &'static Location<'static>,
 ) -> Result<Tensors> {
     let name = op.info().name;
@@ -232,7 +244,7 @@ fn compute(
     }
     let fits = |arg: &Tensor| {
         let (ty, layout) = &prepared.results[0];
-        arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && is_own(arg)
+        arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && arg.held(1, false).is_none()
     };
     let reused = match op.alias() {
         Alias::First => args.first().filter(|first| fits(first)).map(|_| 0),
@@ -255,6 +267,7 @@ fn compute(
             storage: Some(storage),
             traced: None,
             world: world.id,
+            origin,
         });
     }
     let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
@@ -262,12 +275,6 @@ fn compute(
         args[at].storage = made[0].storage.take();
     }
     outcome.map(|()| made)
-}
-
-/// Whether a tensor's storage has no other owner, lies without gaps, and can be written at once.
-fn is_own(tensor: &Tensor) -> bool {
-    let Some(storage) = &tensor.storage else { return false };
-    Rc::strong_count(storage) == 1 && tensor.layout.is_contiguous() && storage.buffer.is_released()
 }
 
 #[allow(clippy::too_many_arguments, reason = "one call, taken apart for reading")]
@@ -299,7 +306,7 @@ fn call(
     }
     let mut views: SmallVec<[Arg<'_>; 3]> = SmallVec::new();
     for (arg, bytes) in args.iter().zip(&reads) {
-        views.push(bytes.as_ref().map_or(Arg::Result, |bytes| view_of(arg, bytes)));
+        views.push(bytes.as_ref().map_or(Arg::Result, |bytes| kernel_view(arg, bytes)));
     }
     let mut outs: SmallVec<[ViewMut<'_>; 2]> = made
         .iter()
@@ -311,7 +318,7 @@ fn call(
 }
 
 /// A kernel's view of a tensor, over the bytes from its first element to its last.
-fn view_of<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
+fn kernel_view<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
     let (shape, strides) = (&tensor.layout.shape, &tensor.layout.strides);
     Arg::View(View { dtype: tensor.dtype(), shape, strides, bytes })
 }
@@ -323,8 +330,8 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     let storage = tensor.data("copy", site)?;
     let bytes = storage.buffer.bytes_of(tensor.byte_range());
     let bytes = bytes.map_err(|error| Error::comm("copy", error, site))?;
-    let Arg::View(view) = view_of(tensor, &bytes) else { return Ok(()) };
-    crate::tensor::fill_new("copy", buffer, site, |out| {
+    let Arg::View(view) = kernel_view(tensor, &bytes) else { return Ok(()) };
+    fill_new("copy", buffer, site, |out| {
         copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
     })
 }
@@ -335,43 +342,38 @@ fn evaluate(
     world: &World,
     sizes: &EvalCx<'_>,
     args: &[Tensor],
-    prepared: &Prepared,
+    (prepared, origin): (&Prepared, Origin),
     site: &'static Location<'static>,
 ) -> Result<Tensors> {
-    use consort_ir::tensor::Tensor as Reference;
+    use consort_ir::literal::Literal;
     let name = op.info().name;
-    let is_built_in = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).any(|info| info.name == name);
-    if is_built_in {
+    // A built-in op never falls back to its definition: that would hide a missing kernel.
+    if built_in(name).is_some() {
         return Err(Error::new(name, "it has no kernel", site));
     }
     let too_large = || Error::new(name, "expected a tensor that the evaluation can hold", site);
     let mut given = Vec::new();
     for arg in args {
         let reference = arg.with_bytes(name, site, |bytes| {
-            Reference::from_bytes(arg.dtype(), arg.layout.shape.to_vec(), bytes)
+            Literal::from_bytes(arg.dtype(), arg.layout.shape.to_vec(), bytes)
         })?;
         given.push(reference.ok_or_else(too_large)?);
     }
-    let made = op.eval(sizes, &given.iter().collect::<Vec<_>>());
-    let made = made.map_err(|error| Error::new(name, error.0, site))?;
+    let wanted: Vec<(Dtype, &[usize])> =
+        prepared.results.iter().map(|(ty, layout)| (ty.dtype, &layout.shape[..])).collect();
+    let made = eval_of(op, sizes, &given.iter().collect::<Vec<_>>(), &wanted);
+    let made = made.map_err(|error| Error::new(name, error.headline, site))?;
     let mut tensors = Tensors::new();
     for ((ty, layout), reference) in prepared.results.iter().zip(made) {
         let buffer = alloc(world, name, ty.dtype, &layout.shape, site)?;
-        crate::tensor::fill_new(name, &buffer, site, |bytes| {
+        fill_new(name, &buffer, site, |bytes| {
             bytes.copy_from_slice(&reference.to_bytes());
             Ok(())
         })?;
         let (ty, layout, storage) = (Rc::clone(ty), Rc::clone(layout), Some(Storage::new(buffer)));
-        tensors.push(Tensor { ty, layout, storage, traced: None, world: world.id });
+        tensors.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
     }
     Ok(tensors)
-}
-
-/// A 0-d tensor of one value.
-pub(crate) fn scalar(dtype: Dtype, value: f64, site: &'static Location<'static>) -> Result<Tensor> {
-    use consort_ir::ops::{Constant, Elements};
-    let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
-    run_one(&Constant { dtype, shape: Vec::new(), value }, Tensors::new(), site)
 }
 
 /// Copies the elements of `from` into the storage of `to`, of the same shape and type. Waits for both.
@@ -399,7 +401,7 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
     let mut out = out.bytes_mut(from_now(world.timeout())).map_err(failed)?;
     let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
-    let Arg::View(view) = view_of(&from, &bytes) else { return Ok(()) };
+    let Arg::View(view) = kernel_view(&from, &bytes) else { return Ok(()) };
     let layout = Layout { start: 0, ..(**to.layout).clone() };
     copy::copy_into(&world.threads(), &view, &mut out, &layout)
         .map_err(|error| Error::new("copy", error.0, site))

@@ -1,10 +1,13 @@
-//! Control flow that stays in a compiled program: a choice and a loop.
+//! Control flow that stays in a compiled program: a choice and two loops.
 
 use std::panic::Location;
 
+use consort_ir::entity::Value;
 use consort_ir::index::Index;
 use consort_ir::ops::{self, Op};
+use consort_ir::program::Block;
 use consort_ir::types::Type;
+use consort_types::Axes;
 
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, MapTensors};
@@ -19,7 +22,7 @@ use crate::trace::{self, Session};
 ///
 /// # fn main() -> consort::Result<()> {
 /// let f = compile(|x: Tensor| {
-///     let large = x.sum_all()?.gt(&Tensor::full(x.dtype(), &[0usize; 0], 3.0)?)?;
+///     let large = x.sum_all()?.gt(3.0)?;
 ///     cond(&large, x, |x| x.neg(), |x| x.exp())
 /// });
 /// assert_eq!(f.call(Tensor::from_iter([1.0f32, 4.0])?)?.to_vec::<f32>()?, [-1.0, -4.0]);
@@ -55,7 +58,7 @@ pub fn cond<A: Flatten, R: Flatten>(
 ///         Ok((sum.clone(), sum))
 ///     })
 /// });
-/// let (last, all) = f.call((Tensor::from_slice(&[0.0f32], &[])?, Tensor::from_iter([1.0f32, 2.0, 3.0])?))?;
+/// let (last, all) = f.call((Tensor::scalar(0.0f32)?, Tensor::from_iter([1.0f32, 2.0, 3.0])?))?;
 /// assert_eq!((last.item::<f32>()?, all.to_vec::<f32>()?), (6.0, vec![1.0, 3.0, 6.0]));
 /// # Ok(()) }
 /// ```
@@ -74,6 +77,96 @@ pub fn scan<C: Flatten, X: Flatten, Y: Flatten>(
     }
 }
 
+/// How many iterations a [`while_loop`] may have, and how many are expected.
+///
+/// ```
+/// use consort::{Iterations, Tensor, while_loop};
+///
+/// # fn main() -> consort::Result<()> {
+/// let few = Iterations::at_most(100).expect(3);
+/// let x = while_loop(few, Tensor::scalar(8i64)?, |x| x.gt(1), |x| x.div(2))?;
+/// assert_eq!(x.item::<i64>()?, 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Iterations {
+    limit: usize,
+    expected: usize,
+}
+
+impl Iterations {
+    /// At most `limit` iterations; the same number is expected.
+    ///
+    /// [`Iterations`] has an example.
+    pub fn at_most(limit: usize) -> Iterations {
+        Iterations { limit, expected: limit }
+    }
+
+    /// Sets the expected number, from which costs are computed. Results do not depend on it.
+    ///
+    /// [`Iterations`] has an example.
+    #[must_use]
+    pub fn expect(self, expected: usize) -> Iterations {
+        Iterations { expected, ..self }
+    }
+}
+
+impl From<usize> for Iterations {
+    fn from(limit: usize) -> Iterations {
+        Iterations::at_most(limit)
+    }
+}
+
+/// Runs `body` as long as `condition` of the carry, a 0-d bool tensor, is true; returns the last carry. The condition
+/// must be equal on all ranks: compute it from values that are, such as the result of an all_reduce. It is an error if
+/// it is still true after the largest number of iterations. In a trace the body becomes part of the program once.
+///
+/// ```
+/// use consort::{Tensor, compile, while_loop};
+///
+/// # fn main() -> consort::Result<()> {
+/// let halve = compile(|x: Tensor| {
+///     while_loop(100, x, |x| x.max_all()?.gt(1.0), |x| x * 0.5)
+/// });
+/// assert_eq!(halve.call(Tensor::from_iter([8.0f32, 3.0])?)?.to_vec::<f32>()?, [1.0, 0.375]);
+/// assert_eq!(halve.call(Tensor::from_iter([1.0f32, 0.5])?)?.to_vec::<f32>()?, [1.0, 0.5]);
+/// assert_eq!(halve.stats().graphs, 1);
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn while_loop<C: Flatten>(
+    iterations: impl Into<Iterations>,
+    carry: C,
+    condition: impl Fn(&C) -> Result<Tensor>,
+    body: impl Fn(C) -> Result<C>,
+) -> Result<C> {
+    let (site, iterations) = (Location::caller(), iterations.into());
+    match trace::current() {
+        Some(session) => session.while_loop(iterations, carry, condition, body, site),
+        None => eager_while(iterations.limit, carry, condition, body, site),
+    }
+}
+
+fn eager_while<C: Flatten>(
+    limit: usize,
+    mut carry: C,
+    condition: impl Fn(&C) -> Result<Tensor>,
+    body: impl Fn(C) -> Result<C>,
+    site: Site,
+) -> Result<C> {
+    let mut done = 0;
+    loop {
+        if !condition(&carry)?.item::<bool>()? {
+            return Ok(carry);
+        }
+        if done == limit {
+            return Err(Error::new("while_loop", ops::Trips::unfinished(limit), site));
+        }
+        carry = body(carry)?;
+        done += 1;
+    }
+}
+
 fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
     length: usize,
     mut carry: C,
@@ -89,7 +182,7 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
         parts.push(y.flatten());
         first.get_or_insert(y);
     }
-    let first = first.ok_or_else(|| Error::new("scan", "expected at least one iteration, got none", site))?;
+    let first = first.ok_or_else(|| Error::new("scan", ("at least one iteration", "none"), site))?;
     let mut at = 0;
     let ys = cut(&first, |_| {
         let own: Vec<&Tensor> = parts.iter().filter_map(|part| part.get(at)).collect();
@@ -126,7 +219,7 @@ impl Session {
         let tensors = args.flatten();
         let mut operands = self.operands(&tensors, "cond", site)?;
         let types = self.types(&operands)?;
-        let run = |f: Box<dyn FnOnce(A) -> Result<R> + '_>, captured: &[consort_ir::entity::Value]| {
+        let run = |f: Box<dyn FnOnce(A) -> Result<R> + '_>, captured: &[Value]| {
             let params = self.begin(types.clone(), captured)?;
             let outcome = f(args.unflatten(params)?).and_then(|result| {
                 let results = self.operands(&result.flatten(), "cond", site)?;
@@ -166,37 +259,95 @@ impl Session {
         for ty in &mut types[carries.len()..] {
             if let Type::Tensor(tensor) = ty {
                 if tensor.shape.is_empty() {
-                    return Err(Error::new(
-                        "scan",
-                        "expected tensors with a first dimension, got a 0-d one",
-                        site,
-                    ));
+                    let message = ("tensors with a first dimension", "a 0-d one");
+                    return Err(Error::new("scan", message, site));
                 }
                 tensor.shape.remove(0);
             }
         }
-        // The carry may vary over more axes after an iteration than before the first: then the body is traced again
-        // with these axes. There are few axes, so this terminates soon.
+        let differs = self.varies(length)?;
+        let ((next, ys), block) = self.body(
+            &mut types,
+            carries.len(),
+            &mut operands,
+            ("scan", site),
+            |_| differs,
+            |params| {
+                let (own, parts) = params.split_at(carries.len());
+                let (next, ys) = body(carry.unflatten(own.to_vec())?, xs.unflatten(parts.to_vec())?)?;
+                if !same_settings(&carry, &next) {
+                    return Err(Error::new("scan", KEEPS, site));
+                }
+                let tensors = [next.flatten(), ys.flatten()].concat();
+                Ok(((next, ys), tensors))
+            },
+        )?;
+        let op = ops::Scan { length: length.clone(), carries: carries.len(), slices: slices.len() };
+        let values = self.control_node(Op::new(op), &operands, vec![block], "scan", site)?;
+        let (own, stacked) = values.split_at(carries.len());
+        Ok((next.unflatten(own.to_vec())?, ys.unflatten(stacked.to_vec())?))
+    }
+
+    fn while_loop<C: Flatten>(
+        self: &std::rc::Rc<Self>,
+        iterations: Iterations,
+        carry: C,
+        condition: impl Fn(&C) -> Result<Tensor>,
+        body: impl Fn(C) -> Result<C>,
+        site: Site,
+    ) -> Result<C> {
+        let first = condition(&carry)?;
+        let carries = [vec![first], carry.flatten()].concat();
+        let mut operands = self.operands(&carries, "while_loop", site)?;
+        let mut types = self.types(&operands)?;
+        let (next, block) = self.body(
+            &mut types,
+            carries.len(),
+            &mut operands,
+            ("while_loop", site),
+            Type::varies,
+            |params| {
+                let next = body(carry.unflatten(params[1..].to_vec())?)?;
+                if !same_settings(&carry, &next) {
+                    return Err(Error::new("while_loop", KEEPS, site));
+                }
+                let tensors = [vec![condition(&next)?], next.flatten()].concat();
+                Ok((next, tensors))
+            },
+        )?;
+        let Iterations { limit, expected } = iterations;
+        let op = ops::While { limit, expected, carries: carries.len() };
+        let values = self.control_node(Op::new(op), &operands, vec![block], "while_loop", site)?;
+        next.unflatten(values[1..].to_vec())
+    }
+
+    /// Traces the body of a loop as a block of parameters of these types; `run` returns what the body made, and its
+    /// tensors. Adds what it captured to the operands. A carry may differ over more axes after an iteration than before
+    /// the first, and wherever the number of iterations does, which `differs` tells of the first carry: then the body
+    /// is traced again with these axes. There are few axes, so this terminates soon.
+    fn body<T>(
+        self: &std::rc::Rc<Self>,
+        types: &mut [Type],
+        carries: usize,
+        operands: &mut Vec<Value>,
+        (op, site): (&str, Site),
+        differs: impl Fn(&Type) -> Axes,
+        run: impl Fn(&[Tensor]) -> Result<(T, Vec<Tensor>)>,
+    ) -> Result<(T, Block)> {
         loop {
             let before = self.snapshot();
-            let params = self.begin(types.clone(), &[])?;
-            let (own, parts) = params.split_at(carries.len());
-            let outcome = (|| {
-                let (next, ys) = body(carry.unflatten(own.to_vec())?, xs.unflatten(parts.to_vec())?)?;
-                let results = self.operands(&[next.flatten(), ys.flatten()].concat(), "scan", site)?;
-                Ok((next, ys, results))
-            })();
-            let (next, ys, results) = self.ended(outcome)?;
-            if !same_settings(&carry, &next) {
-                let message = "expected what is carried to keep its numbers and lists besides tensors";
-                return Err(Error::new("scan", message, site));
-            }
+            let params = self.begin(types.to_vec(), &[])?;
+            let outcome =
+                run(&params).and_then(|(made, tensors)| Ok((made, self.operands(&tensors, op, site)?)));
+            let (made, results) = self.ended(outcome)?;
             let mut wider = false;
-            let given = self.types(&results)?;
-            for (ty, after) in types[..carries.len()].iter_mut().zip(&given) {
+            let after = self.types(&results)?;
+            let trips = after.first().map_or(Axes::NONE, &differs);
+            for (ty, after) in types[..carries].iter_mut().zip(&after) {
                 if let (Type::Tensor(ty), Type::Tensor(after)) = (ty, after) {
-                    wider |= !after.varies.is_subset(ty.varies);
-                    ty.varies = ty.varies.union(after.varies);
+                    let all = ty.varies.union(after.varies).union(trips);
+                    wider |= all != ty.varies;
+                    ty.varies = all;
                 }
             }
             let (block, captured) = self.end(&results);
@@ -205,20 +356,19 @@ impl Session {
                 continue;
             }
             operands.extend(captured);
-            let op = ops::Scan { length: length.clone(), carries: carries.len(), slices: slices.len() };
-            let values = self.control_node(Op::new(op), &operands, vec![block?], "scan", site)?;
-            let (own, stacked) = values.split_at(carries.len());
-            return Ok((next.unflatten(own.to_vec())?, ys.unflatten(stacked.to_vec())?));
+            return Ok((made, block?));
         }
     }
 }
+
+const KEEPS: &str = "expected what is carried to keep its numbers and lists besides tensors";
 
 /// Whether two values have equal numbers, strings and lengths; tensors are ignored.
 fn same_settings<T: Flatten>(a: &T, b: &T) -> bool {
     use crate::compile::Leaf;
     let settings = |value: &T| {
         let leaves = crate::compile::leaves_of(value).into_iter();
-        leaves.filter(|leaf| !matches!(leaf, Leaf::Tensor(_))).collect::<Vec<_>>()
+        leaves.filter(|leaf| !matches!(leaf, Leaf::Tensor(..))).collect::<Vec<_>>()
     };
     settings(a) == settings(b)
 }

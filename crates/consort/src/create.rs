@@ -9,8 +9,10 @@ use consort_types::Dtype;
 use smallvec::smallvec;
 
 use crate::apply::run_one;
-use crate::error::{Error, Result};
+use crate::element::Element;
+use crate::error::{Error, Named, Result};
 use crate::index::{Index, Shape, plain};
+use crate::operand::scalar;
 use crate::tensor::{Tensor, Tensors};
 use crate::trace::record_sizes;
 
@@ -26,8 +28,22 @@ impl Tensor {
     #[track_caller]
     pub fn full(dtype: Dtype, shape: &(impl Shape + ?Sized), value: f64) -> Result<Tensor> {
         let value = if dtype.is_float() { Elements::Float(value) } else { Elements::Int(value as i64) };
-        let op = ops::Constant { dtype, shape: plain(shape.sizes()), value };
-        run_one(&op, Tensors::new(), Location::caller())
+        let (op, site) = (ops::Constant { dtype, shape: plain(shape.sizes()), value }, Location::caller());
+        run_one(&op, Tensors::new(), site).named("full", site)
+    }
+
+    /// A 0-d tensor of one number, with the element type of its Rust type.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let rate = consort::Tensor::scalar(0.5f32)?;
+    /// assert_eq!((rate.dtype(), rate.rank(), rate.item::<f32>()?), (consort::Dtype::F32, 0, 0.5));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn scalar<T: Element>(value: T) -> Result<Tensor> {
+        let site = Location::caller();
+        scalar(T::DTYPE, value.constant(), site).named("scalar", site)
     }
 
     /// A tensor of zeros.
@@ -39,7 +55,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn zeros(dtype: Dtype, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
-        Tensor::full(dtype, shape, 0.0)
+        Tensor::full(dtype, shape, 0.0).named("zeros", Location::caller())
     }
 
     /// A tensor of ones.
@@ -51,7 +67,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn ones(dtype: Dtype, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
-        Tensor::full(dtype, shape, 1.0)
+        Tensor::full(dtype, shape, 1.0).named("ones", Location::caller())
     }
 
     /// 0, 1, 2 and so on along a dimension.
@@ -77,7 +93,8 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn index(value: impl Into<Index>) -> Result<Tensor> {
-        run_one(&ops::IndexValue { value: value.into().0 }, Tensors::new(), Location::caller())
+        let (op, site) = (ops::IndexValue { value: value.into().0 }, Location::caller());
+        run_one(&op, Tensors::new(), site).named("index", site)
     }
 
     /// The elements of a 0-d or 1-d tensor of integers as sizes. In a trace they become symbols that are known when the
@@ -99,8 +116,8 @@ impl Tensor {
             return Ok(sizes?.into_iter().map(Index).collect());
         }
         match (self.dtype(), self.rank()) {
-            (Dtype::I64, 0 | 1) => Ok(self.to_vec::<i64>()?.into_iter().map(Index::from).collect()),
-            (Dtype::I32, 0 | 1) => Ok(self.to_vec::<i32>()?.into_iter().map(Index::from).collect()),
+            (Dtype::I64, 0 | 1) => self.elements::<i64>("to_sizes", site).map(indices),
+            (Dtype::I32, 0 | 1) => self.elements::<i32>("to_sizes", site).map(indices),
             _ => Err(wrong()),
         }
     }
@@ -117,7 +134,8 @@ impl Tensor {
     #[track_caller]
     pub fn uniform(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
         let shape = shape.sizes();
-        Tensor::uniform_part(dtype, &shape, &shape, &vec![0usize; shape.len()], key)
+        let (start, site) = (vec![0usize; shape.len()], Location::caller());
+        Tensor::uniform_part(dtype, &shape, &shape, &start, key).named("uniform", site)
     }
 
     /// The part of a larger tensor of random numbers that begins at `start`: the whole does not depend on how many
@@ -140,7 +158,7 @@ impl Tensor {
         key: i64,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
-        random(&ops::Uniform { dtype, shape, of, start }, key, Location::caller())
+        random(&ops::Uniform { dtype, shape, of, start }, key, ("uniform_part", Location::caller()))
     }
 
     /// Random numbers of the normal distribution, from a key.
@@ -154,7 +172,8 @@ impl Tensor {
     #[track_caller]
     pub fn normal(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
         let shape = shape.sizes();
-        Tensor::normal_part(dtype, &shape, &shape, &vec![0usize; shape.len()], key)
+        let (start, site) = (vec![0usize; shape.len()], Location::caller());
+        Tensor::normal_part(dtype, &shape, &shape, &start, key).named("normal", site)
     }
 
     /// The part of a larger tensor of normal random numbers that begins at `start`, as
@@ -170,12 +189,16 @@ impl Tensor {
         key: i64,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
-        random(&ops::Normal { dtype, shape, of, start }, key, Location::caller())
+        random(&ops::Normal { dtype, shape, of, start }, key, ("normal_part", Location::caller()))
     }
 }
 
+fn indices(list: Vec<impl Into<Index>>) -> Vec<Index> {
+    list.into_iter().map(Into::into).collect()
+}
+
 /// Runs a random op on a key.
-fn random(op: &dyn OpDef, key: i64, site: &'static Location<'static>) -> Result<Tensor> {
-    let key = run_one(&ops::IndexValue { value: ir::Index::constant(key) }, Tensors::new(), site)?;
-    run_one(op, smallvec![key], site)
+fn random(op: &dyn OpDef, key: i64, (method, site): (&str, &'static Location<'static>)) -> Result<Tensor> {
+    let key = run_one(&ops::IndexValue { value: ir::Index::constant(key) }, Tensors::new(), site);
+    key.and_then(|key| run_one(op, smallvec![key], site)).named(method, site)
 }

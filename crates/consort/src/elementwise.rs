@@ -10,8 +10,9 @@ use consort_ir::ops::OpDef;
 use consort_types::Dtype;
 use smallvec::smallvec;
 
-use crate::apply::{run, run_one, scalar};
-use crate::error::{Error, Result};
+use crate::apply::{run, run_one};
+use crate::error::{Error, Named, Result};
+use crate::operand::Operand;
 use crate::tensor::{Tensor, Tensors};
 
 /// The broadcast shape of two operands: sizes are aligned at the end, and sizes of one repeat. Symbolic sizes
@@ -53,17 +54,34 @@ fn widen(x: Tensor, shape: &[Index], site: &'static Location<'static>) -> Result
 
 /// Broadcasts two operands to one shape. If there is none, the op's type rule reports it.
 fn widen_both(x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<(Tensor, Tensor)> {
-    if alike(&x, &y) {
-        return Ok((x, y));
-    }
     match joint_shape(&x.ty.shape, &y.ty.shape) {
         Some(shape) => Ok((widen(x, &shape, site)?, widen(y, &shape, site)?)),
         None => Ok((x, y)),
     }
 }
 
+/// An op of this tensor and another operand.
+fn binary_with(
+    op: &dyn OpDef,
+    x: &Tensor,
+    y: Operand<'_>,
+    site: &'static Location<'static>,
+) -> Result<Tensor> {
+    match y {
+        Operand::Tensor(y) if alike(x, y) => run_one(op, smallvec![x.clone(), y.clone()], site),
+        Operand::Tensor(y) => binary(op, x.clone(), y.clone(), site),
+        number => {
+            let y = number.tensor(x.dtype(), (op.info().name, site))?;
+            binary(op, x.clone(), y, site)
+        }
+    }
+}
+
 fn binary(op: &dyn OpDef, x: Tensor, y: Tensor, site: &'static Location<'static>) -> Result<Tensor> {
-    let (x, y) = widen_both(x, y, site)?;
+    if alike(&x, &y) {
+        return run_one(op, smallvec![x, y], site);
+    }
+    let (x, y) = widen_both(x, y, site).named(op.info().name, site)?;
     run_one(op, smallvec![x, y], site)
 }
 
@@ -71,16 +89,16 @@ fn binary(op: &dyn OpDef, x: Tensor, y: Tensor, site: &'static Location<'static>
 fn in_place(
     x: &mut Tensor,
     op: &dyn OpDef,
-    more: Option<&Tensor>,
-    site: &'static Location<'static>,
+    more: Option<Operand<'_>>,
+    (method, site): (&str, &'static Location<'static>),
 ) -> Result<()> {
+    let more = more.map(|other| other.tensor(x.dtype(), (method, site))).transpose()?;
     let mut args = Tensors::new();
     args.push(std::mem::replace(x, Tensor::of_shape(Dtype::F32, &[])));
     let outcome = match more {
         None => run(op, &mut args, site),
         Some(y) => {
-            let y =
-                if alike(&args[0], y) { Ok(y.clone()) } else { widen(y.clone(), &args[0].ty.shape, site) };
+            let y = if alike(&args[0], &y) { Ok(y) } else { widen(y, &args[0].ty.shape, site) };
             y.and_then(|y| {
                 args.push(y);
                 run(op, &mut args, site)
@@ -95,7 +113,7 @@ fn in_place(
         Ok(None) => Ok(()),
         Err(error) => {
             *x = args.swap_remove(0);
-            Err(error)
+            Err(error).named(method, site)
         }
     }
 }
@@ -125,7 +143,7 @@ macro_rules! unary {
         #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") in place.")]
         #[track_caller]
         pub fn $in_place(&mut self) -> Result<()> {
-            in_place(self, &ops::$op {}, None, Location::caller())
+            in_place(self, &ops::$op {}, None, (stringify!($in_place), Location::caller()))
         }
     };
 }
@@ -144,8 +162,8 @@ macro_rules! binary {
             /// # Ok(()) }
             /// ```
             #[track_caller]
-            pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
-                binary(&ops::$op {}, self.clone(), other.clone(), Location::caller())
+            pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+                binary_with(&ops::$op {}, self, other.into(), Location::caller())
             }
 
             binary!(@in_place $name $in_place $op);
@@ -155,8 +173,8 @@ macro_rules! binary {
     (@in_place $name:ident $in_place:ident $op:ident) => {
         #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") in place; the other is repeated to this one's shape.")]
         #[track_caller]
-        pub fn $in_place(&mut self, other: &Tensor) -> Result<()> {
-            in_place(self, &ops::$op {}, Some(other), Location::caller())
+        pub fn $in_place<'a>(&mut self, other: impl Into<Operand<'a>>) -> Result<()> {
+            in_place(self, &ops::$op {}, Some(other.into()), (stringify!($in_place), Location::caller()))
         }
     };
 }
@@ -200,6 +218,8 @@ unary! {
     gelu gelu_ Gelu, "[0.0f32, 100.0]" => "[  0. 100.]";
     /// x * sigmoid(x).
     silu silu_ Silu, "[0.0f32, 100.0]" => "[  0. 100.]";
+    /// log(1 + exp(x)): above 0 it tends to x, and below to exp(x).
+    softplus softplus_ Softplus, "[0.0f32, 100.0]" => "[  0.6931472 100.       ]";
     /// The larger of x and 0.
     relu relu_ Relu, "[1.0f32, -2.0]" => "[1. 0.]";
     /// The largest whole number that is not larger.
@@ -256,24 +276,29 @@ binary! {
 }
 
 impl Tensor {
-    /// `yes` where this is true, `no` where it is false.
+    /// `yes` where this is true, `no` where it is false; one of them may be a number.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
-    /// let (x, zero) = (consort::Tensor::from_iter([1.0f32, -2.0])?, consort::Tensor::from_iter([0.0f32])?);
-    /// assert_eq!(x.gt(&zero)?.select(&x, &zero)?.to_string(), "[1. 0.]");
+    /// let x = consort::Tensor::from_iter([1.0f32, -2.0])?;
+    /// assert_eq!(x.gt(0.0)?.select(&x, 0.5)?.to_string(), "[1.  0.5]");
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn select(&self, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
-        let site = Location::caller();
+    pub fn select<'a, 'b>(&self, yes: impl Into<Operand<'a>>, no: impl Into<Operand<'b>>) -> Result<Tensor> {
+        let (yes, no, site) = (yes.into(), no.into(), Location::caller());
+        let none = || Error::new("select", ("a tensor to select from", "two numbers"), site);
+        let dtype = yes.dtype().or(no.dtype()).ok_or_else(none)?;
+        let (yes, no) = (yes.tensor(dtype, ("select", site))?, no.tensor(dtype, ("select", site))?);
         let shape =
             joint_shape(&yes.ty.shape, &no.ty.shape).and_then(|shape| joint_shape(&shape, &self.ty.shape));
         let Some(shape) = shape else {
-            return run_one(&ops::Select {}, smallvec![self.clone(), yes.clone(), no.clone()], site);
+            return run_one(&ops::Select {}, smallvec![self.clone(), yes, no], site);
         };
-        let args = [self, yes, no].into_iter().map(|x| widen(x.clone(), &shape, site));
-        run_one(&ops::Select {}, args.collect::<Result<_>>()?, site)
+        let args = [self.clone(), yes, no].into_iter().map(|x| widen(x, &shape, site));
+        args.collect::<Result<_>>()
+            .and_then(|args| run_one(&ops::Select {}, args, site))
+            .named("select", site)
     }
 
     /// Converted to another element type: to integers towards zero and bounded, to truth values by whether it is not
@@ -302,12 +327,12 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn clamp(&self, low: f64, high: f64) -> Result<Tensor> {
-        let site = Location::caller();
-        let low = scalar(self.dtype(), low, site)?;
-        let x = binary(&ops::Maximum {}, self.clone(), low, site)?;
-        let high = scalar(self.dtype(), high, site)?;
-        binary(&ops::Minimum {}, x, high, site)
+    pub fn clamp<'a, 'b>(&self, low: impl Into<Operand<'a>>, high: impl Into<Operand<'b>>) -> Result<Tensor> {
+        let (dtype, site) = (self.dtype(), Location::caller());
+        let (low, high) =
+            (low.into().tensor(dtype, ("clamp", site))?, high.into().tensor(dtype, ("clamp", site))?);
+        let x = binary(&ops::Maximum {}, self.clone(), low, site).named("clamp", site)?;
+        binary(&ops::Minimum {}, x, high, site).named("clamp", site)
     }
 }
 
@@ -334,14 +359,9 @@ macro_rules! operators {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: f64) -> Result<Tensor> {
-                let site = Location::caller();
-                let x = Tensor::from(self);
-                if !x.dtype().is_float() && other.fract() != 0.0 {
-                    let message = format!("expected a whole number for {}, got {other}", x.dtype());
-                    return Err(Error::new(stringify!($method), message, site));
-                }
-                let other = scalar(x.dtype(), other, site)?;
-                binary(&ops::$op {}, x, other, site)
+                let (x, site) = (Tensor::from(self), Location::caller());
+                let y = Operand::from(other).tensor(x.dtype(), (stringify!($method), site))?;
+                binary(&ops::$op {}, x, y, site)
             }
         }
     };

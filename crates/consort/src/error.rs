@@ -1,11 +1,12 @@
-//! Errors: the op first, expected before got, the user's source line, and a note with the way out.
+//! Errors: what failed, as facts, at the user's source line, with the communication error behind it.
 
 use std::fmt;
 use std::panic::Location;
 
 use consort_comm::CommError;
-use consort_ir::ops::Violation;
+use consort_ir::ops::built_in;
 use consort_runtime::execute::RunError;
+use consort_types::{Failure, Headline, Site};
 
 use crate::trace::is_tracing;
 
@@ -27,6 +28,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// let error = x.reshape(&[2, 2]).map(drop).unwrap_err();
 /// assert_eq!(error.op(), "reshape");
 /// assert!(error.site().file().ends_with(".rs")); // The line that called it.
+/// assert_eq!(error.failure().rule, "C1"); // The rule of the op, as `consort ops reshape` prints it.
 /// assert!(error.comm_error().is_none()); // The other ranks had no part in it.
 /// assert!(error.to_string().starts_with("reshape: expected"));
 /// assert_eq!(format!("{error:?}"), error.to_string()); // So a `main` that gives it prints it well.
@@ -37,82 +39,105 @@ pub struct Error(Box<Inner>);
 
 #[derive(Clone)]
 struct Inner {
+    /// The call; the failure may name a part of it.
     op: String,
-    cause: Cause,
-    site: &'static Location<'static>,
-}
-
-#[derive(Clone)]
-enum Cause {
-    /// A rule of the op is violated: its number, what was expected, a note.
-    Rule(Violation),
-    /// Communication failed.
-    Comm(CommError),
-    /// Any other error, as text.
-    Other(String),
+    failure: Failure,
+    site: Site,
+    comm: Option<CommError>,
 }
 
 impl Error {
-    pub(crate) fn rule(op: &str, violation: Violation, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Rule(violation), site })).noted()
+    pub(crate) fn new(op: &str, headline: impl Into<Headline>, site: &'static Location<'static>) -> Error {
+        Error::of(op, Failure::new(headline), site)
+    }
+
+    /// The failure of a call at a line, unless it names its own.
+    pub(crate) fn of(op: &str, failure: Box<Failure>, site: &'static Location<'static>) -> Error {
+        Error::caused(op, failure, site, None)
     }
 
     pub(crate) fn comm(op: &str, error: CommError, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Comm(error), site })).noted()
+        Error::caused(op, error.failure(), site, Some(error))
     }
 
     /// A plan that failed while it ran; a communication error is kept as the cause.
     pub(crate) fn run(op: &str, error: &RunError, site: &'static Location<'static>) -> Error {
         match error.comm_error() {
-            Some(cause) => Error::comm(error.op().unwrap_or(op), cause.clone(), site),
-            None => Error::new(op, error.to_string(), site),
+            Some(cause) => {
+                let failure = cause.failure();
+                let failure = match error.site() {
+                    Some(line) => failure.at(line),
+                    None => failure,
+                };
+                Error::caused(error.op().unwrap_or(op), failure, site, Some(cause.clone()))
+            }
+            None if error.site().is_none() => Error::of(op, error.failure(), site),
+            None => Error::of(op, error.failure().row(format!("called at {}", Site::from(site))), site),
         }
     }
 
-    pub(crate) fn new(op: &str, message: impl Into<String>, site: &'static Location<'static>) -> Error {
-        Error(Box::new(Inner { op: op.to_string(), cause: Cause::Other(message.into()), site })).noted()
+    fn caused(
+        op: &str,
+        failure: Box<Failure>,
+        site: &'static Location<'static>,
+        comm: Option<CommError>,
+    ) -> Error {
+        let op = op.to_string();
+        let failure = failure.of(op.clone()).at(site);
+        let site = failure.site.unwrap_or(site.into());
+        Error(Box::new(Inner { op, failure: *failure, site, comm })).noted()
     }
 
     /// Records which ranks caused the error.
     pub(crate) fn blaming(self, ranks: &[usize]) -> Error {
-        consort_comm::note_trouble(&self, ranks);
+        consort_comm::note_trouble(Box::new(self.0.failure.clone()), ranks);
         self
+    }
+
+    /// The same as a failure of the method that the user called at `site`, not of an op that the method runs. Errors of
+    /// other lines keep their names, and so do those of communication, which all ranks know by its op.
+    fn named(mut self, method: &str, site: &'static Location<'static>) -> Error {
+        let Inner { op, failure, comm, .. } = &mut *self.0;
+        let is_local = matches!(comm, None | Some(CommError::Argument(_) | CommError::Exhausted { .. }));
+        if !is_local || failure.site != Some(site.into()) || op == method {
+            return self;
+        }
+        if !failure.rule.is_empty() && !method.starts_with(&op[..]) && built_in(op).is_some() {
+            failure.notes.push(format!("{} is a rule of `{op}`", failure.rule));
+        }
+        let part = failure.op.strip_prefix(&op[..]).unwrap_or_default();
+        failure.op = format!("{method}{part}").into();
+        *op = method.to_string();
+        self.noted()
     }
 
     /// Reports the error to the other ranks, should this one exit because of it. An error in a trace is not reported:
     /// the function may then run uncompiled.
     pub(crate) fn noted(self) -> Error {
         if !is_tracing() {
-            consort_comm::note_trouble(&self, &[]);
+            consort_comm::note_trouble(Box::new(self.0.failure.clone()), &[]);
         }
         self
     }
 
-    /// Appends a note, unless it is empty.
-    pub(crate) fn with_note(self, note: &str) -> Error {
-        if note.is_empty() {
-            return self;
-        }
-        let Inner { op, cause, site } = *self.0;
-        let more = note.trim_start_matches("\n  note: ");
-        let joined =
-            |note: Option<String>| note.map_or(more.to_string(), |note| format!("{note}\n  note: {more}"));
-        let cause = match cause {
-            Cause::Rule(violation) => {
-                let note = joined(violation.note);
-                Cause::Rule(Violation { note: Some(note), ..violation })
-            }
-            Cause::Other(message) => Cause::Other(format!("{message}\n  note: {more}")),
-            Cause::Comm(error) => Cause::Comm(error),
-        };
-        Error(Box::new(Inner { op, cause, site }))
+    /// The same with one more way out.
+    pub(crate) fn note(mut self, note: impl Into<String>) -> Error {
+        self.0.failure.notes.push(note.into());
+        self.noted()
+    }
+
+    /// The facts.
+    ///
+    /// [`Error`] has an example.
+    pub fn failure(&self) -> &Failure {
+        &self.0.failure
     }
 
     /// The communication error, if it was one.
     ///
     /// [`Error`] has an example.
     pub fn comm_error(&self) -> Option<&CommError> {
-        if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
+        self.0.comm.as_ref()
     }
 
     /// The op.
@@ -125,8 +150,24 @@ impl Error {
     /// Where it was called.
     ///
     /// [`Error`] has an example.
-    pub fn site(&self) -> &'static Location<'static> {
+    pub fn site(&self) -> Site {
         self.0.site
+    }
+}
+
+/// Results of methods that run ops of other names.
+pub(crate) trait Named {
+    /// The same; an error names the method that the user called at `site`.
+    fn named(self, method: &str, site: &'static Location<'static>) -> Self;
+}
+
+impl<T> Named for Result<T> {
+    #[inline]
+    fn named(self, method: &str, site: &'static Location<'static>) -> Self {
+        match self {
+            Ok(value) => Ok(value),
+            Err(error) => Err(error.named(method, site)),
+        }
     }
 }
 
@@ -139,30 +180,7 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { op, cause, site } = &*self.0;
-        let (message, note) = match cause {
-            Cause::Rule(Violation { rule, message, note }) => (format!("{message} ({rule})"), note.clone()),
-            Cause::Other(message) => match message.split_once("\n  note: ") {
-                Some((message, note)) => (message.to_string(), Some(note.to_string())),
-                None => (message.clone(), None),
-            },
-            Cause::Comm(error) => {
-                let text = error.to_string();
-                // The text may begin with the op already: `all_reduce sum f32: ..`.
-                let named = text.strip_prefix(&op[..]).is_some_and(|rest| rest.starts_with([':', ' ']));
-                let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-                if !named {
-                    write!(f, "{op}: ")?;
-                }
-                write!(f, "{first}\n  at {}:{}", site.file(), site.line())?;
-                return if rest.is_empty() { Ok(()) } else { write!(f, "\n{rest}") };
-            }
-        };
-        write!(f, "{op}: {message}\n  at {}:{}", site.file(), site.line())?;
-        match note {
-            Some(note) => write!(f, "\n  note: {note}"),
-            None => Ok(()),
-        }
+        self.0.failure.fmt(f)
     }
 }
 

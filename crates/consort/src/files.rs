@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 
-use consort_types::Dtype;
 use consort_types::layout::numel;
+use consort_types::{Dtype, Failure, Headline};
 use safetensors::tensor::{Dtype as FileDtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
@@ -32,17 +32,26 @@ struct Fault<'a> {
 }
 
 impl Fault<'_> {
-    fn error(&self, what: impl std::fmt::Display) -> Error {
-        Error::new(self.op, format!("{}: {what}", self.path.display()), self.site)
+    fn error(&self, headline: impl Into<Headline>) -> Error {
+        self.failed(Failure::new(headline))
+    }
+
+    /// An error of a part of the file: its header, or a tensor.
+    fn error_of(&self, part: &str, headline: impl Into<Headline>) -> Error {
+        self.failed(Failure::new(headline).of(part.to_string()))
+    }
+
+    fn failed(&self, failure: Box<Failure>) -> Error {
+        Error::of(self.op, failure.of(self.path.display().to_string()), self.site)
     }
 
     /// Opens a file for reading. A pipe or a device never ends, so it is refused before it is opened.
     fn open(&self) -> Result<(File, u64)> {
-        let about = fs::metadata(self.path).map_err(|error| self.error(error))?;
+        let about = fs::metadata(self.path).map_err(|error| self.error(error.to_string()))?;
         if !about.is_file() {
-            return Err(self.error("expected a file, got a folder, a pipe or a device"));
+            return Err(self.error(("a file", "a folder, a pipe or a device")));
         }
-        Ok((File::open(self.path).map_err(|error| self.error(error))?, about.len()))
+        Ok((File::open(self.path).map_err(|error| self.error(error.to_string()))?, about.len()))
     }
 }
 
@@ -65,8 +74,8 @@ impl Tensor {
         let fault = Fault { op: "from_npy", path: path.as_ref(), site: Location::caller() };
         let (mut file, _) = fault.open()?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|error| fault.error(error))?;
-        let array = npy::read(&bytes).map_err(|error| fault.error(error))?;
+        file.read_to_end(&mut bytes).map_err(|error| fault.error(error.to_string()))?;
+        let array = npy::read(&bytes).map_err(|failure| fault.failed(failure))?;
         of_array(fault.op, &array, fault.site)
     }
 
@@ -77,7 +86,7 @@ impl Tensor {
     pub fn to_npy(&self, path: impl AsRef<Path>) -> Result<()> {
         let fault = Fault { op: "to_npy", path: path.as_ref(), site: Location::caller() };
         let bytes = self.npy_bytes(fault.op, fault.site)?;
-        fs::write(fault.path, bytes).map_err(|error| fault.error(error))
+        fs::write(fault.path, bytes).map_err(|error| fault.error(error.to_string()))
     }
 
     /// The tensor of a `.npy` file that is in memory.
@@ -93,7 +102,7 @@ impl Tensor {
     #[track_caller]
     pub fn from_npy_bytes(file: &[u8]) -> Result<Tensor> {
         let site = Location::caller();
-        let array = npy::read(file).map_err(|error| Error::new("from_npy_bytes", error, site))?;
+        let array = npy::read(file).map_err(|failure| Error::of("from_npy_bytes", failure, site))?;
         of_array("from_npy_bytes", &array, site)
     }
 
@@ -107,14 +116,13 @@ impl Tensor {
 
     fn npy_bytes(&self, op: &str, site: &'static Location<'static>) -> Result<Vec<u8>> {
         let Some(dtype) = NpyDtype::of(self.dtype()) else {
-            let note = "cast it to f32, which holds the same values, or save it as safetensors";
-            let message =
-                format!("expected an element type that npy has, got {}\n  note: {note}", self.dtype());
-            return Err(Error::new(op, message, site));
+            let failure = Failure::new(("an element type that npy has", self.dtype().to_string()))
+                .note("cast it to f32, which holds the same values, or save it as safetensors");
+            return Err(Error::of(op, failure, site));
         };
         let bytes = self.with_bytes(op, site, <[u8]>::to_vec)?;
         npy::write(&Array { dtype, shape: self.shape().to_vec(), bytes })
-            .map_err(|error| Error::new(op, error, site))
+            .map_err(|failure| Error::of(op, failure, site))
     }
 
     /// All tensors of a safetensors file, by name. [`Safetensors`] reads some of them, or parts.
@@ -135,7 +143,12 @@ impl Tensor {
     #[track_caller]
     pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>> {
         let file = Safetensors::open(path)?;
-        file.entries.keys().map(|name| Ok((name.clone(), file.tensor(name)?))).collect()
+        // Not a closure, which would not have the caller's line.
+        let mut tensors = Vec::new();
+        for name in file.entries.keys() {
+            tensors.push((name.clone(), file.tensor(name)?));
+        }
+        Ok(tensors)
     }
 
     /// Writes tensors as a safetensors file, overwriting an existing one. Waits for them.
@@ -150,7 +163,7 @@ impl Tensor {
         let (mut infos, mut end) = (Vec::new(), 0);
         for (name, tensor) in &sorted {
             if infos.iter().any(|(other, _)| other == name) || *name == "__metadata__" {
-                return Err(fault.error(format!("expected each name once, got `{name}` again")));
+                return Err(fault.error(("each name once", format!("`{name}` again"))));
             }
             tensor.data(fault.op, fault.site)?;
             let start = end;
@@ -159,17 +172,18 @@ impl Tensor {
             let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
             infos.push((name.to_string(), info));
         }
-        let header = Metadata::new(None, infos).map_err(|error| fault.error(error))?;
-        let mut header = serde_json::to_vec(&header).map_err(|error| fault.error(error))?;
+        let header = Metadata::new(None, infos).map_err(|error| fault.error(error.to_string()))?;
+        let mut header = serde_json::to_vec(&header).map_err(|error| fault.error(error.to_string()))?;
         header.resize(header.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
-        let mut file = BufWriter::new(File::create(fault.path).map_err(|error| fault.error(error))?);
-        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| fault.error(error));
+        let mut file =
+            BufWriter::new(File::create(fault.path).map_err(|error| fault.error(error.to_string()))?);
+        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| fault.error(error.to_string()));
         write(&(header.len() as u64).to_le_bytes())?;
         write(&header)?;
         for (_, tensor) in &sorted {
             tensor.with_bytes(fault.op, fault.site, &mut write)??;
         }
-        file.flush().map_err(|error| fault.error(error))
+        file.flush().map_err(|error| fault.error(error.to_string()))
     }
 }
 
@@ -233,21 +247,21 @@ impl Safetensors {
         let (mut file, length) = fault.open()?;
         let mut header_length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut header_length)
-            .map_err(|_| fault.error(format!("expected a header of 8 bytes or more, got {length}")))?;
+            .map_err(|_| fault.error(("a header of 8 bytes or more", length.to_string())))?;
         let header_length = u64::from_le_bytes(header_length);
         let most = MAX_HEADER.min(length - LENGTH_BYTES);
         if header_length > most {
-            let message = format!("expected a header of at most {most} bytes, got one of {header_length}");
-            return Err(fault.error(message));
+            let expected = format!("a header of at most {most} bytes");
+            return Err(fault.error((expected, format!("one of {header_length}"))));
         }
         let mut header = vec![0; header_length as usize];
-        file.read_exact(&mut header).map_err(|error| fault.error(error))?;
+        file.read_exact(&mut header).map_err(|error| fault.error(error.to_string()))?;
         let header: Metadata =
-            serde_json::from_slice(&header).map_err(|error| fault.error(format!("header: {error}")))?;
+            serde_json::from_slice(&header).map_err(|error| fault.error_of("header", error.to_string()))?;
         let start = LENGTH_BYTES + header_length;
         let (expected, got) = (header.data_len() as u64, length - start);
         if expected != got {
-            return Err(fault.error(format!("expected {expected} bytes of data, got {got}")));
+            return Err(fault.error((format!("{expected} bytes of data"), got.to_string())));
         }
         let entries = header.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
         Ok(Safetensors { path: path.to_path_buf(), file, start, entries })
@@ -275,8 +289,8 @@ impl Safetensors {
         match got == expected {
             true => Ok(()),
             false => {
-                let message = format!("`{name}`: expected the shape {expected:?}, got {got:?}");
-                Err(self.fault(Location::caller()).error(message))
+                let message = (format!("the shape {expected:?}"), format!("{got:?}"));
+                Err(self.fault(Location::caller()).error_of(&format!("`{name}`"), message))
             }
         }
     }
@@ -308,13 +322,13 @@ impl Safetensors {
     pub fn part(&self, name: &str, dim: usize, start: usize, size: usize) -> Result<Tensor> {
         let site = Location::caller();
         let (info, dtype) = self.entry(name, site)?;
-        let refuse = |what: String| self.fault(site).error(format!("`{name}`: {what}"));
+        let refuse = |headline: Headline| self.fault(site).error_of(&format!("`{name}`"), headline);
         let Some(whole) = info.shape.get(dim).copied() else {
-            return Err(refuse(format!("expected a dimension below {}, got {dim}", info.shape.len())));
+            return Err(refuse(Headline::dimension(dim, info.shape.len())));
         };
         if start.checked_add(size).is_none_or(|end| end > whole) {
-            let message = format!("expected a part of 0..{whole} along dimension {dim}");
-            return Err(refuse(format!("{message}, got {size} entries from {start}")));
+            let expected = format!("a part of 0..{whole} along dimension {dim}");
+            return Err(refuse((expected, format!("{size} entries from {start}")).into()));
         }
         let mut shape = info.shape.clone();
         shape[dim] = size;
@@ -335,14 +349,13 @@ impl Safetensors {
         let fault = self.fault(site);
         let Some(info) = self.entries.get(name) else {
             let names: Vec<&str> = self.names().take(8).collect();
-            return Err(
-                fault.error(format!("expected a tensor `{name}`\n  note: it has {}", names.join(", ")))
-            );
+            let failure = Failure::new((format!("a tensor `{name}`"), ""));
+            return Err(fault.failed(failure.note(format!("it has {}", names.join(", ")))));
         };
         let dtype = Dtype::ALL.into_iter().find(|dtype| file_dtype(*dtype) == info.dtype);
         let unknown = || {
-            let message = "expected F32, F64, F16, BF16, I32, I64, U8 or BOOL";
-            fault.error(format!("`{name}`: {message}, got {}", info.dtype))
+            let message = ("F32, F64, F16, BF16, I32, I64, U8 or BOOL", info.dtype.to_string());
+            fault.error_of(&format!("`{name}`"), message)
         };
         Ok((info, dtype.ok_or_else(unknown)?))
     }
@@ -367,12 +380,13 @@ impl Safetensors {
             let pieces = bytes.chunks_exact_mut(length.max(1)).take(rows);
             for (row, piece) in pieces.enumerate() {
                 let read = self.file.read_exact_at(piece, first + row as u64 * apart);
-                read.map_err(|error| fault.error(format!("`{name}`: {error}")))?;
+                read.map_err(|error| fault.error_of(&format!("`{name}`"), error.to_string()))?;
             }
             // Readers take a bool's byte for its value, so bytes other than 0 and 1 are rejected.
             match bytes.iter().find(|byte| dtype == Dtype::Bool && **byte > 1) {
                 Some(bad) => {
-                    Err(fault.error(format!("`{name}`: expected every bool to be 0 or 1, got {bad}")))
+                    let message = ("every bool to be 0 or 1", bad.to_string());
+                    Err(fault.error_of(&format!("`{name}`"), message))
                 }
                 None => Ok(()),
             }

@@ -3,10 +3,12 @@
 use std::panic::Location;
 
 use crate::error::{Error, Result};
+use crate::flight::Way;
 use crate::index::Index;
 use crate::mesh::{Group, Mesh};
 use crate::pending::Pending;
 use crate::tensor::Tensor;
+use crate::trace::is_tracing;
 
 /// A type that contains tensors, in a fixed order. Derive it for your own structs and enums; numbers, strings and the
 /// like contain none and are kept. Nothing here blocks: pending tensors stay pending.
@@ -31,6 +33,33 @@ use crate::tensor::Tensor;
 /// assert!(layer.unflatten(Vec::new()).is_err());
 /// # Ok(()) }
 /// ```
+///
+/// A field may be declared equal over axes of the mesh. A compiled function takes its tensors as such, which is checked at
+/// its first call, and must return them so: a step that forgets to reduce a gradient is an error of the trace.
+///
+/// ```
+/// use consort::{Flatten, Init, Reduce, Tensor, compile_mut};
+///
+/// #[derive(Flatten)]
+/// struct Model {
+///     #[flatten(equal_over = "dp")]
+///     weight: Tensor,
+/// }
+///
+/// let results = Init::new().axes(&[("dp", 2)]).spawn(2, |mesh| {
+///     let dp = mesh.axis("dp")?;
+///     let forgets = compile_mut(|model: &mut Model, grad: Tensor| model.weight.sub_(&grad));
+///     let sums = compile_mut(move |model: &mut Model, grad: Tensor| {
+///         model.weight.sub_(&dp.all_reduce(grad, Reduce::Sum)?)
+///     });
+///     let mut model = Model { weight: Tensor::from_iter([1.0f32])? };
+///     let error = forgets.call(&mut model, Tensor::from_iter([0.5f32])?).unwrap_err().to_string();
+///     assert!(error.contains("expected field `weight` equal over dp"), "{error}");
+///     sums.call(&mut model, Tensor::from_iter([0.5f32])?)?;
+///     model.weight.to_vec::<f32>()
+/// });
+/// assert!(results.into_iter().all(|weight| weight.is_ok_and(|weight| weight == [0.0])));
+/// ```
 pub trait Flatten: Sized {
     /// Visits every tensor, size and setting, in order.
     fn visit(&self, visit: &mut dyn Visit);
@@ -52,7 +81,7 @@ pub trait Flatten: Sized {
         let mut expected = 0;
         self.visit(&mut VisitTensors(|_: &Tensor| expected += 1));
         if tensors.len() != expected {
-            let message = format!("expected {expected} tensors, got {}", tensors.len());
+            let message = (format!("{expected} tensors"), tensors.len().to_string());
             return Err(Error::new("unflatten", message, Location::caller()));
         }
         let mut tensors = tensors.into_iter();
@@ -81,6 +110,10 @@ pub trait Flatten: Sized {
 pub trait Visit {
     /// A tensor.
     fn tensor(&mut self, tensor: &Tensor);
+    /// A tensor of a field that is declared equal over axes, as [`Flatten`] shows.
+    fn equal_over(&mut self, tensor: &Tensor, _field: &'static str, _axes: &[&'static str]) {
+        self.tensor(tensor);
+    }
     /// A size or place.
     fn index(&mut self, _index: &Index) {}
     /// Any other leaf: a compiled function is recompiled if it changes.
@@ -153,7 +186,14 @@ impl<T: Flatten> Flatten for Pending<T> {
         self.gives.visit(visit);
     }
     fn map(&self, map: &mut dyn Map) -> Pending<T> {
-        Pending { gives: self.gives.map(map), flight: self.flight.clone() }
+        let gives = self.gives.map(map);
+        let mut started = self.started.clone();
+        // A compiled function has returned it: its results tell when they are there.
+        if !is_tracing() && started.iter().any(|way| matches!(way, Way::Traced(_))) {
+            started.retain(|way| !matches!(way, Way::Traced(_)));
+            started.push(Way::Results(gives.flatten()));
+        }
+        Pending { gives, started }
     }
 }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use consort_comm::Pending;
 
 use crate::error::{Error, Result};
+use crate::tensor::Tensor;
 use crate::trace::{Start, current};
 use crate::world::World;
 
@@ -17,11 +18,13 @@ pub(crate) struct Flight {
     site: &'static Location<'static>,
 }
 
-/// What a handle waits for: a pending operation, or a start in a trace.
+/// What a handle waits for: a pending operation, a start in a trace, or the results of one that a compiled function
+/// returned.
 #[derive(Clone)]
 pub(crate) enum Way {
     Flying(Rc<Flight>),
     Traced(Rc<Start>),
+    Results(Vec<Tensor>),
 }
 
 impl Way {
@@ -32,6 +35,7 @@ impl Way {
                 Some(session) => session.wait_for(start, site),
                 None => Ok(()),
             },
+            Way::Results(tensors) => tensors.iter().try_for_each(Tensor::wait),
         }
     }
 
@@ -39,6 +43,7 @@ impl Way {
         match self {
             Way::Flying(flight) => flight.test(),
             Way::Traced(_) => Ok(true),
+            Way::Results(tensors) => tensors.iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
         }
     }
 }
@@ -58,10 +63,18 @@ impl Flight {
     ) -> Rc<Flight> {
         let flight = Flight { state: RefCell::new(State::Flying(pending, Rc::clone(world))), op, site };
         // Reuses the allocation of a completed operation: allocating costs more than the rest of this.
-        let Some(mut landed) = world.landed.take() else { return Rc::new(flight) };
-        let Some(place) = Rc::get_mut(&mut landed) else { return Rc::new(flight) };
-        *place = flight;
-        landed
+        let flight = match world.landed.take() {
+            Some(mut landed) => match Rc::get_mut(&mut landed) {
+                Some(place) => {
+                    *place = flight;
+                    landed
+                }
+                None => Rc::new(flight),
+            },
+            None => Rc::new(flight),
+        };
+        world.add_start(|| Way::Flying(Rc::clone(&flight)));
+        flight
     }
 
     /// Waits for completion. A failure is returned at every call.

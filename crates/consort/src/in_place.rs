@@ -4,12 +4,11 @@ use std::panic::Location;
 
 use consort_ir::ops;
 use consort_ir::ops::OpDef;
-use consort_types::{Dtype, Reduce};
+use consort_types::{Headline, Reduce};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::index::{Index, Shape, plain};
 use crate::mesh::Group;
-use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
 use crate::tensor::Tensor;
 use crate::trace::is_tracing;
@@ -22,19 +21,18 @@ impl Group {
         op: &dyn OpDef,
         place: impl Place<'a>,
         site: &'static Location<'static>,
-    ) -> Result<Pending<()>> {
+    ) -> Result<()> {
         let mut slice = place.into_slice();
         slice.make_own(site)?;
         // A whole tensor is replaced by the result. A slice has one more owner: the tensor itself.
         if slice.is_whole() {
-            return Ok(Pending { gives: (), flight: self.start_on(op, slice.tensor, site)? });
+            return self.start_on(op, slice.tensor, site);
         }
         let view = [slice.view()];
-        let mut started = self.start(op, &view, 2, &[], site)?;
-        if let Some(result) = started.results.pop() {
-            slice.take_result(result, site)?;
+        match self.start(op, &view, 2, &[], site)?.pop() {
+            Some(result) => slice.take_result(result, site),
+            None => Ok(()),
         }
-        Ok(Pending { gives: (), flight: started.flight })
     }
 
     /// Runs an operation whose result is written to a given tensor or slice.
@@ -51,18 +49,54 @@ impl Group {
         slice.make_own(site)?;
         let args = [x];
         if whole {
-            let mut started = self.start(op, &args, 1, std::slice::from_ref(slice.tensor), site)?;
-            if let Some(result) = started.results.pop() {
+            if let Some(result) = self.start(op, &args, 1, std::slice::from_ref(slice.tensor), site)?.pop() {
                 *slice.tensor = result;
             }
             return Ok(());
         }
         let view = [slice.view()];
-        let mut started = self.start(op, &args, 2, &view, site)?;
-        if let Some(result) = started.results.pop() {
-            slice.take_result(result, site)?;
+        match self.start(op, &args, 2, &view, site)?.pop() {
+            Some(result) => slice.take_result(result, site),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Joins the members' parts of a tensor: the result replaces it.
+    #[track_caller]
+    fn join_parts<'a>(
+        &self,
+        name: &str,
+        op: &dyn OpDef,
+        x: impl Place<'a>,
+        dim: usize,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let mut slice = x.into_slice();
+        let (start, size) = self.own_part(name, &slice, dim, site)?;
+        let mine = slice.view().narrow(dim, start, size)?;
+        let result = self.one(op, mine, site)?;
+        if slice.is_whole() {
+            *slice.tensor = result;
+            return Ok(());
+        }
+        slice.make_own(site)?;
+        slice.take_result(result, site)
+    }
+
+    /// Runs an operation that gives each member its part of a tensor: the result replaces that part.
+    #[track_caller]
+    fn replace_part<'a>(
+        &self,
+        name: &str,
+        op: &dyn OpDef,
+        x: impl Place<'a>,
+        dim: usize,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let slice = x.into_slice();
+        let own = self.own_part(name, &slice, dim, site)?;
+        let result = self.one(op, slice.view(), site)?;
+        put_part(slice, dim, own, result, site)
     }
 
     /// [`all_reduce`](Group::all_reduce) in place.
@@ -80,57 +114,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn all_reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<()> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        let _ = self.in_place(&op, x, Location::caller())?;
-        Ok(())
-    }
-
-    /// [`all_reduce_`](Group::all_reduce_) with an explicit handle, which does not borrow the tensor.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut x = Tensor::from_slice(&[1i64], &[1])?;
-    ///     let pending = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
-    ///     pending.wait()?;
-    ///     x.item::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
-    /// ```
-    #[track_caller]
-    pub fn all_reduce_async_<'a>(&self, x: impl Place<'a>, reduce: Reduce) -> Result<Pending<()>> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        self.in_place(&op, x, Location::caller())
-    }
-
-    /// [`all_reduce_coalesced`](Group::all_reduce_coalesced) in place.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let got = consort::spawn(2, |mesh| {
-    ///     let mut list = vec![Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[2i64, 3], &[2])?];
-    ///     mesh.all_reduce_coalesced_(&mut list, Reduce::Sum)?;
-    ///     list[1].to_vec::<i64>()
-    /// });
-    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [4, 6])));
-    /// ```
-    #[track_caller]
-    pub fn all_reduce_coalesced_(&self, list: &mut [Tensor], reduce: Reduce) -> Result<()> {
-        let op = ops::AllReduceStart { reduce, over: self.over };
-        let site = Location::caller();
-        let mut types: Vec<Dtype> = list.iter().map(Tensor::dtype).collect();
-        types.dedup();
-        // One communication for each run of tensors of one element type.
-        let mut start = 0;
-        for dtype in types {
-            let end = start + list[start..].iter().take_while(|x| x.dtype() == dtype).count();
-            let started = self.start(&op, &list[start..end], 1, &[], site)?;
-            list[start..end].iter_mut().zip(started.results).for_each(|(x, result)| *x = result);
-            start = end;
-        }
-        Ok(())
+        let (op, site) = (ops::AllReduceStart { reduce, over: self.over }, Location::caller());
+        self.in_place(&op, x, site).named("all_reduce_", site)
     }
 
     /// [`broadcast`](Group::broadcast) in place.
@@ -139,7 +124,7 @@ impl Group {
     /// use consort::{Missing, Reduce, Route, Tensor};
     ///
     /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let me = mesh.my_rank()? as i64;
     ///     let mut x = Tensor::from_slice(&[me + 1, me + 3], &[2])?;
     ///     mesh.broadcast_(&mut x, 1)?; // [2, 4] on both.
     ///     mesh.reduce_(&mut x, Reduce::Sum, 0)?; // [4, 8] and zeros.
@@ -151,8 +136,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn broadcast_<'a>(&self, x: impl Place<'a>, root: usize) -> Result<()> {
-        let _ = self.in_place(&ops::BroadcastStart { root, over: self.over }, x, Location::caller())?;
-        Ok(())
+        let (op, site) = (ops::BroadcastStart { root, over: self.over }, Location::caller());
+        self.in_place(&op, x, site).named("broadcast_", site)
     }
 
     /// [`reduce`](Group::reduce) in place.
@@ -160,8 +145,8 @@ impl Group {
     /// [`broadcast_`](Group::broadcast_) has an example.
     #[track_caller]
     pub fn reduce_<'a>(&self, x: impl Place<'a>, reduce: Reduce, root: usize) -> Result<()> {
-        let _ = self.in_place(&ops::ReduceStart { reduce, root, over: self.over }, x, Location::caller())?;
-        Ok(())
+        let (op, site) = (ops::ReduceStart { reduce, root, over: self.over }, Location::caller());
+        self.in_place(&op, x, site).named("reduce_", site)
     }
 
     /// [`permute`](Group::permute) in place.
@@ -174,9 +159,8 @@ impl Group {
         route: consort_types::Route,
         missing: consort_types::Missing,
     ) -> Result<()> {
-        let _ =
-            self.in_place(&ops::PermuteStart { route, missing, over: self.over }, x, Location::caller())?;
-        Ok(())
+        let (op, site) = (ops::PermuteStart { route, missing, over: self.over }, Location::caller());
+        self.in_place(&op, x, site).named("permute_", site)
     }
 
     /// [`all_to_all`](Group::all_to_all) with equal parts, in place.
@@ -185,8 +169,8 @@ impl Group {
     #[track_caller]
     pub fn all_to_all_<'a>(&self, x: impl Place<'a>) -> Result<()> {
         let op = ops::AllToAllStart { in_splits: None, out_splits: None, over: self.over };
-        let _ = self.in_place(&op, x, Location::caller())?;
-        Ok(())
+        let site = Location::caller();
+        self.in_place(&op, x, site).named("all_to_all_", site)
     }
 
     /// [`all_gather`](Group::all_gather) in place: each member holds its part of a dimension, at its place in the
@@ -196,7 +180,7 @@ impl Group {
     /// use consort::{Reduce, Tensor};
     ///
     /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())?;
+    ///     let me = mesh.my_rank()?;
     ///     let mut x = Tensor::from_slice(&[0i64, 0], &[2])?;
     ///     x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 5], &[1])?)?;
     ///     mesh.all_gather_(&mut x, 0)?; // [5, 6] on both.
@@ -207,17 +191,40 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn all_gather_<'a>(&self, x: impl Place<'a>, dim: usize) -> Result<()> {
-        let site = Location::caller();
-        let mut slice = x.into_slice();
-        let (start, size) = self.own_part("all_gather_", &slice, dim, site)?;
-        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
-        let result = self.one(&op, slice.view().narrow(dim, start, size)?, site)?.gives;
-        if slice.is_whole() {
-            *slice.tensor = result;
-            return Ok(());
-        }
-        slice.make_own(site)?;
-        slice.take_result(result, site)
+        let (op, site) = (ops::AllGatherStart { dims: vec![dim], over: self.over }, Location::caller());
+        self.join_parts("all_gather_", &op, x, dim, site).named("all_gather_", site)
+    }
+
+    /// [`gather`](Group::gather) in place: each member holds its part of a dimension, at its place in the group. The root
+    /// receives the others' parts at theirs; the others get zeros.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.my_rank()?;
+    ///     let mut x = Tensor::from_slice(&[0i64, 0], &[2])?;
+    ///     x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 5], &[1])?)?;
+    ///     mesh.gather_(&mut x, 0, 1)?; // Zeros, and [5, 6] on the root.
+    ///     mesh.scatter_(&mut x, 0, 1)?; // Each gets its part of the root's, and leaves the other.
+    ///     x.to_vec::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[5, 0], [5, 6]]);
+    /// ```
+    #[track_caller]
+    pub fn gather_<'a>(&self, x: impl Place<'a>, dim: usize, root: usize) -> Result<()> {
+        let (op, site) = (ops::GatherStart { dims: vec![dim], root, over: self.over }, Location::caller());
+        self.join_parts("gather_", &op, x, dim, site).named("gather_", site)
+    }
+
+    /// [`scatter`](Group::scatter) in place: each member's part of a dimension, by its place in the group, becomes that
+    /// of the root; the rest is unchanged.
+    ///
+    /// [`gather_`](Group::gather_) has an example.
+    #[track_caller]
+    pub fn scatter_<'a>(&self, x: impl Place<'a>, dim: usize, root: usize) -> Result<()> {
+        let (op, site) = (ops::ScatterStart { dims: vec![dim], root, over: self.over }, Location::caller());
+        self.replace_part("scatter_", &op, x, dim, site).named("scatter_", site)
     }
 
     /// [`reduce_scatter`](Group::reduce_scatter) in place: each member's part of a dimension, by its place in the group,
@@ -226,20 +233,13 @@ impl Group {
     /// [`all_gather_`](Group::all_gather_) has an example.
     #[track_caller]
     pub fn reduce_scatter_<'a>(&self, x: impl Place<'a>, reduce: Reduce, dim: usize) -> Result<()> {
-        let site = Location::caller();
-        let slice = x.into_slice();
-        let (start, size) = self.own_part("reduce_scatter_", &slice, dim, site)?;
         let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
-        let result = self.one(&op, slice.view(), site)?.gives;
-        let (mut starts, mut sizes) = (slice.start, slice.shape);
-        (starts[dim], sizes[dim]) = (&starts[dim] + &start.0, size.0);
-        let mut part = slice.tensor.slice_mut_at(starts, sizes, site)?;
-        part.make_own(site)?;
-        part.take_result(result, site)
+        let site = Location::caller();
+        self.replace_part("reduce_scatter_", &op, x, dim, site).named("reduce_scatter_", site)
     }
 
     /// Start and size of this member's part of a dimension; all parts are equal.
-    fn own_part(
+    pub(crate) fn own_part(
         &self,
         op: &str,
         slice: &SliceMut<'_>,
@@ -248,13 +248,13 @@ impl Group {
     ) -> Result<(Index, Index)> {
         let n = self.size();
         let Some(size) = slice.shape.get(dim) else {
-            let message = format!("expected a dimension below {}, got {dim}", slice.shape.len());
-            return Err(Error::new(op, message, site));
+            return Err(Error::new(op, Headline::dimension(dim, slice.shape.len()), site));
         };
         let places = slice.layout.shape[dim];
         if !places.is_multiple_of(n) {
-            let message = format!(
-                "expected dimension {dim} to be shared out evenly among {n} members, got {places} places"
+            let message = (
+                format!("dimension {dim} to be shared out evenly among {n} members"),
+                format!("{places} places"),
             );
             return Err(Error::new(op, message, site));
         }
@@ -270,7 +270,7 @@ impl Group {
     /// use consort::{Dtype, Tensor};
     ///
     /// let got = consort::spawn(2, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let me = mesh.my_rank()? as i64;
     ///     let mut out = Tensor::zeros(Dtype::I64, &[4])?;
     ///     mesh.all_gather_into(out.narrow_mut(0, 1usize, 2usize)?, Tensor::from_slice(&[me + 1], &[1])?, 0)?;
     ///     out.to_vec::<i64>()
@@ -279,8 +279,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn all_gather_into<'a>(&self, out: impl Place<'a>, x: impl Into<Tensor>, dim: usize) -> Result<()> {
-        let op = ops::AllGatherStart { dims: vec![dim], over: self.over };
-        self.write_to_place(&op, out, x.into(), Location::caller())
+        let (op, site) = (ops::AllGatherStart { dims: vec![dim], over: self.over }, Location::caller());
+        self.write_to_place(&op, out, x.into(), site).named("all_gather_into", site)
     }
 
     /// [`reduce_scatter`](Group::reduce_scatter) into a given tensor or slice.
@@ -307,7 +307,49 @@ impl Group {
         dim: usize,
     ) -> Result<()> {
         let op = ops::ReduceScatterStart { reduce, dims: vec![dim], over: self.over };
-        self.write_to_place(&op, out, x.into(), Location::caller())
+        let site = Location::caller();
+        self.write_to_place(&op, out, x.into(), site).named("reduce_scatter_into", site)
+    }
+
+    /// [`gather`](Group::gather) into a given tensor or slice; members other than the root get zeros.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let me = mesh.my_rank()? as i64;
+    ///     let (mut all, mut mine) = (Tensor::ones(Dtype::I64, &[2])?, Tensor::ones(Dtype::I64, &[1])?);
+    ///     mesh.gather_into(&mut all, Tensor::from_slice(&[me + 5], &[1])?, 0, 1)?; // Zeros, and [5, 6].
+    ///     mesh.scatter_into(&mut mine, &all, 0, 1)?;
+    ///     mine.item::<i64>()
+    /// });
+    /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [5, 6]);
+    /// ```
+    #[track_caller]
+    pub fn gather_into<'a>(
+        &self,
+        out: impl Place<'a>,
+        x: impl Into<Tensor>,
+        dim: usize,
+        root: usize,
+    ) -> Result<()> {
+        let (op, site) = (ops::GatherStart { dims: vec![dim], root, over: self.over }, Location::caller());
+        self.write_to_place(&op, out, x.into(), site).named("gather_into", site)
+    }
+
+    /// [`scatter`](Group::scatter) into a given tensor or slice.
+    ///
+    /// [`gather_into`](Group::gather_into) has an example.
+    #[track_caller]
+    pub fn scatter_into<'a>(
+        &self,
+        out: impl Place<'a>,
+        x: impl Into<Tensor>,
+        dim: usize,
+        root: usize,
+    ) -> Result<()> {
+        let (op, site) = (ops::ScatterStart { dims: vec![dim], root, over: self.over }, Location::caller());
+        self.write_to_place(&op, out, x.into(), site).named("scatter_into", site)
     }
 
     /// [`all_to_all`](Group::all_to_all) into a given tensor or slice.
@@ -327,6 +369,22 @@ impl Group {
             out_splits: splits(out_splits),
             over: self.over,
         };
-        self.write_to_place(&op, out, x.into(), Location::caller())
+        let site = Location::caller();
+        self.write_to_place(&op, out, x.into(), site).named("all_to_all_into", site)
     }
+}
+
+/// Writes a result to the part of a dimension with this start and size.
+pub(crate) fn put_part(
+    slice: SliceMut<'_>,
+    dim: usize,
+    (start, size): (Index, Index),
+    result: Tensor,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    let (mut starts, mut sizes) = (slice.start, slice.shape);
+    (starts[dim], sizes[dim]) = (&starts[dim] + &start.0, size.0);
+    let mut part = slice.tensor.slice_mut_at(starts, sizes, site)?;
+    part.make_own(site)?;
+    part.take_result(result, site)
 }

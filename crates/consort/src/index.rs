@@ -38,8 +38,7 @@ impl Index {
     pub fn to_usize(&self) -> Result<usize> {
         let site = Location::caller();
         let number = self.number(site)?;
-        usize::try_from(number)
-            .map_err(|_| crate::Error::new("index", format!("expected a size, got {number}"), site))
+        usize::try_from(number).map_err(|_| crate::Error::new("index", ("a size", number.to_string()), site))
     }
 
     /// The smaller of two.
@@ -160,13 +159,14 @@ arithmetic! {
     Rem rem |a, b| a.rem(b);
 }
 
-/// Sizes of a shape: numbers, or indices where some are symbols.
+/// Sizes of a shape: numbers, or indices where some are symbols; `()` for no dimensions.
 ///
 /// ```
 /// # fn main() -> consort::Result<()> {
 /// let x = consort::Tensor::from_iter(0..6i32)?;
 /// assert_eq!(x.reshape(&[2, 3])?.shape(), [2, 3]);
 /// assert_eq!(x.reshape(&[x.dim(0)? / 3, 3.into()])?.shape(), [2, 3]);
+/// assert_eq!(x.narrow(0, 5, 1)?.reshape(&())?.item::<i32>()?, 5);
 /// # Ok(()) }
 /// ```
 pub trait Shape {
@@ -183,6 +183,12 @@ impl Shape for [usize] {
 impl Shape for [Index] {
     fn sizes(&self) -> Vec<Index> {
         self.to_vec()
+    }
+}
+
+impl Shape for () {
+    fn sizes(&self) -> Vec<Index> {
+        Vec::new()
     }
 }
 

@@ -21,6 +21,8 @@
 extern crate self as consort;
 
 mod apply;
+mod chain;
+mod coalesced;
 mod collectives;
 mod compile;
 mod control;
@@ -31,8 +33,11 @@ mod error;
 mod files;
 mod flatten;
 mod flight;
+mod host;
 mod in_place;
 mod index;
+mod init;
+mod lists;
 mod memo;
 mod mesh;
 #[cfg(feature = "ndarray")]
@@ -40,9 +45,11 @@ mod ndarrays;
 pub mod nn;
 mod nn_ops;
 pub mod npy;
+mod operand;
 mod p2p;
 mod pending;
 mod place;
+mod placement;
 mod print;
 mod reduce;
 mod shape;
@@ -53,21 +60,30 @@ mod trace;
 mod world;
 
 pub use apply::apply;
-pub use compile::{Compiled, CompiledMut, Cost, ExplainedGraph, Explanation, Stats, compile, compile_mut};
+pub use chain::Chain;
+pub use compile::{
+    Compiled, CompiledMut, Cost, ExplainedGraph, Explanation, Stats, Steady, compile, compile_mut,
+};
 pub use consort_comm::CommError;
 pub use consort_derive::Flatten;
-pub use consort_ir::ops;
-pub use consort_types::{Collective, Dtype, GroupName, Kind, Missing, Reduce, Route, layout};
-pub use control::{cond, scan};
+pub use consort_ir::{ops, tolerance};
+pub use consort_types::{
+    Collective, Dtype, Failure, GroupName, Headline, Kind, Missing, Reduce, Route, Site, layout,
+};
+pub use control::{Iterations, cond, scan, while_loop};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use files::Safetensors;
 pub use flatten::{Flatten, Map, Static, Visit};
+pub use host::HostTensor;
 pub use index::{Index, Shape};
-pub use mesh::{Group, Init, Mesh, init, spawn};
+pub use init::{Init, init, spawn};
+pub use mesh::{Group, Mesh};
+pub use operand::Operand;
 pub use p2p::{Batched, Other};
 pub use pending::Pending;
 pub use place::{Place, SliceMut};
+pub use placement::EqualOver;
 pub use tensor::Tensor;
 pub use trace::{Break, is_tracing, uncompiled};
 pub use world::Unwaited;
@@ -80,7 +96,10 @@ pub mod kernels {
 /// The examples of the README and of the guides, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/getting-started.md")]
 #[doc = include_str!("../../../docs/compile.md")]
 #[doc = include_str!("../../../docs/tensor-parallel.md")]
 #[doc = include_str!("../../../docs/messages.md")]
+#[doc = include_str!("../../../docs/placements.md")]
+#[doc = include_str!("../../../docs/from-pytorch.md")]
 struct Examples;

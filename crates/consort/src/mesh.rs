@@ -7,215 +7,14 @@ use std::time::Duration;
 
 use consort_ir::index::{self as ir, Sym};
 use consort_ir::mesh;
+use consort_ir::ops::built_in;
 use consort_runtime::kernels::Kernel;
-use consort_types::{Axes, GroupName, Rank};
+use consort_types::{Axes, Failure, GroupName, Rank, ranks_text};
 
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::trace::is_tracing;
-use crate::world::{HEAP, Unwaited, World};
-
-/// How this process becomes a rank: axes of the mesh, size of the heap, how long to wait.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// # fn main() -> consort::Result<()> {
-/// let mesh = consort::Init::new().heap(1 << 30).timeout(Duration::from_secs(5)).start()?;
-/// assert_eq!(mesh.size(), 1); // Started alone, a program is a world of one.
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Init {
-    axes: Vec<(String, usize)>,
-    heap: usize,
-    timeout: Option<Duration>,
-    strict: Option<bool>,
-}
-
-impl Default for Init {
-    fn default() -> Init {
-        Init::new()
-    }
-}
-
-impl Init {
-    /// One axis, `world`, over all ranks.
-    ///
-    /// [`Init`] has an example.
-    pub fn new() -> Init {
-        Init { axes: Vec::new(), heap: HEAP, timeout: None, strict: None }
-    }
-
-    /// Named axes with their sizes, outermost first; together they have as many ranks as there are. One size may be 0:
-    /// it becomes what the others leave.
-    ///
-    /// ```
-    /// let sizes = consort::Init::new().axes(&[("dp", 0), ("tp", 2)]).spawn(6, |mesh| Ok(mesh.axis("dp")?.size()));
-    /// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 3)));
-    /// ```
-    #[must_use]
-    pub fn axes(mut self, axes: &[(&str, usize)]) -> Init {
-        self.axes = axes.iter().map(|(name, size)| (name.to_string(), *size)).collect();
-        self
-    }
-
-    /// Bytes of this rank's heap. They cost memory only as they are used.
-    ///
-    /// [`Init`] has an example.
-    #[must_use]
-    pub fn heap(mut self, bytes: usize) -> Init {
-        self.heap = bytes;
-        self
-    }
-
-    /// The deadline of operations that wait for other ranks, startup included. Without it, that of
-    /// `consort run --deadline`, or else five minutes.
-    ///
-    /// [`Init`] has an example.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Init {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Whether the wait of a send needs its receive, however small the message is, so that a deadlock does not depend on
-    /// sizes. Without it, as `CONSORT_STRICT` says (`0` or `1`), or else in debug builds only.
-    ///
-    /// ```
-    /// use consort::{Init, Tensor};
-    ///
-    /// // Both send first, and would receive then: neither ever does.
-    /// let results = Init::new().strict(true).spawn(2, |mesh| {
-    ///     let other = 1 - mesh.number(&mesh.rank())?;
-    ///     mesh.isend(Tensor::from_iter([1i64])?, other, 0)?.wait()
-    /// });
-    /// assert!(results.into_iter().all(|result| result.is_err_and(|error| error.to_string().contains("deadlock"))));
-    /// ```
-    #[must_use]
-    pub fn strict(mut self, strict: bool) -> Init {
-        self.strict = Some(strict);
-        self
-    }
-
-    /// Connects with the other ranks that `consort run`, mpirun, srun or torchrun started. A process that was started
-    /// alone is a world of one.
-    ///
-    /// [`Init`] has an example.
-    #[track_caller]
-    pub fn start(&self) -> Result<Mesh> {
-        let site = Location::caller();
-        let failed = |error: String| Error::new("init", error.trim_start_matches("init: "), site);
-        let control = self.join().map_err(|error| failed(error.to_string()))?;
-        let mesh = self.mesh(control.size()).map_err(failed)?;
-        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
-        control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.to_string()))?;
-        let timeout = control.deadline();
-        let all = control.group(self.heap, timeout).map_err(|error| failed(error.to_string()))?;
-        self.mesh_of(mesh, all, Some(control), timeout, site)
-    }
-
-    /// Runs `f` on `n` ranks, each a thread of this process, and gives what they return, in rank order.
-    ///
-    /// ```
-    /// use consort::{Init, Reduce, Tensor};
-    ///
-    /// let sums = Init::new().spawn(3, |mesh| {
-    ///     let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as f32], &[1])?;
-    ///     mesh.all_reduce(x, Reduce::Sum)?.item::<f32>()
-    /// });
-    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
-    /// ```
-    #[track_caller]
-    pub fn spawn<T: Send>(&self, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
-        let site = Location::caller();
-        consort_comm::spawn_with_heap(n, self.heap, |all| {
-            let mesh = self.mesh(n).map_err(|error| Error::new("spawn", error, site))?;
-            let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
-            let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
-            // The mesh has been dropped, and with it all pending operations.
-            match (consort_comm::take_unseen().into_iter().next(), outcome) {
-                (Some(unseen), Ok(_)) => Err(Error::new("spawn", unseen, site)),
-                (_, outcome) => outcome,
-            }
-        })
-    }
-
-    /// Connects with the other ranks.
-    fn join(&self) -> std::result::Result<consort_comm::World, consort_comm::InitError> {
-        let launch = consort_comm::env::Launch::from_env().map_err(consort_comm::InitError::Env)?;
-        let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEFAULT_DEADLINE);
-        consort_comm::World::join(&launch, deadline)
-    }
-
-    fn mesh(&self, ranks: usize) -> std::result::Result<mesh::Mesh, String> {
-        let axes: Vec<(String, u32)> = match &self.axes[..] {
-            [] if ranks == 1 => Vec::new(),
-            [] => vec![("world".to_string(), ranks as u32)],
-            axes => {
-                let known = axes.iter().filter(|(_, size)| *size > 0);
-                let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
-                let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
-                let rest = if one && ranks.is_multiple_of(known) { ranks / known } else { 0 };
-                let size = |size: usize| if size == 0 { rest } else { size };
-                let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
-                axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()
-            }
-        };
-        let mesh = mesh::Mesh::new(axes).map_err(|error| error.0)?;
-        if mesh.n_ranks() as usize == ranks {
-            return Ok(mesh);
-        }
-        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
-        Err(format!("expected a mesh of {ranks} ranks, got ({})", axes.join(", ")))
-    }
-
-    fn mesh_of(
-        &self,
-        mesh: mesh::Mesh,
-        all: consort_comm::Group,
-        control: Option<consort_comm::World>,
-        timeout: Duration,
-        site: &'static Location<'static>,
-    ) -> Result<Mesh> {
-        if let Some(strict) = self.strict {
-            all.set_strict(strict);
-        }
-        let world = World::join(mesh, all, control);
-        world.set_timeout(timeout);
-        // The groups of single axes are created here, so that asking for one needs no agreement of all ranks.
-        let axes = world.mesh().all_axes();
-        for axis in axes.iter() {
-            let group = world.group(GroupName::Axes(Axes::one(axis)), site);
-            group.map_err(|error| Error::comm("init", error, site))?;
-        }
-        Mesh::new(world, site)
-    }
-}
-
-/// Connects with the other ranks, as [`Init::start`] does; all of them are one axis, `world`.
-///
-/// ```
-/// # fn main() -> consort::Result<()> {
-/// let mesh = consort::init()?;
-/// println!("one of {} ranks", mesh.size());
-/// # Ok(()) }
-/// ```
-#[track_caller]
-pub fn init() -> Result<Mesh> {
-    Init::new().start()
-}
-
-/// Runs `f` on `n` ranks that are threads, as [`Init::spawn`] does.
-///
-/// ```
-/// let sizes = consort::spawn(3, |mesh| Ok(mesh.size()));
-/// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 3)));
-/// ```
-#[track_caller]
-pub fn spawn<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
-    Init::new().spawn(n, f)
-}
+use crate::world::{Unwaited, World};
 
 /// All ranks, along named axes. It is also the group of all of them.
 ///
@@ -253,7 +52,7 @@ impl Deref for Mesh {
 ///     let mine = Tensor::index(tp.rank())?; // Its place, which differs between ranks.
 ///     assert_eq!(mine.varies(), ["tp"]);
 ///     tp.poll()?;
-///     tp.number(&tp.rank())
+///     tp.my_rank()
 /// });
 /// assert_eq!(results.into_iter().flatten().collect::<Vec<_>>(), [0, 1, 0, 1]);
 /// ```
@@ -268,7 +67,7 @@ pub struct Group {
 }
 
 impl Mesh {
-    fn new(world: Rc<World>, site: &'static Location<'static>) -> Result<Mesh> {
+    pub(crate) fn new(world: Rc<World>, site: &'static Location<'static>) -> Result<Mesh> {
         let over = GroupName::Axes(world.mesh().all_axes());
         Ok(Mesh { all: group(world, over, "mesh", site)? })
     }
@@ -291,7 +90,7 @@ impl Mesh {
         let axes = axes.iter().map(|(name, size)| (name.to_string(), *size as u32));
         let mesh = mesh::Mesh::new(axes).map_err(|error| Error::new("mesh", error.0, site))?;
         if rank >= mesh.n_ranks() as usize {
-            let message = format!("expected a rank below {}, got {rank}", mesh.n_ranks());
+            let message = (format!("a rank below {}", mesh.n_ranks()), rank.to_string());
             return Err(Error::new("mesh", message, site));
         }
         Mesh::new(World::of_shapes(mesh, Rank(rank as u32)), site)
@@ -327,7 +126,7 @@ impl Mesh {
         let mesh = self.world.mesh();
         mesh.axis(name).ok_or_else(|| {
             let names: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
-            Error::new("mesh", format!("expected one of the axes {}, got `{name}`", names.join(", ")), site)
+            Error::new("mesh", (format!("one of the axes {}", names.join(", ")), format!("`{name}`")), site)
         })
     }
 
@@ -339,7 +138,7 @@ impl Mesh {
     ///
     /// let results = consort::spawn(4, |mesh| {
     ///     let pairs = mesh.lists("pairs", &[&[0, 3], &[1, 2]])?;
-    ///     let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as f32], &[1])?;
+    ///     let x = Tensor::from_slice(&[mesh.my_rank()? as f32], &[1])?;
     ///     pairs.all_reduce(x, Reduce::Sum)?.item::<f32>()
     /// });
     /// assert!(results.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
@@ -358,9 +157,9 @@ impl Mesh {
     ///
     /// ```
     /// let sizes = consort::spawn(4, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())?;
+    ///     let me = mesh.my_rank()?;
     ///     let halves = mesh.split("halves", Some(me as u32 % 2), 0)?;
-    ///     Ok((halves.size(), halves.number(&halves.rank())?))
+    ///     Ok((halves.size(), halves.my_rank()?))
     /// });
     /// let sizes: Vec<_> = sizes.into_iter().flatten().collect();
     /// assert_eq!(sizes, [(2, 0), (2, 0), (2, 1), (2, 1)]);
@@ -407,7 +206,7 @@ impl Mesh {
     /// returns before all are done.
     ///
     /// ```
-    /// use consort::{Reduce, Tensor, compile};
+    /// use consort::{Reduce, Steady, Tensor, compile};
     ///
     /// let done = consort::spawn(2, |mesh| {
     ///     let group = mesh.clone();
@@ -415,7 +214,7 @@ impl Mesh {
     ///     mesh.warm_up(|| step.call(Tensor::from_iter([0.0f32])?).map(drop))?;
     ///     assert_eq!((step.stats().calls, step.stats().graphs), (0, 1));
     ///     step.call(Tensor::from_iter([1.0f32])?)?;
-    ///     step.expect_steady(0, 1, 0)
+    ///     step.expect_steady(Steady::graphs(1))
     /// });
     /// assert!(done.into_iter().all(|done| done.is_ok()));
     /// ```
@@ -473,12 +272,12 @@ impl Mesh {
         if groups.len() < 2 {
             return Ok(());
         }
+        let failure = Failure::new(format!("the setting `{key}` must be the same on all ranks"));
         let row = |(value, ranks): &(&[u8], Vec<usize>)| {
-            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            format!("\n  ranks {}: {:?}", ranks.join(","), String::from_utf8_lossy(value))
+            format!("{}: {:?}", ranks_text(ranks), String::from_utf8_lossy(value))
         };
-        let rows: String = groups.iter().map(row).collect();
-        Err(Error::new("parity", format!("the setting `{key}` must be the same on all ranks{rows}"), site))
+        let failure = groups.iter().map(row).fold(failure, |failure, row| failure.row(row));
+        Err(Error::of("parity", failure, site))
     }
 
     /// Registers a kernel for a user-defined op, which runs through its evaluation otherwise.
@@ -495,11 +294,18 @@ impl Mesh {
     ///     }
     ///     Ok(())
     /// };
-    /// mesh.add_kernel(Kernel { op: "my_copy", family: "mine", in_place: false, run });
+    /// mesh.add_kernel(Kernel { op: "my_copy", family: "mine", in_place: false, run })?;
     /// # Ok(()) }
     /// ```
-    pub fn add_kernel(&self, kernel: Kernel) {
+    #[track_caller]
+    pub fn add_kernel(&self, kernel: Kernel) -> Result<()> {
+        // By name, because a kernel has no op: kernels are found by it.
+        if built_in(kernel.op).is_some() || self.world.kernel(kernel.op).is_some() {
+            let got = ("an op without a kernel", format!("`{}`", kernel.op));
+            return Err(Error::new("add_kernel", got, Location::caller()));
+        }
         self.world.add_kernel(kernel);
+        Ok(())
     }
 }
 
@@ -563,17 +369,34 @@ impl Group {
         })
     }
 
-    /// The value of an index on this rank.
+    /// This rank's place in it, as a number. Not inside a compiled function, whose program is the same on all ranks:
+    /// there [`rank`](Group::rank) is a symbol.
     ///
-    /// [`Group`] has an example.
+    /// ```
+    /// use consort::{Tensor, compile};
+    ///
+    /// let places = consort::spawn(2, |mesh| {
+    ///     let group = mesh.clone();
+    ///     let wrong = compile(move |x: Tensor| x.add(group.my_rank()? as f64));
+    ///     let error = wrong.call(Tensor::scalar(1.0f32)?).map(drop).unwrap_err().to_string();
+    ///     assert!(error.contains("note: use `rank()`"), "{error}");
+    ///     mesh.my_rank()
+    /// });
+    /// assert_eq!(places.into_iter().flatten().collect::<Vec<_>>(), [0, 1]);
+    /// ```
     #[track_caller]
-    pub fn number(&self, index: &Index) -> Result<usize> {
+    pub fn my_rank(&self) -> Result<usize> {
+        let site = Location::caller();
         if is_tracing() {
-            return index.to_usize();
+            let headline = ("a number that is the same on all ranks", "one that depends on the rank");
+            let note = "use `rank()`, a symbol: starts, sizes and peers may depend on it, and `Tensor::index` makes a \
+                        tensor of it";
+            return Err(Error::of("my_rank", Failure::new(headline).note(note), site));
         }
-        let mesh = self.world.mesh();
-        let number = self.world.sizes(&mesh).size(&index.0);
-        number.map_err(|error| Error::new("number", error.0, Location::caller()))
+        let place = self.world.mesh().group_rank(self.over, self.world.rank);
+        let none =
+            || Error::new("my_rank", ("a member of the group", "a rank that is in none of its lists"), site);
+        place.map(|place| place as usize).ok_or_else(none)
     }
 
     /// The underlying group with operations on buffers; `None` if there are only shapes, or if this rank is no member.

@@ -35,7 +35,7 @@ impl Tensor {
     #[track_caller]
     pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
         let site = Location::caller();
-        Array::from_shape_vec(IxDyn(self.shape()), self.to_vec::<T>()?)
+        Array::from_shape_vec(IxDyn(self.shape()), self.elements::<T>("to_ndarray", site)?)
             .map_err(|error| Error::new("to_ndarray", error.to_string(), site))
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 //! use consort::npy::{self, Array, NpyDtype};
 //!
-//! # fn main() -> Result<(), String> {
+//! # fn main() -> Result<(), Box<consort::Failure>> {
 //! let array = Array { dtype: NpyDtype::U8, shape: vec![2], bytes: vec![7, 9] };
 //! let file = npy::write(&array)?;
 //! assert_eq!(npy::read(&file)?, array);
@@ -20,7 +20,7 @@
 //! # Ok(()) }
 //! ```
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 /// The element type of a file.
 ///
@@ -124,17 +124,18 @@ const MAX_DIMENSIONS: usize = 64;
 /// Reads an array from the bytes of a whole file.
 ///
 /// The [module](self) has an example.
-pub fn read(bytes: &[u8]) -> Result<Array, String> {
-    read_array(bytes).map_err(|error| format!("npy: {error}"))
+pub fn read(bytes: &[u8]) -> Result<Array, Box<Failure>> {
+    read_array(bytes).map_err(|failure| failure.of("npy"))
 }
 
-fn read_array(bytes: &[u8]) -> Result<Array, String> {
+fn read_array(bytes: &[u8]) -> Result<Array, Box<Failure>> {
     let (header, data) = split_header(bytes)?;
     let Header { dtype, big_endian, fortran_order, shape } = parse_header(header)?;
     let expected = byte_count(dtype, &shape)?;
     if data.len() != expected {
         let (code, shape, got) = (dtype.code(), tuple(&shape), data.len());
-        return Err(format!("expected {expected} bytes of data for {code} of shape {shape}, got {got}"));
+        let expected = format!("{expected} bytes of data for {code} of shape {shape}");
+        return Err(Failure::new((expected, got.to_string())));
     }
     let mut bytes = if fortran_order { from_column_major(data, &shape, dtype.size()) } else { data.to_vec() };
     if big_endian {
@@ -144,7 +145,7 @@ fn read_array(bytes: &[u8]) -> Result<Array, String> {
     if dtype == NpyDtype::Bool
         && let Some(bad) = bytes.iter().find(|byte| **byte > 1)
     {
-        return Err(format!("expected every bool to be 0 or 1, got {bad}"));
+        return Err(Failure::new(("every bool to be 0 or 1", bad.to_string())));
     }
     Ok(Array { dtype, shape, bytes })
 }
@@ -153,15 +154,12 @@ fn read_array(bytes: &[u8]) -> Result<Array, String> {
 /// not as long as its shape says is an error.
 ///
 /// The [module](self) has an example.
-pub fn write(array: &Array) -> Result<Vec<u8>, String> {
+pub fn write(array: &Array) -> Result<Vec<u8>, Box<Failure>> {
     let Array { dtype, shape, bytes } = array;
-    let expected = byte_count(*dtype, shape).map_err(|error| format!("npy: {error}"))?;
+    let expected = byte_count(*dtype, shape).map_err(|failure| failure.of("npy"))?;
     if expected != bytes.len() {
-        return Err(format!(
-            "npy: expected {expected} bytes for shape {}, got {}",
-            tuple(shape),
-            bytes.len()
-        ));
+        let expected = format!("{expected} bytes for shape {}", tuple(shape));
+        return Err(Failure::new((expected, bytes.len().to_string())).of("npy"));
     }
     let order = if dtype.size() == 1 { '|' } else { '<' };
     let code = dtype.code();
@@ -194,10 +192,10 @@ fn tuple(shape: &[usize]) -> String {
 
 /// The byte count of an array. The nonzero dimensions must not overflow even if the array is empty: strides
 /// computed from them would.
-fn byte_count(dtype: NpyDtype, shape: &[usize]) -> Result<usize, String> {
+fn byte_count(dtype: NpyDtype, shape: &[usize]) -> Result<usize, Box<Failure>> {
     let bytes = shape.iter().filter(|d| **d != 0).try_fold(dtype.size(), |n, d| n.checked_mul(*d));
     match bytes {
-        None => Err(format!("expected a shape that fits into memory, got {}", tuple(shape))),
+        None => Err(Failure::new(("a shape that fits into memory", tuple(shape)))),
         Some(_) if shape.contains(&0) => Ok(0),
         Some(bytes) => Ok(bytes),
     }
@@ -230,29 +228,32 @@ fn from_column_major(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
 }
 
 /// The bytes of the header, and those after it.
-fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), String> {
+fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), Box<Failure>> {
     let Some(rest) = bytes.strip_prefix(MAGIC) else {
         let got = quote(&bytes[..bytes.len().min(MAGIC.len())]);
-        let note =
-            if bytes.starts_with(b"PK") { "\n  note: this is a zip file; unpack an .npz first" } else { "" };
-        return Err(format!("expected a file that begins with `{}`, got {got}{note}", MAGIC.escape_ascii()));
+        let failure = Failure::new((format!("a file that begins with `{}`", MAGIC.escape_ascii()), got));
+        return Err(match bytes.starts_with(b"PK") {
+            true => failure.note("this is a zip file; unpack an .npz first"),
+            false => failure,
+        });
     };
     let Some((version, rest)) = rest.split_at_checked(2) else {
-        return Err("expected a version after the magic string, got the end of the file".to_string());
+        return Err(Failure::new(("a version after the magic string", END)));
     };
     let length_bytes = match version {
         [1, 0] => 2,
         [2 | 3, 0] => 4,
-        _ => return Err(format!("expected version 1.0, 2.0 or 3.0, got {}.{}", version[0], version[1])),
+        _ => {
+            return Err(Failure::new(("version 1.0, 2.0 or 3.0", format!("{}.{}", version[0], version[1]))));
+        }
     };
     let Some((length, rest)) = rest.split_at_checked(length_bytes) else {
-        return Err(
-            "expected the length of the header after the version, got the end of the file".to_string()
-        );
+        return Err(Failure::new(("the length of the header after the version", END)));
     };
     let length = length.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
     rest.split_at_checked(length).ok_or_else(|| {
-        format!("expected a header of {length} bytes, got {} to the end of the file", rest.len())
+        let got = format!("{} to the end of the file", rest.len());
+        Failure::new((format!("a header of {length} bytes"), got))
     })
 }
 
@@ -264,7 +265,7 @@ struct Header {
     shape: Vec<usize>,
 }
 
-fn parse_header(text: &[u8]) -> Result<Header, String> {
+fn parse_header(text: &[u8]) -> Result<Header, Box<Failure>> {
     let mut parser = Parser { rest: text };
     let (mut descr, mut fortran_order, mut shape) = (None, None, None);
     parser.expect("{")?;
@@ -276,14 +277,11 @@ fn parse_header(text: &[u8]) -> Result<Header, String> {
             b"fortran_order" => fortran_order.replace(parser.boolean()?).is_some(),
             b"shape" => shape.replace(parser.shape()?).is_some(),
             _ => {
-                return Err(format!(
-                    "header: expected the keys descr, fortran_order, shape, got {}",
-                    quote(key)
-                ));
+                return Err(header("the keys descr, fortran_order, shape", quote(key)));
             }
         };
         if twice {
-            return Err(format!("header: expected one key {}, got two", quote(key)));
+            return Err(header(format!("one key {}", quote(key)), "two"));
         }
         if !parser.eat(",") {
             parser.expect("}")?;
@@ -292,9 +290,9 @@ fn parse_header(text: &[u8]) -> Result<Header, String> {
     }
     parser.skip_space();
     if !parser.rest.is_empty() {
-        return Err(format!("header: expected nothing after `}}`, got {}", quote(parser.rest)));
+        return Err(header("nothing after `}`", quote(parser.rest)));
     }
-    let missing = |key: &str| format!("header: expected a key `{key}`, got none");
+    let missing = |key: &str| header(format!("a key `{key}`"), "none");
     let (dtype, big_endian) = parse_descr(descr.ok_or_else(|| missing("descr"))?)?;
     let fortran_order = fortran_order.ok_or_else(|| missing("fortran_order"))?;
     let shape = shape.ok_or_else(|| missing("shape"))?;
@@ -302,11 +300,11 @@ fn parse_header(text: &[u8]) -> Result<Header, String> {
 }
 
 /// The dtype of a name such as `<f4`, and whether its elements are big-endian.
-fn parse_descr(name: &[u8]) -> Result<(NpyDtype, bool), String> {
+fn parse_descr(name: &[u8]) -> Result<(NpyDtype, bool), Box<Failure>> {
     let (order, code) = name.split_at(name.len().min(1));
     if code.starts_with(b"O") {
-        let note = "note: save an array of numbers, as `array.astype('float32')` gives";
-        return Err(format!("expected an array of numbers, got an object array {}\n  {note}", quote(name)));
+        let failure = Failure::new(("an array of numbers", format!("an object array {}", quote(name))));
+        return Err(failure.note("save an array of numbers, as `array.astype('float32')` gives"));
     }
     let dtype = NpyDtype::ALL.into_iter().find(|dtype| dtype.code().as_bytes() == code);
     match (dtype, order) {
@@ -315,11 +313,19 @@ fn parse_descr(name: &[u8]) -> Result<(NpyDtype, bool), String> {
         // `|` says that there is no byte order, which is true of single bytes only.
         (Some(dtype @ (NpyDtype::U8 | NpyDtype::Bool)), b"|") => Ok((dtype, false)),
         _ => {
-            let known = "<f2, <f4, <f8, <i4, <i8, |u1, |b1 (or big-endian with >)";
-            let note = "note: convert it before saving, as in `array.astype('float32')`";
-            Err(format!("expected a dtype of {known}, got {}\n  {note}", quote(name)))
+            let known = "a dtype of <f2, <f4, <f8, <i4, <i8, |u1, |b1 (or big-endian with >)";
+            let failure = Failure::new((known, quote(name)));
+            Err(failure.note("convert it before saving, as in `array.astype('float32')`"))
         }
     }
+}
+
+/// Where a file ends too early.
+const END: &str = "the end of the file";
+
+/// A header that is not as expected.
+fn header(expected: impl Into<String>, got: impl Into<String>) -> Box<Failure> {
+    Failure::new((expected.into(), got.into())).of("header")
 }
 
 /// Bytes of a file as an error shows them: in backticks, printable, and not all of a long text.
@@ -355,16 +361,16 @@ impl<'a> Parser<'a> {
         rest.is_some()
     }
 
-    fn expect(&mut self, text: &str) -> Result<(), String> {
+    fn expect(&mut self, text: &str) -> Result<(), Box<Failure>> {
         if self.eat(text) { Ok(()) } else { Err(self.error(&format!("`{text}`"))) }
     }
 
-    fn error(&self, expected: &str) -> String {
-        format!("header: expected {expected}, got {}", quote(self.rest))
+    fn error(&self, expected: &str) -> Box<Failure> {
+        header(expected, quote(self.rest))
     }
 
     /// A string in either kind of quotes. Escapes are not undone: no name that is accepted has one.
-    fn string(&mut self, expected: &str) -> Result<&'a [u8], String> {
+    fn string(&mut self, expected: &str) -> Result<&'a [u8], Box<Failure>> {
         self.skip_space();
         if let [mark @ (b'\'' | b'"'), rest @ ..] = self.rest
             && let Some(end) = rest.iter().position(|byte| byte == mark)
@@ -375,15 +381,15 @@ impl<'a> Parser<'a> {
         Err(self.error(expected))
     }
 
-    fn descr(&mut self) -> Result<&'a [u8], String> {
+    fn descr(&mut self) -> Result<&'a [u8], Box<Failure>> {
         if self.eat("[") {
-            let note = "note: save each field as an array of its own";
-            return Err(format!("expected a single dtype, got a structured one\n  {note}"));
+            let failure = Failure::new(("a single dtype", "a structured one"));
+            return Err(failure.note("save each field as an array of its own"));
         }
         self.string("a dtype in quotes")
     }
 
-    fn boolean(&mut self) -> Result<bool, String> {
+    fn boolean(&mut self) -> Result<bool, Box<Failure>> {
         if self.eat("True") {
             Ok(true)
         } else if self.eat("False") {
@@ -393,12 +399,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn shape(&mut self) -> Result<Vec<usize>, String> {
+    fn shape(&mut self) -> Result<Vec<usize>, Box<Failure>> {
         let mut shape = Vec::new();
         self.expect("(")?;
         while !self.eat(")") {
             if shape.len() == MAX_DIMENSIONS {
-                return Err(format!("expected at most {MAX_DIMENSIONS} dimensions, got more"));
+                return Err(Failure::new((format!("at most {MAX_DIMENSIONS} dimensions"), "more")));
             }
             shape.push(self.dimension()?);
             // Python takes `(3)` for a number, so one dimension needs its comma.
@@ -410,7 +416,7 @@ impl<'a> Parser<'a> {
         Ok(shape)
     }
 
-    fn dimension(&mut self) -> Result<usize, String> {
+    fn dimension(&mut self) -> Result<usize, Box<Failure>> {
         self.skip_space();
         let text = self.rest;
         let negative = self.eat("-");
@@ -422,14 +428,14 @@ impl<'a> Parser<'a> {
         }
         let text = quote(&text[..text.len() - rest.len()]);
         if negative {
-            return Err(format!("expected dimensions of 0 or more, got {text}"));
+            return Err(Failure::new(("dimensions of 0 or more", text)));
         }
         self.rest = rest;
         let push = |n: usize, digit: &u8| n.checked_mul(10)?.checked_add(usize::from(digit - b'0'));
         digits
             .iter()
             .try_fold(0, push)
-            .ok_or_else(|| format!("expected a dimension of at most {} bits, got {text}", usize::BITS))
+            .ok_or_else(|| Failure::new((format!("a dimension of at most {} bits", usize::BITS), text)))
     }
 }
 

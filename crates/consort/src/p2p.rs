@@ -3,13 +3,15 @@
 use std::panic::Location;
 use std::rc::Rc;
 
+use consort_comm::{Buffers, OperandType};
 use consort_ir::index as ir;
-use consort_ir::ops::{ExchangeStart, OpDef};
-use consort_runtime::start::{Operand, Operands, start};
+use consort_ir::ops::{ExchangeStart, OpDef, no_communication};
+use consort_runtime::start::start;
 use consort_types::{Dtype, Message, Peer, Route};
+use smallvec::{SmallVec, smallvec};
 
 use crate::apply::prepared;
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::flight::{Flight, Way};
 use crate::index::Index;
 use crate::mesh::Group;
@@ -89,7 +91,7 @@ impl Group {
     /// use consort::{Dtype, Tensor};
     ///
     /// let got = consort::spawn(2, |mesh| {
-    ///     match mesh.number(&mesh.rank())? {
+    ///     match mesh.my_rank()? {
     ///         0 => {
     ///             mesh.isend(Tensor::from_slice(&[42i64], &[1])?, 1, 7)?.wait()?;
     ///             Ok(0)
@@ -101,7 +103,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn isend(&self, x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Result<Pending<()>> {
-        self.batch_at(vec![Batched::send(x, to, tag)], Location::caller())
+        let site = Location::caller();
+        self.batch_at(vec![Batched::send(x, to, tag)], site).named("isend", site)
     }
 
     /// Receives a tensor from a member. The first access to its elements waits for it.
@@ -111,10 +114,10 @@ impl Group {
     pub fn irecv(&self, dtype: Dtype, shape: &[usize], from: impl Into<Other>, tag: i64) -> Result<Tensor> {
         let site = Location::caller();
         let mut x = match self.comm {
-            Some(_) => Tensor::zeros(dtype, shape)?,
+            Some(_) => Tensor::zeros(dtype, shape).named("irecv", site)?,
             None => Tensor::of_shape(dtype, shape),
         };
-        let _ = self.batch_at(vec![Batched::recv(&mut x, from, tag)], site)?;
+        let _ = self.batch_at(vec![Batched::recv(&mut x, from, tag)], site).named("irecv", site)?;
         Ok(x)
     }
 
@@ -124,7 +127,7 @@ impl Group {
     /// use consort::{Dtype, Route, Tensor};
     ///
     /// let got = consort::spawn(3, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let me = mesh.my_rank()? as i64;
     ///     let mut x = Tensor::from_slice(&[-1, me], &[2])?;
     ///     let sent = mesh.isend(&x.narrow(0, 1, 1)?, Route::Ring(1), 0)?;
     ///     mesh.recv_into(x.narrow_mut(0, 0usize, 1usize)?, Route::Ring(-1), 0)?;
@@ -135,8 +138,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn recv_into<'a>(&self, into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Result<()> {
-        let _ = self.batch_at(vec![Batched::recv(into, from, tag)], Location::caller())?;
-        Ok(())
+        let site = Location::caller();
+        self.batch_at(vec![Batched::recv(into, from, tag)], site).named("recv_into", site).map(drop)
     }
 
     /// A batch of concurrent sends and receives. Tensors that receive are waited for when their
@@ -146,7 +149,7 @@ impl Group {
     /// use consort::{Batched, Route, Tensor};
     ///
     /// let got = consort::spawn(3, |mesh| {
-    ///     let me = mesh.number(&mesh.rank())? as i64;
+    ///     let me = mesh.my_rank()? as i64;
     ///     let (x, mut y) = (Tensor::from_slice(&[me], &[1])?, Tensor::from_slice(&[-1i64], &[1])?);
     ///     // An open border: the first member receives nothing, and keeps what it has.
     ///     let batch = vec![Batched::send(&x, Route::Shift(1), 0), Batched::recv(&mut y, Route::Shift(-1), 0)];
@@ -157,7 +160,8 @@ impl Group {
     /// ```
     #[track_caller]
     pub fn batch(&self, messages: Vec<Batched<'_>>) -> Result<Pending<()>> {
-        self.batch_at(messages, Location::caller())
+        let site = Location::caller();
+        self.batch_at(messages, site).named("batch", site)
     }
 
     #[track_caller]
@@ -188,7 +192,8 @@ impl Group {
             for (mut place, result) in places.into_iter().zip(results) {
                 place.take_result(result, site)?;
             }
-            return Ok(Pending { gives: (), flight: Some(Way::Traced(start)) });
+            world.add_start(|| Way::Traced(Rc::clone(&start)));
+            return Ok(Pending { gives: (), started: smallvec![Way::Traced(start)] });
         }
         for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
             *arg = settle(arg, name, site)?;
@@ -198,16 +203,16 @@ impl Group {
         let (true, Some(heap), Some(comm)) = (has_data, world.heap(), &self.comm) else {
             let kinds = places.iter_mut().zip(&prepared.results);
             kinds.for_each(|(place, (ty, _))| place.may_differ(ty.varies));
-            return Ok(Pending { gives: (), flight: None });
+            return Ok(Pending { gives: (), started: smallvec![] });
         };
         let layouts: Vec<Rc<CachedLayout>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
         args.truncate(n_sent);
         let failed = |error| Error::comm(name, error, site);
-        let mut operands = Operands::new();
+        let (mut types, mut operands) = (SmallVec::<[OperandType<'_>; 2]>::new(), Buffers::default());
         for ((x, layout), about) in args.into_iter().zip(&layouts).zip(&prepared.messages) {
             // A buffer does not own the storage, so a tensor can receive into one part while it sends another.
-            let buffer = self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?;
-            operands.push(Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: *about });
+            operands.push(self.take_to_read(name, &x, site)?.buffer(&x.ty).map_err(failed)?);
+            types.push(OperandType { about: *about, ..OperandType::new(x.dtype(), &layout.shape) });
         }
         let mut taken = Vec::new();
         let received = layouts[n_sent..].iter().zip(&prepared.messages[n_sent..]);
@@ -216,17 +221,20 @@ impl Group {
             // Two owners: the tensor, and this view of it.
             let into = self.take_to_write(name, &place.view(), 2, true, site)?;
             let buffer = into.buffer(&place.tensor.ty).map_err(failed)?;
-            for sent in operands[..n_sent].iter_mut().filter(|sent| sent.buffer.overlaps(&buffer)) {
-                let copy = heap.alloc_from(&sent.buffer.bytes().map_err(failed)?).map_err(failed)?;
+            for sent in operands[..n_sent].iter_mut().filter(|sent| sent.overlaps(&buffer)) {
+                let copy = heap.alloc_from(&sent.bytes().map_err(failed)?).map_err(failed)?;
                 world.count_copy(copy.len());
-                sent.buffer = copy;
+                *sent = copy;
             }
-            operands.push(Operand { buffer, dtype: place.dtype(), shape: &layout.shape, about: *about });
+            operands.push(buffer);
+            types.push(OperandType { about: *about, ..OperandType::new(place.dtype(), &layout.shape) });
             taken.push(into);
         }
         let mesh = world.mesh();
-        let collective = op.collective().ok_or_else(|| Error::new(name, "not a communication op", site))?;
-        let pending = start(&collective, &world.sizes(&mesh), comm, &operands, &[]).map_err(failed)?;
+        let collective =
+            op.collective().ok_or_else(|| Error::new(name, no_communication().headline, site))?;
+        let (sizes, none) = (world.sizes(&mesh), Buffers::default());
+        let pending = start(&collective, &sizes, comm, &types, operands, none).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         let results: Vec<Tensor> = prepared
             .results
@@ -237,7 +245,7 @@ impl Group {
         for (mut place, result) in places.into_iter().zip(results) {
             place.take_result(result, site)?;
         }
-        Ok(Pending { gives: (), flight: Some(Way::Flying(flight)) })
+        Ok(Pending { gives: (), started: smallvec![Way::Flying(flight)] })
     }
 }
 
@@ -269,6 +277,6 @@ impl Group {
         for (mut place, result) in places.into_iter().zip(landed) {
             place.take_result(result, site)?;
         }
-        Ok(Pending { gives: (), flight: None })
+        Ok(Pending { gives: (), started: smallvec![] })
     }
 }

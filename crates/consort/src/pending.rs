@@ -1,17 +1,21 @@
-//! The explicit handle of an operation in flight.
+//! The explicit handle of operations in flight.
 
 use std::panic::Location;
 
+use smallvec::SmallVec;
+
 use crate::error::Result;
 use crate::flight::Way;
+use crate::mesh::Group;
+use crate::world::World;
 
-/// A pending operation and its result.
+/// Pending operations and the result of the calls that started them. [`Group::pending`] returns one.
 ///
 /// ```
 /// use consort::{Reduce, Tensor};
 ///
 /// let sums = consort::spawn(2, |mesh| {
-///     let pending = mesh.all_reduce_async(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum)?;
+///     let pending = mesh.pending(|| mesh.all_reduce(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum))?;
 ///     assert_eq!(mesh.in_flight(), 1);
 ///     let sum = pending.wait()?;
 ///     assert_eq!(mesh.in_flight(), 0);
@@ -22,35 +26,95 @@ use crate::flight::Way;
 #[must_use = "what an operation gives comes by waiting for it"]
 pub struct Pending<T> {
     pub(crate) gives: T,
-    /// `None` if there are only shapes.
-    pub(crate) flight: Option<Way>,
+    /// Empty if there are only shapes.
+    pub(crate) started: Ways,
 }
 
+/// Operations that a handle waits for.
+pub(crate) type Ways = SmallVec<[Way; 1]>;
+
 impl<T> Pending<T> {
-    /// Waits for the operation and returns its result.
+    /// Waits for the operations and returns the result.
     ///
     /// [`Pending`] has an example.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
-        if let Some(flight) = &self.flight {
-            flight.wait(Location::caller())?;
-        }
+        let site = Location::caller();
+        self.started.iter().try_for_each(|way| way.wait(site))?;
         Ok(self.gives)
     }
 
-    /// Whether it has completed; advances it, and never blocks.
+    /// Whether all operations have completed; advances them, and never blocks.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};
     ///
     /// let sums = consort::spawn(2, |mesh| {
-    ///     let pending = mesh.all_reduce_async(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum)?;
+    ///     let pending = mesh.pending(|| mesh.all_reduce(Tensor::from_slice(&[1.0f32], &[1])?, Reduce::Sum))?;
     ///     while !pending.test()? {} // Other work goes here.
     ///     pending.wait()?.item::<f32>()
     /// });
     /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
     /// ```
     pub fn test(&self) -> Result<bool> {
-        self.flight.as_ref().map_or(Ok(true), |flight| flight.test())
+        let mut all = true;
+        for way in &self.started {
+            all &= way.test()?;
+        }
+        Ok(all)
+    }
+}
+
+impl Group {
+    /// Makes calls, and returns a handle of the operations that they start, on any groups of the mesh. Any call has a
+    /// handle in this way: in place, into a tensor, of a list, several calls together. The handle does not
+    /// borrow what the calls write. A barrier among the calls is not waited for; the handle is.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let got = consort::spawn(2, |mesh| {
+    ///     let (mut x, mut y) = (Tensor::from_slice(&[1i64], &[1])?, Tensor::from_slice(&[2.0f32], &[1])?);
+    ///     let pending = mesh.pending(|| {
+    ///         mesh.all_reduce_(&mut x, Reduce::Sum)?;
+    ///         mesh.broadcast_(&mut y, 0)?;
+    ///         mesh.barrier()
+    ///     })?;
+    ///     while !pending.test()? {} // Other work goes here.
+    ///     pending.wait()?;
+    ///     x.item::<i64>()
+    /// });
+    /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
+    /// ```
+    pub fn pending<T>(&self, calls: impl FnOnce() -> Result<T>) -> Result<Pending<T>> {
+        let starts = Starts::collect(&self.world);
+        let gives = calls()?;
+        Ok(Pending { gives, started: starts.finish() })
+    }
+}
+
+/// Collects the operations that are started, until it is finished or dropped.
+pub(crate) struct Starts<'a> {
+    world: &'a World,
+    /// Those of the handle in whose calls this one is made.
+    outer: Option<Ways>,
+}
+
+impl Starts<'_> {
+    pub(crate) fn collect(world: &World) -> Starts<'_> {
+        Starts { world, outer: world.starts.replace(Some(Ways::new())) }
+    }
+
+    pub(crate) fn finish(self) -> Ways {
+        self.world.starts.borrow().clone().unwrap_or_default()
+    }
+}
+
+impl Drop for Starts<'_> {
+    fn drop(&mut self) {
+        let inner = self.world.starts.replace(self.outer.take());
+        if let (Some(outer), Some(inner)) = (&mut *self.world.starts.borrow_mut(), inner) {
+            outer.extend(inner);
+        }
     }
 }

@@ -13,10 +13,11 @@ use consort_types::{Axes, Dtype};
 use smallvec::smallvec;
 
 use crate::apply::{copy_into, run_one, write_into};
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::index::{Index, Shape, plain};
-use crate::storage::Storage;
-use crate::tensor::{CachedLayout, Tensor, alloc};
+use crate::placement::Origin;
+use crate::storage::{Storage, alloc};
+use crate::tensor::{CachedLayout, Tensor};
 use crate::trace::{equal, is_tracing, settle, update_later};
 use crate::world::World;
 
@@ -73,9 +74,9 @@ impl Tensor {
         start: impl Into<Index>,
         size: impl Into<Index>,
     ) -> Result<SliceMut<'_>> {
-        let (starts, sizes) =
-            self.narrowed("narrow_mut", dim, start.into(), size.into(), Location::caller())?;
-        self.slice_mut_at(starts, sizes, Location::caller())
+        let site = Location::caller();
+        let (starts, sizes) = self.narrowed("narrow_mut", dim, start.into(), size.into(), site)?;
+        self.slice_mut_at(starts, sizes, site).named("narrow_mut", site)
     }
 
     /// A box of it, to be written in place: start and size along each dimension.
@@ -95,7 +96,8 @@ impl Tensor {
         start: &(impl Shape + ?Sized),
         size: &(impl Shape + ?Sized),
     ) -> Result<SliceMut<'_>> {
-        self.slice_mut_at(plain(start.sizes()), plain(size.sizes()), Location::caller())
+        let site = Location::caller();
+        self.slice_mut_at(plain(start.sizes()), plain(size.sizes()), site).named("slice_mut", site)
     }
 
     pub(crate) fn slice_mut_at(
@@ -131,14 +133,14 @@ impl Tensor {
     /// Makes this the only owner of contiguous storage that no peer reads, by a copy if necessary.
     /// Waits for its elements.
     pub(crate) fn make_writable(&mut self, site: &'static Location<'static>) -> Result<()> {
-        let Some(storage) = &self.storage else { return Ok(()) };
-        if Rc::strong_count(storage) == 1 && self.layout.is_contiguous() {
-            self.wait()?;
-            if storage.is_writable(self.byte_range()) {
-                return Ok(());
-            }
+        if self.storage.is_none() {
+            return Ok(());
         }
-        self.move_to_own(site)
+        self.wait()?;
+        match self.held(1, true) {
+            None => Ok(()),
+            Some(_) => self.move_to_own(site),
+        }
     }
 
     /// Moves the elements to new, contiguous storage.
@@ -179,6 +181,7 @@ impl SliceMut<'_> {
             storage: self.tensor.storage.clone(),
             traced: self.tensor.traced.clone(),
             world: self.tensor.world,
+            origin: Origin::NONE,
         }
     }
 
@@ -201,7 +204,7 @@ impl SliceMut<'_> {
         }
         if !fits {
             let (expected, got) = (&self.layout.shape[..], part.hint_shape());
-            let message = format!("expected {}{expected:?}, got {}{got:?}", self.dtype(), part.dtype());
+            let message = (format!("{}{expected:?}", self.dtype()), format!("{}{got:?}", part.dtype()));
             return Err(Error::new("copy_from", message, site));
         }
         if self.is_whole() {
@@ -220,6 +223,7 @@ impl SliceMut<'_> {
     /// Adds axes over which the tensor may differ after a write.
     pub(crate) fn may_differ(&mut self, varies: Axes) {
         self.tensor.ty = Rc::new(self.tensor.ty.with_varies(self.tensor.ty.varies.union(varies)));
+        self.tensor.origin = Origin::NONE;
     }
 
     /// Copy-on-write: if the tensor has other owners, or peers still read it, the slice becomes one of a copy.
@@ -228,12 +232,10 @@ impl SliceMut<'_> {
         if self.is_whole() || is_tracing() || self.layout.numel() == 0 {
             return Ok(());
         }
-        if Rc::strong_count(storage) == 1 {
-            let range = self.layout.bytes(self.tensor.dtype());
-            storage.wait(range.clone())?;
-            if storage.is_writable(range) {
-                return Ok(());
-            }
+        let range = self.layout.bytes(self.tensor.dtype());
+        storage.wait(range.clone())?;
+        if storage.is_free(1, true, || range) {
+            return Ok(());
         }
         // The slice has another offset in the copy: recover its start along each dimension from the strides.
         let mut rest = self.layout.start - self.tensor.layout.start;
@@ -262,16 +264,16 @@ impl SliceMut<'_> {
         if is_tracing() {
             return self.replace(result, site);
         }
+        if self.layout == self.tensor.layout {
+            *self.tensor = result;
+            return Ok(());
+        }
         self.may_differ(result.ty.varies);
         let landed = match (&result.storage, &self.tensor.storage) {
             (Some(result), Some(own)) => Rc::ptr_eq(result, own),
             _ => true,
         };
         if landed {
-            return Ok(());
-        }
-        if self.layout == self.tensor.layout {
-            *self.tensor = result;
             return Ok(());
         }
         // It could not be written in place, for example because it has gaps.
@@ -286,19 +288,16 @@ impl SliceMut<'_> {
     pub fn copy_from(mut self, other: &Tensor) -> Result<()> {
         let site = Location::caller();
         if is_tracing() {
-            return self.replace(other.clone(), site);
+            return self.replace(other.clone(), site).named("copy_from", site);
         }
         if self.tensor.traced.is_some() {
             *self.tensor = settle(self.tensor, "copy_from", site)?;
         }
         let other = &settle(other, "copy_from", site)?;
         if other.dtype() != self.dtype() || other.shape() != self.shape() {
-            let message = format!(
-                "expected {}{:?}, got {}{:?}",
-                self.dtype(),
-                self.shape(),
-                other.dtype(),
-                other.shape()
+            let message = (
+                format!("{}{:?}", self.dtype(), self.shape()),
+                format!("{}{:?}", other.dtype(), other.shape()),
             );
             return Err(Error::new("copy_from", message, site));
         }
@@ -308,17 +307,15 @@ impl SliceMut<'_> {
         if self.layout == self.tensor.layout {
             // The whole tensor is overwritten: if it is not the only owner, it can share the other's storage.
             let ty = self.tensor.ty.with_varies(other.ty.varies);
-            let is_own = |storage: &Rc<Storage>| {
-                Rc::strong_count(storage) == 1 && storage.is_writable(self.tensor.byte_range())
-            };
+            let is_own = |storage: &Rc<Storage>| storage.is_free(1, true, || self.tensor.byte_range());
             let own = self.tensor.storage.as_ref().is_some_and(is_own);
             if !own || self.layout.repeats() {
                 *self.tensor = Tensor { ty: Rc::new(ty), ..other.clone() };
                 return Ok(());
             }
         }
-        self.make_own(site)?;
-        write_into(&self.view(), other, site)?;
+        self.make_own(site).named("copy_from", site)?;
+        write_into(&self.view(), other, site).named("copy_from", site)?;
         self.may_differ(other.ty.varies);
         Ok(())
     }

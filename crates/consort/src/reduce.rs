@@ -7,11 +7,11 @@ use consort_types::Dtype;
 use smallvec::smallvec;
 
 use crate::apply::{run, run_one};
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::tensor::Tensor;
 
 macro_rules! reductions {
-    ($($(#[doc = $doc:expr])* $name:ident $op:ident, $input:literal => $output:literal;)*) => {
+    ($($(#[doc = $doc:expr])* $name:ident $all:ident $op:ident, $input:literal => $output:literal;)*) => {
         impl Tensor {$(
             $(#[doc = $doc])*
             /// With `keep` these dimensions stay, with a size of one.
@@ -26,45 +26,50 @@ macro_rules! reductions {
             pub fn $name(&self, dims: &[usize], keep: bool) -> Result<Tensor> {
                 run_one(&ops::$op { dims: dims.to_vec(), keep }, smallvec![self.clone()], Location::caller())
             }
+
+            reductions!(@all $name $all $op, $input);
         )*}
+    };
+    (@all $name:ident none $op:ident, $input:literal) => {};
+    (@all $name:ident $all:ident $op:ident, $input:literal) => {
+        #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") over all dimensions, as a 0-d tensor.")]
+        ///
+        /// ```
+        /// # fn main() -> consort::Result<()> {
+        #[doc = concat!("let x = consort::Tensor::from_iter(", $input, ")?;")]
+        #[doc = concat!("assert_eq!(x.", stringify!($all), "()?.to_string(), x.", stringify!($name), "(&[0], false)?.to_string());")]
+        /// # Ok(()) }
+        /// ```
+        #[track_caller]
+        pub fn $all(&self) -> Result<Tensor> {
+            let (dims, site) = ((0..self.rank()).collect(), Location::caller());
+            run_one(&ops::$op { dims, keep: false }, smallvec![self.clone()], site).named(stringify!($all), site)
+        }
     };
 }
 
 reductions! {
     /// The sum over dimensions.
-    sum Sum, "[1.0f32, 2.0, 3.0, 4.0]" => "[3. 7.]";
+    sum sum_all Sum, "[1.0f32, 2.0, 3.0, 4.0]" => "[3. 7.]";
     /// The mean over dimensions.
-    mean Mean, "[1.0f32, 2.0, 3.0, 4.0]" => "[1.5 3.5]";
+    mean mean_all Mean, "[1.0f32, 2.0, 3.0, 4.0]" => "[1.5 3.5]";
     /// The product over dimensions.
-    prod Prod, "[1.0f32, 2.0, 3.0, 4.0]" => "[ 2. 12.]";
+    prod none Prod, "[1.0f32, 2.0, 3.0, 4.0]" => "[ 2. 12.]";
     /// The largest over dimensions; NaN where one is.
-    max Max, "[1.0f32, 2.0, 3.0, 4.0]" => "[2. 4.]";
+    max max_all Max, "[1.0f32, 2.0, 3.0, 4.0]" => "[2. 4.]";
     /// The smallest over dimensions; NaN where one is.
-    min Min, "[1.0f32, 2.0, 3.0, 4.0]" => "[1. 3.]";
+    min min_all Min, "[1.0f32, 2.0, 3.0, 4.0]" => "[1. 3.]";
     /// The index of the largest over dimensions, the first of equals.
-    argmax Argmax, "[1.0f32, 2.0, 4.0, 3.0]" => "[1 0]";
+    argmax none Argmax, "[1.0f32, 2.0, 4.0, 3.0]" => "[1 0]";
     /// The index of the smallest over dimensions, the first of equals.
-    argmin Argmin, "[1.0f32, 2.0, 4.0, 3.0]" => "[0 1]";
+    argmin none Argmin, "[1.0f32, 2.0, 4.0, 3.0]" => "[0 1]";
     /// Whether any is true over dimensions.
-    any Any, "[true, false, false, false]" => "[ True False]";
+    any none Any, "[true, false, false, false]" => "[ True False]";
     /// Whether all are true over dimensions.
-    all All, "[true, false, true, true]" => "[False  True]";
+    all none All, "[true, false, true, true]" => "[False  True]";
 }
 
 impl Tensor {
-    /// The sum of all elements, as a 0-d tensor.
-    ///
-    /// ```
-    /// # fn main() -> consort::Result<()> {
-    /// assert_eq!(consort::Tensor::from_iter(1..=4i64)?.sum_all()?.item::<i64>()?, 10);
-    /// # Ok(()) }
-    /// ```
-    #[track_caller]
-    pub fn sum_all(&self) -> Result<Tensor> {
-        let dims: Vec<usize> = (0..self.rank()).collect();
-        run_one(&ops::Sum { dims, keep: false }, smallvec![self.clone()], Location::caller())
-    }
-
     /// Cumulative sums along a dimension.
     ///
     /// ```

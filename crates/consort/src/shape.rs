@@ -4,10 +4,11 @@ use std::panic::Location;
 
 use consort_ir::index as ir;
 use consort_ir::ops;
+use consort_types::Headline;
 use smallvec::smallvec;
 
 use crate::apply::{run, run_one};
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::index::{Index, Shape, plain};
 use crate::tensor::{Tensor, Tensors};
 use crate::trace::outside_of_updates;
@@ -51,12 +52,28 @@ impl Tensor {
     pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
         let site = Location::caller();
         if let Some(dim) = [a, b].into_iter().find(|dim| *dim >= self.rank()) {
-            let message = format!("expected a dimension below {}, got {dim}", self.rank());
-            return Err(Error::new("transpose", message, site));
+            return Err(Error::new("transpose", Headline::dimension(dim, self.rank()), site));
         }
         let mut dims: Vec<usize> = (0..self.rank()).collect();
         dims.swap(a, b);
-        run_one(&ops::Permute { dims }, smallvec![self.clone()], site)
+        run_one(&ops::Permute { dims }, smallvec![self.clone()], site).named("transpose", site)
+    }
+
+    /// The transpose of a matrix, or of each matrix in the last two dimensions, as a view.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let x = consort::Tensor::from_iter(0..6i32)?.reshape(&[2, 3])?;
+    /// assert_eq!(x.t()?.to_string(), "[[0 3]\n [1 4]\n [2 5]]");
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn t(&self) -> Result<Tensor> {
+        let (rank, site) = (self.rank(), Location::caller());
+        if rank < 2 {
+            return Err(Error::new("t", ("at least 2 dimensions", rank.to_string()), site));
+        }
+        self.transpose(rank - 2, rank - 1).named("t", site)
     }
 
     /// The part of a dimension that begins at `start` and has `size` entries, as a view. `start` and `size` may depend
@@ -80,7 +97,7 @@ impl Tensor {
     pub fn narrow(&self, dim: usize, start: impl Into<Index>, size: impl Into<Index>) -> Result<Tensor> {
         let site = Location::caller();
         let (start, size) = self.narrowed("narrow", dim, start.into(), size.into(), site)?;
-        self.part(start, size, &vec![1; self.rank()], site)
+        self.part(start, size, &vec![1; self.rank()], site).named("narrow", site)
     }
 
     /// Starts and sizes, along all dimensions, of the part of a dimension.
@@ -93,8 +110,7 @@ impl Tensor {
         site: &'static Location<'static>,
     ) -> Result<(Vec<ir::Index>, Vec<ir::Index>)> {
         if dim >= self.rank() {
-            let message = format!("expected a dimension below {}, got {dim}", self.rank());
-            return Err(Error::new(op, message, site));
+            return Err(Error::new(op, Headline::dimension(dim, self.rank()), site));
         }
         let (mut starts, mut sizes) = (vec![ir::Index::constant(0); self.rank()], self.ty.shape.clone());
         (starts[dim], sizes[dim]) = (start.0, size.0);
@@ -142,7 +158,9 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn at(&self, dim: usize, place: impl Into<Index>) -> Result<Tensor> {
-        self.narrow(dim, place, 1usize)?.squeeze(dim)
+        let site = Location::caller();
+        let entry = self.narrow(dim, place, 1usize).named("at", site)?;
+        entry.squeeze(dim).named("at", site)
     }
 
     /// A copy with the box that begins at `start` replaced by `part`.
@@ -184,8 +202,8 @@ impl Tensor {
     #[track_caller]
     pub fn stack(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
         let site = Location::caller();
-        let parts: Tensors = parts.iter().map(|part| part.unsqueeze(dim)).collect::<Result<_>>()?;
-        run_one(&ops::Concat { dim }, parts, site)
+        let parts: Result<Tensors> = parts.iter().map(|part| part.unsqueeze_at(dim, site)).collect();
+        parts.and_then(|parts| run_one(&ops::Concat { dim }, parts, site)).named("stack", site)
     }
 
     /// Splits along a dimension into parts of these sizes, as views.
@@ -212,8 +230,8 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn broadcast_to(&self, shape: &(impl Shape + ?Sized)) -> Result<Tensor> {
-        let op = ops::Broadcast { shape: plain(shape.sizes()) };
-        run_one(&op, smallvec![self.clone()], Location::caller())
+        let (op, site) = (ops::Broadcast { shape: plain(shape.sizes()) }, Location::caller());
+        run_one(&op, smallvec![self.clone()], site).named("broadcast_to", site)
     }
 
     /// Inserts a dimension of size one, before the one at `dim`.
@@ -225,14 +243,17 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
-        let site = Location::caller();
+        self.unsqueeze_at(dim, Location::caller())
+    }
+
+    pub(crate) fn unsqueeze_at(&self, dim: usize, site: &'static Location<'static>) -> Result<Tensor> {
         if dim > self.rank() {
-            let message = format!("expected a dimension up to {}, got {dim}", self.rank());
+            let message = (format!("a dimension up to {}", self.rank()), dim.to_string());
             return Err(Error::new("unsqueeze", message, site));
         }
         let mut shape = self.ty.shape.clone();
         shape.insert(dim, ir::Index::constant(1));
-        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
+        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site).named("unsqueeze", site)
     }
 
     /// Removes a dimension of size one.
@@ -248,12 +269,12 @@ impl Tensor {
     pub fn squeeze(&self, dim: usize) -> Result<Tensor> {
         let site = Location::caller();
         if self.ty.shape.get(dim).and_then(ir::Index::as_const) != Some(1) {
-            let message = format!("expected a dimension of size 1, got {dim} of {:?}", self.hint_shape());
+            let message = ("a dimension of size 1", format!("{dim} of {:?}", self.hint_shape()));
             return Err(Error::new("squeeze", message, site));
         }
         let mut shape = self.ty.shape.clone();
         shape.remove(dim);
-        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site)
+        run_one(&ops::Reshape { shape }, smallvec![self.clone()], site).named("squeeze", site)
     }
 
     /// Pads each dimension with entries of a value, before and after its own.

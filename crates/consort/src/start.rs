@@ -6,21 +6,22 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{About, Buffer, CommError, Note};
+use consort_comm::{Buffer, Buffers, CommError, Note, OperandType};
 use consort_ir::index::Index;
-use consort_ir::ops::{OpDef, call_name};
+use consort_ir::ops::{OpDef, call_name, no_communication};
 use consort_ir::types::TensorType;
-use consort_runtime::start::{Operand, Operands, Outs, start};
+use consort_runtime::start::start;
 use consort_types::layout::Layout;
-use consort_types::{Collective, Digest, Written};
+use consort_types::{Collective, Destination, Held, Written};
 use smallvec::SmallVec;
 
-use crate::apply::{copy_into, no_result, prepared};
+use crate::apply::{Prepared, copy_into, no_result, prepared};
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::mesh::Group;
-use crate::storage::Storage;
-use crate::tensor::{CachedLayout, Tensor, alloc, fill_new};
+use crate::placement::Origin;
+use crate::storage::{Storage, alloc, fill_new};
+use crate::tensor::{CachedLayout, Tensor};
 use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
 use crate::world::World;
 
@@ -36,11 +37,8 @@ impl StorageView {
     }
 }
 
-/// The results of a started operation, and its handle.
-pub(crate) struct Started {
-    pub(crate) results: SmallVec<[Tensor; 1]>,
-    pub(crate) flight: Option<Way>,
-}
+/// The results of a started operation.
+pub(crate) type Results = SmallVec<[Tensor; 1]>;
 
 impl Group {
     /// Starts an operation. A tensor that is written in place may have at most `owners` owners; `outs` are given
@@ -55,18 +53,17 @@ impl Group {
         owners: usize,
         outs: &[Tensor],
         site: &'static Location<'static>,
-    ) -> Result<Started> {
+    ) -> Result<Results> {
         let (world, name) = (&self.world, call_name(op.info().name));
         check_world(name, world, args.iter().chain(outs), site)?;
         if self.breaks && is_tracing() {
-            let results = uncompiled_at(name, site, || {
-                Ok(self.start(op, args, owners, outs, site)?.results.into_vec())
-            })?;
-            return Ok(Started { results: results.into(), flight: None });
+            let eager = || Ok(self.start(op, args, owners, outs, site)?.into_vec());
+            return Ok(uncompiled_at(name, site, eager)?.into());
         }
         if let Some(traced) = record_start(op, args, site) {
             let (results, start) = traced?;
-            return Ok(Started { results: results.into_iter().collect(), flight: Some(Way::Traced(start)) });
+            world.add_start(|| Way::Traced(start));
+            return Ok(results.into_iter().collect());
         }
         let settled: SmallVec<[Tensor; 2]>;
         let args = match args.iter().any(|arg| arg.traced.is_some()) {
@@ -86,17 +83,19 @@ impl Group {
                 storage: None,
                 traced: None,
                 world: world.id,
+                origin: Origin::NONE,
             };
-            return Ok(Started { results: results.iter().map(shape).collect(), flight: None });
+            return Ok(results.iter().map(shape).collect());
         }
         let mesh = world.mesh();
         let sizes = world.sizes(&mesh);
         let failed = |error| Error::comm(name, error, site);
         let Some(comm) = &self.comm else {
             // A rank outside the group passes its tensors through.
-            return Ok(Started { results: args.iter().cloned().collect(), flight: None });
+            return Ok(args.iter().cloned().collect());
         };
-        let collective = op.collective().ok_or_else(|| Error::new(name, "not a communication op", site))?;
+        let collective =
+            op.collective().ok_or_else(|| Error::new(name, no_communication().headline, site))?;
         let written = collective.role(comm.rank()).written;
         let mut taken: SmallVec<[StorageView; 2]> = SmallVec::new();
         for (i, arg) in args.iter().enumerate() {
@@ -107,41 +106,25 @@ impl Group {
                 _ => self.take_to_read(name, arg, site)?,
             });
         }
-        let mut made: SmallVec<[StorageView; 2]> = SmallVec::new();
-        match written {
+        let mut made = match written {
             Written::New | Written::Zeros => {
-                for (i, (ty, layout)) in results.iter().enumerate() {
-                    let out = outs.get(i).and_then(|out| self.take_out(out, owners));
-                    let one = match out {
-                        Some(out) => out,
-                        None => self.make(name, ty, layout, site)?,
-                    };
-                    if written == Written::Zeros {
-                        let buffer = one.buffer(ty).map_err(failed)?;
-                        fill_new(name, &buffer, site, |bytes| {
-                            bytes.fill(0);
-                            Ok(())
-                        })?;
-                    }
-                    made.push(one);
-                }
+                self.make_results(name, &prepared, written, (outs, owners), site)?
             }
-            Written::InPlace | Written::Same | Written::Nothing => {}
-        }
-        let mut operands = Operands::new();
+            Written::InPlace | Written::Same | Written::Nothing => SmallVec::new(),
+        };
+        let (mut types, mut operands) = (SmallVec::<[OperandType<'_>; 2]>::new(), Buffers::default());
         for (arg, taken) in args.iter().zip(&taken) {
-            let buffer = taken.buffer(&arg.ty).map_err(failed)?;
-            let about = About::default();
-            operands.push(Operand { buffer, dtype: arg.dtype(), shape: &arg.layout.shape, about });
+            operands.push(taken.buffer(&arg.ty).map_err(failed)?);
+            types.push(OperandType::new(arg.dtype(), &arg.layout.shape));
         }
-        let mut buffers = Outs::new();
+        let mut buffers = Buffers::default();
         if written == Written::New {
             for ((ty, _), one) in results.iter().zip(&made) {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
         comm.note(prepared.note);
-        let pending = start(&collective, &sizes, comm, &operands, &buffers)
+        let pending = start(&collective, &sizes, comm, &types, operands, buffers)
             .map_err(|error| refused(comm, failed(error)))?;
         let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
@@ -152,7 +135,34 @@ impl Group {
         for ((ty, _), made) in results.iter().zip(made) {
             awaited.push(self.awaited(ty, made, &flight));
         }
-        Ok(Started { results: awaited, flight: Some(Way::Flying(flight)) })
+        Ok(awaited)
+    }
+
+    /// The storage of the results: that of the given tensors where they can be written, else new storage.
+    fn make_results(
+        &self,
+        name: &str,
+        prepared: &Prepared,
+        written: Written,
+        (outs, owners): (&[Tensor], usize),
+        site: &'static Location<'static>,
+    ) -> Result<SmallVec<[StorageView; 2]>> {
+        let mut made = SmallVec::new();
+        for (i, (ty, layout)) in prepared.results.iter().enumerate() {
+            let one = match outs.get(i).and_then(|out| self.take_out(out, owners)) {
+                Some(out) => out,
+                None => self.make(name, ty, layout, site)?,
+            };
+            if written == Written::Zeros {
+                let buffer = one.buffer(ty).map_err(|error| Error::comm(name, error, site))?;
+                fill_new(name, &buffer, site, |bytes| {
+                    bytes.fill(0);
+                    Ok(())
+                })?;
+            }
+            made.push(one);
+        }
+        Ok(made)
     }
 
     /// Starts an operation with one operand, which its one result replaces: in place if `x` is the only owner.
@@ -162,7 +172,7 @@ impl Group {
         op: &dyn OpDef,
         x: &mut Tensor,
         site: &'static Location<'static>,
-    ) -> Result<Option<Way>> {
+    ) -> Result<()> {
         if let Some(comm) = &self.comm
             && x.storage.is_some()
             && x.traced.is_none()
@@ -170,11 +180,11 @@ impl Group {
             && let Some(collective) = op.collective()
             && collective.role(comm.rank()).written == Written::InPlace
         {
-            return Ok(Some(Way::Flying(self.start_in_place(comm, op, &collective, x, site)?)));
+            return self.start_in_place(comm, op, &collective, x, site);
         }
-        let mut started = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
-        *x = started.results.pop().ok_or_else(|| no_result(op, site))?;
-        Ok(started.flight)
+        let mut results = self.start(op, std::slice::from_ref(x), 1, &[], site)?;
+        *x = results.pop().ok_or_else(|| no_result(op, site))?;
+        Ok(())
     }
 
     /// The same for an operation that writes in place, or to a copy of the operand. Without lists: they take
@@ -187,15 +197,17 @@ impl Group {
         collective: &Collective<'_, Index>,
         x: &mut Tensor,
         site: &'static Location<'static>,
-    ) -> Result<Rc<Flight>> {
+    ) -> Result<()> {
         let (world, name) = (&self.world, call_name(op.info().name));
         check_world(name, world, std::iter::once(&*x), site)?;
         let prepared = prepared(op, world, std::slice::from_ref(x), site)?;
         let [(ty, _)] = &prepared.results[..] else { return Err(no_result(op, site)) };
         let storage = x.data(name, site)?;
-        let other = match self.is_free(x, storage, 1)? {
-            true => None,
-            false => Some(self.instead(name, x, collective.needs(0, comm.rank(), |_| None), site)?),
+        let needed = collective.needs(0, comm.rank(), |_| None);
+        let other = match self.destination(x, storage, 1, needed)? {
+            Destination::Operand => None,
+            Destination::Copy(_) => Some(self.copy(name, x, site)?),
+            Destination::New => Some(self.make(name, &x.ty, &x.layout, site)?),
         };
         let (layout, storage) = match &other {
             Some(other) => (&other.layout, &other.storage),
@@ -204,12 +216,12 @@ impl Group {
         let range = layout.bytes(x.dtype());
         let failed = |error| refused(comm, Error::comm(name, error, site));
         let buffer = storage.part(&range).map_err(failed)?;
-        let operand = Operand { buffer, dtype: x.dtype(), shape: &layout.shape, about: About::default() };
+        let types = [OperandType::new(x.dtype(), &layout.shape)];
         let mesh = world.mesh();
         comm.note(prepared.note);
-        let pending = start(collective, &world.sizes(&mesh), comm, &[operand], &[]).map_err(failed)?;
+        let pending = start(collective, &world.sizes(&mesh), comm, &types, buffer, None).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
-        storage.add_flight(range, Rc::clone(&flight));
+        storage.add_flight(range, flight);
         // Only now: a call that fails must leave `x` unchanged.
         if let Some(other) = other {
             (x.layout, x.storage) = (other.layout, Some(other.storage));
@@ -218,14 +230,21 @@ impl Group {
             x.ty = Rc::clone(ty);
         }
         x.world = world.id;
-        Ok(flight)
+        x.origin = Origin::NONE;
+        Ok(())
     }
 
     /// A tensor that a pending operation will write.
     pub(crate) fn awaited(&self, ty: &Rc<TensorType>, made: StorageView, flight: &Rc<Flight>) -> Tensor {
         let (ty, layout, storage) = (Rc::clone(ty), made.layout, made.storage);
-        let tensor =
-            Tensor { ty, layout, storage: Some(Rc::clone(&storage)), traced: None, world: self.world.id };
+        let tensor = Tensor {
+            ty,
+            layout,
+            storage: Some(Rc::clone(&storage)),
+            traced: None,
+            world: self.world.id,
+            origin: Origin::NONE,
+        };
         storage.add_flight(tensor.byte_range(), Rc::clone(flight));
         tensor
     }
@@ -239,8 +258,7 @@ impl Group {
     ) -> Result<StorageView> {
         let storage = x.data(op, site)?;
         x.wait()?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        match near && x.layout.is_contiguous() {
+        match self.is_near(storage) && x.layout.is_contiguous() {
             true => Ok(StorageView { layout: x.layout.clone(), storage: Rc::clone(storage) }),
             false => self.copy(op, x, site),
         }
@@ -257,40 +275,39 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<StorageView> {
         let storage = x.data(op, site)?;
-        match self.is_free(x, storage, owners)? {
-            true => Ok(StorageView { layout: x.layout.clone(), storage: Rc::clone(storage) }),
-            false => self.instead(op, x, needed, site),
+        match self.destination(x, storage, owners, needed)? {
+            Destination::Operand => Ok(StorageView { layout: x.layout.clone(), storage: Rc::clone(storage) }),
+            Destination::Copy(_) => self.copy(op, x, site),
+            Destination::New => self.make(op, &x.ty, &x.layout, site),
         }
     }
 
-    /// Whether an operation can write a tensor in place. Waits for it.
-    fn is_free(&self, x: &Tensor, storage: &Rc<Storage>, owners: usize) -> Result<bool> {
-        storage.wait(x.byte_range())?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        let own = near && Rc::strong_count(storage) <= owners && x.layout.is_contiguous();
-        Ok(own && storage.is_writable(x.byte_range()))
-    }
-
-    /// The storage that an operation writes instead of a tensor that is not free.
-    fn instead(
+    /// Where an operation that overwrites a tensor writes its result. Waits for the tensor.
+    fn destination(
         &self,
-        op: &str,
         x: &Tensor,
+        storage: &Rc<Storage>,
+        owners: usize,
         needed: bool,
-        site: &'static Location<'static>,
-    ) -> Result<StorageView> {
-        match needed {
-            true => self.copy(op, x, site),
-            false => self.make(op, &x.ty, &x.layout, site),
-        }
+    ) -> Result<Destination> {
+        storage.wait(x.byte_range())?;
+        let held = match self.is_near(storage) {
+            true => x.held(owners, true),
+            false => Some(Held::Needed),
+        };
+        Ok(Destination::of(held, needed))
+    }
+
+    /// Whether peers can reach a storage: it lies in this rank's heap.
+    #[inline]
+    fn is_near(&self, storage: &Storage) -> bool {
+        self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap))
     }
 
     /// The storage of a tensor that takes a result, if it can be written at once.
     fn take_out(&self, out: &Tensor, owners: usize) -> Option<StorageView> {
         let storage = out.storage.as_ref()?;
-        let near = self.world.heap().is_some_and(|heap| storage.buffer.is_in(heap));
-        let own = near && Rc::strong_count(storage) <= owners && out.layout.is_contiguous();
-        (own && out.wait().is_ok() && storage.is_writable(out.byte_range()))
+        (self.is_near(storage) && out.wait().is_ok() && out.held(owners, true).is_none())
             .then(|| StorageView { layout: out.layout.clone(), storage: Rc::clone(storage) })
     }
 
@@ -332,7 +349,7 @@ pub(crate) fn check_world<'a>(
     site: &'static Location<'static>,
 ) -> Result<()> {
     match tensors.any(|tensor| tensor.world != 0 && tensor.world != world.id && tensor.storage.is_some()) {
-        true => Err(Error::new(op, "expected tensors of the group's world, got one of another", site)),
+        true => Err(Error::new(op, ("tensors of the group's world", "one of another"), site)),
         false => Ok(()),
     }
 }
@@ -347,44 +364,18 @@ fn check_outs(
         return Ok(());
     }
     if outs.len() != results.len() {
-        let message = format!("expected {} tensors for the results, got {}", results.len(), outs.len());
+        let message = (format!("{} tensors for the results", results.len()), outs.len().to_string());
         return Err(Error::new(op, message, site));
     }
     for ((ty, layout), out) in results.iter().zip(outs) {
         let shape = &layout.shape;
         if out.dtype() != ty.dtype || out.layout.shape != *shape {
-            let message = format!(
-                "expected {}{:?} for the result, got {}{:?}",
-                ty.dtype,
-                &shape[..],
-                out.dtype(),
-                &out.layout.shape[..]
+            let message = (
+                format!("{}{:?} for the result", ty.dtype, &shape[..]),
+                format!("{}{:?}", out.dtype(), &out.layout.shape[..]),
             );
             return Err(Error::new(op, message, site));
         }
     }
     Ok(())
-}
-
-/// Fails if a tensor is not equal on all ranks of its world.
-pub(crate) fn check_equal(x: &Tensor, site: &'static Location<'static>) -> Result<()> {
-    let world = World::current()?;
-    let Some(all) = world.all().filter(|all| all.size() > 1) else { return Ok(()) };
-    let mine = x.with_bytes("replicated", site, Digest::of)?;
-    let failed = |error| Error::comm("replicated", error, site);
-    let (text, site_name) =
-        (all.recorder().name("compare what is declared equal"), all.recorder().site(site));
-    let note = Note { text, site: site_name, ..Note::default() };
-    let pending = all.agree(&mine.to_le_bytes(), note).map_err(failed)?;
-    let got = pending.wait_within(world.timeout()).map_err(failed)?;
-    let bytes = got[1].bytes().map_err(failed)?;
-    let other = bytes.chunks_exact(8).position(|one| one != mine.to_le_bytes());
-    match other {
-        None => Ok(()),
-        Some(rank) => Err(Error::new(
-            "replicated",
-            format!("expected a tensor that is equal on all ranks, but rank {rank} has another"),
-            site,
-        )),
-    }
 }

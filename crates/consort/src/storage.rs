@@ -3,14 +3,17 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::panic::Location;
 use std::rc::Rc;
 use std::time::Duration;
 
 use consort_comm::{Buffer, CommError, SmallList, from_now};
-use consort_types::overlaps;
+use consort_types::layout::numel;
+use consort_types::{Dtype, overlaps};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flight::Flight;
+use crate::world::World;
 
 /// The storage of a tensor and of its views. Its owners are the references of its `Rc`.
 pub(crate) struct Storage {
@@ -48,10 +51,7 @@ impl Storage {
     }
 
     /// Whether no peer reads the range any more, or will be done sooner than a copy would take.
-    pub(crate) fn is_writable(&self, range: Range<usize>) -> bool {
-        if self.buffer.is_released() {
-            return true;
-        }
+    fn is_writable(&self, range: Range<usize>) -> bool {
         let Ok(mut part) = self.buffer.part(range) else { return false };
         if part.is_released() {
             return true;
@@ -59,6 +59,20 @@ impl Storage {
         // A copy takes about 1/4 ns per byte, and a peer that reads now is about as fast.
         let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
         part.bytes_mut(from_now(patience)).is_ok()
+    }
+
+    /// Whether nobody but `owners` owners reads the range. Where the alternative is a copy, peers that still read are
+    /// waited for as long as the copy would take.
+    #[inline]
+    pub(crate) fn is_free(
+        self: &Rc<Self>,
+        owners: usize,
+        or_copy: bool,
+        range: impl FnOnce() -> Range<usize>,
+    ) -> bool {
+        // The range is rarely needed, and takes longer to find out than the rest.
+        Rc::strong_count(self) <= owners
+            && (self.buffer.is_released() || or_copy && self.is_writable(range()))
     }
 
     /// Adds a pending operation that will write the range.
@@ -104,4 +118,43 @@ impl Storage {
             self.flights.borrow_mut().take(|landing| Rc::ptr_eq(&landing.flight, &flight));
         }
     }
+}
+
+/// The byte count of a tensor. It must not overflow, even if elements share memory.
+#[inline]
+pub(crate) fn check_size(
+    op: &str,
+    shape: &[usize],
+    dtype: Dtype,
+    site: &'static Location<'static>,
+) -> Result<usize> {
+    let bytes =
+        numel(shape).and_then(|n| n.checked_mul(dtype.size())).filter(|n| isize::try_from(*n).is_ok());
+    bytes.ok_or_else(|| Error::new(op, format!("a tensor of shape {shape:?} is too large"), site))
+}
+
+/// Allocates a tensor in the heap.
+pub(crate) fn alloc(
+    world: &World,
+    op: &str,
+    dtype: Dtype,
+    shape: &[usize],
+    site: &'static Location<'static>,
+) -> Result<Buffer> {
+    let bytes = check_size(op, shape, dtype, site)?;
+    let heap = world
+        .heap()
+        .ok_or_else(|| Error::new(op, "this mesh has no memory: it computes shapes only", site))?;
+    heap.alloc(bytes).map_err(|error| Error::comm(op, error, site))
+}
+
+/// Fills a new buffer.
+pub(crate) fn fill_new(
+    op: &str,
+    buffer: &Buffer,
+    site: &'static Location<'static>,
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut bytes = buffer.try_bytes_mut().map_err(|error| Error::comm(op, error, site))?;
+    fill(&mut bytes)
 }

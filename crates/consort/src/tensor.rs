@@ -5,24 +5,24 @@ use std::ops::Deref;
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::Buffer;
 use consort_ir::index::{self as ir, Sym};
 use consort_ir::types::TensorType;
 use consort_types::layout::{Layout, numel};
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Headline, Held};
 use smallvec::SmallVec;
 
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::index::Index;
-use crate::storage::Storage;
+use crate::placement::Origin;
+use crate::storage::{Storage, alloc, fill_new};
 use crate::trace::{Traced, pin_shape, settle};
 use crate::world::World;
 
 /// A tensor. It behaves as a value: what is written to one is never seen through another.
 ///
 /// Clones and views share storage. A write to storage with one owner happens in place; a write to shared storage
-/// copies first. Tensors belong to the thread that made them.
+/// copies first. Tensors belong to the thread that made them; a [`HostTensor`](crate::HostTensor) can be sent.
 ///
 /// ```
 /// use consort::Tensor;
@@ -45,10 +45,11 @@ pub struct Tensor {
     pub(crate) traced: Option<Rc<Traced>>,
     /// The world whose mesh the axes belong to; 0 for a thread that has joined none.
     pub(crate) world: u32,
+    pub(crate) origin: Origin,
 }
 
 /// Operands or results, usually few.
-pub(crate) type Tensors = SmallVec<[Tensor; 3]>;
+pub(crate) type Tensors = SmallVec<[Tensor; 2]>;
 
 /// A layout with cached properties.
 #[derive(Debug, PartialEq, Eq)]
@@ -104,7 +105,14 @@ impl Tensor {
         fill_new(op, &buffer, site, fill)?;
         let ty = TensorType::new(dtype, constant_shape(shape), world.mesh().all_axes());
         let (ty, layout) = (world.memo().share(ty), CachedLayout::new(Layout::contiguous(shape)));
-        Ok(Tensor { ty, layout, storage: Some(Storage::new(buffer)), traced: None, world: world.id })
+        Ok(Tensor {
+            ty,
+            layout,
+            storage: Some(Storage::new(buffer)),
+            traced: None,
+            world: world.id,
+            origin: Origin::NONE,
+        })
     }
 
     /// A tensor of given elements, in row-major order.
@@ -119,7 +127,7 @@ impl Tensor {
     pub fn from_slice<T: Element>(elements: &[T], shape: &[usize]) -> Result<Tensor> {
         let site = Location::caller();
         if numel(shape) != Some(elements.len()) {
-            let message = format!("expected as many elements as {shape:?} has, got {}", elements.len());
+            let message = (format!("as many elements as {shape:?} has"), elements.len().to_string());
             return Err(Error::new("from_slice", message, site));
         }
         Tensor::build("from_slice", T::DTYPE, shape, site, |bytes| {
@@ -140,7 +148,7 @@ impl Tensor {
     #[allow(clippy::should_implement_trait, reason = "there may be no room, so it gives a result")]
     pub fn from_iter<T: Element>(elements: impl IntoIterator<Item = T>) -> Result<Tensor> {
         let elements: Vec<T> = elements.into_iter().collect();
-        Tensor::from_slice(&elements, &[elements.len()])
+        Tensor::from_slice(&elements, &[elements.len()]).named("from_iter", Location::caller())
     }
 
     /// A tensor without data: ops on it, and collectives, give the shapes and types that they would give with data.
@@ -156,7 +164,7 @@ impl Tensor {
     pub fn of_shape(dtype: Dtype, shape: &[usize]) -> Tensor {
         let ty = TensorType::new(dtype, constant_shape(shape), Axes::NONE);
         let layout = CachedLayout::new(Layout::contiguous(shape));
-        Tensor { ty: Rc::new(ty), layout, storage: None, traced: None, world: 0 }
+        Tensor { ty: Rc::new(ty), layout, storage: None, traced: None, world: 0, origin: Origin::NONE }
     }
 
     /// A tensor of a trace. Symbolic sizes show their values at this call; data-dependent ones show 1.
@@ -175,7 +183,14 @@ impl Tensor {
             |size: &ir::Index| size.eval(&env).ok().and_then(|size| usize::try_from(size).ok()).unwrap_or(1);
         let shape: Vec<usize> = ty.shape.iter().map(size).collect();
         let layout = CachedLayout::new(Layout::contiguous(&shape));
-        Tensor { ty: Rc::new(ty), layout, storage: None, traced: Some(traced), world: world.id }
+        Tensor {
+            ty: Rc::new(ty),
+            layout,
+            storage: None,
+            traced: Some(traced),
+            world: world.id,
+            origin: Origin::NONE,
+        }
     }
 
     /// The current sizes; in a trace this records no guard.
@@ -219,10 +234,9 @@ impl Tensor {
     /// [`dtype`](Tensor::dtype) has an example.
     #[track_caller]
     pub fn dim(&self, dim: usize) -> Result<Index> {
-        self.ty.shape.get(dim).cloned().map(Index).ok_or_else(|| {
-            let message = format!("expected a dimension below {}, got {dim}", self.ty.rank());
-            Error::new("dim", message, Location::caller())
-        })
+        let (size, site) = (self.ty.shape.get(dim), Location::caller());
+        let none = || Error::new("dim", Headline::dimension(dim, self.ty.rank()), site);
+        size.cloned().map(Index).ok_or_else(none)
     }
 
     /// How many dimensions it has.
@@ -245,44 +259,6 @@ impl Tensor {
     /// [`dtype`](Tensor::dtype) has an example.
     pub fn has_data(&self) -> bool {
         self.storage.is_some() || self.traced.is_some()
-    }
-
-    /// The names of the mesh axes over which it may differ between ranks; empty if it is equal everywhere.
-    ///
-    /// ```
-    /// use consort::{Reduce, Tensor};
-    ///
-    /// let done = consort::spawn(2, |mesh| {
-    ///     let x = Tensor::from_iter([1.0f32])?;
-    ///     assert_eq!(x.varies(), ["world"]); // From outside: it may be another on each rank.
-    ///     assert!(mesh.all_reduce(&x, Reduce::Sum)?.varies().is_empty());
-    ///     assert!(x.replicated()?.varies().is_empty());
-    ///     Ok(())
-    /// });
-    /// assert!(done.into_iter().all(|done| done.is_ok()));
-    /// ```
-    pub fn varies(&self) -> Vec<String> {
-        let Ok(world) = World::current() else { return Vec::new() };
-        let mesh = world.mesh();
-        self.ty.varies.iter().map(|axis| mesh.axis_name(axis)).collect()
-    }
-
-    /// Declares it equal on all ranks. In debug builds of a program the ranks compare it at once.
-    ///
-    /// [`varies`](Tensor::varies) has an example.
-    #[track_caller]
-    pub fn replicated(mut self) -> Result<Tensor> {
-        let site = Location::caller();
-        if self.traced.is_some() {
-            let message = "expected a tensor that is here, got a traced one\n  note: declare it before the call: \
-                           arguments keep what they are declared to be";
-            return Err(Error::new("replicated", message, site));
-        }
-        if cfg!(debug_assertions) && self.storage.is_some() && !self.ty.varies.is_empty() {
-            crate::start::check_equal(&self, site)?;
-        }
-        self.ty = Rc::new(self.ty.with_varies(Axes::NONE));
-        Ok(self)
     }
 
     /// Waits for its elements.
@@ -318,8 +294,18 @@ impl Tensor {
         self.layout.bytes(self.ty.dtype)
     }
 
+    /// Why its storage cannot be overwritten by one of `owners` owners, if so. [`Storage::is_free`] explains `or_copy`.
+    #[inline]
+    pub(crate) fn held(&self, owners: usize, or_copy: bool) -> Option<Held> {
+        if !self.layout.is_contiguous() {
+            return Some(Held::Gaps);
+        }
+        let is_free = |storage: &Rc<Storage>| storage.is_free(owners, or_copy, || self.byte_range());
+        (!self.storage.as_ref().is_some_and(is_free)).then_some(Held::Needed)
+    }
+
     pub(crate) fn data(&self, op: &str, site: &'static Location<'static>) -> Result<&Rc<Storage>> {
-        self.storage.as_ref().ok_or_else(|| Error::new(op, "expected a tensor with data, got a shape", site))
+        self.storage.as_ref().ok_or_else(|| Error::new(op, ("a tensor with data", "a shape"), site))
     }
 
     /// The elements, in row-major order. Waits for them.
@@ -334,9 +320,12 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let site = Location::caller();
-        self.check_type::<T>("to_vec", site)?;
-        self.with_bytes("to_vec", site, |bytes| T::read(bytes))
+        self.elements("to_vec", Location::caller())
+    }
+
+    pub(crate) fn elements<T: Element>(&self, op: &str, site: &'static Location<'static>) -> Result<Vec<T>> {
+        self.check_type::<T>(op, site)?;
+        self.with_bytes(op, site, |bytes| T::read(bytes))
     }
 
     /// The only element. Waits for it.
@@ -345,11 +334,9 @@ impl Tensor {
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let site = Location::caller();
-        match &self.to_vec::<T>()?[..] {
+        match &self.elements::<T>("item", site)?[..] {
             [element] => Ok(*element),
-            elements => {
-                Err(Error::new("item", format!("expected one element, got {}", elements.len()), site))
-            }
+            elements => Err(Error::new("item", ("one element", elements.len().to_string()), site)),
         }
     }
 
@@ -389,9 +376,10 @@ impl Tensor {
         if self.traced.is_some() {
             *self = settle(self, "update", site)?;
         }
-        self.make_writable(site)?;
+        self.make_writable(site).named("update", site)?;
         let (world, range) = (World::current()?, self.byte_range());
         // The closure may write different values on each rank.
+        self.origin = Origin::NONE;
         let all = world.mesh().all_axes();
         if self.ty.varies != all {
             self.ty = world.memo().varying(&self.ty, all);
@@ -407,7 +395,7 @@ impl Tensor {
         if T::DTYPE == self.dtype() {
             return Ok(());
         }
-        Err(Error::new(op, format!("expected the element type {}, got {}", self.dtype(), T::DTYPE), site))
+        Err(Error::new(op, (format!("the element type {}", self.dtype()), format!("{}", T::DTYPE)), site))
     }
 
     /// Calls `f` with the bytes of the elements, contiguous and in row-major order.
@@ -421,7 +409,7 @@ impl Tensor {
         let whole = match self.traced.is_none() && self.layout.is_contiguous() {
             true => self,
             false => {
-                copy = settle(self, op, site)?.contiguous_at(site)?;
+                copy = settle(self, op, site)?.contiguous_at(site).named(op, site)?;
                 &copy
             }
         };
@@ -441,7 +429,8 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
-        self.contiguous_at(Location::caller())
+        let site = Location::caller();
+        self.contiguous_at(site).named("contiguous", site)
     }
 
     pub(crate) fn contiguous_at(&self, site: &'static Location<'static>) -> Result<Tensor> {
@@ -454,40 +443,4 @@ impl Tensor {
         let layout = CachedLayout::new(Layout::contiguous(&self.layout.shape));
         Ok(Tensor { layout, storage: Some(Storage::new(buffer)), ..self.clone() })
     }
-}
-
-/// The byte count of a tensor. It must not overflow, even if elements share memory.
-pub(crate) fn check_size(
-    op: &str,
-    shape: &[usize],
-    dtype: Dtype,
-    site: &'static Location<'static>,
-) -> Result<usize> {
-    let bytes =
-        numel(shape).and_then(|n| n.checked_mul(dtype.size())).filter(|n| isize::try_from(*n).is_ok());
-    bytes.ok_or_else(|| Error::new(op, format!("a tensor of shape {shape:?} is too large"), site))
-}
-
-/// Allocates a tensor in the heap.
-pub(crate) fn alloc(
-    world: &World,
-    op: &str,
-    dtype: Dtype,
-    shape: &[usize],
-    site: &'static Location<'static>,
-) -> Result<Buffer> {
-    let bytes = check_size(op, shape, dtype, site)?;
-    let heap = world.heap().ok_or_else(|| Error::new(op, "there are only shapes in this mesh", site))?;
-    heap.alloc(bytes).map_err(|error| Error::comm(op, error, site))
-}
-
-/// Fills a new buffer.
-pub(crate) fn fill_new(
-    op: &str,
-    buffer: &Buffer,
-    site: &'static Location<'static>,
-    fill: impl FnOnce(&mut [u8]) -> Result<()>,
-) -> Result<()> {
-    let mut bytes = buffer.try_bytes_mut().map_err(|error| Error::comm(op, error, site))?;
-    fill(&mut bytes)
 }

@@ -14,13 +14,14 @@ use consort_ir::mesh;
 use consort_ir::ops::EvalCx;
 use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
-use consort_types::{Digest, GroupName, Rank};
+use consort_types::{Digest, Failure, GroupName, Rank};
 
 use crate::error::{Error, Result};
-use crate::flight::Flight;
+use crate::flight::{Flight, Way};
 use crate::memo::Memo;
+use crate::pending::Ways;
 
-/// Default size of a rank's heap, in bytes. They cost memory only as they are used.
+/// Default size of a rank's heap, in bytes. Pages are allocated on first use.
 pub(crate) const HEAP: usize = 32 << 30;
 
 /// The world of a thread: this rank, and how it reaches the others.
@@ -35,6 +36,8 @@ pub(crate) struct World {
     pub(crate) envelope: Cell<Option<consort_comm::Buffer>>,
     /// The last completed operation: the next one reuses its allocation, if it has no other owner.
     pub(crate) landed: Cell<Option<Rc<Flight>>>,
+    /// The operations of the handle that is being made, if one is.
+    pub(crate) starts: RefCell<Option<Ways>>,
     /// `None` if there are only shapes.
     comm: Option<Comm>,
     threads: RefCell<Threads>,
@@ -120,6 +123,7 @@ impl World {
             memo: RefCell::new(Memo::default()),
             envelope: Cell::new(None),
             landed: Cell::new(None),
+            starts: RefCell::new(None),
         }
     }
 
@@ -134,20 +138,18 @@ impl World {
 
     fn alone() -> Result<Rc<World>> {
         let over =
-            |_| Error::new("heap", "expected a thread that goes on, got one that ends", Location::caller());
+            |_| Error::new("heap", "tensors cannot be made while their thread exits", Location::caller());
         ALONE
             .try_with(|alone| {
                 if let Some(world) = alone.get() {
                     return Ok(Rc::clone(world));
                 }
                 let launch = consort_comm::env::Launch::read(|_| None);
-                let failed = |error: String| Error::new("heap", error, Location::caller());
-                let control = consort_comm::World::join(
-                    &launch.map_err(|error| failed(error.to_string()))?,
-                    DEFAULT_DEADLINE,
-                )
-                .map_err(|error| failed(error.to_string()))?;
-                let all = control.group(HEAP, DEFAULT_DEADLINE).map_err(|error| failed(error.to_string()))?;
+                let failed = |failure| Error::of("heap", failure, Location::caller());
+                let launch = launch.map_err(|error| failed(error.failure()))?;
+                let control = consort_comm::World::join(&launch, DEFAULT_DEADLINE);
+                let control = control.map_err(|error| failed(error.failure()))?;
+                let all = control.group(HEAP, DEFAULT_DEADLINE).map_err(|error| failed(error.failure()))?;
                 let comm = Comm { all, groups: RefCell::new(Vec::new()), control: Some(control) };
                 let world = Rc::new(World::new(0, mesh::Mesh::default(), Rank(0), Some(comm)));
                 Ok(Rc::clone(alone.get_or_init(|| world)))
@@ -209,9 +211,10 @@ impl World {
                 Kept::Elsewhere => Ok(None),
                 Kept::List(group) => match group.upgrade() {
                     Some(group) => Ok(Some(group)),
-                    None => Err(CommError::Argument(
-                        "expected a group that is there, got one that was dropped".into(),
-                    )),
+                    None => {
+                        let headline = ("a group that is there", "one that was dropped");
+                        Err(CommError::Argument(Failure::new(headline)))
+                    }
                 },
             };
         }
@@ -294,7 +297,7 @@ impl World {
     /// Reports an error that the program has not seen and cannot see any more.
     #[cold]
     pub(crate) fn report(&self, error: &Error, note: &str) {
-        report_unseen(error, note, self.control().is_some());
+        report_unseen(Box::new(error.failure().clone()), note, self.control().is_some());
     }
 
     pub(crate) fn note_unwaited(&self, op: &'static str, site: &'static Location<'static>) {
@@ -303,6 +306,14 @@ impl World {
         // Repeated drops at one line are one entry.
         if !list.contains(&one) {
             list.push(one);
+        }
+    }
+
+    /// Adds an operation to the handle that is being made, if one is.
+    #[inline]
+    pub(crate) fn add_start(&self, way: impl FnOnce() -> Way) {
+        if let Some(starts) = &mut *self.starts.borrow_mut() {
+            starts.push(way());
         }
     }
 

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use consort::{Dtype, Element, Group, Missing, Reduce, Result, Route, Tensor, ops, spawn};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, GroupEvalCx, OpDef};
-use consort_ir::tensor::Tensor as Reference;
 use consort_types::{GroupName, Rank, Rng};
 use half::{bf16, f16};
 
@@ -45,18 +45,18 @@ impl Case {
 }
 
 /// Pseudorandom elements of an element type.
-fn elements(dtype: Dtype, shape: &[usize], seed: u64) -> Reference {
+fn elements(dtype: Dtype, shape: &[usize], seed: u64) -> Literal {
     let n: usize = shape.iter().product();
     let mut rng = Rng::new(seed);
     let shape = shape.to_vec();
     if dtype.is_float() {
         let number = |bits: u64| (bits % 4001) as f64 / 250.0 - 8.0;
-        return Reference::floats(dtype, shape, (0..n).map(|_| number(rng.next_u64())).collect());
+        return Literal::floats(dtype, shape, (0..n).map(|_| number(rng.next_u64())).collect());
     }
-    Reference::ints(dtype, shape, (0..n).map(|_| (rng.next_u64() >> 17) as i64).collect())
+    Literal::ints(dtype, shape, (0..n).map(|_| (rng.next_u64() >> 17) as i64).collect())
 }
 
-fn from_reference(x: &Reference) -> Tensor {
+fn from_reference(x: &Literal) -> Tensor {
     let bytes = x.to_bytes();
     macro_rules! of {
         ($ty:ty, $size:literal) => {{
@@ -115,23 +115,23 @@ fn laid_out(x: Tensor, how: usize) -> Tensor {
 }
 
 /// The result of each rank by the op's definition.
-fn expected(case: &Case, n: usize, args: &[Reference]) -> Vec<Reference> {
+fn expected(case: &Case, n: usize, args: &[Literal]) -> Vec<Literal> {
     let mesh = Mesh::new([("world", n as u32)]).unwrap();
     let symbols = BTreeMap::new();
     let members: Vec<EvalCx<'_>> =
         (0..n).map(|rank| EvalCx { mesh: &mesh, rank: Rank(rank as u32), symbols: &symbols }).collect();
-    let args: Vec<Vec<Reference>> = args.iter().map(|arg| vec![arg.clone()]).collect();
+    let args: Vec<Vec<Literal>> = args.iter().map(|arg| vec![arg.clone()]).collect();
     let results = case.op.eval_group(&GroupEvalCx { members: &members }, &args).unwrap();
     results.into_iter().map(|mut results| results.remove(0)).collect()
 }
 
 fn check(case: &Case, n: usize, dtype: Dtype, how: usize) {
-    let args: Vec<Reference> =
+    let args: Vec<Literal> =
         (0..n).map(|rank| elements(dtype, &(case.shape)(rank), 7 + rank as u64)).collect();
     let want = expected(case, n, &args);
     let what = format!("{:?} of {dtype} on {n} ranks, layout {how}", case.op);
     let outcomes = spawn(n, |mesh| {
-        let rank = mesh.number(&mesh.rank())?;
+        let rank = mesh.my_rank()?;
         let x = laid_out(from_reference(&args[rank]), how);
         let kept = x.clone();
         // Passed by reference the operand keeps its value; passed by value it may be overwritten.
@@ -275,7 +275,7 @@ fn a7_splits_of_every_rank() {
         let outs = |rank: usize| (0..n).map(|from| ins(from)[rank]).collect::<Vec<usize>>();
         let row = |from: usize, to: usize, i: usize| (100 * from + 10 * to + i) as i64;
         let outcomes = spawn(n, |mesh| {
-            let rank = mesh.number(&mesh.rank())?;
+            let rank = mesh.my_rank()?;
             let given: Vec<i64> =
                 (0..n).flat_map(|to| (0..ins(rank)[to]).flat_map(move |i| [row(rank, to, i); 2])).collect();
             let x = Tensor::from_slice(&given, &[given.len() / 2, 2])?;
@@ -293,7 +293,7 @@ fn a7_splits_of_every_rank() {
 #[test]
 fn a2_a4_a6_lists_are_each_as_alone() {
     let outcomes = spawn(3, |mesh| {
-        let rank = mesh.number(&mesh.rank())?;
+        let rank = mesh.my_rank()?;
         let list: Vec<Tensor> =
             [(Dtype::F32, vec![3, 4]), (Dtype::I64, vec![3]), (Dtype::F32, vec![6000, 3])]
                 .iter()
@@ -316,7 +316,7 @@ fn a2_a4_a6_lists_are_each_as_alone() {
 #[test]
 fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
     let outcomes = consort::Init::new().axes(&[("dp", 2), ("tp", 3)]).spawn(6, |mesh| {
-        let rank = mesh.number(&mesh.rank())?;
+        let rank = mesh.my_rank()?;
         let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
         let x = Tensor::from_slice(&[rank as i64], &[1])?;
         assert_eq!(x.varies(), ["dp", "tp"]);

@@ -34,16 +34,9 @@ fn run_cases() {
 }
 
 fn on_processes(n: usize) {
-    let options = Options {
-        ranks: n,
-        program: vec![std::env::current_exe().unwrap().into(), RANK.into()],
-        entry: vec!["/proc/self/exe".into(), ENTRY.into()],
-        tee: None,
-        flight: None,
-        timeout: None,
-        grace: Duration::from_secs(2),
-        deadline: None,
-    };
+    let program = vec![std::env::current_exe().unwrap().into(), RANK.into()];
+    let entry = vec!["/proc/self/exe".into(), ENTRY.into()];
+    let options = Options::new(n, program, entry, Duration::from_secs(300));
     let _orphans = Orphans::adopt().unwrap();
     let outcome = launch(&options, Sink::new(stdout()), Sink::new(stderr())).unwrap();
     assert_eq!(outcome.code, 0, "{n} ranks: {}", outcome.summary);

@@ -157,6 +157,8 @@ fn what_is_asked_for_must_be_there() {
     assert!(error.contains("expected a tensor `y`\n  at ") && error.ends_with("note: it has x"), "{error}");
     let error = text(open.part("x", 2, 0, 1).unwrap_err());
     assert!(error.contains("`x`: expected a dimension below 2, got 2"), "{error}");
+    let error = open.part("x", 2, 0, 1).unwrap_err();
+    assert_eq!((&error.failure().expected[..], &error.failure().got[..]), ("a dimension below 2", "2"));
     for (start, size) in [(2, 2), (4, 0), (usize::MAX, 2)] {
         let error = text(open.part("x", 1, start, size).unwrap_err());
         let expected = format!("expected a part of 0..3 along dimension 1, got {size} entries from {start}");

@@ -61,7 +61,7 @@ fn a16_what_is_on_its_way_stays_so() {
         let mut model = model();
         let ones = Tensor::ones(Dtype::F32, &[50_000])?;
         model.cache[0] = mesh.all_gather(&ones, 0)?;
-        model.coming = Some(mesh.all_reduce_async(ones, Reduce::Sum)?);
+        model.coming = Some(mesh.pending(|| mesh.all_reduce(ones, Reduce::Sum))?);
         assert_eq!(mesh.in_flight(), 2);
         let model = model.unflatten(model.flatten())?;
         assert_eq!((mesh.in_flight(), consort::is_tracing()), (2, false));

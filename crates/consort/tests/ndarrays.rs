@@ -26,5 +26,5 @@ fn a_view_of_a_tensor_becomes_an_array_in_row_major_order() {
     let array = x.to_ndarray::<i64>().unwrap();
     assert_eq!(array, ndarray::arr2(&[[0i64, 3], [1, 4], [2, 5]]).into_dyn());
     let error = x.to_ndarray::<f32>().unwrap_err().to_string();
-    assert!(error.starts_with("to_vec: expected the element type i64, got f32"), "{error}");
+    assert!(error.starts_with("to_ndarray: expected the element type i64, got f32"), "{error}");
 }

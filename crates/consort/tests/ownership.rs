@@ -7,7 +7,7 @@ use consort::{Batched, Dtype, Group, Mesh, Reduce, Result, Route, Tensor, spawn}
 const SIZES: [usize; 2] = [16, 50_000];
 
 fn me(group: &Group) -> usize {
-    group.number(&group.rank()).unwrap()
+    group.my_rank().unwrap()
 }
 
 fn ones(n: usize) -> Tensor {
@@ -193,9 +193,9 @@ fn a_handle_of_what_is_over_is_not_one_of_what_comes_after() {
     for n in SIZES {
         on(2, |mesh| {
             let (mut x, mut y) = (ones(n), ones(n));
-            let first = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
+            let first = mesh.pending(|| mesh.all_reduce_(&mut x, Reduce::Sum))?;
             x.wait()?;
-            let second = mesh.all_reduce_async_(&mut y, Reduce::Sum)?;
+            let second = mesh.pending(|| mesh.all_reduce_(&mut y, Reduce::Sum))?;
             assert!(first.test()?);
             first.wait()?;
             assert_eq!(mesh.in_flight(), 1);
@@ -249,7 +249,7 @@ fn a12_results_go_into_tensors_and_slices_that_are_there() {
             holds(&kept, 2.0);
             let error = mesh.all_gather_into(&mut half, &x, 0).unwrap_err().to_string();
             let expected =
-                format!("all_gather: expected f32[{}] for the result, got f32[{}]\n  at ", 2 * n, n / 2);
+                format!("all_gather_into: expected f32[{}] for the result, got f32[{}]\n  at ", 2 * n, n / 2);
             assert!(error.starts_with(&expected), "{error}");
             Ok(())
         });
@@ -267,7 +267,7 @@ fn a11_views_and_shapes_do_not_wait_and_elements_do() {
         assert_eq!((view.shape(), sum.numel(), mesh.in_flight()), (&[5, 2][..], 200_000, 1));
         holds(&view, 1.0);
         assert_eq!(mesh.in_flight(), 0);
-        let pending = mesh.all_reduce_async(&sum, Reduce::Max)?;
+        let pending = mesh.pending(|| mesh.all_reduce(&sum, Reduce::Max))?;
         assert_eq!(mesh.in_flight(), 1);
         holds(&pending.wait()?, 1.0);
         assert_eq!(mesh.in_flight(), 0);
@@ -422,8 +422,8 @@ fn ops_compute_in_place_only_where_nobody_else_looks() {
     assert_eq!(
         errors,
         [
-            "broadcast: expected sizes of 1 or those of [1000], got [7] (C2)",
-            "and: expected an integer type or bool, got f32 (C1)"
+            "add_: expected sizes of 1 or those of [1000], got [7] (C2)",
+            "and_: expected an integer type or bool, got f32 (C1)"
         ]
     );
     holds(&z, -4.0);

@@ -52,7 +52,7 @@ const DOUBLES: [(&str, Doubles, Element); 5] = [
 fn a_slice_of_half_a_result_is_written_after_its_release() {
     for (name, doubled, plain) in DOUBLES {
         on(2, |mesh| {
-            let me = mesh.number(&mesh.rank())?;
+            let me = mesh.my_rank()?;
             let group = mesh.clone();
             let f = compile(move |(x, row): (Tensor, Tensor)| {
                 let half = x.dim(0)?;
@@ -80,7 +80,7 @@ fn a_part_is_summed_in_place_while_a_broadcast_of_the_whole_is_in_flight() {
     // A column of one row is contiguous, one of three is not; rows are.
     for (shape, dim) in [([1, 4], 1), ([3, 2], 1), ([3, 2], 0)] {
         on(2, |mesh| {
-            let me = mesh.number(&mesh.rank())?;
+            let me = mesh.my_rank()?;
             let group = mesh.clone();
             let f = compile(move |x: Tensor| {
                 let mut y = x.clone();

@@ -46,7 +46,7 @@ fn places(
 
 /// Writes into the slice of a tensor in every way, with or without another owner.
 fn write(mesh: &Mesh, which: usize, dim: usize, shared: bool) -> Result<()> {
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let (shape, cut) = (tensor(which).shape().to_vec(), (dim, 1, 2));
     let mut part = shape.clone();
     part[dim] = 2;

@@ -3,11 +3,12 @@
 
 use consort::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 use consort::layout::{Dims, Layout};
-use consort::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation};
+use consort::ops::{Alias, Cost, CostCx, Effects, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef};
 use consort::{Collective, Dtype, GroupName, Kind, Route, Tensor, apply, compile, spawn};
+use consort_ir::literal::{Data, Literal};
 use consort_ir::op;
-use consort_ir::tensor::{Data, Tensor as Reference};
 use consort_ir::types::Type;
+use consort_types::Failure;
 
 op! {
     /// `a * x + y`, in one go.
@@ -21,7 +22,7 @@ op! {
 }
 
 impl OpDef for Axpy {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, y) = (cx.tensor(0)?, cx.tensor(1)?);
         cx.require_same_shape("C1", "y of shape", &x.shape, &y.shape)?;
         Ok(vec![x.clone().into()])
@@ -29,12 +30,12 @@ impl OpDef for Axpy {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(cx.result_numel())
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (Data::Float(x), Data::Float(y)) = (&args[0].data, &args[1].data) else {
-            return Err(EvalError("expected floats".into()));
+            return Err(EvalError::new("expected floats"));
         };
         let data = x.iter().zip(y).map(|(x, y)| self.a * x + y).collect();
-        Ok(vec![Reference::floats(args[0].dtype, args[0].shape.clone(), data)])
+        Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), data)])
     }
 }
 
@@ -46,7 +47,7 @@ fn run<'a>(
     results: &mut [ViewMut<'a>],
 ) -> Result<(), KernelError> {
     let (Some(Axpy { a }), [Arg::View(x), Arg::View(y)]) = (op.as_any().downcast_ref(), args) else {
-        return Err(KernelError("expected two operands".into()));
+        return Err(KernelError::new("expected two operands"));
     };
     let (x, y) = (x.elements::<f32>()?, y.elements::<f32>()?);
     let out = results[0].elements::<f32>()?;
@@ -61,7 +62,7 @@ fn b20_a_user_op_runs_eagerly() {
         let once = |a: f64| apply(&Axpy { a }, [x.clone(), y.clone()]);
         assert_eq!(once(3.0)?[0].to_vec::<f32>()?, [4.0, 7.0]);
         assert_eq!(once(3.0)?[0].varies(), ["world"]);
-        mesh.add_kernel(Kernel { op: "axpy", family: "user", in_place: false, run });
+        mesh.add_kernel(Kernel { op: "axpy", family: "user", in_place: false, run })?;
         assert_eq!(once(3.0)?[0].to_vec::<f32>()?, [1004.0, 1007.0]);
         assert_eq!(once(-1.0)?[0].to_vec::<f32>()?, [1000.0, 999.0]);
         let error =
@@ -81,10 +82,10 @@ op! {
 }
 
 impl OpDef for Diagonal {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         let [rows, columns] = &x.shape[..] else {
-            return Err(Violation::new("C1", "expected a matrix"));
+            return Err(Failure::rule("C1", "expected a matrix"));
         };
         let (rows_only, columns_only) = (std::slice::from_ref(rows), std::slice::from_ref(columns));
         cx.require_same_shape("C1", "as many columns as rows:", rows_only, columns_only)?;
@@ -101,12 +102,12 @@ impl OpDef for Diagonal {
             (Dims::from_slice(&x.shape[..1]), Dims::from_elem(x.strides[0] + x.strides[1], 1));
         Ok(Some(std::iter::once(Layout { shape, strides, start: x.start }).collect()))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (Data::Float(x), n) = (&args[0].data, args[0].shape[0]) else {
-            return Err(EvalError("expected floats".into()));
+            return Err(EvalError::new("expected floats"));
         };
         let data = (0..n).map(|i| x[i * n + i]).collect();
-        Ok(vec![Reference::floats(args[0].dtype, vec![n], data)])
+        Ok(vec![Literal::floats(args[0].dtype, vec![n], data)])
     }
 }
 
@@ -117,7 +118,7 @@ op! {
 }
 
 impl OpDef for Reversed {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![cx.tensor(0)?.clone().into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -126,9 +127,9 @@ impl OpDef for Reversed {
     fn alias(&self) -> Alias {
         Alias::View
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
-        let Data::Float(x) = &args[0].data else { return Err(EvalError("expected floats".into())) };
-        Ok(vec![Reference::floats(args[0].dtype, args[0].shape.clone(), x.iter().rev().copied().collect())])
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        let Data::Float(x) = &args[0].data else { return Err(EvalError::new("expected floats")) };
+        Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), x.iter().rev().copied().collect())])
     }
 }
 
@@ -141,13 +142,13 @@ op! {
 }
 
 impl OpDef for After {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, y) = (cx.tensor(0)?, cx.tensor(1)?);
         match (&x.shape[..], &y.shape[..]) {
             ([a], [b]) if x.dtype == y.dtype => {
                 Ok(vec![x.with_shape(vec![a + b]).with_varies(x.varies.union(y.varies)).into()])
             }
-            _ => Err(Violation::new("C1", "expected two lists of one type")),
+            _ => Err(Failure::rule("C1", "expected two lists of one type")),
         }
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -157,7 +158,7 @@ impl OpDef for After {
         true
     }
     fn boxes(&self, _cx: &EvalCx<'_>, shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
-        let [x, y] = shapes else { return Err(EvalError("expected two operands".into())) };
+        let [x, y] = shapes else { return Err(EvalError::new("expected two operands")) };
         let whole = |operand, size: &[usize], to| Joined {
             operand,
             from: Dims::from_elem(0, 1),
@@ -166,8 +167,8 @@ impl OpDef for After {
         };
         Ok(vec![whole(1, y, 0), whole(0, x, y[0])])
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Reference]) -> Result<Vec<Reference>, EvalError> {
-        Ok(vec![Reference::concat(&[args[1], args[0]], 0)])
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Ok(vec![Literal::concat(&[args[1], args[0]], 0)])
     }
 }
 
@@ -185,7 +186,7 @@ op! {
 }
 
 impl OpDef for NextStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         x.shape.iter().try_for_each(|size| cx.require_equal_on("C1", "a size", size, self.over))?;
         Ok(vec![Type::Pending(vec![x.with_varies(x.varies.union(cx.mesh.group_axes(self.over)))])])
@@ -202,7 +203,7 @@ impl OpDef for NextStart {
 #[test]
 fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
     let outcomes = spawn(2, |mesh| {
-        let me = mesh.number(&mesh.rank())? as f32;
+        let me = mesh.my_rank()? as f32;
         let world = mesh.axis("world")?;
         let over = world.name();
         let f = move |x: Tensor| -> consort::Result<Vec<Tensor>> {
@@ -245,4 +246,74 @@ fn b20_every_facet_of_a_user_op_holds_eagerly_and_compiled() {
         Ok::<(), consort::Error>(())
     });
     outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+}
+
+/// An op with the name of a built-in one, which passes and kernels would take for that.
+mod namesake {
+    use super::*;
+
+    op! {
+        /// Not what `neg` is.
+        pub struct Neg("neg")(x) {}
+        example "mesh ()\n\nfunc @f(v0: f32[1]) -> f32[1] {\n    v1 = neg v0 : f32[1]\n    return v1\n}\n; run: @f([1]) == [1]\n"
+    }
+
+    impl OpDef for Neg {
+        fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
+            Ok(vec![cx.tensor(0)?.clone().into()])
+        }
+        fn cost(&self, cx: &CostCx<'_>) -> Cost {
+            cx.free()
+        }
+        fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+            Ok(vec![args[0].clone()])
+        }
+    }
+}
+
+#[test]
+fn b20_a_name_that_is_taken_is_refused() {
+    let x = Tensor::from_iter([1.0f32]).unwrap();
+    let said = "neg: expected a name that no built-in op has, got `neg`\n  at ";
+    let eager = apply(&namesake::Neg {}, [x.clone()]).map(drop).unwrap_err().to_string();
+    let traced = compile(|x: Tensor| Ok(apply(&namesake::Neg {}, [x])?.remove(0)));
+    let traced = traced.call(x.clone()).map(drop).unwrap_err().to_string();
+    assert!(eager.starts_with(said) && traced.starts_with(said), "{eager}\n{traced}");
+    assert_eq!(x.neg().unwrap().to_vec::<f32>().unwrap(), [-1.0]);
+}
+
+op! {
+    /// Twice x, computed on the host.
+    pub struct Hosted("hosted")(x) {}
+    example ""
+}
+
+impl OpDef for Hosted {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
+        Ok(vec![cx.tensor(0)?.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn effects(&self) -> Effects {
+        Effects::Host
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        let Data::Float(x) = &args[0].data else { return Err(EvalError::new("expected floats")) };
+        let data = x.iter().map(|x| 2.0 * x).collect();
+        Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), data)])
+    }
+}
+
+/// Compiled it would be wrong to leave it out: its result is a tensor.
+#[test]
+fn b20_a_host_op_that_returns_a_tensor_runs_eagerly_and_compiled() {
+    let f = |x: Tensor| apply(&Hosted {}, [x.add(&x)?])?.remove(0).add(&x);
+    let x = || Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3]).unwrap();
+    assert_eq!(f(x()).unwrap().to_vec::<f32>().unwrap(), [5.0, 10.0, 15.0]);
+    let compiled = compile(f).fullgraph(true);
+    for _ in 0..3 {
+        assert_eq!(compiled.call(x()).unwrap().to_vec::<f32>().unwrap(), [5.0, 10.0, 15.0]);
+    }
+    assert_eq!(compiled.explain().graphs[0].evaluated, ["hosted"]);
 }

@@ -1,7 +1,7 @@
 //! Tensors of a dropped mesh, and errors of ranks whose calls differ.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-use consort::{Batched, Dtype, Reduce, Route, Tensor};
+use consort::{Batched, CommError, Dtype, Reduce, Route, Tensor};
 
 #[test]
 fn a_tensor_of_a_mesh_that_is_gone_is_refused_by_the_next() {
@@ -13,14 +13,49 @@ fn a_tensor_of_a_mesh_that_is_gone_is_refused_by_the_next() {
     let expected = "all_reduce: expected tensors of the group's world, got one of another";
     assert!(error.starts_with(expected), "{error}");
     let error = x.add(&x).map(drop).unwrap_err().to_string();
-    assert!(error.starts_with("add: expected a tensor of this world, got one of another"), "{error}");
+    assert!(
+        error.starts_with("add: expected a tensor of this world, got one of a world that was dropped"),
+        "{error}"
+    );
     assert!(x.to_vec::<f32>().is_ok_and(|x| x == [1.0]), "it can still be read");
+}
+
+#[test]
+fn a_world_of_one_has_its_axis() {
+    let alone = consort::init().unwrap();
+    assert_eq!((alone.axis("world").unwrap().size(), alone.my_rank().unwrap()), (1, 0));
+    let x = Tensor::scalar(2.0f32).unwrap();
+    assert_eq!(x.varies(), ["world"]);
+    let sum = alone.axis("world").unwrap().all_reduce(x, Reduce::Sum).unwrap();
+    assert!(sum.varies().is_empty() && sum.item::<f32>().unwrap() == 2.0);
+    drop(alone);
+    let named = consort::Init::new().axes(&[("dp", 1), ("tp", 0)]).start().unwrap();
+    assert_eq!((named.axis("dp").unwrap().size(), named.axis("tp").unwrap().size()), (1, 1));
+    for n in [1, 2] {
+        let sizes = consort::spawn(n, |mesh| Ok(mesh.axis("world")?.size()));
+        assert!(sizes.into_iter().all(|size| size.unwrap() == n));
+    }
+}
+
+#[test]
+fn a_rank_in_no_list_has_no_number_there() {
+    let errors = consort::spawn(3, |mesh| {
+        let pair = mesh.lists("pair", &[&[2, 0]])?;
+        Ok(pair.my_rank().map_err(|error| error.to_string()))
+    });
+    let places: Vec<_> = errors.into_iter().map(Result::unwrap).collect();
+    assert_eq!((&places[0], &places[2]), (&Ok(1), &Ok(0)));
+    let error = places[1].as_ref().unwrap_err();
+    assert!(
+        error.starts_with("my_rank: expected a member of the group, got a rank that is in none"),
+        "{error}"
+    );
 }
 
 #[test]
 fn roots_that_differ_are_refused_before_there_is_a_result() {
     let errors = consort::spawn(2, |mesh| {
-        let me = mesh.number(&mesh.rank())?;
+        let me = mesh.my_rank()?;
         mesh.broadcast(Tensor::from_slice(&[1.0f32], &[1])?, me)?.wait()
     });
     for error in errors {
@@ -31,6 +66,34 @@ fn roots_that_differ_are_refused_before_there_is_a_result() {
         );
         assert!(error.contains("rank 1   broadcast[root=1, over=world] f32[1]   "), "{error}");
     }
+}
+
+#[test]
+fn an_error_that_nobody_saw_has_one_line_of_the_source() {
+    let outcomes = consort::spawn(2, |mesh| {
+        let me = mesh.my_rank()?;
+        mesh.broadcast(Tensor::from_slice(&[1.0f32], &[1])?, me).map(drop)
+    });
+    for outcome in outcomes {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("call 0 on world: the root must be the same on all ranks"), "{text}");
+        assert_eq!(text.matches("\n  at ").count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn the_notes_of_the_error_with_which_a_rank_leaves_reach_the_others() {
+    let outcomes = consort::spawn(2, |mesh| {
+        let x = Tensor::ones(Dtype::F32, &[2])?;
+        match mesh.my_rank()? {
+            0 => mesh.all_reduce(x, Reduce::Sum)?.wait(),
+            _ => x.add(&Tensor::ones(Dtype::I32, &[2])?).map(drop),
+        }
+    });
+    let error = outcomes[0].as_ref().unwrap_err();
+    let Some(CommError::Elsewhere { rank: 1, error, .. }) = error.comm_error() else { panic!("{error}") };
+    assert_eq!(error.notes, ["convert one with `cast`"]);
+    assert!(error.got.starts_with("add: expected operands of one element type, got f32 and i32 (C2)\n  at "));
 }
 
 #[test]
@@ -50,7 +113,7 @@ fn a_group_goes_on_after_a_call_that_all_ranks_were_refused() {
 #[test]
 fn shapes_of_messages_are_nothing_to_later_calls() {
     let sums = consort::spawn(2, |mesh| {
-        let me = mesh.number(&mesh.rank())?;
+        let me = mesh.my_rank()?;
         let mut got = Tensor::zeros(Dtype::F32, &[5 - me])?;
         let message = |n: usize| Tensor::ones(Dtype::F32, &[n]);
         mesh.batch(vec![

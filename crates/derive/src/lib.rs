@@ -3,10 +3,11 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Fields, Ident, Variant, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, Field, Fields, Ident, LitStr, Variant, parse_macro_input, parse_quote};
 
-/// Implements `consort::Flatten`: every field is visited in the order of its declaration.
-#[proc_macro_derive(Flatten)]
+/// Implements `consort::Flatten`: every field is visited in the order of its declaration. `#[flatten(equal_over = "dp, tp")]`
+/// declares the tensors of a field equal over axes.
+#[proc_macro_derive(Flatten, attributes(flatten))]
 pub fn flatten(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
     implement(input).unwrap_or_else(syn::Error::into_compile_error).into()
@@ -14,11 +15,11 @@ pub fn flatten(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
 
 fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
     let arms: Vec<(TokenStream, TokenStream)> = match &input.data {
-        Data::Struct(data) => vec![arms(&quote!(Self), None, &data.fields)],
+        Data::Struct(data) => vec![arms(&quote!(Self), None, &data.fields)?],
         Data::Enum(data) => {
             let arm =
                 |Variant { ident, fields, .. }: &Variant| arms(&quote!(Self::#ident), Some(ident), fields);
-            data.variants.iter().map(arm).collect()
+            data.variants.iter().map(arm).collect::<syn::Result<_>>()?
         }
         Data::Union(_) => {
             return Err(syn::Error::new_spanned(&input.ident, "Flatten: expected a struct or an enum"));
@@ -45,7 +46,11 @@ fn implement(mut input: DeriveInput) -> syn::Result<TokenStream> {
 }
 
 /// The match arms of a struct or variant: one that visits its name and then its fields, one that maps its fields.
-fn arms(path: &TokenStream, variant: Option<&Ident>, fields: &Fields) -> (TokenStream, TokenStream) {
+fn arms(
+    path: &TokenStream,
+    variant: Option<&Ident>,
+    fields: &Fields,
+) -> syn::Result<(TokenStream, TokenStream)> {
     let names: Vec<Ident> = match fields {
         Fields::Named(fields) => fields.named.iter().filter_map(|field| field.ident.clone()).collect(),
         Fields::Unnamed(fields) => (0..fields.unnamed.len()).map(|i| format_ident!("field{i}")).collect(),
@@ -65,7 +70,36 @@ fn arms(path: &TokenStream, variant: Option<&Ident>, fields: &Fields) -> (TokenS
         let name = variant.to_string();
         quote!(visit.setting(::consort::Static::Text(#name));)
     });
-    let visit = quote!(#path #pattern => { #name #(::consort::Flatten::visit(#names, visit);)* });
+    let visits =
+        names.iter().zip(fields).map(|(name, field)| visit(name, field)).collect::<syn::Result<Vec<_>>>()?;
+    let visit = quote!(#path #pattern => { #name #(#visits)* });
     let map = quote!(#path #pattern => #path #made,);
-    (visit, map)
+    Ok((visit, map))
+}
+
+/// The statement that visits a field.
+fn visit(name: &Ident, field: &Field) -> syn::Result<TokenStream> {
+    let mut axes: Option<Vec<String>> = None;
+    for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("flatten")) {
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("equal_over") {
+                return Err(meta.error("Flatten: expected `equal_over = \"axis, ..\"`"));
+            }
+            let names: LitStr = meta.value()?.parse()?;
+            let list = names.value().split(',').map(|name| name.trim().to_string()).collect::<Vec<_>>();
+            if list.iter().any(String::is_empty) {
+                return Err(syn::Error::new_spanned(
+                    names,
+                    "Flatten: expected names of axes, as in \"dp, tp\"",
+                ));
+            }
+            axes = Some(list);
+            Ok(())
+        })?;
+    }
+    let Some(axes) = axes else { return Ok(quote!(::consort::Flatten::visit(#name, visit);)) };
+    let field = name.to_string();
+    Ok(quote! {
+        ::consort::Flatten::visit(#name, &mut ::consort::EqualOver { visit: &mut *visit, field: #field, axes: &[#(#axes),*] });
+    })
 }

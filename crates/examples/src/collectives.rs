@@ -9,7 +9,7 @@ use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tenso
 type Program = (&'static str, fn() -> Result<()>);
 
 /// All programs.
-pub const PROGRAMS: [Program; 27] = [
+pub const PROGRAMS: [Program; 29] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),
@@ -22,12 +22,14 @@ pub const PROGRAMS: [Program; 27] = [
     ("reduce", reduce),
     ("gather", gather),
     ("scatter", scatter),
+    ("member_lists", member_lists),
     ("barrier", barrier),
     ("permute", permute),
     ("all_gather_v", all_gather_v),
     ("reduce_scatter_v", reduce_scatter_v),
     ("in_place", in_place),
     ("own_parts", own_parts),
+    ("root_parts", root_parts),
     ("into", into),
     ("slices", slices),
     ("messages", messages),
@@ -59,7 +61,7 @@ fn main() -> std::process::ExitCode {
 
 fn mismatch() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let x = Tensor::ones(Dtype::F32, &[if me == 1 { 500 } else { 512 }])?;
     println!("{}", mesh.all_reduce(x, Reduce::Sum)?.sum_all()?);
     Ok(())
@@ -67,7 +69,7 @@ fn mismatch() -> Result<()> {
 
 fn all_reduce() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let x = Tensor::from_slice(&[me + 1, 10], &[2])?;
     println!("{}", mesh.all_reduce(x, Reduce::Sum)?);
     Ok(())
@@ -75,7 +77,7 @@ fn all_reduce() -> Result<()> {
 
 fn coalesced() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let list = vec![Tensor::from_slice(&[me], &[1])?, Tensor::from_slice(&[0.5f32, 1.0], &[2])?];
     for sum in mesh.all_reduce_coalesced(list, Reduce::Sum)? {
         println!("{sum}");
@@ -85,7 +87,7 @@ fn coalesced() -> Result<()> {
 
 fn all_gather() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let x = Tensor::from_slice(&[me, me + 10], &[2])?;
     println!("{}", mesh.all_gather(x, 0)?);
     Ok(())
@@ -93,7 +95,7 @@ fn all_gather() -> Result<()> {
 
 fn all_gather_list() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let parts = mesh.all_gather_list(Tensor::from_slice(&[me, me + 10], &[2])?)?;
     println!("{}", parts[mesh.size() - 1]);
     Ok(())
@@ -108,7 +110,7 @@ fn reduce_scatter() -> Result<()> {
 
 fn all_to_all() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let x = Tensor::from_iter((0..4).map(|i| 10 * me + i))?;
     println!("{}", mesh.all_to_all(x, None, None)?);
     Ok(())
@@ -116,7 +118,7 @@ fn all_to_all() -> Result<()> {
 
 fn all_to_all_splits() -> Result<()> {
     let mesh = consort::init()?;
-    let (me, n) = (mesh.number(&mesh.rank())?, mesh.size());
+    let (me, n) = (mesh.my_rank()?, mesh.size());
     // One element for member 0, two for member 1, and so on: from each, as many as this rank's place says.
     let (sent, got): (Vec<usize>, Vec<usize>) = ((1..=n).collect(), vec![me + 1; n]);
     let x = Tensor::full(Dtype::I64, &[sent.iter().sum::<usize>()], me as f64)?;
@@ -126,30 +128,41 @@ fn all_to_all_splits() -> Result<()> {
 
 fn broadcast() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     println!("{}", mesh.broadcast(Tensor::from_slice(&[5 * me], &[1])?, 1)?);
     Ok(())
 }
 
 fn reduce() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     println!("{}", mesh.reduce(Tensor::from_slice(&[me + 1], &[1])?, Reduce::Max, 0)?);
     Ok(())
 }
 
 fn gather() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     println!("{}", mesh.gather(Tensor::from_slice(&[me + 1], &[1])?, 0, 0)?);
     Ok(())
 }
 
 fn scatter() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let x = Tensor::from_iter((0..mesh.size() as i64).map(|i| 10 * me + i))?;
     println!("{}", mesh.scatter(x, 0, 1)?);
+    Ok(())
+}
+
+fn member_lists() -> Result<()> {
+    let mesh = consort::init()?;
+    let (me, n) = (mesh.my_rank()? as i64, mesh.size() as i64);
+    let list = (0..n).map(|to| Tensor::from_slice(&[10 * me + to], &[1])).collect::<Result<Vec<_>>>()?;
+    let sum = mesh.reduce_scatter_list(&list, Reduce::Sum)?;
+    let scattered = mesh.scatter_list(&list, 1)?;
+    let received = mesh.all_to_all_list(&list)?;
+    println!("{sum} {scattered} {}", received[0]);
     Ok(())
 }
 
@@ -162,7 +175,7 @@ fn barrier() -> Result<()> {
 
 fn permute() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let x = Tensor::from_slice(&[me + 1], &[1])?;
     let ring = mesh.permute(&x, Route::Ring(1), Missing::Error)?;
     let open = mesh.permute(&x, Route::Shift(1), Missing::Zeros)?;
@@ -172,7 +185,7 @@ fn permute() -> Result<()> {
 
 fn all_gather_v() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let sizes: Vec<usize> = (1..=mesh.size()).collect();
     let x = Tensor::full(Dtype::I64, &[sizes[me]], me as f64)?;
     println!("{}", mesh.all_gather_v(x, 0, &sizes)?);
@@ -200,7 +213,7 @@ fn in_place() -> Result<()> {
 
 fn own_parts() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let mut x = Tensor::zeros(Dtype::I64, &[mesh.size()])?;
     x.narrow_mut(0, me, 1usize)?.copy_from(&Tensor::from_slice(&[me as i64 + 1], &[1])?)?;
     mesh.all_gather_(&mut x, 0)?;
@@ -210,9 +223,20 @@ fn own_parts() -> Result<()> {
     Ok(())
 }
 
+fn root_parts() -> Result<()> {
+    let mesh = consort::init()?;
+    let me = mesh.my_rank()? as f64;
+    let mut x = Tensor::full(Dtype::I64, &[mesh.size()], me + 1.0)?;
+    mesh.scatter_(&mut x, 0, 1)?;
+    println!("{x}");
+    mesh.gather_(&mut x, 0, 0)?;
+    println!("{x}");
+    Ok(())
+}
+
 fn into() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())? as i64;
+    let me = mesh.my_rank()? as i64;
     let mut all = Tensor::zeros(Dtype::I64, &[mesh.size()])?;
     mesh.all_gather_into(&mut all, Tensor::from_slice(&[me + 1], &[1])?, 0)?;
     let mut mine = Tensor::zeros(Dtype::I64, &[1])?;
@@ -231,7 +255,7 @@ fn slices() -> Result<()> {
 
 fn messages() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     if me % 2 == 0 {
         mesh.isend(Tensor::from_slice(&[me as i64 + 5], &[1])?, me + 1, 7)?.wait()?;
         println!("sent");
@@ -243,7 +267,7 @@ fn messages() -> Result<()> {
 
 fn batch() -> Result<()> {
     let mesh = consort::init()?;
-    let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as i64], &[1])?;
+    let x = Tensor::from_slice(&[mesh.my_rank()? as i64], &[1])?;
     let (mut left, mut right) = (Tensor::zeros(Dtype::I64, &[1])?, Tensor::zeros(Dtype::I64, &[1])?);
     let all = mesh.batch(vec![
         Batched::send(&x, Route::Ring(1), 0),
@@ -268,8 +292,8 @@ fn waiting() -> Result<()> {
 fn handles() -> Result<()> {
     let mesh = consort::init()?;
     let mut x = Tensor::ones(Dtype::F32, &[2])?;
-    let of_x = mesh.all_reduce_async_(&mut x, Reduce::Sum)?;
-    let of_y = mesh.all_gather_async(Tensor::ones(Dtype::F32, &[1])?, 0)?;
+    let of_x = mesh.pending(|| mesh.all_reduce_(&mut x, Reduce::Sum))?;
+    let of_y = mesh.pending(|| mesh.all_gather(Tensor::ones(Dtype::F32, &[1])?, 0))?;
     while !of_x.test()? {} // Any other work here.
     of_x.wait()?;
     println!("{x} {}", of_y.wait()?);
@@ -278,7 +302,7 @@ fn handles() -> Result<()> {
 
 fn axes() -> Result<()> {
     let mesh = Init::new().axes(&[("dp", 0), ("tp", 2)]).start()?; // dp: what tp leaves.
-    let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as i64], &[1])?;
+    let x = Tensor::from_slice(&[mesh.my_rank()? as i64], &[1])?;
     let tp = mesh.axis("tp")?.all_reduce(&x, Reduce::Sum)?;
     let dp = mesh.axis("dp")?.all_reduce(&x, Reduce::Sum)?;
     let both = mesh.axes(&["dp", "tp"])?.all_reduce(&x, Reduce::Sum)?;
@@ -291,14 +315,14 @@ fn lists() -> Result<()> {
     let lists: Vec<Vec<usize>> = (0..mesh.size() / 2).map(|i| vec![i, mesh.size() - 1 - i]).collect();
     let lists: Vec<&[usize]> = lists.iter().map(Vec::as_slice).collect();
     let pairs = mesh.lists("pairs", &lists)?;
-    let x = Tensor::from_slice(&[mesh.number(&mesh.rank())? as i64], &[1])?;
+    let x = Tensor::from_slice(&[mesh.my_rank()? as i64], &[1])?;
     println!("{}", pairs.all_gather(x, 0)?);
     Ok(())
 }
 
 fn split() -> Result<()> {
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let group = mesh.split("parity", Some(me as u32 % 2), -(me as i64))?;
     println!("{}", group.all_gather(Tensor::from_slice(&[me as i64], &[1])?, 0)?);
     Ok(())

@@ -24,7 +24,7 @@ pub struct Sharing {
 impl Sharing {
     /// Over all ranks, `along` of them in each row.
     pub fn new(mesh: &Mesh, along: usize, periodic: bool) -> Result<Sharing> {
-        let me = mesh.number(&mesh.rank())?;
+        let me = mesh.my_rank()?;
         let (row, column) = (me / along, me % along);
         let down = mesh.split("down", Some(column as u32), row as i64)?;
         Ok(Sharing { down, along: mesh.split("along", Some(row as u32), column as i64)?, periodic })
@@ -102,7 +102,7 @@ pub fn cell(row: i64, column: i64) -> f32 {
 
 /// This rank's box at the start, of a grid with `height` x `width` cells on each rank.
 pub fn start(grid: &Sharing, height: usize, width: usize) -> Result<Tensor> {
-    let at = |group: &Group, size: usize| -> Result<i64> { Ok((group.number(&group.rank())? * size) as i64) };
+    let at = |group: &Group, size: usize| -> Result<i64> { Ok((group.my_rank()? * size) as i64) };
     let (top, left) = (at(&grid.down, height)?, at(&grid.along, width)?);
     let (rows, columns) = (height as i64 + 2, width as i64 + 2);
     let cells = (0..rows * columns).map(|i| cell(top + i / columns - 1, left + i % columns - 1));
@@ -130,7 +130,7 @@ pub fn plain(grid: &Sharing, height: usize, width: usize, steps: usize) -> Resul
         }
         old = new;
     }
-    let at = |group: &Group, size: usize| -> Result<usize> { Ok(group.number(&group.rank())? * size) };
+    let at = |group: &Group, size: usize| -> Result<usize> { Ok(group.my_rank()? * size) };
     let (top, left) = (at(&grid.down, height)?, at(&grid.along, width)?);
     Ok((0..height * width).map(|i| old[place(top + i / width + 1, left + i % width + 1)]).collect())
 }

@@ -4,7 +4,7 @@ use consort::{Reduce, Result, Tensor, compile};
 
 fn main() -> Result<()> {
     let mesh = consort::init()?; // A rank of `consort run`, or alone.
-    let rank = mesh.number(&mesh.rank())?;
+    let rank = mesh.my_rank()?;
     // What to do wrong, to see what is said then.
     let mistake = std::env::args().nth(1).unwrap_or_default();
     let reduce = if mistake == "differ" && rank == 1 { Reduce::Max } else { Reduce::Sum };
@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         if mistake == "die" && rank == 1 && step == 2 {
             std::process::exit(3);
         }
-        let part = Tensor::full(consort::Dtype::F32, &[8], f64::from(step))?;
+        let part = Tensor::from_iter([step as f32; 8])?; // From outside: it may be another on each rank.
         println!("step {step}: {}", length.call(part)?);
     }
     if rank == 0 {

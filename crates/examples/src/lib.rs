@@ -4,7 +4,12 @@
 
 pub mod collectives;
 pub mod conv;
+pub mod data_parallel;
 pub mod halo;
+pub mod heat;
 pub mod moe;
+pub mod pipeline;
 pub mod ring_attention;
+pub mod sequence_parallel;
 pub mod tp;
+pub mod wrong;

@@ -8,7 +8,7 @@
 
 use std::process::ExitCode;
 
-use consort::{Batched, Dtype, Group, Index, Mesh, Result, Route, Tensor};
+use consort::{Batched, Dtype, Group, Index, Mesh, Result, Route, Tensor, tolerance};
 
 /// The state of some queries after some of the keys.
 struct Seen {
@@ -25,7 +25,7 @@ fn attend(seen: Option<Seen>, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&
     let width = q.shape()[3] as f64;
     let mut scores = (q * width.powf(-0.5))?.matmul(&k.transpose(2, 3)?)?;
     if let Some(mask) = mask {
-        scores = mask.select(&scores, &Tensor::full(Dtype::F32, &[0usize; 0], f64::NEG_INFINITY)?)?;
+        scores = mask.select(&scores, f64::NEG_INFINITY)?;
     }
     let most = scores.max(&[3], true)?;
     let most = match &seen {
@@ -110,7 +110,7 @@ pub fn part(mesh: &Mesh, heads: usize, length: usize, width: usize, key: i64) ->
 /// The same by one op on the whole sequence.
 pub fn plain(mesh: &Mesh, heads: usize, length: usize, width: usize, causal: bool) -> Result<Vec<f32>> {
     let whole = |key| Tensor::normal(Dtype::F32, &[1, heads, length * mesh.size(), width], key);
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let q = whole(1)?.narrow(2, me * length, length)?;
     let first = causal.then(|| Index::from(me * length));
     q.attention(&whole(2)?, &whole(3)?, (width as f64).powf(-0.5), first)?.to_vec()
@@ -118,15 +118,15 @@ pub fn plain(mesh: &Mesh, heads: usize, length: usize, width: usize, causal: boo
 
 fn run() -> Result<bool> {
     let mesh = consort::init()?;
-    let mut most = 0f32;
+    let mut most = 0f64;
     for causal in [false, true] {
         let [q, k, v] = [1, 2, 3].map(|key| part(&mesh, 4, 96, 32, key));
         let got = ring_attention(&mesh, &q?, k?, v?, causal, 64)?.to_vec::<f32>()?;
         let expected = plain(&mesh, 4, 96, 32, causal)?;
-        most = got.iter().zip(expected).fold(most, |most, (a, b)| most.max((a - b).abs()));
+        most = most.max(tolerance::difference(&expected, &got));
     }
     println!("differs from attention on one rank by at most {most:e}");
-    Ok(most < 1e-5)
+    Ok(most <= tolerance::of_runs(Dtype::F32))
 }
 
 fn main() -> ExitCode {

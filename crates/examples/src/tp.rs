@@ -12,7 +12,7 @@ use consort::{Mesh, Result};
 
 /// The tokens that one rank generates alone.
 pub fn plain(mesh: &Mesh, config: &Config, key: i64, prompt: &[i64], n: usize) -> Result<Vec<i64>> {
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let alone = mesh.split("alone", Some(me as u32), 0)?;
     Llama::random(config, &alone, key)?.generate(prompt, n, None)
 }

@@ -2,7 +2,7 @@
 //! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::{Dtype, Mesh, Result, Tensor, compile};
+use consort::{Dtype, Mesh, Result, Steady, Tensor, compile, tolerance};
 use consort_examples::{conv, halo, moe, ring_attention};
 
 /// Runs `f` on `n` ranks.
@@ -33,10 +33,10 @@ fn c3_stencils_are_those_of_one_rank() {
                 let expected = halo::plain(&grid, 5, 4, 4)?;
                 assert_eq!(halo::cells(&eager)?, expected, "{n} {along} {periodic}");
                 assert_eq!(halo::cells(&compiled)?, expected, "{n} {along} {periodic}");
-                step.expect_steady(0, 1, 0)?;
+                step.expect_steady(Steady::graphs(1))?;
                 // Rows are sent and received in place. Columns have gaps: the two that are sent are packed, and so
                 // are those of an open border, for which nothing is received.
-                let me = mesh.number(&grid.along.rank())?;
+                let me = grid.along.my_rank()?;
                 let open = if periodic { 0 } else { u64::from(me == 0) + u64::from(me == along - 1) };
                 let columns = if periodic || along > 1 { (2 + open) * 5 * 4 } else { 0 };
                 assert_eq!(copied, 0, "{n} {along} {periodic}");
@@ -48,11 +48,9 @@ fn c3_stencils_are_those_of_one_rank() {
     }
 }
 
-fn close(a: &[f32], b: &[f32], tolerance: f32) {
-    assert_eq!(a.len(), b.len());
-    for (place, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!((a - b).abs() <= tolerance, "{place}: {a} and {b}");
-    }
+fn close(got: &[f32], expected: &[f32]) {
+    let off = tolerance::difference(expected, got);
+    assert!(off <= tolerance::of_runs(Dtype::F32), "off by {off:e}: {got:?} and {expected:?}");
 }
 
 #[test]
@@ -66,11 +64,11 @@ fn c4_ring_attention_is_attention() {
             let part = |key| ring_attention::part(&mesh, 2, 6, 8, key);
             let eager = ring_attention::ring_attention(&mesh, &part(1)?, part(2)?, part(3)?, causal, 4)?;
             let expected = ring_attention::plain(&mesh, 2, 6, 8, causal)?;
-            close(&eager.to_vec::<f32>()?, &expected, 1e-6);
+            close(&eager.to_vec::<f32>()?, &expected);
             for _ in 0..2 {
-                close(&ring.call((part(1)?, part(2)?, part(3)?))?.to_vec::<f32>()?, &expected, 1e-6);
+                close(&ring.call((part(1)?, part(2)?, part(3)?))?.to_vec::<f32>()?, &expected);
             }
-            ring.expect_steady(0, 1, 0)?;
+            ring.expect_steady(Steady::graphs(1))?;
             // Keys and values are sent and received in place.
             assert_eq!(ring.stats().copied_bytes, 0, "{}", ring.explain());
             // The exchange is pending while the queries attend to the local keys.
@@ -101,10 +99,10 @@ fn c8_convolutions_are_those_of_one_rank() {
                 let ((x, whole), weight) =
                     (conv::input(&mesh, &own, key)?, Tensor::normal(Dtype::F32, &kernel, 3)?);
                 let expected = conv::plain(&mesh, &whole, &weight)?;
-                close(&conv::conv(&mesh, &x, &weight)?.to_vec::<f32>()?, &expected, 1e-5);
-                close(&compiled.call((x, weight))?.to_vec::<f32>()?, &expected, 1e-5);
+                close(&conv::conv(&mesh, &x, &weight)?.to_vec::<f32>()?, &expected);
+                close(&compiled.call((x, weight))?.to_vec::<f32>()?, &expected);
             }
-            compiled.expect_steady(0, 1, 0)
+            compiled.expect_steady(Steady::graphs(1))
         });
     }
 }
@@ -120,10 +118,10 @@ fn a7_tokens_find_their_experts() {
             for round in 0..4 {
                 let x = moe::tokens(&mesh, 9, 4, round)?;
                 let expected = moe::plain(&mesh, &x, &own)?;
-                close(&moe::moe(&mesh, &x, &own)?.to_vec::<f32>()?, &expected, 1e-5);
-                close(&compiled.call((x, own.clone()))?.to_vec::<f32>()?, &expected, 1e-5);
+                close(&moe::moe(&mesh, &x, &own)?.to_vec::<f32>()?, &expected);
+                close(&compiled.call((x, own.clone()))?.to_vec::<f32>()?, &expected);
             }
-            compiled.expect_steady(0, 1, 0)
+            compiled.expect_steady(Steady::graphs(1))
         });
     }
 }

@@ -2,9 +2,9 @@
 //! runs end without a panic, with the same results after the passes.
 
 use consort_ir::index::Index;
-use consort_ir::ops::{Flow, OpTable};
+use consort_ir::literal::Literal;
+use consort_ir::ops::{Flow, OpTable, Trips};
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, print, run_lines};
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
@@ -18,7 +18,7 @@ pub fn check_text(text: &str, ops: &OpTable) {
     let parsed = match parse(text, ops) {
         Ok(parsed) => parsed,
         Err(error) => {
-            assert!(error.line >= 1 && error.column >= 1 && !error.message.is_empty());
+            assert!(error.line >= 1 && error.column >= 1 && !error.headline.to_string().is_empty());
             return;
         }
     };
@@ -64,20 +64,24 @@ fn is_small(func: &Func, block: &Block) -> bool {
         }
         fits
     }) && block.nodes.iter().all(|node| {
-        let short = if let Flow::Scan { length, .. } = node.op.flow() { small(length) } else { true };
+        let short = match node.op.flow() {
+            Flow::Loop { trips: Trips::Count(length), .. } => small(length),
+            Flow::Loop { trips: Trips::While { limit, .. }, .. } => limit <= 64,
+            Flow::Straight | Flow::Cond => true,
+        };
         short && node.blocks.iter().all(|inside| is_small(func, inside))
     })
 }
 
 /// Zeros for every parameter, with 2 for every symbol; the oracle refuses inputs that do not fit.
-fn zeros(program: &Program, func: &Func) -> Vec<Vec<Tensor>> {
+fn zeros(program: &Program, func: &Func) -> Vec<Vec<Literal>> {
     let arg = |ty: Option<&Type>| match ty {
         Some(Type::Tensor(tensor)) => {
             let size = |index: &Index| index.as_const().map_or(2, |n| n.clamp(0, 64) as usize);
-            Tensor::zeros(tensor.dtype, tensor.shape.iter().map(size).collect())
+            Literal::zeros(tensor.dtype, tensor.shape.iter().map(size).collect())
         }
-        _ => Tensor::ints(Dtype::I64, vec![], vec![2]),
+        _ => Literal::ints(Dtype::I64, vec![], vec![2]),
     };
-    let args: Vec<Tensor> = func.body.params.iter().map(|param| arg(func.ty(*param))).collect();
+    let args: Vec<Literal> = func.body.params.iter().map(|param| arg(func.ty(*param))).collect();
     vec![args; program.mesh.n_ranks() as usize]
 }

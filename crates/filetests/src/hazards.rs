@@ -32,7 +32,7 @@ pub(crate) fn run(case: &Case<'_>, _options: &[&str]) -> Result<Option<String>, 
             };
             let line = parsed.lines.line(at).unwrap_or(0);
             hazardous.push(&func.name);
-            got.entry(line).or_default().push(format!("{} ({})", error.message, error.rule));
+            got.entry(line).or_default().push(error.message());
         }
     }
     let mut wrong = Vec::new();

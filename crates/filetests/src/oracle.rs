@@ -1,8 +1,8 @@
 //! `test: oracle`: the program verifies, and the oracle gives the results in the `; run:` lines. With `unverified` the
 //! program may break V9, so that a run shows what the rule prevents.
 
+use consort_ir::literal::Literal;
 use consort_ir::program::Program;
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{RunLine, run_lines};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
@@ -12,7 +12,9 @@ use crate::Case;
 pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, String> {
     let parsed = case.program()?;
     let errors = verify(&parsed.program);
-    if let Some(error) = errors.iter().find(|error| !(options == ["unverified"] && error.rule == "V9")) {
+    if let Some(error) =
+        errors.iter().find(|error| !(options == ["unverified"] && error.failure.rule == "V9"))
+    {
         return Err(error.render("case", &case.text.lines().collect::<Vec<_>>(), &parsed.lines));
     }
     check_runs(case.text, &parsed.program).map(|()| None)
@@ -41,7 +43,7 @@ pub(crate) fn check_runs(text: &str, program: &Program) -> Result<(), String> {
 fn placements(
     program: &Program,
     line: &RunLine,
-    outcome: &Result<Vec<Vec<Tensor>>, String>,
+    outcome: &Result<Vec<Vec<Literal>>, String>,
 ) -> Result<(), String> {
     let (Ok(results), Some(func)) = (outcome, program.func(&line.func)) else { return Ok(()) };
     let types = func.results.iter().flat_map(|ty| match ty {
@@ -49,7 +51,7 @@ fn placements(
         other => vec![other.clone()],
     });
     for (i, ty) in types.enumerate() {
-        let values: Vec<&Tensor> = results.iter().map(|results| &results[i]).collect();
+        let values: Vec<&Literal> = results.iter().map(|results| &results[i]).collect();
         consort_oracle::check_placement(&program.mesh, &ty, &values)
             .map_err(|error| format!("result {i}: {error}"))?;
     }

@@ -16,13 +16,13 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
     let mut got: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     match case.parsed {
         Err(error) => {
-            let text = format!("{}: {}{}", error.column, error.message, note(&error.note, options));
+            let text = format!("{}: {}{}", error.column, error.headline, note(error.note.as_ref(), options));
             got.insert(error.line, vec![text]);
         }
         Ok(parsed) => {
             for error in verify(&parsed.program) {
                 let line = parsed.lines.line(error.at).unwrap_or(0);
-                let text = format!("{} ({}){}", error.message, error.rule, note(&error.note, options));
+                let text = error.message() + &note(error.failure.notes.first(), options);
                 got.entry(line).or_default().push(text);
             }
         }
@@ -47,7 +47,7 @@ pub(crate) fn expect(case: &Case<'_>, mut got: BTreeMap<u32, Vec<String>>) -> Re
     if wrong.is_empty() { Ok(None) } else { Err(wrong.join("\n")) }
 }
 
-fn note(note: &Option<String>, options: &[&str]) -> String {
+fn note(note: Option<&String>, options: &[&str]) -> String {
     match note {
         Some(note) if options == ["notes"] => format!(" note: {note}"),
         _ => String::new(),

@@ -12,7 +12,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 fn programs_in_the_docs_hold() {
     let ops = OpTable::built_in();
     let mut shown = 0;
-    for file in ["README.md", "ARCHITECTURE.md", "docs/ir.md", "docs/passes.md"] {
+    for file in ["README.md", "ARCHITECTURE.md", "docs/tour.md", "docs/ir.md", "docs/passes.md"] {
         let text = std::fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
         for block in text.split("```csr\n").skip(1) {
             let program = block.split("```").next().unwrap();

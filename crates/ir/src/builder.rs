@@ -9,9 +9,10 @@ use crate::entity::Value;
 use crate::index::{Assumed, Facts, Guard, Sym, SymbolFacts};
 use crate::infer::infer;
 use crate::mesh::Mesh;
-use crate::ops::{BlockType, Flow, Op, OpDef, Undecided, Violation};
-use crate::program::{Block, Func, Loc, Node};
+use crate::ops::{BlockType, Flow, Op, OpDef, Undecided};
+use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
+use consort_types::{Failure, Site};
 
 /// A function under construction.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ pub struct Draft {
     open: Vec<Block>,
     next_value: u32,
     next_unbacked: u32,
-    loc: Option<Loc>,
+    site: Option<Site>,
 }
 
 impl Draft {
@@ -53,7 +54,7 @@ impl<'a> Builder<'a> {
             open: vec![Block::default()],
             next_value: 0,
             next_unbacked: 0,
-            loc: None,
+            site: None,
         };
         Builder { mesh, draft }
     }
@@ -74,8 +75,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Sets the source line of the nodes that follow.
-    pub fn set_loc(&mut self, loc: Option<Loc>) {
-        self.draft.loc = loc;
+    pub fn set_site(&mut self, site: Option<Site>) {
+        self.draft.site = site;
     }
 
     /// Declares the facts of a backed symbol before a parameter binds it.
@@ -151,33 +152,31 @@ impl<'a> Builder<'a> {
     }
 
     /// The type of a value built here.
-    pub fn ty(&self, value: Value) -> Result<&Type, Violation> {
-        self.draft.func.ty(value).ok_or_else(|| Violation::new("V1", format!("{value} is not defined")))
+    pub fn ty(&self, value: Value) -> Result<&Type, Box<Failure>> {
+        self.draft.func.ty(value).ok_or_else(|| Failure::rule("V1", format!("{value} is not defined")))
     }
 
     /// The type of a tensor built here.
-    pub fn tensor_ty(&self, value: Value) -> Result<TensorType, Violation> {
+    pub fn tensor_ty(&self, value: Value) -> Result<TensorType, Box<Failure>> {
         match self.ty(value)? {
             Type::Tensor(tensor) => Ok(tensor.clone()),
-            other => {
-                Err(Violation::new("V2", format!("expected a tensor, got {}", other.display(self.mesh))))
-            }
+            other => Err(Failure::rule("V2", ("a tensor", other.display(self.mesh).to_string()))),
         }
     }
 
     /// Adds a node and returns its results.
-    pub fn op(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Violation> {
+    pub fn op(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Box<Failure>> {
         self.node(Op::new(op), args, Vec::new())
     }
 
     /// Adds a node that has one result.
-    pub fn one(&mut self, op: impl OpDef, args: &[Value]) -> Result<Value, Violation> {
+    pub fn one(&mut self, op: impl OpDef, args: &[Value]) -> Result<Value, Box<Failure>> {
         let results = self.op(op, args)?;
-        results.first().copied().ok_or_else(|| Violation::new("V2", "expected a result, got none"))
+        results.first().copied().ok_or_else(|| Failure::rule("V2", ("a result", "none")))
     }
 
     /// Adds a start and its wait.
-    pub fn start_wait(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Violation> {
+    pub fn start_wait(&mut self, op: impl OpDef, args: &[Value]) -> Result<Vec<Value>, Box<Failure>> {
         let pending = self.one(op, args)?;
         self.op(crate::ops::Wait {}, &[pending])
     }
@@ -210,7 +209,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a node with blocks.
-    pub fn node(&mut self, op: Op, args: &[Value], blocks: Vec<Block>) -> Result<Vec<Value>, Violation> {
+    pub fn node(&mut self, op: Op, args: &[Value], blocks: Vec<Block>) -> Result<Vec<Value>, Box<Failure>> {
         let arg_types = args.iter().map(|arg| self.ty(*arg).cloned()).collect::<Result<Vec<_>, _>>()?;
         let block_types = blocks
             .iter()
@@ -231,7 +230,7 @@ impl<'a> Builder<'a> {
             args: args.to_vec(),
             results: results.clone(),
             blocks,
-            loc: self.draft.loc.clone(),
+            site: self.draft.site,
             plan: None,
         };
         if let Some(block) = self.draft.open.last_mut() {
@@ -259,7 +258,7 @@ pub fn block_type(func: &Func, block: &Block) -> Option<BlockType> {
 }
 
 /// A function equivalent to one composite node, expanded; `None` if the op is not a composite.
-pub fn expand(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> Option<Result<Func, Violation>> {
+pub fn expand(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> Option<Result<Func, Box<Failure>>> {
     if !matches!(op.flow(), Flow::Straight) {
         return None;
     }

@@ -1,4 +1,5 @@
-//! The cost of a function on one rank, from its ops' own estimates: over all blocks, loops multiplied by their length.
+//! The cost of a function on one rank, from its ops' own estimates: over all blocks, loops multiplied by their length, and those of a
+//! `while` by the expected number of iterations.
 //!
 //! A size that comes from data has no value before the program runs. Its cost uses an estimate, by one rule: a hint if
 //! there is one; else the largest value that its range and the function's guards allow; else [`DEFAULT_SIZE`]. Reports
@@ -10,7 +11,7 @@ use std::fmt;
 use crate::entity::Value;
 use crate::index::{Facts, Index, Sym, SymbolFacts};
 use crate::mesh::Mesh;
-use crate::ops::{Cost, CostCx, EvalCx, Flow};
+use crate::ops::{Cost, CostCx, EvalCx, Flow, Trips};
 use crate::plan::{Place, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::Type;
@@ -127,9 +128,13 @@ pub fn total_of_node(sizes: &EvalCx<'_>, func: &Func, node: &Node) -> Total {
     match node.op.flow() {
         Flow::Straight => own,
         Flow::Cond => own.plus(blocks.fold(Total::default(), |a, b| a.join(b, u64::max))),
-        Flow::Scan { length, .. } => {
+        Flow::Loop { trips, .. } => {
             let iteration = Total { steps: 1, ..Total::default() };
-            blocks.fold(own, |all, block| all.plus(iteration.plus(block).times(number(length))))
+            let trips = match trips {
+                Trips::Count(length) => number(length),
+                Trips::While { expected, .. } => expected as u64,
+            };
+            blocks.fold(own, |all, block| all.plus(iteration.plus(block).times(trips)))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::program::Loc;
+use consort_types::Failure;
 
 /// The kind of check that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,16 +42,10 @@ pub enum Position {
 pub struct Diagnostic {
     /// The kind of check.
     pub code: Code,
-    /// The rule that failed: `C2`, `V7`; empty for the grammar.
-    pub rule: String,
-    /// The op first, expected before got, no final dot.
-    pub message: String,
     /// The position.
     pub at: Position,
-    /// The user's source line, if the node has one.
-    pub loc: Option<Loc>,
-    /// A suggested fix.
-    pub note: Option<String>,
+    /// The op, the rule, what was expected and got, and the user's source line.
+    pub failure: Box<Failure>,
 }
 
 /// The lines of all functions, nodes and returns in a text.
@@ -73,10 +67,14 @@ impl LineMap {
 }
 
 impl Diagnostic {
+    /// The op first, expected before got, the rule in brackets.
+    pub fn message(&self) -> String {
+        self.failure.title()
+    }
+
     /// The first line of the error, without position and note.
     pub fn headline(&self) -> String {
-        let rule = if self.rule.is_empty() { String::new() } else { format!(" ({})", self.rule) };
-        format!("error[{}]: {}{rule}", self.code.name(), self.message)
+        format!("error[{}]: {}", self.code.name(), self.message())
     }
 
     /// The error with the lines around it. `lines` refers to the lines of `text`; `file` is the name to print.
@@ -85,8 +83,8 @@ impl Diagnostic {
         if let Some(line) = lines.line(self.at) {
             let column =
                 if let Position::Text(_, column) = self.at { format!(":{column}") } else { String::new() };
-            let loc = self.loc.as_ref().map_or_else(String::new, |loc| format!("  (from {loc})"));
-            let _ = writeln!(out, "  --> {file}:{line}{column}{loc}");
+            let from = self.failure.site.map_or_else(String::new, |site| format!("  (from {site})"));
+            let _ = writeln!(out, "  --> {file}:{line}{column}{from}");
             let first = line.saturating_sub(3).max(1);
             for (number, shown) in
                 text.iter().enumerate().skip(first as usize - 1).take((line - first) as usize + 3)
@@ -98,7 +96,7 @@ impl Diagnostic {
                 }
             }
         }
-        if let Some(note) = &self.note {
+        for note in &self.failure.notes {
             let _ = writeln!(out, "  note: {note}");
         }
         out

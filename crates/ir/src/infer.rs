@@ -2,11 +2,11 @@
 //!
 //! The builder and the verifier both come through here, so a program that was built verifies.
 
-use consort_types::Axes;
+use consort_types::{Axes, Failure};
 
 use crate::index::Facts;
 use crate::mesh::Mesh;
-use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, Violation, count};
+use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, check_facets, count};
 use crate::types::{TensorType, Type};
 
 /// Infers the types of a node's results. A pure op's results differ between ranks wherever an operand or an attribute
@@ -19,10 +19,11 @@ pub fn infer(
     blocks: &[BlockType],
     facts: &mut Facts,
     undecided: Undecided,
-) -> Result<Vec<Type>, Violation> {
+) -> Result<Vec<Type>, Box<Failure>> {
     check_shape_of_node(op, mesh, args, blocks)?;
     check_attributes(op, mesh, facts)?;
     let mut results = op.infer(&mut InferCx { mesh, args, blocks, facts, undecided })?;
+    check_facets(op, mesh, args, &results, facts)?;
     let mut differs = Axes::NONE;
     if matches!(op.effects(), Effects::Pure | Effects::Host) && op.flow() == Flow::Straight {
         differs = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
@@ -34,7 +35,7 @@ pub fn infer(
         let mut invalid = false;
         ty.indices(&mut |index| invalid |= index.is_invalid());
         if invalid {
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 "V5",
                 "a size of the result does not fit in 64 bits or is too large an expression",
             ));
@@ -60,7 +61,7 @@ fn check_shape_of_node(
     mesh: &Mesh,
     args: &[Type],
     blocks: &[BlockType],
-) -> Result<(), Violation> {
+) -> Result<(), Box<Failure>> {
     let (least, most) = op.info().arity();
     if args.len() < least || most.is_some_and(|most| args.len() > most) {
         let expected = match (least, most) {
@@ -68,15 +69,12 @@ fn check_shape_of_node(
             (_, Some(_)) => format!("{} ({})", count(least, "operand"), op.info().args.join(", ")),
             (_, None) => format!("at least {} ({}..)", count(least, "operand"), op.info().args.join(", ")),
         };
-        let message = format!("expected {expected}, got {}", args.len());
-        return Err(Violation::new("V2", message));
+        let message = (expected.to_string(), args.len().to_string());
+        return Err(Failure::rule("V2", message));
     }
     let labels = op.flow().labels();
     if blocks.len() != labels.len() {
-        return Err(Violation::new(
-            "V2",
-            format!("expected {}, got {}", count(labels.len(), "block"), blocks.len()),
-        ));
+        return Err(Failure::rule("V2", (count(labels.len(), "block"), blocks.len().to_string())));
     }
     for (i, arg) in args.iter().enumerate() {
         let (fits, expected) = match op.takes() {
@@ -87,30 +85,30 @@ fn check_shape_of_node(
         if fits {
             continue;
         }
-        let message = format!("operand {i}: expected {expected}, got {}", arg.display(mesh));
-        return Err(if arg.is_pending() {
-            Violation::new("V8", message)
-                .note("only `wait` turns a pending into a tensor; put one before this op")
-        } else {
-            Violation::new("V2", message)
-        });
+        let headline = (expected, arg.display(mesh).to_string());
+        let failure = match arg.is_pending() {
+            true => Failure::rule("V8", headline)
+                .note("only `wait` turns a pending into a tensor; put one before this op"),
+            false => Failure::rule("V2", headline),
+        };
+        return Err(failure.of(format!("operand {i}")));
     }
     Ok(())
 }
 
 /// Checks that groups exist and that attributes mention only symbols that have a value.
-fn check_attributes(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Result<(), Violation> {
+fn check_attributes(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Result<(), Box<Failure>> {
     let mut missing = false;
     op.groups(&mut |group| missing |= !mesh.has(group));
     if missing {
-        return Err(Violation::new("V4", "a group or axis that the mesh does not have"));
+        return Err(Failure::rule("V4", "a group or axis that the mesh does not have"));
     }
     let mut unknown = None;
     op.indices(&mut |index| unknown = unknown.or(facts.unknown_symbol(index)));
     match unknown {
         Some(sym) => {
             let text = crate::index::Index::sym(sym).display(mesh).to_string();
-            Err(Violation::new("V5", format!("an attribute mentions `{text}`, which has no value here")))
+            Err(Failure::rule("V5", format!("an attribute mentions `{text}`, which has no value here")))
         }
         None => Ok(()),
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`program::Program`] is a mesh of ranks and functions of nodes; communication is an ordinary value of
 //! it. It is read from text or built ([`builder::Builder`]) and checked ([`verify::verify`]). What an op gives is part of
-//! its definition ([`ops::OpDef::eval`]), on tensors that are slow and plain ([`tensor::Tensor`]).
+//! its definition ([`ops::OpDef::eval`]), on tensors that are slow and plain ([`literal::Literal`]).
 //!
 //! ```
 //! use consort_ir::{ops::OpTable, text, verify::verify};
@@ -31,6 +31,7 @@ pub mod entity;
 pub mod index;
 pub mod infer;
 pub mod limits;
+pub mod literal;
 pub mod mesh;
 pub mod ops;
 pub mod plan;
@@ -38,8 +39,8 @@ pub mod program;
 pub mod random;
 pub mod storage;
 pub mod symbols;
-pub mod tensor;
 pub mod text;
+pub mod tolerance;
 pub mod types;
 pub mod verify;
 

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use consort_types::Headline;
+
 use crate::cost::Total;
 
 /// The resource limits of a run.
@@ -52,16 +54,23 @@ impl Excess {
     }
 }
 
-impl fmt::Display for Excess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Excess {
+    /// The limit and the amount, as facts.
+    pub fn headline(&self) -> Headline {
         let noun = match self.resource {
             Resource::Bytes => "bytes of memory",
             Resource::Steps => "steps",
             Resource::Operations => "operations",
         };
-        write!(f, "expected at most {} {noun}, got ", self.limit)?;
         // Sums saturate.
-        if self.got == u64::MAX { f.write_str("more") } else { write!(f, "{}", self.got) }
+        let got = if self.got == u64::MAX { "more".to_string() } else { self.got.to_string() };
+        (format!("at most {} {noun}", self.limit), got).into()
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.headline().fmt(f)
     }
 }
 

@@ -6,7 +6,7 @@
 //! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Tensors are contiguous there,
 //!   in row-major order;
 //! - `view`: nothing runs. The results are the operand's own elements, in the op's layout; their place is that of the
-//!   operand, and their first element and strides follow from the op ([`crate::views`]);
+//!   operand, and their first element and strides follow from the op ([`OpDef::view`](crate::ops::OpDef::view));
 //! - `reuse vN`: the result takes over the storage of a dead value, or of a part of it;
 //! - `copy vN (why)`: this operand of a start cannot take part in place, so its elements are copied to the place of the
 //!   result before the operation starts;
@@ -23,7 +23,7 @@
 
 use std::fmt;
 
-use consort_types::{GroupName, Rank};
+use consort_types::{GroupName, Held, Rank};
 
 use crate::entity::Value;
 use crate::index::Sym;
@@ -115,46 +115,13 @@ pub struct NodePlan {
     /// Values whose storage the results take over.
     pub reuse: Vec<Value>,
     /// Operands that are copied for communication.
-    pub copies: Vec<(Value, Why)>,
+    pub copies: Vec<(Value, Held)>,
     /// The group on whose queue the op starts, and its number there.
     pub queue: Option<(GroupName, u32)>,
     /// Values whose storage peers may read from here until release.
     pub lease: Vec<Value>,
     /// Starts whose leases must end before this node runs.
     pub release: Vec<Value>,
-}
-
-/// Why an operand of a start is copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It is read later, and the operation would overwrite it.
-    Needed,
-    /// It is an argument that was not donated, and the operation would overwrite it.
-    Argument,
-    /// It is also returned, and the operation would overwrite it.
-    Returned,
-    /// Its elements are not contiguous.
-    Gaps,
-}
-
-impl Why {
-    /// Every reason.
-    pub const ALL: [Why; 4] = [Why::Needed, Why::Argument, Why::Returned, Why::Gaps];
-
-    /// How plans spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Why::Needed => "needed",
-            Why::Argument => "argument",
-            Why::Returned => "returned",
-            Why::Gaps => "gaps",
-        }
-    }
-
-    /// The reason of this spelling.
-    pub fn from_name(name: &str) -> Option<Why> {
-        Why::ALL.into_iter().find(|why| why.name() == name)
-    }
 }
 
 impl NodePlan {

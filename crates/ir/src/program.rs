@@ -6,8 +6,6 @@
 //! the schedule: a plan is the same list with places, queues and leases beside the nodes (`plan.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::sync::Arc;
 
 use crate::entity::{Value, ValueMap};
 use crate::index::{Facts, Guard, Sym, SymbolFacts};
@@ -15,6 +13,7 @@ use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::plan::{NodePlan, Place, PlanHeader};
 use crate::types::Type;
+use consort_types::Site;
 
 /// A mesh and the functions that run on it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,45 +121,7 @@ pub struct Node {
     /// The blocks of a control-flow op.
     pub blocks: Vec<Block>,
     /// The user's source line.
-    pub loc: Option<Loc>,
+    pub site: Option<Site>,
     /// Place, queue and leases, if the function is a plan.
     pub plan: Option<Box<NodePlan>>,
-}
-
-/// A line of the user's source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loc {
-    file: Arc<str>,
-    line: u32,
-}
-
-impl Loc {
-    /// A source line. White space in the file's name becomes `_`, so that the text reads back.
-    pub fn new(file: &str, line: u32) -> Loc {
-        let file: String =
-            file.chars().map(|c| if c.is_whitespace() || c.is_control() { '_' } else { c }).collect();
-        Loc { file: file.into(), line }
-    }
-
-    /// Reads `FILE:LINE`; anything else is not a location. Shares the file's name with `like` if they are equal: a
-    /// program has many locations and few files.
-    pub fn parse(text: &str, like: Option<&Loc>) -> Option<Loc> {
-        let (file, line) = text.rsplit_once(':')?;
-        let plain = !file.is_empty() && !file.contains(|c: char| c.is_whitespace() || c.is_control());
-        let number: u32 = line.parse().ok()?;
-        if !plain || number.to_string() != line {
-            return None;
-        }
-        let file = match like {
-            Some(like) if *like.file == *file => like.file.clone(),
-            _ => file.into(),
-        };
-        Some(Loc { file, line: number })
-    }
-}
-
-impl fmt::Display for Loc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
-    }
 }

@@ -1,8 +1,8 @@
 //! Random numbers as a pure function of a key and a position: the bit-exact meaning of the ops `uniform` and `normal`.
 //!
 //! Element number `n` of a stream with key `k` has the four words `element_words(k, n)` and no others, so any
-//! rank can make any part of a stream, in any order, and all parts fit together. A kernel that is fast shares
-//! these functions or gives the same bits.
+//! rank can make any part of a stream, in any order, and all parts fit together. The bits are the definition, so a
+//! kernel may share these functions: their tests compare them with published answers, not with a kernel.
 
 use consort_types::Dtype;
 
@@ -122,6 +122,10 @@ mod tests {
         assert_eq!(normal([0; 4]), 0.0);
         assert!((normal([u32::MAX, u32::MAX, 0, 0]) - 8.571_674).abs() < 1e-5);
         assert!((normal([0x8000_0000, 0, 0x8000_0000, 0]) + (2.0 * 2f64.ln()).sqrt()).abs() < 1e-15);
+        // The f64 nearest to a right angle is 6.123233995736766e-17 less than one.
+        let near = (2.0 * 2f64.ln()).sqrt() * 6.123_233_995_736_766e-17;
+        assert!((normal([0x8000_0000, 0, 0x4000_0000, 0]) - near).abs() < 1e-31);
+        assert!((normal([0x8000_0000, 0, 0xc000_0000, 0]) + 3.0 * near).abs() < 1e-31);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use consort_types::layout::{Layout, numel};
 use smallvec::{SmallVec, smallvec};
 
-use crate::ops::{Alias, EvalCx, EvalError, Joined, OpDef};
+use crate::ops::{Alias, EvalCx, EvalError, Joined, OpDef, boxes_of, layouts_of};
 use crate::plan::Place;
 use crate::types::TensorType;
 
@@ -58,7 +58,7 @@ impl Placement {
         let placement = |extent| Placement { extent, ..self.clone() };
         let unknown = |extent: Extent| Some(vec![placement(extent); results]);
         match &self.extent {
-            Extent::At(layout) => match op.view(sizes, layout) {
+            Extent::At(layout) => match layouts_of(op, sizes, layout, results) {
                 Ok(Some(layouts)) if layouts.iter().all(|layout| numel(&layout.shape).is_some()) => {
                     Some(layouts.into_iter().map(|layout| placement(Extent::At(layout))).collect())
                 }
@@ -239,7 +239,8 @@ pub fn pieces(
         from: part(&args[operand], &from, &size),
         to: part(result, &to, &size),
     };
-    Some(op.boxes(sizes, &shapes).ok()?.into_iter().map(piece).collect())
+    let whole = &layouts.last()?.shape;
+    Some(boxes_of(op, sizes, &shapes, whole).ok()?.into_iter().map(piece).collect())
 }
 
 #[cfg(test)]
@@ -261,7 +262,7 @@ mod tests {
         let Extent::At(layout) = &placement.extent else { return Vec::new() };
         let mut bytes = Vec::new();
         for i in 0..layout.numel() {
-            let at = crate::tensor::unravel(i, &layout.shape);
+            let at = crate::literal::unravel(i, &layout.shape);
             let offset: usize = at.iter().zip(&layout.strides).map(|(at, stride)| at * stride).sum();
             bytes.extend(
                 (0..4).map(|byte| placement.place.offset + ((layout.start + offset) * 4 + byte) as u64),

@@ -44,7 +44,7 @@ pub fn check_guards<'a>(
             continue;
         }
         let (Guard::Eq(a, b) | Guard::Le(a, b)) = guard;
-        let (a, b) = (cx.index(a).map_err(|e| e.0)?, cx.index(b).map_err(|e| e.0)?);
+        let (a, b) = (cx.index(a).map_err(|e| e.to_string())?, cx.index(b).map_err(|e| e.to_string())?);
         let holds = if matches!(guard, Guard::Eq(..)) { a == b } else { a <= b };
         if !holds {
             return Err(format!("guard `{}` does not hold: {a} and {b}", guard.display(mesh)));

@@ -2,6 +2,7 @@
 //! the verifier must say so.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+use consort_ir::diagnostic::Diagnostic;
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym};
 use consort_ir::ops::{AllReduceStart, Op, OpTable};
@@ -9,7 +10,7 @@ use consort_ir::program::Program;
 use consort_ir::text::parse;
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
-use consort_types::{Axes, Axis, GroupId, GroupName, Reduce};
+use consort_types::{Axes, Axis, Failure, GroupId, GroupName, Reduce};
 
 const TEXT: &str = "mesh (tp: 2)
 
@@ -62,4 +63,16 @@ fn v1_and_v3_values_without_a_type_or_a_definition() {
     let mut other = self::program();
     other.funcs[0].body.nodes.remove(0);
     assert_eq!(errors(&other), ["error[verify]: wait: v1 is not defined before it is used (V1)"]);
+}
+
+#[test]
+fn errors_of_the_parser_and_of_rules_have_facts() {
+    let facts = |failure: &Failure| [&failure.op[..], &failure.expected, &failure.got].map(str::to_string);
+    let wrong = |from: &str, to: &str| parse(&TEXT.replace(from, to), &OpTable::built_in());
+    let error = Diagnostic::from(wrong("return", "give").map(drop).unwrap_err());
+    assert_eq!(facts(&error.failure), ["", "the name of an op", "`give`"]);
+    let error = Diagnostic::from(wrong(": f32[2]\n", "\n").map(drop).unwrap_err());
+    assert_eq!(facts(&error.failure), ["", "`:` and a type", "the end of the line"]);
+    let pending = wrong("wait v1 ", "neg v1 ").unwrap().program;
+    assert_eq!(facts(&verify(&pending)[0].failure), ["neg: operand 0", "a tensor", "pending<f32[2]>"]);
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use consort_types::{GroupName, Rank};
 
 use super::inputs::Symbols;
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Effects, EvalCx, EvalError, GroupEvalCx, peer_of};
+use consort_ir::ops::{Effects, EvalCx, EvalError, GroupEvalCx, Unmatched, no_communication, peer_of};
 use consort_ir::program::{Func, Node};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 
 /// One started operation of one rank.
@@ -22,16 +22,16 @@ enum Pending {
     /// A collective that not all members have started.
     Collective { slot: (GroupKey, u64) },
     /// A batch of messages, of which some have not met their peer, and its name in a verdict.
-    Messages { start: String, open: Vec<String>, received: Vec<Option<Tensor>> },
+    Messages { start: String, open: Vec<String>, received: Vec<Option<Literal>> },
     /// The results are available.
-    Ready(Vec<Tensor>),
+    Ready(Vec<Literal>),
 }
 
 /// A member that has started a collective.
 struct Arrival<'a> {
     node: &'a Node,
     symbols: Symbols,
-    args: Vec<Tensor>,
+    args: Vec<Literal>,
     pending: PendingId,
 }
 
@@ -46,7 +46,7 @@ struct End {
     /// Its name in the batch.
     name: String,
     /// The tensor sent; for a receive, the one that gives the type.
-    tensor: Tensor,
+    tensor: Literal,
     /// The index of the receive in its batch.
     at: usize,
 }
@@ -92,7 +92,7 @@ impl<'a> Comm<'a> {
     }
 
     /// The results of an operation that is ready.
-    pub(super) fn take(&mut self, id: PendingId) -> Vec<Tensor> {
+    pub(super) fn take(&mut self, id: PendingId) -> Vec<Literal> {
         match std::mem::replace(&mut self.pendings[id.0], Pending::Ready(Vec::new())) {
             Pending::Ready(tensors) => tensors,
             Pending::Messages { received, .. } => received.into_iter().flatten().collect(),
@@ -142,12 +142,12 @@ impl<'a> Comm<'a> {
         &mut self,
         cx: &EvalCx<'_>,
         node: &'a Node,
-        args: Vec<Tensor>,
+        args: Vec<Literal>,
     ) -> Result<PendingId, EvalError> {
         match node.op.effects() {
             Effects::Collective(group) => self.start_collective(cx, node, group, args),
             Effects::Messages(group) => self.start_messages(cx, node, group, args),
-            _ => Err(EvalError("starts nothing".into())),
+            _ => Err(no_communication()),
         }
     }
 
@@ -156,7 +156,7 @@ impl<'a> Comm<'a> {
         cx: &EvalCx<'_>,
         node: &'a Node,
         group: GroupName,
-        args: Vec<Tensor>,
+        args: Vec<Literal>,
     ) -> Result<PendingId, EvalError> {
         let Some(members) = self.mesh.members(group, cx.rank) else {
             // A rank outside a list group passes its operands through.
@@ -192,9 +192,9 @@ impl<'a> Comm<'a> {
             let text = |node: &Node| {
                 let line =
                     node_text(node, self.func, self.mesh).split_whitespace().collect::<Vec<_>>().join(" ");
-                line + &node.loc.as_ref().map_or(String::new(), |loc| format!(" ({loc})"))
+                line + &node.site.as_ref().map_or(String::new(), |site| format!(" ({site})"))
             };
-            return Err(EvalError(format!(
+            return Err(EvalError::new(format!(
                 "call {call} on {} differs between ranks\n  {}: {}\n  {rank}: {}",
                 key.0,
                 slot.members[0],
@@ -208,7 +208,7 @@ impl<'a> Comm<'a> {
             .zip(&arrivals)
             .map(|(rank, arrival)| EvalCx { mesh: self.mesh, rank: *rank, symbols: &arrival.symbols })
             .collect();
-        let args: Vec<Vec<Tensor>> = arrivals.iter().map(|arrival| arrival.args.clone()).collect();
+        let args: Vec<Vec<Literal>> = arrivals.iter().map(|arrival| arrival.args.clone()).collect();
         let results = arrivals[0].node.op.eval_group(&GroupEvalCx { members: &contexts }, &args)?;
         let all: Vec<PendingId> = arrivals.iter().map(|arrival| arrival.pending).collect();
         for (arrival, tensors) in arrivals.iter().zip(results) {
@@ -223,7 +223,7 @@ impl<'a> Comm<'a> {
         cx: &EvalCx<'_>,
         node: &'a Node,
         group: GroupName,
-        args: Vec<Tensor>,
+        args: Vec<Literal>,
     ) -> Result<PendingId, EvalError> {
         let (sends, recvs) =
             node.op.collective().map_or((&[][..], &[][..]), |batch| (batch.sends, batch.receives));
@@ -283,12 +283,14 @@ impl<'a> Comm<'a> {
         for (send, recv) in matched {
             if send.tensor.dtype != recv.tensor.dtype || send.tensor.shape != recv.tensor.shape {
                 let (_, from, to, tag) = channel;
-                let text = |t: &Tensor| format!("{}{:?}", t.dtype, t.shape);
-                return Err(EvalError(format!(
-                    "{from} sends {} to {to} with tag {tag}, which expects {} (C3)",
-                    text(&send.tensor),
-                    text(&recv.tensor)
-                )));
+                let text = |t: &Literal| format!("{}{:?}", t.dtype, t.shape);
+                let (sent, expected) = (text(&send.tensor), text(&recv.tensor));
+                let headline =
+                    format!("{from} sends {sent} to {to} with tag {tag}, which expects {expected} (C3)");
+                return Err(EvalError::unmatched(
+                    headline,
+                    Unmatched::Message { from: *from, to: *to, tag: *tag },
+                ));
             }
             for end in [&send, &recv] {
                 if let Pending::Messages { open, .. } = &mut self.pendings[end.pending.0]
@@ -308,5 +310,9 @@ impl<'a> Comm<'a> {
 
 /// A start as verdicts name it: the op, and the user's source line.
 fn start_text(node: &Node) -> String {
-    format!("{}{}", node.op.info().name, node.loc.as_ref().map_or(String::new(), |loc| format!(" ({loc})")))
+    format!(
+        "{}{}",
+        node.op.info().name,
+        node.site.as_ref().map_or(String::new(), |site| format!(" ({site})"))
+    )
 }

@@ -5,7 +5,7 @@
 //! planner by [`naive`].
 //!
 //! ```
-//! use consort_ir::{ops::OpTable, tensor::Tensor, text};
+//! use consort_ir::{ops::OpTable, literal::Literal, text};
 //! use consort_types::Dtype;
 //!
 //! let source = "mesh (tp: 2)
@@ -16,7 +16,7 @@
 //!     return v2
 //! }";
 //! let program = text::parse(source, &OpTable::built_in())?.program;
-//! let input = |x| vec![Tensor::floats(Dtype::F32, vec![2], vec![x, 2.0 * x])];
+//! let input = |x| vec![Literal::floats(Dtype::F32, vec![2], vec![x, 2.0 * x])];
 //! let results = consort_oracle::run(&program, "f", &[input(1.0), input(10.0)])?;
 //! assert_eq!(results[0][0].text(), "[11, 22]");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -36,7 +36,7 @@
 mod comm;
 mod failure;
 pub mod generate;
-mod held;
+mod in_use;
 mod inputs;
 pub mod naive;
 pub mod plan;
@@ -45,14 +45,15 @@ mod rank;
 use std::fmt;
 
 use comm::Comm;
-use consort_types::Rank;
-use held::Held;
+use consort_types::{Failure, Rank};
+use in_use::InUse;
 use rank::{RankState, Step};
 
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::limits::{Excess, Limits};
+use consort_ir::literal::Literal;
+use consort_ir::ops::EvalError;
 use consort_ir::program::Program;
-use consort_ir::tensor::Tensor;
 use consort_ir::verify::verify;
 
 pub use failure::{Outcomes, same_error};
@@ -67,7 +68,7 @@ pub enum OracleError {
     /// The program is wrong; the verifier's findings.
     Program(Vec<Diagnostic>),
     /// The inputs do not fit the program.
-    Input(String),
+    Input(Box<Failure>),
     /// An op failed on a rank.
     Op {
         /// The rank.
@@ -77,9 +78,9 @@ pub enum OracleError {
         /// The node, as the text has it.
         node: String,
         /// The user's source line, if known.
-        loc: Option<String>,
+        site: Option<String>,
         /// What went wrong.
-        message: String,
+        error: Box<EvalError>,
     },
     /// The next node of a rank, or a loop, would exceed the limits.
     Limit {
@@ -90,7 +91,7 @@ pub enum OracleError {
         /// The node, as the text has it.
         node: String,
         /// The user's source line, if known.
-        loc: Option<String>,
+        site: Option<String>,
         /// The excess over the limit.
         excess: Excess,
     },
@@ -106,30 +107,30 @@ pub struct Stuck {
     /// The wait, as the text has it.
     pub node: String,
     /// The user's source line, if known.
-    pub loc: Option<String>,
+    pub site: Option<String>,
     /// What it waits for.
     pub waits_for: String,
 }
 
 impl fmt::Display for OracleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let from = |loc: &Option<String>| loc.as_ref().map_or(String::new(), |loc| format!("  ({loc})"));
+        let from = |site: &Option<String>| site.as_ref().map_or(String::new(), |site| format!("  ({site})"));
         match self {
             OracleError::Program(errors) => {
                 let lines: Vec<String> = errors.iter().map(Diagnostic::headline).collect();
                 f.write_str(&lines.join("\n"))
             }
-            OracleError::Input(message) => write!(f, "error[input]: {message}"),
-            OracleError::Op { rank, op, node, loc, message } => {
-                write!(f, "error[run]: {op}: {rank}: {message}\n  at {node}{}", from(loc))
+            OracleError::Input(failure) => write!(f, "error[input]: {failure}"),
+            OracleError::Op { rank, op, node, site, error } => {
+                write!(f, "error[run]: {op}: {rank}: {error}\n  at {node}{}", from(site))
             }
-            OracleError::Limit { rank, op, node, loc, excess } => {
-                write!(f, "error[run]: {op}: {rank}: {excess}\n  at {node}{}", from(loc))
+            OracleError::Limit { rank, op, node, site, excess } => {
+                write!(f, "error[run]: {op}: {rank}: {excess}\n  at {node}{}", from(site))
             }
             OracleError::Deadlock(stuck) => {
                 write!(f, "error[deadlock]: no rank can go on")?;
-                for Stuck { rank, node, loc, waits_for } in stuck {
-                    write!(f, "\n  {rank} at {node}{}\n    waits for {waits_for}", from(loc))?;
+                for Stuck { rank, node, site, waits_for } in stuck {
+                    write!(f, "\n  {rank} at {node}{}\n    waits for {waits_for}", from(site))?;
                 }
                 Ok(())
             }
@@ -141,7 +142,7 @@ impl std::error::Error for OracleError {}
 
 /// Runs a function on all ranks. `inputs` has the arguments of each rank; sizes are 0-d `i64` tensors. Returns the
 /// results of each rank, with the tensors of a returned pending in its place.
-pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+pub fn run(program: &Program, func: &str, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>, OracleError> {
     run_within(program, func, inputs, &Limits::ORACLE)
 }
 
@@ -149,32 +150,32 @@ pub fn run(program: &Program, func: &str, inputs: &[Vec<Tensor>]) -> Result<Vec<
 pub fn run_within(
     program: &Program,
     func: &str,
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     limits: &Limits,
-) -> Result<Vec<Vec<Tensor>>, OracleError> {
+) -> Result<Vec<Vec<Literal>>, OracleError> {
     // Communication under a condition that differs is allowed here: the run may complete, and if it does not, the
     // verdict says more than the rule.
-    let errors: Vec<Diagnostic> = verify(program).into_iter().filter(|error| error.rule != "V9").collect();
+    let errors: Vec<Diagnostic> =
+        verify(program).into_iter().filter(|error| error.failure.rule != "V9").collect();
     if !errors.is_empty() {
         return Err(OracleError::Program(errors));
     }
     let Some(func) = program.func(func) else {
         let names: Vec<String> = program.funcs.iter().map(|func| format!("@{}", func.name)).collect();
-        return Err(OracleError::Input(format!("no function @{func}; there is {}", names.join(", "))));
+        let message = format!("no function @{func}; there is {}", names.join(", "));
+        return Err(OracleError::Input(Failure::new(message)));
     };
     let mesh = &program.mesh;
     if mesh.n_ranks() > MAX_RANKS {
-        return Err(OracleError::Input(format!(
-            "the oracle runs at most {MAX_RANKS} ranks, not {}",
-            mesh.n_ranks()
-        )));
+        let headline = (format!("at most {MAX_RANKS} ranks"), mesh.n_ranks().to_string());
+        return Err(OracleError::Input(Failure::new(headline)));
     }
     let symbols = bind(mesh, func, inputs).map_err(OracleError::Input)?;
     let mut comm = Comm::new(mesh, func);
-    let held = Held::new(limits.bytes);
+    let in_use = InUse::new(limits.bytes);
     let mut ranks = Vec::new();
     for ((rank, inputs), symbols) in (0u32..).map(Rank).zip(inputs).zip(symbols) {
-        ranks.push(RankState::new(mesh, func, rank, inputs, symbols, (*limits, &held))?);
+        ranks.push(RankState::new(mesh, func, rank, inputs, symbols, (*limits, &in_use))?);
     }
     loop {
         let mut moved = false;

@@ -6,10 +6,10 @@ use consort_ir::entity::Value;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow};
-use consort_ir::plan::{NodePlan, Place, PlanHeader, Region, Why};
+use consort_ir::plan::{NodePlan, Place, PlanHeader, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::TensorType;
-use consort_types::Rank;
+use consort_types::{Held, Rank};
 
 struct Naive<'a> {
     mesh: &'a Mesh,
@@ -136,7 +136,7 @@ impl Naive<'_> {
             return plan;
         }
         let free = node.results.iter().all(|result| !self.whole.contains(result));
-        if self.lazy && node.op.alias() == Alias::View && free && node.op.info().name != "reshape" {
+        if self.lazy && node.op.alias() == Alias::View && free && !node.op.keeps_order() {
             for result in &node.results {
                 let place = self.places[&node.args[0]].clone();
                 plan.places.extend(&place);
@@ -159,7 +159,7 @@ impl Naive<'_> {
             if let Some(arg) = node.op.overwrites(result)
                 && plan.copies.iter().all(|(value, _)| *value != node.args[arg])
             {
-                plan.copies.push((node.args[arg], Why::Needed));
+                plan.copies.push((node.args[arg], Held::Needed));
             }
         }
         plan

@@ -6,18 +6,18 @@ use std::rc::Rc;
 use consort_types::Rank;
 
 use super::comm::{Comm, PendingId};
-use super::held::{Held, bytes_of, bytes_of_type};
+use super::in_use::{InUse, bytes_of, bytes_of_type};
 use super::inputs::Symbols;
 use super::{OracleError, Stuck};
 use consort_ir::cost::{Total, total_of_node};
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Guard, Sym};
 use consort_ir::limits::{Budget, Excess, Limits};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Effects, EvalCx, EvalError, Flow, check_numel};
+use consort_ir::ops::{Effects, EvalCx, EvalError, Flow, Trips, check_numel};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::symbols::check_guards;
-use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 
 /// The outcome of a step.
@@ -31,7 +31,7 @@ pub(super) enum Step {
 
 #[derive(Clone)]
 enum Item {
-    Tensor(Rc<Tensor>),
+    Tensor(Rc<Literal>),
     /// A started operation, and the bytes of its operands and results until it is waited for.
     Pending(PendingId, u64),
 }
@@ -57,8 +57,8 @@ enum Then<'a> {
     Return,
     /// They are the results of a `cond`.
     Cond(&'a Node),
-    /// The next iteration of a `scan` begins, or it ends.
-    Scan { node: &'a Node, iteration: usize, length: usize, stacked: Vec<Vec<Rc<Tensor>>> },
+    /// The next iteration of a loop begins, or it ends.
+    Loop { node: &'a Node, iteration: usize, stacked: Vec<Vec<Rc<Literal>>> },
 }
 
 pub(super) struct RankState<'a> {
@@ -74,7 +74,7 @@ pub(super) struct RankState<'a> {
     returned: Option<Vec<Item>>,
     node: Option<&'a Node>,
     budget: Budget,
-    held: &'a Held,
+    in_use: &'a InUse,
 }
 
 impl<'a> RankState<'a> {
@@ -82,9 +82,9 @@ impl<'a> RankState<'a> {
         mesh: &'a Mesh,
         func: &'a Func,
         rank: Rank,
-        inputs: &[Tensor],
+        inputs: &[Literal],
         symbols: Symbols,
-        (limits, held): (Limits, &'a Held),
+        (limits, in_use): (Limits, &'a InUse),
     ) -> Result<RankState<'a>, OracleError> {
         let mut rank = RankState {
             mesh,
@@ -97,10 +97,10 @@ impl<'a> RankState<'a> {
             returned: None,
             node: None,
             budget: Budget::new(limits),
-            held,
+            in_use,
         };
         for (param, input) in func.body.params.iter().zip(inputs) {
-            held.check(bytes_of(input)).map_err(|excess| rank.limit(excess))?;
+            in_use.check(bytes_of(input)).map_err(|excess| rank.limit(excess))?;
             rank.insert(*param, Item::Tensor(Rc::new(input.clone())));
         }
         Ok(rank)
@@ -108,24 +108,24 @@ impl<'a> RankState<'a> {
 
     /// Sets the item of a value.
     fn insert(&mut self, value: Value, item: Item) {
-        self.held.add(item.bytes());
+        self.in_use.add(item.bytes());
         if let Some(before) = self.values.insert(value, item) {
-            self.held.drop(before.bytes());
+            self.in_use.drop(before.bytes());
         }
     }
 
     /// An error at the node being run.
-    pub(super) fn error(&self, message: String) -> OracleError {
-        let (node, loc) = self.here();
+    pub(super) fn error(&self, error: EvalError) -> OracleError {
+        let (node, site) = self.here();
         let op = self.node.map_or("return", |node| node.op.info().name);
-        OracleError::Op { rank: self.rank, op, node, loc, message }
+        OracleError::Op { rank: self.rank, op, node, site, error: Box::new(error) }
     }
 
     /// A limit error at the node being run, or at the arguments before any.
     fn limit(&self, excess: Excess) -> OracleError {
-        let (node, loc) = self.here();
+        let (node, site) = self.here();
         let op = self.node.map_or("parameter", |node| node.op.info().name);
-        OracleError::Limit { rank: self.rank, op, node, loc, excess }
+        OracleError::Limit { rank: self.rank, op, node, site, excess }
     }
 
     fn here(&self) -> (String, Option<String>) {
@@ -133,7 +133,7 @@ impl<'a> RankState<'a> {
             Some(node) => {
                 let text =
                     node_text(node, self.func, self.mesh).split_whitespace().collect::<Vec<_>>().join(" ");
-                (text, node.loc.as_ref().map(ToString::to_string))
+                (text, node.site.as_ref().map(ToString::to_string))
             }
             None if self.returned.is_some() => (format!("the end of @{}", self.func.name), None),
             None => (format!("the start of @{}", self.func.name), None),
@@ -152,12 +152,12 @@ impl<'a> RankState<'a> {
                 Item::Tensor(_) => return None,
             },
         };
-        let (node, loc) = self.here();
-        Some(Stuck { rank: self.rank, node, loc, waits_for: comm.describe(pending) })
+        let (node, site) = self.here();
+        Some(Stuck { rank: self.rank, node, site, waits_for: comm.describe(pending) })
     }
 
     /// The results of a rank that has finished.
-    pub(super) fn results(self) -> Vec<Tensor> {
+    pub(super) fn results(self) -> Vec<Literal> {
         let tensors = self.returned.into_iter().flatten().filter_map(|item| match item {
             Item::Tensor(tensor) => Some(Rc::unwrap_or_clone(tensor)),
             Item::Pending(..) => None,
@@ -187,7 +187,7 @@ impl<'a> RankState<'a> {
         self.node = Some(node);
         if node.op.effects() == Effects::Wait {
             let Some(Item::Pending(id, _)) = self.values.get(node.args[0]) else {
-                return Err(self.error("waits for what is not pending".into()));
+                return Err(self.error(EvalError::new("waits for what is not pending")));
             };
             let id = *id;
             if !comm.ready(id) {
@@ -207,21 +207,17 @@ impl<'a> RankState<'a> {
                 let block = &node.blocks[usize::from(!condition)];
                 self.enter(block, &node.args[1..], Then::Cond(node));
             }
-            Flow::Scan { length, .. } => {
-                let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
-                let length = cx.size(length).map_err(|error| self.error(error.0))?;
-                self.begin_scan(node, length)?;
-            }
+            Flow::Loop { .. } => self.begin_loop(node)?,
         }
         Ok(Step::Moved)
     }
 
     /// The tensors among a node's operands, in order.
-    fn tensors(&self, node: &Node) -> Result<Vec<Rc<Tensor>>, OracleError> {
+    fn tensors(&self, node: &Node) -> Result<Vec<Rc<Literal>>, OracleError> {
         let tensors = node.args.iter().filter_map(|arg| match self.values.get(*arg) {
             Some(Item::Tensor(tensor)) => Some(Ok(tensor.clone())),
             Some(Item::Pending(..)) => None,
-            None => Some(Err(self.error(format!("{arg} has no value")))),
+            None => Some(Err(self.error(EvalError::new(format!("{arg} has no value"))))),
         });
         tensors.collect()
     }
@@ -247,9 +243,9 @@ impl<'a> RankState<'a> {
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
         let mut bytes = 0u64;
         for ty in node.results.iter().filter_map(|result| self.func.ty(*result)) {
-            bytes = bytes.saturating_add(bytes_of_type(&cx, ty).map_err(|error| self.error(error.0))?);
+            bytes = bytes.saturating_add(bytes_of_type(&cx, ty).map_err(|error| self.error(error))?);
         }
-        self.held.check(bytes).map_err(|excess| self.limit(excess))?;
+        self.in_use.check(bytes).map_err(|excess| self.limit(excess))?;
         Ok(bytes)
     }
 
@@ -261,14 +257,14 @@ impl<'a> RankState<'a> {
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
         if node.op.effects().starts().is_some() {
             let bytes = args.iter().fold(results, |all, arg| all.saturating_add(bytes_of(arg)));
-            self.held.check(bytes).map_err(|excess| self.limit(excess))?;
+            self.in_use.check(bytes).map_err(|excess| self.limit(excess))?;
             let args = args.iter().map(|tensor| (**tensor).clone()).collect();
-            let id = comm.start(&cx, node, args).map_err(|error| self.error(error.0))?;
+            let id = comm.start(&cx, node, args).map_err(|error| self.error(error))?;
             self.advance(node, vec![Item::Pending(id, bytes)]);
             return Ok(());
         }
-        let args: Vec<&Tensor> = args.iter().map(|tensor| &**tensor).collect();
-        let results = node.op.eval(&cx, &args).map_err(|EvalError(message)| self.error(message))?;
+        let args: Vec<&Literal> = args.iter().map(|tensor| &**tensor).collect();
+        let results = node.op.eval(&cx, &args).map_err(|error| self.error(error))?;
         let arg_types: Vec<_> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
         let defined: Vec<_> = node.op.defines(&arg_types).into_iter().map(|(sym, _)| sym).collect();
         for (sym, value) in defined.iter().zip(&results) {
@@ -279,7 +275,7 @@ impl<'a> RankState<'a> {
                 defined.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
             let guards = numbers.into_iter().map(|number| &self.func.guards[number]);
             check_guards(self.mesh, self.rank, guards, &self.symbols)
-                .map_err(|message| self.error(message))?;
+                .map_err(|message| self.error(EvalError::new(message)))?;
         }
         self.advance(node, results.into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))).collect());
         Ok(())
@@ -294,8 +290,26 @@ impl<'a> RankState<'a> {
         self.frames.push(Frame { block, at: 0, then });
     }
 
-    fn begin_scan(&mut self, node: &'a Node, length: usize) -> Result<(), OracleError> {
-        let Flow::Scan { carries, .. } = node.op.flow() else { return Ok(()) };
+    /// Whether a loop goes on after `done` iterations; `first` is its first carry.
+    fn goes_on(&self, node: &Node, done: usize, first: Option<&Item>) -> Result<bool, OracleError> {
+        match node.op.flow() {
+            Flow::Loop { trips: Trips::Count(length), .. } => {
+                let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+                Ok(done < cx.size(length).map_err(|error| self.error(error))?)
+            }
+            Flow::Loop { trips: Trips::While { limit, .. }, .. } => {
+                let holds = matches!(first, Some(Item::Tensor(holds)) if holds.as_size() != Some(0));
+                if holds && done == limit {
+                    return Err(self.error(EvalError::new(Trips::unfinished(limit))));
+                }
+                Ok(holds)
+            }
+            Flow::Straight | Flow::Cond => Ok(false),
+        }
+    }
+
+    fn begin_loop(&mut self, node: &'a Node) -> Result<(), OracleError> {
+        let Flow::Loop { carries, .. } = node.op.flow() else { return Ok(()) };
         // The whole loop is charged before it begins, so one that exceeds the budget never starts.
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
         let all = total_of_node(&cx, self.func, node);
@@ -303,7 +317,7 @@ impl<'a> RankState<'a> {
         self.room(node)?;
         self.spend(Total { steps: 1, ..Total::default() })?;
         let (block, args) = (&node.blocks[0], &node.args);
-        if length == 0 {
+        if !self.goes_on(node, 0, args.first().and_then(|arg| self.values.get(*arg)))? {
             let carried = args[..carries].iter().filter_map(|arg| self.values.get(*arg).cloned());
             let mut results: Vec<Item> = carried.collect();
             for stacked in &block.results[carries..] {
@@ -314,24 +328,24 @@ impl<'a> RankState<'a> {
         }
         let stacked = vec![Vec::new(); block.results.len() - carries];
         self.spend(Total { steps: 1, ..Total::default() })?;
-        self.enter(block, args, Then::Scan { node, iteration: 0, length, stacked });
+        self.enter(block, args, Then::Loop { node, iteration: 0, stacked });
         self.set_slices(node, 0);
         Ok(())
     }
 
     /// An empty stack of a block's result.
-    fn empty_stack(&self, value: Value) -> Result<Tensor, OracleError> {
+    fn empty_stack(&self, value: Value) -> Result<Literal, OracleError> {
         let ty = self.func.ty(value).and_then(|ty| ty.as_tensor());
-        let ty = ty.ok_or_else(|| self.error(format!("{value} is no tensor")))?;
+        let ty = ty.ok_or_else(|| self.error(EvalError::new(format!("{value} is no tensor"))))?;
         let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
         let mut shape = vec![0];
-        shape.extend(cx.shape(&ty.shape).map_err(|error| self.error(error.0))?);
-        Ok(Tensor::zeros(ty.dtype, shape))
+        shape.extend(cx.shape(&ty.shape).map_err(|error| self.error(error))?);
+        Ok(Literal::zeros(ty.dtype, shape))
     }
 
-    /// Sets the slice parameters of a scan's block to the entries of an iteration.
+    /// Sets the slice parameters of a loop's block to the entries of an iteration.
     fn set_slices(&mut self, node: &Node, iteration: usize) {
-        let Flow::Scan { carries, slices, .. } = node.op.flow() else { return };
+        let Flow::Loop { carries, slices, .. } = node.op.flow() else { return };
         for i in carries..carries + slices {
             if let Some(Item::Tensor(whole)) = self.values.get(node.args[i]) {
                 let entry = whole.narrow(0, iteration, 1).reshaped(whole.shape[1..].to_vec());
@@ -351,42 +365,42 @@ impl<'a> RankState<'a> {
                 self.returned = Some(results);
             }
             Then::Cond(node) => self.advance(node, results),
-            Then::Scan { node, iteration, length, mut stacked } => {
-                let Flow::Scan { carries, .. } = node.op.flow() else { return Ok(()) };
+            Then::Loop { node, iteration, mut stacked } => {
+                let Flow::Loop { carries, .. } = node.op.flow() else { return Ok(()) };
                 let mut results = results.into_iter();
                 let carried: Vec<Item> = results.by_ref().take(carries).collect();
                 for (stack, item) in stacked.iter_mut().zip(results) {
                     if let Item::Tensor(tensor) = item {
-                        self.held.add(bytes_of(&tensor));
+                        self.in_use.add(bytes_of(&tensor));
                         stack.push(tensor);
                     }
                 }
-                if iteration + 1 == length {
+                self.node = Some(node);
+                if !self.goes_on(node, iteration + 1, carried.first())? {
                     let stacks =
                         stacked.iter().map(|entries| self.stack(entries)).collect::<Result<Vec<_>, _>>()?;
-                    stacked.iter().flatten().for_each(|entry| self.held.drop(bytes_of(entry)));
+                    stacked.iter().flatten().for_each(|entry| self.in_use.drop(bytes_of(entry)));
                     self.advance(node, carried.into_iter().chain(stacks).collect());
                     return Ok(());
                 }
-                self.node = Some(node);
                 self.spend(Total { steps: 1, ..Total::default() })?;
                 for (param, item) in node.blocks[0].params.iter().zip(carried) {
                     self.insert(*param, item);
                 }
                 self.set_slices(node, iteration + 1);
-                let then = Then::Scan { node, iteration: iteration + 1, length, stacked };
+                let then = Then::Loop { node, iteration: iteration + 1, stacked };
                 self.frames.push(Frame { block: frame.block, at: 0, then });
             }
         }
         Ok(())
     }
 
-    fn stack(&self, entries: &[Rc<Tensor>]) -> Result<Item, OracleError> {
+    fn stack(&self, entries: &[Rc<Literal>]) -> Result<Item, OracleError> {
         let mut shape = vec![entries.len()];
         shape.extend(&entries[0].shape);
-        check_numel(&shape).map_err(|error| self.error(error.0))?;
-        let rows: Vec<Tensor> =
+        check_numel(&shape).map_err(|error| self.error(error))?;
+        let rows: Vec<Literal> =
             entries.iter().map(|entry| entry.reshaped([&[1], &entry.shape[..]].concat())).collect();
-        Ok(Item::Tensor(Rc::new(Tensor::concat(&rows.iter().collect::<Vec<_>>(), 0).reshaped(shape))))
+        Ok(Item::Tensor(Rc::new(Literal::concat(&rows.iter().collect::<Vec<_>>(), 0).reshaped(shape))))
     }
 }

@@ -2,25 +2,25 @@
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort_ir::limits::Limits;
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
-use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
-use consort_oracle::run_within;
+use consort_oracle::{OracleError, run_within};
 use consort_types::Dtype;
 
 const FREE: Limits = Limits { bytes: u64::MAX, steps: u64::MAX, operations: u64::MAX };
 
 /// Asserts that a function of one rank runs within these limits but not within slightly smaller ones.
 #[track_caller]
-fn check(text: &str, inputs: &[Vec<Tensor>], enough: Limits, too_little: Limits, error: &str) {
+fn check(text: &str, inputs: &[Vec<Literal>], enough: Limits, too_little: Limits, error: &str) {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
     let run = |limits| run_within(&program, &program.funcs[0].name, inputs, &limits);
     assert!(run(enough).is_ok(), "{:?}", run(enough).err().map(|error| error.to_string()));
     assert_eq!(run(too_little).unwrap_err().to_string(), error);
 }
 
-fn floats(n: usize) -> Tensor {
-    Tensor::floats(Dtype::F32, vec![n], vec![1.0; n])
+fn floats(n: usize) -> Literal {
+    Literal::floats(Dtype::F32, vec![n], vec![1.0; n])
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn steps_are_nodes_and_iterations() {
 fn operations_are_arithmetic_and_bytes() {
     let text = "mesh ()\n\nfunc @f(v0: f32[3,4], v1: f32[4,5]) -> f32[3,5] {\n    v2 = matmul v0, v1 : f32[3,5]\n    return v2\n}\n";
     let inputs = vec![vec![
-        Tensor::floats(Dtype::F32, vec![3, 4], vec![1.0; 12]),
-        Tensor::floats(Dtype::F32, vec![4, 5], vec![1.0; 20]),
+        Literal::floats(Dtype::F32, vec![3, 4], vec![1.0; 12]),
+        Literal::floats(Dtype::F32, vec![4, 5], vec![1.0; 20]),
     ]];
     let operations = |operations| Limits { operations, ..FREE };
     // A multiplication and an addition for each of 3*4*5, and 12 + 20 + 15 elements of 4 bytes.
@@ -73,4 +73,19 @@ fn operations_are_arithmetic_and_bytes() {
         all - 1
     );
     check(text, &inputs, operations(all), operations(all - 1), &error);
+}
+
+#[test]
+fn inputs_that_do_not_fit_have_facts() {
+    let text = "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[2] {\n    v1 = neg v0 : f32[2]\n    return v1\n}\n";
+    let program = parse(text, &OpTable::built_in()).unwrap().program;
+    let failed = |inputs: &[Vec<Literal>]| match run_within(&program, "f", inputs, &FREE) {
+        Err(OracleError::Input(failure)) => *failure,
+        other => panic!("{other:?}"),
+    };
+    let failure = failed(&[vec![floats(3)]]);
+    assert_eq!(failure.to_string(), "@f: rank 0: argument v0: expected f32[2], got f32[3]");
+    assert_eq!((&failure.expected[..], &failure.got[..]), ("f32[2]", "f32[3]"));
+    let failure = failed(&[vec![]]);
+    assert_eq!((&failure.expected[..], &failure.got[..]), ("1 arguments", "0"));
 }

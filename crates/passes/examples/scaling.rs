@@ -6,16 +6,16 @@ use std::time::Instant;
 use consort_ir::builder::Builder;
 use consort_ir::index::{Index, Sym};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Add, AllReduceStart, Constant, Elements, Mul, Neg, Reshape, Tanh, Violation};
+use consort_ir::ops::{Add, AllReduceStart, Constant, Elements, Mul, Neg, Reshape, Tanh};
 use consort_ir::program::Program;
 use consort_ir::types::TensorType;
 use consort_ir::verify::verify;
 use consort_passes::{PASSES, PassCx, Stage, simplify};
-use consort_types::{Axes, Axis, Dtype, GroupName, Reduce};
+use consort_types::{Axes, Axis, Dtype, Failure, GroupName, Reduce};
 
 /// A chain of elementwise ops with an occasional all_reduce; `useful` of four steps stay, the others can be folded,
 /// shared or removed.
-fn chain(nodes: usize, useful: usize) -> Result<Program, Violation> {
+fn chain(nodes: usize, useful: usize) -> Result<Program, Box<Failure>> {
     let mesh = Mesh::new([("dp", 2), ("tp", 4)]).unwrap_or_default();
     let mut b = Builder::new(&mesh, "f");
     let tp = Axes::one(Axis(1));
@@ -78,7 +78,7 @@ fn main() -> Result<(), String> {
         println!("{what}");
         let mut before = None;
         for nodes in sizes.iter().copied() {
-            let program = chain(nodes, useful).map_err(|error| error.message)?;
+            let program = chain(nodes, useful).map_err(|error| error.message())?;
             let begin = Instant::now();
             if let Some(error) = verify(&program).first() {
                 return Err(error.headline());

@@ -8,7 +8,9 @@ use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
+use consort_types::Failure;
 
+use crate::blame::of_user_op;
 use crate::pipeline::{PASSES, PassError, Ran, simplify};
 use crate::plan::{Binding, PlanError, plan};
 
@@ -38,7 +40,7 @@ impl<'a> PassCx<'a> {
     /// The errors of a program.
     pub(crate) fn verify(&self, program: &Program) -> Vec<Diagnostic> {
         let mut errors = verify(program);
-        errors.retain(|error| !(self.may_diverge && error.rule == "V9"));
+        errors.retain(|error| !(self.may_diverge && error.failure.rule == "V9"));
         errors
     }
 
@@ -80,12 +82,32 @@ pub enum CompileError {
         /// The plan.
         plan: String,
     },
+    /// A user's op contradicts itself, so that its line of the plan has a hazard.
+    UserOp(Box<Failure>),
 }
 
 impl CompileError {
     /// Whether it is a defect of consort, and not of the program.
     pub fn is_defect(&self) -> bool {
         matches!(self, CompileError::Pass(PassError::Broken { .. }) | CompileError::Hazard { .. })
+    }
+
+    /// The error as a [`Failure`]; of a program that does not verify, the first one.
+    pub fn failure(&self) -> Box<Failure> {
+        match self {
+            CompileError::Program(errors) => match errors.first() {
+                Some(error) => error.failure.clone(),
+                None => Failure::new("the program does not verify"),
+            },
+            CompileError::Pass(error) => error.failure(),
+            CompileError::Func(name) => Failure::new(format!("there is no function @{name}")),
+            CompileError::Plan(error) => error.failure(),
+            CompileError::UserOp(failure) => failure.clone(),
+            CompileError::Hazard { error, plan } => {
+                let headline = error.headline();
+                Failure::new(format!("the plan is wrong, which is a defect of consort: {headline}\n{plan}"))
+            }
+        }
     }
 }
 
@@ -96,13 +118,7 @@ impl fmt::Display for CompileError {
                 let headlines: Vec<String> = errors.iter().map(Diagnostic::headline).collect();
                 f.write_str(&headlines.join("\n"))
             }
-            CompileError::Pass(error) => error.fmt(f),
-            CompileError::Func(name) => write!(f, "there is no function @{name}"),
-            CompileError::Plan(error) => error.fmt(f),
-            CompileError::Hazard { error, plan } => {
-                let headline = error.headline();
-                write!(f, "the plan is wrong, which is a defect of consort: {headline}\n{plan}")
-            }
+            _ => self.failure().fmt(f),
         }
     }
 }
@@ -148,6 +164,9 @@ impl Decided {
         let plan = plan(self.mesh(), func, binding).map_err(CompileError::Plan)?;
         cx.over(Stage::Planned);
         if let Some(error) = hazards(self.mesh(), &plan).into_iter().next() {
+            if let Some(failure) = of_user_op(std::slice::from_ref(&plan), &error) {
+                return Err(CompileError::UserOp(failure));
+            }
             let plan = print(&Program { mesh: self.mesh().clone(), funcs: vec![plan] });
             return Err(CompileError::Hazard { error: Box::new(error), plan });
         }

@@ -4,6 +4,7 @@
 //! and [`plan()`] are those stages alone, for tools that look at one. Bucketing, fusion and scheduling are not built yet.
 #![forbid(unsafe_code)]
 
+mod blame;
 mod compile;
 mod fold;
 mod pipeline;

@@ -8,7 +8,9 @@ use std::fmt;
 
 use consort_ir::diagnostic::Diagnostic;
 use consort_ir::program::Program;
+use consort_types::Failure;
 
+use crate::blame::of_user_op;
 use crate::compile::{PassCx, Stage};
 use crate::{fold, remove, share};
 
@@ -95,20 +97,30 @@ pub enum PassError {
         /// What the verifier says.
         errors: Vec<Diagnostic>,
     },
+    /// A user's op accepted a program and refuses what a pass made of it.
+    UserOp(Box<Failure>),
+}
+
+impl PassError {
+    /// The error as a [`Failure`].
+    pub fn failure(&self) -> Box<Failure> {
+        match self {
+            PassError::Planned { func } => Failure::new(("a program", "a plan"))
+                .of(format!("@{func}"))
+                .note("passes change what is computed, and a plan has places for it already"),
+            PassError::UserOp(failure) => failure.clone(),
+            PassError::Broken { pass, errors } => {
+                let broken = "the program does not verify any more; this is a defect of consort";
+                let failure = Failure::new(broken).of(format!("pass {pass}"));
+                errors.iter().fold(failure, |failure, error| failure.row(error.headline()))
+            }
+        }
+    }
 }
 
 impl fmt::Display for PassError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PassError::Planned { func } => {
-                write!(f, "@{func}: expected a program, got a plan")?;
-                write!(f, "\n  note: passes change what is computed, and a plan has places for it already")
-            }
-            PassError::Broken { pass, errors } => {
-                write!(f, "pass {pass}: the program does not verify any more; this is a defect of consort")?;
-                errors.iter().try_for_each(|error| write!(f, "\n  {}", error.headline()))
-            }
-        }
+        self.failure().fmt(f)
     }
 }
 
@@ -135,6 +147,9 @@ pub fn simplify(
             cx.over(Stage::Pass(Ran { pass, rewrites, program: &program }));
             if rewrites > 0 {
                 let errors = cx.verify(&program);
+                if let Some(failure) = errors.first().and_then(|error| of_user_op(&program.funcs, error)) {
+                    return Err(PassError::UserOp(failure));
+                }
                 if !errors.is_empty() {
                     return Err(PassError::Broken { pass: pass.name, errors });
                 }

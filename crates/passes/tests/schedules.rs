@@ -5,17 +5,17 @@
 mod planned;
 
 use consort_ir::entity::Value;
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
 use consort_ir::plan::{Place, Region};
 use consort_ir::program::{Func, Node, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{parse, run_lines};
 use consort_oracle::plan;
 use consort_oracle::plan::Timing;
 use consort_types::Rng;
 use planned::{check, plans, refused, same, setting};
 
-fn kernel(ranks: u32) -> (Program, Vec<Vec<Tensor>>) {
+fn kernel(ranks: u32) -> (Program, Vec<Vec<Literal>>) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../filetests/programs");
     let text = std::fs::read_to_string(format!("{folder}/c2-ring-kernel-on-{ranks}-ranks.csr")).unwrap();
     let program = parse(&text, &OpTable::built_in()).unwrap().program;
@@ -88,7 +88,7 @@ const TIMINGS: [Timing; 5] =
 /// Plans one order and runs it; receive buffers are donated in every other one.
 fn check_order(
     program: &Program,
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     order: &[usize],
     number: usize,
     timings: &[Timing],

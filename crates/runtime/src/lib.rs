@@ -8,6 +8,5 @@ pub mod execute;
 pub mod kernels;
 pub mod start;
 pub mod threads;
-pub mod tolerance;
 
 pub use execute::{Exec, RunError};

@@ -3,31 +3,13 @@
 
 mod common;
 
-use common::{Near, PLACES, Place, Placed, assert_none, check, check_threads, op};
+use common::{PLACES, Place, Placed, assert_none, check, check_threads, op};
 use consort_ir::ops::OpTable;
 use consort_runtime::threads::Threads;
 use consort_types::{Dtype, Rng};
 
 const SHAPES: [&[usize]; 8] =
     [&[1], &[8], &[1100], &[3, 5, 7], &[33, 70], &[5, 600], &[2, 0, 3], &[3, 2, 40, 2]];
-
-fn near(name: &str, dtype: Dtype) -> Near {
-    match (name, dtype) {
-        // Differences of logarithms have the error of the larger one.
-        // A difference of about 16 is rounded before it becomes an exponent.
-        ("softmax", Dtype::F32) => Near::Relative(2e-6),
-        ("softmax", Dtype::F64) => Near::Relative(1e-14),
-        ("log_softmax", Dtype::F32) => Near::Within(1e-6),
-        ("log_softmax", Dtype::F64) => Near::Within(1e-14),
-        ("log_softmax", Dtype::F16) => Near::Within(1e-3),
-        ("log_softmax", Dtype::Bf16) => Near::Within(8e-3),
-        ("cumsum", Dtype::F64) => Near::Same,
-        (_, Dtype::F64) => Near::Relative(1e-14),
-        (_, Dtype::F32) => Near::Ulps(8.0),
-        _ if dtype.is_float() => Near::Ulps(1.0),
-        _ => Near::Same,
-    }
-}
 
 #[test]
 fn ops_along_any_dimension() {
@@ -46,7 +28,7 @@ fn ops_along_any_dimension() {
                     let x = Placed::moderate(dtype, shape, place, &mut rng);
                     let in_place = if place == Place::Whole { Some(0) } else { None };
                     for in_place in [None, in_place] {
-                        if let Err(error) = check(&*op, &[&x], in_place, &Threads::ONE, near(name, dtype)) {
+                        if let Err(error) = check(&*op, &[&x], in_place, &Threads::ONE) {
                             failures.push(format!("{name} {dtype}{shape:?} along {dim} {place:?}: {error}"));
                         }
                     }
@@ -72,15 +54,10 @@ fn normalized_rows() {
                     let weight = Placed::moderate(dtype, last, rng.pick(&PLACES), &mut rng);
                     let bias = Placed::moderate(dtype, last, rng.pick(&PLACES), &mut rng);
                     let operands = &[&x, &weight, &bias][..arity];
-                    let near = match dtype {
-                        // A product and a bias that cancel leave their rounding errors.
-                        Dtype::F64 => Near::Within(1e-12),
-                        _ => near(name, dtype),
-                    };
                     // A single row may alias its weight.
                     let choices = if shape.len() == 1 { arity } else { 1 };
                     for in_place in [None].into_iter().chain((0..choices).map(Some)) {
-                        if let Err(error) = check(&*op, operands, in_place, &Threads::ONE, near) {
+                        if let Err(error) = check(&*op, operands, in_place, &Threads::ONE) {
                             failures.push(format!("{name} {dtype}{shape:?} {place:?} {in_place:?}: {error}"));
                         }
                     }

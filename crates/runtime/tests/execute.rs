@@ -11,14 +11,15 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::Tensor;
-use consort_ir::text::{parse, print, run_lines};
+use consort_ir::text::{Expect, parse, print, run_lines};
+use consort_ir::tolerance;
 use consort_ir::verify::verify;
 use consort_oracle::{OracleError, naive, same_error};
 use consort_types::Rank;
-use ranks::{near, run};
+use ranks::run;
 
 /// All cases that run, except those that show the oracle's own limits.
 fn cases() -> Vec<(String, String)> {
@@ -31,13 +32,13 @@ fn cases() -> Vec<(String, String)> {
 }
 
 /// Plans for all ranks, which must verify.
-fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -> Result<Vec<Func>, String> {
-    let symbols = consort_oracle::bind(&program.mesh, func, inputs)?;
+fn planned(program: &Program, func: &Func, inputs: &[Vec<Literal>], lazy: bool) -> Result<Vec<Func>, String> {
+    let symbols = consort_oracle::bind(&program.mesh, func, inputs).map_err(|failure| failure.to_string())?;
     let mut plans = Vec::new();
     for (rank, symbols) in (0u32..).map(Rank).zip(&symbols) {
         let func = naive::plan(&program.mesh, func, rank, symbols, lazy);
         let plan = Program { mesh: program.mesh.clone(), funcs: vec![func.clone()] };
-        if let Some(error) = verify(&plan).iter().find(|error| error.rule != "V9") {
+        if let Some(error) = verify(&plan).iter().find(|error| error.failure.rule != "V9") {
             return Err(format!("{}\n{}", error.headline(), print(&plan)));
         }
         plans.push(func);
@@ -47,18 +48,21 @@ fn planned(program: &Program, func: &Func, inputs: &[Vec<Tensor>], lazy: bool) -
 
 /// Compares the results or errors of ranks with those of the oracle.
 fn compare(
-    expected: &Result<Vec<Vec<Tensor>>, OracleError>,
-    got: &[Result<Vec<Tensor>, String>],
+    func: &Func,
+    expected: &Result<Vec<Vec<Literal>>, OracleError>,
+    got: &[Result<Vec<Literal>, String>],
 ) -> Result<(), String> {
     let expected = match expected {
         Ok(expected) => expected,
         Err(error) => return same_error(error, got),
     };
+    let tolerance = tolerance::of_func(func);
     for (rank, (expected, got)) in expected.iter().zip(got).enumerate() {
         let got = got.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
-        let same = got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| near(b, a));
+        let same = got.len() == expected.len()
+            && expected.iter().zip(got).all(|(a, b)| Expect::close(a, b, tolerance));
         if !same {
-            let text = |list: &[Tensor]| list.iter().map(Tensor::text).collect::<Vec<_>>().join(", ");
+            let text = |list: &[Literal]| list.iter().map(Literal::text).collect::<Vec<_>>().join(", ");
             return Err(format!("rank {rank}: expected {}, got {}", text(expected), text(got)));
         }
     }
@@ -81,7 +85,7 @@ fn every_case_gives_what_the_oracle_gives() {
             for lazy in [false, true] {
                 ran += 1;
                 let outcome = planned(&program, func, &inputs, lazy)
-                    .and_then(|plans| compare(&expected, &run(&program.mesh, &plans, &inputs)));
+                    .and_then(|plans| compare(func, &expected, &run(&program.mesh, &plans, &inputs)));
                 if let Err(error) = outcome {
                     wrong.push(format!("{name}:{}: {error}", line.line));
                 }

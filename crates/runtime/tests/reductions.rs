@@ -5,23 +5,23 @@
 use std::time::{Duration, Instant};
 
 use consort_comm::spawn_with_heap;
+use consort_ir::literal::{Data, Literal};
 use consort_ir::ops::fold;
-use consort_ir::tensor::{Data, Tensor};
 use consort_types::{Dtype, Reduce, Rng};
 
-fn random(dtype: Dtype, count: usize, seed: u64) -> Tensor {
+fn random(dtype: Dtype, count: usize, seed: u64) -> Literal {
     let mut rng = Rng::new(seed);
     let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e-45, 6e-8, 65504.0, 3e38];
     let mut float =
         || if rng.one_in(16) { rng.pick(&odd) } else { rng.next_u64() as i64 as f64 / 2f64.powi(58) };
     if dtype.is_float() {
-        return Tensor::floats(dtype, vec![count], (0..count).map(|_| float()).collect());
+        return Literal::floats(dtype, vec![count], (0..count).map(|_| float()).collect());
     }
-    Tensor::ints(dtype, vec![count], (0..count).map(|_| rng.next_u64() as i64).collect())
+    Literal::ints(dtype, vec![count], (0..count).map(|_| rng.next_u64() as i64).collect())
 }
 
 /// Equal bits, or both NaN: which of several NaNs results is unspecified.
-fn same(a: &Tensor, b: &Tensor) -> bool {
+fn same(a: &Literal, b: &Literal) -> bool {
     match (&a.data, &b.data) {
         (Data::Float(x), Data::Float(y)) => {
             x.iter().zip(y).all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan())
@@ -38,7 +38,7 @@ fn groups_reduce_as_the_program_defines() {
                 for reduce in Reduce::ALL.into_iter().filter(|reduce| reduce.takes(dtype)) {
                     // In one piece, and in parts.
                     for count in [101, 9001] {
-                        let all: Vec<Tensor> = (0..n)
+                        let all: Vec<Literal> = (0..n)
                             .map(|rank| random(dtype, count, rank as u64 * 77 + count as u64))
                             .collect();
                         let want = fold(reduce, &all.iter().collect::<Vec<_>>()).unwrap();
@@ -48,7 +48,7 @@ fn groups_reduce_as_the_program_defines() {
                         buffer.bytes_mut(until).unwrap().copy_from_slice(&bytes);
                         let pending = group.all_reduce(buffer, dtype, reduce).unwrap();
                         let got = pending.wait(until).unwrap();
-                        let got = Tensor::from_bytes(dtype, vec![count], &got[0].bytes().unwrap()).unwrap();
+                        let got = Literal::from_bytes(dtype, vec![count], &got[0].bytes().unwrap()).unwrap();
                         assert!(same(&want, &got), "{n} ranks, {dtype} {reduce:?}");
                     }
                 }

@@ -7,51 +7,26 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cases::{Case, Holds, Operand, cases};
-use common::{Place, Placed, call, eval_cx, repeated};
-use consort_ir::index::{Facts, Index};
-use consort_ir::infer::infer;
-use consort_ir::mesh::Mesh;
-use consort_ir::ops::{BUILT_IN, Undecided};
-use consort_ir::tensor::Tensor;
-use consort_ir::types::{TensorType, Type};
+use cases::{Case, Holds, Operand, cases, examples};
+use common::{Place, Placed, call, eval_cx, repeated, results};
+use consort_ir::literal::Literal;
+use consort_ir::ops::BUILT_IN;
+use consort_ir::tolerance;
 use consort_runtime::kernels::{Kernel, find};
 use consort_runtime::threads::Threads;
-use consort_runtime::tolerance;
 use consort_types::layout::Layout;
-use consort_types::{Axes, Dtype, Rng};
-
-/// Ops without a kernel: the executor itself handles communication, blocks and sizes.
-const OUTSIDE: [&str; 18] = [
-    "all_reduce_start",
-    "all_gather_start",
-    "reduce_scatter_start",
-    "all_to_all_start",
-    "broadcast_start",
-    "reduce_start",
-    "gather_start",
-    "scatter_start",
-    "all_gather_v_start",
-    "reduce_scatter_v_start",
-    "permute_start",
-    "exchange_start",
-    "barrier_start",
-    "wait",
-    "size_of",
-    "to_size",
-    "cond",
-    "scan",
-];
-
-/// Ops whose kernel is missing.
-const WITHOUT_KERNEL: [&str; 0] = [];
+use consort_types::{Dtype, Rng};
 
 /// A tensor for an operand; `special` adds infinities, NaN and zeros of both signs to floats.
-fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
+fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Literal {
     let (dtype, shape) = (operand.dtype, operand.shape.clone());
     let n: usize = shape.iter().product();
-    if let Holds::Below(end) = operand.holds {
-        return Tensor::ints(dtype, shape, (0..n).map(|_| rng.below(end) as i64).collect());
+    match &operand.holds {
+        Holds::Below(end) => {
+            return Literal::ints(dtype, shape, (0..n).map(|_| rng.below(*end) as i64).collect());
+        }
+        Holds::These(tensor) => return tensor.clone(),
+        Holds::Anything => {}
     }
     if !dtype.is_float() {
         let (low, high) = dtype.int_range();
@@ -61,7 +36,7 @@ fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
             at @ 0..5 => number(at),
             _ => small(rng.next_u64()),
         };
-        return Tensor::ints(dtype, shape, (0..n).map(|_| pick(rng)).collect());
+        return Literal::ints(dtype, shape, (0..n).map(|_| pick(rng)).collect());
     }
     let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1.0, 1e-40, -2.5];
     let pick = |rng: &mut Rng| {
@@ -71,43 +46,31 @@ fn tensor(operand: &Operand, special: bool, rng: &mut Rng) -> Tensor {
         let wide = [1.0, 1.0, 1.0, 10.0, 100.0][rng.below(5)];
         ((rng.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * wide
     };
-    Tensor::floats(dtype, shape, (0..n).map(|_| pick(rng)).collect())
+    Literal::floats(dtype, shape, (0..n).map(|_| pick(rng)).collect())
 }
 
-/// The context of the kernels in this test.
+/// The types and shapes of the results of a case, if the op's rule accepts the operands.
+fn results_of(case: &Case) -> Option<Vec<(Dtype, Vec<usize>)>> {
+    let operand = |operand: &Operand| (operand.dtype, operand.shape.clone());
+    results(&*case.op, &case.operands.iter().map(operand).collect::<Vec<_>>())
+}
+
+/// The threads on which each kernel runs.
 struct Bench {
-    mesh: Mesh,
     threads: [Threads; 2],
 }
 
 impl Bench {
-    /// The types and shapes of the results, if the op's rule accepts the operands.
-    fn results(&self, case: &Case) -> Option<Vec<(Dtype, Vec<usize>)>> {
-        let ty = |operand: &Operand| {
-            let shape = operand.shape.iter().map(|size| Index::from(*size)).collect();
-            Type::from(TensorType::new(operand.dtype, shape, Axes::NONE))
-        };
-        let args: Vec<Type> = case.operands.iter().map(ty).collect();
-        let mut facts = Facts::new(&self.mesh);
-        let types = infer(&*case.op, &self.mesh, &args, &[], &mut facts, Undecided::Refuse).ok()?;
-        let size = |size: &Index| usize::try_from(size.as_const()?).ok();
-        let result = |ty: &Type| {
-            let ty = ty.as_tensor()?;
-            Some((ty.dtype, ty.shape.iter().map(size).collect::<Option<_>>()?))
-        };
-        types.iter().map(result).collect()
-    }
-
     /// Runs a kernel and compares; operands that are `None` alias the first result, which initially holds `first`.
     fn run(
         &self,
         case: &Case,
         results: &[(Dtype, Vec<usize>)],
         operands: &[Option<&Placed>],
-        first: Option<&Tensor>,
+        first: Option<&Literal>,
     ) -> Result<(), String> {
         let name = case.op.info().name;
-        let tensors: Vec<&Tensor> =
+        let tensors: Vec<&Literal> =
             operands.iter().map(|x| x.map_or_else(|| first.unwrap(), |x| &x.tensor)).collect();
         for threads in &self.threads {
             let got = call(&*case.op, operands, first, results, threads);
@@ -132,7 +95,7 @@ impl Bench {
             }
         };
         for special in [false, true] {
-            let tensors: Vec<Tensor> =
+            let tensors: Vec<Literal> =
                 case.operands.iter().map(|operand| tensor(operand, special, rng)).collect();
             for layouts in layouts(case, rng) {
                 let how = format!("{layouts:?}");
@@ -145,7 +108,7 @@ impl Bench {
                 let fits =
                     |i: &usize| (tensors[*i].dtype, &tensors[*i].shape) == (results[0].0, &results[0].1);
                 let fitting: Vec<usize> = (0..tensors.len()).filter(fits).collect();
-                let transposed = |x: &Tensor| Placed::new(x, Place::Transposed.layout(&x.shape));
+                let transposed = |x: &Literal| Placed::new(x, Place::Transposed.layout(&x.shape));
                 let placed: Vec<Placed> = tensors.iter().map(transposed).collect();
                 let each = fitting.iter().map(|i| vec![*i]);
                 for here in each.chain((fitting.len() > 1).then(|| fitting.clone())) {
@@ -199,18 +162,16 @@ fn layouts(case: &Case, rng: &mut Rng) -> Vec<Vec<Layout>> {
 
 #[test]
 fn every_kernel_gives_what_its_op_means() {
-    let mesh = Mesh::new(Vec::<(String, u32)>::new()).unwrap();
-    let bench = Bench { mesh, threads: [Threads::ONE, Threads::new(2)] };
+    let bench = Bench { threads: [Threads::ONE, Threads::new(2)] };
     let mut rng = Rng::new(7);
     let (mut runs, mut wrong) = (BTreeMap::new(), Vec::new());
-    for dtype in Dtype::ALL {
-        for case in cases(dtype) {
-            let name = case.op.info().name;
-            let Some(results) = bench.results(&case) else { continue };
-            let Some(kernel) = find(name) else { continue };
-            *runs.entry(name).or_insert(0) += 1;
-            wrong.extend(bench.check(kernel, &case, &results, &mut rng));
-        }
+    let all = Dtype::ALL.into_iter().flat_map(cases).chain(examples());
+    for (case, results, kernel) in all.filter_map(|case| {
+        let (results, kernel) = (results_of(&case)?, find(case.op.info().name)?);
+        Some((case, results, kernel))
+    }) {
+        *runs.entry(kernel.op).or_insert(0) += 1;
+        wrong.extend(bench.check(kernel, &case, &results, &mut rng));
     }
     let by_op: BTreeSet<&str> = wrong.iter().filter_map(|text| text.split(':').next()).collect();
     assert!(
@@ -219,22 +180,12 @@ fn every_kernel_gives_what_its_op_means() {
         wrong.len(),
         wrong.iter().take(40).cloned().collect::<Vec<_>>().join("\n")
     );
+    let names = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).map(|info| info.name);
+    let untested: Vec<&str> = names.filter(|name| find(name).is_some() && !runs.contains_key(name)).collect();
+    assert!(
+        untested.is_empty(),
+        "kernels that nothing runs: {untested:?}; crates/runtime/tests/table/cases.rs must have a case for an op whose \
+         example needs more than one rank"
+    );
     println!("{} ops, {} cases", runs.len(), runs.values().sum::<usize>());
-}
-
-#[test]
-fn every_op_has_cases_and_a_kernel_or_is_listed() {
-    let mesh = Mesh::new(Vec::<(String, u32)>::new()).unwrap();
-    let bench = Bench { mesh, threads: [Threads::ONE, Threads::ONE] };
-    let all = Dtype::ALL.into_iter().flat_map(cases);
-    let tried: BTreeSet<&str> =
-        all.filter(|case| bench.results(case).is_some()).map(|case| case.op.info().name).collect();
-    let names: BTreeSet<&str> =
-        BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).map(|info| info.name).collect();
-    let expected: BTreeSet<&str> = names.iter().copied().filter(|name| !OUTSIDE.contains(name)).collect();
-    assert_eq!(tried, expected, "ops with cases, and ops that need them");
-    let without: Vec<&str> = expected.into_iter().filter(|name| find(name).is_none()).collect();
-    let mut listed = WITHOUT_KERNEL.to_vec();
-    listed.sort_unstable();
-    assert_eq!(without, listed, "ops without a kernel, and those listed as such");
 }

@@ -1,7 +1,6 @@
 //! The description of a collective or a batch of messages. Verifier, planner, hazard checker, lowering, eager code and
 //! groups all use it, so these decisions are made only once.
 
-use crate::dtype::Dtype;
 use crate::group::GroupName;
 use crate::message::{Message, Route};
 use crate::reduce::Reduce;
@@ -63,17 +62,6 @@ pub enum Written {
     Nothing,
 }
 
-/// Which operands may be combined in one call of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merge {
-    /// Any number.
-    Any,
-    /// Any number of one element type.
-    SameDtype,
-    /// One.
-    One,
-}
-
 impl Kind {
     /// All of them, in the order of their numbers.
     pub const ALL: [Kind; 13] = [
@@ -111,6 +99,29 @@ impl Kind {
         }
     }
 
+    /// Whether it has a root.
+    #[inline(always)]
+    pub fn has_root(self) -> bool {
+        matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
+    }
+
+    /// Whether it has a reduction.
+    #[inline(always)]
+    pub fn reduces(self) -> bool {
+        matches!(self, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV)
+    }
+
+    /// Whether member `me` passes operands to a group. All members of a program have an operand in a `Scatter`; only the
+    /// root's is read.
+    #[inline(always)]
+    pub fn has_operands(self, root: Option<usize>, me: usize) -> bool {
+        match self {
+            Kind::Scatter => root == Some(me),
+            Kind::Barrier => false,
+            _ => true,
+        }
+    }
+
     /// The role of member `me`, where `root` is the root, if any. A member that sends nothing in a `Permute` or an
     /// `Exchange` is not read either.
     #[inline(always)]
@@ -134,19 +145,10 @@ impl Kind {
         Role { is_read, written }
     }
 
-    /// Which operands may be combined.
-    pub fn merge(self) -> Merge {
-        match self {
-            Kind::AllGather | Kind::Broadcast | Kind::Exchange => Merge::Any,
-            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => Merge::SameDtype,
-            Kind::AllToAll
-            | Kind::Gather
-            | Kind::Scatter
-            | Kind::AllGatherV
-            | Kind::ReduceScatterV
-            | Kind::Permute
-            | Kind::Barrier => Merge::One,
-        }
+    /// Whether one call takes a list of operands, of any element types.
+    #[inline(always)]
+    pub fn takes_list(self) -> bool {
+        !matches!(self, Kind::AllToAll | Kind::AllGatherV | Kind::ReduceScatterV | Kind::Barrier)
     }
 }
 
@@ -194,8 +196,20 @@ impl<'a, S> Collective<'a, S> {
     }
 
     /// The role of member `me`.
+    #[inline(always)]
     pub fn role(&self, me: usize) -> Role {
         self.kind.role(self.root, me)
+    }
+
+    /// Whether member `me` passes operands to a group.
+    #[inline(always)]
+    pub fn has_operands(&self, me: usize) -> bool {
+        self.kind.has_operands(self.root, me)
+    }
+
+    /// Whether it has no sizes and no messages, so that nothing is left to be evaluated.
+    pub fn is_plain(&self) -> bool {
+        self.sizes.is_empty() && self.splits.is_none() && self.sends.is_empty() && self.receives.is_empty()
     }
 
     /// The operand that a result overwrites, if receiving members work in place.
@@ -225,23 +239,6 @@ impl<'a, S> Collective<'a, S> {
             _ => None,
         }
     }
-
-    /// Whether operands of these element types need separate calls.
-    pub fn is_split(&self, mut dtypes: impl Iterator<Item = Dtype>) -> bool {
-        let Some(first) = dtypes.next() else { return false };
-        match self.kind.merge() {
-            Merge::Any => false,
-            Merge::SameDtype => dtypes.any(|dtype| dtype != first),
-            Merge::One => dtypes.next().is_some(),
-        }
-    }
-
-    /// The same for operand `i` alone.
-    #[must_use]
-    pub fn alone(mut self, i: usize) -> Collective<'a, S> {
-        self.dims = self.dims.get(i..=i).unwrap_or_default();
-        self
-    }
 }
 
 #[cfg(test)]
@@ -252,8 +249,7 @@ mod tests {
     fn every_result_has_a_reader_or_an_operand_of_its_own() {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, number, "{}", kind.name());
-            let root =
-                matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter).then_some(1);
+            let root = kind.has_root().then_some(1);
             let roles: Vec<Role> = (0..3).map(|me| kind.role(root, me)).collect();
             // If any member receives data of others, some member must be read.
             let gets = roles.iter().any(|role| matches!(role.written, Written::New | Written::InPlace));

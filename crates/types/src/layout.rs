@@ -73,7 +73,7 @@ impl Layout {
         let mut layout = self.clone();
         layout.shape[dim] = size;
         // An empty part has no first element, so its start does not matter.
-        if size > 0 {
+        if !layout.shape.contains(&0) {
             layout.start += start * self.strides[dim];
         }
         layout
@@ -253,5 +253,7 @@ mod tests {
         assert!(repeated.repeats() && !repeated.narrowed(1, 2, 1).repeats() && !middle.repeats());
         assert_eq!(numel(&[0, usize::MAX, usize::MAX]), Some(0));
         assert_eq!(numel(&[usize::MAX, 2]), None);
+        let empty = Layout::contiguous(&[0, 1 << 40, 1 << 40, 1 << 40]);
+        assert_eq!(empty.narrowed(1, 5, 3).start, 0, "saturated strides of an empty tensor are not used");
     }
 }

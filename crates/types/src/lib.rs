@@ -1,5 +1,5 @@
-//! Types that all crates share: element types, reductions, layouts, group names, and the one description of a
-//! collective ([`Collective`]).
+//! Types that all crates share: element types, reductions, layouts, group names, source lines, failures, and the one
+//! description of a collective ([`Collective`]).
 //!
 //! Nothing here runs anything. Programs (`consort-ir`) and groups of ranks (`consort-comm`) do not depend on each
 //! other; the meaning of, say, a reduction or the root of a broadcast is defined here once.
@@ -15,20 +15,26 @@
 #![forbid(unsafe_code)]
 
 mod collective;
+mod destination;
 mod digest;
 mod dtype;
+mod failure;
 mod group;
 pub mod layout;
 mod message;
 mod ranges;
 mod reduce;
 mod rng;
+mod site;
 
-pub use collective::{Collective, Kind, Merge, Role, Written};
+pub use collective::{Collective, Kind, Role, Written};
+pub use destination::{Destination, Held};
 pub use digest::Digest;
 pub use dtype::{Dtype, to_bf16, to_f16};
+pub use failure::{Failure, Headline, aligned, ranks_text};
 pub use group::{Axes, Axis, GroupId, GroupName, Rank};
 pub use message::{Message, Missing, Peer, Route};
 pub use ranges::overlaps;
 pub use reduce::Reduce;
 pub use rng::Rng;
+pub use site::Site;

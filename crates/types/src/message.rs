@@ -56,6 +56,20 @@ pub struct Message<S> {
     pub tag: S,
 }
 
+impl Message<usize> {
+    /// The number at which there is no peer.
+    pub const NOBODY: usize = usize::MAX;
+
+    /// The number of the peer, if there is one. `me` is this member of a group of `n`.
+    #[inline]
+    pub fn member(&self, me: u32, n: u32) -> Option<usize> {
+        match &self.peer {
+            Peer::Route(route) => route.to(me, n).map(|to| to as usize),
+            Peer::At(peer) => Some(*peer).filter(|peer| *peer != Self::NOBODY),
+        }
+    }
+}
+
 impl<S> Message<S> {
     /// The number of the peer, or -1 for none. `me` is this member of a group of `n`; `value` gives the value of a
     /// size.

@@ -5,11 +5,11 @@ use crate::dtype::Dtype;
 /// A reduction over the members of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reduce {
-    /// The sum; integers wrap.
+    /// The sum; integers wrap, and the sum of truth values is `Or`.
     Sum,
     /// The sum over the number of members.
     Avg,
-    /// The product; integers wrap.
+    /// The product; integers wrap, and the product of truth values is `And`.
     Product,
     /// The smallest; NaN if one is NaN, and -0 is smaller than 0.
     Min,
@@ -57,10 +57,31 @@ impl Reduce {
     /// Whether it is defined for an element type.
     pub fn takes(self, dtype: Dtype) -> bool {
         match self {
-            Reduce::Sum | Reduce::Product => dtype != Dtype::Bool,
+            Reduce::Sum | Reduce::Product | Reduce::Min | Reduce::Max => true,
             Reduce::Avg | Reduce::PremulSum(_) => dtype.is_float(),
-            Reduce::Min | Reduce::Max => true,
             Reduce::And | Reduce::Or | Reduce::Xor => !dtype.is_float(),
+        }
+    }
+
+    /// The element types for which it is defined, as text.
+    pub fn dtypes(self) -> String {
+        let names: Vec<&str> =
+            Dtype::ALL.into_iter().filter(|dtype| self.takes(*dtype)).map(Dtype::name).collect();
+        names.join(" ")
+    }
+
+    /// What it computes, in one line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Reduce::Sum => "the sum; integers wrap; of truth values, whether any is true",
+            Reduce::Avg => "the sum over the number of members",
+            Reduce::Product => "the product; integers wrap; of truth values, whether all are true",
+            Reduce::Min => "the smallest; NaN if one is NaN",
+            Reduce::Max => "the largest; NaN if one is NaN",
+            Reduce::And => "bitwise and",
+            Reduce::Or => "bitwise or",
+            Reduce::Xor => "bitwise exclusive or",
+            Reduce::PremulSum(_) => "the sum of all operands, each times a factor",
         }
     }
 

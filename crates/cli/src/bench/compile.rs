@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::ranks::figures_of;
 use super::table::{size, time};
-use crate::report::Report;
+use crate::report::{Report, wrong};
 
 const EXAMPLES: &str = "\
-The last column has what is wanted of a figure, and `missed` where it is not so. docs/bench.md says what the cases are.
+The last column shows the targets, and `missed` for a target that is not met. docs/bench.md describes the cases.
 
 Examples:
   consort bench compile
@@ -23,16 +23,16 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How long each case is sampled
+    /// Time per case
     #[arg(long, value_name = "SECS", default_value_t = 0.5)]
     seconds: f64,
     /// Only cases whose names begin with one of these
     #[arg(long, value_name = "NAME,..", default_value = "")]
     cases: String,
-    /// How many ranks, as processes
+    /// Number of ranks, as processes
     #[arg(short = 'n', value_name = "RANKS", default_value_t = 2)]
     ranks: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -65,7 +65,7 @@ const BARS: &[(&str, &str, f64)] = &[
 /// Starts the ranks and shows what they measured.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
-        bail!("bench: -n: expected a number from 1 to {MAX_RANKS}, got {}", args.ranks);
+        bail!(wrong("bench: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
     }
     let figures = figures_of(super::COMPILE, args.ranks, args.seconds, &args.cases, &[], LIMIT)?;
     if args.json {

@@ -67,7 +67,7 @@ impl Measured {
 pub(crate) fn run_compile_rank(args: &CompileArgs) -> anyhow::Result<Report> {
     let run = || -> anyhow::Result<()> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
-        let rank = mesh.number(&mesh.rank())?;
+        let rank = mesh.my_rank()?;
         Cores::of_this_process()?.pin(rank, mesh.size())?;
         let cases = args.cases.split(',').map(String::from).collect();
         let bench = Bench { mesh, rank, seconds: args.seconds, cases };

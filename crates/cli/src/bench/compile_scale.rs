@@ -7,18 +7,18 @@ use consort::Dtype;
 use consort_ir::builder::Builder;
 use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reshape, Sigmoid, Tanh, Violation};
+use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reshape, Sigmoid, Tanh};
 use consort_ir::program::{Func, Program};
 use consort_ir::types::TensorType;
 use consort_passes::{Binding, PassCx, Stage, compile, report};
 use consort_runtime::execute::Exec;
-use consort_types::{GroupName, Rank, Reduce};
+use consort_types::{Failure, GroupName, Rank, Reduce};
 use serde_json::{Value, json};
 
 /// Takes a program of `ops` ops through all stages; returns how long each took.
 pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
     let mesh = Mesh::new([("dp", 2)]).map_err(|error| anyhow!("bench: {error:?}"))?;
-    let func = chain(&mesh, ops).map_err(|error| anyhow!("bench: {}", error.message))?;
+    let func = chain(&mesh, ops).map_err(|failure| anyhow!("bench: {failure}"))?;
     let program = Program { mesh, funcs: vec![func] };
     let ops = program.funcs[0].body.nodes.len();
     let mut start = Instant::now();
@@ -60,7 +60,7 @@ pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
 }
 
 /// A chain of elementwise ops and views on small tensors, with a sum over all ranks after every 50.
-fn chain(mesh: &Mesh, ops: usize) -> Result<Func, Violation> {
+fn chain(mesh: &Mesh, ops: usize) -> Result<Func, Box<Failure>> {
     let shape = |sizes: &[i64]| sizes.iter().map(|size| Index::constant(*size)).collect::<Vec<_>>();
     let mut builder = Builder::new(mesh, "chain");
     let ty = TensorType::new(Dtype::F32, shape(&[8, 8]), mesh.all_axes());

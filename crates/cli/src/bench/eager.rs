@@ -9,25 +9,25 @@ use super::table::time;
 use crate::report::Report;
 
 const EXAMPLES: &str = "\
-Each case alternates with its limit in one run: `ratio` is the time over the limit's, the median of all pairs. Limits are
-the raw operation of a group (plus a copy where the tensor is shared), a plain loop, a copy of the bytes that must move,
-the product of matrices alone, and numpy where python3 has it.
+Each case alternates with its limit in one run: `ratio` is the time over that of the limit, the median of all pairs. Limits
+are the raw operation of a group (plus a copy if the tensor is shared), a plain loop, a copy of the bytes that must move,
+the matrix product alone, and numpy if python3 has it.
 
 Examples:
   consort bench eager
   consort bench eager --cases add,softmax --json";
 
-/// Measure tensors beside raw operations, plain loops and memory
+/// Measure eager tensors against raw group operations, plain loops and memory bandwidth
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How long each case is sampled
+    /// Time per case
     #[arg(long, value_name = "SECS", default_value_t = 0.5)]
     seconds: f64,
     /// Only cases whose names begin with one of these
     #[arg(long, value_name = "NAME,..", default_value = "")]
     cases: String,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

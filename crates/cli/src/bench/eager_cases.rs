@@ -41,7 +41,7 @@ struct Bench {
 pub(crate) fn run_eager_rank(args: &EagerArgs) -> anyhow::Result<Report> {
     let run = || -> anyhow::Result<()> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
-        let rank = mesh.number(&mesh.rank())?;
+        let rank = mesh.my_rank()?;
         let cases = args.cases.split(',').map(String::from).collect();
         let bench = Bench { mesh, rank, seconds: args.seconds, cases };
         for bytes in [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20] {
@@ -67,6 +67,26 @@ fn fill(elements: &mut [f32], value: usize) {
 #[inline(never)]
 fn look(elements: &[f32]) {
     black_box(elements.iter().fold(0u32, |all, x| all ^ x.to_bits()));
+}
+
+fn raw_write(buffer: &mut Buffer, value: usize, deadline: Instant) -> anyhow::Result<()> {
+    let mut bytes = buffer.bytes_mut(deadline)?;
+    fill(bytemuck::cast_slice_mut(&mut bytes), value);
+    Ok(())
+}
+
+fn raw_read(buffer: &Buffer) -> anyhow::Result<()> {
+    look(bytemuck::cast_slice(&buffer.bytes()?));
+    Ok(())
+}
+
+/// `4`, `64k`, `16m`.
+fn size_text(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes}"),
+        1024..1_048_576 => format!("{}k", bytes >> 10),
+        _ => format!("{}m", bytes >> 20),
+    }
 }
 
 /// A result, made and dropped.
@@ -130,34 +150,19 @@ impl Bench {
     /// An all_reduce of tensors against that of the underlying group, on live data: every iteration writes the input
     /// and reads the result, both whole; the same loop without the operation is subtracted.
     fn all_reduce(&self, bytes: usize) -> anyhow::Result<()> {
-        let size = |bytes: usize| match bytes {
-            0..1024 => format!("{bytes}"),
-            1024..1_048_576 => format!("{}k", bytes >> 10),
-            _ => format!("{}m", bytes >> 20),
-        };
-        let (owned, shared) =
-            (format!("all_reduce_owned_{}", size(bytes)), format!("all_reduce_shared_{}", size(bytes)));
+        let [owned, shared] =
+            ["owned", "shared"].map(|case| format!("all_reduce_{case}_{}", size_text(bytes)));
         if !self.wants(&owned) && !self.wants(&shared) {
             return Ok(());
         }
         let group = self.mesh.raw().context("bench: no group")?;
         let floats = bytes / 4;
         let times = (20_000_000 / (bytes + 2000)).clamp(2, 4000);
-        let until = || Instant::now() + TIMEOUT;
         let mut x = Tensor::zeros(Dtype::F32, &[floats])?;
         let mut other = Tensor::zeros(Dtype::F32, &[floats])?;
         let mut buffer = group.heap().alloc(bytes)?;
         let mut target = group.heap().alloc(bytes)?;
-        let deadline = until();
-        let raw_write = |buffer: &mut Buffer, i: usize| -> anyhow::Result<()> {
-            let mut bytes = buffer.bytes_mut(deadline)?;
-            fill(bytemuck::cast_slice_mut(&mut bytes), i);
-            Ok(())
-        };
-        let raw_read = |buffer: &Buffer| -> anyhow::Result<()> {
-            look(bytemuck::cast_slice(&buffer.bytes()?));
-            Ok(())
-        };
+        let deadline = Instant::now() + TIMEOUT;
         let (mut of_owned, mut of_shared) = (Vec::new(), Vec::new());
         let samples = ((self.seconds * 1e9) as usize / (times * (bytes / 2 + 3000))).clamp(7, 60);
         for _ in 0..samples {
@@ -165,7 +170,7 @@ impl Bench {
             let mut i = 0;
             let plain = time(times, || {
                 i += 1;
-                raw_write(&mut buffer, i)?;
+                raw_write(&mut buffer, i, deadline)?;
                 raw_read(&buffer)
             })?;
             self.mesh.barrier()?;
@@ -173,7 +178,7 @@ impl Bench {
             let raw = time(times, || {
                 i += 1;
                 let mut buffer = given.take().context("bench: no buffer")?;
-                raw_write(&mut buffer, i)?;
+                raw_write(&mut buffer, i, deadline)?;
                 let buffer = group
                     .all_reduce(buffer, Dtype::F32, consort_types::Reduce::Sum)?
                     .wait(deadline)?

@@ -10,27 +10,27 @@ use super::figures::median;
 use super::options::{RANKS, seconds};
 use super::process::Process;
 use super::table::time;
-use crate::report::{Machine, Report};
+use crate::report::{Machine, Report, wrong};
 
 const EXAMPLES: &str = "\
 Examples:
   consort bench launch -n 2
   consort bench launch -n 2 --peer 'mpirun -n {ranks} true'";
 
-/// Measure how long `consort run -n N -- true` takes, beside a peer
+/// Measure how long `consort run -n N -- true` takes, against a peer
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "N", default_value_t = 2)]
     ranks: usize,
-    /// A command that starts as many, split at spaces; {ranks} becomes their number
+    /// The peer's command for the same, split at spaces; {ranks} becomes the number of ranks
     #[arg(long, value_name = "COMMAND")]
     peer: Option<String>,
-    /// How long it is sampled
+    /// Time to sample for
     #[arg(long, value_name = "SECS", default_value_t = 5.0)]
     seconds: f64,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -42,16 +42,14 @@ const MAX_SAMPLES: usize = 500;
 
 /// Measures the launcher and the peer in turns.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
-    let Some(limit) = seconds(args.seconds) else {
-        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", args.seconds);
-    };
+    let limit = seconds(args.seconds)?;
     let ranks = args.ranks.to_string();
     let ours = ["/proc/self/exe", "run", "-n", &ranks, "--", "true"].map(String::from);
     let peer = args.peer.as_ref().map(|peer| {
         peer.replace(RANKS, &ranks).split_whitespace().map(String::from).collect::<Vec<String>>()
     });
     if peer.as_ref().is_some_and(Vec::is_empty) {
-        bail!("bench: --peer: expected a command, got nothing");
+        bail!(wrong("bench: --peer", "a command", "nothing"));
     }
     let (start, mut samples) = (Instant::now(), Vec::new());
     while samples.is_empty() || start.elapsed() < limit && samples.len() < MAX_SAMPLES {

@@ -8,6 +8,7 @@ use consort_comm::{Buffer, Common, Group, Message, Probe};
 use consort_types::{Dtype, Reduce};
 
 use super::ops::Op;
+use crate::report::wrong;
 
 /// One rank's group, its buffers for the operation under test, and the probe of the machine.
 pub(crate) struct Live {
@@ -113,7 +114,8 @@ impl Live {
             for (i, got) in arrived.chunks_exact(block).enumerate() {
                 let expected = op.expected(n, me, i);
                 if got.chunks_exact(4).any(|bytes| bytes != expected.to_le_bytes()) {
-                    bail!("{}: expected {expected} in block {i} of the result, got another value", op.name());
+                    let expected = format!("{expected} in block {i} of the result");
+                    bail!(wrong(op.name(), expected, "a different value"));
                 }
             }
             Ok(())
@@ -279,7 +281,7 @@ impl Live {
     }
 }
 
-const MISSING: &str = "a loop came before its buffers";
+const MISSING: &str = "expected `prepare` before a loop";
 
 fn take(buffer: &mut Option<Buffer>) -> anyhow::Result<Buffer> {
     buffer.take().context(MISSING)

@@ -6,43 +6,44 @@ use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 
 use super::ops::Op;
+use crate::report::wrong;
 
 const EXAMPLES: &str = "\
-Data are live: every iteration writes the whole input and reads the whole result, and the same loop without the
-operation is subtracted. The bound is a plain loop that moves the same bytes; docs/bench.md says more.
+Data are live: every iteration writes the whole input and reads the whole result, and the time of the same loop
+without the operation is subtracted. The bound is a plain loop that moves the same bytes. See docs/bench.md.
 
 Examples:
   consort bench comm --ops all_reduce --sizes 4,64k,16m
   consort bench comm --ranks 2,4,8 --json
   consort bench comm --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'   beside Open MPI";
 
-/// Measure operations between ranks on live data, beside the bound of the machine and a peer
+/// Measure communication on live data, against the bound of the machine and a peer
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CommArgs {
-    /// How many ranks, one team after the other
+    /// Numbers of ranks, measured one after another
     #[arg(long, value_name = "N,..", default_value = "2")]
     ranks: String,
-    /// Which operations; all where none is named
+    /// Operations to measure [default: all]
     #[arg(long, value_name = "OP,..")]
     ops: Option<String>,
     /// Bytes of one block; k and m are KiB and MiB
     #[arg(long, value_name = "BYTES,..", default_value = "4,1k,64k,1m,16m,64m")]
     sizes: String,
-    /// How long each figure is sampled; up to four times as long where samples are few
+    /// Time per figure; up to four times as long if samples are few
     #[arg(long, value_name = "SECS", default_value_t = 1.5)]
     seconds: f64,
     /// Ranks as processes or as threads
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     transport: Transport,
     /// A command that starts the peer's ranks, split at spaces; {ranks} becomes their number, and the name of the
-    /// socket where they report is put after it
+    /// socket they report to is appended
     #[arg(long, value_name = "COMMAND")]
     peer: Option<String>,
-    /// A cache line that takes less than this one way is near
+    /// Cores are near if one cache line takes less than this one way
     #[arg(long, value_name = "US", default_value_t = 0.1)]
     near: f64,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -83,31 +84,28 @@ const MAX_RANKS: usize = 64;
 impl CommArgs {
     pub(crate) fn check(&self) -> anyhow::Result<Options> {
         let ranks = list(&self.ranks, |text| text.parse().ok().filter(|n| (2..=MAX_RANKS).contains(n)));
-        let ranks = ranks
-            .map_err(|got| anyhow!("bench: --ranks: expected numbers from 2 to {MAX_RANKS}, got `{got}`"))?;
+        let refused = |option, expected: String, got| anyhow!(wrong(option, expected, format!("`{got}`")));
+        let expected = format!("numbers from 2 to {MAX_RANKS}");
+        let ranks = ranks.map_err(|got| refused("bench: --ranks", expected, got))?;
         let names = || Op::ALL.map(Op::name).join(", ");
         let ops = self.ops.as_deref().map_or_else(|| Ok(Op::usual()), |ops| list(ops, Op::named));
-        let ops = ops.map_err(|got| anyhow!("bench: --ops: expected some of {}, got `{got}`", names()))?;
-        let sizes = list(&self.sizes, size).map_err(|got| {
-            anyhow!(
-                "bench: --sizes: expected multiples of 4 such as 1024, 64k or 16m, up to 1024m, got `{got}`"
-            )
-        })?;
-        let Some(time) = seconds(self.seconds) else {
-            bail!("bench: --seconds: expected a number above 0 and up to 3600, got {}", self.seconds);
-        };
+        let ops = ops.map_err(|got| refused("bench: --ops", format!("some of {}", names()), got))?;
+        let expected = "multiples of 4 such as 1024, 64k or 16m, up to 1024m".to_string();
+        let sizes = list(&self.sizes, size).map_err(|got| refused("bench: --sizes", expected, got))?;
+        let time = seconds(self.seconds)?;
         if !(self.near > 0.0 && self.near.is_finite()) {
-            bail!("bench: --near: expected a number of microseconds above 0, got {}", self.near);
+            bail!(wrong("bench: --near", "a number of microseconds above 0", self.near));
         }
         if let Some(peer) = &self.peer {
             if peer.trim().is_empty() {
-                bail!("bench: --peer: expected a command, got nothing");
+                bail!(wrong("bench: --peer", "a command", "nothing"));
             }
             if ranks.len() > 1 && !peer.contains(RANKS) {
-                bail!("bench: --peer: expected {RANKS} in the command, since --ranks names several numbers");
+                bail!("bench: --peer: expected {RANKS} in the command, because --ranks has several numbers");
             }
             if self.transport == Transport::Local {
-                bail!("bench: --peer: a peer has processes\n  note: leave out --transport local");
+                let failure = wrong("bench: --peer", "--transport shm", "local");
+                bail!(failure.note("a peer's ranks are processes"));
             }
         }
         let CommArgs { transport, near, json, .. } = *self;
@@ -118,9 +116,12 @@ impl CommArgs {
 /// The placeholder for the number of ranks in the command of a peer.
 pub(crate) const RANKS: &str = "{ranks}";
 
-/// A duration, if it is positive and at most an hour.
-pub(crate) fn seconds(seconds: f64) -> Option<Duration> {
-    (seconds > 0.0 && seconds <= 3600.0).then(|| Duration::from_secs_f64(seconds))
+/// A duration, which must be positive and at most an hour.
+pub(crate) fn seconds(seconds: f64) -> anyhow::Result<Duration> {
+    if seconds > 0.0 && seconds <= 3600.0 {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    bail!(wrong("bench: --seconds", "a number above 0 and up to 3600", seconds))
 }
 
 /// The items of a list, or the first invalid one.

@@ -150,7 +150,7 @@ const SELF: &str = "/proc/self/exe";
 
 fn our_command(options: &Options, ranks: usize) -> Command {
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
-    // Operand, result, and one more of each that peers still read. The heap costs memory only as it is used.
+    // Operand, result, and one more of each that peers still read. Pages of the heap are allocated on first use.
     let heap = (largest * ranks * 4 + (64 << 20)).to_string();
     let mut command = Command::new(SELF);
     match options.transport {

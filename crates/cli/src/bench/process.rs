@@ -99,7 +99,7 @@ impl Process {
         let text = self.output();
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
-        if last.is_empty() { String::new() } else { format!("\n  it said: {}", last.join("\n  ")) }
+        if last.is_empty() { String::new() } else { format!("\n  its output: {}", last.join("\n  ")) }
     }
 }
 

@@ -12,11 +12,11 @@ use super::figures::median;
 use super::process::Process;
 use super::ranks::figures_of;
 use super::table::{size, time};
-use crate::report::{Machine, Report};
+use crate::report::{Machine, Report, wrong};
 
 const EXAMPLES: &str = "\
-The modes of a case take turns in one run; times are medians, on the slowest rank. `x` is the time over that of the case's
-first mode. docs/bench.md says what each case is.
+The modes of a case alternate in one run; times are medians, on the slowest rank. `x` is the time relative to the case's
+first mode. docs/bench.md describes the cases.
 
 Examples:
   consort bench programs
@@ -27,20 +27,20 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How long each case is sampled
+    /// Time per case
     #[arg(long, value_name = "SECS", default_value_t = 3.0)]
     seconds: f64,
     /// Only cases whose names begin with one of these
     #[arg(long, value_name = "NAME,..", default_value = "")]
     cases: String,
-    /// A command to measure beside a case, split at spaces; it prints JSON objects with `ms` or `us`, one a line, and
-    /// `mode` where it has several
+    /// A command to compare a case with, split at spaces; it prints JSON objects with `ms` or `us`, one per line, and
+    /// `mode` if it has several
     #[arg(long = "peer", value_name = "CASE=COMMAND")]
     peers: Vec<String>,
-    /// How often all of it is done, peers in turns; figures are medians
+    /// Number of rounds, alternating with the peers; figures are medians
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
     /// Sizes for tests
@@ -63,7 +63,7 @@ impl Peer {
         let (case, command) = text.split_once('=').unwrap_or(("", ""));
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
         if case.is_empty() || command.is_empty() {
-            bail!("bench: --peer: expected CASE=COMMAND, got `{text}`");
+            bail!(wrong("bench: --peer", "CASE=COMMAND", format!("`{text}`")));
         }
         Ok(Peer { case: case.to_string(), command })
     }
@@ -79,7 +79,11 @@ impl Peer {
         }
         let figures: Vec<Value> = process.output().lines().filter_map(|line| self.figure(line)).collect();
         match figures.is_empty() {
-            true => bail!("bench: peer of {}: no line has a time{}", self.case, process.said()),
+            true => bail!(wrong(
+                format!("bench: peer of {}", self.case),
+                "a line with `ms` or `us`",
+                format!("none{}", process.said())
+            )),
             false => Ok(figures),
         }
     }
@@ -128,7 +132,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let more: &[&str] = if args.small { &["--small"] } else { &[] };
     let peers: Vec<Peer> = args.peers.iter().map(|text| Peer::parse(text)).collect::<Result<_, _>>()?;
     if !(1..=MAX_ROUNDS).contains(&args.rounds) {
-        bail!("bench: --rounds: expected a number from 1 to {MAX_ROUNDS}, got {}", args.rounds);
+        bail!(wrong("bench: --rounds", format!("a number from 1 to {MAX_ROUNDS}"), args.rounds));
     }
     let mut all = Vec::new();
     for _ in 0..args.rounds {

@@ -46,7 +46,7 @@ pub(crate) fn run_programs_rank(args: &ProgramsArgs) -> anyhow::Result<Report> {
         let mesh = Init::new().timeout(TIMEOUT).heap(HEAP).start()?;
         // One thread for each rank, as the peers are measured.
         mesh.set_threads(1);
-        let alone = mesh.split("alone", Some(mesh.number(&mesh.rank())? as u32), 0)?;
+        let alone = mesh.split("alone", Some(mesh.my_rank()? as u32), 0)?;
         let cases = args.cases.split(',').map(String::from).collect();
         let bench = Bench { mesh, alone, seconds: args.seconds, cases, small: args.small };
         for (case, sizes) in SIZES {
@@ -153,7 +153,7 @@ impl Bench {
         }
         for (way, measured) in ways.iter().zip(&all) {
             let ms = |samples: &[f64]| round(1e3 * median(samples.iter().copied()).unwrap_or(f64::NAN));
-            if self.mesh.number(&self.mesh.rank())? == 0 {
+            if self.mesh.my_rank()? == 0 {
                 let figure = json!({
                     "bench": "programs", "case": name, "mode": way.mode, "ranks": self.mesh.size(),
                     "ms": ms(&measured.seconds), "cpu_ms": ms(&measured.cpu), "copied_bytes": measured.copied(), "breaks": way.breaks(),

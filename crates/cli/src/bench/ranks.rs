@@ -19,9 +19,7 @@ pub(super) fn figures_of(
     more: &[&str],
     limit: Duration,
 ) -> anyhow::Result<Vec<Value>> {
-    if seconds(sampled).is_none() {
-        bail!("bench: --seconds: expected a number above 0 and up to 3600, got {sampled}");
-    }
+    seconds(sampled)?;
     let mut command = Command::new("/proc/self/exe");
     command.args(["run", "-n", &ranks.to_string(), "--", "/proc/self/exe", entry]);
     command.args(["--seconds", &sampled.to_string(), "--cases", cases]).args(more);
@@ -36,7 +34,7 @@ pub(super) fn figures_of(
     let figures: Vec<Value> = objects
         .map(serde_json::from_str)
         .collect::<Result<_, _>>()
-        .context("bench: a figure cannot be read")?;
+        .context("bench: cannot parse a figure")?;
     match figures.is_empty() {
         true => bail!("bench: --cases: no case for {ranks} ranks begins with `{cases}`"),
         false => Ok(figures),

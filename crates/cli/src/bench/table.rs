@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::figures::Figure;
 use super::options::{Options, Transport};
 
-/// Prints figures as they are measured.
+/// Prints each figure when it is measured.
 pub(crate) struct Output {
     json: bool,
 }
@@ -101,7 +101,7 @@ pub(crate) fn row(figure: &Figure) -> String {
 pub(crate) fn summary(figures: &[Figure]) -> String {
     let mut text = String::from(
         "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
-         x: time over the one before; cpu: time on cores, all ranks together; of: samples in that mode.\n",
+         x: time over the column before; cpu: CPU time of all ranks; of: samples in that mode.\n",
     );
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
@@ -113,7 +113,7 @@ pub(crate) fn summary(figures: &[Figure]) -> String {
         let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
         Some(format!("  {name:<40} {:>9}, {} of {}\n", time(figure.us), ratio(times), time(us)))
     });
-    section("Beside the plain form: separate results, or one copy each way more", plain.collect());
+    section("Against the plain form: separate results, or one extra copy each way", plain.collect());
     let slower =
         figures.iter().filter(|figure| figure.ratio.is_some_and(|ratio| ratio > 1.0)).map(|figure| {
             let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
@@ -132,7 +132,7 @@ pub(crate) fn summary(figures: &[Figure]) -> String {
         let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
         Some(format!("  {name:<40} {} ranks   {} of 2 ranks\n", figure.ranks, ratio(two(figure)?)))
     });
-    section("Time on cores for each byte", more.collect());
+    section("CPU time per byte", more.collect());
     text
 }
 

@@ -17,6 +17,7 @@ use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags};
 
 use super::process::{Process, poll_until};
+use crate::report::wrong;
 
 /// How long ranks may take to connect.
 const START: Duration = Duration::from_secs(60);
@@ -78,11 +79,10 @@ impl Team {
         let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match numbers[..] {
             [rank, size] if size == ranks && rank < ranks => Ok((rank, stream)),
-            [_, size] => bail!(
-                "bench: {}: expected {ranks} ranks, got {size}\n  note: write {} in the command of the peer",
-                self.name,
-                super::options::RANKS
-            ),
+            [_, size] => {
+                let failure = wrong(format!("bench: {}", self.name), format!("{ranks} ranks"), size);
+                bail!(failure.note(format!("use {} in the command of the peer", super::options::RANKS)))
+            }
             _ => Err(self.lost("without saying which rank it is")),
         }
     }
@@ -120,7 +120,8 @@ impl Team {
                 let numbers: Vec<f64> =
                     text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
                 let [nanos, cpu_nanos] = numbers[..] else {
-                    bail!("bench: {}: rank {rank}: expected two numbers, got `{}`", self.name, text.trim());
+                    let who = format!("bench: {}: rank {rank}", self.name);
+                    bail!(wrong(who, "two numbers", format!("`{}`", text.trim())));
                 };
                 answers[rank] = Some(Answer { nanos, cpu_nanos });
             }

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::live::{LIMIT, Live};
 use super::ops::Op;
-use crate::report::{Machine, Report};
+use crate::report::{Machine, Report, wrong};
 
 /// The name of the entry that becomes a rank under test. It is not for users.
 pub(crate) const WORKER: &str = "__bench";
@@ -86,7 +86,7 @@ fn obey(
 ) -> anyhow::Result<(Duration, Duration)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [kind, op, bytes, iterations] = words[..] else {
-        bail!("expected four words, got `{}`", line.trim())
+        bail!(wrong("", "four words", format!("`{}`", line.trim())))
     };
     let bytes: usize = bytes.parse().context("bytes")?;
     let iterations: u64 = iterations.parse().context("iterations")?;
@@ -98,7 +98,7 @@ fn obey(
         cores.pin(rank, n)?;
         return Ok((spent?, Duration::ZERO));
     }
-    let op = Op::named(op).with_context(|| format!("there is no operation `{op}`"))?;
+    let op = Op::named(op).with_context(|| format!("no operation `{op}`"))?;
     if kind == "prepare" {
         live.prepare(op, bytes)?;
         return Ok(Default::default());
@@ -114,7 +114,7 @@ fn obey(
             "base" => live.run_base(op, iterations).map(|()| None)?,
             "bound" if counts => Some(live.run_bound(op, iterations)?),
             "bound" => None,
-            _ => bail!("expected op, base, bound, line or prepare, got `{kind}`"),
+            _ => bail!(wrong("", "op, base, bound, line or prepare", format!("`{kind}`"))),
         };
         (measured, cpu) = (bound.unwrap_or_else(|| start.elapsed()), cpu_time() - cpu_start);
     }
@@ -132,7 +132,7 @@ pub(super) struct Cores(Vec<usize>);
 
 impl Cores {
     pub(super) fn of_this_process() -> anyhow::Result<Cores> {
-        let set = sched_getaffinity(None).context("bench: cannot ask for cores")?;
+        let set = sched_getaffinity(None).context("bench: cannot read the CPU affinity")?;
         Ok(Cores((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()))
     }
 
@@ -143,6 +143,6 @@ impl Cores {
             Some(core) if ranks <= self.0.len() => set.set(*core),
             _ => self.0.iter().for_each(|core| set.set(*core)),
         }
-        sched_setaffinity(None, &set).context("bench: cannot choose a core")
+        sched_setaffinity(None, &set).context("bench: cannot set the CPU affinity")
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use consort::nn::{Config, Generator, KvCache, Llama};
-use consort::{Dtype, Flatten, Group, Index, Mesh, Result, Tensor, compile, compile_mut};
+use consort::{Dtype, Flatten, Group, Index, Mesh, Result, Tensor, compile, compile_mut, tolerance};
 
 use super::rank::Case;
 use crate::modes::Mode;
@@ -25,7 +25,7 @@ struct Program<G, A> {
 
 impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
     /// Runs all modes and compares their results.
-    fn case(self, unit: &'static str, per_step: usize, allowed: f64) -> Result<Case> {
+    fn case(self, unit: &'static str, per_step: usize) -> Result<Case> {
         let mut ways = Vec::new();
         let mut difference = 0f64;
         let broken = self.broken.iter().map(|group| ("broken", group));
@@ -44,7 +44,7 @@ impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
                 last = Some(step(last)?);
             }
             let got = last.as_ref().map_or(Ok(Vec::new()), self.read)?;
-            difference = difference.max(most(&got, &self.expected));
+            difference = difference.max(tolerance::difference(&self.expected, &got));
             ways.push(Mode {
                 mode,
                 step: Box::new(move || {
@@ -57,16 +57,9 @@ impl<G: Clone + 'static, A: Flatten + 'static> Program<G, A> {
                     .map(|compiled| -> Box<dyn Fn() -> _> { Box::new(move || compiled.explain()) }),
             });
         }
+        let allowed = tolerance::of_runs(Dtype::F32);
         Ok(Case { ways, unit, per_step: per_step as f64, warm: 2, difference, allowed })
     }
-}
-
-/// The largest difference of two lists; infinite if their lengths differ or an element is NaN.
-fn most(a: &[f32], b: &[f32]) -> f64 {
-    if a.len() != b.len() || a.iter().chain(b).any(|x| x.is_nan()) {
-        return f64::INFINITY;
-    }
-    a.iter().zip(b).fold(0.0, |most, (a, b)| most.max(f64::from((a - b).abs())))
 }
 
 fn all(x: &Tensor) -> Result<Vec<f32>> {
@@ -90,7 +83,7 @@ pub(crate) fn ring(mesh: &Mesh, small: bool) -> Result<Case> {
         steps: 1,
         read: all,
     };
-    program.case("tokens", length * mesh.size(), 1e-5)
+    program.case("tokens", length * mesh.size())
 }
 
 pub(crate) fn halo(mesh: &Mesh, small: bool) -> Result<Case> {
@@ -108,7 +101,7 @@ pub(crate) fn halo(mesh: &Mesh, small: bool) -> Result<Case> {
         steps: 4,
         read: cells,
     };
-    program.case("steps", 1, 1e-6)
+    program.case("steps", 1)
 }
 
 pub(crate) fn conv(mesh: &Mesh, small: bool) -> Result<Case> {
@@ -125,7 +118,7 @@ pub(crate) fn conv(mesh: &Mesh, small: bool) -> Result<Case> {
         steps: 1,
         read: all,
     };
-    program.case("images", 1, 1e-3)
+    program.case("images", 1)
 }
 
 pub(crate) fn moe(mesh: &Mesh, small: bool) -> Result<Case> {
@@ -143,7 +136,7 @@ pub(crate) fn moe(mesh: &Mesh, small: bool) -> Result<Case> {
         steps: 1,
         read: all,
     };
-    program.case("tokens", n * mesh.size(), 1e-4)
+    program.case("tokens", n * mesh.size())
 }
 
 /// The state of a step, which generates a token.
@@ -186,7 +179,7 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
         let forward = |state: &mut State, (token, place): (Tensor, Index)| {
             state.model.forward(&token, &mut state.caches, &place)
         };
-        let compiled = (mode != "eager").then(|| Rc::new(compile_mut(forward).with(|step| step.name(mode))));
+        let compiled = (mode != "eager").then(|| Rc::new(compile_mut(forward).name(mode)));
         let (called, mut place) = (compiled.clone(), 0);
         let step = move || {
             place = (place + 1) % places;
@@ -203,8 +196,7 @@ pub(crate) fn tp(mesh: &Mesh, small: bool) -> Result<Case> {
         ways.push(Mode {
             mode,
             step: Box::new(step),
-            explain: compiled
-                .map(|compiled| -> Box<dyn Fn() -> _> { Box::new(move || compiled.compiled().explain()) }),
+            explain: compiled.map(|compiled| -> Box<dyn Fn() -> _> { Box::new(move || compiled.explain()) }),
         });
     }
     // After one token at each position every plan is cached.

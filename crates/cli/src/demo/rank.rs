@@ -48,7 +48,7 @@ const ROUND_SECONDS: f64 = 0.4;
 pub(crate) fn run_rank(args: &DemoArgs) -> anyhow::Result<Report> {
     let run = || -> Result<bool> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
-        let rank = Rank { first: mesh.number(&mesh.rank())? == 0, mesh, small: args.small };
+        let rank = Rank { first: mesh.my_rank()? == 0, mesh, small: args.small };
         rank.say(&json!({ "done": 0.05, "doing": "comparing with one rank" }));
         let case = match args.which {
             Which::Tp => cases::tp(&rank.mesh, args.small)?,

@@ -10,27 +10,25 @@ use crate::bench::size;
 fn about(which: Which) -> [&'static str; 3] {
     match which {
         Which::Tp => [
-            "a model of the shape of Llama generates tokens, its weights shared out",
+            "a Llama-shaped model generates tokens, tensor parallel: its weights are sharded",
             "crates/examples/src/tp.rs and docs/tensor-parallel.md",
             "consort demo ring",
         ],
         Which::Ring => [
-            "causal attention over a sequence that is shared out; keys and values go round the ring",
+            "ring attention: causal attention over a sharded sequence; keys and values travel around the ring",
             "crates/examples/src/ring_attention.rs",
             "consort demo halo",
         ],
         Which::Halo => [
-            "a five-point stencil on a grid that is shared out; halos land in the grid itself",
+            "a five-point stencil on a sharded grid; halos are received in the grid itself",
             "crates/examples/src/halo.rs and docs/messages.md",
             "consort demo conv",
         ],
-        Which::Conv => [
-            "a convolution of an image whose rows are shared out",
-            "crates/examples/src/conv.rs",
-            "consort demo moe",
-        ],
+        Which::Conv => {
+            ["a convolution of an image sharded by rows", "crates/examples/src/conv.rs", "consort demo moe"]
+        }
         Which::Moe => [
-            "one expert on each rank; tokens go where a router sends them, and back",
+            "a mixture of experts, one per rank; tokens go where a router sends them, and back",
             "crates/examples/src/moe.rs",
             "consort bench programs",
         ],
@@ -48,10 +46,12 @@ pub(super) fn text(which: Which, ranks: usize, found: &[Value]) -> String {
     let who = if ranks == 1 { "1 rank, alone".to_string() } else { format!("{ranks} ranks, each a process") };
     let mut text = format!("{}: {title}\n{who}\n\n", which.name());
     let _ = match (which, agree) {
-        (Which::Tp, true) => writeln!(text, "  ok      all ways and one rank alone generate the same tokens"),
-        (Which::Tp, false) => writeln!(text, "  WRONG   {difference} tokens are not those of one rank"),
-        (_, true) => writeln!(text, "  ok      all ways are as on one rank, within {difference:.1e}"),
-        (_, false) => writeln!(text, "  WRONG   a way differs from one rank by {difference:.1e}"),
+        (Which::Tp, true) => writeln!(text, "  ok      all modes generate the same tokens as a single rank"),
+        (Which::Tp, false) => {
+            writeln!(text, "  WRONG   {difference} tokens differ from those of a single rank")
+        }
+        (_, true) => writeln!(text, "  ok      all modes match a single rank within {difference:.1e}"),
+        (_, false) => writeln!(text, "  WRONG   a mode differs from a single rank by {difference:.1e}"),
     };
     let per_second = |value: &Value| number(value, "per_second").unwrap_or(f64::NAN);
     let best = found.iter().map(per_second).fold(0.0, f64::max);
@@ -71,7 +71,7 @@ pub(super) fn text(which: Which, ranks: usize, found: &[Value]) -> String {
             "█".repeat((20.0 * per_second(value) / best).round().clamp(0.0, 20.0) as usize),
         );
     }
-    let _ = writeln!(text, "\n  graphs, breaks, and bytes copied for communication are those of one step.");
+    let _ = writeln!(text, "\n  graphs, breaks and bytes copied for communication are per step.");
     for value in found {
         let mode = value["mode"].as_str().unwrap_or("");
         if mode == "traced" && (value["breaks"] != 0 || value["new_graphs"] != 0) {

@@ -8,16 +8,16 @@ use std::path::Path;
 use anyhow::{Context, anyhow, bail};
 use consort::npy;
 use consort_ir::limits::{Excess, Resource};
+use consort_ir::literal::{Literal, MAX_ELEMENTS};
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::{Type, shape_text};
 use consort_types::Dtype;
 use safetensors::{Dtype as FileDtype, SafeTensors};
 
 use super::rank::raises;
 use crate::files;
-use crate::report::count;
+use crate::report::{count, wrong};
 
 /// The placeholder for the rank in the name of a file.
 const RANK: &str = "{rank}";
@@ -32,11 +32,11 @@ pub(super) fn read(
     func: &Func,
     patterns: &[String],
     most: u64,
-) -> anyhow::Result<Vec<Vec<Tensor>>> {
+) -> anyhow::Result<Vec<Vec<Literal>>> {
     let params = &func.body.params;
     if params.len() != patterns.len() {
-        let (expected, got) = (count(params.len(), "input"), patterns.len());
-        bail!("@{}: expected {expected}, got {got}\n  note: {}", func.name, signature(program, func));
+        let failure = wrong(format!("@{}", func.name), count(params.len(), "input"), patterns.len());
+        bail!(failure.note(signature(program, func)));
     }
     let n = program.mesh.n_ranks() as usize;
     let (mut by_rank, mut taken) = (vec![Vec::new(); n], 0u64);
@@ -77,14 +77,16 @@ fn argument(
     ty: &Type,
     pattern: &str,
     room: &mut dyn FnMut(u64) -> anyhow::Result<()>,
-) -> anyhow::Result<Vec<Tensor>> {
+) -> anyhow::Result<Vec<Literal>> {
     let expected = match ty {
         Type::Tensor(_) => ty.display(mesh).to_string(),
         Type::Size(..) => format!("an integer or a file of i64[] for {}", ty.display(mesh)),
-        Type::Pending(_) => bail!("a pending is no file\n  note: start the communication inside the program"),
+        Type::Pending(_) => {
+            bail!("a pending cannot be read from a file\n  note: start the communication inside the program")
+        }
     };
     if let (Type::Size(..), Ok(value)) = (ty, pattern.parse()) {
-        return Ok(vec![Tensor::size(value)]);
+        return Ok(vec![Literal::size(value)]);
     }
     let files = if pattern.contains(RANK) { mesh.n_ranks() } else { 1 };
     let value = |rank: u32| {
@@ -96,8 +98,9 @@ fn argument(
         // Each rank has a tensor of its own.
         room(8 * value.numel() as u64 * u64::from(mesh.n_ranks() / files)).with_context(|| place.clone())?;
         if !fits(ty, &value) {
-            let (got, note) = (type_text(&value), note(ty, &value, &place));
-            bail!("{place}: expected {expected}, got {got}{note}");
+            let note = note(ty, &value, &place);
+            let failure = wrong(place, expected.clone(), type_text(&value));
+            bail!(note.into_iter().fold(failure, |failure, note| failure.note(note)));
         }
         Ok(value)
     };
@@ -106,7 +109,7 @@ fn argument(
 
 /// Whether a value may be an argument of the type, as far as one rank's file can tell. Sizes with symbols are checked
 /// when all arguments are known.
-fn fits(ty: &Type, value: &Tensor) -> bool {
+fn fits(ty: &Type, value: &Literal) -> bool {
     let Type::Tensor(tensor) = ty else { return value.dtype == Dtype::I64 && value.shape.is_empty() };
     let sizes = tensor.shape.iter().zip(&value.shape);
     value.dtype == tensor.dtype
@@ -115,17 +118,18 @@ fn fits(ty: &Type, value: &Tensor) -> bool {
 }
 
 /// A note on how to fix a wrong element type.
-fn note(ty: &Type, value: &Tensor, place: &str) -> String {
-    let Type::Tensor(tensor) = ty else { return String::new() };
-    let way = match (tensor.dtype, place.contains(IN_SAFETENSORS)) {
-        (dtype, _) if dtype == value.dtype => return String::new(),
-        (Dtype::Bf16, false) => "npy has no bf16: give a BF16 tensor as FILE.safetensors:NAME".to_string(),
+fn note(ty: &Type, value: &Literal, place: &str) -> Option<String> {
+    let Type::Tensor(tensor) = ty else { return None };
+    match (tensor.dtype, place.contains(IN_SAFETENSORS)) {
+        (dtype, _) if dtype == value.dtype => None,
+        (Dtype::Bf16, false) => {
+            Some("npy has no bf16: give a BF16 tensor as FILE.safetensors:NAME".to_string())
+        }
         (dtype, _) => {
             let (dtype, got) = (numpy_name(dtype), value.dtype);
-            format!("save it as {dtype}, or declare the parameter as {got} and cast it in the program")
+            Some(format!("save it as {dtype}, or declare the parameter as {got} and cast it in the program"))
         }
-    };
-    format!("\n  note: {way}")
+    }
 }
 
 fn numpy_name(dtype: Dtype) -> &'static str {
@@ -141,7 +145,7 @@ fn numpy_name(dtype: Dtype) -> &'static str {
 }
 
 /// The type of a tensor: `f32[2,3]`.
-pub(super) fn type_text(tensor: &Tensor) -> String {
+pub(super) fn type_text(tensor: &Literal) -> String {
     let shape: Vec<_> = tensor.shape.iter().map(|size| (*size as i64).into()).collect();
     format!("{}{}", tensor.dtype, shape_text(&shape, &Mesh::default()))
 }
@@ -155,7 +159,7 @@ fn file_of(place: &str) -> &str {
 }
 
 /// Reads the tensor that a pattern, with its rank filled in, names.
-fn tensor(place: &str) -> anyhow::Result<Tensor> {
+fn tensor(place: &str) -> anyhow::Result<Literal> {
     let file = file_of(place);
     let bytes = files::read(Path::new(file))?;
     let tensor = if file.ends_with(IN_SAFETENSORS.trim_end_matches(':')) {
@@ -166,15 +170,17 @@ fn tensor(place: &str) -> anyhow::Result<Tensor> {
     tensor.with_context(|| file.to_string())
 }
 
-fn from_npy(bytes: &[u8]) -> Result<Tensor, String> {
-    let array = npy::read(bytes)?;
-    Tensor::from_bytes(array.dtype.dtype(), array.shape, &array.bytes).ok_or_else(too_large)
+fn from_npy(bytes: &[u8]) -> Result<Literal, String> {
+    let array = npy::read(bytes).map_err(|failure| failure.to_string())?;
+    Literal::from_bytes(array.dtype.dtype(), array.shape, &array.bytes).ok_or_else(too_large)
 }
 
-fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Tensor> {
+fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Literal> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| anyhow!("safetensors: {error}"))?;
     let Some(name) = name else {
-        bail!("expected the name of a tensor after a colon, got none\n  note: it has {}", names(&file));
+        bail!(
+            wrong("", "the name of a tensor after a colon", "none").note(format!("it has {}", names(&file)))
+        );
     };
     let Ok(view) = file.tensor(name) else {
         bail!("no tensor `{name}`\n  note: it has {}", names(&file));
@@ -188,9 +194,9 @@ fn from_safetensors(bytes: &[u8], name: Option<&str>) -> anyhow::Result<Tensor> 
         FileDtype::I64 => Dtype::I64,
         FileDtype::U8 => Dtype::U8,
         FileDtype::BOOL => Dtype::Bool,
-        other => bail!("`{name}`: expected F32, F64, F16, BF16, I32, I64, U8 or BOOL, got {other}"),
+        other => bail!(wrong(format!("`{name}`"), "F32, F64, F16, BF16, I32, I64, U8 or BOOL", other)),
     };
-    Tensor::from_bytes(dtype, view.shape().to_vec(), view.data()).ok_or_else(|| anyhow!(too_large()))
+    Literal::from_bytes(dtype, view.shape().to_vec(), view.data()).ok_or_else(|| anyhow!(too_large()))
 }
 
 /// The names of a file's tensors, sorted: the format keeps no order.
@@ -204,5 +210,5 @@ fn names(file: &SafeTensors<'_>) -> String {
 }
 
 fn too_large() -> String {
-    format!("expected at most {MAX_ELEMENTS} elements, got more")
+    wrong("", format!("at most {MAX_ELEMENTS} elements"), "more").to_string()
 }

@@ -2,12 +2,13 @@
 
 use consort_ir::cost;
 use consort_ir::limits::{Excess, Limits, Resource};
+use consort_ir::literal::MAX_ELEMENTS;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
-use consort_ir::program::{Block, Func, Loc};
-use consort_ir::tensor::MAX_ELEMENTS;
+use consort_ir::program::{Block, Func};
 use consort_ir::types::{TensorType, Type};
 use consort_oracle::OracleError;
+use consort_types::Site;
 use serde_json::{Value, json};
 
 use super::rank::{Failure, raises};
@@ -16,13 +17,13 @@ use super::rank::{Failure, raises};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Memory of a rank, or of the oracle, in bytes
+    /// Limit of memory per rank, or of the oracle, in bytes
     #[arg(long, value_name = "N")]
     limit_bytes: Option<u64>,
-    /// Ops that a rank runs, and iterations of its loops
+    /// Limit of steps per rank: ops run and loop iterations
     #[arg(long, value_name = "N")]
     limit_steps: Option<u64>,
-    /// Arithmetic operations of a rank, and bytes that it moves
+    /// Limit of work per rank: arithmetic operations and bytes moved
     #[arg(long, value_name = "N")]
     limit_work: Option<u64>,
 }
@@ -97,7 +98,7 @@ struct Largest<'a> {
     bytes: u64,
     value: String,
     op: &'static str,
-    loc: Option<&'a Loc>,
+    site: Option<&'a Site>,
 }
 
 /// Bytes of an argument or a result in transit from or to the launching process: in its own type, and as a reference
@@ -131,10 +132,10 @@ pub(super) fn check(mesh: &Mesh, plan: &Func, limits: &Limits) -> Result<(), Fai
     };
     let mut largest = None;
     find_largest(&sizes, plan, &plan.body, "parameter", None, &mut largest);
-    let (op, of, loc) = largest.map_or(("plan", String::new(), None), |largest| {
-        (largest.op, format!(", {} of them for {}", largest.bytes, largest.value), largest.loc)
+    let (op, of, site) = largest.map_or(("plan", String::new(), None), |largest| {
+        (largest.op, format!(", {} of them for {}", largest.bytes, largest.value), largest.site)
     });
-    let at = loc.map_or(String::new(), |loc| format!("\n  at {loc}"));
+    let at = site.map_or(String::new(), |site| format!("\n  at {site}"));
     Err(Failure::refused(op, format!("{excess}{of}{at}{}", raises(Resource::Bytes))))
 }
 
@@ -144,24 +145,24 @@ fn find_largest<'a>(
     plan: &'a Func,
     block: &'a Block,
     op: &'static str,
-    loc: Option<&'a Loc>,
+    site: Option<&'a Site>,
     largest: &mut Option<Largest<'a>>,
 ) {
-    let mut note = |value: &consort_ir::entity::Value, op, loc| {
+    let mut note = |value: &consort_ir::entity::Value, op, site| {
         let tensors = plan.ty(*value).map_or(&[][..], Type::tensors);
         let bytes =
             tensors.iter().fold(0u64, |all, tensor| all.saturating_add(cost::number(sizes, &tensor.bytes())));
         if largest.as_ref().is_none_or(|largest| largest.bytes < bytes) {
-            *largest = Some(Largest { bytes, value: value.to_string(), op, loc });
+            *largest = Some(Largest { bytes, value: value.to_string(), op, site });
         }
     };
-    block.params.iter().for_each(|param| note(param, op, loc));
+    block.params.iter().for_each(|param| note(param, op, site));
     for node in block.nodes.iter().filter(|node| node.plan.as_ref().is_none_or(|plan| !plan.view)) {
-        node.results.iter().for_each(|result| note(result, node.op.info().name, node.loc.as_ref()));
+        node.results.iter().for_each(|result| note(result, node.op.info().name, node.site.as_ref()));
     }
     for node in &block.nodes {
         for inside in &node.blocks {
-            find_largest(sizes, plan, inside, node.op.info().name, node.loc.as_ref(), largest);
+            find_largest(sizes, plan, inside, node.op.info().name, node.site.as_ref(), largest);
         }
     }
 }

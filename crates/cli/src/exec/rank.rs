@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use consort_comm::{CommError, Group, from_now};
 use consort_ir::index::Sym;
 use consort_ir::limits::{Excess, Limits, Resource};
+use consort_ir::literal::{Literal, MAX_ELEMENTS};
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::tensor::{MAX_ELEMENTS, Tensor};
 use consort_ir::types::Type;
 use consort_passes::{Binding, PassCx, compile};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
@@ -36,8 +36,9 @@ impl Failure {
     /// The failure of a result that is too large for the launching process.
     pub(crate) fn too_many(value: &str, numel: u64) -> Failure {
         let got = if numel == u64::MAX { "more".to_string() } else { numel.to_string() };
-        let message = format!("{value}: expected at most {MAX_ELEMENTS} elements, got {got}");
-        Failure::refused("return", format!("{message}\n  note: return a part of it, or what is made of it"))
+        let failure = consort_types::Failure::new((format!("at most {MAX_ELEMENTS} elements"), got));
+        let failure = failure.of(value.to_string());
+        Failure::refused("return", failure.note("return a part of it, or a reduction of it").to_string())
     }
 }
 
@@ -56,10 +57,13 @@ impl From<CommError> for Failure {
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
         let follows = error.comm_error().is_some_and(CommError::follows);
-        let text = error.to_string();
-        let apart = error.op().and_then(|op| Some((op, text.strip_prefix(op)?.strip_prefix(": ")?)));
-        let (op, message) = apart.map_or((None, &*text), |(op, message)| (Some(op.to_string()), message));
-        Failure { op, message: message.to_string(), follows, refused: false }
+        let mut failure = error.failure();
+        // A failure may name a part of the call beside the op, and then tells it itself.
+        let op = error.op().filter(|op| failure.op == *op).map(str::to_string);
+        if op.is_some() {
+            failure.op = "".into();
+        }
+        Failure { op, message: failure.to_string(), follows, refused: false }
     }
 }
 
@@ -74,16 +78,16 @@ fn refusal(error: &RunError, limits: &Limits) -> Option<Failure> {
         }
         _ => None,
     })?;
-    let at = error.loc().map_or(String::new(), |loc| format!("\n  at {loc}"));
+    let at = error.site().map_or(String::new(), |site| format!("\n  at {site}"));
     Some(Failure::refused(error.op().unwrap_or("plan"), format!("{excess}{at}{}", raises(excess.resource))))
 }
 
 /// A note on the option that raises a limit.
 pub(crate) fn raises(resource: Resource) -> &'static str {
     match resource {
-        Resource::Bytes => "\n  note: --limit-bytes allows more, where the machine has it",
-        Resource::Steps => "\n  note: --limit-steps allows more",
-        Resource::Operations => "\n  note: --limit-work allows more",
+        Resource::Bytes => "\n  note: --limit-bytes raises the limit",
+        Resource::Steps => "\n  note: --limit-steps raises the limit",
+        Resource::Operations => "\n  note: --limit-work raises the limit",
     }
 }
 
@@ -143,7 +147,7 @@ impl Ready {
     }
 
     /// Runs it once on this rank's arguments.
-    pub(crate) fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
+    pub(crate) fn run(&mut self, inputs: &[Literal]) -> Result<Vec<Literal>, Failure> {
         let Ready { plan, exec, groups, all, timeout, limits } = self;
         let failure = |error: RunError| match limits.and_then(|limits| refusal(&error, &limits)) {
             Some(refusal) => refusal,
@@ -161,17 +165,17 @@ impl Ready {
         let mut outs = exec.run(&cx, &mut args).map_err(failure)?;
         // Results may share one buffer, which can be read when no pending operation writes to it.
         for out in &mut outs {
-            if let Out::Pending { pending, .. } = out {
-                for pending in std::mem::take(pending) {
-                    pending.wait_within(*timeout)?;
-                }
+            if let Out::Pending { pending, .. } = out
+                && let Some(pending) = pending.take()
+            {
+                pending.wait_within(*timeout)?;
             }
         }
         let mut results = Vec::new();
         for out in outs {
             match out {
                 Out::Tensor(out) => results.push(tensor(&out)?),
-                Out::Size(value) => results.push(Tensor::size(value)),
+                Out::Size(value) => results.push(Literal::size(value)),
                 Out::Pending { tensors, .. } => {
                     for out in &tensors {
                         results.push(tensor(out)?);
@@ -184,7 +188,7 @@ impl Ready {
 }
 
 /// A result, element by element.
-fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
+fn tensor(out: &OutTensor) -> Result<Literal, Failure> {
     let OutTensor { buffer, layout, dtype, .. } = out;
     // Elements that share memory are counted separately, and may exceed the machine's memory.
     let numel = layout.shape.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
@@ -201,8 +205,8 @@ fn tensor(out: &OutTensor) -> Result<Tensor, Failure> {
         }
         packed.extend_from_slice(bytes.get(at * width..(at + 1) * width).unwrap_or_default());
     }
-    let tensor = Tensor::from_bytes(*dtype, layout.shape.to_vec(), &packed);
-    tensor.ok_or_else(|| "a result has other bytes than its type says".to_string().into())
+    let tensor = Literal::from_bytes(*dtype, layout.shape.to_vec(), &packed);
+    tensor.ok_or_else(|| "the size of a result does not match its type".to_string().into())
 }
 
 /// Removes the annotations of plans.

@@ -15,8 +15,8 @@ use consort_comm::init;
 use consort_comm::launch::{Options, Sink};
 use consort_ir::index::Sym;
 use consort_ir::limits::Limits;
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
-use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
 use consort_types::Dtype;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -51,11 +51,13 @@ pub(super) struct Failed {
 pub(super) fn run_on_processes(
     text: &str,
     func: &str,
-    (inputs, symbols): (&[Vec<Tensor>], &[BTreeMap<Sym, i64>]),
+    (inputs, symbols): (&[Vec<Literal>], &[BTreeMap<Sym, i64>]),
     timeout: Duration,
     limits: &Limits,
 ) -> anyhow::Result<Result<Results, Failed>> {
-    let machine = |error: std::io::Error| Machine(format!("exec: cannot keep the ranks' values: {error}"));
+    let machine = |error: std::io::Error| {
+        Machine(format!("exec: cannot allocate memory for the ranks' values: {error}"))
+    };
     let memory = || memfd_create("consort-exec", MemfdFlags::CLOEXEC).map(File::from);
     let memory = || memory().map_err(|error| machine(error.into()));
     let mut job = memory()?;
@@ -79,6 +81,7 @@ pub(super) fn run_on_processes(
         program,
         entry: run::entry(),
         tee: None,
+        only: None,
         flight: None,
         timeout: None,
         grace: run::GRACE,
@@ -121,7 +124,7 @@ pub(super) fn run_on_processes(
 
 /// Runs a job as one of its ranks. The answer goes to the file that the launching process reads.
 pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
-    let mut job = File::open(&args.job).context("exec: cannot read what to run")?;
+    let mut job = File::open(&args.job).context("exec: cannot read the job")?;
     let (head, _) = read(&mut job)?;
     let world = init()?;
     let path = args.own.get(world.rank()).context("exec: no arguments for this rank")?;
@@ -131,7 +134,7 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
         (tensors(&head["inputs"], &mut &bytes[..])?, symbols(&head["symbols"])?)
     };
     let seconds = head["seconds"].as_f64().unwrap_or(0.0);
-    let timeout = Duration::try_from_secs_f64(seconds).context("exec: a timeout")?;
+    let timeout = Duration::try_from_secs_f64(seconds).context("exec: invalid timeout")?;
     let limits = limits::from_json(&head["limits"]);
     let all = world.group(limits::heap(&limits), timeout)?;
     // As in the oracle, so that a deadlock does not depend on sizes.
@@ -161,7 +164,7 @@ pub(crate) fn run_rank(args: &RankArgs) -> anyhow::Result<Report> {
     Ok(Report::fine(String::new()))
 }
 
-fn answer(head: &Value, mut bytes: &[u8]) -> anyhow::Result<Result<Vec<Tensor>, Failure>> {
+fn answer(head: &Value, mut bytes: &[u8]) -> anyhow::Result<Result<Vec<Literal>, Failure>> {
     if let Some(message) = head["error"].as_str() {
         let (follows, refused) = (head["follows"] == json!(true), head["refused"] == json!(true));
         let op = head["op"].as_str().map(str::to_string);
@@ -180,12 +183,12 @@ fn symbols(list: &Value) -> anyhow::Result<BTreeMap<Sym, i64>> {
     Ok(pairs.into_iter().map(|(id, value)| (Sym::Backed(id), value)).collect())
 }
 
-fn type_json(tensor: &Tensor) -> Value {
+fn type_json(tensor: &Literal) -> Value {
     json!([tensor.dtype.to_string(), tensor.shape])
 }
 
 /// A line of JSON, then the bytes of tensors.
-fn write<'a>(to: &mut File, head: &Value, tensors: impl Iterator<Item = &'a Tensor>) -> std::io::Result<()> {
+fn write<'a>(to: &mut File, head: &Value, tensors: impl Iterator<Item = &'a Literal>) -> std::io::Result<()> {
     to.write_all(format!("{head}\n").as_bytes())?;
     for tensor in tensors {
         to.write_all(&tensor.to_bytes())?;
@@ -197,24 +200,24 @@ fn read(from: &mut File) -> anyhow::Result<(Value, Vec<u8>)> {
     let mut all = Vec::new();
     from.seek(SeekFrom::Start(0))?;
     from.read_to_end(&mut all)?;
-    let end = all.iter().position(|byte| *byte == b'\n').context("exec: nothing was said")?;
+    let end = all.iter().position(|byte| *byte == b'\n').context("exec: the file is empty")?;
     let bytes = all.split_off(end + 1);
     Ok((serde_json::from_slice(&all)?, bytes))
 }
 
 /// The tensors of a list of types, from the bytes that follow.
-fn tensors(types: &Value, bytes: &mut &[u8]) -> anyhow::Result<Vec<Tensor>> {
+fn tensors(types: &Value, bytes: &mut &[u8]) -> anyhow::Result<Vec<Literal>> {
     let mut list = Vec::new();
     for ty in types.as_array().map_or(&[][..], |types| types) {
-        let dtype = ty[0].as_str().and_then(Dtype::from_name).context("exec: an element type")?;
+        let dtype = ty[0].as_str().and_then(Dtype::from_name).context("exec: unknown element type")?;
         let shape: Vec<usize> = serde_json::from_value(ty[1].clone())?;
-        let n = consort_ir::tensor::numel(&shape).context("exec: a tensor is too large")? * dtype.size();
+        let n = consort_ir::literal::numel(&shape).context("exec: a tensor is too large")? * dtype.size();
         if bytes.len() < n {
             bail!("exec: values are missing");
         }
         let (mine, rest) = bytes.split_at(n);
         *bytes = rest;
-        list.extend(Tensor::from_bytes(dtype, shape, mine));
+        list.extend(Literal::from_bytes(dtype, shape, mine));
     }
     Ok(list)
 }

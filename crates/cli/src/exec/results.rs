@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use consort::npy::{self, Array, NpyDtype};
+use consort_ir::literal::{Data, Literal};
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::{Data, Tensor};
 use consort_ir::types::Type;
 use consort_types::Dtype;
 use serde_json::{Value, json};
@@ -19,14 +19,15 @@ use crate::report::Machine;
 const LINE: usize = 80;
 
 /// Results of each rank.
-pub(super) type Results = Vec<Vec<Tensor>>;
+pub(super) type Results = Vec<Vec<Literal>>;
 
 /// One line for each group of ranks with equal results, indented.
 pub(super) fn text(results: &Results) -> String {
-    let mut groups: Vec<(Vec<usize>, &Vec<Tensor>)> = Vec::new();
+    let mut groups: Vec<(Vec<usize>, &Vec<Literal>)> = Vec::new();
     for (rank, mine) in results.iter().enumerate() {
-        let same =
-            |other: &Vec<Tensor>| mine.len() == other.len() && mine.iter().zip(other).all(|(a, b)| a.same(b));
+        let same = |other: &Vec<Literal>| {
+            mine.len() == other.len() && mine.iter().zip(other).all(|(a, b)| a.same(b))
+        };
         match groups.iter_mut().find(|(_, other)| same(other)) {
             Some((ranks, _)) => ranks.push(rank),
             None => groups.push((vec![rank], mine)),
@@ -42,7 +43,7 @@ pub(super) fn text(results: &Results) -> String {
 }
 
 /// A tensor's elements; with its type if some are omitted, and one row per line if rows are long.
-fn value_text(tensor: &Tensor) -> String {
+fn value_text(tensor: &Literal) -> String {
     let text = tensor.text();
     let ty = if text.contains("..") { type_text(tensor) + " " } else { String::new() };
     if text.len() <= LINE || !text.contains("], ") {
@@ -108,7 +109,7 @@ pub(super) fn write(
     for (rank, (results, paths)) in results.iter().zip(paths).enumerate() {
         for (i, (tensor, path)) in results.iter().zip(paths).enumerate() {
             let stored = stored(tensor);
-            let file = npy::write(&array(tensor)).map_err(Machine)?;
+            let file = npy::write(&array(tensor)).map_err(|failure| Machine(failure.to_string()))?;
             files::write(path, &file, force)?;
             let _ = writeln!(lines, "{}  {}", path.display(), type_text(&stored));
             if stored.dtype != tensor.dtype && rank == 0 {
@@ -121,14 +122,14 @@ pub(super) fn write(
 }
 
 /// The tensor in a type that a file can hold: bf16 becomes f32.
-fn stored(tensor: &Tensor) -> Cow<'_, Tensor> {
+fn stored(tensor: &Literal) -> Cow<'_, Literal> {
     match tensor.dtype {
-        Dtype::Bf16 => Cow::Owned(Tensor { dtype: Dtype::F32, ..tensor.clone() }),
+        Dtype::Bf16 => Cow::Owned(Literal { dtype: Dtype::F32, ..tensor.clone() }),
         _ => Cow::Borrowed(tensor),
     }
 }
 
-fn array(tensor: &Tensor) -> Array {
+fn array(tensor: &Literal) -> Array {
     let tensor = stored(tensor);
     let dtype = NpyDtype::of(tensor.dtype).unwrap_or(NpyDtype::F32);
     Array { dtype, shape: tensor.shape.clone(), bytes: tensor.to_bytes() }
@@ -138,8 +139,8 @@ fn array(tensor: &Tensor) -> Array {
 mod tests {
     use super::*;
 
-    fn one(x: f64) -> Vec<Tensor> {
-        vec![Tensor::floats(Dtype::F32, vec![1], vec![x])]
+    fn one(x: f64) -> Vec<Literal> {
+        vec![Literal::floats(Dtype::F32, vec![1], vec![x])]
     }
 
     #[test]
@@ -147,10 +148,10 @@ mod tests {
         let results = vec![one(1.0), one(2.0), one(1.0), one(2.0), one(2.0), one(2.0), one(f64::NAN)];
         assert_eq!(text(&results), "  ranks 0,2: [1]\n  ranks 1,3-5: [2]\n  rank 6: [NaN]\n");
         assert_eq!(text(&vec![vec![], vec![]]), "  ranks 0,1: no results\n");
-        let long = vec![vec![Tensor::zeros(Dtype::I32, vec![2, 50]), Tensor::size(7)]];
+        let long = vec![vec![Literal::zeros(Dtype::I32, vec![2, 50]), Literal::size(7)]];
         let rows = "\n    [[0, 0, 0, .., 0, 0, 0],\n     [0, 0, 0, .., 0, 0, 0],\n     [0, 0, 0, .., 0, 0, 0],\n     ..,\n     ";
         let rows = format!("  rank 0: i32[9,50]{rows}{}]\n", ["[0, 0, 0, .., 0, 0, 0]"; 3].join(",\n     "));
-        assert_eq!(text(&vec![vec![Tensor::zeros(Dtype::I32, vec![9, 50])]]), rows);
+        assert_eq!(text(&vec![vec![Literal::zeros(Dtype::I32, vec![9, 50])]]), rows);
         assert_eq!(text(&long), "  rank 0: i32[2,50] [[0, 0, 0, .., 0, 0, 0], [0, 0, 0, .., 0, 0, 0]], 7\n");
     }
 
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn bf16_is_written_as_f32() {
-        let array = array(&Tensor::floats(Dtype::Bf16, vec![2], vec![1.5, -2.0]));
+        let array = array(&Literal::floats(Dtype::Bf16, vec![2], vec![1.5, -2.0]));
         assert_eq!((array.dtype, array.bytes), (NpyDtype::F32, vec![0, 0, 0xc0, 0x3f, 0, 0, 0, 0xc0]));
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn play(case: &str) -> Result<()> {
         return axes_differ();
     }
     let mesh = consort::init()?;
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let x = new(Dtype::F32, 4)?;
     match case {
         "shapes" => mesh.all_reduce(new(Dtype::F32, 4 + me)?, Reduce::Sum)?.wait(), // shapes
@@ -33,8 +33,17 @@ pub(crate) fn play(case: &str) -> Result<()> {
             let reduce = if me == 0 { Reduce::Sum } else { Reduce::Max };
             mesh.all_reduce(x, reduce)?.wait() // reductions
         }
+        "list_types" => {
+            let other = if me == 0 { Dtype::Bf16 } else { Dtype::F16 };
+            let list = vec![x, new(other, 4)?, new(Dtype::I32, 2)?];
+            mesh.all_reduce_coalesced(list, Reduce::Sum)?[0].wait() // list_types
+        }
+        "list_of_other_shapes" => {
+            let list = [x, new(Dtype::F32, 3)?];
+            mesh.reduce_scatter_list(&list, Reduce::Sum)?.wait() // list_of_other_shapes
+        }
         "avg_of_integers" => mesh.all_reduce(new(Dtype::I32, 4)?, Reduce::Avg)?.wait(), // avg_of_integers
-        "sum_of_truth" => mesh.all_reduce(new(Dtype::Bool, 4)?, Reduce::Sum)?.wait(),   // sum_of_truth
+        "bits_of_floats" => mesh.all_reduce(new(Dtype::F32, 4)?, Reduce::Xor)?.wait(),  // bits_of_floats
         "not_divisible" => mesh.reduce_scatter(new(Dtype::F32, 3)?, Reduce::Sum, 0)?.wait(), // not_divisible
         "no_dimension" => mesh.all_gather(x, 1)?.wait(),                                // no_dimension
         "splits_too_few" => mesh.all_to_all(x, Some(&[2, 2]), Some(&[1, 1]))?.wait(),   // splits_too_few

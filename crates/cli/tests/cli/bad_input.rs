@@ -139,17 +139,17 @@ fn values_that_differ_where_they_are_declared_equal() {
 fn no_function_or_none_of_the_name() {
     let error = "error: sized.csr: expected --func with one of @f, @g, got none\n";
     scratch().refuses("exec sized.csr -n 1 --input x.npy", error);
-    let error = "error: sized.csr: no function @h; there is @f, @g\n";
+    let error = "error: sized.csr: no function @h\n  note: it has @f, @g\n";
     scratch().refuses("exec sized.csr -n 1 --func h --input x.npy", error);
     let json = scratch().run("exec sized.csr -n 1 --func h --json");
-    let expected = "{\"error\":\"sized.csr: no function @h; there is @f, @g\",\"func\":\"h\",\"ok\":false,\"ranks\":[]}\n";
+    let expected = "{\"error\":\"sized.csr: no function @h\\n  note: it has @f, @g\",\"func\":\"h\",\"ok\":false,\"ranks\":[]}\n";
     assert_eq!(json.parts(), (1, expected, ""));
 }
 
 #[test]
 fn outputs_that_cannot_be_written_are_the_machines_failure() {
     let outcome = scratch().run("exec sum.csr -n 2 --input x.npy --output x.npy/out");
-    let error = "error: cannot make the folder x.npy/out: Not a directory (os error 20)\n";
+    let error = "error: cannot create the folder x.npy/out: Not a directory (os error 20)\n";
     assert_eq!(outcome.parts(), (2, "", error));
 }
 

@@ -78,7 +78,7 @@ fn several_errors_at_once() {
 fn a_text_that_is_not_utf8() {
     let scratch = Scratch::new();
     scratch.write("sum.csr", b"mesh ()\n; caf\xe9\n");
-    let error = "error: sum.csr:2: expected a text in UTF-8, got the byte 0xe9\n";
+    let error = "error: sum.csr:2: expected UTF-8 text, got byte 0xe9\n";
     scratch.refuses("opt sum.csr", error);
     scratch.refuses("exec sum.csr -n 1", error);
 }

@@ -47,7 +47,7 @@ fn run_lines_that_do_not_hold() {
     let expected = "\
 sum.csr:8: @sum: differs
   rank 0, result 0: expected [2, 3], got [2, 2]
-sum.csr:9: @sum: ok, it fails as expected
+sum.csr:9: @sum: ok, fails as expected
   error[input]: @sum: rank 0: argument v0: expected f32[2]{tp}, got f32[1]
 sum.csr:10: @sum: failed
   error[input]: @sum: rank 0: argument v0: expected f32[2]{tp}, got f32[1]

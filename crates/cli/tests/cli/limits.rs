@@ -141,9 +141,9 @@ fn refused(call: &str, options: &str) -> String {
     words.concat()
 }
 
-const BYTES: &str = "    note: --limit-bytes allows more, where the machine has it\n";
-const STEPS: &str = "    note: --limit-steps allows more\n";
-const OPERATIONS: &str = "    note: --limit-work allows more\n";
+const BYTES: &str = "    note: --limit-bytes raises the limit\n";
+const STEPS: &str = "    note: --limit-steps raises the limit\n";
+const OPERATIONS: &str = "    note: --limit-work raises the limit\n";
 
 #[test]
 fn more_memory_than_there_is() {
@@ -170,7 +170,7 @@ fn more_memory_than_there_is() {
     assert_eq!(refused("@square()", ""), expected);
     let too_many = |got: &str| {
         format!(
-            "  error[run]: return: rank 0: {got}: expected at most 134217728 elements, got 1000000000000\n    note: return a part of it, or what is made of it\n"
+            "  error[run]: return: rank 0: {got}: expected at most 134217728 elements, got 1000000000000\n    note: return a part of it, or a reduction of it\n"
         )
     };
     assert_eq!(refused("@returned(1)", ""), too_many("v1"));
@@ -277,12 +277,12 @@ fn arguments_that_are_too_large() {
     let fits = run(all);
     assert_eq!((fits.code, fits.stderr.as_str()), (0, ""));
     let error = format!(
-        "error[run]: parameter: rank 0: expected at most {} bytes of memory, got {all}, 4000 of them for v0\n  note: --limit-bytes allows more, where the machine has it\n",
+        "error[run]: parameter: rank 0: expected at most {} bytes of memory, got {all}, 4000 of them for v0\n  note: --limit-bytes raises the limit\n",
         all - 1
     );
     assert_eq!(run(all - 1).parts(), (1, "", error.as_str()));
     // Nothing is read of a file that is too large: 128 bytes before 4000 of data.
-    let error = "error: @neg: v0: x.npy: expected at most 4127 bytes of memory, got 4128\n  note: --limit-bytes allows more, where the machine has it\n";
+    let error = "error: @neg: v0: x.npy: expected at most 4127 bytes of memory, got 4128\n  note: --limit-bytes raises the limit\n";
     assert_eq!(run(4127).parts(), (1, "", error));
 }
 
@@ -311,7 +311,7 @@ fn limits_are_what_the_options_say() {
             assert_eq!(refused.code, 1);
             assert!(refused.stdout.contains(&error), "{option}{oracle}: {}", refused.stdout);
             assert!(
-                refused.stdout.ends_with(&format!("  note: {option} allows more\n")),
+                refused.stdout.ends_with(&format!("  note: {option} raises the limit\n")),
                 "{}",
                 refused.stdout
             );

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use consort_comm::spawn_with_heap;
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{AllReduceStart, OpDef, ReduceScatterStart, ReduceScatterVStart, ReduceStart};
+use consort_ir::ops::OpDef;
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::{Expect, print};
+use consort_ir::tolerance;
 use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
 use consort_oracle::plan::{Timing, run};
 use consort_oracle::{bind, generate, naive};
 use consort_passes::{Binding, PASSES, PassCx, plan, simplify};
-use consort_runtime::tolerance::{self, Tolerance};
 use consort_types::{Dtype, Rank, Reduce};
 
 use super::rank;
@@ -38,8 +38,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Case {
     seed: u64,
     program: Program,
-    inputs: Vec<Vec<Tensor>>,
-    expected: Vec<Vec<Tensor>>,
+    inputs: Vec<Vec<Literal>>,
+    expected: Vec<Vec<Literal>>,
     /// The tolerance of results; zero for every other program.
     tolerance: f64,
     /// The plans of all ranks: first of the program as written, then of the simplified one.
@@ -48,18 +48,13 @@ pub(crate) struct Case {
 
 /// Whether the executor computes the bits of the reference: its kernel is exact, and reductions have a fixed order.
 fn is_exact(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> bool {
-    let any = op.as_any();
-    let reduce = None
-        .or(any.downcast_ref::<AllReduceStart>().map(|op| (op.reduce, op.over)))
-        .or(any.downcast_ref::<ReduceStart>().map(|op| (op.reduce, op.over)))
-        .or(any.downcast_ref::<ReduceScatterStart>().map(|op| (op.reduce, op.over)))
-        .or(any.downcast_ref::<ReduceScatterVStart>().map(|op| (op.reduce, op.over)));
+    let reduce = op.collective().and_then(|collective| Some((collective.reduce?, collective.over)));
     match reduce {
         _ if args.iter().flat_map(Type::tensors).all(|ty| !ty.dtype.is_float()) => true,
         Some((Reduce::Min | Reduce::Max, _)) => true,
         Some((Reduce::Sum | Reduce::Product, over)) => mesh.group_size(over) <= 2,
         Some(_) => false,
-        None => tolerance::of(op.info().name, Dtype::F32) == Tolerance::Bits,
+        None => op.tolerance().is_exact(Dtype::F32),
     }
 }
 
@@ -95,9 +90,9 @@ impl Case {
         Ok(Case { seed, program, inputs, expected, tolerance, plans })
     }
 
-    fn plans(program: &Program, inputs: &[Vec<Tensor>], seed: u64) -> Result<Vec<Func>, String> {
+    fn plans(program: &Program, inputs: &[Vec<Literal>], seed: u64) -> Result<Vec<Func>, String> {
         let (mesh, func) = (&program.mesh, &program.funcs[0]);
-        let symbols = bind(mesh, func, inputs)?;
+        let symbols = bind(mesh, func, inputs).map_err(|failure| failure.to_string())?;
         let of = |(rank, symbols)| {
             // Which arguments are donated differs between ranks.
             let given = |param: usize| seed >> ((rank as usize + param) % 5) & 1 == 1;
@@ -144,11 +139,11 @@ impl Case {
     }
 
     /// The first rank whose results are not those of the oracle, and what differs.
-    fn differs(&self, got: &[Vec<Tensor>], tolerance: f64) -> Option<(usize, String)> {
+    fn differs(&self, got: &[Vec<Literal>], tolerance: f64) -> Option<(usize, String)> {
         (0..got.len()).find_map(|rank| Some((rank, self.rank_differs(rank, &got[rank], tolerance)?)))
     }
 
-    fn rank_differs(&self, rank: usize, got: &[Tensor], tolerance: f64) -> Option<String> {
+    fn rank_differs(&self, rank: usize, got: &[Literal], tolerance: f64) -> Option<String> {
         let expected = &self.expected[rank];
         if expected.len() != got.len() {
             return Some(format!("expected {} results, got {}", expected.len(), got.len()));
@@ -159,7 +154,7 @@ impl Case {
     }
 
     /// This rank's results of the second run of a plan: its memory has been used before.
-    fn play(&self, plan: &Func, all: &consort_comm::Group) -> Result<Vec<Tensor>, String> {
+    fn play(&self, plan: &Func, all: &consort_comm::Group) -> Result<Vec<Literal>, String> {
         let mut ready = rank::Ready::new(&self.program.mesh, plan.clone(), all, TIMEOUT)
             .map_err(|failure| failure.message)?;
         let inputs = &self.inputs[all.rank()];
@@ -171,7 +166,7 @@ impl Case {
         }
     }
 
-    fn threads(&self, plans: &[Func]) -> Result<Vec<Vec<Tensor>>, String> {
+    fn threads(&self, plans: &[Func]) -> Result<Vec<Vec<Literal>>, String> {
         let got = spawn_with_heap(plans.len(), HEAP, |all| self.play(&plans[all.rank()], &all));
         // Failures that follow from another rank's say less than that rank's.
         let follows = |error: &&String| error.contains("has left the group");
@@ -197,14 +192,14 @@ impl Case {
     }
 
     /// Whether a plan that shares no storage computes the same as these results.
-    fn is_rounded(&self, got: &[Vec<Tensor>]) -> Result<bool, String> {
+    fn is_rounded(&self, got: &[Vec<Literal>]) -> Result<bool, String> {
         let (mesh, func) = (&self.program.mesh, &self.program.funcs[0]);
-        let symbols = bind(mesh, func, &self.inputs)?;
+        let symbols = bind(mesh, func, &self.inputs).map_err(|failure| failure.to_string())?;
         let plans = (0u32..).zip(&symbols);
         let plans: Vec<Func> =
             plans.map(|(rank, symbols)| naive::plan(mesh, func, Rank(rank), symbols, false)).collect();
         let plain = self.threads(&plans)?;
-        let close = |(a, b): (&Tensor, &Tensor)| Expect::close(a, b, self.tolerance);
+        let close = |(a, b): (&Literal, &Literal)| Expect::close(a, b, self.tolerance);
         Ok(plain.iter().flatten().zip(got.iter().flatten()).all(close))
     }
 

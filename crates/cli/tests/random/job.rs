@@ -1,7 +1,5 @@
 //! A random program on ranks that are processes of this test program.
 
-use std::time::Duration;
-
 use consort_comm::init;
 use consort_comm::launch::{Options, Sink, launch};
 
@@ -20,16 +18,9 @@ pub(crate) fn run(seed: u64, ranks: usize) -> Result<(), String> {
     let own = own.to_str().ok_or("expected a path that is text")?;
     let variable = format!("CONSORT_RANDOM_RANK={seed}");
     let words = ["env", &variable, own, "--exact", "rank_program", "--nocapture", "--quiet"];
-    let options = Options {
-        ranks,
-        program: words.iter().map(|word| word.into()).collect(),
-        entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
-        tee: None,
-        flight: None,
-        timeout: Some(2 * TIMEOUT),
-        grace: Duration::from_secs(2),
-        deadline: None,
-    };
+    let program = words.iter().map(|word| word.into()).collect();
+    let entry = vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()];
+    let options = Options::new(ranks, program, entry, 2 * TIMEOUT);
     let said = Said::default();
     let outcome =
         launch(&options, Sink::new(said.clone()), Sink::new(said.clone())).map_err(|e| e.to_string())?;

@@ -106,7 +106,7 @@ fn a_stopped_rank_ends_the_others_at_the_deadline_and_is_ended() {
 fn a_parity_mismatch_has_the_same_text_on_every_rank() {
     let ended = run(ranks(4, "parity"));
     assert_eq!(ended.code, 1);
-    let expected = "parity: expected equal values on every rank, got|  attention_backend   ranks 0,2,3   flash|  \
+    let expected = "parity: expected equal values on every rank|  attention_backend   ranks 0,2,3   flash|  \
         attention_backend   rank 1        math|  note: start every rank with the same program, options and environment";
     for rank in 0..4 {
         assert_eq!(error(&ended, rank), expected);
@@ -173,7 +173,7 @@ fn what_cannot_be_started_is_one_error() {
         ),
         (
             &["-n", "2", "--", "./no/such"],
-            "run: ./no/such: expected a program, got: No such file or directory".into(),
+            "run: ./no/such: expected a program, got No such file or directory".into(),
         ),
         (
             &["-n", "2", "--", data_text],

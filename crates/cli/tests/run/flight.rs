@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Group, Kind, World};
+use consort_comm::{EventKind, Group, World};
 use consort_types::{Dtype, Reduce};
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn reduce(group: &Group, reduce: Reduce, until: Instant) -> Result<(), consort_c
 pub(crate) fn play(world: &World, part: &str) {
     let group = world.group(1 << 20, LONG).unwrap();
     (0..WARM).for_each(|_| reduce(&group, Reduce::Sum, Instant::now() + LONG).unwrap());
-    group.recorder().record(Kind::Kernel, group.recorder().name("matmul"), 640);
+    group.recorder().record(EventKind::Kernel, group.recorder().name("matmul"), 640);
     if part == "flight runs" {
         return run_on(world, &group);
     }
@@ -40,7 +40,7 @@ pub(crate) fn play(world: &World, part: &str) {
     }
     let error = reduce(&group, kind, until).unwrap_err();
     say(&format!("error {}", error.to_string().replace('\n', "|")));
-    if let Some(flight) = world.flight() {
+    if let Some(flight) = world.flight_record() {
         say(&flight.to_string());
     }
     std::process::exit(1);

@@ -58,6 +58,19 @@ fn tee_writes_what_each_rank_wrote() {
 }
 
 #[test]
+fn only_one_rank_prints_and_all_report_errors() {
+    let script = "echo out $CONSORT_RANK; printf part; echo err $CONSORT_RANK >&2";
+    let ended = run(consort(&["-n", "3", "--only", "1", "--", "sh", "-c", script]));
+    assert_eq!((ended.code, &ended.out[..]), (0, &["[1] out 1".to_string(), "[1] part".to_string()][..]));
+    let mut err: Vec<&str> = ended.err.lines().collect();
+    err.sort_unstable();
+    assert_eq!(err, ["[0] err 0", "[1] err 1", "[2] err 2"]);
+    let ended = run(consort(&["-n", "2", "--only", "2", "--", "true"]));
+    assert_eq!(ended.err, "error: run: --only: expected a rank below 2, got 2\n");
+    assert_eq!(ended.code, 1);
+}
+
+#[test]
 fn what_a_rank_leaves_behind_is_ended_with_it() {
     let job = Job::start(shells(1, "sleep 600 & echo pid $!"));
     let pid = job.line_with("pid ").split(' ').next_back().unwrap().parse().unwrap();

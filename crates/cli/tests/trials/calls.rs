@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, Moved, Outcome, Pending};
-use consort_types::{Dtype, Reduce};
+use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Outcome, Pending};
+use consort_types::{self as types, Axes, Collective, Dtype, GroupName, Reduce, Route};
 
 use super::plan::{Call, Fault, Kind};
 
@@ -81,8 +81,10 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
         Kind::AllReduceCommon => started(group.all_reduce_common(filled(count)?, element, reduce)),
         Kind::AllGather => started(group.all_gather(filled(count)?, room(count * n)?, 1)),
         Kind::AllGatherList => {
-            let moved = |count| Ok(Moved { operand: filled(count)?, result: room(count * n)?, outer: 1 });
-            started(group.all_gather_list(vec![moved(2)?, moved(count)?]))
+            let collective = Collective::new(types::Kind::AllGather, GroupName::Axes(Axes::NONE));
+            let types = [OperandType::new(element, &[])];
+            let operands = [filled(2)?, filled(count)?];
+            started(group.start(&collective, &types, operands, [room(2 * n)?, room(count * n)?]))
         }
         Kind::AllGatherCommon => started(group.all_gather_common(filled(count)?, 1)),
         Kind::ReduceScatter => {
@@ -105,21 +107,22 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
         Kind::AllGatherV => {
             let sizes = sizes(&call, n);
             let whole = sizes.iter().sum::<usize>() / 4;
-            started(group.all_gather_v(filled(uneven(&call, me))?, room(whole)?, sizes, 1))
+            started(group.all_gather_v(filled(uneven(&call, me))?, room(whole)?, &sizes, 1))
         }
         Kind::ReduceScatterV => {
-            let sizes = sizes(&call, n);
-            let whole = sizes.iter().sum::<usize>() / 4;
-            let result = room(uneven(&call, me))?;
-            started(group.reduce_scatter_v(filled(whole)?, result, element, reduce, sizes, 1))
+            let sizes: Vec<usize> = (0..n).map(|member| uneven(&call, member)).collect();
+            let (operand, result) = (filled(sizes.iter().sum())?, room(sizes[me])?);
+            // The same bytes, whatever the element type: only what differs by the fault may differ.
+            let sizes: Vec<usize> = sizes.iter().map(|size| size * 4 / element.size()).collect();
+            started(group.reduce_scatter_v(operand, result, element, reduce, &sizes, 1))
         }
         Kind::Permute => {
-            let mut to: Vec<Option<usize>> = (0..n).map(|m| (m + 1 < n).then_some(m + 1)).collect();
+            let mut to: Vec<Option<u32>> = (0..n).map(|m| (m + 1 < n).then_some(m as u32 + 1)).collect();
             if fault == Some(Fault::OtherRoute) {
                 // Differs from the others only in a part that need not concern this member.
                 to[n - 1] = Some(0);
             }
-            started(group.permute(filled(count)?, room(count)?, to))
+            started(group.permute(filled(count)?, room(count)?, &Route::Table(to)))
         }
         Kind::Barrier => started(group.barrier()),
         Kind::Exchange => {

@@ -51,17 +51,11 @@ pub(crate) fn run(plan: &Plan, folder: &Path) -> Ended {
     // Printing a backtrace takes longer than a panic may take to be reported.
     let environment = ["env", "-u", "RUST_BACKTRACE", &trial, &temporary];
     let arguments = [own.to_str().unwrap(), "--exact", "rank_program", "--nocapture", "--quiet"];
-    let options = Options {
-        ranks: plan.ranks,
-        program: environment.iter().chain(&arguments).map(|word| word.into()).collect(),
-        entry: vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()],
-        tee: None,
-        flight: None,
-        timeout: Some(Duration::from_secs(30)),
-        // Longer than an error may take, so that no rank is ended before it has one.
-        grace: Duration::from_millis(1500),
-        deadline: None,
-    };
+    let program = environment.iter().chain(&arguments).map(|word| word.into()).collect();
+    let entry = vec![env!("CARGO_BIN_EXE_consort").into(), "__rank".into()];
+    let mut options = Options::new(plan.ranks, program, entry, Duration::from_secs(30));
+    // Longer than an error may take, so that no rank is ended before it has one.
+    options.grace = Duration::from_millis(1500);
     let start = Instant::now();
     let (out, err) = (Said::default(), Said::default());
     let outcome = launch(&options, Sink::new(out.clone()), Sink::new(err.clone())).unwrap();

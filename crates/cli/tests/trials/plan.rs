@@ -189,7 +189,7 @@ pub(crate) struct Plan {
     pub(crate) ranks: usize,
     pub(crate) fault: Fault,
     pub(crate) guilty: usize,
-    /// The rank that sends the signal, if it is another one.
+    /// The rank that sends the signal, unless the guilty rank sends it to itself.
     pub(crate) other: usize,
     /// The step of the fault, and the call in it.
     pub(crate) step: usize,

@@ -1,5 +1,7 @@
 //! Results in a common buffer: each member writes its part there, and nobody copies.
 
+use consort_types::Kind;
+
 use super::two_phase;
 use crate::buffers::{places, spans, start_of};
 use crate::call::Call;
@@ -14,31 +16,31 @@ pub(crate) fn step(call: &mut Call, members: &Members) -> bool {
     let (n, me, number) = (members.n(), members.me, call.number);
     let giver = call.giver(n);
     let at = members.rows[giver].get(number, Word::Common) as usize;
-    let len = match call.op {
-        Op::AllGather { .. } => call.bytes() * n,
+    let Op { kind, dtype, reduce, root, outer, .. } = call.op;
+    let len = match kind {
+        Kind::AllGather => call.bytes() * n,
         // Only the root knows the size.
-        Op::Broadcast { root } => members.key(root, number).bytes as usize,
+        Kind::Broadcast => members.key(root, number).bytes as usize,
         _ => call.bytes(),
     };
     if members.ready(me, number) == 0 {
-        match &call.op {
-            Op::AllReduce { dtype, reduce } => {
+        match kind {
+            Kind::AllReduce => {
                 let own = two_phase::part(len, n, me);
                 let made = own.len();
                 let places = places(call.operands());
                 for (item, from, span) in spans(&places, own.clone()) {
                     let part = |member| Part::Peer(call.operand(members, member, item).range(from, span));
                     let start = start_of(&places, item) + from;
-                    super::reduce(members.common(giver, at, start, span), n, part, (*dtype, *reduce));
+                    super::reduce(members.common(giver, at, start, span), n, part, (dtype, reduce));
                 }
                 members.set_ready(number, made);
             }
-            Op::AllGather { outer: rows } => {
-                let rows = *rows;
-                let inner = call.bytes() / rows;
-                for row in 0..rows {
-                    let place = members.common(giver, at, (row * n + me) * inner, inner);
-                    place.copy_from_slice(members.given(call.operands()[0].place(), row * inner, inner));
+            Kind::AllGather => {
+                let inner = call.bytes() / outer;
+                for stripe in 0..outer {
+                    let place = members.common(giver, at, (stripe * n + me) * inner, inner);
+                    place.copy_from_slice(members.given(call.operands()[0].place(), stripe * inner, inner));
                 }
                 members.set_ready(number, 1);
             }

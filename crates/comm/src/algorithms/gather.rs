@@ -1,6 +1,6 @@
-//! Gathers: each result has as many rows as its operands, and each row concatenates the members' rows.
+//! Gathers: each result has as many stripes as its operands, and each stripe concatenates the members' stripes.
 
-use super::row_of;
+use super::stripe_of;
 use crate::call::Call;
 use crate::members::{Members, copy};
 
@@ -8,7 +8,7 @@ use crate::members::{Members, copy};
 pub(crate) fn all(call: &Call, members: &Members, outer: usize) {
     for (item, operand) in call.operands().iter().enumerate() {
         let outer = call.outer(item, outer);
-        let inner = row_of(operand.len(), outer);
+        let inner = stripe_of(operand.len(), outer);
         join(call, members, item, outer, |member| member * inner..(member + 1) * inner);
     }
 }
@@ -22,7 +22,7 @@ pub(crate) fn uneven(call: &Call, members: &Members, outer: usize) {
     });
 }
 
-/// Copies each member's rows to their place in the rows of the result.
+/// Copies each member's stripes to their place in the stripes of the result.
 fn join(
     call: &Call,
     members: &Members,
@@ -32,13 +32,13 @@ fn join(
 ) {
     let me = members.me;
     let result = &call.results()[item];
-    let whole = row_of(result.len(), outer);
+    let whole = stripe_of(result.len(), outer);
     // Each member begins with itself, so that not all read from one at once.
     for member in members.rotated() {
         let place = place(member);
-        for row in 0..outer {
-            let to = members.own(result.place(), row * whole + place.start, place.len());
-            let from = row * place.len();
+        for stripe in 0..outer {
+            let to = members.own(result.place(), stripe * whole + place.start, place.len());
+            let from = stripe * place.len();
             match member == me {
                 true => copy(to, members.given(call.operands()[item].place(), from, place.len())),
                 false => copy(to, call.operand(members, member, item).range(from, place.len())),

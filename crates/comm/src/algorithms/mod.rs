@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use crate::kernels::{self, Part};
 
-/// Bytes of one of `outer` rows. Mostly `outer` is 1, and a division takes as long as ten other instructions.
-pub(crate) fn row_of(bytes: usize, outer: usize) -> usize {
+/// Bytes of one of `outer` stripes. Mostly `outer` is 1, and a division takes as long as ten other instructions.
+pub(crate) fn stripe_of(bytes: usize, outer: usize) -> usize {
     if outer == 1 { bytes } else { bytes / outer }
 }
 

@@ -8,7 +8,6 @@ use crate::CommError;
 use crate::call::Call;
 use crate::error::{Side, Stop};
 use crate::members::{Members, copy};
-use crate::op::Op;
 use crate::row::Row;
 
 /// Copies the root's operands into this member's.
@@ -19,14 +18,16 @@ pub(crate) fn broadcast(call: &Call, members: &Members, root: usize) {
     }
 }
 
-/// Copies the operand of the member that sends to this one; zeros if none does.
+/// Copies the operands of the member that sends to this one; zeros if none does.
 pub(crate) fn permute(call: &Call, members: &Members) {
-    let (operand, result) = (&call.operands()[0], &call.results()[0]);
-    let out = members.own(result.place(), 0, result.len());
-    match call.routes().iter().position(|to| *to == Some(members.me)) {
-        Some(from) if from == members.me => copy(out, members.given(operand.place(), 0, operand.len())),
-        Some(from) => copy(out, call.operand(members, from, 0).range(0, operand.len())),
-        None => out.fill(0),
+    let sender = call.routes().iter().position(|to| *to == Some(members.me));
+    for (item, (operand, result)) in call.operands().iter().zip(call.results()).enumerate() {
+        let out = members.own(result.place(), 0, result.len());
+        match sender {
+            Some(from) if from == members.me => copy(out, members.given(operand.place(), 0, operand.len())),
+            Some(from) => copy(out, call.operand(members, from, item).range(0, operand.len())),
+            None => out.fill(0),
+        }
     }
 }
 
@@ -42,11 +43,13 @@ impl Splits<'_> {
         // This member's own slot is not read again: its cache line has moved to a peer.
         let key = if member == members.me { call.key } else { members.key(member, call.number) };
         let row = &members.rows[member];
-        match call.op {
-            _ if !key.is_even() => Splits::Table(row, row.table(call.number)),
+        if !key.is_even() {
+            Splits::Table(row, row.table(call.number))
+        } else if key == call.key {
             // The common case: its parts are as large as this member's.
-            Op::AllToAll { part } if key == call.key => Splits::Even(part),
-            _ => Splits::Even(key.bytes as usize / members.n()),
+            Splits::Even(call.op.part)
+        } else {
+            Splits::Even(key.bytes as usize / members.n())
         }
     }
 

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::buffers::{Places, spans, start_of};
 use crate::kernels::Part;
 use crate::members::{Item, Members};
-use crate::op::{Key, Op};
+use crate::op::Key;
 use crate::row::Word;
 use crate::sync::AtomicU64;
 
@@ -23,12 +23,13 @@ const CHUNK: usize = if cfg!(any(loom, shuttle)) { LINE } else { 512 << 10 };
 const LINE: usize = 64;
 
 /// A published large all_reduce. Either this member's thread or its progress thread can advance it.
-pub(crate) struct Job {
+pub(crate) struct LargeReduction {
     number: u64,
     key: Key,
-    dtype: Dtype,
     reduce: Reduce,
     operands: Places,
+    /// The element type of each.
+    dtypes: SmallVec<[Dtype; 8]>,
     /// The next member whose publication is not checked yet.
     checked: usize,
     /// How much of this member's part is reduced.
@@ -47,22 +48,27 @@ pub(crate) fn part(bytes: usize, n: usize, member: usize) -> Range<usize> {
     start(member)..start(member + 1)
 }
 
-impl Job {
-    pub(crate) fn new(members: &Members, number: u64, key: Key, operands: Places, op: &Op) -> Option<Job> {
-        let Op::AllReduce { dtype, reduce } = *op else { return None };
+impl LargeReduction {
+    pub(crate) fn new(
+        members: &Members,
+        number: u64,
+        key: Key,
+        (operands, dtypes): (Places, SmallVec<[Dtype; 8]>),
+        reduce: Reduce,
+    ) -> LargeReduction {
         let copied = SmallVec::from_elem(0, members.n());
-        Some(Job {
+        LargeReduction {
             number,
             key,
-            dtype,
             reduce,
             operands,
+            dtypes,
             checked: 0,
             reduced: 0,
             copied,
             finished: false,
             cancelled: false,
-        })
+        }
     }
 
     /// Cancels it: from now on no step touches a buffer.
@@ -135,7 +141,7 @@ impl Job {
                 false => Part::Peer(members.operand(self.number, member, self.item(item)).range(from, len)),
             };
             let own = members.own(self.operands[item], from, len);
-            super::reduce(own, members.n(), part, (self.dtype, self.reduce));
+            super::reduce(own, members.n(), part, (self.dtypes[item], self.reduce));
         }
     }
 

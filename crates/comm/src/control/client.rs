@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use super::error::ControlError;
-use super::failure::{Failure, What};
+use super::failure::{JobFailure, What};
 use super::frame::{
     Inbox, MAX_BLOB, MAX_NAME, MAX_REASON, Message, Reader, decode_pairs, encode_pairs, shortened,
 };
@@ -88,7 +88,7 @@ struct State {
     /// The last call that was answered.
     answered: String,
     answer: Option<Vec<Peer>>,
-    failure: Option<Failure>,
+    failure: Option<JobFailure>,
     /// The error of every call since the first one failed.
     error: Option<ControlError>,
     /// The coordinator ended normally: no failure, but no more calls either.
@@ -134,7 +134,7 @@ impl Control {
     }
 
     /// The first failure of the job, if there was one.
-    pub fn failure(&self) -> Option<Failure> {
+    pub fn failure(&self) -> Option<JobFailure> {
         self.shared.lock().failure.clone()
     }
 
@@ -152,7 +152,7 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         Box::new(move || {
             let failed = shared.failed.load(Ordering::Acquire);
-            let told = |failure: &Failure| (failure.culprits(), failure.to_string());
+            let told = |failure: &JobFailure| (failure.culprits(), failure.failure());
             if failed { shared.lock().failure.as_ref().map(told) } else { None }
         })
     }
@@ -325,11 +325,11 @@ impl Shared {
             }
             let during = during.to_string();
             if let Some(failure) = state.failure.clone() {
-                return Err(state.fail(ControlError::Failed { during, failure }));
+                return Err(state.fail(ControlError::Failed { during, failure: failure.into() }));
             }
             if state.closed {
-                let failure = Failure { rank: Some(0), what: What::Left, at: during.clone() };
-                return Err(state.fail(ControlError::Failed { during, failure }));
+                let failure = JobFailure { rank: Some(0), what: What::Left, at: during.clone() };
+                return Err(state.fail(ControlError::Failed { during, failure: failure.into() }));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -371,11 +371,11 @@ impl Shared {
                 Err(error) => {
                     // Most likely descriptors could not be received. The others wait for this rank.
                     let error = machine("control", &error.into());
-                    let reason = error.to_string().lines().next().unwrap_or_default().to_string();
+                    let reason = error.failure().title();
                     drop(self.lock().fail(error));
                     self.part(&Message::Abort { reason: reason.clone(), site: String::new() });
                     let what = What::Aborted(reason);
-                    return self.hear_failure(Failure { rank: Some(self.rank), what, at: String::new() });
+                    return self.hear_failure(JobFailure { rank: Some(self.rank), what, at: String::new() });
                 }
             }
             let state = self.lock();
@@ -409,10 +409,10 @@ impl Shared {
     /// is the last that it completed.
     fn hear_loss(&self) {
         let at = self.lock().answered.clone();
-        self.hear_failure(Failure { rank: self.host, what: What::Lost, at });
+        self.hear_failure(JobFailure { rank: self.host, what: What::Lost, at });
     }
 
-    fn hear_failure(&self, failure: Failure) {
+    fn hear_failure(&self, failure: JobFailure) {
         self.lock().failure.get_or_insert(failure);
         self.failed.store(true, Ordering::SeqCst);
         self.changed.notify_all();

@@ -10,9 +10,9 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::geteuid;
 
-use super::failure::{Exit, Failure};
+use super::failure::{Exit, JobFailure};
 use super::server::{Desk, Order, Server};
-use crate::flight::Flight;
+use crate::flight_record::FlightRecord;
 use crate::job::Job;
 use crate::limits::check_open_files;
 use crate::recorder::read_descriptor;
@@ -64,15 +64,15 @@ impl Coordinator {
     }
 
     /// The first failure of the job, if there was one.
-    pub fn failure(&self) -> Option<Failure> {
+    pub fn failure(&self) -> Option<JobFailure> {
         self.desk.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the flight recorders of all ranks hold, even of ranks that are dead, stopped or stuck. Empty before the
     /// ranks have made a group.
-    pub fn flight(&self) -> Flight {
+    pub fn flight_record(&self) -> FlightRecord {
         let kept = self.desk.heaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut flight = Flight::new(0..self.size);
+        let mut flight = FlightRecord::new(0..self.size);
         for heaps in kept {
             for (rank, heap) in heaps.ranks.iter().zip(&heaps.packet.fds) {
                 flight.add(*rank, read_descriptor(heap, *rank));
@@ -97,7 +97,7 @@ impl Coordinator {
 
     fn order(&self, order: Order) {
         self.desk.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        // Fails only if so many wake-ups are pending that one more changes nothing.
+        // Fails only if the counter is at its maximum, and then a wake-up is pending already.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -4,9 +4,10 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use super::failure::{Failure, write_rows};
+use consort_types::{Failure, aligned, ranks_text};
+
+use super::failure::JobFailure;
 use super::parity::Differing;
-use crate::ranks_text;
 
 /// Why a call on the control plane gave no result. After the first error every later call gives the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub enum ControlError {
         /// What this rank was doing, with its source line.
         during: String,
         /// The first failure, the same on every rank.
-        failure: Failure,
+        failure: Box<JobFailure>,
     },
     /// The ranks do not have the same settings.
     Parity {
@@ -66,43 +67,58 @@ pub enum ControlError {
     },
 }
 
-impl fmt::Display for ControlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl ControlError {
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
         match self {
-            ControlError::Failed { failure, .. } if failure.names_its_call() => failure.fmt(f),
-            ControlError::Failed { during, failure } => write!(f, "{during}: {failure}"),
+            ControlError::Failed { during, failure } => {
+                let failure = failure.failure();
+                // A failure that was found in a call names that call.
+                if failure.op.is_empty() { failure.of(during.clone()) } else { failure }
+            }
             ControlError::Parity { differing } => {
-                f.write_str("parity: expected equal values on every rank, got")?;
                 let rows: Vec<[String; 3]> = differing.iter().flat_map(parity_rows).collect();
-                write_rows(f, &rows)?;
-                f.write_str("\n  note: start every rank with the same program, options and environment")
+                Failure::new(("equal values on every rank", ""))
+                    .of("parity")
+                    .rows(aligned(&rows))
+                    .note("start every rank with the same program, options and environment")
             }
             ControlError::NotAdmitted { deadline, last } => {
-                write!(f, "init: expected a welcome from the coordinator within {deadline:?}, got {last}")?;
-                f.write_str("\n  note: without `consort run` rank 0 runs the coordinator, and must have started; CONSORT_JOB and ")?;
-                f.write_str("CONSORT_SECRET must be the same on all ranks, on one host, of one user")
+                let expected = format!("a welcome from the coordinator within {deadline:?}");
+                Failure::new((expected, last)).of("init").note(
+                    "without `consort run` rank 0 runs the coordinator, and must have started; CONSORT_JOB and \
+                     CONSORT_SECRET must be the same on all ranks, on one host, of one user",
+                )
             }
             ControlError::Refused { reason } => {
-                write!(f, "init: the coordinator refuses this rank: {reason}")?;
-                f.write_str("\n  note: each rank is one process; a program that a rank starts is not a rank")
+                Failure::new(format!("the coordinator refuses this rank: {reason}"))
+                    .of("init")
+                    .note("each rank is one process; a program that a rank starts is not a rank")
             }
             ControlError::Silent { during, host } => {
                 let host = host.map_or("the launcher".to_string(), |rank| format!("rank {rank}"));
-                write!(f, "{during}: expected an answer from {host} by the deadline, got none")?;
-                f.write_str("\n  note: it runs the coordinator, and its process is stopped or overloaded")
+                Failure::new((format!("an answer from {host} by the deadline"), "none"))
+                    .of(during.clone())
+                    .note("it runs the coordinator, and its process is stopped or overloaded")
             }
-            ControlError::Parted => {
-                f.write_str("control: expected no call after the goodbye, got one")?;
-                f.write_str("\n  note: keep the World until the last call")
-            }
+            ControlError::Parted => Failure::new("the control plane was called after this rank had left")
+                .of("control")
+                .note("keep the World until the last call"),
             ControlError::TooLong { call, what, limit, length } => {
-                write!(f, "{call}: {what}: expected at most {limit} bytes, got {length}")?;
-                f.write_str("\n  note: the control plane carries names and settings; data goes over a group")
+                Failure::new((format!("at most {limit} bytes"), length.to_string()))
+                    .of(format!("{call}: {what}"))
+                    .note("the control plane carries names and settings; data goes over a group")
             }
             ControlError::Machine { during, error, note } => {
-                write!(f, "{during}: {error}\n  note: {note}")
+                Failure::new(error.clone()).of(during.clone()).note(note.clone())
             }
         }
+    }
+}
+
+impl fmt::Display for ControlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
     }
 }
 
@@ -130,7 +146,7 @@ mod tests {
         ];
         let error =
             ControlError::Parity { differing: vec![Differing { key: "attention".to_string(), values }] };
-        let expected = "parity: expected equal values on every rank, got
+        let expected = "parity: expected equal values on every rank
   attention   ranks 0,2   flash
   attention   rank 1      math
   attention   rank 3      (not given)

@@ -4,9 +4,9 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use consort_types::{Failure, aligned, ranks_text};
 use serde::{Deserialize, Serialize};
 
-use crate::ranks_text;
 use crate::status::Cause;
 
 /// How a process ended.
@@ -95,7 +95,7 @@ pub(crate) fn signal_name(signal: i32) -> Option<&'static str> {
 
 /// The first failure of a job. Every rank is told the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct JobFailure {
     /// The rank to blame; `None` for the launcher.
     pub rank: Option<usize>,
     /// What happened.
@@ -124,8 +124,8 @@ pub enum What {
     Differs(Vec<(String, String, Vec<usize>)>),
 }
 
-impl Failure {
-    /// The ranks to blame, as far as they are known.
+impl JobFailure {
+    /// The ranks known to be to blame.
     pub fn culprits(&self) -> Vec<usize> {
         match &self.what {
             What::Caused(cause) => cause.culprits.clone(),
@@ -133,65 +133,63 @@ impl Failure {
         }
     }
 
-    /// Whether the text begins with the call in which the failure was found.
-    pub(crate) fn names_its_call(&self) -> bool {
-        matches!(self.what, What::Late(_) | What::Differs(_))
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
+        let who = self.rank.map_or("the launcher ".to_string(), |rank| format!("rank {rank} "));
+        match &self.what {
+            What::Caused(cause) if !cause.is_deadlock => {
+                Failure::elsewhere(cause.by, cause.failure().to_string())
+            }
+            _ => self.of_subject(&who),
+        }
     }
-}
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = self.rank.map_or("the launcher".to_string(), |rank| format!("rank {rank}"));
+    /// The text in a line that names `rank` already, without the way out.
+    pub(crate) fn told_of(&self, rank: usize) -> String {
+        let failure = if self.rank == Some(rank) { self.of_subject("") } else { self.failure() };
+        Failure { notes: Vec::new(), ..*failure }.to_string()
+    }
+
+    /// The facts, where `who` is the subject of what one rank did.
+    fn of_subject(&self, who: &str) -> Box<Failure> {
         let after = if self.at.is_empty() { String::new() } else { format!(", after {}", self.at) };
         match &self.what {
-            What::Ended(exit) if exit.is_success() => {
-                write!(f, "{who} {exit} without a goodbye{after}")?;
-                f.write_str("\n  note: a rank makes all calls that the others make, and drops its World, before it ends")
-            }
-            What::Ended(exit) => {
-                write!(f, "{who} {exit}{after}\n  note: its own output says why")
-            }
-            What::Lost => {
-                write!(f, "{who} closed its connection without a goodbye{after}")?;
-                f.write_str("\n  note: its process died or closed a file that is not its own")
-            }
-            What::Left => {
-                write!(f, "{who} said goodbye and does not come to {}", self.at)?;
-                f.write_str("\n  note: a rank makes all calls that the others make before it drops its World")
-            }
+            What::Ended(exit) if exit.is_success() => Failure::new(format!(
+                "{who}{exit} without a goodbye{after}"
+            ))
+            .note("a rank must make all calls that the others make, and drop its World, before it ends"),
+            What::Ended(exit) => Failure::new(format!("{who}{exit}{after}")).note("its own output says why"),
+            What::Lost => Failure::new(format!("{who}closed its connection without a goodbye{after}"))
+                .note("its process died, or the program closed the descriptor of the control connection"),
+            What::Left => Failure::new(format!("{who}said goodbye and does not come to {}", self.at))
+                .note("a rank must make all calls that the others make before it drops its World"),
             What::Aborted(reason) => {
                 let at = if self.at.is_empty() { String::new() } else { format!(" at {}", self.at) };
-                write!(f, "{who} aborted{at}: {reason}\n  note: its own output may say more")
+                Failure::new(format!("{who}aborted{at}: {reason}")).note("its own output may say more")
             }
-            What::Caused(Cause { by, text, .. }) => write!(f, "rank {by} stopped: {text}"),
+            What::Caused(cause) => cause.failure(),
             What::Late(missing) => {
-                write!(f, "{}: the deadline passed; missing: {}", self.at, ranks_text(missing))?;
-                f.write_str("\n  note: they are stopped, or busy for longer than the deadline, or do not make this call")
+                Failure::new(format!("the deadline passed; missing: {}", ranks_text(missing)))
+                    .of(self.at.clone())
+                    .note("they are stopped, or busy for longer than the deadline, or do not make this call")
             }
             What::Differs(calls) => {
-                write!(f, "{}: expected the same call on every rank, got", self.at)?;
-                let rows: Vec<[String; 3]> = calls
-                    .iter()
-                    .map(|(call, site, ranks)| [ranks_text(ranks), call.clone(), site.clone()])
-                    .collect();
-                write_rows(f, &rows)?;
-                f.write_str(
-                    "\n  note: the ranks took different branches; make the condition the same on all of them",
-                )
+                let row = |(call, site, ranks): &(String, String, Vec<usize>)| {
+                    [ranks_text(ranks), call.clone(), site.clone()]
+                };
+                Failure::new(("the same call on every rank", ""))
+                    .of(self.at.clone())
+                    .rows(aligned(&calls.iter().map(row).collect::<Vec<_>>()))
+                    .note("the ranks took different branches; make the condition the same on all of them")
             }
         }
     }
 }
 
-/// Rows with aligned columns, each on a line of its own.
-pub(crate) fn write_rows<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
-    let widths: [usize; N] =
-        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
-    for row in rows {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        write!(f, "\n  {}", cells.collect::<Vec<_>>().join("   ").trim_end())?;
+impl fmt::Display for JobFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -219,8 +217,8 @@ mod tests {
             ("parity".to_string(), "tp.rs:44".to_string(), vec![2]),
         ];
         let at = "call 3: barrier \"a\"".to_string();
-        let failure = Failure { rank: Some(2), what: What::Differs(calls), at };
-        let expected = "call 3: barrier \"a\": expected the same call on every rank, got
+        let failure = JobFailure { rank: Some(2), what: What::Differs(calls), at };
+        let expected = "call 3: barrier \"a\": expected the same call on every rank
   ranks 0,1,3   barrier \"a\"   tp.rs:41
   rank 2        parity        tp.rs:44
   note: the ranks took different branches; make the condition the same on all of them";

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use postcard::fixint::le;
 use serde::{Deserialize, Serialize};
 
-use super::failure::Failure;
+use super::failure::JobFailure;
 
 /// Maximum bytes of a blob that a rank may bring to a meeting.
 pub const MAX_BLOB: usize = 64 * 1024;
@@ -21,7 +21,7 @@ pub(crate) const MAX_NAME: usize = 256;
 /// Maximum bytes of the reason for an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 /// Changes whenever the messages do.
-pub(super) const PROTOCOL: u8 = 4;
+pub(super) const PROTOCOL: u8 = 5;
 
 const HEADER: usize = 7;
 
@@ -50,7 +50,7 @@ pub(super) enum Message {
     /// From the coordinator: all arrived. For each rank its process, whether its descriptor is attached, its blob.
     Met { peers: Vec<(u32, bool, Vec<u8>)> },
     /// From the coordinator: the job failed.
-    Failed(Failure),
+    Failed(JobFailure),
     /// From the coordinator: it ends normally.
     Closing,
 }
@@ -174,14 +174,14 @@ pub(super) fn decode_pairs(blob: &[u8]) -> Option<Vec<(String, String)>> {
 
 #[cfg(test)]
 mod tests {
-    use consort_types::Rng;
+    use consort_types::{Failure, Rng};
 
     use super::*;
     use crate::control::failure::{Exit, What};
     use crate::status::Cause;
 
     fn failure(rank: Option<usize>, what: What) -> Message {
-        Message::Failed(Failure { rank, what, at: "barrier \"a\"".to_string() })
+        Message::Failed(JobFailure { rank, what, at: "barrier \"a\"".to_string() })
     }
 
     fn all() -> Vec<(Message, Reader)> {
@@ -206,7 +206,7 @@ mod tests {
             (failure(Some(1), What::Ended(Exit::Signal(9))), rank),
             (failure(Some(1), What::Aborted("r".into())), rank),
             (failure(Some(1), What::Late(vec![1, 2])), rank),
-            (failure(Some(1), What::Caused(Cause { by: 2, text: "t".into(), culprits: vec![1, 0] })), rank),
+            (failure(Some(1), What::Caused(Cause::new(2, Failure::new("t").note("n"), vec![1, 0]))), rank),
             (failure(Some(1), What::Differs(differs)), rank),
             (Message::Closing, rank),
         ]

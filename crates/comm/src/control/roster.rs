@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::failure::{Exit, Failure, What};
+use super::failure::{Exit, JobFailure, What};
 use super::frame::{MAX_REASON, Message, shortened};
 use crate::status::Cause;
 
@@ -67,7 +67,7 @@ pub(super) struct Roster {
     members: Vec<Member>,
     /// How many meetings were completed.
     meetings: u64,
-    failure: Option<Failure>,
+    failure: Option<JobFailure>,
     /// Whether a launcher reports how processes end.
     launched: bool,
     /// Packets to send, each with its rank.
@@ -101,7 +101,7 @@ impl Roster {
         self.heaps.take()
     }
 
-    pub(super) fn failure(&self) -> Option<&Failure> {
+    pub(super) fn failure(&self) -> Option<&JobFailure> {
         self.failure.as_ref()
     }
 
@@ -142,6 +142,7 @@ impl Roster {
         let size = self.members.len();
         cause.culprits.retain(|rank| *rank < size);
         cause.text = shortened(&cause.text, MAX_REASON);
+        cause.notes = shortened(&cause.notes, MAX_REASON);
         if cause.by < size && !cause.culprits.is_empty() {
             self.members[rank].cause = Some(cause);
         }
@@ -161,7 +162,7 @@ impl Roster {
 
     /// A rank aborts the job.
     pub(super) fn abort(&mut self, rank: Option<usize>, reason: String, site: String) {
-        self.fail(Failure { rank, what: What::Aborted(reason), at: site });
+        self.fail(JobFailure { rank, what: What::Aborted(reason), at: site });
     }
 
     /// A rank's connection closed.
@@ -201,7 +202,7 @@ impl Roster {
             let missing: Vec<usize> =
                 (0..self.members.len()).filter(|rank| self.members[*rank].arrival.is_none()).collect();
             let at = self.meeting_text();
-            self.fail(Failure { rank: missing.first().copied(), what: What::Late(missing), at });
+            self.fail(JobFailure { rank: missing.first().copied(), what: What::Late(missing), at });
         }
     }
 
@@ -245,7 +246,7 @@ impl Roster {
         // The same call from two source lines is the same call; its lines are shown only in a mismatch.
         if calls.iter().any(|(name, _, _)| *name != calls[0].0) {
             let at = format!("call {}", self.meetings);
-            self.fail(Failure { rank: Some(came), what: What::Differs(calls), at });
+            self.fail(JobFailure { rank: Some(came), what: What::Differs(calls), at });
         }
     }
 
@@ -295,17 +296,17 @@ impl Roster {
     }
 
     /// A failure of a rank, or the cause that it published.
-    fn blamed(&self, rank: usize, what: What, at: String) -> Failure {
+    fn blamed(&self, rank: usize, what: What, at: String) -> JobFailure {
         match &self.members[rank].cause {
             Some(cause) => {
                 let rank = cause.culprits.first().copied();
-                Failure { rank, what: What::Caused(cause.clone()), at }
+                JobFailure { rank, what: What::Caused(cause.clone()), at }
             }
-            None => Failure { rank: Some(rank), what, at },
+            None => JobFailure { rank: Some(rank), what, at },
         }
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: JobFailure) {
         if self.failure.is_none() {
             self.broadcast(&Message::Failed(failure.clone()));
             self.failure = Some(failure);

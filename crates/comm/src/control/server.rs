@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 
-use super::failure::{Exit, Failure};
+use super::failure::{Exit, JobFailure};
 use super::frame::{Garbage, Inbox, MAX_NAME, Message, Reader};
 use super::roster::{Arrival, Heaps, Packet, Roster};
 use super::socket::{Progress, receive, send, timespec};
@@ -52,7 +52,7 @@ pub(super) struct Desk {
     pub(super) orders: Mutex<Vec<Order>>,
     pub(super) strangers: AtomicU64,
     pub(super) failed: AtomicBool,
-    pub(super) failure: Mutex<Option<Failure>>,
+    pub(super) failure: Mutex<Option<JobFailure>>,
     /// The heaps of the last groups, newest last, for the flight recorder.
     pub(super) heaps: Mutex<VecDeque<Heaps>>,
 }

@@ -43,7 +43,7 @@ pub(crate) fn receive(
         }
     }
     if take_fds && received.flags.contains(ReturnFlags::CTRUNC) {
-        // Descriptors were lost, most likely because no number was free.
+        // Descriptors were lost, most likely because this process is at its limit of open files.
         return Err(Errno::MFILE);
     }
     inbox.bytes.extend(&bytes[..received.bytes]);

@@ -98,7 +98,7 @@ fn a_parity_mismatch_has_the_same_text_on_every_rank_and_stays() {
         assert_eq!(control.barrier("later", LONG).unwrap_err(), first);
         first.to_string()
     });
-    let expected = "parity: expected equal values on every rank, got
+    let expected = "parity: expected equal values on every rank
   backend   ranks 0,2,3   flash
   backend   rank 1        math
   note: start every rank with the same program, options and environment";
@@ -339,7 +339,7 @@ fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
         }
         control.barrier("all are kept", LONG).unwrap();
         if rank == 0 {
-            let flight = coordinator.flight();
+            let flight = coordinator.flight_record();
             assert!(flight.is_empty() && flight.lost.values().all(Option::is_none), "{flight:?}");
         }
         // The first two are closed already; otherwise this would block forever.
@@ -352,18 +352,18 @@ fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
 
 #[test]
 fn the_recorder_of_a_heap_that_was_shared_is_read_without_its_owner() {
-    use crate::event::Kind;
+    use crate::event::EventKind;
     use crate::recorder::{Recorder, SIZE};
     use crate::segment::Segment;
 
     job(2, false, |control, rank, coordinator| {
         let (segment, fd) = Segment::shared(SIZE).unwrap();
         let recorder = Recorder::new(segment.into(), "world");
-        recorder.record(Kind::Compile, recorder.name(&format!("program {rank}")), 0);
+        recorder.record(EventKind::Compile, recorder.name(&format!("program {rank}")), 0);
         control.share_heap(&[], fd.as_fd(), LONG).unwrap();
         drop((recorder, fd));
         control.barrier("nobody has it mapped", LONG).unwrap();
-        let flight = coordinator.flight();
+        let flight = coordinator.flight_record();
         let mut ops: Vec<&str> = flight.events.iter().map(|event| event.op.as_str()).collect();
         ops.sort();
         assert_eq!(ops, ["program 0", "program 1"]);

@@ -6,6 +6,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use consort_types::Failure;
+
 use super::MAX_RANKS;
 use crate::control::Exit;
 use crate::limits::way_out;
@@ -81,68 +83,68 @@ impl LaunchError {
     pub fn is_machine(&self) -> bool {
         matches!(self, LaunchError::Machine { .. } | LaunchError::Orphan { .. } | LaunchError::Watcher { .. })
     }
+
+    /// The error as a [`Failure`], to which a caller adds its op and its source line.
+    pub fn failure(&self) -> Box<Failure> {
+        let program = |program: &OsString| format!("run: {}", program.display());
+        match self {
+            LaunchError::Ranks { got } => Failure::new((format!("1 to {MAX_RANKS} ranks"), got.to_string()))
+                .of("run")
+                .note("-n N says how many"),
+            LaunchError::NoProgram => Failure::new(("a program", "none"))
+                .of("run")
+                .note("it comes after the options: run -n 2 -- PROGRAM"),
+            LaunchError::NotFound { program: name, here } => {
+                Failure::new(("a program in PATH", "none")).of(program(name)).note(match here {
+                    true => format!("for the file in this folder write ./{}", name.display()),
+                    false => "is the name right, and is it built?".to_string(),
+                })
+            }
+            LaunchError::Unreadable { program: name, error } => {
+                Failure::new(("a program", error.to_string()))
+                    .of(program(name))
+                    .note("is the path right, and is it built?")
+            }
+            LaunchError::NotExecutable { program: name } => {
+                Failure::new(("a program", "a file that may not be executed"))
+                    .of(program(name))
+                    .note(format!("if it is one, chmod +x {}", name.display()))
+            }
+            LaunchError::Exec { program: name, error } => {
+                Failure::new(format!("cannot be executed: {error}"))
+                    .of(program(name))
+                    .note("is it built for this machine, or is the interpreter in its first line there?")
+            }
+            LaunchError::Orphan { parent } => {
+                Failure::new(format!("process {parent}, which started this one, is gone"))
+                    .of("run")
+                    .note("ranks end with their launcher")
+            }
+            LaunchError::Entry => Failure::new("this entry is internal to the launcher")
+                .of("run")
+                .note("start programs with `consort run`"),
+            LaunchError::Watcher { pid, exit } => {
+                let ended = match exit {
+                    Some(exit) => exit.to_string(),
+                    None => "did not end its processes in time and was killed".to_string(),
+                };
+                Failure::new(format!("the watcher of the job, process {pid}, {ended}"))
+                    .of("run")
+                    .note("the ranks were ended with it; start the job again")
+            }
+            LaunchError::Tee { path, error } => Failure::new(error.to_string())
+                .of(format!("run: --tee: {}", path.display()))
+                .note("name a folder that can be written"),
+            LaunchError::Machine { what, error } => {
+                Failure::new(format!("cannot {what}: {error}")).of("run").note(way_out(error))
+            }
+        }
+    }
 }
 
 impl fmt::Display for LaunchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LaunchError::Ranks { got } => {
-                write!(f, "run: expected 1 to {MAX_RANKS} ranks, got {got}")?;
-                f.write_str("\n  note: -n N says how many")
-            }
-            LaunchError::NoProgram => f.write_str(
-                "run: expected a program, got none\n  note: it comes after the options: run -n 2 -- PROGRAM",
-            ),
-            LaunchError::NotFound { program, here } => {
-                let program = program.display();
-                write!(f, "run: {program}: expected a program in PATH, got none")?;
-                match here {
-                    true => write!(f, "\n  note: for the file in this folder write ./{program}"),
-                    false => f.write_str("\n  note: is the name right, and is it built?"),
-                }
-            }
-            LaunchError::Unreadable { program, error } => {
-                write!(f, "run: {}: expected a program, got: {error}", program.display())?;
-                f.write_str("\n  note: is the path right, and is it built?")
-            }
-            LaunchError::NotExecutable { program } => {
-                let program = program.display();
-                write!(f, "run: {program}: expected a program, got a file that may not be executed")?;
-                write!(f, "\n  note: if it is one, chmod +x {program}")
-            }
-            LaunchError::Exec { program, error } => {
-                write!(f, "run: {}: cannot be executed: {error}", program.display())?;
-                f.write_str(
-                    "\n  note: is it built for this machine, or is the interpreter in its first line there?",
-                )
-            }
-            LaunchError::Orphan { parent } => {
-                write!(f, "run: process {parent}, which started this one, is gone")?;
-                f.write_str("\n  note: ranks end with their launcher")
-            }
-            LaunchError::Entry => {
-                f.write_str("run: expected the arguments of a launcher, got others")?;
-                f.write_str("\n  note: start programs with `consort run`")
-            }
-            LaunchError::Watcher { pid, exit } => {
-                write!(f, "run: the watcher of the job, process {pid}, ")?;
-                match exit {
-                    Some(exit) => exit.fmt(f)?,
-                    None => f.write_str("did not end its processes in time and was killed")?,
-                }
-                f.write_str("\n  note: the ranks were ended with it; start the job again")
-            }
-            LaunchError::Tee { path, error } => {
-                write!(
-                    f,
-                    "run: --tee: {}: {error}\n  note: name a folder that can be written",
-                    path.display()
-                )
-            }
-            LaunchError::Machine { what, error } => {
-                write!(f, "run: cannot {what}: {error}\n  note: {}", way_out(error))
-            }
-        }
+        self.failure().fmt(f)
     }
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::Options;
 use super::error::LaunchError;
 use super::signals::Signals;
 use crate::control::socket::timespec;
@@ -69,6 +70,8 @@ struct TeeFile {
 pub(super) struct Output {
     streams: Vec<Stream>,
     tees: VecDeque<(Option<TeeFile>, Option<TeeFile>)>,
+    /// The rank whose standard output is written; `None` for all of them.
+    only: Option<usize>,
     out: Sink,
     err: Sink,
     /// Whether something could not be written.
@@ -76,10 +79,10 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens the files of `--tee` for `ranks` ranks.
-    pub(super) fn new(ranks: usize, tee: Option<&Path>, out: Sink, err: Sink) -> Result<Output, LaunchError> {
+    /// Opens the files of `--tee`.
+    pub(super) fn new(options: &Options, out: Sink, err: Sink) -> Result<Output, LaunchError> {
         let mut tees = VecDeque::new();
-        if let Some(folder) = tee {
+        if let Some(folder) = &options.tee {
             let failed = |path: &Path, error| LaunchError::Tee { path: path.to_path_buf(), error };
             fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
             let open = |rank: usize, ending: &str| {
@@ -87,11 +90,11 @@ impl Output {
                 let file = File::create(&path).map_err(|error| failed(&path, error))?;
                 Ok(TeeFile { path, file })
             };
-            for rank in 0..ranks {
+            for rank in 0..options.ranks {
                 tees.push_back((Some(open(rank, "out")?), Some(open(rank, "err")?)));
             }
         }
-        Ok(Output { streams: Vec::new(), tees, out, err, lost: false })
+        Ok(Output { streams: Vec::new(), tees, only: options.only, out, err, lost: false })
     }
 
     /// Adds the pipes of the next rank.
@@ -183,6 +186,9 @@ impl Output {
     fn write(&mut self, i: usize, piece: &[u8]) {
         let stream = &mut self.streams[i];
         let is_err = stream.is_err;
+        if !is_err && self.only.is_some_and(|only| only != stream.rank) {
+            return;
+        }
         let sink = if is_err { &mut self.err } else { &mut self.out };
         let text = stream.lines(piece, sink.colour);
         if !text.is_empty()
@@ -218,7 +224,7 @@ impl Stream {
         told
     }
 
-    /// The lines that this piece completes, as they are written; at the end the partial one too.
+    /// The lines that this piece completes, formatted for output; at the end also the partial line.
     fn lines(&mut self, piece: &[u8], colour: bool) -> Vec<u8> {
         let mut text = Vec::new();
         for part in piece.split_inclusive(|byte| *byte == b'\n') {

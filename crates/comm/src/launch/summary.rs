@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use consort_types::ranks_text;
+
 use super::{Options, Outcome, Rank, TIMED_OUT};
-use crate::control::{Exit, Failure, What};
-use crate::ranks_text;
+use crate::control::{Exit, JobFailure, What};
 
 /// How the ranks of a job ended.
 pub(super) struct Ends<'a> {
@@ -18,7 +19,7 @@ pub(super) struct Ends<'a> {
 
 impl Ends<'_> {
     /// The job's exit code and the summary, given the first failure that the coordinator knows.
-    pub(super) fn outcome(&self, failure: Option<Failure>, strangers: u64, options: &Options) -> Outcome {
+    pub(super) fn outcome(&self, failure: Option<JobFailure>, strangers: u64, options: &Options) -> Outcome {
         let first_bad = self.order.iter().copied().find(|rank| self.bad_exit(*rank).is_some());
         let mut summary = String::new();
         let code = if self.timed_out {
@@ -60,24 +61,19 @@ impl Ends<'_> {
     }
 
     /// Writes how ranks failed, and the last lines of the first of them.
-    fn write_failure(&self, out: &mut String, ranks: &[usize], failure: Option<&Failure>) {
+    fn write_failure(&self, out: &mut String, ranks: &[usize], failure: Option<&JobFailure>) {
         let [rank, rest @ ..] = ranks else { return };
         let exit = self.ranks[*rank].end.map(|end| end.exit);
         let what = match (failure.filter(|failure| failure.what != What::Lost), exit) {
             (Some(failure), exit) => {
-                let text = match &failure.what {
-                    What::Caused(cause) => cause.text.clone(),
-                    _ => failure.to_string(),
-                };
-                let told = text.split("\n  note: ").next().unwrap_or_default();
-                let told = told.strip_prefix(&format!("rank {rank} ")).unwrap_or(told);
+                let told = failure.told_of(*rank);
                 match (exit, &failure.what) {
-                    (_, What::Caused(cause)) if ranks == [cause.by] => told.to_string(),
+                    (_, What::Caused(cause)) if ranks == [cause.by] => told,
                     (_, What::Caused(cause)) => format!("{told}\n  found by rank {}", cause.by),
                     (Some(exit), what) if self.by_itself(*rank) && !matches!(what, What::Ended(_)) => {
                         format!("{told}; it {exit}")
                     }
-                    _ => told.to_string(),
+                    _ => told,
                 }
             }
             (None, Some(exit)) => exit.to_string(),

@@ -137,7 +137,7 @@ impl Watcher {
     }
 
     fn start(&mut self, rank: usize) -> io::Result<u32> {
-        // The kernel did not deliver them if this process has no numbers free for them.
+        // The kernel drops them if this process is at its limit of open files.
         let (out, err) = self.link.take_fds().ok_or(Errno::MFILE)?;
         let [program, arguments @ ..] = &self.rank_command[..] else { return Err(Errno::INVAL.into()) };
         let mut command = Command::new(program);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use consort_types::{Dtype, Reduce};
+use consort_types::{Dtype, Reduce, Route};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
@@ -112,10 +112,10 @@ fn all_to_all(group: &Group, op: usize, part: usize, _: usize) -> Result<Finish,
 }
 
 fn ring(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, CommError> {
-    let to = (0..N).map(|rank| Some((rank + by) % N)).collect();
     let from = (group.rank() + N - by) % N;
     let result = group.heap().alloc(part)?;
-    finish(group.permute(operand(group, op, part)?, result, to)?, move |at| given(from, op, at))
+    let pending = group.permute(operand(group, op, part)?, result, &Route::Ring(by as i64))?;
+    finish(pending, move |at| given(from, op, at))
 }
 
 fn exchange(group: &Group, op: usize, part: usize, by: usize) -> Result<Finish, CommError> {

@@ -11,39 +11,44 @@ fn recorder() -> (Recorder, Arc<Segment>, std::os::fd::OwnedFd) {
     (Recorder::new(Arc::clone(&segment), "world"), segment, fd)
 }
 
-fn call(number: u64) -> Call {
+fn call(number: u64) -> CallRecord {
     // all_reduce, f32 (the first element type), sum (the first reduction).
     let key = Key { what: 1 << 8 | 1 << 16, bytes: 8 * number, extra: 7 };
-    Call { number, key, text: Name::default() }
+    CallRecord { number, key, text: CallText::default() }
 }
 
 fn start(recorder: &Recorder, number: u64) {
-    recorder.call(Kind::Start, call(number), Name::default());
+    recorder.call(EventKind::Start, call(number), Name::default());
 }
 
 #[test]
 fn an_operation_that_is_over_says_when() {
     let (recorder, segment, _fd) = recorder();
-    let event = recorder.call(Kind::Start, call(0), Name::default());
+    let event = recorder.call(EventKind::Start, call(0), Name::default());
     start(&recorder, 1);
+    let started = ticks();
+    while ticks() <= started {}
     recorder.finish(event, true);
     // An event that was overwritten since is left alone.
     recorder.finish(event + CAPACITY as u64, true);
     let tape = read_segment(&segment, 0).unwrap();
     let seen: Vec<_> = tape.events.iter().map(|e| (e.kind, e.number)).collect();
-    assert_eq!(seen, [(Kind::Start, 0), (Kind::Start, 1), (Kind::Finish, 0)]);
+    assert_eq!(seen, [(EventKind::Start, 0), (EventKind::Start, 1), (EventKind::Finish, 0)]);
 }
 
 #[test]
 fn what_is_recorded_is_read_back_by_mapping_and_by_descriptor() {
     let (recorder, segment, fd) = recorder();
     let before = now_ns();
-    recorder.call(Kind::Start, call(3), recorder.site(Location::caller()));
+    recorder.call(EventKind::Start, call(3), recorder.site(Location::caller()));
     let subgroup = recorder.for_subgroup(5, &[0, 2]).for_subgroup(1, &[2]);
-    subgroup.call(Kind::Wait, Call::batch(9, 77), Name::default());
+    subgroup.call(EventKind::Wait, CallRecord::batch(9, 77), Name::default());
     let line = line!() + 1;
-    recorder.record(Kind::Kernel, recorder.name("matmul é"), 12);
-    recorder.error(4, "rank 1 died\n  note: why", Name::default());
+    recorder.record(EventKind::Kernel, recorder.name("matmul é"), 12);
+    recorder.error(4, &Failure::new("rank 1 died").note("why"), Name::default());
+    let text = CallText { name: recorder.name("of `f`"), number: 3 };
+    let key = Key { what: UNEVEN, ..call(5).key };
+    recorder.call(EventKind::Start, CallRecord { key, text, ..call(5) }, Name::default());
     let after = now_ns();
     let tape = read_segment(&segment, 6).unwrap();
     assert_eq!(tape.lost, 0);
@@ -53,14 +58,17 @@ fn what_is_recorded_is_read_back_by_mapping_and_by_descriptor() {
         .map(|e| (e.rank, e.kind, e.group.as_str(), e.number, e.op.as_str(), e.bytes, e.extra))
         .collect();
     let expected = [
-        (6, Kind::Start, "world", 3, "all_reduce sum f32", 24, 7),
-        (6, Kind::Wait, "world.5[0,2].1[2]", 9, "exchange", 77, 0),
-        (6, Kind::Kernel, "world", 0, "matmul é", 12, 0),
-        (6, Kind::Error, "world", 4, "rank 1 died", 0, 0),
+        (6, EventKind::Start, "world", 3, "all_reduce sum f32", 24, 7),
+        (6, EventKind::Wait, "world.5[0,2].1[2]", 9, "exchange", 77, 0),
+        (6, EventKind::Kernel, "world", 0, "matmul é", 12, 0),
+        (6, EventKind::Error, "world", 4, "rank 1 died", 0, 0),
+        (6, EventKind::Start, "world", 5, "call 3 of `f`", 40, 7),
     ];
     assert_eq!(seen, expected);
     assert!(tape.events[2].site.ends_with(&format!("recorder/tests.rs:{line}")), "{:?}", tape.events[2].site);
     assert_eq!(tape.events[3].site, "");
+    let facts: Vec<_> = tape.events.iter().map(|e| (e.is_batch, e.is_uneven)).collect();
+    assert_eq!(facts, [(false, false), (true, false), (false, false), (false, false), (false, true)]);
     // The two clocks are not read at exactly the same moment.
     let slack = 50_000_000;
     assert!(tape.events.iter().all(|e| (before - slack..after + slack).contains(&e.time_ns)));
@@ -164,8 +172,8 @@ fn texts_are_kept_once_and_may_run_out() {
     let names: Vec<Name> = (0..200).map(|i| recorder.name(&long(i))).collect();
     assert!(names[0] != Name(0) && names[199] == Name(0) && used() as usize <= SIZE - TEXTS);
     assert_eq!(names[100].text(&segment), long(100), "names reach all of the area");
-    recorder.record(Kind::Kernel, names[199], 1);
-    recorder.record(Kind::Kernel, name, 2);
+    recorder.record(EventKind::Kernel, names[199], 1);
+    recorder.record(EventKind::Kernel, name, 2);
     let ops: Vec<String> = read_segment(&segment, 0).unwrap().events.into_iter().map(|e| e.op).collect();
     assert_eq!(ops, ["", "a text"]);
 }

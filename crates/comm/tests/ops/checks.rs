@@ -4,10 +4,13 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, Moved, Pending};
-use consort_types::{Dtype, Reduce};
+use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Pending};
+use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 use super::elements::{operand, reduced};
+
+#[path = "lists.rs"]
+mod lists;
 
 /// The numbers of ranks that are tried.
 pub(crate) const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
@@ -38,6 +41,7 @@ pub(crate) fn check_all(world: &Group) {
 fn check(checks: &Checks<'_>) {
     checks.all_reduce();
     checks.all_reduce_lists();
+    checks.mixed_lists();
     checks.all_gather();
     checks.reduce_scatter();
     checks.uneven();
@@ -250,16 +254,30 @@ impl<'a> Checks<'a> {
         }
     }
 
+    /// Starts a list of operands, each of rows of elements, along the second dimension.
+    fn start_list(
+        &self,
+        kind: Kind,
+        reduce: Option<Reduce>,
+        (dtype, items): (Dtype, &[(usize, usize)]),
+        operands: Buffers,
+        room: Buffers,
+    ) -> Result<Pending, CommError> {
+        let cut = if kind == Kind::ReduceScatter { self.n() } else { 1 };
+        let shapes: Vec<[usize; 2]> = items.iter().map(|(outer, count)| [*outer, count * cut]).collect();
+        let types: Vec<OperandType<'_>> = shapes.iter().map(|shape| OperandType::new(dtype, shape)).collect();
+        let dims = vec![1; items.len()];
+        let of = Collective::new(kind, GroupName::Axes(Axes::NONE));
+        self.group.start(&Collective { reduce, dims: &dims, ..of }, &types, operands, room)
+    }
+
     fn all_gather_list(&self, dtype: Dtype) {
         let items = [(1, 3), (2, 0), (3, 700), (5, 1)];
         let all: Vec<Vec<Vec<u8>>> =
             items.iter().enumerate().map(|(i, (o, c))| self.operands(dtype, o * c, i)).collect();
-        let list = items.iter().zip(&all).map(|((outer, _), all)| Moved {
-            operand: self.buffer(&all[self.me()]),
-            result: self.room(all[0].len() * self.n()),
-            outer: *outer,
-        });
-        let got = self.group.all_gather_list(list.collect());
+        let operands = all.iter().map(|all| self.buffer(&all[self.me()])).collect();
+        let room = all.iter().map(|all| self.room(all[0].len() * self.n())).collect();
+        let got = self.start_list(Kind::AllGather, None, (dtype, &items), operands, room);
         let results = items.iter().zip(&all).map(|((outer, _), all)| joined(all, *outer));
         let want: Vec<Vec<u8>> = all.iter().map(|all| all[self.me()].clone()).chain(results).collect();
         self.expect(got, want, format!("all_gather_list {dtype:?} on {} ranks", self.n()));
@@ -285,12 +303,10 @@ impl<'a> Checks<'a> {
             let items = [(1, 3), (2, 0), (3, 300), (5, 1)];
             let all: Vec<Vec<Vec<u8>>> =
                 items.iter().enumerate().map(|(i, (o, c))| self.operands(dtype, o * c * n, i)).collect();
-            let list = items.iter().zip(&all).map(|((outer, _), all)| Moved {
-                operand: self.buffer(&all[me]),
-                result: self.room(all[0].len() / n),
-                outer: *outer,
-            });
-            let got = self.group.reduce_scatter_list(list.collect(), dtype, Reduce::Max);
+            let operands = all.iter().map(|all| self.buffer(&all[me])).collect();
+            let room = all.iter().map(|all| self.room(all[0].len() / n)).collect();
+            let got =
+                self.start_list(Kind::ReduceScatter, Some(Reduce::Max), (dtype, &items), operands, room);
             let results = items.iter().zip(&all).map(|((outer, count), all)| {
                 let part = count * dtype.size();
                 cut(&reduced(dtype, Reduce::Max, all), *outer, me * part, (me + 1) * part)
@@ -313,15 +329,14 @@ impl<'a> Checks<'a> {
                     let operands: Vec<Vec<u8>> =
                         (0..n).map(|member| operand(dtype, member, counts[member] * outer, 2)).collect();
                     let (mine, room) = (self.buffer(&operands[me]), self.room(whole * outer));
-                    let got = self.group.all_gather_v(mine, room, sizes.clone(), outer);
+                    let got = self.group.all_gather_v(mine, room, &sizes, outer);
                     let want = vec![operands[me].clone(), joined(&operands, outer)];
                     self.expect(got, want, format!("all_gather_v {what}"));
                     for reduce in reductions(dtype) {
                         let operands = self.operands(dtype, whole / dtype.size() * outer, 4);
                         let (mine, room) = (self.buffer(&operands[me]), self.room(sizes[me] * outer));
-                        let sizes = sizes.clone();
                         let want = cut(&reduced(dtype, reduce, &operands), outer, start, start + sizes[me]);
-                        let got = self.group.reduce_scatter_v(mine, room, dtype, reduce, sizes, outer);
+                        let got = self.group.reduce_scatter_v(mine, room, dtype, reduce, &counts, outer);
                         let want = vec![operands[me].clone(), want];
                         self.expect(got, want, format!("reduce_scatter_v {reduce:?} {what}"));
                     }
@@ -410,11 +425,12 @@ impl<'a> Checks<'a> {
             vec![None; n],
         ];
         for (i, to) in tables.iter().enumerate() {
+            let route = Route::Table(to.iter().map(|to| to.map(|to| to as u32)).collect());
             for &dtype in self.elements() {
                 for count in counts(dtype).into_iter().chain(self.large(dtype, 100_003)) {
                     let of = |member| operand(dtype, member, count, i);
                     let mine = of(me);
-                    let got = self.group.permute(self.buffer(&mine), self.room(mine.len()), to.clone());
+                    let got = self.group.permute(self.buffer(&mine), self.room(mine.len()), &route);
                     let from = to.iter().position(|to| *to == Some(me));
                     let want = from.map_or(vec![0; mine.len()], of);
                     self.expect(got, vec![mine, want], format!("permute {to:?} {dtype:?} x {count}"));

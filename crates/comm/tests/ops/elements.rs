@@ -62,8 +62,10 @@ pub(crate) fn reduced(dtype: Dtype, reduce: Reduce, operands: &[Vec<u8>]) -> Vec
             fold(operands, |b| i64::from(i32::from_le_bytes(b)), ints(reduce), |x| (x as i32).to_le_bytes())
         }
         Dtype::I64 => fold(operands, i64::from_le_bytes, ints(reduce), i64::to_le_bytes),
-        Dtype::U8 | Dtype::Bool => {
-            fold(operands, |[byte]: [u8; 1]| i64::from(byte), ints(reduce), |x| [x as u8])
+        Dtype::U8 => fold(operands, |[byte]: [u8; 1]| i64::from(byte), ints(reduce), |x| [x as u8]),
+        // A sum or product of truth values is true if it is not zero.
+        Dtype::Bool => {
+            fold(operands, |[byte]: [u8; 1]| i64::from(byte), ints(reduce), |x| [u8::from(x != 0)])
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Agreement of the ranks on a call of a compiled function. It is a numbered call on the group of all ranks, so that a
-//! rank that does something else is reported as a mismatch, not as a timeout.
+//! Agreement of the ranks on a call of a compiled function. It is a numbered call on the group of its ranks, so that one
+//! that does something else is reported as a mismatch, not as a timeout.
 
 use std::cell::Cell;
 use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{Buffer, CommError, Group, Name, Note};
-use consort_types::{Dtype, Reduce};
+use consort_types::{Dtype, Failure, GroupName, Reduce, ranks_text};
 
 use crate::error::{Error, Result};
 use crate::world::{World, gather};
@@ -16,6 +16,8 @@ type Site = &'static Location<'static>;
 /// One call of a compiled function, as the ranks identify it.
 pub(crate) struct Meeting<'a> {
     pub(crate) world: &'a Rc<World>,
+    /// The ranks that call it; all of the world if `None`.
+    pub(crate) over: Option<&'a crate::Group>,
     /// The function: the name that it was given, or its source line.
     pub(crate) name: &'a str,
     /// The number of the call, counted from 1.
@@ -35,21 +37,55 @@ pub(crate) struct Said {
 }
 
 impl Meeting<'_> {
-    /// The group of all ranks, if it has more than one.
+    /// The group of its ranks, if it has more than one.
     fn all(&self) -> Option<&Group> {
-        self.world.all().filter(|all| all.size() > 1)
+        let all = match self.over {
+            Some(over) => over.comm.as_ref(),
+            None => self.world.all(),
+        };
+        all.filter(|all| all.size() > 1)
+    }
+
+    /// Its ranks, in the order in which bytes are gathered.
+    pub(crate) fn ranks(&self) -> Vec<usize> {
+        let mesh = self.world.mesh();
+        let over = self.over.map_or(GroupName::Axes(mesh.all_axes()), |over| over.over);
+        let members = mesh.members(over, self.world.rank).unwrap_or_default();
+        members.into_iter().map(|rank| rank.0 as usize).collect()
+    }
+
+    /// The ranks at these places among its ranks.
+    fn ranks_at(&self, places: &[usize]) -> Vec<usize> {
+        let ranks = self.ranks();
+        places.iter().filter_map(|place| ranks.get(*place).copied()).collect()
+    }
+
+    /// The failure of texts of its ranks that must be the same.
+    pub(crate) fn difference(&self, texts: &[String], what: &str, unit: &str) -> Box<Failure> {
+        let over = match self.over {
+            Some(over) => format!("on all ranks of `{}`", self.world.mesh().group_text(over.over)),
+            None => "on all ranks".to_string(),
+        };
+        Difference::of(texts).failure(what, unit, &over, |places| ranks_text(&self.ranks_at(places)))
+    }
+
+    /// The failure of another of its ranks, by its place among them.
+    pub(crate) fn elsewhere(&self, places: &[usize], error: &str) -> Error {
+        let ranks = self.ranks_at(places);
+        let first = ranks.first().copied().unwrap_or_default();
+        self.error(Failure::elsewhere(first, error)).blaming(&ranks)
     }
 
     /// The note of a part of the agreement: a digest of `part`, which must be equal on all ranks. Errors print `shown`.
     fn note(&self, all: &Group, (part, shown): (&str, &str)) -> Note {
-        let text = |part: &str| format!("call {{}} of `{}`: {part}", self.name);
+        let text = |part: &str| format!("of `{}`: {part}", self.name);
         self.note_of(all, all.recorder().name(&text(shown)), digest(text(part).as_bytes()))
     }
 
     /// The note of the call itself.
     fn call_note(&self, all: &Group) -> Note {
         let said = self.said.get().filter(|said| said.world == self.world.id).unwrap_or_else(|| {
-            let text = format!("call {{}} of `{}`", self.name);
+            let text = format!("of `{}`", self.name);
             let (world, digest) = (self.world.id, digest(text.as_bytes()));
             Said { world, text: all.recorder().name(&text), digest }
         });
@@ -67,6 +103,11 @@ impl Meeting<'_> {
         }
     }
 
+    /// A failure of this function.
+    pub(crate) fn error(&self, failure: Box<Failure>) -> Error {
+        Error::of("compile", failure.of(format!("`{}`", self.name)), self.site)
+    }
+
     fn failed(&self, error: CommError) -> Error {
         Error::comm("compile", error, self.site)
     }
@@ -82,28 +123,38 @@ impl Meeting<'_> {
         gather(all, self.world.timeout(), || self.note(all, what), mine).map_err(|error| self.failed(error))
     }
 
-    /// Fails on all ranks if a text differs between them: prints the first differing line, and which ranks have it.
-    pub(crate) fn check_same(&self, what: &str, text: &str) -> Result<()> {
-        let mine = digest(text.as_bytes());
-        let shown = if text.starts_with(NONE) { text.lines().next().unwrap_or(what) } else { what };
-        let all = self.gather_as((what, shown), &mine.to_le_bytes())?;
-        if all.iter().all(|other| other[..] == mine.to_le_bytes()) {
+    /// All ranks' bytes, or the texts of the errors that they have instead, in rank order.
+    pub(crate) fn gather_outcomes(&self, what: &str, mine: Outcome<'_>) -> Result<Vec<GatheredOutcome>> {
+        Ok(self.gather(what, &outcome_bytes(mine))?.iter().map(|bytes| read_outcome(bytes)).collect())
+    }
+
+    /// Fails on all ranks if a text differs between them: prints the first differing line, and which ranks have it. A
+    /// rank may have an error instead.
+    pub(crate) fn check_same(&self, what: &str, text: Result<&str, &Error>) -> Result<()> {
+        let mine = text.map(str::as_bytes);
+        let key = digest(&outcome_bytes(mine)).to_le_bytes();
+        let shown = match text {
+            Ok(_) => what.to_string(),
+            Err(error) => format!("no program: {}", error.failure().title()),
+        };
+        if self.gather_as((what, &shown), &key)?.iter().all(|other| other[..] == key) {
             return Ok(());
         }
-        let texts = self.gather(what, text.as_bytes())?;
-        let texts: Vec<String> =
-            texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
-        let failed = |(_, text): &(usize, &String)| text.starts_with(NONE);
-        if let Some((rank, text)) = texts.iter().enumerate().find(failed) {
-            let error = text.trim_start_matches(NONE).replace("\n  ", "\n    ");
-            let message = format!("`{}`: rank {rank} stopped: {error}", self.name);
-            let ranks: Vec<usize> = texts.iter().enumerate().filter(failed).map(|(rank, _)| rank).collect();
-            return Err(Error::new("compile", message, self.site).blaming(&ranks));
+        let (mut texts, mut failed) = (Vec::new(), Vec::new());
+        for (place, outcome) in self.gather_outcomes(what, mine)?.into_iter().enumerate() {
+            match outcome {
+                Ok(bytes) => texts.push(String::from_utf8_lossy(&bytes).into_owned()),
+                Err(error) => failed.push((place, error)),
+            }
         }
-        let message = difference(&format!("`{}`: {what}", self.name), "line", &texts);
-        let note =
-            "\n  note: captured values, and all that it reads from outside, must be equal on all ranks";
-        Err(Error::new("compile", message + note, self.site).blaming(&fewest(&texts)))
+        if let Some((_, error)) = failed.first() {
+            let places: Vec<usize> = failed.iter().map(|(place, _)| *place).collect();
+            return Err(self.elsewhere(&places, error));
+        }
+        let failure = self
+            .difference(&texts, what, "line")
+            .note("captured values, and all that it reads from outside, must be equal on all ranks");
+        Err(self.error(failure).blaming(&self.ranks_at(&fewest(&texts))))
     }
 
     /// Whether all ranks have a cache hit with the same key. Costs each of them one cache line of communication.
@@ -135,10 +186,28 @@ impl Meeting<'_> {
     }
 }
 
-/// Prefix of the text that a rank sends instead of its program if it has an error.
-pub(crate) const NONE: &str = "no program: ";
+/// What a rank tells the others: bytes, or the error that it has instead.
+type Outcome<'a> = Result<&'a [u8], &'a Error>;
 
-/// The ranks outside the largest group of equal texts; all ranks if two groups tie.
+/// What another rank tells: bytes, or the text of its error.
+type GatheredOutcome = Result<Vec<u8>, String>;
+
+/// An outcome as bytes, of which the first says whether it is an error.
+fn outcome_bytes(outcome: Outcome<'_>) -> Vec<u8> {
+    match outcome {
+        Ok(bytes) => [&[0], bytes].concat(),
+        Err(error) => [&[1], error.to_string().as_bytes()].concat(),
+    }
+}
+
+fn read_outcome(bytes: &[u8]) -> GatheredOutcome {
+    match bytes {
+        [0, bytes @ ..] => Ok(bytes.to_vec()),
+        bytes => Err(String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned()),
+    }
+}
+
+/// The places outside the largest group of equal texts; all places if two groups tie.
 fn fewest(texts: &[String]) -> Vec<usize> {
     let same = |text: &String| texts.iter().filter(|other| *other == text).count();
     let most = texts.iter().map(same).max().unwrap_or(0);
@@ -161,47 +230,73 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     mix(hash, number(rest))
 }
 
-/// The first line in which texts differ, and the ranks of each. Lines of a program are counted from 1, parts of arguments
-/// from 0.
-pub(crate) fn difference(what: &str, unit: &str, texts: &[String]) -> String {
-    let lines: Vec<Vec<&str>> = texts.iter().map(|text| text.lines().collect()).collect();
-    let longest = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let line = |rank: usize, at: usize| lines[rank].get(at).copied().unwrap_or("nothing more").trim();
-    let differs = |at: &usize| (1..lines.len()).any(|rank| line(rank, *at) != line(0, *at));
-    // If results differ, so does the head of the function; the op that causes it is more informative.
-    let is_head = |at: &usize| (0..lines.len()).any(|rank| line(rank, *at).starts_with("func "));
-    let first = (0..longest).find(|at| differs(at) && !is_head(at)).or_else(|| (0..longest).find(differs));
-    let Some(at) = first else { return format!("{what} must be the same on all ranks") };
-    let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
-    for rank in 0..lines.len() {
-        match groups.iter_mut().find(|(text, _)| *text == line(rank, at)) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((line(rank, at), vec![rank])),
+/// The first line in which texts differ, and which of them have which line there.
+pub(crate) struct Difference {
+    /// Counted from 0; `None` if there is none.
+    at: Option<usize>,
+    groups: Vec<(String, Vec<usize>)>,
+}
+
+impl Difference {
+    pub(crate) fn of(texts: &[String]) -> Difference {
+        let lines: Vec<Vec<&str>> = texts.iter().map(|text| text.lines().collect()).collect();
+        let longest = lines.iter().map(Vec::len).max().unwrap_or(0);
+        let line = |text: usize, at: usize| lines[text].get(at).copied().unwrap_or("nothing more").trim();
+        let differs = |at: &usize| (1..lines.len()).any(|text| line(text, *at) != line(0, *at));
+        // If results differ, so does the head of the function; the op that causes it is more informative.
+        let is_head = |at: &usize| (0..lines.len()).any(|text| line(text, *at).starts_with("func "));
+        let at = (0..longest).find(|at| differs(at) && !is_head(at)).or_else(|| (0..longest).find(differs));
+        let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+        for (text, at) in at.iter().flat_map(|at| (0..lines.len()).map(move |text| (text, *at))) {
+            match groups.iter_mut().find(|(one, _)| *one == line(text, at)) {
+                Some((_, texts)) => texts.push(text),
+                None => groups.push((line(text, at).to_string(), vec![text])),
+            }
         }
+        Difference { at, groups }
     }
-    let number = at + usize::from(unit == "line");
-    let mut message =
-        format!("{what} must be the same on all ranks; the first difference is in {unit} {number}");
-    for (text, ranks) in groups {
-        let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-        let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-        message.push_str(&format!("\n  {word} {}: {text}", ranks.join(", ")));
+
+    /// The failure of texts that must be the same: their noun, what a line of them is called, where they must be the
+    /// same, and who has which. Lines of a program are counted from 1, parts of arguments from 0.
+    pub(crate) fn failure(
+        self,
+        what: &str,
+        unit: &str,
+        over: &str,
+        who: impl Fn(&[usize]) -> String,
+    ) -> Box<Failure> {
+        let Some(at) = self.at else { return Failure::new(format!("{what} must be the same {over}")) };
+        let number = at + usize::from(unit == "line");
+        let headline = format!("{what} must be the same {over}; the first difference is in {unit} {number}");
+        let rows = self.groups.into_iter().map(|(text, texts)| format!("{}: {text}", who(&texts)));
+        rows.fold(Failure::new(headline), |failure, row| failure.row(row))
     }
-    message
 }
 
 #[cfg(test)]
 mod tests {
-    use super::difference;
+    use super::*;
+
+    #[test]
+    fn only_an_error_is_read_as_one() {
+        let error = Error::new("sum", ("4", "5"), Location::caller());
+        assert_eq!(read_outcome(&outcome_bytes(Err(&error))), Err(error.to_string()));
+        for text in ["", "no program: none", "error "] {
+            assert_eq!(read_outcome(&outcome_bytes(Ok(text.as_bytes()))), Ok(text.as_bytes().to_vec()));
+        }
+    }
 
     #[test]
     fn ranks_are_grouped_by_the_line_that_differs() {
-        let texts = ["a\nb\nc", "a\nx\nc", "a\nb\nd"].map(str::to_string);
-        let text = difference("program", "line", &texts);
-        assert!(text.ends_with("line 2\n  ranks 0, 2: b\n  rank 1: x"), "{text}");
-        let texts = ["a", "a\nb"].map(str::to_string);
-        assert!(
-            difference("program", "line", &texts).ends_with("line 2\n  rank 0: nothing more\n  rank 1: b")
+        let text = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|text| text.to_string()).collect();
+            Difference::of(&texts).failure("program", "line", "on all ranks", ranks_text).to_string()
+        };
+        let wanted = "program must be the same on all ranks; the first difference is in line 2";
+        assert_eq!(
+            text(&["a\nb\nc", "a\nx\nc", "a\nb\nd"]),
+            format!("{wanted}\n  ranks 0,2: b\n  rank 1: x")
         );
+        assert_eq!(text(&["a", "a\nb"]), format!("{wanted}\n  rank 0: nothing more\n  rank 1: b"));
     }
 }

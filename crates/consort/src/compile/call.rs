@@ -5,24 +5,22 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
-use consort_types::Digest;
+use consort_types::{Digest, Failure};
 use smallvec::SmallVec;
 
-use super::agree::{self, MISS, Meeting, digest};
+use super::agree::{Difference, MISS, Meeting, digest};
 use super::entries::Segments;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
-use super::parts::{Part, check_declared, check_tensors, fill, has_shapes, parts_of};
+use super::parts::{Part, check_declared, check_fields, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Reach, Site};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, MapTensors};
+use crate::placement::check_axes;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::trace::{self, Finished, Input, Session};
 use crate::world::World;
-
-/// Prefix of what a rank sends instead of its signature if it has an error.
-const STALE: &str = "error ";
 
 /// One compilation of a function: what it expects, and what it then runs.
 pub(super) struct Entry<R> {
@@ -62,14 +60,16 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 return self.plain(args);
             }
             check_tensors(args, &world, site)?;
+            check_axes(args, &world, site)?;
         }
+        self.check_member(&world, site)?;
         let number = self.calls.get();
         if !world.warming.get() {
             self.calls.set(number + 1);
         }
         let meeting = self.meeting(&world, number, site);
         let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &meeting).err());
-        if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
+        if self.is_joint() && self.meets(number) {
             let key = match (&found, &stale) {
                 (Some((entry, bound)), None) => entry.key(bound),
                 _ => MISS,
@@ -83,12 +83,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             }
         } else if let Some(error) = stale {
             return Err(error);
+        } else if self.is_joint() && found.is_none() {
+            return Err(self.missed(&meeting));
         }
         match found {
             Some((entry, bound)) => match &entry.replay {
                 Some(replay) => {
                     if cfg!(debug_assertions) && entry.communicates {
-                        check_declared(args, &meeting)?;
+                        check_declared(args, &entry.pattern, &meeting)?;
                     }
                     self.replay(&entry, replay, args, &world, &bound, site)
                 }
@@ -99,9 +101,40 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
     }
 
+    /// Whether its ranks meet at calls.
+    fn is_joint(&self) -> bool {
+        matches!(self.reach.get(), Reach::Unknown | Reach::Joint)
+    }
+
+    /// Fails if this rank is none of those that call it.
+    fn check_member(&self, world: &Rc<World>, site: Site) -> Result<()> {
+        let Some(over) = self.options.over.as_ref() else { return Ok(()) };
+        if Rc::ptr_eq(&over.world, world) && over.comm.is_some() {
+            return Ok(());
+        }
+        let (group, name) = (over.world.mesh().group_text(over.over), &self.options.name);
+        let expected = format!("a call of `{name}` by a rank of `{group}` only");
+        let failure = Failure::new((expected, format!("one by rank {}", world.rank.0)));
+        Err(Error::of("compile", failure, site))
+    }
+
+    /// Whether its ranks meet at the call of this number, counted from 0.
+    fn meets(&self, number: u64) -> bool {
+        self.reach.get() == Reach::Unknown || number.is_multiple_of(self.options.lockstep)
+    }
+
+    /// The error of a rank that needs another compilation between the calls at which its ranks meet.
+    fn missed(&self, meeting: &Meeting<'_>) -> Error {
+        let (every, call) = (self.options.lockstep, meeting.call);
+        let failure = Failure::new(("a call for which it was compiled", format!("another, call {call}")))
+            .note(format!("its ranks meet at every call number 1 + {every} n, and can compile only there"));
+        meeting.error(failure)
+    }
+
     /// This call, as the ranks identify it.
     fn meeting<'a>(&'a self, world: &'a Rc<World>, number: u64, site: Site) -> Meeting<'a> {
-        Meeting { world, name: &self.options.name, call: number + 1, site, said: &self.said }
+        let over = self.options.over.as_ref();
+        Meeting { world, over, name: &self.options.name, call: number + 1, site, said: &self.said }
     }
 
     /// Fails if the compilation is stale: a captured tensor was replaced, or the function now traces to a different
@@ -110,14 +143,11 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let Some(replay) = &entry.replay else { return Ok(()) };
         for (storage, own, captured) in &replay.captured {
             if Rc::strong_count(storage) <= *own {
-                let message = format!(
-                    "`{}`: expected the captured tensor of {}:{} to stay, but it was replaced or dropped\n  \
-                     note: pass what changes as an argument",
-                    self.options.name,
-                    captured.file(),
-                    captured.line()
+                let (file, line) = (captured.file(), captured.line());
+                let stays = format!(
+                    "expected the captured tensor of {file}:{line} to stay, but it was replaced or dropped"
                 );
-                return Err(Error::new("compile", message, meeting.site));
+                return Err(meeting.error(Failure::new(stays).note("pass what changes as an argument")));
             }
         }
         if self.options.retrace && number.is_power_of_two() {
@@ -158,7 +188,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let signatures = self.signatures(meeting, &own, stale.clone())?;
             Ok((Signature::pattern(&leaves, &signatures, &world.mesh()), signatures))
         };
-        let joint = matches!(self.reach.get(), Reach::Unknown | Reach::World);
+        let joint = self.is_joint();
         let (mut pattern, mut signatures) = match joint {
             true => agreed()?,
             false => (Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()), Vec::new()),
@@ -166,26 +196,25 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let started = Cell::new(false);
         let mut traced = self.trace(args, meeting, &pattern, &started, site);
         if !joint && started.get() && self.reach.get() == Reach::Local {
-            // The function was local and now communicates, so all ranks must agree on it.
-            self.reach.set(Reach::World);
+            // The function was local and now communicates, so its ranks must agree on it.
+            self.reach.set(Reach::Joint);
             (pattern, signatures) = agreed()?;
             traced = self.trace(args, meeting, &pattern, &started, site);
         }
         let signatures = if signatures.is_empty() { vec![own] } else { signatures };
         traced = traced.map_err(|error| {
-            let sizes = pattern.sizes_text(&signatures, &world.mesh(), &error.to_string());
-            error.with_note(&sizes)
+            let sizes = pattern.sizes_named(&signatures, &world.mesh(), error.failure());
+            sizes.into_iter().fold(error, Error::note)
         });
-        if matches!(self.reach.get(), Reach::Unknown | Reach::World) {
+        if self.is_joint() {
             // A failed trace is also reported to the other ranks.
-            let none = |error: &Error| format!("{}{error}", agree::NONE);
-            let text = traced.as_ref().map_or_else(none, |traced| traced.text.clone());
-            let same = self.agreeing(|| meeting.check_same("its program", &text));
+            let text = traced.as_ref().map(|traced| &traced.text[..]);
+            let same = self.agreeing(|| meeting.check_same("its program", text));
             if let Ok(traced) = &traced {
                 same?;
-                self.reach.set(if traced.communicates { Reach::World } else { self.reach.get().without() });
-                if self.reach.get() == Reach::World {
-                    check_declared(args, meeting)?;
+                self.reach.set(if traced.communicates { Reach::Joint } else { self.reach.get().without() });
+                if self.reach.get() == Reach::Joint {
+                    check_declared(args, &pattern, meeting)?;
                 }
             }
         }
@@ -223,35 +252,29 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         stale: Option<Error>,
     ) -> Result<Vec<Signature>> {
         let site = meeting.site;
-        let mine = stale.as_ref().map_or_else(|| own.bytes(), |error| format!("{STALE}{error}").into_bytes());
-        let all = self.agreeing(|| meeting.gather("its arguments", &mine))?;
+        let bytes = own.bytes();
+        let mine = stale.as_ref().map_or(Ok(&bytes[..]), Err);
+        let outcomes = self.agreeing(|| meeting.gather_outcomes("its arguments", mine))?;
         if let Some(error) = stale {
             return Err(error);
         }
-        let said = |bytes: &Vec<u8>| {
-            Some(String::from_utf8_lossy(bytes.strip_prefix(STALE.as_bytes())?).into_owned())
-        };
-        if let Some((rank, error)) =
-            all.iter().enumerate().find_map(|(rank, bytes)| Some((rank, said(bytes)?)))
-        {
-            let error = error.replace("\n  ", "\n    ");
-            let message = format!("rank {rank} stopped: {error}");
-            return Err(Error::new("compile", message, site).blaming(&[rank]));
-        }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let all: Vec<Signature> =
-            all.iter().map(|bytes| Signature::read(bytes).ok_or_else(lost)).collect::<Result<_>>()?;
+        let mut all = Vec::new();
+        for (place, outcome) in outcomes.into_iter().enumerate() {
+            let failed = |error: String| meeting.elsewhere(&[place], &error);
+            all.push(Signature::read(&outcome.map_err(failed)?).ok_or_else(lost)?);
+        }
         if all.iter().any(|other| other.kinds != own.kinds) {
             let texts: Vec<String> = all.iter().map(|one| one.kinds.join("\n")).collect();
-            let what = format!("`{}`: the kinds of its arguments", self.options.name);
-            return Err(Error::new("compile", agree::difference(&what, "part", &texts), site));
+            let what = "the kinds of its arguments";
+            return Err(meeting.error(meeting.difference(&texts, what, "part")));
         }
         Ok(all)
     }
 
     /// The arguments as traced tensors and symbolic sizes.
     fn arguments(session: &Rc<Session>, args: &A, pattern: &Pattern, bound: &Bound) -> Result<A> {
-        for ((sym, facts), hint) in pattern.symbols.iter().zip(bound) {
+        for ((sym, facts), hint) in pattern.symbols.iter().zip(&bound.sizes) {
             session.declare(*sym, facts.clone(), *hint)?;
         }
         struct Traced<'a> {
@@ -324,8 +347,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     fn session(&self, world: &Rc<World>) -> Rc<Session> {
-        let local = (self.reach.get() == Reach::Declared).then(|| self.options.name.clone());
-        Session::new(Rc::clone(world), self.options.fullgraph, local)
+        let ranks = match (self.reach.get(), &self.options.over) {
+            (Reach::Declared, _) => trace::Ranks::Own,
+            (_, Some(over)) => trace::Ranks::Of(over.over),
+            (_, None) => trace::Ranks::All,
+        };
+        Session::new(Rc::clone(world), self.options.fullgraph, self.options.name.clone(), ranks)
     }
 
     /// Runs the function in a session.
@@ -355,6 +382,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             finished.results.iter().position(|list| list.iter().any(|own| Rc::ptr_eq(own, traced)))
         };
         let outs: Vec<Option<usize>> = tensors.iter().map(place).collect();
+        check_fields(&result, session, &finished.func, &outs)?;
         let mut communicates = graph.communicates;
         let mut text = String::new();
         for graph in used.borrow().iter() {
@@ -394,12 +422,13 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         site: Site,
     ) -> Rc<trace::RunSegment<'static>> {
         let parts = parts_of(args);
-        let (used, segments, name) = (Rc::clone(used), Rc::clone(&self.segments), self.options.name.clone());
+        let (used, segments) = (Rc::clone(used), Rc::clone(&self.segments));
+        let (name, over) = (self.options.name.clone(), self.options.over.clone());
         Rc::new(move |session: &Rc<Session>, finished: &Finished| {
             let graph = segment(&segments, session, finished, site)?;
             let (world, said) = (&session.world, &Cell::new(None));
             agree_on_segment(
-                &Meeting { world, name: &name, call, site, said },
+                &Meeting { world, over: over.as_ref(), name: &name, call, site, said },
                 session,
                 &graph,
                 &used.borrow(),
@@ -428,31 +457,28 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         replay: &Replay<R>,
     ) -> Result<()> {
         let site = meeting.site;
-        let name = &self.options.name;
-        let note = "\n  note: it depends on something that is no argument; pass that as one";
+        let differs = |failure: Box<Failure>| {
+            meeting.error(failure.note("it depends on something that is no argument; pass that as one"))
+        };
         // The session has no segment runner, so a break is an error.
         let session = self.session(meeting.world);
         let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
-            let message = format!("`{name}`: expected the same program at every call, but now: {error}");
-            Error::new("compile", message + note, site)
+            differs(Failure::new(format!("expected the same program at every call, but now: {error}")))
         })?;
         if traced.text != replay.graph.text {
             let texts = [replay.graph.text.clone(), traced.text];
-            let difference = agree::difference(&format!("`{name}`: its program"), "line", &texts);
-            let difference = difference.replace("on all ranks", "at every call");
-            let difference = difference.replace("rank 0:", "first:").replace("rank 1:", "now:");
-            return Err(Error::new("compile", difference + note, site));
+            let when = |texts: &[usize]| if texts == [0] { "first" } else { "now" }.to_string();
+            let failure = Difference::of(&texts).failure("its program", "line", "at every call", when);
+            return Err(differs(failure));
         }
         let now = traced.replay.map_or_else(Vec::new, |replay| replay.inputs);
         for (before, now) in replay.inputs.iter().zip(&now) {
             let (Input::Constant(before, _), Input::Constant(now, met)) = (before, now) else { continue };
             if !is_equal(before, now, site)? {
                 let (file, line) = (met.file(), met.line());
-                let message = format!(
-                    "`{name}`: expected the tensor of {file}:{line} to have the same elements at every call"
-                );
-                return Err(Error::new("compile", message + note, site));
+                let same = format!("the tensor of {file}:{line} to have the same elements at every call");
+                return Err(differs(Failure::new((same, ""))));
             }
         }
         Ok(())
@@ -499,7 +525,7 @@ impl<R> Entry<R> {
     pub(super) fn fits(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let bound = self.pattern.bind(args, world)?;
         let holds = match &self.replay {
-            Some(replay) => bound.is_empty() || replay.graph.holds(&self.pattern.values(&bound)),
+            Some(replay) => bound.sizes.is_empty() || replay.graph.holds(&self.pattern.values(&bound)),
             None => true,
         };
         holds.then_some(bound)
@@ -509,7 +535,8 @@ impl<R> Entry<R> {
     fn key(&self, bound: &Bound) -> u64 {
         let mut key = Digest::default();
         key.add(self.digest);
-        let symbols = self.pattern.symbols.iter().zip(bound);
+        key.add(bound.origins);
+        let symbols = self.pattern.symbols.iter().zip(&bound.sizes);
         let equal = symbols.filter(|((_, facts), _)| facts.varies.is_empty());
         key.add_all(equal.map(|(_, number)| *number as u64));
         // Positive as an i64, since ranks compare keys by a signed maximum.
@@ -519,7 +546,7 @@ impl<R> Entry<R> {
 
 impl Pattern {
     fn values(&self, bound: &Bound) -> Vec<(Sym, i64)> {
-        self.symbols.iter().zip(bound).map(|((sym, _), number)| (*sym, *number)).collect()
+        self.symbols.iter().zip(&bound.sizes).map(|((sym, _), number)| (*sym, *number)).collect()
     }
 }
 
@@ -608,7 +635,7 @@ fn agree_on_segment(
         let at = format!("`{}` at {}:{}", last.op, last.site.file(), last.site.line());
         if is_last { format!(", after {at}") } else { format!(", which {at} ends") }
     });
-    meeting.check_same(&format!("its segment {}{at}", before.len()), &graph.text)
+    meeting.check_same(&format!("its segment {}{at}", before.len()), Ok(&graph.text))
 }
 
 /// Runs a segment on the current values of its inputs.

@@ -12,10 +12,10 @@ use consort_ir::entity::Value;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
-use consort_ir::plan::Why;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_passes::{PlanReport, report};
+use consort_types::{Failure, Held};
 
 use crate::trace::Break;
 use crate::world::World;
@@ -57,7 +57,7 @@ const REASONS: usize = 64;
 pub(crate) struct Log {
     pub(crate) breaks: Vec<Break>,
     /// Reasons of the first recompilations, and how many recompilations there were.
-    recompiles: Vec<String>,
+    recompiles: Vec<Failure>,
     recompiled: u64,
     constants: Vec<(String, &'static Location<'static>)>,
     pub(crate) retraced: u64,
@@ -72,7 +72,7 @@ impl Log {
     pub(crate) fn compiled<R>(
         &mut self,
         traced: &super::call::Traced<R>,
-        recompiled: Option<String>,
+        recompiled: Option<Box<Failure>>,
         mesh: &Mesh,
     ) {
         for graph in &traced.graphs {
@@ -86,7 +86,7 @@ impl Log {
             log("breaks", || format!("{} at {}:{}", one.op, one.site.file(), one.site.line()));
         }
         if let Some(why) = &recompiled {
-            log("recompiles", || why.clone());
+            log("recompiles", || why.to_string());
         }
         self.breaks.extend(traced.breaks.iter().cloned());
         for constant in &traced.constants {
@@ -97,7 +97,7 @@ impl Log {
         self.recompiled += u64::from(recompiled.is_some());
         // Bounded, so that a function that recompiles at every call does not exhaust memory.
         if self.recompiles.len() < REASONS {
-            self.recompiles.extend(recompiled);
+            self.recompiles.extend(recompiled.map(|why| *why));
         }
     }
 
@@ -171,7 +171,7 @@ pub struct Explanation {
     /// Where traced values were read on the host.
     pub breaks: Vec<Break>,
     /// Why each compilation after the first was made: the guard that failed.
-    pub recompiles: Vec<String>,
+    pub recompiles: Vec<Failure>,
     /// Tensors that were captured, with the line that used them first: their elements are those of the first call.
     pub constants: Vec<(String, &'static Location<'static>)>,
     /// The limit of compilations, if it was reached.
@@ -232,7 +232,7 @@ impl ExplainedGraph {
         if let Some(plan) = &func.plan {
             let PlanReport { peak_bytes, live_bytes, copied_bytes, copies } = report(mesh, func);
             (graph.peak_bytes, graph.live_bytes, graph.copied_bytes) = (peak_bytes, live_bytes, copied_bytes);
-            let copy = |(_, value, bytes, why): &(usize, Value, u64, Why)| {
+            let copy = |(_, value, bytes, why): &(usize, Value, u64, Held)| {
                 format!("{value}: {bytes} bytes ({})", why.name())
             };
             graph.copies = copies.iter().map(copy).collect();

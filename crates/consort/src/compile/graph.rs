@@ -7,22 +7,22 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use consort_ir::diagnostic::Diagnostic;
 use consort_ir::index::Sym;
 use consort_ir::ops::{Effects, call_name};
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print;
 use consort_ir::types::{TensorType, Type};
-use consort_passes::{Binding, CompileError, Decided, PassCx, compile};
+use consort_passes::{Binding, CompileError, Decided, PassCx, PassError, compile};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
-use consort_types::Axes;
 use consort_types::layout::Layout;
+use consort_types::{Axes, Failure};
 use smallvec::SmallVec;
 
 use crate::compile::explain::log;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
+use crate::placement::Origin;
 use crate::storage::Storage;
 use crate::tensor::{CachedLayout, Tensor, constant_shape};
 use crate::trace::Session;
@@ -82,8 +82,10 @@ impl Graph {
     pub(crate) fn new(session: &Session, func: Func, site: Site) -> Result<Graph> {
         let program = Program { mesh: session.world.mesh().clone(), funcs: vec![func] };
         let decided = compile(&program, &mut PassCx::default()).map_err(|error| match error {
-            CompileError::Program(errors) => refused(session, errors, site),
-            error => Error::new("compile", error.to_string(), site),
+            CompileError::Program(_) | CompileError::Pass(PassError::UserOp(_)) => {
+                refused(error.failure(), site)
+            }
+            error => Error::of("compile", error.failure(), site),
         })?;
         let text = print(decided.program());
         let communicates = decided.program().funcs.iter().any(|func| starts(&func.body));
@@ -131,8 +133,8 @@ impl Graph {
         donated: &Donated,
         site: Site,
     ) -> Result<Planned> {
-        let failed = |message: String| Error::new("compile", message, site);
-        let func = self.func().ok_or_else(|| failed("there is no function".into()))?;
+        let failed = |failure| Error::of("compile", failure, site);
+        let func = self.func().ok_or_else(|| failed(Failure::new("there is no function")))?;
         let is_given =
             |place: usize| donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1);
         let given: Vec<bool> = (0..func.body.params.len()).map(is_given).collect();
@@ -140,10 +142,13 @@ impl Graph {
         let binding = Binding { rank: world.rank, symbols: &values, donated: &given };
         let mesh = self.decided.mesh();
         let func = self.decided.bind(&func.name, &binding, &mut PassCx::default());
-        let func = func.map_err(|error| failed(error.to_string()))?;
+        let func = func.map_err(|error| match error {
+            CompileError::UserOp(failure) => refused(failure, site),
+            error => failed(error.failure()),
+        })?;
         log("plan", || print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
         let exec =
-            Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.to_string()))?;
+            Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.failure()))?;
         let groups =
             exec.groups().iter().map(|over| world.group(*over, site)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
@@ -162,17 +167,12 @@ impl Graph {
     }
 }
 
-/// The error of a program that fails verification, at the user's line, with the verifier's note.
+/// The error of an op in a program, at the user's line.
 #[cold]
-fn refused(session: &Session, errors: Vec<Diagnostic>, site: Site) -> Error {
-    let Some(error) = errors.into_iter().next() else {
-        return Error::new("compile", "the program does not verify", site);
-    };
-    let at = error.loc.as_ref().and_then(|loc| session.site(loc));
-    let (op, message) = error.message.split_once(": ").unwrap_or(("compile", &error.message));
-    let op = call_name(op);
-    let note = error.note.map_or_else(String::new, |note| format!("\n  note: {note}"));
-    Error::new(op, format!("{message} ({}){note}", error.rule), at.unwrap_or(site))
+fn refused(mut failure: Box<Failure>, site: Site) -> Error {
+    // Users know an operation by the name of its call.
+    let op = std::mem::take(&mut failure.op);
+    Error::of(if op.is_empty() { "compile" } else { call_name(&op) }, failure, site)
 }
 
 fn starts(block: &Block) -> bool {
@@ -194,8 +194,9 @@ impl Planned {
     /// Runs it. Arguments that were given away may be written.
     pub(crate) fn run(&self, world: &Rc<World>, given: &[Given<'_>], site: Site) -> Result<Results> {
         let failed = |error| Error::comm("compile", error, site);
-        let heap =
-            world.heap().ok_or_else(|| Error::new("compile", "there are only shapes in this mesh", site))?;
+        let heap = world
+            .heap()
+            .ok_or_else(|| Error::new("compile", "this mesh has no memory: it computes shapes only", site))?;
         let mut args: SmallVec<[ArgValue; 4]> = SmallVec::new();
         // Contiguous copies of the arguments that have gaps, by parameter.
         let mut whole: Vec<(usize, Tensor)> = Vec::new();
@@ -234,7 +235,7 @@ impl Planned {
         for (out, varies) in outs?.into_iter().zip(&self.varies) {
             let (pending, tensors) = match out {
                 Out::Size(_) => continue,
-                Out::Tensor(tensor) => (SmallVec::new(), smallvec::smallvec![tensor]),
+                Out::Tensor(tensor) => (None, smallvec::smallvec![tensor]),
                 Out::Pending { pending, tensors } => (pending, tensors),
             };
             let mut list: SmallVec<[Tensor; 1]> = SmallVec::new();
@@ -243,7 +244,7 @@ impl Planned {
                 list.push(self.tensor(world, argument, &mut shared, out, number, *varies));
                 number += 1;
             }
-            for pending in pending {
+            if let Some(pending) = pending {
                 let flight = Flight::new(pending, world, "compile", site);
                 for tensor in &list {
                     let storage = tensor.storage.iter();
@@ -307,6 +308,6 @@ impl Planned {
             }
         };
         let (ty, layout) = (Rc::clone(ty), Rc::clone(layout));
-        Tensor { ty, layout, storage, traced: None, world: world.id }
+        Tensor { ty, layout, storage, traced: None, world: world.id, origin: Origin::NONE }
     }
 }

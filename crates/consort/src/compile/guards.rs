@@ -6,18 +6,19 @@ use std::rc::Rc;
 use consort_ir::index::{Index, Sym, SymbolFacts};
 use consort_ir::mesh::Mesh;
 use consort_ir::types::TensorType;
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Failure};
 use smallvec::SmallVec;
 
 use super::parts::is_of;
 use crate::flatten::{Flatten, Static, Visit};
+use crate::placement::{Origin, as_declared};
 use crate::tensor::{Tensor, constant_shape};
 use crate::world::World;
 
 /// A leaf of a call's arguments.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Leaf {
-    Tensor(Rc<TensorType>),
+    Tensor(Rc<TensorType>, Origin),
     Number(i64),
     /// A size that depends on the rank; it stays an expression.
     Expression(Index),
@@ -71,7 +72,14 @@ pub(crate) enum Size {
 /// The guard on a leaf of the arguments.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Expected {
-    Tensor { dtype: Dtype, varies: Axes, sizes: Vec<Size>, seen: Rc<TensorType> },
+    Tensor {
+        dtype: Dtype,
+        varies: Axes,
+        sizes: Vec<Size>,
+        /// Whether it differs over these axes because its origin is equal on all ranks, which each call compares.
+        by_origin: bool,
+        seen: Rc<TensorType>,
+    },
     Number(Size),
     Expression(Index),
     Setting(Setting),
@@ -84,15 +92,25 @@ pub(crate) struct Pattern {
     pub(crate) symbols: Vec<(Sym, SymbolFacts)>,
 }
 
-/// The values of a pattern's symbols at a call, in order.
-pub(crate) type Bound = SmallVec<[i64; 8]>;
+/// What a call gives a pattern.
+#[derive(Default)]
+pub(crate) struct Bound {
+    /// The values of its symbols, in order.
+    pub(crate) sizes: SmallVec<[i64; 8]>,
+    /// A digest of the origins that must be equal on all ranks.
+    pub(crate) origins: u64,
+}
 
 /// The leaves of the arguments.
 pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
     struct Collect(Vec<Leaf>);
     impl Visit for Collect {
         fn tensor(&mut self, tensor: &Tensor) {
-            self.0.push(Leaf::Tensor(Rc::clone(&tensor.ty)));
+            self.0.push(Leaf::Tensor(Rc::clone(&tensor.ty), tensor.origin));
+        }
+        fn equal_over(&mut self, tensor: &Tensor, _: &'static str, axes: &[&'static str]) {
+            let ty = World::current().map(|world| as_declared(tensor, &world, axes));
+            self.0.push(Leaf::Tensor(ty.unwrap_or_else(|_| Rc::clone(&tensor.ty)), tensor.origin));
         }
         fn index(&mut self, index: &crate::Index) {
             self.0.push(match index.0.as_const() {
@@ -127,8 +145,31 @@ impl Check<'_> {
             Size::Is(size) => self.fits &= *size == got,
             Size::Symbol(_, least) => {
                 self.fits &= got >= *least;
-                self.bound.push(got);
+                self.bound.sizes.push(got);
             }
+        }
+    }
+}
+
+impl Check<'_> {
+    /// A tensor, of this type.
+    #[inline]
+    fn tensor_of(&mut self, tensor: &Tensor, ty: &Rc<TensorType>) {
+        let Some(Expected::Tensor { dtype, varies, sizes, by_origin, seen }) = self.expected.next() else {
+            self.fits = false;
+            return;
+        };
+        self.fits &= tensor.storage.is_some() && is_of(tensor, self.world);
+        if *by_origin {
+            self.fits &= ty.varies == *varies || tensor.origin.gives(*varies);
+            self.bound.origins = self.bound.origins.rotate_left(5) ^ tensor.origin.digest;
+        }
+        if !Rc::ptr_eq(ty, seen) {
+            let placed = *by_origin || ty.varies == *varies;
+            self.fits &= ty.dtype == *dtype && placed && ty.shape.len() == sizes.len();
+        }
+        for (expected, got) in sizes.iter().zip(&tensor.layout.shape) {
+            self.size(expected, *got as i64);
         }
     }
 }
@@ -136,18 +177,10 @@ impl Check<'_> {
 impl Visit for Check<'_> {
     #[inline]
     fn tensor(&mut self, tensor: &Tensor) {
-        let Some(Expected::Tensor { dtype, varies, sizes, seen }) = self.expected.next() else {
-            self.fits = false;
-            return;
-        };
-        self.fits &= tensor.storage.is_some() && is_of(tensor, self.world);
-        if !Rc::ptr_eq(&tensor.ty, seen) {
-            let ty = &tensor.ty;
-            self.fits &= ty.dtype == *dtype && ty.varies == *varies && ty.shape.len() == sizes.len();
-        }
-        for (expected, got) in sizes.iter().zip(&tensor.layout.shape) {
-            self.size(expected, *got as i64);
-        }
+        self.tensor_of(tensor, &tensor.ty);
+    }
+    fn equal_over(&mut self, tensor: &Tensor, _: &'static str, axes: &[&'static str]) {
+        self.tensor_of(tensor, &as_declared(tensor, self.world, axes));
     }
     fn index(&mut self, index: &crate::Index) {
         match (self.expected.next(), index.0.as_const()) {
@@ -165,7 +198,7 @@ impl Pattern {
     /// The values of the symbols, or `None` if a guard fails.
     #[inline]
     pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
-        let mut check = Check { world, expected: self.leaves.iter(), bound: Bound::new(), fits: true };
+        let mut check = Check { world, expected: self.leaves.iter(), bound: Bound::default(), fits: true };
         args.visit(&mut check);
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
@@ -179,11 +212,13 @@ impl Pattern {
         })
     }
 
-    /// A note on symbols whose sizes differ between ranks, or that an error names: the argument that binds each, and
+    /// Notes on symbols whose sizes differ between ranks, or that a failure names: the argument that binds each, and
     /// its value on each rank.
-    pub(crate) fn sizes_text(&self, all: &[Signature], mesh: &Mesh, error: &str) -> String {
-        let words: Vec<&str> = error.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-        let mut text = String::new();
+    pub(crate) fn sizes_named(&self, all: &[Signature], mesh: &Mesh, failure: &Failure) -> Vec<String> {
+        let texts = [&failure.expected, &failure.got].into_iter().chain(&failure.notes);
+        let is_other = |c: char| !c.is_ascii_alphanumeric();
+        let words: Vec<&str> = texts.flat_map(|text| text.split(is_other)).collect();
+        let mut notes = Vec::new();
         let (mut at, mut tensor) = (0, 0);
         for leaf in &self.leaves {
             let sizes: &[Size] = match leaf {
@@ -209,33 +244,34 @@ impl Pattern {
                     false => format!("{value} on rank {rank}"),
                 });
                 let ranks: Vec<String> = ranks.take(if is_same { 1 } else { values.len() }).collect();
-                let _ = write!(text, "\n  note: {name} is {what}: {}", ranks.join(", "));
+                notes.push(format!("{name} is {what}: {}", ranks.join(", ")));
             }
             tensor += usize::from(matches!(leaf, Expected::Tensor { .. }));
         }
-        text
+        notes
     }
 
-    /// The first guard that fails, as text.
-    pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> String {
+    /// The first guard that fails.
+    pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> Box<Failure> {
         if leaves.len() != self.leaves.len() {
-            return format!("expected {} parts of the arguments, got {}", self.leaves.len(), leaves.len());
+            let expected = format!("{} parts of the arguments", self.leaves.len());
+            return Failure::new((expected, leaves.len().to_string()));
         }
         for (place, (expected, leaf)) in self.leaves.iter().zip(leaves).enumerate() {
             if !expected.takes(leaf) {
                 let (expected, got) = (expected.text(mesh), leaf.text(mesh));
-                let note = expected_note(leaf);
-                return format!("part {place} of the arguments: expected {expected}, got {got}{note}");
+                let headline = (expected, format!("{got}{}", expected_note(leaf)));
+                return Failure::new(headline).of(format!("part {place} of the arguments"));
             }
         }
-        "a condition on the sizes does not hold".to_string()
+        Failure::new("a condition on the sizes does not hold")
     }
 }
 
 /// A number for the kind of a leaf, without its sizes and settings.
 pub(crate) fn is_kind_of(leaf: &Leaf) -> u64 {
     match leaf {
-        Leaf::Tensor(ty) => 16 + ty.shape.len() as u64,
+        Leaf::Tensor(ty, _) => 16 + ty.shape.len() as u64,
         Leaf::Number(_) => 1,
         Leaf::Expression(_) => 2,
         Leaf::Setting(_) => 3,
@@ -259,9 +295,9 @@ impl Expected {
             _ => false,
         };
         match (self, leaf) {
-            (Expected::Tensor { dtype, varies, sizes, .. }, Leaf::Tensor(ty)) => {
+            (Expected::Tensor { dtype, varies, sizes, by_origin, .. }, Leaf::Tensor(ty, origin)) => {
                 ty.dtype == *dtype
-                    && ty.varies == *varies
+                    && (ty.varies == *varies || *by_origin && origin.gives(*varies))
                     && ty.shape.len() == sizes.len()
                     && sizes.iter().zip(&ty.shape).all(|(expected, got)| size(expected, got.as_const()))
             }
@@ -285,6 +321,11 @@ impl Expected {
         }
     }
 
+    /// The axes over which a tensor may differ.
+    pub(crate) fn varies(&self) -> Option<Axes> {
+        if let Expected::Tensor { varies, .. } = self { Some(*varies) } else { None }
+    }
+
     /// The type in a trace, with symbolic sizes.
     pub(crate) fn ty(&self) -> Option<TensorType> {
         let Expected::Tensor { dtype, varies, sizes, .. } = self else { return None };
@@ -299,7 +340,7 @@ impl Expected {
 impl Leaf {
     fn text(&self, mesh: &Mesh) -> String {
         match self {
-            Leaf::Tensor(ty) => ty.display(mesh).to_string(),
+            Leaf::Tensor(ty, _) => ty.display(mesh).to_string(),
             Leaf::Number(number) => number.to_string(),
             Leaf::Expression(index) => index.display(mesh).to_string(),
             Leaf::Setting(setting) => setting.text(),
@@ -308,7 +349,7 @@ impl Leaf {
 
     fn sizes(&self) -> Vec<i64> {
         match self {
-            Leaf::Tensor(ty) => ty.shape.iter().map(|size| size.as_const().unwrap_or(-1)).collect(),
+            Leaf::Tensor(ty, _) => ty.shape.iter().map(|size| size.as_const().unwrap_or(-1)).collect(),
             Leaf::Number(number) => vec![*number],
             _ => Vec::new(),
         }
@@ -317,7 +358,7 @@ impl Leaf {
     /// The same without its sizes: the part that must be equal on all ranks.
     fn kind(&self, mesh: &Mesh) -> String {
         match self {
-            Leaf::Tensor(ty) => {
+            Leaf::Tensor(ty, _) => {
                 let ty = ty.with_shape(constant_shape(&vec![0; ty.shape.len()]));
                 ty.display(mesh).to_string().replace('0', "?")
             }
@@ -333,6 +374,8 @@ pub(crate) struct Signature {
     pub(crate) kinds: Vec<String>,
     pub(crate) sizes: Vec<i64>,
     pub(crate) symbols: Vec<bool>,
+    /// The digests of the origins of its tensors.
+    pub(crate) origins: Vec<u64>,
 }
 
 impl Signature {
@@ -351,18 +394,21 @@ impl Signature {
                 let changed = before
                     .and_then(|before| before.get(sizes.len()))
                     .is_some_and(|seen| *seen != Some(*size));
-                let declared = matches!(leaf, Leaf::Tensor(_)) && dynamic.contains(&(tensors, dim));
+                let declared = matches!(leaf, Leaf::Tensor(..)) && dynamic.contains(&(tensors, dim));
                 sizes.push(*size);
                 symbols.push(changed || declared);
             }
-            tensors += usize::from(matches!(leaf, Leaf::Tensor(_)));
+            tensors += usize::from(matches!(leaf, Leaf::Tensor(..)));
         }
-        Signature { kinds, sizes, symbols }
+        let origin =
+            |leaf: &Leaf| if let Leaf::Tensor(_, origin) = leaf { Some(origin.digest) } else { None };
+        Signature { kinds, sizes, symbols, origins: leaves.iter().filter_map(origin).collect() }
     }
 
     /// Encodes it for the other ranks.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut text = String::new();
+        let mut text = self.origins.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+        text.push('\n');
         for (size, symbol) in self.sizes.iter().zip(&self.symbols) {
             let _ = writeln!(text, "{size} {}", u8::from(*symbol));
         }
@@ -374,6 +420,8 @@ impl Signature {
     /// Decodes another rank's signature.
     pub(crate) fn read(bytes: &[u8]) -> Option<Signature> {
         let text = std::str::from_utf8(bytes).ok()?;
+        let (origins, text) = text.split_once('\n')?;
+        let origins = origins.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
         let (numbers, kinds) = match text.strip_prefix('\n') {
             Some(kinds) => ("", kinds),
             None => text.split_once("\n\n")?,
@@ -386,13 +434,13 @@ impl Signature {
         }
         let kinds =
             if kinds.is_empty() { Vec::new() } else { kinds.split('\n').map(str::to_string).collect() };
-        Some(Signature { kinds, sizes, symbols })
+        Some(Signature { kinds, sizes, symbols, origins })
     }
 
     /// The pattern to trace with, from all ranks' signatures of equal kinds: a size is a symbol if a rank proposes one,
     /// or if ranks differ.
     pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh) -> Pattern {
-        let mut next = 0;
+        let (mut next, mut tensors) = (0, 0);
         let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
         let mut size = |own: i64, is_number: bool| {
             let at = next;
@@ -412,12 +460,19 @@ impl Signature {
             Size::Symbol(sym, min)
         };
         let leaves = leaves.iter().map(|leaf| match leaf {
-            Leaf::Tensor(ty) => Expected::Tensor {
-                dtype: ty.dtype,
-                varies: ty.varies,
-                sizes: ty.shape.iter().map(|own| size(own.as_const().unwrap_or(-1), false)).collect(),
-                seen: Rc::clone(ty),
-            },
+            Leaf::Tensor(ty, origin) => {
+                let at = tensors;
+                tensors += 1;
+                let by_origin = *origin != Origin::NONE
+                    && all.iter().all(|one| one.origins.get(at).copied() == Some(origin.digest));
+                Expected::Tensor {
+                    dtype: ty.dtype,
+                    varies: if by_origin { origin.varies } else { ty.varies },
+                    sizes: ty.shape.iter().map(|own| size(own.as_const().unwrap_or(-1), false)).collect(),
+                    by_origin,
+                    seen: Rc::clone(ty),
+                }
+            }
             Leaf::Number(number) => Expected::Number(size(*number, true)),
             Leaf::Expression(index) => Expected::Expression(index.clone()),
             Leaf::Setting(setting) => Expected::Setting(setting.clone()),

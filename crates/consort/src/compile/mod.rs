@@ -2,11 +2,13 @@
 
 mod agree;
 mod call;
+mod compiled_mut;
 mod entries;
 mod explain;
 mod graph;
 mod guards;
 mod parts;
+mod steady;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,15 +17,17 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use crate::error::{Error, Result};
-use crate::flatten::{Flatten, MapTensors};
-use crate::tensor::Tensor;
+use crate::flatten::Flatten;
+use crate::mesh::Group;
 
 use entries::{Entries, Segments};
 use explain::Log;
 
+pub use compiled_mut::{CompiledMut, compile_mut};
 pub use explain::{Cost, ExplainedGraph, Explanation, Stats};
 pub(crate) use graph::Results;
 pub(crate) use guards::{Leaf, leaves_of};
+pub use steady::Steady;
 
 type Site = &'static Location<'static>;
 
@@ -57,23 +61,27 @@ struct Options {
     limit: usize,
     dynamic: Vec<(usize, usize)>,
     retrace: bool,
+    /// The ranks that call it, if not all.
+    over: Option<Group>,
+    /// Its ranks meet at every call of which the number, counted from 0, is a multiple of this.
+    lockstep: u64,
 }
 
 /// Which ranks take part in the calls of a compiled function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Not called yet: all ranks meet at the first call to decide.
+    /// Not called yet: its ranks meet at the first call to decide.
     Unknown,
     /// This rank alone, since no rank communicated in the first call.
     Local,
     /// This rank alone, as the program says.
     Declared,
-    /// All ranks: they meet at each call.
-    World,
+    /// All its ranks: they meet at each call.
+    Joint,
 }
 
 impl Reach {
-    /// The reach after a compilation without communication: `World` stays `World`.
+    /// The reach after a compilation without communication: `Joint` stays `Joint`.
     fn without(self) -> Reach {
         if self == Reach::Unknown { Reach::Local } else { self }
     }
@@ -134,6 +142,8 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
             limit: LIMIT,
             dynamic: Vec::new(),
             retrace: is_retraced(),
+            over: None,
+            lockstep: 1,
         },
         entries: RefCell::default(),
         segments: Rc::default(),
@@ -150,83 +160,6 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
 /// The default of `retrace`: true unless `CONSORT_RETRACE=0`.
 fn is_retraced() -> bool {
     std::env::var("CONSORT_RETRACE").map_or(true, |value| value.trim() != "0")
-}
-
-/// Compiles a function that updates its first argument: new tensors replace the old ones, in place if their storage has
-/// one owner.
-///
-/// ```
-/// use consort::{Flatten, Tensor, compile_mut};
-///
-/// #[derive(Flatten)]
-/// struct Model {
-///     weight: Tensor,
-/// }
-///
-/// # fn main() -> consort::Result<()> {
-/// let step = compile_mut(|model: &mut Model, (x, rate): (Tensor, Tensor)| {
-///     let grad = x.mul(&rate)?;
-///     model.weight.sub_(&grad)?;
-///     model.weight.sum_all()
-/// });
-/// let mut model = Model { weight: Tensor::from_iter([1.0f32, 2.0])? };
-/// for _ in 0..2 {
-///     let (x, rate) = (Tensor::from_iter([1.0f32, 1.0])?, Tensor::from_slice(&[0.5f32], &[])?);
-///     step.call(&mut model, (x, rate))?;
-/// }
-/// assert_eq!(model.weight.to_vec::<f32>()?, [0.0, 1.0]);
-/// # Ok(()) }
-/// ```
-#[track_caller]
-pub fn compile_mut<S: Flatten + 'static, A: Flatten, R: Flatten>(
-    f: impl Fn(&mut S, A) -> Result<R> + 'static,
-) -> CompiledMut<S, A, R> {
-    CompiledMut(compile(move |(mut state, args): (S, A)| {
-        let result = f(&mut state, args)?;
-        Ok((state, result))
-    }))
-}
-
-/// A compiled function that changes its first argument.
-///
-/// [`compile_mut`] has an example.
-pub struct CompiledMut<S, A, R>(Compiled<(S, A), (S, R)>);
-
-impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledMut<S, A, R> {
-    /// Calls it. If it fails before anything ran, the state is unchanged; if the ranks fail during the run, its tensors
-    /// may hold partial results.
-    ///
-    /// [`compile_mut`] has an example.
-    #[track_caller]
-    pub fn call(&self, state: &mut S, args: A) -> Result<R> {
-        // The tensors are moved into the call, so that it sees no additional owner.
-        let moved = state.map(&mut MapTensors(|tensor: &Tensor| tensor.clone()));
-        *state = moved.map(&mut MapTensors(|tensor: &Tensor| Tensor::of_shape(tensor.dtype(), &[])));
-        let args = (moved, args);
-        match self.0.run(&args, Location::caller()) {
-            Ok((new, result)) => {
-                *state = new;
-                Ok(result)
-            }
-            Err(error) => {
-                *state = args.0;
-                Err(error.noted())
-            }
-        }
-    }
-
-    /// The underlying compiled function, for options and explanations.
-    ///
-    /// [`compile_mut`] has an example.
-    pub fn compiled(&self) -> &Compiled<(S, A), (S, R)> {
-        &self.0
-    }
-
-    /// Sets options of the underlying function.
-    #[must_use]
-    pub fn with(self, options: impl FnOnce(Compiled<(S, A), (S, R)>) -> Compiled<(S, A), (S, R)>) -> Self {
-        CompiledMut(options(self.0))
-    }
 }
 
 impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
@@ -262,6 +195,53 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self
     }
 
+    /// Declares that the ranks of a group call it together, and no others: they alone agree on it, and its communication
+    /// stays among them. Calls on groups without common ranks do not wait for one another.
+    ///
+    /// ```
+    /// use consort::{Init, Reduce, Tensor, compile};
+    ///
+    /// let results = Init::new().axes(&[("pp", 2), ("tp", 2)]).spawn(4, |mesh| {
+    ///     let (stage, tp) = (mesh.axis("pp")?, mesh.axis("tp")?);
+    ///     let (stage, group) = (stage.my_rank()?, tp.clone());
+    ///     // Each stage of a pipeline has a function of its own.
+    ///     let f = match stage {
+    ///         0 => compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)),
+    ///         _ => compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Max)),
+    ///     };
+    ///     f.over(&tp).call(Tensor::from_iter([1.0f32])?)?.to_vec::<f32>()
+    /// });
+    /// let results: Vec<Vec<f32>> = results.into_iter().flatten().collect();
+    /// assert_eq!(results, [[2.0], [2.0], [-1.0], [-1.0]]);
+    /// ```
+    #[must_use]
+    pub fn over(mut self, group: &Group) -> Self {
+        self.options.over = Some(group.clone());
+        self
+    }
+
+    /// How often its ranks compare their calls: at the first call and at every `every`-th call after it. The default is 1, every
+    /// call. Between two comparisons, a call that needs another compilation is an error.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, compile};
+    ///
+    /// let done = consort::spawn(2, |mesh| {
+    ///     let group = mesh.clone();
+    ///     let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)).lockstep(8);
+    ///     for _ in 0..16 {
+    ///         assert_eq!(f.call(Tensor::from_iter([1.0f32])?)?.to_vec::<f32>()?, [2.0]);
+    ///     }
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
+    #[must_use]
+    pub fn lockstep(mut self, every: usize) -> Self {
+        self.options.lockstep = (every as u64).max(1);
+        self
+    }
+
     /// Declares that it communicates with no other rank, so that ranks need not call it together. Without this, all ranks
     /// meet at its first call, and at every later one if it communicates.
     ///
@@ -271,7 +251,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// let norms = consort::spawn(2, |mesh| {
     ///     let norm = compile(|x: Tensor| x.mul(&x)?.sum_all()?.sqrt()).local();
     ///     // On one rank only.
-    ///     if mesh.number(&mesh.rank())? == 0 {
+    ///     if mesh.my_rank()? == 0 {
     ///         return norm.call(Tensor::from_iter([3.0f32, 4.0])?)?.item::<f32>();
     ///     }
     ///     Ok(0.0)
@@ -332,34 +312,27 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.log.borrow().stats(self.calls.get(), &graphs)
     }
 
-    /// Fails with the explanation if there were more breaks, graphs or recompilations than given.
+    /// Fails with the explanation if there were more graphs, breaks or recompilations than given.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
-    /// use consort::{Tensor, compile};
+    /// use consort::{Steady, Tensor, compile};
     ///
     /// let f = compile(|x: Tensor| x.exp());
     /// for _ in 0..3 {
     ///     f.call(Tensor::from_iter([0.0f32])?)?;
     /// }
-    /// f.expect_steady(0, 1, 0)?;
-    /// assert!(f.expect_steady(0, 0, 0).is_err());
+    /// f.expect_steady(Steady::graphs(1))?;
+    /// assert!(f.expect_steady(Steady::graphs(0).breaks(1).recompiles(1)).is_err());
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn expect_steady(&self, breaks: u64, graphs: u64, recompiles: u64) -> Result<()> {
-        let stats = self.stats();
-        if stats.breaks <= breaks && stats.graphs <= graphs && stats.recompiles <= recompiles {
-            return Ok(());
+    pub fn expect_steady(&self, steady: Steady) -> Result<()> {
+        let site = Location::caller();
+        match steady.exceeded(&self.stats()) {
+            None => Ok(()),
+            Some(more) => Err(Error::new("expect_steady", format!("{more}\n{}", self.explain()), site)),
         }
-        let expected =
-            format!("expected at most {breaks} breaks, {graphs} graphs and {recompiles} recompiles");
-        let got = format!("{}, {} and {}", stats.breaks, stats.graphs, stats.recompiles);
-        Err(Error::new(
-            "expect_steady",
-            format!("{expected}, got {got}\n{}", self.explain()),
-            Location::caller(),
-        ))
     }
 
     /// Where it was compiled.

@@ -1,19 +1,22 @@
 //! The leaves of arguments and results: extracted, checked, reassembled.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::panic::Location;
 
 use consort_ir::index::{Index, Sym};
-use consort_types::Rank;
+use consort_ir::program::Func;
+use consort_types::{Axes, Failure, Rank};
 use smallvec::SmallVec;
 
 use super::agree::{Meeting, digest};
 use super::graph::Results;
+use super::guards::Pattern;
 use super::{Site, guards};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, Static, Visit};
-use crate::storage::Storage;
+use crate::placement::declared_axes;
 use crate::tensor::Tensor;
+use crate::trace::Session;
 use crate::world::World;
 
 /// A leaf of the arguments.
@@ -43,51 +46,102 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
     let mut wrong = None;
     guards::for_each_tensor(args, |tensor| {
         if !is_of(tensor, world) {
-            wrong = Some(
-                "expected tensors of this world, got one of another, or one that a traced function kept",
-            );
+            wrong = Some(("tensors of this world", "one of another, or one that a traced function kept"));
         }
     });
     wrong.map_or(Ok(()), |message| Err(Error::new("compile", message, site)))
 }
 
-/// Checks that arguments declared equal on some ranks are equal there: the passes rely on it.
-pub(super) fn check_declared(args: &impl Flatten, meeting: &Meeting<'_>) -> Result<()> {
+/// Checks that arguments that a pattern takes to be equal on some ranks are equal there: the passes rely on it.
+pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &Meeting<'_>) -> Result<()> {
     let (world, site) = (meeting.world, meeting.site);
     let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();
-    guards::for_each_tensor(args, |tensor| {
-        if tensor.ty.varies == all_axes {
+    let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
+    for_each_typed(args, world, |tensor, _, field| {
+        let varies = placements.next().unwrap_or(all_axes);
+        if varies == all_axes {
             return;
         }
         match tensor.with_bytes("compile", site, digest) {
             Ok(digest) => digests.extend(digest.to_le_bytes()),
             Err(error) => failed = Some(error),
         }
-        declared.push(tensor.ty.varies);
+        declared.push((varies, field));
     });
     if let Some(error) = failed {
         return Err(error);
     }
     let all = meeting.gather("what is declared equal", &digests)?;
-    let mesh = world.mesh();
-    for (place, varies) in declared.iter().enumerate() {
-        let of = |rank: usize| all.get(rank).and_then(|digests| digests.get(8 * place..8 * place + 8));
-        let row = |rank: usize| {
-            varies.iter().map(|axis| mesh.coordinate(Rank(rank as u32), axis)).collect::<Vec<_>>()
+    let (mesh, ranks) = (world.mesh(), meeting.ranks());
+    for (place, (varies, field)) in declared.iter().enumerate() {
+        let of = |at: usize| all.get(at).and_then(|digests| digests.get(8 * place..8 * place + 8));
+        let row = |at: usize| {
+            varies.iter().map(|axis| mesh.coordinate(Rank(ranks[at] as u32), axis)).collect::<Vec<_>>()
         };
-        for rank in 1..all.len() {
-            let first = (0..rank).find(|first| row(*first) == row(rank)).unwrap_or(rank);
-            if of(first) != of(rank) {
-                let message = format!(
-                    "expected tensor {place} of those declared equal to be so, but ranks {first} and {rank} differ\n  \
-                     note: `replicated` declares it; do so only with tensors that are equal"
-                );
-                return Err(Error::new("compile", message, site));
+        for at in 1..all.len().min(ranks.len()) {
+            let first = (0..at).find(|first| row(*first) == row(at)).unwrap_or(at);
+            if of(first) != of(at) {
+                let (first, rank) = (ranks[first], ranks[at]);
+                let what = match field {
+                    Some(field) => format!("field `{field}`"),
+                    None => format!("tensor {place} of those declared equal"),
+                };
+                let message = format!("expected {what} to be equal, but ranks {first} and {rank} differ");
+                let error = Error::new("compile", message, site);
+                return Err(error.note("declare only tensors that are equal on these ranks"));
             }
         }
     }
     Ok(())
+}
+
+/// Calls `f` with each tensor of a value, the axes over which it may differ, and the field that declares it, if one does.
+pub(super) fn for_each_typed(
+    value: &impl Flatten,
+    world: &World,
+    f: impl FnMut(&Tensor, Axes, Option<&'static str>),
+) {
+    struct Typed<'a, F>(&'a World, F);
+    impl<F: FnMut(&Tensor, Axes, Option<&'static str>)> Visit for Typed<'_, F> {
+        fn tensor(&mut self, tensor: &Tensor) {
+            self.1(tensor, tensor.ty.varies, None);
+        }
+        fn equal_over(&mut self, tensor: &Tensor, field: &'static str, axes: &[&'static str]) {
+            let declared = declared_axes(self.0, axes);
+            self.1(tensor, tensor.ty.varies.minus(declared), Some(field));
+        }
+    }
+    value.visit(&mut Typed(world, f));
+}
+
+/// Fails if a field of a result may differ over axes over which it is declared equal.
+pub(super) fn check_fields(
+    result: &impl Flatten,
+    session: &Session,
+    func: &Func,
+    made: &[Option<usize>],
+) -> Result<()> {
+    let (mut place, mut wrong) = (0, None);
+    for_each_typed(result, &session.world, |tensor, varies, field| {
+        place += 1;
+        if let (Some(field), true, None) = (field, varies != tensor.ty.varies, &wrong) {
+            wrong = Some((field, tensor.ty.varies.minus(varies), place - 1));
+        }
+    });
+    let Some((field, axes, place)) = wrong else { return Ok(()) };
+    let over = session.world.mesh().axes_text(axes);
+    let value = made.get(place).copied().flatten().and_then(|out| func.body.results.get(out).copied());
+    let node = value.and_then(|value| func.body.nodes.iter().find(|node| node.results.contains(&value)));
+    let expected = format!("field `{field}` equal over {over}, as it is declared");
+    let failure = Failure::new((expected, format!("one that may differ over {over}")))
+        .of(format!("`{}`", session.name))
+        .note(format!("reduce what changes it over {over}, as by all_reduce"));
+    let failure = match node.and_then(|node| node.site) {
+        Some(site) => failure.at(site),
+        None => failure,
+    };
+    Err(Error::of("compile", failure, session.last_site().unwrap_or(Location::caller())))
 }
 
 /// Replaces the traced tensors of a result by concrete ones, and its symbols by numbers.
@@ -122,10 +176,8 @@ pub(super) fn parts_of(args: &impl Flatten) -> Parts {
     impl Visit for Collect {
         fn tensor(&mut self, tensor: &Tensor) {
             // A tensor that peers still read is not donated: a plan that writes it would wait for them.
-            let is_own =
-                |storage: &Rc<Storage>| Rc::strong_count(storage) == 1 && storage.buffer.is_released();
-            let own = tensor.storage.as_ref().is_some_and(is_own);
-            self.0.push(Part::Tensor(tensor.clone(), own && tensor.layout.is_contiguous()));
+            let own = tensor.storage.is_some() && tensor.held(1, false).is_none();
+            self.0.push(Part::Tensor(tensor.clone(), own));
         }
         fn index(&mut self, index: &crate::Index) {
             self.0.push(index.0.as_const().map_or(Part::Other, Part::Number));

@@ -22,11 +22,10 @@ use super::layers::{ColumnLinear, RowLinear};
 pub fn rotate(x: &Tensor, first: &Index, base: f64) -> Result<Tensor> {
     let (length, width) = (x.dim(2)?, x.dim(3)?);
     let half = &width / 2;
-    let scalar = |value: f64| Tensor::full(Dtype::F32, &[0usize; 0], value);
     // The angle of pair i at position p is p / base^(i / half).
     let pairs = Tensor::iota(Dtype::F32, &[Index::from(1), half.clone()], 1)?;
     let halves = Tensor::index(half.clone())?.cast(Dtype::F32)?;
-    let speed = pairs.div(&halves)?.mul(&scalar(-base.ln())?)?.exp()?;
+    let speed = pairs.div(&halves)?.mul(-base.ln())?.exp()?;
     let place = Tensor::iota(Dtype::F32, &[length, Index::from(1)], 0)?;
     let place = place.add(&Tensor::index(first.clone())?.cast(Dtype::F32)?)?;
     let angle = place.mul(&speed)?;
@@ -52,7 +51,8 @@ impl KvCache {
     /// A cache for `places` tokens.
     #[track_caller]
     pub fn new(dtype: Dtype, heads: usize, places: usize, width: usize) -> Result<KvCache> {
-        let zeros = || Tensor::zeros(dtype, &[1, heads, places, width]);
+        // Each member has other heads.
+        let zeros = || Tensor::zeros(dtype, &[1, heads, places, width])?.may_differ();
         Ok(KvCache { keys: zeros()?, values: zeros()? })
     }
 }

@@ -58,11 +58,7 @@ impl Generator {
             state.model.forward(&tokens, &mut state.caches, &first)
         });
         let caches = model.caches(places)?;
-        Ok(Generator {
-            state: State { model, caches },
-            step: step.with(|step| step.name("generate")),
-            places,
-        })
+        Ok(Generator { state: State { model, caches }, step: step.name("generate"), places })
     }
 
     /// Generates the `n` tokens that follow the prompt.
@@ -78,7 +74,7 @@ impl Generator {
     ///
     /// [`Compiled::explain`](crate::Compiled::explain) has an example.
     pub fn explain(&self) -> crate::Explanation {
-        self.step.compiled().explain()
+        self.step.explain()
     }
 }
 
@@ -104,9 +100,9 @@ fn follow(
     mut step: impl FnMut(Tensor, Index) -> Result<Tensor>,
 ) -> Result<Vec<i64>> {
     if prompt.is_empty() || prompt.len() + n > places {
-        let message = format!(
-            "expected a prompt, and room for it and {n} tokens in {places} places, got {}",
-            prompt.len()
+        let message = (
+            format!("a prompt, and room for it and {n} tokens in {places} places"),
+            prompt.len().to_string(),
         );
         return Err(crate::Error::new("generate", message, std::panic::Location::caller()));
     }

@@ -12,7 +12,7 @@ use crate::{Dtype, Flatten, Index, Reduce, Result, Tensor};
 ///
 /// // Two layers with one all_reduce between them and the next: columns first, rows second.
 /// let sums = consort::spawn(2, |mesh| {
-///     let own = share(6, mesh.number(&mesh.rank())?, mesh.size());
+///     let own = share(6, mesh.my_rank()?, mesh.size());
 ///     let up = ColumnLinear { weight: Tensor::ones(Dtype::F32, &[own.len(), 4])?, bias: None };
 ///     let down = RowLinear { weight: Tensor::ones(Dtype::F32, &[4, own.len()])?, bias: None, group: (*mesh).clone() };
 ///     down.forward(&up.forward(&Tensor::ones(Dtype::F32, &[1, 4])?)?)?.to_vec::<f32>()
@@ -33,7 +33,7 @@ impl ColumnLinear {
     /// [`ColumnLinear`] has an example.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = x.matmul(&self.weight.transpose(0, 1)?)?;
+        let y = x.matmul(&self.weight.t()?)?;
         match &self.bias {
             Some(bias) => y.add(bias),
             None => Ok(y),
@@ -60,7 +60,7 @@ impl RowLinear {
     /// [`ColumnLinear`] has an example.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.group.all_reduce(x.matmul(&self.weight.transpose(0, 1)?)?, Reduce::Sum)?;
+        let y = self.group.all_reduce(x.matmul(&self.weight.t()?)?, Reduce::Sum)?;
         match &self.bias {
             Some(bias) => y.add(bias),
             None => Ok(y),
@@ -76,7 +76,7 @@ impl RowLinear {
 /// use consort::{Dtype, Tensor};
 ///
 /// let rows = consort::spawn(2, |mesh| {
-///     let own = share(5, mesh.number(&mesh.rank())?, mesh.size());
+///     let own = share(5, mesh.my_rank()?, mesh.size());
 ///     let table = Tensor::iota(Dtype::F32, &[5, 2], 0)?.narrow(0, own.start, own.len())?;
 ///     let table = Embedding { table, first: own.start.into(), sizes: vec![2, 3], group: (*mesh).clone() };
 ///     let rows = table.forward(&Tensor::from_iter([4i64, 0])?)?;
@@ -108,8 +108,7 @@ impl Embedding {
         let (zero, rows) = (Tensor::index(0)?, Tensor::index(self.table.dim(0)?)?);
         let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
         let found = self.table.gather(&mine.select(&place, &zero)?, 0)?;
-        let found =
-            mine.unsqueeze(tokens.rank())?.select(&found, &Tensor::zeros(found.dtype(), &[0usize; 0])?)?;
+        let found = mine.unsqueeze(tokens.rank())?.select(&found, 0.0)?;
         self.group.all_reduce(found, Reduce::Sum)
     }
 
@@ -118,7 +117,7 @@ impl Embedding {
     /// [`Embedding`] has an example.
     #[track_caller]
     pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        let own = x.matmul(&self.table.transpose(0, 1)?)?;
+        let own = x.matmul(&self.table.t()?)?;
         let dim = own.rank() - 1;
         match self.sizes.iter().all(|size| *size == self.sizes[0]) {
             true => self.group.all_gather(own, dim),
@@ -161,7 +160,7 @@ impl RmsNorm {
         let wide = x.cast(Dtype::F32)?;
         let columns = group.all_reduce(Tensor::index(x.dim(last)?)?, Reduce::Sum)?.cast(Dtype::F32)?;
         let squares = group.all_reduce(wide.mul(&wide)?.sum(&[last], true)?, Reduce::Sum)?;
-        let mean = squares.div(&columns)?.add(&Tensor::full(Dtype::F32, &[0usize; 0], self.eps)?)?;
+        let mean = squares.div(&columns)?.add(self.eps)?;
         wide.mul(&mean.rsqrt()?)?.cast(x.dtype())?.mul(&self.weight)
     }
 }

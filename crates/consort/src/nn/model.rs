@@ -118,7 +118,7 @@ impl Llama {
     #[track_caller]
     fn build(config: &Config, group: &Group, weights: &Weights) -> Result<Llama> {
         let Config { vocabulary, hidden, feed_forward, kv_heads, eps, dtype, .. } = *config;
-        let (me, n, width) = (group.number(&group.rank())?, group.size(), config.width());
+        let (me, n, width) = (group.my_rank()?, group.size(), config.width());
         // A member gets whole groups of heads, so that queries and their keys are on one rank.
         let own_kv = share(kv_heads, me, n);
         let each = config.heads / kv_heads;

@@ -33,9 +33,9 @@ impl Weights {
                 let mut start = [0; 2];
                 start[dim] = own.start;
                 // Scaled so that activations keep their magnitude.
-                let scale = Tensor::full(Dtype::F32, &[0usize; 0], (1.0 / shape[1] as f64).sqrt())?;
+                let scale = (1.0 / shape[1] as f64).sqrt();
                 Tensor::normal_part(Dtype::F32, &part, shape, &start, key + number(name))?
-                    .mul(&scale)?
+                    .mul(scale)?
                     .cast(dtype)
             }
             Weights::File(file) => {

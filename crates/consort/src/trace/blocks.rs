@@ -5,14 +5,16 @@ use std::rc::Rc;
 
 use consort_ir::builder::Draft;
 use consort_ir::entity::Value;
+use consort_ir::index::Index;
 use consort_ir::ops::Op;
 use consort_ir::program::Block;
 use consort_ir::types::Type;
+use consort_types::Axes;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-use super::{Session, Site, Start, Traced, loc};
+use super::{Session, Site, Start, Traced};
 
 impl Session {
     /// The values of tensors, as operands in the current block.
@@ -24,7 +26,12 @@ impl Session {
         let types = self.build(|builder| {
             values.iter().map(|value| builder.ty(*value).cloned()).collect::<std::result::Result<Vec<_>, _>>()
         })?;
-        types.map_err(|violation| Error::rule("compile", violation, Location::caller()))
+        types.map_err(|failure| Error::of("compile", failure, Location::caller()))
+    }
+
+    /// The axes over which a size may differ.
+    pub(crate) fn varies(&self, size: &Index) -> Result<Axes> {
+        self.build(|builder| builder.facts().varies(size))
     }
 
     /// Opens a block; returns its parameters. Values that an earlier block captured are captured first.
@@ -88,14 +95,14 @@ impl Session {
         self.bind_symbols(&*op, site)?;
         let depth = self.segment.borrow().frames.len();
         let results = self.build(|builder| {
-            builder.set_loc(loc(site));
+            builder.set_site(Some(site.into()));
             let results = builder.node(op, args, blocks)?;
             results
                 .into_iter()
                 .map(|value| Ok((value, builder.ty(value)?.clone())))
                 .collect::<std::result::Result<Vec<_>, _>>()
         })?;
-        let results = results.map_err(|violation| Error::rule(name, violation, site))?;
+        let results = results.map_err(|failure| Error::of(name, failure, site))?;
         let tensor = |(value, ty): (Value, Type)| match ty {
             Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, value, depth))),
             _ => Err(Error::new(name, "expected tensors", site)),

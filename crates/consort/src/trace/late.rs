@@ -27,6 +27,11 @@ pub(super) struct Update {
 }
 
 impl Update {
+    /// The line of the start that writes the slice.
+    pub(super) fn site(&self) -> Option<Site> {
+        self.part.traced.as_ref()?.start().map(|start| start.site)
+    }
+
     /// Whether the box from `start` to `end` provably does not overlap the slice.
     fn is_apart_from(&self, start: &[Index], end: &[Index]) -> bool {
         let before = |a: &Index, b: &Index| (b - a).as_const().is_some_and(|distance| distance >= 0);

@@ -17,10 +17,10 @@ use std::rc::{Rc, Weak};
 use consort_ir::builder::{Builder, Draft};
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym, SymbolFacts};
-use consort_ir::ops::{OpDef, Wait, call_name};
-use consort_ir::program::{Func, Loc};
+use consort_ir::ops::{OpDef, Wait, call_name, check_name};
+use consort_ir::program::Func;
 use consort_ir::types::{TensorType, Type};
-use consort_types::Axes;
+use consort_types::{Axes, Failure, GroupName};
 
 use crate::compile::Results;
 use crate::error::{Error, Result};
@@ -57,12 +57,22 @@ pub(crate) struct Finished {
 /// Compiles and runs a segment; returns a tensor for each one in the results.
 pub(crate) type RunSegment<'a> = dyn Fn(&Rc<Session>, &Finished) -> Result<Results> + 'a;
 
+/// The ranks with which a traced function may communicate.
+pub(crate) enum Ranks {
+    All,
+    Of(GroupName),
+    /// None: it was declared local.
+    Own,
+}
+
 /// One traced call of a function.
 pub(crate) struct Session {
     pub(crate) world: Rc<World>,
     pub(crate) fullgraph: bool,
-    /// The function's name, if it was declared local.
-    local: Option<String>,
+    /// The function's name, for errors.
+    pub(crate) name: String,
+    /// The ranks with which it may communicate.
+    ranks: Ranks,
     segment: RefCell<Segment>,
     /// The number of the segment being recorded.
     number: Cell<u32>,
@@ -71,8 +81,6 @@ pub(crate) struct Session {
     /// The values of the symbols at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
-    /// The user's source lines so far, by their addresses, and the last of them.
-    sites: RefCell<BTreeMap<usize, Site>>,
     last: Cell<Option<Site>>,
     /// The first error that could not be returned where it occurred.
     failed: RefCell<Option<Error>>,
@@ -135,38 +143,53 @@ fn new_segment(world: &World) -> Segment {
     Segment { draft, inputs: Vec::new(), live: Vec::new(), starts: Vec::new(), frames: Vec::new() }
 }
 
-fn loc(site: Site) -> Option<Loc> {
-    Some(Loc::new(site.file(), site.line()))
-}
-
 impl Session {
-    pub(crate) fn new(world: Rc<World>, fullgraph: bool, local: Option<String>) -> Rc<Session> {
+    pub(crate) fn new(world: Rc<World>, fullgraph: bool, name: String, ranks: Ranks) -> Rc<Session> {
         let segment = RefCell::new(new_segment(&world));
         Rc::new(Session {
             world,
             fullgraph,
-            local,
+            name,
+            ranks,
             segment,
             number: Cell::new(0),
             started: Cell::new(false),
             hints: RefCell::default(),
             breaks: RefCell::default(),
-            sites: RefCell::default(),
             last: Cell::new(None),
             failed: RefCell::default(),
             run: RefCell::default(),
         })
     }
 
+    /// Fails if a start communicates outside the ranks that the function was declared for.
+    fn check_reach(&self, op: &dyn OpDef, site: Site) -> Result<()> {
+        let Some(over) = op.effects().starts() else { return Ok(()) };
+        let (mesh, name) = (self.world.mesh(), &self.name);
+        let failure = match self.ranks {
+            Ranks::All => return Ok(()),
+            Ranks::Own => {
+                let expected = format!("no communication in `{name}`, which was declared local");
+                Failure::new((expected, "")).note("leave out `.local()`, and call it on all ranks")
+            }
+            Ranks::Of(group) => {
+                let own = mesh.members(group, self.world.rank).unwrap_or_default();
+                let others = mesh.members(over, self.world.rank).unwrap_or_default();
+                if others.iter().all(|rank| own.contains(rank)) {
+                    return Ok(());
+                }
+                let (group, over) = (mesh.group_text(group), mesh.group_text(over));
+                let expected = format!("communication among the ranks of `{group}`, which call `{name}`");
+                Failure::new((expected, format!("some over `{over}`")))
+                    .note(format!("call it on all ranks of `{over}`, or communicate outside of it"))
+            }
+        };
+        Err(Error::of(call_name(op.info().name), failure, site))
+    }
+
     /// Sets the segment runner. Without one a break is an error.
     pub(crate) fn set_run(&self, run: Rc<RunSegment<'static>>) {
         *self.run.borrow_mut() = Some(run);
-    }
-
-    /// The user's line of a node.
-    pub(crate) fn site(&self, loc: &Loc) -> Option<Site> {
-        let is_it = |site: &&Site| Loc::new(site.file(), site.line()) == *loc;
-        self.sites.borrow().values().find(is_it).copied()
     }
 
     /// The line of the last recorded op.
@@ -185,7 +208,13 @@ impl Session {
 
     /// Calls `f` with the segment's builder.
     fn build<T>(&self, f: impl FnOnce(&mut Builder<'_>) -> T) -> Result<T> {
-        let lost = || Error::new("compile", "the trace is in use by itself", Location::caller());
+        let lost = || {
+            Error::new(
+                "compile",
+                "the trace is already borrowed, which is a defect of consort",
+                Location::caller(),
+            )
+        };
         let draft = self.segment.borrow_mut().draft.take().ok_or_else(lost)?;
         let mesh = self.world.mesh();
         let mut builder = Builder::resume(&mesh, draft);
@@ -254,8 +283,7 @@ impl Session {
                         let ty = builder.ty(value).cloned();
                         ty.map(|ty| builder.outside(frame + 1, |builder| builder.param(ty)))
                     })?;
-                    let inner =
-                        inner.map_err(|violation| Error::rule("compile", violation, Location::caller()))?;
+                    let inner = inner.map_err(|failure| Error::of("compile", failure, Location::caller()))?;
                     self.segment.borrow_mut().frames[frame].push((value, inner));
                     inner
                 }
@@ -280,9 +308,10 @@ impl Session {
         let value = match known {
             Some(value) => value,
             None if self.fullgraph => {
-                let message = "expected tensors that come from the arguments, got one that was captured or made from numbers\n  \
-                               note: pass it as an argument, or compile without fullgraph: then it is a constant";
-                return Err(Error::new(call_name(op), message, site));
+                let got = "one that was captured or made from numbers";
+                let failure = Failure::new(("tensors that come from the arguments", got))
+                    .note("pass it as an argument, or compile without fullgraph: then it is a constant");
+                return Err(Error::of(call_name(op), failure, site));
             }
             None => self.param((*tensor.ty).clone().into(), Input::Constant(tensor.clone(), site))?,
         };
@@ -341,8 +370,7 @@ impl Session {
     /// A symbol of an earlier segment, as a parameter of this one.
     fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
         if !self.hints.borrow().contains_key(&sym) {
-            let message =
-                "expected sizes of this function, got one of another, or one read from data before a break";
+            let message = ("sizes of this function", "one of another, or one read from data before a break");
             return Err(Error::new(call_name(op), message, site));
         }
         self.build(|builder| builder.declare(sym, SymbolFacts::default()))?;
@@ -353,20 +381,20 @@ impl Session {
     fn node(self: &Rc<Self>, op: &dyn OpDef, args: &[Tensor], site: Site) -> Result<Vec<(Value, Type)>> {
         self.check()?;
         let name = call_name(op.info().name);
+        check_name(op.info()).map_err(|failure| Error::of(name, failure, site))?;
         self.last.set(Some(site));
-        self.sites.borrow_mut().insert(std::ptr::from_ref(site).addr(), site);
         self.bind_symbols(op, site)?;
         let values = args.iter().map(|arg| self.operand(arg, name, site)).collect::<Result<Vec<_>>>()?;
         let known = self.build(|builder| builder.guards().len())?;
         let results = self.build(|builder| {
-            builder.set_loc(loc(site));
+            builder.set_site(Some(site.into()));
             let results = builder.node(op.to_op(), &values, Vec::new())?;
             results
                 .into_iter()
                 .map(|value| Ok((value, builder.ty(value)?.clone())))
                 .collect::<std::result::Result<Vec<_>, _>>()
         })?;
-        let results = results.map_err(|violation| Error::rule(name, violation, site))?;
+        let results = results.map_err(|failure| Error::of(name, failure, site))?;
         self.check_guards(known, name, site)?;
         Ok(results)
     }
@@ -394,11 +422,11 @@ impl Session {
         }
         let values = self.build(|builder| {
             builder.outside(start.depth, |builder| {
-                builder.set_loc(loc(site));
+                builder.set_site(Some(site.into()));
                 builder.op(Wait {}, &[start.pending])
             })
         })?;
-        start.set_waited(values.map_err(|violation| Error::rule("wait", violation, site))?);
+        start.set_waited(values.map_err(|failure| Error::of("wait", failure, site))?);
         Ok(())
     }
 
@@ -406,14 +434,13 @@ impl Session {
     pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
         self.check()?;
         if !self.segment.borrow().frames.is_empty() {
-            let message =
-                "expected no host read inside cond or scan\n  note: return the tensor and read it outside";
-            return Err(Error::new(op, message, site));
+            let failure = Failure::new(("no host read inside cond or scan", ""));
+            return Err(Error::of(op, failure.note("return the tensor and read it outside"), site));
         }
         if self.fullgraph {
-            let message = "expected no host read of a traced tensor under fullgraph\n  \
-                           note: return it and read it outside, or compile without fullgraph";
-            return Err(Error::new(op, message, site));
+            let failure = Failure::new(("no host read of a traced tensor under fullgraph", ""))
+                .note("return it and read it outside, or compile without fullgraph");
+            return Err(Error::of(op, failure, site));
         }
         let run = self.run.borrow().clone();
         let run = run.ok_or_else(|| Error::new(op, "expected no host read here", site))?;
@@ -438,12 +465,13 @@ impl Session {
                 continue;
             }
             traced.check(self, "return", site)?;
-            self.join(&traced, site)?;
+            // Here and below at the line of the start: the program must not depend on the caller's line.
+            self.join(&traced, traced.update().and_then(|update| update.site()).unwrap_or(site))?;
             // A pending of several tensors is waited for: a handle of one of them cannot be returned alone.
             let value = match traced.start().filter(|start| !start.waited()) {
                 Some(start) if start.tensors == 1 => start.return_pending(),
                 Some(start) => {
-                    self.wait_for(&start, site)?;
+                    self.wait_for(&start, start.site)?;
                     traced.place().0
                 }
                 None => traced.place().0,
@@ -456,14 +484,14 @@ impl Session {
         let dropped: Vec<Rc<Start>> = self.segment.borrow().starts.clone();
         for start in dropped {
             if !start.returned() {
-                // At the line of the start: no user line waits, and the program must not depend on the caller.
                 self.wait_for(&start, start.site)?;
             }
         }
         let segment = self.segment.replace(new_segment(&self.world));
         self.number.set(self.number.get() + 1);
-        let draft =
-            segment.draft.ok_or_else(|| Error::new("compile", "the trace is in use by itself", site))?;
+        let draft = segment.draft.ok_or_else(|| {
+            Error::new("compile", "the trace is already borrowed, which is a defect of consort", site)
+        })?;
         let values: Vec<Value> = results.iter().map(|(value, _)| *value).collect();
         let func = Builder::resume(&self.world.mesh(), draft).finish(&values);
         let inputs = segment.inputs.into_iter().map(|(_, input)| input).collect();
@@ -496,13 +524,7 @@ pub(crate) fn record_start(
     let session = current()?;
     session.started.set(true);
     Some((|| {
-        if let Some(name) = &session.local {
-            let message = format!(
-                "expected no communication in `{name}`, which was declared local\n  \
-                                   note: leave out `.local()`, and call it on all ranks"
-            );
-            return Err(Error::new(call_name(op.info().name), message, site));
-        }
+        session.check_reach(op, site)?;
         let depth = session.segment.borrow().frames.len();
         let results = session.node(op, args, site)?;
         let [(pending, Type::Pending(types))] = &results[..] else {
@@ -537,7 +559,7 @@ pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Ve
 /// let f = compile(|x: Tensor| {
 ///     let y = x.exp()?;
 ///     let most = consort::uncompiled(|| y.to_vec::<f32>().map(|y| y.into_iter().fold(0.0, f32::max)))?;
-///     y.div(&Tensor::from_slice(&[most], &[1])?)
+///     y.div(most)
 /// });
 /// assert_eq!(f.call(Tensor::from_slice(&[0.0f32, 0.0], &[2])?)?.to_vec::<f32>()?, [1.0, 1.0]);
 /// # Ok(()) }

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use consort_ir::index::{Assumed, Guard, Index, Sym};
+use consort_types::Failure;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -10,11 +11,17 @@ use crate::world::World;
 
 use super::{Session, Site, current, settle};
 
-const RANK: &str = "expected a number that is the same on all ranks, got one that depends on the rank\n  \
-                    note: ranks that branch apart trace different programs; starts, sizes and peers may stay symbolic, and \
-                    cond takes a tensor";
-const DATA: &str = "expected a number that is known while tracing, got a size that is read from data\n  \
-                    note: `item` reads it, at the price of a graph break";
+fn depends_on_rank() -> Box<Failure> {
+    Failure::new(("a number that is the same on all ranks", "one that depends on the rank")).note(
+        "ranks that branch apart trace different programs; starts, sizes and peers may stay symbolic, and \
+         cond takes a tensor",
+    )
+}
+
+fn depends_on_data() -> Box<Failure> {
+    let failure = Failure::new(("a number that is known while tracing", "a size that is read from data"));
+    failure.note("`item` reads it, at the price of a graph break")
+}
 
 /// The value of a size on this rank. In a trace this records a guard.
 pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
@@ -93,20 +100,20 @@ fn mentions(index: &Index, what: impl Fn(Sym) -> bool) -> bool {
 fn eager(index: &Index, site: Site) -> Result<i64> {
     let world = World::current()?;
     let mesh = world.mesh();
-    world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.0, site))
+    world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.headline, site))
 }
 
 impl Session {
     /// The value of a size at this call, which must be equal on all ranks.
     fn hint(&self, index: &Index, site: Site) -> Result<i64> {
         if mentions(index, |sym| matches!(sym, Sym::Rank(_) | Sym::GroupRank(_))) {
-            return Err(Error::new("index", RANK, site));
+            return Err(Error::of("index", depends_on_rank(), site));
         }
         if mentions(index, |sym| matches!(sym, Sym::Unbacked(_))) {
-            return Err(Error::new("index", DATA, site));
+            return Err(Error::of("index", depends_on_data(), site));
         }
-        if !self.build(|builder| builder.facts().varies(index))?.is_empty() {
-            return Err(Error::new("index", RANK, site));
+        if !self.varies(index)?.is_empty() {
+            return Err(Error::of("index", depends_on_rank(), site));
         }
         self.hint_here(index, site)
     }
@@ -118,9 +125,7 @@ impl Session {
             Sym::Rank(_) | Sym::GroupRank(_) => self.world.sizes(&mesh).index(&Index::sym(sym)).ok(),
             _ => hints.get(&sym).copied(),
         };
-        index
-            .eval(&own)
-            .map_err(|_| Error::new("index", "expected a size of this call, got one of another", site))
+        index.eval(&own).map_err(|_| Error::new("index", ("a size of this call", "one of another"), site))
     }
 
     /// Records a guard that holds at this call.
@@ -139,7 +144,7 @@ impl Session {
         match self.build(|builder| builder.assume(guard))? {
             Assumed::New | Assumed::Known => Ok(()),
             Assumed::Contradiction => {
-                Err(Error::new("index", "expected a condition that can hold, got a contradiction", site))
+                Err(Error::new("index", ("a condition that can hold", "a contradiction"), site))
             }
         }
     }

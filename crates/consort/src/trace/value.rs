@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::rc::{Rc, Weak};
 
 use consort_ir::entity::Value;
+use consort_types::Failure;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -147,7 +148,7 @@ impl Traced {
         let here = self.session.upgrade().is_some_and(|own| Rc::ptr_eq(&own, session));
         match here && self.segment == session.segment_number() {
             true => Ok(()),
-            false => Err(Error::new(op, OVER, site)),
+            false => Err(kept(op, site)),
         }
     }
 
@@ -166,8 +167,11 @@ impl Traced {
     }
 }
 
-const OVER: &str = "expected a tensor of this call, got one that a traced function kept\n  \
-                    note: return it from the compiled function instead";
+/// The error of a tensor that outlived its trace.
+fn kept(op: &str, site: &'static Location<'static>) -> Error {
+    let failure = Failure::new(("a tensor of this call", "one that a traced function kept"));
+    Error::of(op, failure.note("return it from the compiled function instead"), site)
+}
 
 /// The concrete tensor of a traced one, by a graph break if necessary.
 #[track_caller]
@@ -181,7 +185,7 @@ pub(crate) fn settle(tensor: &Tensor, op: &str, site: &'static Location<'static>
             traced.check(&session, op, site)?;
             session.break_at(op, site)?;
         }
-        _ => return Err(Error::new(op, OVER, site)),
+        _ => return Err(kept(op, site)),
     }
-    traced.landed().cloned().ok_or_else(|| Error::new(op, OVER, site))
+    traced.landed().cloned().ok_or_else(|| kept(op, site))
 }

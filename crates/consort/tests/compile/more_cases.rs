@@ -1,6 +1,9 @@
 //! More cases of compiled functions: memory, users' ops, structs, control flow, segments.
 
-use consort::{Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Tensor, compile, cond, scan};
+use consort::{
+    Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Steady, Tensor, compile, cond, scan,
+    while_loop,
+};
 
 use super::{numbers, same};
 
@@ -19,7 +22,7 @@ pub(crate) fn b4_what_is_in_flight_is_not_overwritten(mesh: Mesh) -> Result<()> 
     };
     let group = mesh.clone();
     let f = compile(move |x: Tensor| step(&group, x));
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     for round in 0..50 {
         let x = numbers(&[8, 8], me + round)?;
         same(&f.call(x.clone())?, &step(&mesh, x)?)?;
@@ -42,8 +45,9 @@ pub(crate) fn b19_all_ranks_have_one_text(mesh: Mesh) -> Result<()> {
 
 /// x * x + 1, as a user outside of consort would define it.
 mod users {
-    use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-    use consort_ir::tensor::Tensor;
+    use consort::Failure;
+    use consort::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+    use consort_ir::literal::Literal;
     use consort_ir::types::Type;
 
     consort_ir::op! {
@@ -53,20 +57,20 @@ mod users {
     }
 
     impl OpDef for SquareAndOne {
-        fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+        fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
             Ok(vec![cx.tensor(0)?.clone().into()])
         }
         fn cost(&self, cx: &CostCx<'_>) -> Cost {
             cx.kernel(cx.arg_numel(0))
         }
-        fn eval(&self, _: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        fn eval(&self, _: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
             let x = args[0];
             let bytes: Vec<f64> = x
                 .to_bytes()
                 .chunks_exact(4)
                 .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
                 .collect();
-            Ok(vec![Tensor::floats(
+            Ok(vec![Literal::floats(
                 x.dtype,
                 x.shape.clone(),
                 bytes.into_iter().map(|x| x * x + 1.0).collect(),
@@ -87,7 +91,7 @@ pub(crate) fn b20_ops_of_users_are_compiled(mesh: Mesh) -> Result<()> {
     for _ in 0..2 {
         assert_eq!(f.call(x.clone())?.to_vec::<f32>()?, expected);
     }
-    f.expect_steady(0, 1, 0)
+    f.expect_steady(Steady::graphs(1))
 }
 
 #[derive(Flatten)]
@@ -115,8 +119,8 @@ pub(crate) fn a16_pendings_inside_structs_cross(mesh: Mesh) -> Result<()> {
         let two = Tensor::full(Dtype::F32, &[4], 2.0)?;
         same(&got, &mesh.all_reduce(x.neg()?, Reduce::Sum)?.mul(&two)?.add(&x)?)?;
     }
-    start.expect_steady(0, 1, 0)?;
-    end.expect_steady(0, 1, 0)
+    start.expect_steady(Steady::graphs(1))?;
+    end.expect_steady(Steady::graphs(1))
 }
 
 pub(crate) fn c7_plans_name_op_buffer_queue_and_line(mesh: Mesh) -> Result<()> {
@@ -140,7 +144,7 @@ pub(crate) fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> 
     let step = |mesh: &Mesh, (x, xs): (Tensor, Tensor)| -> Result<(Tensor, Tensor)> {
         // Equal on all ranks, so that a collective may depend on it; the other function captures.
         let total = mesh.all_reduce(x.sum_all()?, Reduce::Sum)?;
-        let positive = total.gt(&Tensor::full(Dtype::F32, &[0usize; 0], 0.0)?)?;
+        let positive = total.gt(0.0)?;
         let (group, own) = (mesh.clone(), xs.clone());
         let y = cond(
             &positive,
@@ -157,7 +161,7 @@ pub(crate) fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> 
     };
     let group = mesh.clone();
     let f = compile(move |args: (Tensor, Tensor)| step(&group, args));
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     for round in 0..4 {
         let (x, xs) = (numbers(&[4], me + round)?, numbers(&[3, 4], me + round)?);
         let (x, xs) = if round % 2 == 0 { (x.abs()?, xs) } else { (x.abs()?.neg()?, xs) };
@@ -166,9 +170,82 @@ pub(crate) fn trace_cond_and_scan_stay_in_the_program(mesh: Mesh) -> Result<()> 
         same(&a, &c)?;
         same(&b, &d)?;
     }
-    f.expect_steady(0, 1, 0)?;
+    f.expect_steady(Steady::graphs(1))?;
     let program = f.explain().graphs[0].program.clone();
     assert!(program.contains("= cond ") && program.contains("= scan["), "{program}");
+    Ok(())
+}
+
+pub(crate) fn b3_a_returned_handle_is_the_real_one(mesh: Mesh) -> Result<()> {
+    let group = mesh.clone();
+    let f = compile(move |x: Tensor| group.pending(|| group.all_reduce(x.neg()?, Reduce::Sum)));
+    let me = mesh.my_rank()?;
+    for round in 0..4 {
+        let pending = f.call(Tensor::from_iter([(me + round) as f64])?)?;
+        if round % 2 == 0 {
+            while !pending.test()? {}
+            assert_eq!(mesh.in_flight(), 0);
+        }
+        let sum: usize = (0..mesh.size()).map(|rank| rank + round).sum();
+        let got = pending.wait()?;
+        // The operation is over when the handle says so, not when its result is read.
+        assert_eq!(mesh.in_flight(), 0);
+        assert_eq!(got.to_vec::<f64>()?, [-(sum as f64)]);
+    }
+    f.expect_steady(Steady::graphs(1))
+}
+
+/// Jacobi steps on a ring of `4 * ranks` cells until the largest change of all ranks is small.
+fn jacobi(mesh: &Mesh, x: Tensor, eps: &Tensor, limit: usize) -> Result<(Tensor, Tensor)> {
+    let change = Tensor::ones(Dtype::F64, &[1])?;
+    while_loop(
+        limit,
+        (x, change),
+        |(_, change)| mesh.all_reduce(change, Reduce::Max)?.reshape(&())?.gt(eps),
+        |(x, _)| {
+            let left = mesh.permute(x.narrow(0, 3, 1)?, Route::Ring(1), Missing::Error)?;
+            let right = mesh.permute(x.narrow(0, 0, 1)?, Route::Ring(-1), Missing::Error)?;
+            let wide = Tensor::concat(&[&left, &x, &right], 0)?;
+            let next = (wide.narrow(0, 0, 4)?.add(&wide.narrow(0, 2, 4)?)? * 0.25)?.add(&(&x * 0.5)?)?;
+            let change = next.sub(&x)?.abs()?.max(&[0], true)?;
+            Ok((next, change))
+        },
+    )
+}
+
+pub(crate) fn trace_a_while_loop_ends_where_the_data_say(mesh: Mesh) -> Result<()> {
+    let (group, me, n) = (mesh.clone(), mesh.my_rank()?, mesh.size());
+    let f = compile(move |(x, eps): (Tensor, Tensor)| jacobi(&group, x, &eps, 500)).name("jacobi");
+    for (round, eps) in [(0, 1e-3), (1, 1e-6), (2, 2.0)] {
+        let start = |rank: usize| (0..4).map(move |i| ((rank * 4 + i + round) % 5) as f64);
+        let eps_ = Tensor::scalar(eps)?.replicated()?;
+        let x = Tensor::from_iter(start(me))?;
+        let (got, _) = f.call((x.clone(), eps_.clone()))?;
+        let got = got.to_vec::<f64>()?;
+        assert_eq!(got, jacobi(&mesh, x, &eps_, 500)?.0.to_vec::<f64>()?);
+        // The same steps on the whole ring, in a plain loop.
+        let (mut all, mut change): (Vec<f64>, f64) = ((0..n).flat_map(start).collect(), 1.0);
+        while change > eps {
+            let at = |i: usize| all[i % (4 * n)];
+            let next: Vec<f64> =
+                (0..4 * n).map(|i| (at(i + 4 * n - 1) + at(i + 1)) * 0.25 + at(i) * 0.5).collect();
+            change = next.iter().zip(&all).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            all = next;
+        }
+        assert_eq!(got, all[4 * me..4 * me + 4]);
+    }
+    f.expect_steady(Steady::graphs(1))?;
+    assert!(f.explain().graphs[0].program.contains("while[limit=500, expected=500, carries=3]"));
+    // Too few iterations: an error on every rank, of the line of the loop.
+    let (x, eps) = (Tensor::from_iter([1.0, 2.0, 3.0, 9.0])?, Tensor::scalar(1e-9)?.replicated()?);
+    let eager = jacobi(&mesh, x.clone(), &eps, 3).unwrap_err().to_string();
+    let group = mesh.clone();
+    let short = compile(move |(x, eps): (Tensor, Tensor)| jacobi(&group, x, &eps, 3));
+    let compiled = short.call((x, eps)).unwrap_err().to_string();
+    for (error, op) in [(eager, "while_loop"), (compiled, "compile: while")] {
+        let wanted = "expected a condition that is false after at most 3 iterations, got true\n  at ";
+        assert!(error.starts_with(&format!("{op}: {wanted}")) && error.contains("cases.rs:"), "{error}");
+    }
     Ok(())
 }
 
@@ -188,7 +265,7 @@ pub(crate) fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<
         let x = numbers(&[4], round)?;
         let y = mesh.all_reduce(&x, Reduce::Sum)?;
         let most = y.to_vec::<f32>()?.into_iter().fold(f32::MIN, f32::max);
-        same(&f.call(x)?, &y.add(&Tensor::full(Dtype::F32, &[4], f64::from(most))?)?)?;
+        same(&f.call(x)?, &y.add(f64::from(most))?)?;
     }
     let stats = f.stats();
     assert_eq!((stats.breaks, stats.graphs, stats.retraced), (1, 2, 2), "{}", f.explain());
@@ -210,7 +287,7 @@ pub(crate) fn trace_operations_of_an_uncompiled_group_run_between_segments(mesh:
     };
     let (group, own) = (mesh.uncompiled(), mesh.clone());
     let f = compile(move |x: Tensor| step(&group, &own, x));
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     for round in 0..3 {
         let x = numbers(&[4], me + round)?;
         same(&f.call(x.clone())?, &step(&mesh, &mesh, x)?)?;
@@ -226,7 +303,7 @@ pub(crate) fn trace_compiled_inside_compiled_is_one_program(mesh: Mesh) -> Resul
     let x = numbers(&[4], 1)?;
     let once = mesh.all_reduce(x.neg()?, Reduce::Sum)?;
     same(&outer.call(x)?, &once.add(&once)?)?;
-    outer.expect_steady(0, 1, 0)
+    outer.expect_steady(Steady::graphs(1))
 }
 
 pub(crate) fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()> {
@@ -236,28 +313,28 @@ pub(crate) fn trace_declared_sizes_are_symbols_at_once(mesh: Mesh) -> Result<()>
         let x = numbers(&[rows, 2], rows)?;
         same(&f.call(x.clone())?, &mesh.all_gather(x.exp()?, 0)?)?;
     }
-    f.expect_steady(0, 1, 0)
+    f.expect_steady(Steady::graphs(1))
 }
 
 pub(crate) fn trace_groups_and_settings_are_guards(mesh: Mesh) -> Result<()> {
-    let pairs = mesh.split("pairs", Some(mesh.number(&mesh.rank())? as u32 / 2), 0)?;
+    let pairs = mesh.split("pairs", Some(mesh.my_rank()? as u32 / 2), 0)?;
     let f = compile(|(group, x, twice): (consort::Group, Tensor, bool)| {
         let y = group.all_reduce(x, Reduce::Sum)?;
         if twice { y.add(&y) } else { Ok(y) }
     });
     let all: consort::Group = (*mesh).clone();
-    let x = numbers(&[4], mesh.number(&mesh.rank())?)?;
+    let x = numbers(&[4], mesh.my_rank()?)?;
     for _ in 0..2 {
         same(&f.call((all.clone(), x.clone(), false))?, &all.all_reduce(&x, Reduce::Sum)?)?;
         same(&f.call((pairs.clone(), x.clone(), false))?, &pairs.all_reduce(&x, Reduce::Sum)?)?;
         let y = pairs.all_reduce(&x, Reduce::Sum)?;
         same(&f.call((pairs.clone(), x.clone(), true))?, &y.add(&y)?)?;
     }
-    f.expect_steady(0, 3, 2)
+    f.expect_steady(Steady::graphs(3).recompiles(2))
 }
 
 pub(crate) fn d7_steps_are_warmed_up_together(mesh: Mesh) -> Result<()> {
-    let me = mesh.number(&mesh.rank())?;
+    let me = mesh.my_rank()?;
     let group = mesh.clone();
     let step = compile(move |x: Tensor| group.all_reduce(x.neg()?, Reduce::Sum));
     let sent = mesh.warm_up(|| {
@@ -275,5 +352,5 @@ pub(crate) fn d7_steps_are_warmed_up_together(mesh: Mesh) -> Result<()> {
     let x = numbers(&[4], me + 7)?;
     same(&step.call(x.clone())?, &mesh.all_reduce(x.neg()?, Reduce::Sum)?)?;
     assert_eq!(step.stats().calls, 1);
-    step.expect_steady(0, 1, 0)
+    step.expect_steady(Steady::graphs(1))
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{EvalError, Index, Sym};
+use super::{Index, IndexError, Sym};
 use crate::mesh::Mesh;
 
 /// A relation between two indices that holds, or that must be checked.
@@ -23,7 +23,7 @@ impl Guard {
     }
 
     /// Whether the guard holds under the values that `env` gives to symbols.
-    pub fn holds(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<bool, EvalError> {
+    pub fn holds(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<bool, IndexError> {
         let (a, b) = self.sides();
         let (a, b) = (a.eval(env)?, b.eval(env)?);
         Ok(if matches!(self, Guard::Eq(..)) { a == b } else { a <= b })

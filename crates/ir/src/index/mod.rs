@@ -100,7 +100,7 @@ type Piece = (Vec<Atom>, i128);
 
 /// Why an index has no value under given values of its symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvalError {
+pub enum IndexError {
     /// The symbol has no value.
     Unbound(Sym),
     /// The value, or an intermediate one, overflows; also the value of every invalid index.
@@ -111,18 +111,18 @@ pub enum EvalError {
     OutOfTable,
 }
 
-impl fmt::Display for EvalError {
+impl fmt::Display for IndexError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EvalError::Unbound(sym) => write!(f, "{:?} has no value", Index::sym(*sym)),
-            EvalError::Overflow => f.write_str("the value does not fit in 64 bits"),
-            EvalError::DivisionByZero => f.write_str("division by zero"),
-            EvalError::OutOfTable => f.write_str("look-up outside the table"),
+            IndexError::Unbound(sym) => write!(f, "{:?} has no value", Index::sym(*sym)),
+            IndexError::Overflow => f.write_str("the value does not fit in 64 bits"),
+            IndexError::DivisionByZero => f.write_str("division by zero"),
+            IndexError::OutOfTable => f.write_str("look-up outside the table"),
         }
     }
 }
 
-impl std::error::Error for EvalError {}
+impl std::error::Error for IndexError {}
 
 /// Products in graded lexicographic order, the largest first: multiplying two products by a third keeps
 /// their order, which polynomial division relies on.
@@ -422,22 +422,22 @@ impl Index {
     }
 
     /// The value under the values that `env` gives to symbols.
-    pub fn eval(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i64, EvalError> {
-        i64::try_from(self.eval_wide(env)?).map_err(|_| EvalError::Overflow)
+    pub fn eval(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i64, IndexError> {
+        i64::try_from(self.eval_wide(env)?).map_err(|_| IndexError::Overflow)
     }
 
     /// The value in 128 bits: as part of a larger expression it may exceed 64 bits.
-    fn eval_wide(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i128, EvalError> {
+    fn eval_wide(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i128, IndexError> {
         if self.is_invalid() {
-            return Err(EvalError::Overflow);
+            return Err(IndexError::Overflow);
         }
         let mut sum = i128::from(self.offset());
         for term in self.terms() {
             let mut product = i128::from(term.coefficient);
             for atom in &term.factors {
-                product = product.checked_mul(atom.eval(env)?).ok_or(EvalError::Overflow)?;
+                product = product.checked_mul(atom.eval(env)?).ok_or(IndexError::Overflow)?;
             }
-            sum = sum.checked_add(product).ok_or(EvalError::Overflow)?;
+            sum = sum.checked_add(product).ok_or(IndexError::Overflow)?;
         }
         Ok(sum)
     }
@@ -477,25 +477,25 @@ impl Index {
 }
 
 impl Atom {
-    fn eval(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i128, EvalError> {
+    fn eval(&self, env: &dyn Fn(Sym) -> Option<i64>) -> Result<i128, IndexError> {
         let values = |list: &[Index]| list.iter().map(|x| x.eval_wide(env)).collect::<Result<Vec<_>, _>>();
         match self {
-            Atom::Sym(sym) => env(*sym).map(i128::from).ok_or(EvalError::Unbound(*sym)),
+            Atom::Sym(sym) => env(*sym).map(i128::from).ok_or(IndexError::Unbound(*sym)),
             Atom::Div(a, b) | Atom::Mod(a, b) => {
                 let (a, b) = (a.eval_wide(env)?, b.eval_wide(env)?);
                 match (a.checked_div_euclid(b), self) {
-                    (_, _) if b == 0 => Err(EvalError::DivisionByZero),
-                    (None, _) => Err(EvalError::Overflow),
+                    (_, _) if b == 0 => Err(IndexError::DivisionByZero),
+                    (None, _) => Err(IndexError::Overflow),
                     (_, Atom::Div(..)) => Ok(floor_div(a, b)),
                     _ if b < 0 && a.rem_euclid(b) != 0 => Ok(a.rem_euclid(b) + b),
                     _ => Ok(a.rem_euclid(b)),
                 }
             }
-            Atom::Min(list) => values(list)?.into_iter().min().ok_or(EvalError::OutOfTable),
-            Atom::Max(list) => values(list)?.into_iter().max().ok_or(EvalError::OutOfTable),
+            Atom::Min(list) => values(list)?.into_iter().min().ok_or(IndexError::OutOfTable),
+            Atom::Max(list) => values(list)?.into_iter().max().ok_or(IndexError::OutOfTable),
             Atom::Pick(at, table) => {
-                let at = usize::try_from(at.eval_wide(env)?).map_err(|_| EvalError::OutOfTable)?;
-                table.get(at).ok_or(EvalError::OutOfTable)?.eval_wide(env)
+                let at = usize::try_from(at.eval_wide(env)?).map_err(|_| IndexError::OutOfTable)?;
+                table.get(at).ok_or(IndexError::OutOfTable)?.eval_wide(env)
             }
         }
     }

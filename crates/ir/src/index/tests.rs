@@ -206,8 +206,8 @@ fn check_normal_forms(seed: u64, cases: u32, depth: u32, extreme: bool) {
             let Some(value) = tree.eval(&env) else { continue };
             match (i64::try_from(value), index.eval(&env)) {
                 (Ok(value), Ok(found)) => assert_eq!(value, found, "{tree:?} as {index:?}"),
-                (Err(_), Err(EvalError::Overflow)) => {}
-                (_, Err(EvalError::Overflow)) if extreme => {}
+                (Err(_), Err(IndexError::Overflow)) => {}
+                (_, Err(IndexError::Overflow)) if extreme => {}
                 (value, found) => panic!("{tree:?} as {index:?}: {value:?} and {found:?}"),
             }
         }
@@ -331,7 +331,7 @@ fn results_that_do_not_fit_are_invalid() {
     ] {
         assert!(result.is_invalid());
     }
-    assert_eq!(bad.eval(&|_| Some(1)), Err(EvalError::Overflow));
+    assert_eq!(bad.eval(&|_| Some(1)), Err(IndexError::Overflow));
 }
 
 #[test]
@@ -360,10 +360,10 @@ fn expressions_stay_within_their_limits() {
 #[test]
 fn evaluation_reports_what_fails() {
     let env = |sym| (sym == Sym::Backed(0)).then_some(i64::MAX);
-    assert_eq!(parse("s0/s1").eval(&env), Err(EvalError::Unbound(Sym::Backed(1))));
-    assert_eq!(parse("1/(s0-9223372036854775807)").eval(&env), Err(EvalError::DivisionByZero));
-    assert_eq!(parse("pick(s0,1,2)").eval(&env), Err(EvalError::OutOfTable));
-    assert_eq!(parse("s0+1").eval(&env), Err(EvalError::Overflow));
+    assert_eq!(parse("s0/s1").eval(&env), Err(IndexError::Unbound(Sym::Backed(1))));
+    assert_eq!(parse("1/(s0-9223372036854775807)").eval(&env), Err(IndexError::DivisionByZero));
+    assert_eq!(parse("pick(s0,1,2)").eval(&env), Err(IndexError::OutOfTable));
+    assert_eq!(parse("s0+1").eval(&env), Err(IndexError::Overflow));
     assert_eq!(parse("s0*s0/(s0+1)").eval(&env), Ok(i64::MAX - 1));
 }
 

@@ -5,13 +5,13 @@
 //! differs over them. The lists of a list group may cut across the mesh in any way, so their results are assumed to
 //! differ everywhere, unless nothing differed and no rank was left out.
 
-use consort_types::{Axes, Collective, GroupName, Kind, Reduce};
+use consort_types::{Axes, Collective, Failure, GroupName, Kind, Reduce};
 
 use crate::index::Index;
+use crate::literal::Literal;
 use crate::mesh::Mesh;
 use crate::op;
-use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Violation, fold};
-use crate::tensor::Tensor;
+use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Unmatched, fold};
 use crate::types::{TensorType, Type};
 
 /// The axes over which a result that is equal on all members may differ.
@@ -37,7 +37,7 @@ pub(super) fn check_equal_shapes(
     cx: &InferCx<'_>,
     rule: &'static str,
     over: GroupName,
-) -> Result<(), Violation> {
+) -> Result<(), Box<Failure>> {
     for x in cx.tensors()? {
         x.shape.iter().try_for_each(|size| cx.require_equal_on(rule, "a size", size, over))?;
     }
@@ -45,21 +45,25 @@ pub(super) fn check_equal_shapes(
 }
 
 /// Checks that no rank is left out of a group whose results and operands have different shapes.
-pub(super) fn check_covers(cx: &InferCx<'_>, rule: &'static str, over: GroupName) -> Result<(), Violation> {
+pub(super) fn check_covers(
+    cx: &InferCx<'_>,
+    rule: &'static str,
+    over: GroupName,
+) -> Result<(), Box<Failure>> {
     if cx.mesh.covers(over) {
         return Ok(());
     }
     let name = cx.mesh.group_text(over);
     let violation =
-        Violation::new(rule, format!("expected a group with every rank in it, but `{name}` leaves some out"));
+        Failure::rule(rule, format!("expected a group with every rank in it, but `{name}` leaves some out"));
     Err(violation.note(
         "ranks outside a group pass their operands through, which only works where the shape stays the same",
     ))
 }
 
-pub(super) fn check_reduce(cx: &InferCx<'_>, rule: &'static str, reduce: Reduce) -> Result<(), Violation> {
+pub(super) fn check_reduce(cx: &InferCx<'_>, rule: &'static str, reduce: Reduce) -> Result<(), Box<Failure>> {
     let Some(x) = cx.tensors()?.into_iter().find(|x| !reduce.takes(x.dtype)) else { return Ok(()) };
-    let violation = Violation::new(rule, format!("`{}` is not defined for {}", reduce.name(), x.dtype));
+    let violation = Failure::rule(rule, format!("`{}` is not defined for {}", reduce.name(), x.dtype));
     Err(violation.note(match reduce {
         Reduce::Avg => "`cast` to a float type first, or reduce with `sum` and divide",
         Reduce::PremulSum(_) => "`cast` to a float type first",
@@ -72,12 +76,12 @@ pub(super) fn check_dims(
     rule: &'static str,
     dims: &[usize],
     scalars: bool,
-) -> Result<(), Violation> {
+) -> Result<(), Box<Failure>> {
     let xs = cx.tensors()?;
     if dims.len() != xs.len() {
-        return Err(Violation::new(
+        return Err(Failure::rule(
             rule,
-            format!("expected a dimension for each of {} operands, got {}", xs.len(), dims.len()),
+            (format!("a dimension for each of {} operands", xs.len()), dims.len().to_string()),
         ));
     }
     for (x, dim) in xs.iter().zip(dims) {
@@ -94,7 +98,7 @@ pub(super) fn gathered(
     dims: &[usize],
     over: GroupName,
     varies: fn(Axes, GroupName, &Mesh) -> Axes,
-) -> Result<Vec<Type>, Violation> {
+) -> Result<Vec<Type>, Box<Failure>> {
     let n = n_members(cx.mesh, over);
     let gather = |(x, dim): (&&TensorType, &usize)| {
         let mut shape = x.shape.clone();
@@ -113,7 +117,7 @@ pub(super) fn scattered(
     rule: &'static str,
     dims: &[usize],
     over: GroupName,
-) -> Result<Vec<Type>, Violation> {
+) -> Result<Vec<Type>, Box<Failure>> {
     let n = n_members(cx.mesh, over);
     let mut results = Vec::new();
     for (x, dim) in cx.tensors()?.iter().zip(dims) {
@@ -131,7 +135,7 @@ fn check_divisible(
     x: &TensorType,
     dim: usize,
     n: &Index,
-) -> Result<Index, Violation> {
+) -> Result<Index, Box<Failure>> {
     let size = &x.shape[dim];
     cx.require_eq(rule, &Index::constant(0), &size.rem(n), |cx| {
         let (size, n) = (size.display(cx.mesh).to_string(), n.display(cx.mesh).to_string());
@@ -141,7 +145,7 @@ fn check_divisible(
 }
 
 /// Each operand reduced over the members.
-pub(super) fn fold_all(args: &[Vec<Tensor>], reduce: Reduce) -> Result<Vec<Tensor>, EvalError> {
+pub(super) fn fold_all(args: &[Vec<Literal>], reduce: Reduce) -> Result<Vec<Literal>, EvalError> {
     (0..n_operands(args)).map(|i| fold(reduce, &column(args, i))).collect()
 }
 
@@ -150,39 +154,37 @@ pub(super) fn pending(types: Vec<TensorType>) -> Vec<Type> {
 }
 
 /// The tensors of all members, 0-d ones as `[1]`, joined along a dimension.
-pub(super) fn join(args: &[Vec<Tensor>], i: usize, dim: usize) -> Tensor {
-    let rows: Vec<Tensor> = args
+pub(super) fn join(args: &[Vec<Literal>], i: usize, dim: usize) -> Literal {
+    let rows: Vec<Literal> = args
         .iter()
         .map(
             |member| if member[i].shape.is_empty() { member[i].reshaped(vec![1]) } else { member[i].clone() },
         )
         .collect();
-    Tensor::concat(&rows.iter().collect::<Vec<_>>(), dim)
+    Literal::concat(&rows.iter().collect::<Vec<_>>(), dim)
 }
 
-pub(super) fn column(args: &[Vec<Tensor>], i: usize) -> Vec<&Tensor> {
+pub(super) fn column(args: &[Vec<Literal>], i: usize) -> Vec<&Literal> {
     args.iter().map(|member| &member[i]).collect()
 }
 
-fn n_operands(args: &[Vec<Tensor>]) -> usize {
+fn n_operands(args: &[Vec<Literal>]) -> usize {
     args.first().map_or(0, Vec::len)
 }
 
-pub(super) fn check_same_shapes(args: &[Vec<Tensor>]) -> Result<(), EvalError> {
+pub(super) fn check_same_shapes(args: &[Vec<Literal>]) -> Result<(), EvalError> {
     for i in 0..n_operands(args) {
         let shapes = column(args, i);
         if let Some(other) = shapes.iter().find(|x| x.shape != shapes[0].shape) {
             let (a, b) = (&shapes[0].shape, &other.shape);
-            return Err(EvalError(format!(
-                "expected operands of one shape on all members, got {a:?} and {b:?}"
-            )));
+            return Err(EvalError::new(("operands of one shape on all members", format!("{a:?} and {b:?}"))));
         }
     }
     Ok(())
 }
 
 /// The part of a dimension that belongs to a member.
-pub(super) fn part(x: &Tensor, dim: usize, member: usize, n: usize) -> Tensor {
+pub(super) fn part(x: &Literal, dim: usize, member: usize, n: usize) -> Literal {
     let size = x.shape[dim] / n;
     x.narrow(dim, member * size, size)
 }
@@ -203,7 +205,7 @@ op! {
 }
 
 impl OpDef for AllReduceStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_reduce(cx, "C1", self.reduce)?;
         check_equal_shapes(cx, "C2", self.over)?;
         Ok(pending(
@@ -219,15 +221,19 @@ impl OpDef for AllReduceStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         Some(Collective { reduce: Some(self.reduce), ..Collective::new(Kind::AllReduce, self.over) })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
         Ok(vec![sums; cx.n()])
     }
 }
 
 op! {
-    /// Joins the members' tensors along a dimension, in group order; every member gets the same result. A
-    /// 0-d tensor becomes one of the group's size.
+    /// Concatenates the members' shards along a dimension, in group order; every member gets the same result.
+    /// A 0-d tensor becomes one of the group's size.
     ///
     /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
     ///
@@ -244,7 +250,7 @@ op! {
 }
 
 impl OpDef for AllGatherStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_dims(cx, "C1", &self.dims, true)?;
         check_equal_shapes(cx, "C2", self.over)?;
         check_covers(cx, "C3", self.over)?;
@@ -256,15 +262,19 @@ impl OpDef for AllGatherStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         Some(Collective { dims: &self.dims, ..Collective::new(Kind::AllGather, self.over) })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         check_same_shapes(args)?;
-        let all: Vec<Tensor> = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
+        let all: Vec<Literal> = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
         Ok(vec![all; cx.n()])
     }
 }
 
 op! {
-    /// Reduces tensors over the members and gives each its part along a dimension, in group order.
+    /// Reduces tensors over the members and gives each its shard along a dimension, in group order.
     ///
     /// (C1) The reduction is defined for the element types.
     ///
@@ -278,7 +288,7 @@ op! {
     pub struct ReduceScatterStart("reduce_scatter_start")(x; more..) {
         /// The reduction.
         reduce: Reduce,
-        /// The dimension to cut along, for each operand.
+        /// The dimension to shard, for each operand.
         dims: Vec<usize>,
         /// The group.
         over: GroupName
@@ -287,7 +297,7 @@ op! {
 }
 
 impl OpDef for ReduceScatterStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_reduce(cx, "C1", self.reduce)?;
         check_dims(cx, "C2", &self.dims, false)?;
         check_equal_shapes(cx, "C4", self.over)?;
@@ -305,7 +315,11 @@ impl OpDef for ReduceScatterStart {
             ..Collective::new(Kind::ReduceScatter, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
         let own = |m| sums.iter().zip(&self.dims).map(|(sum, dim)| part(sum, *dim, m, cx.n())).collect();
         Ok((0..cx.n()).map(own).collect())
@@ -313,8 +327,8 @@ impl OpDef for ReduceScatterStart {
 }
 
 op! {
-    /// Each member sends a part of its tensor's first dimension to each member, and joins what it gets in
-    /// group order. Without splits the parts are equal; with them, `in_splits` are the sizes this member
+    /// Each member sends a part of its tensor's first dimension to each member, and concatenates the parts it
+    /// receives in group order. Without splits the parts are equal; with them, `in_splits` are the sizes this member
     /// sends and `out_splits` those it receives, and they may differ between members and be unbacked.
     ///
     /// (C1) Both splits are given or neither, with a size for each member.
@@ -338,25 +352,22 @@ op! {
 }
 
 impl OpDef for AllToAllStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         let n = cx.mesh.group_size(self.over) as usize;
         let (first, splits) = match (&self.in_splits, &self.out_splits) {
             (None, None) => (0, None),
             (Some(ins), Some(outs)) if ins.len() == n && outs.len() == n => (1, Some((ins, outs))),
             (Some(ins), Some(outs)) => {
-                let message = format!("expected {n} splits each way, got {} and {}", ins.len(), outs.len());
-                return Err(Violation::new("C1", message));
+                let message = (format!("{n} splits each way"), format!("{} and {}", ins.len(), outs.len()));
+                return Err(Failure::rule("C1", message));
             }
             _ => {
-                return Err(Violation::new(
-                    "C1",
-                    "expected both in_splits and out_splits or neither, got one",
-                ));
+                return Err(Failure::rule("C1", ("both in_splits and out_splits or neither", "one")));
             }
         };
         let Some(rows) = x.shape.first() else {
-            return Err(Violation::new("C2", "expected a first dimension to split, got a 0-d tensor"));
+            return Err(Failure::rule("C2", ("a first dimension to split", "a 0-d tensor")));
         };
         x.shape[first..].iter().try_for_each(|size| cx.require_equal_on("C4", "a size", size, self.over))?;
         check_covers(cx, "C5", self.over)?;
@@ -367,7 +378,7 @@ impl OpDef for AllToAllStart {
                 ins.iter().chain(outs).try_for_each(|size| cx.require_size("C3", "a split", size))?;
                 cx.require_eq("C2", rows, &Index::sum(ins), |cx| {
                     let (rows, ins) = (rows.display(cx.mesh).to_string(), cx.shape_text(ins));
-                    format!("expected in_splits that add up to {rows}, got {ins}")
+                    (format!("in_splits that add up to {rows}"), ins.to_string())
                 })?;
                 shape[0] = Index::sum(outs);
             }
@@ -384,7 +395,11 @@ impl OpDef for AllToAllStart {
             ..Collective::new(Kind::AllToAll, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sizes = |splits: &Option<Vec<Index>>, m: usize| match splits {
             None => Ok(vec![args[m][0].shape[0] / cx.n(); cx.n()]),
             Some(list) => list.iter().map(|size| cx.members[m].size(size)).collect::<Result<Vec<_>, _>>(),
@@ -395,22 +410,22 @@ impl OpDef for AllToAllStart {
             let (sum, rows) = (list.iter().fold(0usize, |a, b| a.saturating_add(*b)), args[m][0].shape[0]);
             if sum != rows {
                 let rank = cx.members[m].rank;
-                return Err(EvalError(format!(
-                    "{rank}: expected in_splits that add up to {rows}, got {list:?}"
-                )));
+                let expected = format!("in_splits of {rank} that add up to {rows}");
+                return Err(EvalError::new((expected, format!("{list:?}"))));
             }
         }
         let piece = |from: usize, to: usize| {
             let (sent, expected) = (ins[from][to], outs[to][from]);
             if sent != expected {
                 let (from, to) = (cx.members[from].rank, cx.members[to].rank);
-                return Err(EvalError(format!("{from} sends {sent} to {to}, which expects {expected}")));
+                let headline = format!("{from} sends {sent} to {to}, which expects {expected}");
+                return Err(EvalError::unmatched(headline, Unmatched::Part { from, to }));
             }
             Ok(args[from][0].narrow(0, ins[from][..to].iter().sum(), sent))
         };
         let receive = |to: usize| {
             let pieces = (0..cx.n()).map(|from| piece(from, to)).collect::<Result<Vec<_>, _>>()?;
-            Ok(vec![Tensor::concat(&pieces.iter().collect::<Vec<_>>(), 0)])
+            Ok(vec![Literal::concat(&pieces.iter().collect::<Vec<_>>(), 0)])
         };
         (0..cx.n()).map(receive).collect()
     }
@@ -426,7 +441,7 @@ op! {
 }
 
 impl OpDef for BarrierStart {
-    fn infer(&self, _cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, _cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(pending(vec![]))
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -435,7 +450,11 @@ impl OpDef for BarrierStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         Some(Collective::new(Kind::Barrier, self.over))
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, _args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        _args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         Ok(vec![vec![]; cx.n()])
     }
 }
@@ -447,10 +466,10 @@ op! {
 }
 
 impl OpDef for Wait {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         match &cx.args[0] {
             Type::Pending(tensors) => Ok(tensors.iter().cloned().map(Type::Tensor).collect()),
-            other => Err(Violation::new("V2", format!("expected a pending, got {}", cx.text(other)))),
+            other => Err(Failure::rule("V2", ("a pending", cx.text(other).to_string()))),
         }
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {

@@ -3,47 +3,43 @@
 //! The name is kept down to the kernel, because a dedicated softmax kernel is several times faster than
 //! its expansion.
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::builder::Builder;
 use crate::entity::Value;
 use crate::index::{Guard, Index};
+use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
 use crate::ops::order::lines;
 use crate::ops::{
     Add, Alias, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue,
-    InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, Violation,
-    reduce,
+    InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, reduce,
 };
-use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::tolerance::{Size, Tolerance};
 use crate::types::{TensorType, Type};
 
 pub(super) fn floats<'a>(
     cx: &InferCx<'a>,
     rule: &'static str,
     i: usize,
-) -> Result<&'a TensorType, Violation> {
+) -> Result<&'a TensorType, Box<Failure>> {
     let x = cx.tensor(i)?;
-    if x.dtype.is_float() {
-        Ok(x)
-    } else {
-        Err(Violation::new(rule, format!("expected a float type, got {}", x.dtype)))
-    }
+    if x.dtype.is_float() { Ok(x) } else { Err(Failure::rule(rule, ("a float type", x.dtype.to_string()))) }
 }
 
-pub(super) fn float_data(x: &Tensor) -> Result<&[f64], EvalError> {
-    if let Data::Float(data) = &x.data { Ok(data) } else { Err(EvalError("not a float tensor".into())) }
+pub(super) fn float_data(x: &Literal) -> Result<&[f64], EvalError> {
+    if let Data::Float(data) = &x.data { Ok(data) } else { Err(EvalError::new("not a float tensor")) }
 }
 
 /// Broadcasts `x` to the shape of `like`.
-pub(super) fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Violation> {
+pub(super) fn widen(b: &mut Builder<'_>, x: Value, like: Value) -> Result<Value, Box<Failure>> {
     let shape = b.tensor_ty(like)?.shape;
     b.one(Broadcast { shape }, &[x])
 }
 
 /// A float broadcast to the shape of `like`.
-pub(super) fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Violation> {
+pub(super) fn fill(b: &mut Builder<'_>, like: Value, value: f64) -> Result<Value, Box<Failure>> {
     let TensorType { dtype, shape, .. } = b.tensor_ty(like)?;
     b.one(Constant { dtype, shape, value: Elements::Float(value) }, &[])
 }
@@ -64,21 +60,21 @@ op! {
 }
 
 /// The rule of ops that normalise the elements along a dimension.
-fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Violation> {
+fn along(cx: &mut InferCx<'_>, dim: usize) -> Result<Vec<Type>, Box<Failure>> {
     let x = floats(cx, "C1", 0)?;
     cx.require_dim("C2", dim, x.rank())?;
     cx.require("C3", Guard::Le(Index::constant(1), x.shape[dim].clone()), |cx| {
-        format!("expected at least one element along dimension {dim}, got {}", cx.shape_text(&x.shape))
+        (format!("at least one element along dimension {dim}"), cx.shape_text(&x.shape).to_string())
     })?;
     Ok(vec![x.clone().into()])
 }
 
 /// A tensor computed line by line along a dimension: from a line's elements, `rule` gives the function for each.
 fn by_lines<R: Fn(f64) -> f64>(
-    x: &Tensor,
+    x: &Literal,
     dim: usize,
     rule: impl Fn(&[f64]) -> R,
-) -> Result<Tensor, EvalError> {
+) -> Result<Literal, EvalError> {
     let data = float_data(x)?;
     let mut made = vec![0.0; data.len()];
     for line in lines(&x.shape, dim) {
@@ -86,11 +82,11 @@ fn by_lines<R: Fn(f64) -> f64>(
         let rule = rule(&own);
         line.iter().for_each(|i| made[*i] = rule(data[*i]));
     }
-    Ok(Tensor::floats(x.dtype, x.shape.clone(), made))
+    Ok(Literal::floats(x.dtype, x.shape.clone(), made))
 }
 
 impl OpDef for Softmax {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         along(cx, self.dim)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -99,7 +95,10 @@ impl OpDef for Softmax {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::EXPONENTIALS
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let softmax = by_lines(args[0], self.dim, |line| {
             let largest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total = line.iter().fold(0.0, |a, x| a + (x - largest).exp());
@@ -107,7 +106,7 @@ impl OpDef for Softmax {
         });
         Ok(vec![softmax?])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         let mut build = || {
             let largest = b.one(Max { dims: vec![self.dim], keep: true }, args)?;
             let largest = widen(b, largest, args[0])?;
@@ -122,7 +121,7 @@ impl OpDef for Softmax {
 }
 
 op! {
-    /// The logarithm of `softmax`, without the detour: x less the logarithm of the sum of exp(x) along a dimension.
+    /// The logarithm of `softmax`, computed directly: x less the logarithm of the sum of exp(x) along a dimension.
     ///
     /// (C1) The element type is a float type.
     ///
@@ -137,7 +136,7 @@ op! {
 }
 
 impl OpDef for LogSoftmax {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         along(cx, self.dim)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -146,7 +145,10 @@ impl OpDef for LogSoftmax {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::EXPONENTIALS
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let log_softmax = by_lines(args[0], self.dim, |line| {
             let largest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total = line.iter().fold(0.0, |a, x| a + (x - largest).exp());
@@ -154,7 +156,7 @@ impl OpDef for LogSoftmax {
         });
         Ok(vec![log_softmax?])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         let mut build = || {
             let largest = b.one(Max { dims: vec![self.dim], keep: true }, args)?;
             let largest = widen(b, largest, args[0])?;
@@ -170,8 +172,8 @@ impl OpDef for LogSoftmax {
 }
 
 op! {
-    /// The logarithm of the sum of exp(x) over dimensions, computed from x less its maximum: what parts of a
-    /// softmax need to be put together. It is -inf where all elements are.
+    /// The logarithm of the sum of exp(x) over dimensions, computed from x less its maximum: it combines
+    /// partial softmaxes, as in ring attention. It is -inf where all elements are.
     ///
     /// (C1) The element type is a float type.
     ///
@@ -179,22 +181,25 @@ op! {
     ///
     /// (C3) There is at least one element to sum up.
     pub struct Logsumexp("logsumexp")(x) {
-        /// The dimensions to fold; none folds nothing.
+        /// The dimensions to reduce; an empty list reduces none.
         dims: Vec<usize>,
-        /// Whether folded dimensions stay, with size 1.
+        /// Whether reduced dimensions stay, with size 1.
         keep: bool
     }
     example "mesh ()\n\nfunc @f(v0: f32[2,2]) -> f32[2] {\n    v1 = logsumexp[dims=[1], keep=false] v0 : f32[2]\n    return v1\n}\n; run: @f([[1000, 1000], [-inf, 3]]) == [1000.6931471806, 3]\n"
 }
 
 impl OpDef for Logsumexp {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![reduce::infer(cx, &self.dims, self.keep, reduce::FLOATS, false)?.into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(4, &cx.arg_numel(0)))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::EXPONENTIALS
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, data) = (args[0], float_data(args[0])?);
         let (_, groups) = reduce::folded(x, &self.dims);
         let element = |group: &Vec<usize>| {
@@ -204,9 +209,9 @@ impl OpDef for Logsumexp {
             group.iter().fold(0.0, |a, i| a + (data[*i] - shift).exp()).ln() + shift
         };
         let shape = reduce::reduced(&x.shape, &self.dims, self.keep, 1);
-        Ok(vec![Tensor::floats(x.dtype, shape, groups.iter().map(element).collect())])
+        Ok(vec![Literal::floats(x.dtype, shape, groups.iter().map(element).collect())])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         let mut build = || {
             let largest = b.one(Max { dims: self.dims.clone(), keep: true }, args)?;
             let finite = b.one(IsFinite {}, &[largest])?;
@@ -230,7 +235,7 @@ impl OpDef for Logsumexp {
 
 op! {
     /// softmax(scale q k^T) v for each batch entry and head. Operands are `[batch, heads, length, width]`;
-    /// each head of k and v serves as many consecutive heads of q as there are more of them. With a causal
+    /// if q has n times the heads of k and v, each head of k and v serves n consecutive heads of q. With a causal
     /// offset c, query i sees keys j up to i + c; a query that sees no key gives zeros.
     ///
     /// (C1) All operands have one element type, a float type, and four dimensions.
@@ -245,19 +250,19 @@ op! {
     pub struct Attention("attention")(q, k, v) {
         /// What the scores are multiplied by, usually 1 / sqrt(width).
         scale: f64,
-        /// How much further than its own number a query sees, or none where it sees every key.
+        /// The causal offset, or none if every query sees every key.
         causal: Option<Index>
     }
     example "mesh ()\n\nfunc @f(v0: f32[1,1,2,1], v1: f32[1,1,2,1], v2: f32[1,1,2,1]) -> f32[1,1,2,1] {\n    v3 = attention[scale=1.0, causal=0] v0, v1, v2 : f32[1,1,2,1]\n    return v3\n}\n; run: @f([[[[0], [0]]]], [[[[1], [2]]]], [[[[10], [20]]]]) == [[[[10], [15]]]]\n"
 }
 
 impl OpDef for Attention {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (q, k, v) = (floats(cx, "C1", 0)?, cx.tensor(1)?, cx.tensor(2)?);
         for other in [q, k, v] {
             if other.dtype != q.dtype || other.rank() != 4 {
-                let message = format!("expected {} in 4 dimensions, got {}", q.dtype, other.display(cx.mesh));
-                return Err(Violation::new("C1", message));
+                let message = (format!("{} in 4 dimensions", q.dtype), other.display(cx.mesh).to_string());
+                return Err(Failure::rule("C1", message));
             }
         }
         let expected_k = [&q.shape[..1], &k.shape[1..3], &q.shape[3..]].concat();
@@ -267,13 +272,13 @@ impl OpDef for Attention {
         let rest = q.shape[1].rem(&k.shape[1]);
         cx.require_eq("C3", &Index::constant(0), &rest, |cx| {
             let (q, k) = (q.shape[1].display(cx.mesh).to_string(), k.shape[1].display(cx.mesh).to_string());
-            format!("expected heads of q to be a multiple of those of k, got {q} and {k}")
+            ("heads of q to be a multiple of those of k", format!("{q} and {k}"))
         })?;
         if !self.scale.is_finite() {
-            return Err(Violation::new("C4", format!("expected a finite scale, got {}", self.scale)));
+            return Err(Failure::rule("C4", ("a finite scale", self.scale.to_string())));
         }
         cx.require("C5", Guard::Le(Index::constant(1), k.shape[2].clone()), |cx| {
-            format!("expected at least one key, got {}", k.shape[2].display(cx.mesh))
+            ("at least one key", k.shape[2].display(cx.mesh).to_string())
         })?;
         Ok(vec![q.with_shape([&q.shape[..3], &v.shape[3..]].concat()).into()])
     }
@@ -285,7 +290,10 @@ impl OpDef for Attention {
         let per_score = &(&times(2, &q.shape[3]) + &times(2, &v.shape[3])) + &Index::constant(5);
         cx.kernel(&scores * &per_score)
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::Near { roundings: 4.0, of: Size::LargestOfLastByScores { scale: self.scale } }
+    }
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (q, k, v) = (args[0], args[1], args[2]);
         let (qs, ks, vs) = (float_data(q)?, float_data(k)?, float_data(v)?);
         let offset = self.causal.as_ref().map(|c| cx.index(c)).transpose()?;
@@ -324,15 +332,15 @@ impl OpDef for Attention {
         };
         // Without columns there may be any number of queries.
         let n: usize = if shape[3] == 0 { 0 } else { shape[..3].iter().product() };
-        Ok(vec![Tensor::floats(q.dtype, shape.clone(), (0..n).flat_map(results).collect())])
+        Ok(vec![Literal::floats(q.dtype, shape.clone(), (0..n).flat_map(results).collect())])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         Some(self.expansion(b, args))
     }
 }
 
 impl Attention {
-    fn expansion(&self, b: &mut Builder<'_>, args: &[Value]) -> Result<Vec<Value>, Violation> {
+    fn expansion(&self, b: &mut Builder<'_>, args: &[Value]) -> Result<Vec<Value>, Box<Failure>> {
         let heads = b.tensor_ty(args[0])?.shape[1].clone();
         let k = repeat_heads(b, args[1], &heads)?;
         let v = repeat_heads(b, args[2], &heads)?;
@@ -363,7 +371,7 @@ impl Attention {
 }
 
 /// Repeats each head of k or v to match the number of heads of q.
-fn repeat_heads(b: &mut Builder<'_>, x: Value, heads: &Index) -> Result<Value, Violation> {
+fn repeat_heads(b: &mut Builder<'_>, x: Value, heads: &Index) -> Result<Value, Box<Failure>> {
     let shape = b.tensor_ty(x)?.shape;
     if b.facts().eq(&shape[1], heads) == Some(true) {
         return Ok(x);

@@ -1,11 +1,13 @@
 //! Convolutions over one and two dimensions, as networks and stencils use them: the kernel is not flipped.
 
 use crate::index::{Guard, Index};
+use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
-use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, check_numel};
+use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
+use consort_types::Failure;
 
 /// Stride, padding and dilation of the kernel, with an entry for each dimension.
 struct Moves<'a> {
@@ -15,46 +17,46 @@ struct Moves<'a> {
     groups: usize,
 }
 
-fn infer(moves: &Moves<'_>, cx: &mut InferCx<'_>, dims: usize) -> Result<Vec<Type>, Violation> {
+fn infer(moves: &Moves<'_>, cx: &mut InferCx<'_>, dims: usize) -> Result<Vec<Type>, Box<Failure>> {
     let (x, weight) = (cx.tensor(0)?, cx.tensor(1)?);
     if !x.dtype.is_float() || weight.dtype != x.dtype {
-        let message = format!("expected operands of one float type, got {} and {}", x.dtype, weight.dtype);
-        return Err(Violation::new("C1", message));
+        let message = ("operands of one float type", format!("{} and {}", x.dtype, weight.dtype));
+        return Err(Failure::rule("C1", message));
     }
     if [x.rank(), weight.rank()] != [dims + 2; 2] {
         let (x, weight) = (cx.shape_text(&x.shape), cx.shape_text(&weight.shape));
-        let message = format!("expected {} dimensions each, got {x} and {weight}", dims + 2);
-        return Err(Violation::new("C2", message));
+        let message = (format!("{} dimensions each", dims + 2), format!("{x} and {weight}"));
+        return Err(Failure::rule("C2", message));
     }
     let lengths = [moves.stride.len(), moves.padding.len(), moves.dilation.len()];
     if lengths != [dims; 3] {
-        let message = format!("expected {dims} entries in stride, padding and dilation, got {lengths:?}");
-        return Err(Violation::new("C3", message));
+        let message = (format!("{dims} entries in stride, padding and dilation"), format!("{lengths:?}"));
+        return Err(Failure::rule("C3", message));
     }
     if moves.stride.iter().chain(moves.dilation).chain([&moves.groups]).any(|n| *n == 0) {
-        return Err(Violation::new("C3", "expected stride, dilation and groups of at least 1, got 0"));
+        return Err(Failure::rule("C3", ("stride, dilation and groups of at least 1", "0")));
     }
     let groups = Index::from(moves.groups);
     cx.require_eq("C4", &x.shape[1], &(&groups * &weight.shape[1]), |cx| {
         let (own, channels) = (weight.shape[1].display(cx.mesh), x.shape[1].display(cx.mesh));
-        format!("expected {} groups of {own} channels in x, got {channels}", moves.groups)
+        (format!("{} groups of {own} channels in x", moves.groups), channels.to_string())
     })?;
     cx.require_eq("C4", &Index::constant(0), &weight.shape[0].rem(&groups), |cx| {
         let channels = weight.shape[0].display(cx.mesh);
-        format!("expected a multiple of {} channels of the result, got {channels}", moves.groups)
+        (format!("a multiple of {} channels of the result", moves.groups), channels.to_string())
     })?;
     let one = Index::constant(1);
     let mut shape = vec![x.shape[0].clone(), weight.shape[0].clone()];
     for i in 0..dims {
         let (size, kernel) = (&x.shape[i + 2], &weight.shape[i + 2]);
         cx.require("C5", Guard::Le(one.clone(), kernel.clone()), |cx| {
-            format!("expected a kernel of at least 1, got {}", kernel.display(cx.mesh))
+            ("a kernel of at least 1", kernel.display(cx.mesh).to_string())
         })?;
         let padded = size + &(&Index::constant(2) * &Index::from(moves.padding[i]));
         let reach = &(&Index::from(moves.dilation[i]) * &(kernel - &one)) + &one;
         cx.require("C5", Guard::Le(reach.clone(), padded.clone()), |cx| {
             let (reach, padded) = (reach.display(cx.mesh), padded.display(cx.mesh));
-            format!("expected a kernel that reaches over at most {padded} places, got {reach}")
+            (format!("a kernel that reaches over at most {padded} places"), reach.to_string())
         })?;
         shape.push(&(&padded - &reach).div(&Index::from(moves.stride[i])) + &one);
     }
@@ -69,9 +71,9 @@ fn cost(cx: &CostCx<'_>) -> Cost {
     cx.kernel(times(2, &(&per_element * &cx.result_numel())))
 }
 
-fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, EvalError> {
+fn eval(moves: &Moves<'_>, x: &Literal, weight: &Literal) -> Result<Vec<Literal>, EvalError> {
     let (Data::Float(xs), Data::Float(weights)) = (&x.data, &weight.data) else {
-        return Err(EvalError("not float tensors".into()));
+        return Err(EvalError::new("not float tensors"));
     };
     let mut shape = vec![x.shape[0], weight.shape[0]];
     for (i, (size, kernel)) in x.shape.iter().zip(&weight.shape).skip(2).enumerate() {
@@ -80,16 +82,16 @@ fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, E
         let room = padded - moves.dilation[i] as i128 * (*kernel as i128 - 1) - 1;
         let places = if room < 0 { -1 } else { room / moves.stride[i] as i128 + 1 };
         shape.push(usize::try_from(places).map_err(|_| {
-            EvalError(format!("expected a kernel that fits in {padded} places, got {kernel} of them"))
+            EvalError::new((format!("a kernel that fits in {padded} places"), format!("{kernel} of them")))
         })?);
     }
     check_numel(&shape)?;
     let (window, own) = (&weight.shape[1..], weight.shape[1]);
     if own.checked_mul(moves.groups) != Some(x.shape[1]) || !weight.shape[0].is_multiple_of(moves.groups) {
         let (x, weight) = (&x.shape, &weight.shape);
-        return Err(EvalError(format!(
-            "expected {} groups of channels, got {x:?} and {weight:?}",
-            moves.groups
+        return Err(EvalError::new((
+            format!("{} groups of channels", moves.groups),
+            format!("{x:?} and {weight:?}"),
         )));
     }
     let per_group = weight.shape[0] / moves.groups;
@@ -116,14 +118,14 @@ fn eval(moves: &Moves<'_>, x: &Tensor, weight: &Tensor) -> Result<Vec<Tensor>, E
         sum
     };
     let n: usize = shape.iter().product();
-    Ok(vec![Tensor::floats(x.dtype, shape.clone(), (0..n).map(element).collect())])
+    Ok(vec![Literal::floats(x.dtype, shape.clone(), (0..n).map(element).collect())])
 }
 
 op! {
-    /// The products of a kernel with x, summed up at each place that it moves to. x is `[batch, in, length]`,
+    /// The sum of the products of a kernel and x at each position of the kernel. x is `[batch, in, length]`,
     /// the weight `[out, in / groups, k]`, and the result `[batch, out, places]` with
-    /// (length + 2 padding - dilation (k - 1) - 1) / stride + 1 places. Channels of the result in one of
-    /// `groups` equal parts see the channels of x in the same part. Places outside x add nothing, and sums are
+    /// (length + 2 padding - dilation (k - 1) - 1) / stride + 1 places. Channels are divided into `groups` equal
+    /// groups; a group of the result depends on the same group of x. Padding adds nothing to a sum; sums are
     /// rounded once.
     ///
     /// (C1) Both operands have one element type, a float type.
@@ -136,13 +138,13 @@ op! {
     ///
     /// (C5) The kernel has an element, and fits in x with its padding.
     pub struct Conv1d("conv1d")(x, weight) {
-        /// From one place of the kernel to the next.
+        /// The step between positions of the kernel.
         stride: usize,
-        /// Places before and after x.
+        /// Padding before and after x.
         padding: usize,
-        /// From one element of the kernel to the next.
+        /// The distance between elements of the kernel.
         dilation: usize,
-        /// Into how many parts the channels are divided.
+        /// The number of groups of channels.
         groups: usize
     }
     example "mesh ()\n\nfunc @f(v0: f32[1,1,4], v1: f32[1,1,3]) -> f32[1,1,4] {\n    v2 = conv1d[stride=1, padding=1, dilation=1, groups=1] v0, v1 : f32[1,1,4]\n    return v2\n}\n; run: @f([[[1, 2, 3, 4]]], [[[1, 10, 100]]]) == [[[210, 321, 432, 43]]]\n"
@@ -161,13 +163,16 @@ impl Conv1d {
 }
 
 impl OpDef for Conv1d {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         infer(&self.moves(), cx, 1)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cost(cx)
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::PRODUCT
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         eval(&self.moves(), args[0], args[1])
     }
 }
@@ -186,13 +191,13 @@ op! {
     ///
     /// (C5) The kernel has an element, and fits in x with its padding.
     pub struct Conv2d("conv2d")(x, weight) {
-        /// From one place of the kernel to the next, down and across.
+        /// The step between positions of the kernel, down and across.
         stride: Vec<usize>,
-        /// Places before and after x, in height and width.
+        /// Padding before and after x, in height and width.
         padding: Vec<usize>,
-        /// From one element of the kernel to the next, down and across.
+        /// The distance between elements of the kernel, down and across.
         dilation: Vec<usize>,
-        /// Into how many parts the channels are divided.
+        /// The number of groups of channels.
         groups: usize
     }
     example "mesh ()\n\nfunc @f(v0: f32[1,1,2,3], v1: f32[1,1,2,2]) -> f32[1,1,1,2] {\n    v2 = conv2d[stride=[1, 1], padding=[0, 0], dilation=[1, 1], groups=1] v0, v1 : f32[1,1,1,2]\n    return v2\n}\n; run: @f([[[[1, 2, 3], [4, 5, 6]]]], [[[[1, 10], [100, 1000]]]]) == [[[[5421, 6532]]]]\n"
@@ -205,13 +210,16 @@ impl Conv2d {
 }
 
 impl OpDef for Conv2d {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         infer(&self.moves(), cx, 2)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cost(cx)
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::PRODUCT
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         eval(&self.moves(), args[0], args[1])
     }
 }

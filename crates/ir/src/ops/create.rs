@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Failure};
 
 use crate::index::Index;
+use crate::literal::{Literal, unravel};
 use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::write_float;
-use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-use crate::tensor::{Tensor, unravel};
+use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
@@ -90,7 +90,7 @@ impl Attr for Elements {
             None if numbers.iter().all(|n| matches!(n, Number::Float(_))) => Ok(Elements::Floats(
                 numbers.into_iter().map(|n| if let Number::Float(x) = n { x } else { 0.0 }).collect(),
             )),
-            None => Err(cursor.error("expected all floats (1.0) or all integers (1), got both")),
+            None => Err(cursor.error(("all floats (1.0) or all integers (1)", "both"))),
         }
     }
 }
@@ -134,18 +134,18 @@ op! {
 }
 
 impl OpDef for Constant {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         if self.value.is_float() != self.dtype.is_float()
             && !matches!(&self.value, Elements::Ints(list) if list.is_empty())
         {
             let (expected, got) =
                 if self.dtype.is_float() { ("floats (1.0)", "integers") } else { ("integers (1)", "floats") };
-            return Err(Violation::new("C1", format!("expected {expected} for {}, got {got}", self.dtype)));
+            return Err(Failure::rule("C1", (format!("{expected} for {}", self.dtype), got.to_string())));
         }
         self.shape.iter().try_for_each(|size| cx.require_size("C4", "a size", size))?;
         let (low, high) = self.dtype.int_range();
         if let Some(x) = self.value.ints().iter().find(|x| !(low..=high).contains(x)) {
-            return Err(Violation::new("C2", format!("expected {low}..={high} for {}, got {x}", self.dtype)));
+            return Err(Failure::rule("C2", (format!("{low}..={high} for {}", self.dtype), x.to_string())));
         }
         let listed = match &self.value {
             Elements::Floats(list) => Some(list.len()),
@@ -155,7 +155,7 @@ impl OpDef for Constant {
         if let Some(n) = listed {
             let expected = Index::product(&self.shape);
             cx.require_eq("C3", &expected, &Index::from(n), |cx| {
-                format!("expected {} elements, got {n}", expected.display(cx.mesh))
+                (format!("{} elements", expected.display(cx.mesh)), n.to_string())
             })?;
         }
         Ok(vec![TensorType::new(self.dtype, self.shape.clone(), Axes::NONE).into()])
@@ -163,20 +163,20 @@ impl OpDef for Constant {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let shape = cx.shape(&self.shape)?;
         let n = shape.iter().product();
         let tensor = match &self.value {
-            _ if n == 0 => Tensor::zeros(self.dtype, shape),
-            Elements::Float(x) => Tensor::floats(self.dtype, shape, vec![*x; n]),
-            Elements::Int(x) => Tensor::ints(self.dtype, shape, vec![*x; n]),
-            Elements::Floats(list) => Tensor::floats(self.dtype, shape, list.clone()),
-            Elements::Ints(list) => Tensor::ints(self.dtype, shape, list.clone()),
+            _ if n == 0 => Literal::zeros(self.dtype, shape),
+            Elements::Float(x) => Literal::floats(self.dtype, shape, vec![*x; n]),
+            Elements::Int(x) => Literal::ints(self.dtype, shape, vec![*x; n]),
+            Elements::Floats(list) => Literal::floats(self.dtype, shape, list.clone()),
+            Elements::Ints(list) => Literal::ints(self.dtype, shape, list.clone()),
         };
         if tensor.numel() == n {
             Ok(vec![tensor])
         } else {
-            Err(EvalError(format!("expected {n} elements, got {}", tensor.numel())))
+            Err(EvalError::new((format!("{n} elements"), tensor.numel().to_string())))
         }
     }
 }
@@ -201,9 +201,9 @@ op! {
 }
 
 impl OpDef for Iota {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         if self.dtype == Dtype::Bool {
-            return Err(Violation::new("C1", "expected a float or integer type, got bool"));
+            return Err(Failure::rule("C1", ("a float or integer type", "bool")));
         }
         cx.require_dim("C2", self.dim, self.shape.len())?;
         self.shape.iter().try_for_each(|size| cx.require_size("C3", "a size", size))?;
@@ -212,13 +212,13 @@ impl OpDef for Iota {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let shape = cx.shape(&self.shape)?;
         let places = (0..shape.iter().product::<usize>()).map(|i| unravel(i, &shape)[self.dim]);
         Ok(vec![if self.dtype.is_float() {
-            Tensor::floats(self.dtype, shape.clone(), places.map(|i| i as f64).collect())
+            Literal::floats(self.dtype, shape.clone(), places.map(|i| i as f64).collect())
         } else {
-            Tensor::ints(self.dtype, shape.clone(), places.map(|i| i as i64).collect())
+            Literal::ints(self.dtype, shape.clone(), places.map(|i| i as i64).collect())
         }])
     }
 }
@@ -233,13 +233,13 @@ op! {
 }
 
 impl OpDef for IndexValue {
-    fn infer(&self, _cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, _cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![TensorType::new(Dtype::I64, vec![], Axes::NONE).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        Ok(vec![Tensor::size(cx.index(&self.value)?)])
+    fn eval(&self, cx: &EvalCx<'_>, _args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Ok(vec![Literal::size(cx.index(&self.value)?)])
     }
 }

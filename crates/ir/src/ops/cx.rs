@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use consort_types::{Axes, GroupName, Rank};
+use consort_types::{Axes, Failure, GroupName, Headline, Rank};
 
-use crate::index::{EvalError as IndexError, Facts, Guard, Index, Sym};
+use crate::index::{Facts, Guard, Index, IndexError, Sym};
+use crate::literal;
 use crate::mesh::Mesh;
-use crate::tensor;
 use crate::types::{TensorType, Type, shape_text};
 
 /// What an op costs one rank. One convention everywhere: `flops` counts additions, multiplications and
@@ -75,31 +75,6 @@ fn tensors(types: &[Type]) -> impl Iterator<Item = &TensorType> {
     types.iter().flat_map(Type::tensors)
 }
 
-/// A constraint that does not hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// Its number: `C1` of the op, or `V2` of the verifier.
-    pub rule: &'static str,
-    /// Expected before got.
-    pub message: String,
-    /// A suggested fix.
-    pub note: Option<String>,
-}
-
-impl Violation {
-    /// A violation without a note.
-    pub fn new(rule: &'static str, message: impl Into<String>) -> Violation {
-        Violation { rule, message: message.into(), note: None }
-    }
-
-    /// The same with a suggested fix.
-    #[must_use]
-    pub fn note(mut self, note: impl Into<String>) -> Violation {
-        self.note = Some(note.into());
-        self
-    }
-}
-
 /// What to do with an undecidable condition on sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undecided {
@@ -138,17 +113,18 @@ pub struct InferCx<'a> {
 
 impl<'a> InferCx<'a> {
     /// Operand `i` as a tensor.
-    pub fn tensor(&self, i: usize) -> Result<&'a TensorType, Violation> {
+    pub fn tensor(&self, i: usize) -> Result<&'a TensorType, Box<Failure>> {
         match &self.args[i] {
             Type::Tensor(tensor) => Ok(tensor),
             other => {
-                Err(Violation::new("V2", format!("operand {i}: expected a tensor, got {}", self.text(other))))
+                let headline = ("a tensor", self.text(other).to_string());
+                Err(Failure::rule("V2", headline).of(format!("operand {i}")))
             }
         }
     }
 
     /// All operands as tensors.
-    pub fn tensors(&self) -> Result<Vec<&'a TensorType>, Violation> {
+    pub fn tensors(&self) -> Result<Vec<&'a TensorType>, Box<Failure>> {
         (0..self.args.len()).map(|i| self.tensor(i)).collect()
     }
 
@@ -163,22 +139,22 @@ impl<'a> InferCx<'a> {
     }
 
     /// Requires a condition on sizes; `message` says what was expected and what it got.
-    pub fn require(
+    pub fn require<M: Into<Headline>>(
         &mut self,
         rule: &'static str,
         guard: Guard,
-        message: impl FnOnce(&Self) -> String,
-    ) -> Result<(), Violation> {
+        message: impl FnOnce(&Self) -> M,
+    ) -> Result<(), Box<Failure>> {
         let (Guard::Eq(a, b) | Guard::Le(a, b)) = &guard;
         if a.is_invalid() || b.is_invalid() {
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 rule,
                 "a size has no value: it does not fit in 64 bits, or divides by zero",
             ));
         }
         match self.facts.holds(&guard).or_else(|| self.holds_on_every_rank(&guard)) {
             Some(true) => Ok(()),
-            Some(false) => Err(Violation::new(rule, message(self))),
+            Some(false) => Err(Failure::rule(rule, message(self))),
             None if self.undecided == Undecided::Assume => {
                 self.facts.assume(guard);
                 Ok(())
@@ -186,7 +162,7 @@ impl<'a> InferCx<'a> {
             None => {
                 let text = guard.display(self.mesh).to_string();
                 let note = format!("`{text}` cannot be decided: add it to the function's `where` clause");
-                Err(Violation::new(rule, message(self)).note(note))
+                Err(Failure::rule(rule, message(self)).note(note))
             }
         }
     }
@@ -227,13 +203,13 @@ impl<'a> InferCx<'a> {
     }
 
     /// Requires that two sizes are equal.
-    pub fn require_eq(
+    pub fn require_eq<M: Into<Headline>>(
         &mut self,
         rule: &'static str,
         expected: &Index,
         got: &Index,
-        message: impl FnOnce(&Self) -> String,
-    ) -> Result<(), Violation> {
+        message: impl FnOnce(&Self) -> M,
+    ) -> Result<(), Box<Failure>> {
         if expected == got {
             return Ok(());
         }
@@ -247,11 +223,11 @@ impl<'a> InferCx<'a> {
         what: &str,
         expected: &[Index],
         got: &[Index],
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Box<Failure>> {
         let message =
-            |cx: &Self| format!("expected {what} {}, got {}", cx.shape_text(expected), cx.shape_text(got));
+            |cx: &Self| (format!("{what} {}", cx.shape_text(expected)), cx.shape_text(got).to_string());
         if expected.len() != got.len() {
-            return Err(Violation::new(rule, message(self)));
+            return Err(Failure::rule(rule, message(self)));
         }
         for (expected, got) in expected.iter().zip(got) {
             self.require_eq(rule, expected, got, message)?;
@@ -260,32 +236,26 @@ impl<'a> InferCx<'a> {
     }
 
     /// Requires that a dimension exists.
-    pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Violation> {
-        match rank {
-            _ if dim < rank => Ok(()),
-            0 => {
-                Err(Violation::new(rule, format!("expected a tensor with a dimension {dim}, got a 0-d one")))
-            }
-            _ => Err(Violation::new(rule, format!("expected a dimension below {rank}, got {dim}"))),
-        }
+    pub fn require_dim(&self, rule: &'static str, dim: usize, rank: usize) -> Result<(), Box<Failure>> {
+        if dim < rank { Ok(()) } else { Err(Failure::rule(rule, Headline::dimension(dim, rank))) }
     }
 
     /// Requires distinct dimensions that exist.
-    pub fn require_dims(&self, rule: &'static str, dims: &[usize], rank: usize) -> Result<(), Violation> {
+    pub fn require_dims(&self, rule: &'static str, dims: &[usize], rank: usize) -> Result<(), Box<Failure>> {
         for (i, dim) in dims.iter().enumerate() {
             self.require_dim(rule, *dim, rank)?;
             if dims[..i].contains(dim) {
-                return Err(Violation::new(rule, format!("expected distinct dimensions, got {dim} twice")));
+                return Err(Failure::rule(rule, ("distinct dimensions", format!("{dim} twice"))));
             }
         }
         Ok(())
     }
 
     /// Requires that a number is not negative; `what` says what it is: "a size".
-    pub fn require_size(&mut self, rule: &'static str, what: &str, size: &Index) -> Result<(), Violation> {
+    pub fn require_size(&mut self, rule: &'static str, what: &str, size: &Index) -> Result<(), Box<Failure>> {
         let zero = Index::constant(0);
         self.require(rule, Guard::Le(zero, size.clone()), |cx| {
-            format!("expected {what} of at least 0, got {}", size.display(cx.mesh))
+            (format!("{what} of at least 0"), size.display(cx.mesh).to_string())
         })
     }
 
@@ -296,13 +266,13 @@ impl<'a> InferCx<'a> {
         what: &str,
         index: &Index,
         group: GroupName,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Box<Failure>> {
         let differs = self.facts.varies(index).intersect(self.mesh.group_axes(group));
         if differs.is_empty() {
             return Ok(());
         }
         let (text, axes) = (index.display(self.mesh).to_string(), self.mesh.axes_text(differs));
-        Err(Violation::new(
+        Err(Failure::rule(
             rule,
             format!("expected {what} to be equal on all members, but {text} differs over {axes}"),
         ))
@@ -331,12 +301,62 @@ pub fn group_rank(mesh: &Mesh, group: GroupName) -> Index {
 
 /// Why a reference evaluation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EvalError(pub String);
+pub struct EvalError {
+    /// What was expected and got, or what happened.
+    pub headline: Headline,
+    /// Which communication cannot be done, if that is the cause.
+    pub unmatched: Option<Unmatched>,
+}
+
+/// Communication that cannot be done as its ranks ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmatched {
+    /// A peer that its group of `size` members does not have.
+    Peer {
+        /// The peer.
+        peer: i64,
+        /// The members of the group.
+        size: u32,
+    },
+    /// A message that its receiver does not expect like this.
+    Message {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// The tag.
+        tag: i64,
+    },
+    /// A part of an `all_to_all` that its receiver does not expect like this.
+    Part {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+    },
+}
+
+impl EvalError {
+    /// What was expected and got, or what happened.
+    pub fn new(headline: impl Into<Headline>) -> EvalError {
+        EvalError { headline: headline.into(), unmatched: None }
+    }
+
+    /// The same of communication that cannot be done.
+    pub fn unmatched(headline: impl Into<Headline>, unmatched: Unmatched) -> EvalError {
+        EvalError { headline: headline.into(), unmatched: Some(unmatched) }
+    }
+}
 
 impl fmt::Display for EvalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        self.headline.fmt(f)
     }
+}
+
+/// The failure of an op that was to communicate and does not.
+pub fn no_communication() -> EvalError {
+    EvalError::new("not a communication op")
 }
 
 /// A number and a noun, which is in the plural unless the number is 1.
@@ -373,7 +393,7 @@ impl EvalCx<'_> {
                 IndexError::DivisionByZero => "division by zero",
                 IndexError::OutOfTable => "it picks outside its table",
             };
-            EvalError(format!("{}: {why}", index.display(self.mesh)))
+            EvalError::new(format!("{}: {why}", index.display(self.mesh)))
         })
     }
 
@@ -381,7 +401,7 @@ impl EvalCx<'_> {
     pub fn size(&self, index: &Index) -> Result<usize, EvalError> {
         let value = self.index(index)?;
         usize::try_from(value).map_err(|_| {
-            EvalError(format!("{} is {value}, and a size is at least 0", index.display(self.mesh)))
+            EvalError::new(format!("{} is {value}, and a size is at least 0", index.display(self.mesh)))
         })
     }
 
@@ -395,11 +415,11 @@ impl EvalCx<'_> {
 
 /// Refuses shapes that are too large for the oracle.
 pub fn check_numel(shape: &[usize]) -> Result<(), EvalError> {
-    match tensor::numel(shape) {
+    match literal::numel(shape) {
         Some(_) => Ok(()),
-        None => Err(EvalError(format!(
+        None => Err(EvalError::new(format!(
             "a tensor of shape {shape:?} has more than {} elements",
-            tensor::MAX_ELEMENTS
+            literal::MAX_ELEMENTS
         ))),
     }
 }

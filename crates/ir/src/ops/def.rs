@@ -12,17 +12,19 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use consort_types::layout::{Dims, Layout};
-use consort_types::{Collective, GroupName, Kind};
+use consort_types::{Collective, Failure, GroupName, Headline, Kind};
 use smallvec::SmallVec;
 
 use crate::builder::Builder;
 use crate::entity::Value;
 use crate::index::{Index, Sym, SymbolFacts};
+use crate::literal::Literal;
 use crate::mesh::Mesh;
+use crate::ops::OpTable;
 use crate::ops::attr::AttrSpec;
-use crate::ops::cx::{Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, Violation};
-use crate::tensor::Tensor;
-use crate::text::{Cursor, ParseError};
+use crate::ops::cx::{Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx};
+use crate::text::{Cursor, ParseError, parse};
+use crate::tolerance::Tolerance;
 use crate::types::Type;
 
 /// An op with its attributes, as a node holds it. Cheap to clone.
@@ -96,6 +98,13 @@ impl OpInfo {
         if self.variadic { (n - 1, None) } else { (n, Some(n)) }
     }
 
+    /// The op with the attributes that its example gives it.
+    pub fn example_op(&self) -> Option<Op> {
+        let program = parse(self.example, &OpTable::built_in()).ok()?.program;
+        let mut nodes = program.funcs.iter().flat_map(|func| &func.body.nodes);
+        nodes.find(|node| node.op.info().name == self.name).map(|node| node.op.clone())
+    }
+
     /// The numbered constraints: `("C1", "text")`.
     pub fn constraints(&self) -> Vec<(String, String)> {
         let paragraphs = self.doc.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -130,10 +139,15 @@ pub trait OpBase: Any + fmt::Debug + Send + Sync {
 pub trait OpDef: OpBase {
     /// The types of the results, or the constraint that failed. The operands have the number and the kinds that the
     /// declaration states.
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation>;
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>>;
 
     /// The cost of running it.
     fn cost(&self, cx: &CostCx<'_>) -> Cost;
+
+    /// How far a kernel may be from `eval`. If it gives the same bits, a pass may compute constants by `eval`.
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::Bits
+    }
 
     /// Its effects besides computing its results.
     fn effects(&self) -> Effects {
@@ -152,6 +166,11 @@ pub trait OpDef: OpBase {
     /// Whether a result may share storage with an operand.
     fn alias(&self) -> Alias {
         Alias::None
+    }
+
+    /// Whether each element of the result depends only on the elements at its position in the operands.
+    fn is_elementwise(&self) -> bool {
+        self.alias() == Alias::Reuse
     }
 
     /// The results as views of operand 0, which has this layout; `None` if elements must move. For ops whose `alias` is
@@ -174,7 +193,7 @@ pub trait OpDef: OpBase {
 
     /// The boxes of a join, which cover its result exactly once, for operands of these shapes.
     fn boxes(&self, _cx: &EvalCx<'_>, _shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
-        Err(EvalError("it joins nothing".into()))
+        Err(EvalError::new("it joins nothing"))
     }
 
     /// Its blocks and how they run.
@@ -193,21 +212,21 @@ pub trait OpDef: OpBase {
     }
 
     /// The reference evaluation on one rank. Ops that communicate or have blocks have none.
-    fn eval(&self, _cx: &EvalCx<'_>, _args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        Err(EvalError("has no evaluation on one rank".into()))
+    fn eval(&self, _cx: &EvalCx<'_>, _args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Err(EvalError::new("has no evaluation on one rank"))
     }
 
     /// The reference evaluation of a collective: all members' operands to all members' results.
     fn eval_group(
         &self,
         _cx: &GroupEvalCx<'_>,
-        _args: &[Vec<Tensor>],
-    ) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        Err(EvalError("has no evaluation over a group".into()))
+        _args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
+        Err(EvalError::new("has no evaluation over a group"))
     }
 
     /// The expansion of a composite into simpler ops. The op itself is still lowered to its own kernel.
-    fn expand(&self, _b: &mut Builder<'_>, _args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, _b: &mut Builder<'_>, _args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         None
     }
 
@@ -228,7 +247,7 @@ pub enum Effects {
     Messages(GroupName),
     /// Completes a start.
     Wait,
-    /// Reads a tensor into a size, so the host waits for it.
+    /// Runs on the host, for example to read a tensor into sizes. It is never removed, repeated or moved.
     Host,
 }
 
@@ -265,7 +284,7 @@ pub enum Alias {
     None,
     /// The results may be views of operand 0.
     View,
-    /// The result may overwrite any dead operand of its type.
+    /// The result may overwrite any dead operand of its type, because the op is elementwise.
     Reuse,
     /// The result may overwrite operand 0, if that is dead.
     First,
@@ -278,16 +297,38 @@ pub enum Flow<'a> {
     Straight,
     /// Two: the first runs when operand 0 is true, the second when it is false; both take the others.
     Cond,
-    /// One, `length` times: operands are the carries, tensors sliced along their first dimension, and
+    /// One, again and again: operands are the carries, tensors sliced along their first dimension, and
     /// values that every iteration sees.
-    Scan {
+    Loop {
         /// The number of iterations.
-        length: &'a Index,
+        trips: Trips<'a>,
         /// The number of operands that are carried from one iteration to the next.
         carries: usize,
         /// The number of operands that are sliced.
         slices: usize,
     },
+}
+
+/// How often a loop runs its block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trips<'a> {
+    /// This number of times.
+    Count(&'a Index),
+    /// As long as the first carry, a 0-d bool, is true.
+    While {
+        /// The largest number of iterations: the loop fails if the carry is still true then.
+        limit: usize,
+        /// The number of iterations that costs are computed with.
+        expected: usize,
+    },
+}
+
+impl Trips<'_> {
+    /// The error of a loop whose condition is still true after its last iteration.
+    pub fn unfinished(limit: usize) -> Headline {
+        let limit = super::count(limit, "iteration");
+        (format!("a condition that is false after at most {limit}"), "true").into()
+    }
 }
 
 impl Flow<'_> {
@@ -296,7 +337,7 @@ impl Flow<'_> {
         match self {
             Flow::Straight => &[],
             Flow::Cond => &["then", "else"],
-            Flow::Scan { .. } => &["body"],
+            Flow::Loop { .. } => &["body"],
         }
     }
 }
@@ -325,7 +366,7 @@ pub enum Gradient {
 
 /// A gradient rule: builder, operands, results, cotangents to cotangents of the operands.
 pub type VjpRule =
-    fn(&mut Builder<'_>, &[Value], &[Value], &[Value]) -> Result<Vec<Option<Value>>, Violation>;
+    fn(&mut Builder<'_>, &[Value], &[Value], &[Value]) -> Result<Vec<Option<Value>>, Box<Failure>>;
 
 /// Declares an op: docs with numbered constraints, name, operands, attributes and an example.
 ///

@@ -2,27 +2,27 @@
 
 use std::fmt::Write;
 
-use consort_types::{Axes, Collective, GroupName, Kind, Message, Missing, Peer, Rank, Route};
+use consort_types::{Axes, Collective, Failure, GroupName, Kind, Message, Missing, Peer, Rank, Route};
 
 use crate::index::Index;
+use crate::literal::Literal;
 use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::ListAttr;
 use crate::ops::collective::{check_equal_shapes, own};
-use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
-use crate::tensor::Tensor;
+use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Unmatched};
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
 /// Checks that a table has an entry for each member.
-fn check_route(route: &Route, rule: &'static str, n: u32) -> Result<(), Violation> {
+fn check_route(route: &Route, rule: &'static str, n: u32) -> Result<(), Box<Failure>> {
     let Route::Table(entries) = route else { return Ok(()) };
     if entries.len() != n as usize {
-        return Err(Violation::new(rule, format!("expected a table of {n} entries, got {}", entries.len())));
+        return Err(Failure::rule(rule, (format!("a table of {n} entries"), entries.len().to_string())));
     }
     match entries.iter().flatten().find(|to| **to >= n) {
         Some(to) => {
-            Err(Violation::new(rule, format!("expected ranks below {n}, the size of the group, got {to}")))
+            Err(Failure::rule(rule, (format!("ranks below {n}, the size of the group"), to.to_string())))
         }
         None => Ok(()),
     }
@@ -87,7 +87,7 @@ op! {
     pub struct PermuteStart("permute_start")(x; more..) {
         /// Where each member sends.
         route: Route,
-        /// What a member gets that nobody sends to.
+        /// The result of a member that receives nothing.
         missing: Missing,
         /// The group.
         over: GroupName
@@ -96,7 +96,7 @@ op! {
 }
 
 impl OpDef for PermuteStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let n = cx.mesh.group_size(self.over);
         check_route(&self.route, "C1", n)?;
         let mut taken = vec![None; n as usize];
@@ -104,7 +104,7 @@ impl OpDef for PermuteStart {
             if let Some(to) = self.route.to(from, n)
                 && let Some(other) = taken[to as usize].replace(from)
             {
-                return Err(Violation::new(
+                return Err(Failure::rule(
                     "C2",
                     format!("expected one sender to each member, but {other} and {from} send to {to}"),
                 ));
@@ -112,7 +112,7 @@ impl OpDef for PermuteStart {
         }
         if self.missing == Missing::Error && !self.route.reaches_all(n) {
             let to = taken.iter().position(Option::is_none).unwrap_or(0);
-            let violation = Violation::new(
+            let violation = Failure::rule(
                 "C3",
                 format!("expected every member to get something, but nobody sends to {to}"),
             );
@@ -133,9 +133,13 @@ impl OpDef for PermuteStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         Some(Collective { route: Some(&self.route), ..Collective::new(Kind::Permute, self.over) })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
-        let zeros = |x: &Tensor| Tensor::zeros(x.dtype, x.shape.clone());
-        let mut results: Vec<Vec<Tensor>> =
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
+        let zeros = |x: &Literal| Literal::zeros(x.dtype, x.shape.clone());
+        let mut results: Vec<Vec<Literal>> =
             args.iter().map(|member| member.iter().map(zeros).collect()).collect();
         for (from, tensors) in args.iter().enumerate() {
             if let Some(to) = self.route.to(from as u32, cx.n() as u32) {
@@ -186,7 +190,10 @@ pub fn peer_of(
         -1 => Ok(None),
         to => match members.get(usize::try_from(to).unwrap_or(usize::MAX)) {
             Some(rank) => Ok(Some(*rank)),
-            None => Err(EvalError(format!("expected a peer in 0..{n}, or -1 for none, got {to}"))),
+            None => {
+                let headline = (format!("a peer in 0..{n}, or -1 for none"), to.to_string());
+                Err(EvalError::unmatched(headline, Unmatched::Peer { peer: to, size: n }))
+            }
         },
     }
 }
@@ -215,14 +222,14 @@ impl ListAttr for Message<Index> {
 op! {
     /// A batch of sends and receives. The first operands are sent, one for each entry of `send`; the others
     /// stand for what is received, one for each entry of `recv`: they give the type, and the value where
-    /// there is no peer (an open border keeps what was there). The wait gives the received tensors when all
-    /// messages of the batch have met their other end.
+    /// there is no peer (an open border keeps its elements). The wait returns the received tensors when all
+    /// messages of the batch have matched. This is the op of rings and of halo exchange.
     ///
     /// (C1) There is an operand for each send and for each receive.
     ///
     /// (C2) A table has an entry for each member; ranks that are named are below the size of the group.
     ///
-    /// (C3) A send and a receive that match carry one element type and one shape (checked as they meet).
+    /// (C3) A send and a receive that match carry one element type and one shape (checked when they match).
     pub struct ExchangeStart("exchange_start")(; operands..) {
         /// The sends.
         send: Vec<Message<Index>>,
@@ -235,12 +242,12 @@ op! {
 }
 
 impl OpDef for ExchangeStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (sends, recvs) = (self.send.len(), self.recv.len());
         if cx.args.len() != sends + recvs {
             let message =
-                format!("expected {sends} operands to send and {recvs} to receive, got {}", cx.args.len());
-            return Err(Violation::new("C1", message));
+                (format!("{sends} operands to send and {recvs} to receive"), cx.args.len().to_string());
+            return Err(Failure::rule("C1", message));
         }
         for message in self.send.iter().chain(&self.recv) {
             let n = cx.mesh.group_size(self.over);
@@ -248,9 +255,9 @@ impl OpDef for ExchangeStart {
                 Peer::Route(route) => check_route(route, "C2", n)?,
                 Peer::At(index) => match index.as_const() {
                     Some(to) if !(-1..i64::from(n)).contains(&to) => {
-                        return Err(Violation::new(
+                        return Err(Failure::rule(
                             "C2",
-                            format!("expected a peer in 0..{n}, or -1 for none, got {to}"),
+                            (format!("a peer in 0..{n}, or -1 for none"), to.to_string()),
                         ));
                     }
                     _ => {}

@@ -1,20 +1,17 @@
 //! Reading, writing and adding at indices given by a tensor: gather (embedding is one), take_along, scatter,
 //! scatter-add, one_hot.
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::index::Index;
+use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation, check_numel};
-use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, check_numel};
 use crate::types::{TensorType, Type};
 
-fn check(cx: &InferCx<'_>, x: &TensorType, places: &TensorType, dim: usize) -> Result<(), Violation> {
+fn check(cx: &InferCx<'_>, x: &TensorType, places: &TensorType, dim: usize) -> Result<(), Box<Failure>> {
     if !matches!(places.dtype, Dtype::I32 | Dtype::I64) {
-        return Err(Violation::new(
-            "C1",
-            format!("expected places of type i32 or i64, got {}", places.dtype),
-        ));
+        return Err(Failure::rule("C1", ("places of type i32 or i64", places.dtype.to_string())));
     }
     cx.require_dim("C2", dim, x.rank())
 }
@@ -25,11 +22,11 @@ fn spread<T: Clone>(x: &[T], dim: usize, places: &[T]) -> Vec<T> {
 }
 
 /// The indices along a dimension, each checked against `size`.
-fn places(places: &Tensor, size: usize) -> Result<Vec<usize>, EvalError> {
-    let Data::Int(list) = &places.data else { return Err(EvalError("places are not integers".into())) };
+fn places(places: &Literal, size: usize) -> Result<Vec<usize>, EvalError> {
+    let Data::Int(list) = &places.data else { return Err(EvalError::new("places are not integers")) };
     let check = |place: &i64| match usize::try_from(*place) {
         Ok(at) if at < size => Ok(at),
-        _ => Err(EvalError(format!("expected places in 0..{size}, got {place}"))),
+        _ => Err(EvalError::new((format!("places in 0..{size}"), place.to_string()))),
     };
     list.iter().map(check).collect()
 }
@@ -49,7 +46,7 @@ op! {
 }
 
 impl OpDef for Gather {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places) = (cx.tensor(0)?, cx.tensor(1)?);
         check(cx, x, places, self.dim)?;
         Ok(vec![x.with_shape(spread(&x.shape, self.dim, &places.shape)).into()])
@@ -59,7 +56,7 @@ impl OpDef for Gather {
         let bytes = &cx.result_bytes() + &cx.result_bytes();
         Cost { bytes, ..cx.free() }
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, named) = (args[0], places(args[1], args[0].shape[self.dim])?);
         let shape = spread(&x.shape, self.dim, &args[1].shape);
         let (out_shape, depth) = (shape.clone(), args[1].shape.len());
@@ -72,7 +69,7 @@ impl OpDef for Gather {
 }
 
 /// For each update, the index of the element of x that it applies to.
-fn targets(x: &Tensor, named: &Tensor, updates: &Tensor, dim: usize) -> Result<Vec<usize>, EvalError> {
+fn targets(x: &Literal, named: &Literal, updates: &Literal, dim: usize) -> Result<Vec<usize>, EvalError> {
     let (list, depth) = (places(named, x.shape[dim])?, named.shape.len());
     let target = |i: usize| {
         let at = unravel(i, &updates.shape);
@@ -101,12 +98,12 @@ op! {
 }
 
 impl OpDef for Scatter {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places, updates) = (cx.tensor(0)?, cx.tensor(1)?, cx.tensor(2)?);
         check(cx, x, places, self.dim)?;
         if updates.dtype != x.dtype {
-            let message = format!("expected updates of type {}, got {}", x.dtype, updates.dtype);
-            return Err(Violation::new("C3", message));
+            let message = (format!("updates of type {}", x.dtype), updates.dtype.to_string());
+            return Err(Failure::rule("C3", message));
         }
         let expected = spread(&x.shape, self.dim, &places.shape);
         cx.require_same_shape("C4", "updates of shape", &expected, &updates.shape)?;
@@ -118,7 +115,7 @@ impl OpDef for Scatter {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let mut out = args[0].clone();
         for (i, to) in targets(args[0], args[1], args[2], self.dim)?.into_iter().enumerate() {
             out.set(to, args[2], i);
@@ -146,15 +143,13 @@ op! {
 }
 
 impl OpDef for ScatterAdd {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places, updates) = (cx.tensor(0)?, cx.tensor(1)?, cx.tensor(2)?);
         check(cx, x, places, self.dim)?;
         if updates.dtype != x.dtype || x.dtype == Dtype::Bool {
-            let message = format!(
-                "expected updates of one float or integer type with x, got {} and {}",
-                updates.dtype, x.dtype
-            );
-            return Err(Violation::new("C3", message));
+            let message =
+                ("updates of one float or integer type with x", format!("{} and {}", updates.dtype, x.dtype));
+            return Err(Failure::rule("C3", message));
         }
         cx.require_same_shape(
             "C4",
@@ -170,7 +165,7 @@ impl OpDef for ScatterAdd {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, updates) = (args[0], args[2]);
         let mut out = x.clone();
         for (i, to) in targets(x, args[1], updates, self.dim)?.into_iter().enumerate() {
@@ -205,7 +200,7 @@ op! {
 }
 
 impl OpDef for TakeAlong {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places) = (cx.tensor(0)?, cx.tensor(1)?);
         check(cx, x, places, self.dim)?;
         let mut expected = x.shape.clone();
@@ -221,7 +216,7 @@ impl OpDef for TakeAlong {
         let bytes = &(&cx.result_bytes() + &cx.result_bytes()) + &read;
         Cost { bytes, ..cx.free() }
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, named) = (args[0], places(args[1], args[0].shape[self.dim])?);
         Ok(vec![x.pick(args[1].shape.clone(), |i| {
             let mut at = unravel(i, &args[1].shape);
@@ -232,8 +227,8 @@ impl OpDef for TakeAlong {
 }
 
 op! {
-    /// A new last dimension, with 1 at the place that each element names and 0 elsewhere. An element that
-    /// names no place gives zeros only.
+    /// A new last dimension, with 1 at the index that each element gives and 0 elsewhere. An element that
+    /// is out of range gives only zeros.
     ///
     /// (C1) The element type is an integer type.
     ///
@@ -248,10 +243,10 @@ op! {
 }
 
 impl OpDef for OneHot {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         if !x.dtype.is_int() {
-            return Err(Violation::new("C1", format!("expected an integer type, got {}", x.dtype)));
+            return Err(Failure::rule("C1", ("an integer type", x.dtype.to_string())));
         }
         cx.require_size("C2", "a number of classes", &self.classes)?;
         let shape = [&x.shape[..], std::slice::from_ref(&self.classes)].concat();
@@ -260,16 +255,16 @@ impl OpDef for OneHot {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let Data::Int(list) = &args[0].data else { return Err(EvalError("places are not integers".into())) };
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        let Data::Int(list) = &args[0].data else { return Err(EvalError::new("places are not integers")) };
         let classes = cx.size(&self.classes)?;
         let shape = [&args[0].shape[..], &[classes]].concat();
         check_numel(&shape)?;
         let hot = || list.iter().flat_map(|at| (0..classes).map(move |class| *at == class as i64));
         Ok(vec![if self.dtype.is_float() {
-            Tensor::floats(self.dtype, shape, hot().map(|hot| f64::from(u8::from(hot))).collect())
+            Literal::floats(self.dtype, shape, hot().map(|hot| f64::from(u8::from(hot))).collect())
         } else {
-            Tensor::ints(self.dtype, shape, hot().map(i64::from).collect())
+            Literal::ints(self.dtype, shape, hot().map(i64::from).collect())
         }])
     }
 }

@@ -1,12 +1,13 @@
 //! Matrix products, batched.
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::index::Index;
+use crate::literal::{Data, Literal};
 use crate::op;
 use crate::ops::exact::Exact;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-use crate::tensor::{Data, Tensor};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::tolerance::Tolerance;
 use crate::types::Type;
 
 op! {
@@ -25,25 +26,21 @@ op! {
 }
 
 impl OpDef for Matmul {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, y) = (cx.tensor(0)?, cx.tensor(1)?);
         if x.dtype != y.dtype || x.dtype == Dtype::Bool {
-            let message =
-                format!("expected operands of one float or integer type, got {} and {}", x.dtype, y.dtype);
-            return Err(Violation::new("C1", message));
+            let message = ("operands of one float or integer type", format!("{} and {}", x.dtype, y.dtype));
+            return Err(Failure::rule("C1", message));
         }
         let (Some((xs, [m, k])), Some((ys, [k2, n]))) =
             (x.shape.split_last_chunk::<2>(), y.shape.split_last_chunk::<2>())
         else {
             let (x, y) = (cx.shape_text(&x.shape), cx.shape_text(&y.shape));
-            return Err(Violation::new(
-                "C2",
-                format!("expected operands of at least 2 dimensions, got {x} and {y}"),
-            ));
+            return Err(Failure::rule("C2", ("operands of at least 2 dimensions", format!("{x} and {y}"))));
         };
         cx.require_eq("C3", k, k2, |cx| {
             let (x, y) = (cx.shape_text(&x.shape), cx.shape_text(&y.shape));
-            format!("expected the last size of x to equal the second to last of y, got {x} and {y}")
+            ("the last size of x to equal the second to last of y", format!("{x} and {y}"))
         })?;
         if !ys.is_empty() {
             cx.require_same_shape("C4", "leading dimensions of y", xs, ys)?;
@@ -57,7 +54,10 @@ impl OpDef for Matmul {
         };
         cx.kernel(&(&Index::constant(2) * &k) * &cx.result_numel())
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::PRODUCT
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, y) = (args[0], args[1]);
         let rank = x.shape.len();
         let (m, k, n) = (x.shape[rank - 2], x.shape[rank - 1], y.shape[y.shape.len() - 1]);
@@ -75,16 +75,16 @@ impl OpDef for Matmul {
                     let term = |l| (xs[x_at(b, i, l)], ys[y_at(b, l, j)]);
                     (0..k).map(term).fold(Exact::ZERO, |sum, (x, y)| sum.plus_product(x, y)).value()
                 };
-                Tensor::floats(x.dtype, shape, places.map(dot).collect())
+                Literal::floats(x.dtype, shape, places.map(dot).collect())
             }
             (Data::Int(xs), Data::Int(ys)) => {
                 let dot = |(b, i, j)| {
                     (0..k)
                         .fold(0i64, |a, l| a.wrapping_add(xs[x_at(b, i, l)].wrapping_mul(ys[y_at(b, l, j)])))
                 };
-                Tensor::ints(x.dtype, shape, places.map(dot).collect())
+                Literal::ints(x.dtype, shape, places.map(dot).collect())
             }
-            _ => return Err(EvalError("operands of two kinds".into())),
+            _ => return Err(EvalError::new("operands of two kinds")),
         }])
     }
 }

@@ -1,9 +1,9 @@
 //! The ops: one definition each, and the table that lists them.
 //!
-//! To add one: declare it with `op!` in the file of its kind, give it its rules with `impl OpDef`, add it
-//! to `BUILT_IN`, and write filetests for its constraints. `docs/ops.md` follows from the definition.
+//! `docs/contributing/add-an-op.md` adds one, place by place.
 
 mod attr;
+mod checked;
 mod collective;
 mod composite;
 mod control;
@@ -15,6 +15,8 @@ mod docs;
 mod elementwise;
 mod exact;
 mod exchange;
+mod facets;
+mod functions;
 mod lookup;
 mod matmul;
 mod norm;
@@ -27,9 +29,11 @@ mod shape;
 mod sizes;
 mod uneven;
 
+use consort_types::Failure;
 use std::collections::BTreeMap;
 
 pub use attr::{Attr, AttrSpec, ListAttr, OptionAttr, end_attrs, read_attr, write_attr, write_float};
+pub use checked::{boxes_of, eval_of, layouts_of, view_of};
 pub use collective::*;
 pub use composite::*;
 pub use control::*;
@@ -38,9 +42,10 @@ pub use create::*;
 pub(crate) use cx::count;
 pub use cx::*;
 pub use def::*;
-pub use docs::ops_markdown;
+pub use docs::{ops_markdown, reductions_markdown};
 pub use elementwise::*;
 pub use exchange::*;
+pub(crate) use facets::check_facets;
 pub use lookup::*;
 pub use matmul::*;
 pub use norm::*;
@@ -97,6 +102,7 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
             Erf::INFO,
             Gelu::INFO,
             Silu::INFO,
+            Softplus::INFO,
             Relu::INFO,
             Sign::INFO,
             Recip::INFO,
@@ -169,8 +175,30 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
         "Composites",
         &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],
     ),
-    ("Control", &[Cond::INFO, Scan::INFO]),
+    ("Control", &[Cond::INFO, Scan::INFO, While::INFO]),
 ];
+
+/// The built-in elementwise ops without attributes: what holds for one of them is tested and generated for all.
+pub fn elementwise_ops() -> impl Iterator<Item = Op> {
+    let rows = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).filter(|info| info.attrs.is_empty());
+    rows.filter_map(OpInfo::example_op).filter(|op| op.is_elementwise())
+}
+
+/// The built-in op of this name.
+pub fn built_in(name: &str) -> Option<&'static OpInfo> {
+    BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).find(|info| info.name == name)
+}
+
+/// Fails if an op that is not built in has the name of a built-in one, by which passes and kernels find that one.
+pub fn check_name(info: &OpInfo) -> Result<(), Box<Failure>> {
+    match built_in(info.name) {
+        Some(own) if own.doc != info.doc || own.example != info.example => {
+            Err(Failure::new(("a name that no built-in op has", format!("`{}`", info.name)))
+                .note("`consort ops` lists the names that are taken"))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// The ops that a text may name.
 #[derive(Debug)]

@@ -1,16 +1,15 @@
 //! Norms over the last dimension; composites as those in `composite.rs`.
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::builder::Builder;
 use crate::entity::Value;
+use crate::literal::Literal;
 use crate::op;
 use crate::ops::composite::{fill, float_data, floats, widen};
 use crate::ops::elementwise::times;
-use crate::ops::{
-    Add, Alias, Cast, Cost, CostCx, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub, Violation,
-};
-use crate::tensor::Tensor;
+use crate::ops::{Add, Alias, Cast, Cost, CostCx, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub};
+use crate::tolerance::{Size, Tolerance};
 use crate::types::{TensorType, Type};
 
 op! {
@@ -31,33 +30,33 @@ op! {
 }
 
 /// The rule of norms over the last dimension: every operand but x has its shape.
-fn norm(cx: &mut InferCx<'_>, names: &[&str], eps: f64) -> Result<Vec<Type>, Violation> {
+fn norm(cx: &mut InferCx<'_>, names: &[&str], eps: f64) -> Result<Vec<Type>, Box<Failure>> {
     let x = floats(cx, "C1", 0)?;
     for (name, other) in names.iter().zip(&cx.tensors()?[1..]) {
         if other.dtype != x.dtype {
-            let message = format!("expected a {name} of type {}, got {}", x.dtype, other.dtype);
-            return Err(Violation::new("C1", message));
+            let message = (format!("a {name} of type {}", x.dtype), other.dtype.to_string());
+            return Err(Failure::rule("C1", message));
         }
         let Some(last) = x.shape.last() else {
-            return Err(Violation::new("C2", "expected at least one dimension, got none"));
+            return Err(Failure::rule("C2", ("at least one dimension", "none")));
         };
         let what = format!("a {name} of shape");
         cx.require_same_shape("C3", &what, std::slice::from_ref(last), &other.shape)?;
     }
     // Also refuses NaN.
     if !eps.is_finite() || eps <= 0.0 {
-        return Err(Violation::new("C4", format!("expected a positive, finite eps, got {eps}")));
+        return Err(Failure::rule("C4", ("a positive, finite eps", eps.to_string())));
     }
     Ok(vec![x.clone().into()])
 }
 
 /// A cast, unless the type is the same.
-fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Violation> {
+fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Box<Failure>> {
     if b.tensor_ty(x)?.dtype == to { Ok(x) } else { b.one(Cast { to }, &[x]) }
 }
 
 impl OpDef for RmsNorm {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         norm(cx, &["weight"], self.eps)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -66,7 +65,10 @@ impl OpDef for RmsNorm {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::SUM
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, weight) = (float_data(args[0])?, float_data(args[1])?);
         let n = weight.len();
         let mut made = Vec::with_capacity(x.len());
@@ -74,9 +76,9 @@ impl OpDef for RmsNorm {
             let mean = row.iter().fold(0.0, |a, x| a + x * x) / n as f64;
             made.extend(row.iter().zip(weight).map(|(x, weight)| x / (mean + self.eps).sqrt() * weight));
         }
-        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), made)])
+        Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), made)])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         let mut build = || {
             let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
             // Squares of 16-bit floats may overflow.
@@ -116,7 +118,7 @@ op! {
 }
 
 impl OpDef for LayerNorm {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         norm(cx, &["weight", "bias"], self.eps)
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -125,7 +127,11 @@ impl OpDef for LayerNorm {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        // Subtracting the mean cancels: the difference has the rounding error of the largest element.
+        Tolerance::Near { roundings: 32.0, of: Size::LargestResult }
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, weight, bias) = (float_data(args[0])?, float_data(args[1])?, float_data(args[2])?);
         let n = weight.len();
         let mut made = Vec::with_capacity(x.len());
@@ -136,9 +142,9 @@ impl OpDef for LayerNorm {
             let element = |((x, weight), bias): ((&f64, &f64), &f64)| (x - mean) / scale * weight + bias;
             made.extend(row.iter().zip(weight).zip(bias).map(element));
         }
-        Ok(vec![Tensor::floats(args[0].dtype, args[0].shape.clone(), made)])
+        Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), made)])
     }
-    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Violation>> {
+    fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         let mut build = || {
             let TensorType { dtype, shape, .. } = b.tensor_ty(args[0])?;
             // Squares of 16-bit floats may overflow.

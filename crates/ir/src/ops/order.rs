@@ -2,19 +2,20 @@
 
 use std::cmp::Ordering;
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::index::{Guard, Index};
+use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 
-fn numbers<'a>(cx: &InferCx<'a>, dim: usize) -> Result<&'a TensorType, Violation> {
+fn numbers<'a>(cx: &InferCx<'a>, dim: usize) -> Result<&'a TensorType, Box<Failure>> {
     let x = cx.tensor(0)?;
     if x.dtype == Dtype::Bool {
-        return Err(Violation::new("C1", "expected a float or integer type, got bool"));
+        return Err(Failure::rule("C1", ("a float or integer type", "bool")));
     }
     cx.require_dim("C2", dim, x.rank())?;
     Ok(x)
@@ -46,7 +47,7 @@ op! {
 }
 
 impl OpDef for Cumsum {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![numbers(cx, self.dim)?.clone().into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
@@ -55,7 +56,10 @@ impl OpDef for Cumsum {
     fn alias(&self) -> Alias {
         Alias::First
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::SUM
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, lines) = (args[0], lines(&args[0].shape, self.dim));
         let pairs = || lines.iter().flat_map(|line| line.windows(2).map(|pair| (pair[0], pair[1])));
         let shape = x.shape.clone();
@@ -63,12 +67,12 @@ impl OpDef for Cumsum {
             Data::Float(data) => {
                 let mut sums = data.clone();
                 pairs().for_each(|(before, at)| sums[at] += sums[before]);
-                Tensor::floats(x.dtype, shape, sums)
+                Literal::floats(x.dtype, shape, sums)
             }
             Data::Int(data) => {
                 let mut sums = data.clone();
                 pairs().for_each(|(before, at)| sums[at] = sums[at].wrapping_add(sums[before]));
-                Tensor::ints(x.dtype, shape, sums)
+                Literal::ints(x.dtype, shape, sums)
             }
         }])
     }
@@ -86,7 +90,7 @@ op! {
 }
 
 impl OpDef for Flip {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         cx.require_dims("C1", &self.dims, x.rank())?;
         Ok(vec![x.clone().into()])
@@ -94,7 +98,7 @@ impl OpDef for Flip {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let x = args[0];
         Ok(vec![x.pick(x.shape.clone(), |i| {
             let mut at = unravel(i, &x.shape);
@@ -105,7 +109,7 @@ impl OpDef for Flip {
 }
 
 /// The order of two elements: NaN above everything and equal to itself, 0 and -0 equal.
-fn order(x: &Tensor, a: usize, b: usize) -> Ordering {
+fn order(x: &Literal, a: usize, b: usize) -> Ordering {
     match &x.data {
         Data::Float(data) => {
             let by_nan = || data[a].is_nan().cmp(&data[b].is_nan());
@@ -116,10 +120,11 @@ fn order(x: &Tensor, a: usize, b: usize) -> Ordering {
 }
 
 /// The first `k` entries of each sorted line along a dimension, and their original indices.
-fn sorted(x: &Tensor, dim: usize, k: usize, descending: bool) -> Vec<Tensor> {
+fn sorted(x: &Literal, dim: usize, k: usize, descending: bool) -> Vec<Literal> {
     let mut shape = x.shape.clone();
     shape[dim] = k;
-    let (mut values, mut places) = (Tensor::zeros(x.dtype, shape.clone()), Tensor::zeros(Dtype::I64, shape));
+    let (mut values, mut places) =
+        (Literal::zeros(x.dtype, shape.clone()), Literal::zeros(Dtype::I64, shape));
     let outs = lines(&values.shape, dim);
     for (from, to) in lines(&x.shape, dim).into_iter().zip(outs) {
         let mut line: Vec<usize> = (0..from.len()).collect();
@@ -130,7 +135,7 @@ fn sorted(x: &Tensor, dim: usize, k: usize, descending: bool) -> Vec<Tensor> {
         });
         for (place, to) in line.into_iter().zip(to) {
             values.set(to, x, from[place]);
-            places.set(to, &Tensor::size(place as i64), 0);
+            places.set(to, &Literal::size(place as i64), 0);
         }
     }
     vec![values, places]
@@ -156,14 +161,14 @@ op! {
 }
 
 impl OpDef for Sort {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = numbers(cx, self.dim)?;
         Ok(vec![x.clone().into(), x.with_dtype(Dtype::I64).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(SORT_STEPS, &cx.arg_numel(0)))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(sorted(args[0], self.dim, args[0].shape[self.dim], self.descending))
     }
 }
@@ -187,12 +192,12 @@ op! {
 }
 
 impl OpDef for Topk {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = numbers(cx, self.dim)?;
         cx.require_size("C3", "k", &self.k)?;
         let size = &x.shape[self.dim];
         cx.require("C3", Guard::Le(self.k.clone(), size.clone()), |cx| {
-            format!("expected k of at most {}, got {}", size.display(cx.mesh), self.k.display(cx.mesh))
+            (format!("k of at most {}", size.display(cx.mesh)), self.k.display(cx.mesh).to_string())
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = self.k.clone();
@@ -202,10 +207,10 @@ impl OpDef for Topk {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(times(SORT_STEPS, &cx.arg_numel(0)))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (k, size) = (cx.size(&self.k)?, args[0].shape[self.dim]);
         if k > size {
-            return Err(EvalError(format!("expected k of at most {size}, got {k}")));
+            return Err(EvalError::new((format!("k of at most {size}"), k.to_string())));
         }
         Ok(sorted(args[0], self.dim, k, true))
     }

@@ -1,14 +1,14 @@
 //! Tensors of random numbers, each a pure function of a key and of its position in a whole, so that a stream is the
 //! same however it is divided among ranks. The bits are defined in [`crate::random`].
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::index::{Guard, Index};
+use crate::literal::{Data, Literal, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
 use crate::random::{element_number, element_words, normal, uniform};
-use crate::tensor::{Data, Tensor, unravel};
 use crate::types::{TensorType, Type};
 
 /// The part of a whole that a rank holds.
@@ -20,30 +20,27 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         if !self.dtype.is_float() {
-            return Err(Violation::new("C1", format!("expected a float type, got {}", self.dtype)));
+            return Err(Failure::rule("C1", ("a float type", self.dtype.to_string())));
         }
         let key = cx.tensor(0)?;
         if key.dtype != Dtype::I64 || key.rank() != 0 {
-            return Err(Violation::new(
-                "C2",
-                format!("expected a key of type i64[], got {}", key.display(cx.mesh)),
-            ));
+            return Err(Failure::rule("C2", ("a key of type i64[]", key.display(cx.mesh).to_string())));
         }
         let lengths = [self.shape.len(), self.of.len(), self.start.len()];
         if lengths != [self.shape.len(); 3] {
-            let message = format!("expected as many entries in shape, of and start, got {lengths:?}");
-            return Err(Violation::new("C3", message));
+            let message = ("as many entries in shape, of and start", format!("{lengths:?}"));
+            return Err(Failure::rule("C3", message));
         }
         for (i, ((size, of), start)) in self.shape.iter().zip(self.of).zip(self.start).enumerate() {
             cx.require_size("C4", "a size", size)?;
             cx.require_size("C4", "a start", start)?;
             let end = start + size;
             cx.require("C5", Guard::Le(end.clone(), of.clone()), |cx| {
-                let (of, end) = (of.display(cx.mesh), end.display(cx.mesh));
-                format!("dimension {i}: expected to end by {of}, got {end}")
-            })?;
+                (format!("to end by {}", of.display(cx.mesh)), end.display(cx.mesh).to_string())
+            })
+            .map_err(|failure| failure.of(format!("dimension {i}")))?;
         }
         Ok(vec![TensorType::new(self.dtype, self.shape.to_vec(), key.varies).into()])
     }
@@ -51,10 +48,10 @@ impl Part<'_> {
     fn eval(
         &self,
         cx: &EvalCx<'_>,
-        key: &Tensor,
+        key: &Literal,
         element: impl Fn([u32; 4]) -> f64,
-    ) -> Result<Vec<Tensor>, EvalError> {
-        let Data::Int(key) = &key.data else { return Err(EvalError("the key is no integer".into())) };
+    ) -> Result<Vec<Literal>, EvalError> {
+        let Data::Int(key) = &key.data else { return Err(EvalError::new("the key is no integer")) };
         let list =
             |list: &[Index]| list.iter().map(|size| Ok(cx.size(size)? as u64)).collect::<Result<Vec<_>, _>>();
         let (shape, of, start) = (cx.shape(self.shape)?, list(self.of)?, list(self.start)?);
@@ -62,7 +59,7 @@ impl Part<'_> {
             if start[i].saturating_add(*size as u64) > of[i] {
                 let message =
                     format!("dimension {i}: {size} places from {} do not lie inside {}", start[i], of[i]);
-                return Err(EvalError(message));
+                return Err(EvalError::new(message));
             }
         }
         let value = |i: usize| {
@@ -71,7 +68,7 @@ impl Part<'_> {
         };
         let n: usize = shape.iter().product();
         let data = (0..n).map(value).collect();
-        Ok(vec![Tensor::floats(self.dtype, shape, data)])
+        Ok(vec![Literal::floats(self.dtype, shape, data)])
     }
 }
 
@@ -82,8 +79,8 @@ macro_rules! random {
         op! {
             $(#[doc = $doc])*
             ///
-            /// Element i is a function of the key and of the row-major number of `start` + i in `of` alone:
-            /// ranks that hold parts of one whole, with one key, hold parts of one stream, however many they are.
+            /// Element i is a function only of the key and of the row-major index of `start` + i in `of`: ranks with
+            /// shards of one tensor and the same key have shards of one stream, on any number of ranks.
             ///
             /// (C1) The element type is a float type.
             ///
@@ -116,13 +113,13 @@ macro_rules! random {
         }
 
         impl OpDef for $name {
-            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
                 self.part().infer(cx)
             }
             fn cost(&self, cx: &CostCx<'_>) -> Cost {
                 cx.kernel(times($flops, &cx.result_numel()))
             }
-            fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+            fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
                 let element: fn(Dtype, [u32; 4]) -> f64 = $element;
                 self.part().eval(cx, args[0], |words| element(self.dtype, words))
             }
@@ -131,10 +128,10 @@ macro_rules! random {
 }
 
 random! {
-    /// Random numbers that are equally likely everywhere in [0, 1), from the generator Philox4x32-10. f64 has
+    /// Uniformly distributed random numbers in [0, 1), from the generator Philox4x32-10. f64 has
     /// 53 random bits, the others 24; those of f16 and bf16 are rounded towards zero, so that none becomes 1.
     Uniform("uniform") "[[0.9545971155166626, 0.4069603681564331]] | [[0.006075084209442139, 0.39019906520843506]]", flops 80, uniform;
     /// Random numbers of the normal distribution with mean 0 and variance 1, from the generator Philox4x32-10
-    /// by the method of Box and Muller in f64, rounded once.
+    /// by the Box-Muller transform in f64, rounded once.
     Normal("normal") "[[1.87387969198, 0.482316047479]] | [[0.0391229036552, 0.595807623464]]", flops 90, |_, words| normal(words);
 }

@@ -1,13 +1,14 @@
 //! Ops that reduce over dimensions of a tensor: sums, products, means, extremes, truth values.
 
-use consort_types::Dtype;
+use consort_types::{Dtype, Failure};
 
 use crate::index::{Guard, Index};
+use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
-use crate::ops::elementwise::{maximum, minimum};
 use crate::ops::exact::Exact;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, Violation};
-use crate::tensor::{Data, Tensor, ravel, unravel};
+use crate::ops::functions::{maximum, minimum};
+use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 
 /// The shape without the reduced dimensions, or with them as 1.
@@ -23,23 +24,23 @@ pub(super) fn infer(
     keep: bool,
     takes: (fn(Dtype) -> bool, &str),
     empty: bool,
-) -> Result<TensorType, Violation> {
+) -> Result<TensorType, Box<Failure>> {
     let x = cx.tensor(0)?;
     if !takes.0(x.dtype) {
-        return Err(Violation::new("C1", format!("expected {}, got {}", takes.1, x.dtype)));
+        return Err(Failure::rule("C1", (takes.1.to_string(), x.dtype.to_string())));
     }
     cx.require_dims("C2", dims, x.rank())?;
     if !empty {
         let n = Index::product(dims.iter().map(|dim| &x.shape[*dim]));
         cx.require("C3", Guard::Le(Index::constant(1), n), |cx| {
-            format!("expected at least one element to choose from, got shape {}", cx.shape_text(&x.shape))
+            ("at least one element to choose from", format!("shape {}", cx.shape_text(&x.shape)))
         })?;
     }
     Ok(x.with_shape(reduced(&x.shape, dims, keep, Index::constant(1))))
 }
 
 /// For each element of the result, the row-major indices of the elements that are folded into it, in order.
-pub(super) fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
+pub(super) fn folded(x: &Literal, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>) {
     let kept_shape = reduced(&x.shape, dims, true, 1);
     let mut groups = vec![Vec::new(); kept_shape.iter().product()];
     for i in 0..x.numel() {
@@ -51,21 +52,21 @@ pub(super) fn folded(x: &Tensor, dims: &[usize]) -> (Vec<usize>, Vec<Vec<usize>>
 }
 
 fn fold(
-    x: &Tensor,
+    x: &Literal,
     dims: &[usize],
     keep: bool,
     float: impl Fn(&mut dyn Iterator<Item = f64>) -> f64,
     int: impl Fn(&mut dyn Iterator<Item = i64>) -> i64,
-) -> Tensor {
+) -> Literal {
     let (_, groups) = folded(x, dims);
     let shape = reduced(&x.shape, dims, keep, 1);
     match &x.data {
-        Data::Float(data) => Tensor::floats(
+        Data::Float(data) => Literal::floats(
             x.dtype,
             shape,
             groups.iter().map(|g| float(&mut g.iter().map(|i| data[*i]))).collect(),
         ),
-        Data::Int(data) => Tensor::ints(
+        Data::Int(data) => Literal::ints(
             x.dtype,
             shape,
             groups.iter().map(|g| int(&mut g.iter().map(|i| data[*i]))).collect(),
@@ -84,14 +85,14 @@ pub(super) const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float 
 const TRUTH: (fn(Dtype) -> bool, &str) = (|dtype| dtype == Dtype::Bool, "bool");
 
 macro_rules! reductions {
-    ($($(#[doc = $doc:expr])* $name:ident($text:literal) $takes:expr, empty $empty:literal,
+    ($($(#[doc = $doc:expr])* $name:ident($text:literal) $takes:expr, empty $empty:literal, $tolerance:ident,
         $dtype:literal, $input:literal => $output:literal, $float:expr, $int:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
             pub struct $name($text)(x) {
-                /// The dimensions to fold; none folds nothing.
+                /// The dimensions to reduce; an empty list reduces none.
                 dims: Vec<usize>,
-                /// Whether folded dimensions stay, with size 1.
+                /// Whether reduced dimensions stay, with size 1.
                 keep: bool,
             }
             example concat!("mesh ()\n\nfunc @f(v0: ", $dtype, "[2,2]) -> ", $dtype, "[2] {\n    v1 = ", $text,
@@ -99,13 +100,16 @@ macro_rules! reductions {
         }
 
         impl OpDef for $name {
-            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+            fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
                 Ok(vec![infer(cx, &self.dims, self.keep, $takes, $empty)?.into()])
             }
             fn cost(&self, cx: &CostCx<'_>) -> Cost {
                 cx.kernel(cx.arg_numel(0))
             }
-            fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+            fn tolerance(&self) -> Tolerance {
+                Tolerance::$tolerance
+            }
+            fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
                 Ok(vec![fold(args[0], &self.dims, self.keep, $float, $int)])
             }
         }
@@ -113,19 +117,19 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum over dimensions; 0 of nothing. Integers wrap.
+    /// The sum over dimensions; 0 for no elements. Integers wrap.
     ///
     /// (C1) The element type is a float or integer type.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Sum("sum") NUMBERS, empty true, "f32", "[[1, 2], [3, 5]]" => "[3, 8]",
+    Sum("sum") NUMBERS, empty true, SUM, "f32", "[[1, 2], [3, 5]]" => "[3, 8]",
         |xs| sum(xs).0, |xs| xs.fold(0, i64::wrapping_add);
-    /// The mean over dimensions; NaN of nothing.
+    /// The mean over dimensions; NaN for no elements.
     ///
     /// (C1) The element type is a float type.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Mean("mean") FLOATS, empty true, "f32", "[[1, 2], [3, 5]]" => "[1.5, 4]",
+    Mean("mean") FLOATS, empty true, SUM, "f32", "[[1, 2], [3, 5]]" => "[1.5, 4]",
         |xs| { let (sum, n) = sum(xs); sum / n }, |_| 0;
     /// The largest element over dimensions; NaN where one is NaN.
     ///
@@ -134,7 +138,7 @@ reductions! {
     /// (C2) The dimensions exist and are distinct.
     ///
     /// (C3) There is at least one element to choose from.
-    Max("max") NUMBERS, empty false, "f32", "[[1, 2], [3, 5]]" => "[2, 5]",
+    Max("max") NUMBERS, empty false, Bits, "f32", "[[1, 2], [3, 5]]" => "[2, 5]",
         |xs| xs.fold(f64::NEG_INFINITY, maximum), |xs| xs.max().unwrap_or(0);
     /// The smallest element over dimensions; NaN where one is NaN.
     ///
@@ -143,34 +147,34 @@ reductions! {
     /// (C2) The dimensions exist and are distinct.
     ///
     /// (C3) There is at least one element to choose from.
-    Min("min") NUMBERS, empty false, "f32", "[[1, 2], [3, 5]]" => "[1, 3]",
+    Min("min") NUMBERS, empty false, Bits, "f32", "[[1, 2], [3, 5]]" => "[1, 3]",
         |xs| xs.fold(f64::INFINITY, minimum), |xs| xs.min().unwrap_or(0);
-    /// The product over dimensions; 1 of nothing. Integers wrap.
+    /// The product over dimensions; 1 for no elements. Integers wrap.
     ///
     /// (C1) The element type is a float or integer type.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Prod("prod") NUMBERS, empty true, "f32", "[[1, 2], [3, 5]]" => "[2, 15]",
+    Prod("prod") NUMBERS, empty true, Bits, "f32", "[[1, 2], [3, 5]]" => "[2, 15]",
         |xs| xs.fold(1.0, |a, x| a * x), |xs| xs.fold(1, i64::wrapping_mul);
-    /// Whether any element over dimensions is true; false of nothing.
+    /// Whether any element over dimensions is true; false for no elements.
     ///
     /// (C1) The element type is bool.
     ///
     /// (C2) The dimensions exist and are distinct.
-    Any("any") TRUTH, empty true, "bool", "[[false, true], [false, false]]" => "[true, false]",
+    Any("any") TRUTH, empty true, Bits, "bool", "[[false, true], [false, false]]" => "[true, false]",
         |_| 0.0, |xs| xs.fold(0, |a, x| a | x);
-    /// Whether all elements over dimensions are true; true of nothing.
+    /// Whether all elements over dimensions are true; true for no elements.
     ///
     /// (C1) The element type is bool.
     ///
     /// (C2) The dimensions exist and are distinct.
-    All("all") TRUTH, empty true, "bool", "[[false, true], [true, true]]" => "[false, true]",
+    All("all") TRUTH, empty true, Bits, "bool", "[[false, true], [true, true]]" => "[false, true]",
         |_| 0.0, |xs| xs.fold(1, |a, x| a & x);
 }
 
 op! {
-    /// The place of the largest element over dimensions, as a row-major number within them; the first of
-    /// equals, and a NaN is larger than everything.
+    /// The row-major index of the largest element within the dimensions; the first of equals, and a NaN is
+    /// larger than everything.
     ///
     /// (C1) The element type is a float or integer type.
     ///
@@ -178,29 +182,29 @@ op! {
     ///
     /// (C3) There is at least one element to choose from.
     pub struct Argmax("argmax")(x) {
-        /// The dimensions to fold, of which the result is a place.
+        /// The dimensions to reduce; the result is an index into them.
         dims: Vec<usize>,
-        /// Whether folded dimensions stay, with size 1.
+        /// Whether reduced dimensions stay, with size 1.
         keep: bool,
     }
     example "mesh ()\n\nfunc @f(v0: f32[2,3]) -> i64[2] {\n    v1 = argmax[dims=[1], keep=false] v0 : i64[2]\n    return v1\n}\n; run: @f([[1, 5, 5], [3, 2, 1]]) == [1, 0]\n"
 }
 
 impl OpDef for Argmax {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![infer(cx, &self.dims, self.keep, NUMBERS, false)?.with_dtype(Dtype::I64).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(cx.arg_numel(0))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(vec![place(args[0], &self.dims, self.keep, |a, b| b > a, |a, b| b > a)])
     }
 }
 
 op! {
-    /// The place of the smallest element over dimensions, as a row-major number within them; the first of
-    /// equals, and a NaN is smaller than everything.
+    /// The row-major index of the smallest element within the dimensions; the first of equals, and a NaN is
+    /// smaller than everything.
     ///
     /// (C1) The element type is a float or integer type.
     ///
@@ -208,34 +212,34 @@ op! {
     ///
     /// (C3) There is at least one element to choose from.
     pub struct Argmin("argmin")(x) {
-        /// The dimensions to fold, of which the result is a place.
+        /// The dimensions to reduce; the result is an index into them.
         dims: Vec<usize>,
-        /// Whether folded dimensions stay, with size 1.
+        /// Whether reduced dimensions stay, with size 1.
         keep: bool,
     }
     example "mesh ()\n\nfunc @f(v0: f32[2,3]) -> i64[2] {\n    v1 = argmin[dims=[1], keep=false] v0 : i64[2]\n    return v1\n}\n; run: @f([[5, 1, 1], [3, 2, 1]]) == [1, 2]\n"
 }
 
 impl OpDef for Argmin {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         Ok(vec![infer(cx, &self.dims, self.keep, NUMBERS, false)?.with_dtype(Dtype::I64).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(cx.arg_numel(0))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(vec![place(args[0], &self.dims, self.keep, |a, b| b < a, |a, b| b < a)])
     }
 }
 
 /// The index of the best element over dimensions: the first NaN, else the first of the best.
 fn place(
-    x: &Tensor,
+    x: &Literal,
     dims: &[usize],
     keep: bool,
     float: impl Fn(f64, f64) -> bool,
     int: impl Fn(i64, i64) -> bool,
-) -> Tensor {
+) -> Literal {
     // Row-major indices follow the order of the dimensions in the tensor, whatever order `dims` has.
     let (_, groups) = folded(x, dims);
     let better = |a: usize, b: usize| match &x.data {
@@ -247,5 +251,5 @@ fn place(
         best as i64
     };
     let shape = reduced(&x.shape, dims, keep, 1);
-    Tensor::ints(Dtype::I64, shape, groups.iter().map(best).collect())
+    Literal::ints(Dtype::I64, shape, groups.iter().map(best).collect())
 }

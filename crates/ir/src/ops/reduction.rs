@@ -8,33 +8,33 @@ use std::fmt::Write;
 
 use consort_types::{Dtype, Reduce};
 
+use crate::literal::{Data, Literal};
 use crate::mesh::Mesh;
 use crate::ops::attr::write_float;
-use crate::ops::elementwise::{maximum, minimum};
+use crate::ops::functions::{maximum, minimum};
 use crate::ops::{Attr, EvalError};
-use crate::tensor::{Data, Tensor};
 use crate::text::{Cursor, ParseError};
 
 /// Reduces the members' tensors, in group order.
-pub fn fold(reduce: Reduce, members: &[&Tensor]) -> Result<Tensor, EvalError> {
+pub fn fold(reduce: Reduce, members: &[&Literal]) -> Result<Literal, EvalError> {
     let first = members[0];
     if let Some(other) = members.iter().find(|m| m.shape != first.shape || m.dtype != first.dtype) {
         let (a, b) =
             (format!("{}{:?}", first.dtype, first.shape), format!("{}{:?}", other.dtype, other.shape));
-        return Err(EvalError(format!("expected operands of one shape on all members, got {a} and {b}")));
+        return Err(EvalError::new(("operands of one shape on all members", format!("{a} and {b}"))));
     }
     let (dtype, shape) = (first.dtype, first.shape.clone());
-    let floats = |m: &Tensor, i: usize| if let Data::Float(data) = &m.data { data[i] } else { 0.0 };
-    let ints = |m: &Tensor, i: usize| if let Data::Int(data) = &m.data { data[i] } else { 0 };
+    let floats = |m: &Literal, i: usize| if let Data::Float(data) = &m.data { data[i] } else { 0.0 };
+    let ints = |m: &Literal, i: usize| if let Data::Int(data) = &m.data { data[i] } else { 0 };
     let n = first.numel();
     Ok(if dtype.is_float() {
-        Tensor::floats(
+        Literal::floats(
             dtype,
             shape,
             (0..n).map(|i| fold_floats(reduce, dtype, members.iter().map(|m| floats(m, i)))).collect(),
         )
     } else {
-        Tensor::ints(
+        Literal::ints(
             dtype,
             shape,
             (0..n).map(|i| fold_ints(reduce, dtype, members.iter().map(|m| ints(m, i)))).collect(),
@@ -106,16 +106,16 @@ mod tests {
     #[test]
     fn sixteen_bit_floats_accumulate_in_f32() {
         // 2048 + 1 is 2048 in f16; three of them only show when the sum is kept in f32.
-        let parts: Vec<Tensor> =
-            [2048.0, 1.0, 1.0].iter().map(|x| Tensor::floats(Dtype::F16, vec![1], vec![*x])).collect();
+        let parts: Vec<Literal> =
+            [2048.0, 1.0, 1.0].iter().map(|x| Literal::floats(Dtype::F16, vec![1], vec![*x])).collect();
         let sum = fold(Reduce::Sum, &parts.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!(sum.data, Data::Float(vec![2050.0]));
     }
 
     #[test]
     fn the_order_is_that_of_the_group() {
-        let parts: Vec<Tensor> =
-            [1e8, -1e8, 1.0].iter().map(|x| Tensor::floats(Dtype::F32, vec![1], vec![*x])).collect();
+        let parts: Vec<Literal> =
+            [1e8, -1e8, 1.0].iter().map(|x| Literal::floats(Dtype::F32, vec![1], vec![*x])).collect();
         let sum = |order: [usize; 3]| fold(Reduce::Sum, &order.map(|i| &parts[i])).unwrap().data;
         assert_eq!(sum([0, 1, 2]), Data::Float(vec![1.0]));
         assert_eq!(sum([0, 2, 1]), Data::Float(vec![0.0]));

@@ -1,23 +1,28 @@
 //! Collectives with a root: one member sends to all, or receives from all.
 
-use consort_types::{Collective, GroupName, Kind, Reduce};
+use consort_types::{Collective, Failure, GroupName, Kind, Reduce};
 
 use crate::index::Index;
+use crate::literal::Literal;
 use crate::op;
 use crate::ops::collective::{
     check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered, join,
     n_members, own, part, pending, scattered, shared,
 };
-use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation};
-use crate::tensor::Tensor;
+use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef};
 use crate::types::Type;
 
-fn check_root(cx: &InferCx<'_>, rule: &'static str, root: usize, over: GroupName) -> Result<(), Violation> {
+fn check_root(
+    cx: &InferCx<'_>,
+    rule: &'static str,
+    root: usize,
+    over: GroupName,
+) -> Result<(), Box<Failure>> {
     let n = cx.mesh.group_size(over);
     if root < n as usize {
         return Ok(());
     }
-    Err(Violation::new(rule, format!("expected a root below {n}, the size of the group, got {root}")))
+    Err(Failure::rule(rule, (format!("a root below {n}, the size of the group"), root.to_string())))
 }
 op! {
     /// Gives every member the tensors of one of them.
@@ -35,7 +40,7 @@ op! {
 }
 
 impl OpDef for BroadcastStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_root(cx, "C1", self.root, self.over)?;
         check_equal_shapes(cx, "C2", self.over)?;
         Ok(pending(
@@ -48,7 +53,11 @@ impl OpDef for BroadcastStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         Some(Collective { root: Some(self.root), ..Collective::new(Kind::Broadcast, self.over) })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         check_same_shapes(args)?;
         Ok(vec![args[self.root].clone(); cx.n()])
     }
@@ -74,7 +83,7 @@ op! {
 }
 
 impl OpDef for ReduceStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_reduce(cx, "C1", self.reduce)?;
         check_root(cx, "C2", self.root, self.over)?;
         check_equal_shapes(cx, "C3", self.over)?;
@@ -93,22 +102,26 @@ impl OpDef for ReduceStart {
             ..Collective::new(Kind::Reduce, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
         Ok(at_root(sums, self.root, cx.n()))
     }
 }
 
 /// The tensors for the root, zeros of their shapes for the others.
-fn at_root(tensors: Vec<Tensor>, root: usize, n: usize) -> Vec<Vec<Tensor>> {
-    let zeros: Vec<Tensor> = tensors.iter().map(|x| Tensor::zeros(x.dtype, x.shape.clone())).collect();
+fn at_root(tensors: Vec<Literal>, root: usize, n: usize) -> Vec<Vec<Literal>> {
+    let zeros: Vec<Literal> = tensors.iter().map(|x| Literal::zeros(x.dtype, x.shape.clone())).collect();
     let mut all = vec![zeros; n];
     all[root] = tensors;
     all
 }
 
 op! {
-    /// Joins the members' tensors along a dimension for one of them; the others get zeros.
+    /// Concatenates the members' tensors along a dimension for one of them; the others get zeros.
     ///
     /// (C1) There is a dimension for each operand, and it exists (0 for a 0-d tensor).
     ///
@@ -129,7 +142,7 @@ op! {
 }
 
 impl OpDef for GatherStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_dims(cx, "C1", &self.dims, true)?;
         check_root(cx, "C2", self.root, self.over)?;
         check_equal_shapes(cx, "C3", self.over)?;
@@ -146,7 +159,11 @@ impl OpDef for GatherStart {
             ..Collective::new(Kind::Gather, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         check_same_shapes(args)?;
         let all = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
         Ok(at_root(all, self.root, cx.n()))
@@ -154,7 +171,7 @@ impl OpDef for GatherStart {
 }
 
 op! {
-    /// Gives each member its part, along a dimension, of one member's tensors.
+    /// Gives each member its shard, along a dimension, of one member's tensors.
     ///
     /// (C1) There is a dimension for each operand, and it exists.
     ///
@@ -166,9 +183,9 @@ op! {
     ///
     /// (C5) The group has every rank in it.
     pub struct ScatterStart("scatter_start")(x; more..) {
-        /// The dimension to cut along, for each operand.
+        /// The dimension to shard, for each operand.
         dims: Vec<usize>,
-        /// The member whose tensors are cut.
+        /// The member whose tensors are sharded.
         root: usize,
         /// The group.
         over: GroupName
@@ -177,7 +194,7 @@ op! {
 }
 
 impl OpDef for ScatterStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         check_dims(cx, "C1", &self.dims, false)?;
         check_root(cx, "C3", self.root, self.over)?;
         check_equal_shapes(cx, "C4", self.over)?;
@@ -194,7 +211,11 @@ impl OpDef for ScatterStart {
             ..Collective::new(Kind::Scatter, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         check_same_shapes(args)?;
         let own =
             |m| args[self.root].iter().zip(&self.dims).map(|(x, dim)| part(x, *dim, m, cx.n())).collect();

@@ -1,12 +1,13 @@
 //! Ops that move elements without computing on them: reshape, permute, slice, concat and the like.
 
+use consort_types::Failure;
 use consort_types::layout::{Dims, Layout};
 use smallvec::smallvec;
 
 use crate::index::{Guard, Index};
+use crate::literal::{Literal, ravel, unravel};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Violation};
-use crate::tensor::{Tensor, ravel, unravel};
+use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef};
 use crate::types::Type;
 
 op! {
@@ -23,12 +24,12 @@ op! {
 }
 
 impl OpDef for Reshape {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         self.shape.iter().try_for_each(|size| cx.require_size("C2", "a size", size))?;
         cx.require_eq("C1", &x.numel(), &Index::product(&self.shape), |cx| {
             let (to, from) = (cx.shape_text(&self.shape), cx.shape_text(&x.shape));
-            format!("expected a shape with as many elements as {from}, got {to}")
+            (format!("a shape with as many elements as {from}"), to.to_string())
         })?;
         Ok(vec![x.with_shape(self.shape.clone()).into()])
     }
@@ -44,12 +45,12 @@ impl OpDef for Reshape {
     fn keeps_order(&self) -> bool {
         true
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let shape = cx.shape(&self.shape)?;
         if shape.iter().product::<usize>() != args[0].numel() {
-            return Err(EvalError(format!(
-                "expected a shape of {} elements, got {shape:?}",
-                args[0].numel()
+            return Err(EvalError::new((
+                format!("a shape of {} elements", args[0].numel()),
+                format!("{shape:?}"),
             )));
         }
         Ok(vec![args[0].reshaped(shape)])
@@ -68,12 +69,12 @@ op! {
 }
 
 impl OpDef for Permute {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         if self.dims.len() != x.rank() {
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 "C1",
-                format!("expected {} dimensions, got {}", x.rank(), self.dims.len()),
+                (format!("{} dimensions", x.rank()), self.dims.len().to_string()),
             ));
         }
         cx.require_dims("C1", &self.dims, x.rank())?;
@@ -88,7 +89,7 @@ impl OpDef for Permute {
     fn view(&self, _cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
         Ok(Some(smallvec![x.permuted(&self.dims)]))
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let x = args[0];
         let shape: Vec<usize> = self.dims.iter().map(|dim| x.shape[*dim]).collect();
         let out_shape = shape.clone();
@@ -121,13 +122,13 @@ op! {
 }
 
 impl OpDef for Slice {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         if [self.start.len(), self.size.len(), self.step.len()] != [x.rank(); 3] {
             let got = [self.start.len(), self.size.len(), self.step.len()];
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 "C1",
-                format!("expected {} entries in start, size and step, got {got:?}", x.rank()),
+                (format!("{} entries in start, size and step", x.rank()), format!("{got:?}")),
             ));
         }
         for i in 0..x.rank() {
@@ -135,7 +136,7 @@ impl OpDef for Slice {
             cx.require_size("C2", "a start", start)?;
             cx.require_size("C2", "a size", size)?;
             if step == 0 {
-                return Err(Violation::new("C2", "expected a step of at least 1, got 0"));
+                return Err(Failure::rule("C2", ("a step of at least 1", "0")));
             }
             // The last index is start + (size - 1) * step; with a step of 1 an empty box may begin at the end.
             let reach = if step == 1 {
@@ -165,11 +166,13 @@ impl OpDef for Slice {
             }
             layout = layout.narrowed(dim, start, size);
             // With a single index any step is valid.
-            layout.strides[dim] = layout.strides[dim].saturating_mul(step);
+            if size > 1 {
+                layout.strides[dim] *= step;
+            }
         }
         Ok(Some(smallvec![layout]))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let x = args[0];
         let (start, shape) = (dims(cx, &self.start)?, cx.shape(&self.size)?);
         for i in 0..shape.len() {
@@ -193,7 +196,7 @@ fn dims(cx: &EvalCx<'_>, list: &[Index]) -> Result<Dims, EvalError> {
 }
 
 fn outside(dim: usize, start: usize, size: usize, of: usize) -> EvalError {
-    EvalError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
+    EvalError::new(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
 }
 
 fn inside(
@@ -202,10 +205,11 @@ fn inside(
     dim: usize,
     end: &Index,
     of: &Index,
-) -> Result<(), Violation> {
+) -> Result<(), Box<Failure>> {
     cx.require(rule, Guard::Le(end.clone(), of.clone()), |cx| {
-        format!("dimension {dim}: expected to end by {}, got {}", of.display(cx.mesh), end.display(cx.mesh))
+        (format!("to end by {}", of.display(cx.mesh)), end.display(cx.mesh).to_string())
     })
+    .map_err(|failure| failure.of(format!("dimension {dim}")))
 }
 
 op! {
@@ -224,15 +228,15 @@ op! {
 }
 
 impl OpDef for UpdateSlice {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, part) = (cx.tensor(0)?, cx.tensor(1)?);
         if x.dtype != part.dtype || x.rank() != part.rank() || x.rank() != self.start.len() {
             let (x, part) = (cx.text(&cx.args[0]), cx.text(&cx.args[1]));
-            let message = format!(
-                "expected a part like {x} and a start for each dimension, got {part} and {} starts",
-                self.start.len()
+            let message = (
+                format!("a part like {x} and a start for each dimension"),
+                format!("{part} and {} starts", self.start.len()),
             );
-            return Err(Violation::new("C1", message));
+            return Err(Failure::rule("C1", message));
         }
         for (i, start) in self.start.iter().enumerate() {
             cx.require_size("C2", "a start", start)?;
@@ -250,7 +254,7 @@ impl OpDef for UpdateSlice {
         true
     }
     fn boxes(&self, cx: &EvalCx<'_>, shapes: &[&[usize]]) -> Result<Vec<Joined>, EvalError> {
-        let [whole, part] = shapes else { return Err(EvalError("expected two operands".into())) };
+        let [whole, part] = shapes else { return Err(EvalError::new("expected two operands")) };
         let start = dims(cx, &self.start)?;
         for dim in 0..whole.len() {
             if start[dim].saturating_add(part[dim]) > whole[dim] {
@@ -277,7 +281,7 @@ impl OpDef for UpdateSlice {
         boxes.push(Joined { operand: 1, from, to: start, size: (*part).into() });
         Ok(boxes)
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (mut out, part, start) = (args[0].clone(), args[1], dims(cx, &self.start)?);
         for (i, start) in start.iter().enumerate() {
             if start.saturating_add(part.shape[i]) > out.shape[i] {
@@ -310,14 +314,14 @@ op! {
 }
 
 impl OpDef for Concat {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let parts = cx.tensors()?;
         let first = parts[0];
         cx.require_dim("C2", self.dim, first.rank())?;
         for part in &parts[1..] {
             if part.dtype != first.dtype || part.rank() != first.rank() {
                 let (a, b) = (first.display(cx.mesh), part.display(cx.mesh));
-                return Err(Violation::new("C1", format!("expected operands like {a}, got {b}")));
+                return Err(Failure::rule("C1", (format!("operands like {a}"), b.to_string())));
             }
             let mut like = part.shape.clone();
             like[self.dim] = first.shape[self.dim].clone();
@@ -344,8 +348,8 @@ impl OpDef for Concat {
         };
         Ok(shapes.iter().enumerate().map(whole).collect())
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        Ok(vec![Tensor::concat(args, self.dim)])
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Ok(vec![Literal::concat(args, self.dim)])
     }
 }
 
@@ -365,13 +369,13 @@ op! {
 }
 
 impl OpDef for Split {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         cx.require_dim("C1", self.dim, x.rank())?;
         self.sizes.iter().try_for_each(|size| cx.require_size("C2", "a size", size))?;
         cx.require_eq("C2", &x.shape[self.dim], &Index::sum(&self.sizes), |cx| {
             let (of, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
-            format!("expected sizes that add up to {of}, got {sizes}")
+            (format!("sizes that add up to {of}"), sizes.to_string())
         })?;
         let part = |size: &Index| {
             let mut shape = x.shape.clone();
@@ -395,13 +399,13 @@ impl OpDef for Split {
         };
         Ok(Some(dims(cx, &self.sizes)?.iter().map(part).collect()))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let sizes = dims(cx, &self.sizes)?;
         let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
         if total != Some(args[0].shape[self.dim]) {
-            return Err(EvalError(format!(
-                "expected sizes that add up to {}, got {sizes:?}",
-                args[0].shape[self.dim]
+            return Err(EvalError::new((
+                format!("sizes that add up to {}", args[0].shape[self.dim]),
+                format!("{sizes:?}"),
             )));
         }
         let mut start = 0;
@@ -414,7 +418,7 @@ impl OpDef for Split {
 }
 
 op! {
-    /// The operand with a value put around it: `low` places before and `high` after it in each dimension.
+    /// The operand padded with a value: `low` elements before and `high` after it in each dimension.
     ///
     /// (C1) `low` and `high` have an entry for each dimension.
     ///
@@ -422,31 +426,31 @@ op! {
     ///
     /// (C3) The value is one of the element type: an integer in its range for integers, 0 or 1 for bool.
     pub struct Pad("pad")(x) {
-        /// Places before.
+        /// Elements before.
         low: Vec<Index>,
-        /// Places after.
+        /// Elements after.
         high: Vec<Index>,
-        /// What they hold; floats are rounded to the element type.
+        /// Their value; floats are rounded to the element type.
         value: f64
     }
     example "mesh ()\n\nfunc @f(v0: f32[2]) -> f32[4] {\n    v1 = pad[low=[1], high=[1], value=9.0] v0 : f32[4]\n    return v1\n}\n; run: @f([1, 2]) == [9, 1, 2, 9]\n"
 }
 
 impl OpDef for Pad {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         if [self.low.len(), self.high.len()] != [x.rank(); 2] {
             let got = [self.low.len(), self.high.len()];
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 "C1",
-                format!("expected {} entries in low and high, got {got:?}", x.rank()),
+                (format!("{} entries in low and high", x.rank()), format!("{got:?}")),
             ));
         }
         self.low.iter().chain(&self.high).try_for_each(|size| cx.require_size("C2", "a padding", size))?;
         let (low, high) = x.dtype.int_range();
         let fits = self.value.fract() == 0.0 && (low as f64..=high as f64).contains(&self.value);
         if !x.dtype.is_float() && !fits {
-            return Err(Violation::new("C3", format!("expected a value of {}, got {}", x.dtype, self.value)));
+            return Err(Failure::rule("C3", (format!("a value of {}", x.dtype), self.value.to_string())));
         }
         let shape = (0..x.rank()).map(|i| &(&x.shape[i] + &self.low[i]) + &self.high[i]).collect();
         Ok(vec![x.with_shape(shape).into()])
@@ -454,17 +458,17 @@ impl OpDef for Pad {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.kernel(Index::constant(0))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let x = args[0];
         let (low, high) = (dims(cx, &self.low)?, dims(cx, &self.high)?);
         let grow = |i: usize| x.shape[i].checked_add(low[i]).and_then(|n| n.checked_add(high[i]));
         let shape: Option<Vec<usize>> = (0..low.len()).map(grow).collect();
-        let shape = shape.ok_or_else(|| EvalError("a padded size does not fit in 64 bits".into()))?;
+        let shape = shape.ok_or_else(|| EvalError::new("a padded size does not fit in 64 bits"))?;
         let n = shape.iter().product();
         let mut out = if x.dtype.is_float() {
-            Tensor::floats(x.dtype, shape, vec![self.value; n])
+            Literal::floats(x.dtype, shape, vec![self.value; n])
         } else {
-            Tensor::ints(x.dtype, shape, vec![self.value as i64; n])
+            Literal::ints(x.dtype, shape, vec![self.value as i64; n])
         };
         for i in 0..x.numel() {
             let at: Vec<usize> = unravel(i, &x.shape).iter().zip(&low).map(|(at, low)| at + low).collect();
@@ -491,21 +495,18 @@ op! {
 }
 
 impl OpDef for Broadcast {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         let Some(lead) = self.shape.len().checked_sub(x.rank()) else {
             let (from, to) = (cx.shape_text(&x.shape), cx.shape_text(&self.shape));
-            return Err(Violation::new(
-                "C1",
-                format!("expected at least the dimensions of {from}, got {to}"),
-            ));
+            return Err(Failure::rule("C1", (format!("at least the dimensions of {from}"), to.to_string())));
         };
         self.shape.iter().try_for_each(|size| cx.require_size("C3", "a size", size))?;
         for (from, to) in x.shape.iter().zip(&self.shape[lead..]) {
             if from.as_const() != Some(1) {
                 cx.require_eq("C2", from, to, |cx| {
                     let (from, to) = (cx.shape_text(&x.shape), cx.shape_text(&self.shape));
-                    format!("expected sizes of 1 or those of {to}, got {from}")
+                    (format!("sizes of 1 or those of {to}"), from.to_string())
                 })?;
             }
         }
@@ -520,12 +521,15 @@ impl OpDef for Broadcast {
     fn view(&self, cx: &EvalCx<'_>, x: &Layout) -> Result<Option<Layouts>, EvalError> {
         Ok(Some(smallvec![x.broadcast(&dims(cx, &self.shape)?)]))
     }
-    fn eval(&self, cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let x = args[0];
         let shape = cx.shape(&self.shape)?;
         let lead = shape.len() - x.shape.len();
         if x.shape.iter().zip(&shape[lead..]).any(|(from, to)| *from != 1 && from != to) {
-            return Err(EvalError(format!("expected sizes of 1 or those of {shape:?}, got {:?}", x.shape)));
+            return Err(EvalError::new((
+                format!("sizes of 1 or those of {shape:?}"),
+                format!("{:?}", x.shape),
+            )));
         }
         let out_shape = shape.clone();
         Ok(vec![x.pick(shape, |i| {

@@ -1,11 +1,11 @@
 //! Sizes as values: reading one from a tensor's shape, and making one from data.
 
-use consort_types::{Axes, Dtype};
+use consort_types::{Axes, Dtype, Failure};
 
 use crate::index::{Index, Sym, SymbolFacts};
+use crate::literal::{Data, Literal};
 use crate::op;
-use crate::ops::{Cost, CostCx, Effects, EvalCx, EvalError, InferCx, OpDef, Violation};
-use crate::tensor::{Data, Tensor};
+use crate::ops::{Cost, CostCx, Effects, EvalCx, EvalError, InferCx, OpDef};
 use crate::types::Type;
 
 op! {
@@ -20,7 +20,7 @@ op! {
 }
 
 impl OpDef for SizeOf {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         cx.require_dim("C1", self.dim, x.rank())?;
         let size = &x.shape[self.dim];
@@ -29,8 +29,8 @@ impl OpDef for SizeOf {
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         cx.free()
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        Ok(vec![Tensor::size(args[0].shape[self.dim] as i64)])
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Ok(vec![Literal::size(args[0].shape[self.dim] as i64)])
     }
 }
 
@@ -63,24 +63,24 @@ impl ToSize {
 }
 
 impl OpDef for ToSize {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         if x.rank() > 1 || !matches!(x.dtype, Dtype::I32 | Dtype::I64) {
-            return Err(Violation::new(
+            return Err(Failure::rule(
                 "C1",
-                format!("expected i32 or i64 in at most 1 dimension, got {}", cx.text(&cx.args[0])),
+                ("i32 or i64 in at most 1 dimension", cx.text(&cx.args[0]).to_string()),
             ));
         }
         let n = self.symbols.len();
         cx.require_eq("C2", &x.numel(), &Index::from(n), |cx| {
-            format!("expected a symbol for each of {} elements, got {n}", x.numel().display(cx.mesh))
+            (format!("a symbol for each of {} elements", x.numel().display(cx.mesh)), n.to_string())
         })?;
         for (i, sym) in self.symbols.iter().enumerate() {
             let known = cx.facts.get(*sym).is_some() || self.symbols[..i].contains(sym);
             if known || !matches!(sym, Sym::Unbacked(_)) {
                 let text = Index::sym(*sym).display(cx.mesh).to_string();
-                let message = format!("expected a new unbacked symbol, got {text}");
-                return Err(Violation::new("C3", message)
+                let message = ("a new unbacked symbol", text.to_string());
+                return Err(Failure::rule("C3", message)
                     .note("unbacked symbols are spelled u0, u1, .. and defined once"));
             }
         }
@@ -90,9 +90,8 @@ impl OpDef for ToSize {
         if !constant || max.is_some_and(|max| max < min) {
             let got = |bound: &Index| bound.display(cx.mesh).to_string();
             let max = self.max.as_ref().map_or("none".to_string(), got);
-            let message =
-                format!("expected constants with min at most max, got {} and {max}", got(&self.min));
-            return Err(Violation::new("C4", message));
+            let message = ("constants with min at most max", format!("{} and {max}", got(&self.min)));
+            return Err(Failure::rule("C4", message));
         }
         Ok(self.symbols.iter().map(|sym| Type::Size(Index::sym(*sym), x.varies)).collect())
     }
@@ -107,18 +106,18 @@ impl OpDef for ToSize {
         let varies = args.first().map_or(Axes::NONE, Type::varies);
         self.symbols.iter().map(|sym| (*sym, SymbolFacts { min, max, multiple_of: 1, varies })).collect()
     }
-    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+    fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (min, max) = self.bounds();
         let Data::Int(data) = &args[0].data else {
-            return Err(EvalError("the sizes are not integers".into()));
+            return Err(EvalError::new("the sizes are not integers"));
         };
         if data.len() != self.symbols.len() {
-            return Err(EvalError(format!("expected {} sizes, got {}", self.symbols.len(), data.len())));
+            return Err(EvalError::new((format!("{} sizes", self.symbols.len()), data.len().to_string())));
         }
         if let Some(bad) = data.iter().find(|x| **x < min || max.is_some_and(|max| **x > max)) {
             let to = max.map_or_else(String::new, |max| format!("={max}"));
-            return Err(EvalError(format!("expected sizes in {min}..{to}, got {bad}")));
+            return Err(EvalError::new((format!("sizes in {min}..{to}"), bad.to_string())));
         }
-        Ok(data.iter().map(|x| Tensor::size(*x)).collect())
+        Ok(data.iter().map(|x| Literal::size(*x)).collect())
     }
 }

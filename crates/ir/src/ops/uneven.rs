@@ -1,16 +1,16 @@
 //! Collectives whose members have parts of different sizes.
 
-use consort_types::{Collective, GroupName, Kind, Reduce};
+use consort_types::{Collective, Failure, GroupName, Kind, Reduce};
 
 use crate::index::Index;
+use crate::literal::Literal;
 use crate::op;
 use crate::ops::collective::{check_covers, check_reduce, column, join, n_members, own, pending, shared};
-use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, Violation, fold, group_rank};
-use crate::tensor::Tensor;
+use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, fold, group_rank};
 use crate::types::{TensorType, Type};
 
 op! {
-    /// Joins tensors of different sizes along a dimension, in group order; every member gets the result.
+    /// Concatenates shards of different sizes along a dimension, in group order; every member gets the result.
     ///
     /// (C1) The dimension exists.
     ///
@@ -39,13 +39,13 @@ fn check_uneven(
     dim: usize,
     sizes: &[Index],
     over: GroupName,
-) -> Result<Index, Violation> {
+) -> Result<Index, Box<Failure>> {
     cx.require_dim("C1", dim, x.rank())?;
     let n = cx.mesh.group_size(over) as usize;
     if sizes.len() != n {
-        return Err(Violation::new(
+        return Err(Failure::rule(
             "C2",
-            format!("expected {n} sizes, one for each member, got {}", sizes.len()),
+            (format!("{n} sizes, one for each member"), sizes.len().to_string()),
         ));
     }
     for size in sizes {
@@ -60,13 +60,13 @@ fn check_uneven(
 }
 
 impl OpDef for AllGatherVStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
         cx.require_eq("C3", &mine, &x.shape[self.dim], |cx| {
             let (mine, got) =
                 (mine.display(cx.mesh).to_string(), x.shape[self.dim].display(cx.mesh).to_string());
-            format!("expected dimension {} to be {mine}, got {got}", self.dim)
+            (format!("dimension {} to be {mine}", self.dim), got.to_string())
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = Index::sum(&self.sizes);
@@ -82,13 +82,16 @@ impl OpDef for AllGatherVStart {
             ..Collective::new(Kind::AllGatherV, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         for (m, member) in cx.members.iter().enumerate() {
             let (expected, got) = (member.size(&self.sizes[m])?, args[m][0].shape[self.dim]);
             if expected != got {
-                let message =
-                    format!("{}: expected dimension {} to be {expected}, got {got}", member.rank, self.dim);
-                return Err(EvalError(message));
+                let expected = format!("dimension {} of {} to be {expected}", self.dim, member.rank);
+                return Err(EvalError::new((expected, got.to_string())));
             }
         }
         Ok(vec![vec![join(args, 0, self.dim)]; cx.n()])
@@ -96,7 +99,7 @@ impl OpDef for AllGatherVStart {
 }
 
 op! {
-    /// Reduces a tensor over the members and gives each a part of its own size along a dimension.
+    /// Reduces a tensor over the members and gives each a shard of its own size along a dimension.
     ///
     /// (C1) The dimension exists.
     ///
@@ -112,7 +115,7 @@ op! {
     pub struct ReduceScatterVStart("reduce_scatter_v_start")(x) {
         /// The reduction.
         reduce: Reduce,
-        /// The dimension to cut along.
+        /// The dimension to shard.
         dim: usize,
         /// The size of each member's part.
         sizes: Vec<Index>,
@@ -123,7 +126,7 @@ op! {
 }
 
 impl OpDef for ReduceScatterVStart {
-    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Violation> {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let x = cx.tensor(0)?;
         check_reduce(cx, "C6", self.reduce)?;
         let mine = check_uneven(cx, x, self.dim, &self.sizes, self.over)?;
@@ -131,7 +134,7 @@ impl OpDef for ReduceScatterVStart {
         cx.require_equal_on("C3", "the dimension", &x.shape[self.dim], self.over)?;
         cx.require_eq("C3", &x.shape[self.dim], &total, |cx| {
             let (size, sizes) = (x.shape[self.dim].display(cx.mesh).to_string(), cx.shape_text(&self.sizes));
-            format!("expected sizes that add up to {size}, got {sizes}")
+            (format!("sizes that add up to {size}"), sizes.to_string())
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = mine;
@@ -149,13 +152,17 @@ impl OpDef for ReduceScatterVStart {
             ..Collective::new(Kind::ReduceScatterV, self.over)
         })
     }
-    fn eval_group(&self, cx: &GroupEvalCx<'_>, args: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, EvalError> {
+    fn eval_group(
+        &self,
+        cx: &GroupEvalCx<'_>,
+        args: &[Vec<Literal>],
+    ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sum = fold(self.reduce, &column(args, 0))?;
         let sizes = self.sizes.iter().map(|size| cx.members[0].size(size)).collect::<Result<Vec<_>, _>>()?;
         if sizes.iter().fold(0usize, |a, b| a.saturating_add(*b)) != sum.shape[self.dim] {
-            return Err(EvalError(format!(
-                "expected sizes that add up to {}, got {sizes:?}",
-                sum.shape[self.dim]
+            return Err(EvalError::new((
+                format!("sizes that add up to {}", sum.shape[self.dim]),
+                format!("{sizes:?}"),
             )));
         }
         Ok((0..cx.n()).map(|m| vec![sum.narrow(self.dim, sizes[..m].iter().sum(), sizes[m])]).collect())

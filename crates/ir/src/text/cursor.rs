@@ -1,12 +1,12 @@
 //! A position in a token list, and the basic readers that larger ones are built from.
 
-use consort_types::{Axes, Dtype, GroupName};
+use consort_types::{Axes, Dtype, GroupName, Headline, Site};
 
 use super::lexer::{ParseError, Tokens, tokens};
 use crate::entity::Value;
 use crate::index::{Index, Sym};
 use crate::mesh::Mesh;
-use crate::program::Loc;
+
 use crate::types::{TensorType, Type};
 
 /// How deep expressions and blocks may nest, so that no text can exhaust the stack.
@@ -69,21 +69,21 @@ impl<'a> Cursor<'a> {
     }
 
     /// The source location on a line.
-    pub(super) fn loc(&self, line: u32) -> Option<Loc> {
-        self.tokens.loc(line).cloned()
+    pub(super) fn site(&self, line: u32) -> Option<Site> {
+        self.tokens.site(line)
     }
 
     /// An error here.
-    pub fn error(&self, message: impl Into<String>) -> ParseError {
+    pub fn error(&self, headline: impl Into<Headline>) -> ParseError {
         let (line, column) = self.tokens.position(self.at);
-        ParseError { line, column, message: message.into(), note: None }
+        ParseError { line, column, headline: headline.into(), note: None }
     }
 
     /// An error here that says what was expected.
     pub fn expected(&self, what: &str) -> ParseError {
         let got =
             if self.at_end() { "the end of the text".to_string() } else { format!("`{}`", self.peek()) };
-        self.error(format!("expected {what}, got {got}"))
+        self.error((what, got))
     }
 
     /// The same if the token must be on the line of the previous one: the error is at the end of that line.
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
             return self.expected(what);
         }
         let (line, column) = self.tokens.after(self.at);
-        ParseError { line, column, message: format!("expected {what}, got the end of the line"), note: None }
+        ParseError { line, column, headline: (what, "the end of the line").into(), note: None }
     }
 
     /// Moves past the token here if it is this one.
@@ -207,7 +207,7 @@ impl<'a> Cursor<'a> {
                 self.at += 2;
                 let bits = f64::from_bits(self.number("the bits of a nan")?);
                 if !bits.is_nan() || negative {
-                    return Err(self.error("expected the bits of a nan"));
+                    return Err(self.error(("the bits of a nan", "")));
                 }
                 self.expect(")")?;
                 return Ok(bits);

@@ -2,7 +2,7 @@
 //! text on its line is a source location and is kept.
 
 use crate::diagnostic::{Code, Diagnostic, Position};
-use crate::program::Loc;
+use consort_types::{Failure, Headline, Site};
 
 /// A syntax error: its position, and what was expected there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,15 +11,15 @@ pub struct ParseError {
     pub line: u32,
     /// The column, from 1.
     pub column: u32,
-    /// The message; expected before got.
-    pub message: String,
+    /// What was expected and what there is, or what is wrong.
+    pub headline: Headline,
     /// A suggested fix, if there is one.
     pub note: Option<String>,
 }
 
 impl std::fmt::Display for ParseError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}", self.line, self.column, self.message)
+        write!(f, "{}:{}: {}", self.line, self.column, self.headline)
     }
 }
 
@@ -27,14 +27,9 @@ impl std::error::Error for ParseError {}
 
 impl From<ParseError> for Diagnostic {
     fn from(error: ParseError) -> Diagnostic {
-        Diagnostic {
-            code: Code::Parse,
-            rule: String::new(),
-            message: error.message,
-            at: Position::Text(error.line, error.column),
-            loc: None,
-            note: error.note,
-        }
+        let failure = Failure { notes: error.note.into_iter().collect(), ..*Failure::new(error.headline) };
+        let at = Position::Text(error.line, error.column);
+        Diagnostic { code: Code::Parse, at, failure: Box::new(failure) }
     }
 }
 
@@ -51,7 +46,7 @@ pub(super) struct Tokens<'a> {
     text: &'a str,
     list: Vec<Token>,
     /// By rising line.
-    locs: Vec<(u32, Loc)>,
+    sites: Vec<(u32, Site)>,
 }
 
 impl<'a> Tokens<'a> {
@@ -93,9 +88,9 @@ impl<'a> Tokens<'a> {
     }
 
     /// The source location on a line.
-    pub(super) fn loc(&self, line: u32) -> Option<&Loc> {
-        let at = self.locs.binary_search_by_key(&line, |(line, _)| *line).ok()?;
-        Some(&self.locs[at].1)
+    pub(super) fn site(&self, line: u32) -> Option<Site> {
+        let at = self.sites.binary_search_by_key(&line, |(line, _)| *line).ok()?;
+        Some(self.sites[at].1)
     }
 }
 
@@ -104,12 +99,12 @@ const SINGLE: &str = "()[]{}<>,:=+-*/%@#|~!";
 
 /// Splits a text into tokens.
 pub(super) fn tokens(text: &str) -> Result<Tokens<'_>, ParseError> {
-    let mut tokens = Tokens { text, list: Vec::with_capacity(text.len() / 8), locs: Vec::new() };
+    let mut tokens = Tokens { text, list: Vec::with_capacity(text.len() / 8), sites: Vec::new() };
     if u32::try_from(text.len()).is_err() {
         return Err(ParseError {
             line: 1,
             column: 1,
-            message: "the text is longer than 4 GiB".into(),
+            headline: "the text is longer than 4 GiB".into(),
             note: None,
         });
     }
@@ -121,12 +116,10 @@ pub(super) fn tokens(text: &str) -> Result<Tokens<'_>, ParseError> {
         while let Some(c) = line_text[at..].chars().next() {
             if c == ';' {
                 if tokens.list.len() > first
-                    && let Some(loc) = Loc::parse(
-                        line_text[at + 1..].split(';').next().unwrap_or("").trim(),
-                        tokens.locs.last().map(|(_, loc)| loc),
-                    )
+                    && let Some(site) =
+                        Site::parse(line_text[at + 1..].split(';').next().unwrap_or("").trim())
                 {
-                    tokens.locs.push((line, loc));
+                    tokens.sites.push((line, site));
                 }
                 break;
             }
@@ -139,7 +132,7 @@ pub(super) fn tokens(text: &str) -> Result<Tokens<'_>, ParseError> {
                 return Err(ParseError {
                     line,
                     column,
-                    message: format!("unexpected character {c:?}"),
+                    headline: format!("unexpected character {c:?}").into(),
                     note: None,
                 });
             };

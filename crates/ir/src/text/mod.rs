@@ -13,4 +13,4 @@ pub use cursor::Cursor;
 pub use lexer::ParseError;
 pub use parse::{Parsed, parse};
 pub use print::{node_text, print, print_with_lines};
-pub use run_line::{Expect, Literal, RunArgs, RunLine, directives, run_lines};
+pub use run_line::{Expect, RunArgs, RunLine, RunValue, directives, run_lines};

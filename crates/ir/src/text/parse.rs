@@ -1,6 +1,6 @@
 //! Text to program. Types and names are taken as written; the verifier decides whether they are right.
 
-use consort_types::{Axes, Rank};
+use consort_types::{Axes, Held, Rank};
 
 use super::cursor::Cursor;
 use super::lexer::ParseError;
@@ -9,7 +9,7 @@ use crate::entity::Value;
 use crate::index::{Guard, SymbolFacts};
 use crate::mesh::{Mesh, is_name};
 use crate::ops::OpTable;
-use crate::plan::{NodePlan, Place, PlanHeader, Region, Why};
+use crate::plan::{NodePlan, Place, PlanHeader, Region};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
@@ -57,7 +57,7 @@ fn mesh(cursor: &mut Cursor<'_>) -> Result<Mesh, ParseError> {
         cursor.expect(":")?;
         Ok((name, cursor.number("the size of the axis")?))
     })?;
-    Mesh::new(axes).map_err(|error| ParseError { message: error.0, ..start })
+    Mesh::new(axes).map_err(|error| ParseError { headline: error.0.into(), ..start })
 }
 
 fn group(cursor: &mut Cursor<'_>) -> Result<(), ParseError> {
@@ -71,7 +71,7 @@ fn group(cursor: &mut Cursor<'_>) -> Result<(), ParseError> {
     })?;
     match cursor.mesh.add_list_group(&name, lists) {
         Ok(_) => Ok(()),
-        Err(error) => Err(ParseError { message: error.0, ..start }),
+        Err(error) => Err(ParseError { headline: error.0.into(), ..start }),
     }
 }
 
@@ -186,9 +186,8 @@ impl FuncReader<'_, '_> {
             if self.cursor.eat("..=") {
                 let max = self.cursor.integer()?;
                 if max < facts.min {
-                    return Err(self
-                        .cursor
-                        .error(format!("expected a range that is not empty, got {}..={max}", facts.min)));
+                    let got = format!("{}..={max}", facts.min);
+                    return Err(self.cursor.error(("a range that is not empty", got)));
                 }
                 facts.max = Some(max);
             } else {
@@ -197,7 +196,7 @@ impl FuncReader<'_, '_> {
             if self.cursor.eat("by") {
                 facts.multiple_of = self.cursor.integer()?;
                 if facts.multiple_of < 1 {
-                    return Err(self.cursor.error("expected a positive multiple"));
+                    return Err(self.cursor.error(("a positive multiple", "")));
                 }
             }
         }
@@ -282,7 +281,7 @@ impl FuncReader<'_, '_> {
             }
             self.cursor.expect("}")?;
         }
-        Ok(Node { op, args, results, blocks, loc: self.cursor.loc(line), plan })
+        Ok(Node { op, args, results, blocks, site: self.cursor.site(line), plan })
     }
 
     fn node_plan(&mut self) -> Result<Option<Box<NodePlan>>, ParseError> {
@@ -322,10 +321,12 @@ impl FuncReader<'_, '_> {
     }
 
     /// `v2 (needed)`.
-    fn copy(&mut self) -> Result<(Value, Why), ParseError> {
+    fn copy(&mut self) -> Result<(Value, Held), ParseError> {
         let value = self.cursor.value()?;
         self.cursor.expect("(")?;
-        let why = self.cursor.one_of("a reason (needed, argument, returned, gaps)", Why::from_name)?;
+        let why = self
+            .cursor
+            .one_of(&format!("a reason ({})", Held::ALL.map(Held::name).join(", ")), Held::from_name)?;
         self.cursor.expect(")")?;
         Ok((value, why))
     }

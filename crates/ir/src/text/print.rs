@@ -121,8 +121,8 @@ impl Printer<'_> {
             if !node.blocks.is_empty() {
                 self.out.push_str(" {");
             }
-            if let Some(loc) = &node.loc {
-                let _ = write!(self.out, " ; {loc}");
+            if let Some(site) = &node.site {
+                let _ = write!(self.out, " ; {site}");
             }
             self.line("");
             for (block, label) in node.blocks.iter().zip(node.op.flow().labels()) {

@@ -19,25 +19,25 @@ use super::cursor::Cursor;
 use super::lexer::ParseError;
 use crate::entity::Value;
 use crate::limits::{Excess, Resource};
+use crate::literal::{Data, Literal};
 use crate::mesh::Mesh;
 use crate::ops::{EvalCx, check_numel};
 use crate::program::Program;
-use crate::tensor::{Data, Tensor};
 use crate::types::Type;
 
 /// A value as run lines write it; its element type comes from the program.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Literal {
+pub enum RunValue {
     /// A number: as a float, and as an integer if it is one.
     Scalar(f64, Option<i64>),
     /// Values of one shape, stacked.
-    List(Vec<Literal>),
+    List(Vec<RunValue>),
     /// 0, 1, 2, .. in row-major order, in this shape or the one it meets.
     Iota(Option<Vec<usize>>),
 }
 
 /// For each argument or result, a value for each rank or one for all.
-pub type RunArgs = Vec<Vec<Literal>>;
+pub type RunArgs = Vec<Vec<RunValue>>;
 
 /// The expected outcome of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,7 +120,7 @@ fn run_line(line: u32, column: u32, text: &str) -> Result<RunLine, ParseError> {
     read().map_err(at_line)
 }
 
-fn by_rank(cursor: &mut Cursor<'_>) -> Result<Vec<Literal>, ParseError> {
+fn by_rank(cursor: &mut Cursor<'_>) -> Result<Vec<RunValue>, ParseError> {
     let mut ranks = vec![literal(cursor)?];
     while cursor.eat("|") {
         ranks.push(literal(cursor)?);
@@ -128,62 +128,62 @@ fn by_rank(cursor: &mut Cursor<'_>) -> Result<Vec<Literal>, ParseError> {
     Ok(ranks)
 }
 
-fn literal(cursor: &mut Cursor<'_>) -> Result<Literal, ParseError> {
+fn literal(cursor: &mut Cursor<'_>) -> Result<RunValue, ParseError> {
     if cursor.eat("[") {
-        return Ok(Literal::List(cursor.nested(|cursor| cursor.list("]", literal))?));
+        return Ok(RunValue::List(cursor.nested(|cursor| cursor.list("]", literal))?));
     }
     if cursor.eat("iota") {
         let shape = if cursor.eat("[") { Some(cursor.list("]", |c| c.number("a size"))?) } else { None };
-        return Ok(Literal::Iota(shape));
+        return Ok(RunValue::Iota(shape));
     }
     if matches!(cursor.peek(), "true" | "false") {
         let value = i64::from(cursor.next_token() == "true");
-        return Ok(Literal::Scalar(value as f64, Some(value)));
+        return Ok(RunValue::Scalar(value as f64, Some(value)));
     }
     if cursor.at_integer() {
         let negative = cursor.peek() == "-";
         let value = cursor.integer()?;
         // The integer has lost the sign of -0.
-        return Ok(Literal::Scalar(if negative && value == 0 { -0.0 } else { value as f64 }, Some(value)));
+        return Ok(RunValue::Scalar(if negative && value == 0 { -0.0 } else { value as f64 }, Some(value)));
     }
-    Ok(Literal::Scalar(cursor.float()?, None))
+    Ok(RunValue::Scalar(cursor.float()?, None))
 }
 
-impl Literal {
+impl RunValue {
     /// The tensor of an element type. `shape` is the expected shape, if known.
-    pub fn tensor(&self, dtype: Dtype, shape: Option<&[usize]>) -> Result<Tensor, String> {
+    pub fn tensor(&self, dtype: Dtype, shape: Option<&[usize]>) -> Result<Literal, String> {
         let (low, high) = dtype.int_range();
-        let float = |item: &Literal| if let Literal::Scalar(x, _) = item { *x } else { 0.0 };
-        let int = |item: &Literal| match item {
-            Literal::Scalar(_, Some(x)) if (low..=high).contains(x) => Ok(*x),
-            Literal::Scalar(x, _) => Err(format!("expected a value of {dtype}, got {x}")),
+        let float = |item: &RunValue| if let RunValue::Scalar(x, _) = item { *x } else { 0.0 };
+        let int = |item: &RunValue| match item {
+            RunValue::Scalar(_, Some(x)) if (low..=high).contains(x) => Ok(*x),
+            RunValue::Scalar(x, _) => Err(format!("expected a value of {dtype}, got {x}")),
             _ => Err("expected a number".to_string()),
         };
         match self {
-            Literal::Scalar(..) => {
+            RunValue::Scalar(..) => {
                 let shape = shape.unwrap_or(&[]).to_vec();
                 let n = elements(&shape)?;
                 Ok(if dtype.is_float() {
-                    Tensor::floats(dtype, shape, vec![float(self); n])
+                    Literal::floats(dtype, shape, vec![float(self); n])
                 } else {
-                    Tensor::ints(dtype, shape, vec![int(self)?; n])
+                    Literal::ints(dtype, shape, vec![int(self)?; n])
                 })
             }
-            Literal::List(_) => {
+            RunValue::List(_) => {
                 let (shape, mut items) = (self.shape()?, Vec::new());
                 self.flatten(&mut items);
                 if dtype.is_float() {
-                    return Ok(Tensor::floats(dtype, shape, items.into_iter().map(float).collect()));
+                    return Ok(Literal::floats(dtype, shape, items.into_iter().map(float).collect()));
                 }
-                Ok(Tensor::ints(dtype, shape, items.into_iter().map(int).collect::<Result<_, _>>()?))
+                Ok(Literal::ints(dtype, shape, items.into_iter().map(int).collect::<Result<_, _>>()?))
             }
-            Literal::Iota(own) => {
+            RunValue::Iota(own) => {
                 let shape = own.as_deref().or(shape).ok_or("`iota` needs a shape here: iota[2,3]")?.to_vec();
                 let n = elements(&shape)? as i64;
                 Ok(if dtype.is_float() {
-                    Tensor::floats(dtype, shape, (0..n).map(|i| i as f64).collect())
+                    Literal::floats(dtype, shape, (0..n).map(|i| i as f64).collect())
                 } else {
-                    Tensor::ints(dtype, shape, (0..n).collect())
+                    Literal::ints(dtype, shape, (0..n).collect())
                 })
             }
         }
@@ -196,12 +196,12 @@ impl Literal {
         shape: Option<&[usize]>,
         taken: &Cell<u64>,
         most: u64,
-    ) -> Result<Tensor, String> {
+    ) -> Result<Literal, String> {
         let own = match self {
-            Literal::Scalar(..) => shape,
+            RunValue::Scalar(..) => shape,
             // Its elements are in memory already.
-            Literal::List(_) => None,
-            Literal::Iota(own) => own.as_deref().or(shape),
+            RunValue::List(_) => None,
+            RunValue::Iota(own) => own.as_deref().or(shape),
         };
         let own = own.map_or(Ok(0), elements)?;
         taken.set(taken.get().saturating_add(8 * own as u64));
@@ -212,7 +212,7 @@ impl Literal {
     }
 
     fn shape(&self) -> Result<Vec<usize>, String> {
-        let Literal::List(items) = self else { return Ok(vec![]) };
+        let RunValue::List(items) = self else { return Ok(vec![]) };
         let mut shape = vec![items.len()];
         let Some((first, rest)) = items.split_first() else { return Ok(shape) };
         let inner = first.shape()?;
@@ -225,28 +225,28 @@ impl Literal {
         Ok(shape)
     }
 
-    fn flatten<'a>(&'a self, out: &mut Vec<&'a Literal>) {
+    fn flatten<'a>(&'a self, out: &mut Vec<&'a RunValue>) {
         match self {
-            Literal::List(items) => items.iter().for_each(|item| item.flatten(out)),
+            RunValue::List(items) => items.iter().for_each(|item| item.flatten(out)),
             other => out.push(other),
         }
     }
 }
 
-/// The number of elements of a shape; an error if a reference tensor may not have as many.
+/// The number of elements of a shape; an error if a literal may not have as many.
 fn elements(shape: &[usize]) -> Result<usize, String> {
-    check_numel(shape).map_err(|error| error.0)?;
+    check_numel(shape).map_err(|error| error.to_string())?;
     Ok(shape.iter().product())
 }
 
 impl RunLine {
     /// The arguments of each rank.
-    pub fn inputs(&self, program: &Program) -> Result<Vec<Vec<Tensor>>, String> {
+    pub fn inputs(&self, program: &Program) -> Result<Vec<Vec<Literal>>, String> {
         self.inputs_within(program, u64::MAX)
     }
 
-    /// The same, with a limit on the total `bytes` of all arguments as reference tensors.
-    pub fn inputs_within(&self, program: &Program, bytes: u64) -> Result<Vec<Vec<Tensor>>, String> {
+    /// The same, with a limit on the total `bytes` of all arguments as literals.
+    pub fn inputs_within(&self, program: &Program, bytes: u64) -> Result<Vec<Vec<Literal>>, String> {
         let func = program.func(&self.func).ok_or_else(|| format!("there is no function @{}", self.func))?;
         if self.args.len() != func.body.params.len() {
             return Err(format!(
@@ -260,7 +260,7 @@ impl RunLine {
         let taken = Cell::new(0u64);
         let rank_inputs = |rank: u32| {
             let cx = EvalCx { mesh: &program.mesh, rank: Rank(rank), symbols: &BTreeMap::new() };
-            let input = |(param, values): (&Value, &Vec<Literal>)| {
+            let input = |(param, values): (&Value, &Vec<RunValue>)| {
                 let literal =
                     for_rank(values, rank, program.mesh.n_ranks()).map_err(|e| format!("{param}: {e}"))?;
                 match func.ty(*param) {
@@ -280,7 +280,11 @@ impl RunLine {
     }
 
     /// Checks the outcome against the expectation; the error says where it differs.
-    pub fn check(&self, program: &Program, outcome: &Result<Vec<Vec<Tensor>>, String>) -> Result<(), String> {
+    pub fn check(
+        &self,
+        program: &Program,
+        outcome: &Result<Vec<Vec<Literal>>, String>,
+    ) -> Result<(), String> {
         let (expected, tolerance) = match (&self.expect, outcome) {
             (Expect::Anything, Ok(_)) => return Ok(()),
             (Expect::Fails(message), Err(error)) if error.contains(message) => return Ok(()),
@@ -322,7 +326,7 @@ impl RunLine {
 }
 
 /// The value of a rank: its own, or the one for all.
-fn for_rank(values: &[Literal], rank: u32, n: u32) -> Result<&Literal, String> {
+fn for_rank(values: &[RunValue], rank: u32, n: u32) -> Result<&RunValue, String> {
     match values {
         [one] => Ok(one),
         many if many.len() == n as usize => Ok(&many[rank as usize]),
@@ -332,7 +336,7 @@ fn for_rank(values: &[Literal], rank: u32, n: u32) -> Result<&Literal, String> {
 
 impl Expect {
     /// Whether a tensor equals the expected one, within the tolerance.
-    pub fn close(expected: &Tensor, got: &Tensor, tolerance: f64) -> bool {
+    pub fn close(expected: &Literal, got: &Literal, tolerance: f64) -> bool {
         if tolerance == 0.0 {
             return expected.same(got);
         }

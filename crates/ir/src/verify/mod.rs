@@ -28,7 +28,7 @@ mod plan;
 
 use std::collections::BTreeSet;
 
-use consort_types::Axes;
+use consort_types::{Axes, Failure, Site};
 
 use crate::builder::block_type;
 use crate::diagnostic::{Code, Diagnostic, Position};
@@ -36,8 +36,8 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Index, Sym, Waiting};
 use crate::infer::{fits, infer, same_type};
 use crate::mesh::Mesh;
-use crate::ops::{Flow, Takes, Undecided, Violation, count};
-use crate::program::{Block, Func, Loc, Node, Program};
+use crate::ops::{Flow, Takes, Trips, Undecided, count};
+use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
 pub use hazards::hazards;
@@ -47,14 +47,9 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
     let (mut errors, mut names) = (Vec::new(), BTreeSet::new());
     for (number, func) in program.funcs.iter().enumerate() {
         if !names.insert(&func.name) {
-            errors.push(Diagnostic {
-                code: Code::Verify,
-                rule: "V11".into(),
-                message: format!("expected distinct names of functions, got @{} twice", func.name),
-                at: Position::Func(number),
-                loc: None,
-                note: None,
-            });
+            let failure =
+                Failure::rule("V11", ("distinct names of functions", format!("@{} twice", func.name)));
+            errors.push(Diagnostic { code: Code::Verify, at: Position::Func(number), failure });
         }
         let facts = func.entry_facts(&program.mesh);
         let (waiting, ready) = Waiting::new(&func.guards, |sym| facts.get(sym).is_some());
@@ -116,11 +111,10 @@ struct Checker<'a, 'e> {
 }
 
 impl<'a> Checker<'a, '_> {
-    fn error(&mut self, at: Position, loc: Option<&Loc>, op: &str, violation: Violation) {
-        let code = if violation.rule.starts_with('C') { Code::Type } else { Code::Verify };
-        let message = if op.is_empty() { violation.message } else { format!("{op}: {}", violation.message) };
-        let (rule, loc) = (violation.rule.to_string(), loc.cloned());
-        self.errors.push(Diagnostic { code, rule, message, at, loc, note: violation.note });
+    fn error(&mut self, at: Position, site: Option<Site>, op: &str, mut failure: Box<Failure>) {
+        let code = if failure.rule.starts_with('C') { Code::Type } else { Code::Verify };
+        failure.site = site;
+        self.errors.push(Diagnostic { code, at, failure: failure.of(op.to_string()) });
     }
 
     fn func(&mut self, ready: &[usize]) {
@@ -146,7 +140,7 @@ impl<'a> Checker<'a, '_> {
                 at,
                 None,
                 "where",
-                Violation::new("V5", format!("`{text}` mentions a symbol that nothing defines")),
+                Failure::rule("V5", format!("`{text}` mentions a symbol that nothing defines")),
             );
         }
     }
@@ -158,27 +152,19 @@ impl<'a> Checker<'a, '_> {
         for (sym, facts) in &self.func.symbols {
             let text = Index::sym(*sym).display(self.mesh).to_string();
             if !declared.insert(*sym) {
-                self.error(at, None, "where", Violation::new("V5", format!("`{text}` is declared twice")));
+                self.error(at, None, "where", Failure::rule("V5", format!("`{text}` is declared twice")));
             } else if !bound.contains(sym) {
                 let violation =
-                    Violation::new("V5", format!("`{text}` is declared, but no parameter binds it"));
+                    Failure::rule("V5", format!("`{text}` is declared, but no parameter binds it"));
                 self.error(at, None, "where", violation.note("a parameter binds s0 by a size that is s0 alone, or as size<s0>; `to_size` states the range of an unbacked symbol itself"));
             } else if facts.max.is_some_and(|max| max < facts.min) || facts.multiple_of < 1 {
-                self.error(
-                    at,
-                    None,
-                    "where",
-                    Violation::new("V5", format!("the range of `{text}` is empty")),
-                );
+                self.error(at, None, "where", Failure::rule("V5", format!("the range of `{text}` is empty")));
             } else if !facts.varies.is_subset(self.mesh.all_axes()) {
                 self.error(
                     at,
                     None,
                     "where",
-                    Violation::new(
-                        "V4",
-                        format!("`{text}` differs over an axis that the mesh does not have"),
-                    ),
+                    Failure::rule("V4", format!("`{text}` differs over an axis that the mesh does not have")),
                 );
             }
         }
@@ -193,7 +179,7 @@ impl<'a> Checker<'a, '_> {
                     at,
                     None,
                     "where",
-                    Violation::new("V5", format!("`{text}` contradicts what is known")),
+                    Failure::rule("V5", format!("`{text}` contradicts what is known")),
                 );
             }
         }
@@ -209,8 +195,8 @@ impl<'a> Checker<'a, '_> {
     fn results(&mut self, at: Position) {
         let (values, declared) = (&self.func.body.results, &self.func.results);
         if values.len() != declared.len() {
-            let message = format!("expected {}, got {}", count(declared.len(), "value"), values.len());
-            self.error(at, None, "return", Violation::new("V2", message));
+            let message = (count(declared.len(), "value"), values.len().to_string());
+            self.error(at, None, "return", Failure::rule("V2", message));
             return;
         }
         for (value, declared) in values.iter().zip(declared) {
@@ -218,13 +204,12 @@ impl<'a> Checker<'a, '_> {
             if fits(ty, declared, &self.facts) {
                 continue;
             }
-            let message = format!(
-                "expected {}, got {value} of type {}",
-                declared.display(self.mesh),
-                ty.display(self.mesh)
+            let message = (
+                declared.display(self.mesh).to_string(),
+                format!("{value} of type {}", ty.display(self.mesh)),
             );
             let excess = ty.varies().minus(declared.varies());
-            let mut violation = Violation::new(if excess.is_empty() { "V3" } else { "V6" }, message);
+            let mut violation = Failure::rule(if excess.is_empty() { "V3" } else { "V6" }, message);
             if !excess.is_empty() {
                 let axes = self.mesh.axes_text(excess);
                 let all = self.mesh.axes_text(ty.varies());
@@ -244,7 +229,7 @@ impl<'a> Checker<'a, '_> {
             match self.func.ty(*param) {
                 Some(ty) => self.check_type(at, None, "parameter", ty),
                 None => {
-                    self.error(at, None, "parameter", Violation::new("V3", format!("{param} has no type")))
+                    self.error(at, None, "parameter", Failure::rule("V3", format!("{param} has no type")))
                 }
             }
             self.define(*param, id, at);
@@ -266,7 +251,7 @@ impl<'a> Checker<'a, '_> {
                 continue;
             };
             let at = state.at;
-            let violation = Violation::new("V7", format!("{value} is pending and is never waited for"));
+            let violation = Failure::rule("V7", format!("{value} is pending and is never waited for"));
             self.error(at, None, "", violation.note(format!("add `wait {value}`, or return {value}")));
         }
         (end, defined_symbols)
@@ -279,7 +264,7 @@ impl<'a> Checker<'a, '_> {
 
     fn define(&mut self, value: Value, block: usize, at: Position) {
         if self.values.get(value).is_some() {
-            self.error(at, None, "", Violation::new("V1", format!("{value} is defined twice")));
+            self.error(at, None, "", Failure::rule("V1", format!("{value} is defined twice")));
             return;
         }
         self.values.insert(value, Defined { block, at, consumed: false, misread: false });
@@ -287,13 +272,13 @@ impl<'a> Checker<'a, '_> {
 
     /// Checks a use of a value in a block; a pending is consumed by it.
     fn use_value(&mut self, value: Value, block: usize, at: Position, user: Option<&Node>) -> bool {
-        let (op, loc) = user.map_or(("return", None), |node| (node.op.info().name, node.loc.as_ref()));
+        let (op, site) = user.map_or(("return", None), |node| (node.op.info().name, node.site));
         let takes_pendings = user.is_none_or(|node| node.op.takes() != Takes::Tensors);
         let pending = self.func.ty(value).is_some_and(Type::is_pending);
         let violation = match self.values.get_mut(value) {
-            None => Violation::new("V1", format!("{value} is not defined before it is used")),
+            None => Failure::rule("V1", format!("{value} is not defined before it is used")),
             Some(defined) if defined.block != block => {
-                Violation::new("V1", format!("{value} is defined in another block"))
+                Failure::rule("V1", format!("{value} is defined in another block"))
                     .note(format!("blocks see only their parameters: pass {value} as an operand"))
             }
             Some(defined) if pending && !takes_pendings => {
@@ -301,7 +286,7 @@ impl<'a> Checker<'a, '_> {
                 return true;
             }
             Some(defined) if pending && defined.consumed => {
-                Violation::new("V7", format!("{value} is waited for or passed on twice"))
+                Failure::rule("V7", format!("{value} is waited for or passed on twice"))
                     .note("use the value that the first wait gives")
             }
             Some(defined) => {
@@ -309,7 +294,7 @@ impl<'a> Checker<'a, '_> {
                 return true;
             }
         };
-        self.error(at, loc, op, violation);
+        self.error(at, site, op, violation);
         false
     }
 
@@ -324,7 +309,12 @@ impl<'a> Checker<'a, '_> {
         let args: Option<Vec<Type>> = node.args.iter().map(|arg| self.func.ty(*arg).cloned()).collect();
         let inner = match (node.op.flow(), args.as_deref().and_then(<[Type]>::first)) {
             (Flow::Cond, Some(condition)) => Condition { varies: condition.varies(), what: "condition" },
-            (Flow::Scan { length, .. }, _) => {
+            (Flow::Loop { trips: Trips::While { .. }, .. }, _) => {
+                // The first carry is the condition, and may differ over more axes than its first value.
+                let first = node.blocks.first().and_then(|block| self.func.ty(*block.params.first()?));
+                Condition { varies: first.map_or(Axes::NONE, Type::varies), what: "condition" }
+            }
+            (Flow::Loop { trips: Trips::Count(length), .. }, _) => {
                 Condition { varies: self.facts.varies(length), what: "loop length" }
             }
             _ => Condition { varies: Axes::NONE, what: "" },
@@ -358,7 +348,7 @@ impl<'a> Checker<'a, '_> {
                 continue;
             }
             let (axes, group) = (self.mesh.axes_text(axes), self.mesh.group_text(group));
-            let violation = Violation::new(
+            let violation = Failure::rule(
                 "V9",
                 format!(
                     "stands under a {} that may differ over {axes}, within its group {group}",
@@ -369,19 +359,19 @@ impl<'a> Checker<'a, '_> {
                 "make the {} equal over {axes}, for example by an all_reduce, or use optional peers in an exchange",
                 condition.what
             );
-            self.error(at, node.loc.as_ref(), node.op.info().name, violation.note(note));
+            self.error(at, node.site, node.op.info().name, violation.note(note));
         }
     }
 
     /// Checks the types of a node's results; returns the symbols it defines.
     fn types(&mut self, node: &Node, args: &[Type], at: Position) -> Vec<Sym> {
-        let (op, loc) = (node.op.info().name, node.loc.as_ref());
+        let (op, site) = (node.op.info().name, node.site);
         let blocks: Option<Vec<_>> = node.blocks.iter().map(|block| block_type(self.func, block)).collect();
         let Some(blocks) = blocks else { return Vec::new() };
         let inferred = match infer(&*node.op, self.mesh, args, &blocks, &mut self.facts, Undecided::Refuse) {
             Ok(inferred) => inferred,
             Err(violation) => {
-                self.error(at, loc, op, violation);
+                self.error(at, site, op, violation);
                 return Vec::new();
             }
         };
@@ -395,31 +385,31 @@ impl<'a> Checker<'a, '_> {
         let ready = self.waiting.define(&symbols);
         self.assume_guards(&ready, at);
         if inferred.len() != node.results.len() {
-            let message = format!("expected {}, got {}", count(inferred.len(), "result"), node.results.len());
-            self.error(at, loc, op, Violation::new("V2", message));
+            let message = (count(inferred.len(), "result"), node.results.len().to_string());
+            self.error(at, site, op, Failure::rule("V2", message));
             return symbols;
         }
         for (value, inferred) in node.results.iter().zip(&inferred) {
             let written = self.func.ty(*value);
             if written.is_some_and(|written| same_type(written, inferred, &self.facts)) {
-                written.into_iter().for_each(|written| self.check_type(at, loc, op, written));
+                written.into_iter().for_each(|written| self.check_type(at, site, op, written));
                 continue;
             }
             let got = written.map_or("no type".to_string(), |ty| ty.display(self.mesh).to_string());
-            let message = format!("expected {value} to have type {}, got {got}", inferred.display(self.mesh));
-            self.error(at, loc, op, Violation::new("V3", message));
+            let message = (format!("{value} to have type {}", inferred.display(self.mesh)), got.to_string());
+            self.error(at, site, op, Failure::rule("V3", message));
         }
         symbols
     }
 
     /// Checks that a type mentions axes that exist and symbols that have a value, and differs wherever its sizes do.
-    fn check_type(&mut self, at: Position, loc: Option<&Loc>, op: &str, ty: &Type) {
+    fn check_type(&mut self, at: Position, site: Option<Site>, op: &str, ty: &Type) {
         if !ty.varies().is_subset(self.mesh.all_axes()) {
             self.error(
                 at,
-                loc,
+                site,
                 op,
-                Violation::new("V4", "a type mentions an axis that the mesh does not have"),
+                Failure::rule("V4", "a type mentions an axis that the mesh does not have"),
             );
         }
         let (mut unknown, mut invalid, mut needed, mut negative) = (None, false, Axes::NONE, false);
@@ -436,10 +426,10 @@ impl<'a> Checker<'a, '_> {
         if let Some(sym) = unknown {
             let name = Index::sym(sym).display(self.mesh).to_string();
             let violation =
-                Violation::new("V5", format!("{} mentions {name}, which has no value here", text()));
+                Failure::rule("V5", format!("{} mentions {name}, which has no value here", text()));
             self.error(
                 at,
-                loc,
+                site,
                 op,
                 match sym {
                     Sym::Backed(_) => violation.note(format!(
@@ -451,20 +441,20 @@ impl<'a> Checker<'a, '_> {
         } else if invalid || negative && !matches!(ty, Type::Size(..)) {
             self.error(
                 at,
-                loc,
+                site,
                 op,
-                Violation::new(
+                Failure::rule(
                     "V5",
                     format!("{} has a size that is negative or does not fit in 64 bits", text()),
                 ),
             );
         } else if !needed.is_subset(ty.varies()) {
             let axes = self.mesh.axes_text(needed.minus(ty.varies()));
-            let violation = Violation::new(
+            let violation = Failure::rule(
                 "V6",
                 format!("{} has sizes that differ over {axes}, so it differs over {axes} too", text()),
             );
-            self.error(at, loc, op, violation);
+            self.error(at, site, op, violation);
         }
     }
 }

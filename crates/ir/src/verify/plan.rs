@@ -6,10 +6,11 @@ use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
-use crate::ops::{Alias, Effects, EvalCx, Violation, count};
+use crate::ops::{Alias, Effects, EvalCx, count};
 use crate::plan::{NodePlan, Place, PlanHeader, Region};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
+use consort_types::Failure;
 
 /// Checks the annotations of one function.
 pub(super) fn verify_plan(mesh: &Mesh, func: &Func, number: usize, errors: &mut Vec<Diagnostic>) {
@@ -48,33 +49,25 @@ struct PlanChecker<'a, 'e> {
 }
 
 impl PlanChecker<'_, '_> {
-    fn error(&mut self, at: Position, op: &str, violation: Violation) {
-        let message = if op.is_empty() { violation.message } else { format!("{op}: {}", violation.message) };
-        let rule = violation.rule.to_string();
-        self.errors.push(Diagnostic {
-            code: Code::Verify,
-            rule,
-            message,
-            at,
-            loc: None,
-            note: violation.note,
-        });
+    fn error(&mut self, at: Position, op: &str, failure: Box<Failure>) {
+        let failure = failure.of(op.to_string());
+        self.errors.push(Diagnostic { code: Code::Verify, at, failure });
     }
 
     /// Checks that the rank is in the mesh, regions are declared once, and donated values are parameters.
     fn head(&mut self, plan: &PlanHeader) {
         let at = Position::Func(self.number);
         if plan.rank.0 >= self.mesh.n_ranks() {
-            let message = format!("expected a rank below {}, got {}", self.mesh.n_ranks(), plan.rank.0);
-            self.error(at, "plan", Violation::new("P1", message));
+            let message = (format!("a rank below {}", self.mesh.n_ranks()), plan.rank.0.to_string());
+            self.error(at, "plan", Failure::rule("P1", message));
         }
         let mut seen = BTreeSet::new();
         if !plan.regions.iter().all(|(region, _)| seen.insert(*region)) {
-            self.error(at, "plan", Violation::new("P2", "a region is declared twice"));
+            self.error(at, "plan", Failure::rule("P2", "a region is declared twice"));
         }
         for value in &plan.donated {
             if !self.func.body.params.contains(value) {
-                self.error(at, "plan", Violation::new("P3", format!("donated: {value} is no parameter")));
+                self.error(at, "plan", Failure::rule("P3", format!("donated: {value} is no parameter")));
             }
         }
     }
@@ -92,7 +85,7 @@ impl PlanChecker<'_, '_> {
             match (&node.plan, self.func.plan.is_some()) {
                 (Some(_), false) => {
                     let violation =
-                        Violation::new("P1", "has a place, queue or lease, but the function is no plan");
+                        Failure::rule("P1", "has a place, queue or lease, but the function is no plan");
                     self.error(at, node.op.info().name, violation.note(NOT_A_PLAN));
                 }
                 (plan, true) => self.node(node, plan.as_deref().unwrap_or(&NodePlan::default()), id, at),
@@ -111,15 +104,15 @@ impl PlanChecker<'_, '_> {
     fn params(&mut self, block: &Block, at: Position) {
         if self.func.plan.is_none() {
             if !block.places.is_empty() {
-                let violation = Violation::new("P1", "a parameter has a place, but the function is no plan");
+                let violation = Failure::rule("P1", "a parameter has a place, but the function is no plan");
                 self.error(at, "", violation.note(NOT_A_PLAN));
             }
             return;
         }
         let tensors = self.tensors(&block.params);
         if tensors.len() != block.places.len() {
-            let message = format!("expected {}, got {}", count(tensors.len(), "place"), block.places.len());
-            self.error(at, "parameter", Violation::new("P1", message));
+            let message = (count(tensors.len(), "place"), block.places.len().to_string());
+            self.error(at, "parameter", Failure::rule("P1", message));
         }
         for (tensor, place) in tensors.iter().zip(&block.places) {
             self.place(at, "parameter", tensor, *place);
@@ -145,8 +138,8 @@ impl PlanChecker<'_, '_> {
         let op = node.op.info().name;
         let tensors = self.tensors(&node.results);
         if tensors.len() != plan.places.len() {
-            let message = format!("expected {}, got {}", count(tensors.len(), "place"), plan.places.len());
-            self.error(at, op, Violation::new("P1", message));
+            let message = (count(tensors.len(), "place"), plan.places.len().to_string());
+            self.error(at, op, Failure::rule("P1", message));
         }
         if plan.view {
             self.view(node, plan, at);
@@ -161,7 +154,7 @@ impl PlanChecker<'_, '_> {
             let here = self.defined.get(*value).is_some_and(|(of, _)| *of == block);
             if !here || self.func.ty(*value).and_then(Type::as_tensor).is_none() {
                 let message = format!("reuse: {value} is no tensor defined before in this block");
-                self.error(at, op, Violation::new("P3", message));
+                self.error(at, op, Failure::rule("P3", message));
             }
         }
         let copied = plan.copies.iter().map(|(value, _)| ("copy", *value));
@@ -169,13 +162,13 @@ impl PlanChecker<'_, '_> {
         for (word, value) in copied.chain(leased) {
             if !node.args.contains(&value) || node.op.effects().starts().is_none() {
                 let message = format!("{word}: {value} is no operand of this start");
-                self.error(at, op, Violation::new("P3", message));
+                self.error(at, op, Failure::rule("P3", message));
             }
         }
         for value in &plan.release {
             if self.defined.get(*value) != Some(&(block, true)) {
                 let message = format!("release: {value} is no start before this line in this block");
-                self.error(at, op, Violation::new("P3", message));
+                self.error(at, op, Failure::rule("P3", message));
             }
         }
     }
@@ -186,7 +179,7 @@ impl PlanChecker<'_, '_> {
         let there = plan.places.iter().all(|place| Some(place) == of);
         if node.op.alias() != Alias::View || !there {
             let message = "expected the place of the operand, and an op that can be a view of it";
-            self.error(at, node.op.info().name, Violation::new("P3", format!("view: {message}")));
+            self.error(at, node.op.info().name, Failure::rule("P3", format!("view: {message}")));
         }
     }
 
@@ -196,29 +189,25 @@ impl PlanChecker<'_, '_> {
             (Effects::Collective(group) | Effects::Messages(group), Some((queue, number))) => {
                 if queue != group {
                     let (expected, got) = (self.mesh.group_text(group), self.mesh.group_text(queue));
-                    self.error(
-                        at,
-                        op,
-                        Violation::new("V10", format!("expected queue {expected}, got {got}")),
-                    );
+                    self.error(at, op, Failure::rule("V10", (format!("queue {expected}"), got.to_string())));
                     return;
                 }
                 let next = self.queues.entry(self.mesh.group_text(group)).or_default();
                 let expected = *next;
                 *next += 1;
                 if number != expected {
-                    let message = format!(
-                        "expected start #{expected} on queue {}, got #{number}",
-                        self.mesh.group_text(group)
+                    let message = (
+                        format!("start #{expected} on queue {}", self.mesh.group_text(group)),
+                        format!("#{number}"),
                     );
-                    self.error(at, op, Violation::new("V10", message));
+                    self.error(at, op, Failure::rule("V10", message));
                 }
             }
             (Effects::Collective(group) | Effects::Messages(group), None) => {
-                let message = format!("expected queue {}, got none", self.mesh.group_text(group));
-                self.error(at, op, Violation::new("V10", message));
+                let message = (format!("queue {}", self.mesh.group_text(group)), "none");
+                self.error(at, op, Failure::rule("V10", message));
             }
-            (_, Some(_)) => self.error(at, op, Violation::new("V10", "is no start, but has a queue")),
+            (_, Some(_)) => self.error(at, op, Failure::rule("V10", "is no start, but has a queue")),
             (_, None) => {}
         }
     }
@@ -250,7 +239,7 @@ impl PlanChecker<'_, '_> {
             }
         };
         if let Some(message) = message {
-            self.error(at, op, Violation::new("P2", message));
+            self.error(at, op, Failure::rule("P2", message));
         }
     }
 }

@@ -9,19 +9,23 @@
 //! program that returned all its values would test none of that. Unused values are returned, so that a wrong value
 //! anywhere is visible, and a few of the others.
 
+mod known;
 mod recipes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use consort_ir::builder::Builder;
 use consort_ir::entity::Value;
 use consort_ir::index::{Index, Sym, SymbolFacts};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, OpDef, UpdateSlice, Wait};
-use consort_ir::program::{Func, Loc, Node, Program};
-use consort_ir::tensor::Tensor;
+use consort_ir::program::{Func, Node, Program};
 use consort_ir::types::{TensorType, Type};
-use consort_types::{Axes, Axis, Dtype, GroupName, Rank, Rng};
+use consort_types::{Axes, Axis, Dtype, GroupName, Rank, Rng, Site};
+
+use known::Known;
 
 /// The most elements a generated tensor has.
 const MAX_ELEMENTS: i64 = 256;
@@ -37,6 +41,7 @@ pub type Accepts<'a> = &'a dyn Fn(&Mesh, &dyn OpDef, &[Type]) -> bool;
 struct Growing<'a> {
     builder: Builder<'a>,
     accepts: Accepts<'a>,
+    known: Rc<Known>,
     rng: Rng,
     chosen: Chosen,
     /// Tensors of the block being filled that nodes may read.
@@ -115,7 +120,8 @@ fn random_func<'a>(mesh: &'a Mesh, mut rng: Rng, size: usize, accepts: Accepts<'
         );
     }
     let (tensors, flying, quiet) = (Vec::new(), Vec::new(), Axes::NONE);
-    let mut growing = Growing { builder, accepts, rng, chosen, tensors, flying, quiet };
+    let known = Rc::new(Known::new());
+    let mut growing = Growing { builder, accepts, known, rng, chosen, tensors, flying, quiet };
     for _ in 0..3 {
         growing.param();
     }
@@ -134,7 +140,7 @@ impl Growing<'_> {
         let before = self.clone();
         let known = self.builder.nodes().len();
         let line = self.rng.below(90) as u32 + 1;
-        self.builder.set_loc(self.rng.one_in(3).then(|| Loc::new("model.rs", line)));
+        self.builder.set_site(self.rng.one_in(3).then(|| Site::new("model.rs", line)));
         let fits = recipes::grow(self).is_some() && self.fits() && self.accepted(known);
         if !fits {
             // The random state is kept: the same attempt would fail again.
@@ -266,22 +272,22 @@ impl Growing<'_> {
 }
 
 /// Inputs for a generated program: small numbers, equal on ranks wherever the types say so.
-pub fn inputs(program: &Program, seed: u64) -> Vec<Vec<Tensor>> {
+pub fn inputs(program: &Program, seed: u64) -> Vec<Vec<Literal>> {
     let (mesh, func) = (&program.mesh, &program.funcs[0]);
     let symbols = BTreeMap::from([(Sym::Backed(0), 4), (Sym::Backed(1), 3)]);
     let rank_inputs = |rank: u32| {
         let cx = EvalCx { mesh, rank: Rank(rank), symbols: &symbols };
         let input = |(i, param): (usize, &Value)| {
-            let Some(Type::Tensor(ty)) = func.ty(*param) else { return Tensor::size(0) };
+            let Some(Type::Tensor(ty)) = func.ty(*param) else { return Literal::size(0) };
             let place =
                 ty.varies.iter().fold(1u64, |at, axis| at * 31 + u64::from(mesh.coordinate(cx.rank, axis)));
             let mut rng = Rng::new(seed ^ (i as u64) << 32 ^ place << 8);
             let shape = cx.shape(&ty.shape).unwrap_or_default();
             let n: usize = shape.iter().product();
             if ty.dtype.is_float() {
-                Tensor::floats(ty.dtype, shape, (0..n).map(|_| rng.below(65) as f64 / 16.0 - 2.0).collect())
+                Literal::floats(ty.dtype, shape, (0..n).map(|_| rng.below(65) as f64 / 16.0 - 2.0).collect())
             } else {
-                Tensor::ints(ty.dtype, shape, (0..n).map(|_| rng.below(7) as i64 - 2).collect())
+                Literal::ints(ty.dtype, shape, (0..n).map(|_| rng.below(7) as i64 - 2).collect())
             }
         };
         func.body.params.iter().enumerate().map(input).collect()

@@ -20,13 +20,14 @@ type Recipe = fn(&mut Growing<'_>) -> Option<()>;
 
 /// The recipes; one that is listed more often is more likely.
 const RECIPES: &[Recipe] = &[
-    unary,
-    unary,
-    binary,
-    binary,
-    binary,
-    compare,
-    logic,
+    elementwise,
+    elementwise,
+    elementwise,
+    elementwise,
+    elementwise,
+    elementwise,
+    elementwise,
+    example,
     select,
     cast,
     fold,
@@ -67,6 +68,8 @@ const RECIPES: &[Recipe] = &[
     blocks::scan,
     blocks::scan,
     blocks::scan_of_pendings,
+    blocks::while_loop,
+    blocks::while_loop,
     starts::collective,
     starts::collective,
     starts::collective,
@@ -120,6 +123,12 @@ impl Growing<'_> {
         let value = self.builder.one(op, args).ok()?;
         self.tensors.push(value);
         Some(value)
+    }
+
+    fn add_op(&mut self, op: Op, args: &[Value]) -> Option<()> {
+        let results = self.builder.node(op, args, Vec::new()).ok()?;
+        self.tensors.extend(results);
+        Some(())
     }
 
     /// Starts an operation. Sometimes an operand is dead afterwards, so that its storage may be reused.
@@ -195,52 +204,35 @@ fn constants(shape: &[Index]) -> Option<Vec<i64>> {
     shape.iter().map(Index::as_const).collect()
 }
 
-/// Adds one of several ops that differ only in their type.
-macro_rules! one_of {
-    ($g:expr, $args:expr, $($op:ident),+) => {{
-        let n = [$(stringify!($op)),+].len();
-        let at = $g.rng.below(n);
-        let mut i = 0;
-        let mut added = None;
-        $(
-            if i == at {
-                added = $g.add($op {}, $args);
-            }
-            i += 1;
-        )+
-        debug_assert_eq!(i, n);
-        added.map(drop)
-    }};
-}
-
-fn unary(g: &mut Growing<'_>) -> Option<()> {
-    let (x, _) = g.any_where(is_number)?;
-    match g.rng.below(3) {
-        0 => one_of!(g, &[x], Neg, Abs, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Erf, Gelu, Silu, Relu),
-        1 => one_of!(g, &[x], Sign, Recip, Sin, Cos, Exp2, Expm1, Log2, Log1p),
-        _ => one_of!(g, &[x], Floor, Ceil, Round, IsNan, IsFinite),
-    }
-}
-
-fn binary(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(is_number)?;
-    let y = g.like(x, &ty);
-    one_of!(g, &[x, y], Add, Sub, Mul, Div, Rem, Maximum, Minimum, Pow, Atan2)
-}
-
-fn compare(g: &mut Growing<'_>) -> Option<()> {
+/// Any elementwise op of one or two operands.
+fn elementwise(g: &mut Growing<'_>) -> Option<()> {
     let (x, ty) = g.any_where(|_| true)?;
-    let y = g.like(x, &ty);
-    one_of!(g, &[x, y], Eq, Ne, Lt, Le, Gt, Ge)
+    let args = [x, g.like(x, &ty)];
+    // Most ops do not take all element types.
+    (0..4).find_map(|_| {
+        let op = g.rng.pick(&g.known.elementwise);
+        let arity = op.info().args.len();
+        g.add_op(op, &args[..arity])
+    })
 }
 
-fn logic(g: &mut Growing<'_>) -> Option<()> {
-    let (x, ty) = g.any_where(|ty| !ty.dtype.is_float())?;
-    let y = g.like(x, &ty);
-    if g.rng.one_in(3) {
-        return g.add(Not {}, &[x]).map(drop);
+/// Any op as its example calls it, on operands of those types: so an op needs no recipe of its own.
+fn example(g: &mut Growing<'_>) -> Option<()> {
+    let (op, types) = g.rng.pick(&g.known.examples);
+    let mut args = Vec::new();
+    for ty in types {
+        let same = |other: &TensorType| other.dtype == ty.dtype && other.shape == ty.shape;
+        let float = ty.dtype.is_float();
+        // Integers are indices in some examples, and others of the program may be out of range.
+        let found = if float { g.any_where(same).map(|(value, _)| value) } else { None };
+        let value = if float { Elements::Float(0.5) } else { Elements::Int(0) };
+        let constant = Constant { dtype: ty.dtype, shape: ty.shape.clone(), value };
+        args.push(match found {
+            Some(value) => value,
+            None => g.builder.one(constant, &[]).ok()?,
+        });
     }
-    one_of!(g, &[x, y], And, Or, Xor)
+    g.add_op(op, &args)
 }
 
 fn select(g: &mut Growing<'_>) -> Option<()> {

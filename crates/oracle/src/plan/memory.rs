@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use consort_types::Dtype;
 
+use consort_ir::literal::{Literal, unravel};
 use consort_ir::plan::{PlanHeader, Region};
 use consort_ir::storage::{Extent, Placement};
-use consort_ir::tensor::{Tensor, unravel};
 
 /// The placement of a tensor's elements, and their type.
 #[derive(Clone, Debug)]
@@ -78,22 +78,22 @@ impl Memory {
         Ok(all)
     }
 
-    pub(super) fn read(&mut self, seat: &TypedPlacement) -> Result<Tensor, String> {
+    pub(super) fn read(&mut self, seat: &TypedPlacement) -> Result<Literal, String> {
         let bytes = self.bytes(seat)?;
         let shape = seat.shape()?;
-        Tensor::from_bytes(seat.dtype, shape, &bytes)
+        Literal::from_bytes(seat.dtype, shape, &bytes)
             .ok_or_else(|| format!("{}: too large", seat.placement.place))
     }
 
     /// A tensor of poison, if only its type matters.
-    pub(super) fn nothing(&self, seat: &TypedPlacement) -> Result<Tensor, String> {
+    pub(super) fn nothing(&self, seat: &TypedPlacement) -> Result<Literal, String> {
         let shape = seat.shape()?;
         let bytes = vec![self.poison; shape.iter().product::<usize>() * seat.placement.width];
-        Tensor::from_bytes(seat.dtype, shape, &bytes)
+        Literal::from_bytes(seat.dtype, shape, &bytes)
             .ok_or_else(|| format!("{}: too large", seat.placement.place))
     }
 
-    pub(super) fn write(&mut self, seat: &TypedPlacement, tensor: &Tensor) -> Result<(), String> {
+    pub(super) fn write(&mut self, seat: &TypedPlacement, tensor: &Literal) -> Result<(), String> {
         if (tensor.dtype, &tensor.shape) != (seat.dtype, &seat.shape()?) {
             let got = format!("{}{:?}", tensor.dtype, tensor.shape);
             return Err(format!(

@@ -19,10 +19,10 @@ mod rank;
 use std::fmt::Display;
 
 use consort_ir::limits::{Excess, Limits, Resource};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::program::{Func, Node, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::verify::verify;
 use consort_types::{Rank, Rng};
 use memory::{Memory, TypedPlacement};
@@ -50,11 +50,11 @@ pub enum Timing {
 pub fn run(
     mesh: &Mesh,
     plans: &[Func],
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     timing: Timing,
-) -> Result<Vec<Vec<Tensor>>, String> {
+) -> Result<Vec<Vec<Literal>>, String> {
     let Some(first) = plans.first() else { return Err("there are no plans".into()) };
-    let symbols = bind(mesh, first, inputs)?;
+    let symbols = bind(mesh, first, inputs).map_err(|failure| failure.to_string())?;
     if plans.len() != inputs.len() {
         return Err(format!("expected {} plans, got {}", inputs.len(), plans.len()));
     }
@@ -62,7 +62,8 @@ pub fn run(
     let (mut memories, mut bytes) = (Vec::new(), 0u64);
     for ((rank, plan), symbols) in (0u32..).map(Rank).zip(plans).zip(&symbols) {
         let program = Program { mesh: mesh.clone(), funcs: vec![plan.clone()] };
-        let errors: Vec<_> = verify(&program).into_iter().filter(|error| error.rule != "V9").collect();
+        let errors: Vec<_> =
+            verify(&program).into_iter().filter(|error| error.failure.rule != "V9").collect();
         if !errors.is_empty() {
             return Err(OracleError::Program(errors).to_string());
         }
@@ -190,7 +191,7 @@ impl<'a> World<'a> {
         &mut self,
         cx: &EvalCx<'_>,
         node: &'a Node,
-        args: Vec<Tensor>,
+        args: Vec<Literal>,
         results: Vec<TypedPlacement>,
         leased: &[TypedPlacement],
     ) -> Result<PendingId, String> {
@@ -209,7 +210,7 @@ impl<'a> World<'a> {
             waited_here: false,
             released: false,
         });
-        let id = self.comm.start(cx, node, args).map_err(|error| error.0)?;
+        let id = self.comm.start(cx, node, args).map_err(|error| error.to_string())?;
         let early = (0..self.flights.len()).filter(|at| {
             let flight = &self.flights[*at];
             flight.pace == Pace::Early && !flight.written && self.comm.ready(PendingId(*at))

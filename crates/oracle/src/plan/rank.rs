@@ -1,6 +1,6 @@
 //! One rank of the plan oracle: a position in its plan, and the placements of its values.
 
-use consort_types::Rank;
+use consort_types::{Failure, Rank};
 
 use super::memory::{Memory, TypedPlacement};
 use super::{World, at};
@@ -9,12 +9,12 @@ use crate::comm::PendingId;
 use crate::inputs::Symbols;
 use crate::rank::Step;
 use consort_ir::entity::{Value, ValueMap};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Effects, EvalCx, Flow};
+use consort_ir::ops::{Effects, EvalCx, Flow, Trips};
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::storage::{Placement, is_needed, may_take_over, pieces};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::node_text;
 use consort_ir::types::Type;
 
@@ -29,7 +29,7 @@ struct Frame<'a> {
 enum Then<'a> {
     Return,
     Cond(&'a Node),
-    Scan { node: &'a Node, carries: usize, slices: usize, iteration: usize, length: usize },
+    Loop { node: &'a Node, carries: usize, slices: usize, iteration: usize },
 }
 
 pub(super) struct PlanRank<'a> {
@@ -38,7 +38,7 @@ pub(super) struct PlanRank<'a> {
     rank: Rank,
     symbols: Symbols,
     seats: ValueMap<Vec<TypedPlacement>>,
-    sizes: ValueMap<Tensor>,
+    sizes: ValueMap<Literal>,
     /// The operation of each pending; absent if its tensors have arrived.
     pendings: ValueMap<PendingId>,
     /// The latest run of each start.
@@ -55,7 +55,7 @@ impl<'a> PlanRank<'a> {
         func: &'a Func,
         rank: Rank,
         symbols: Symbols,
-        inputs: &[Tensor],
+        inputs: &[Literal],
         world: &mut World<'a>,
     ) -> Result<PlanRank<'a>, String> {
         let mut state = PlanRank {
@@ -94,12 +94,12 @@ impl<'a> PlanRank<'a> {
             }
             None => format!("the end of @{}", self.func.name),
         };
-        let loc = self.node.and_then(|node| node.loc.as_ref()).map(ToString::to_string);
-        Some(Stuck { rank: self.rank, node, loc, waits_for })
+        let site = self.node.and_then(|node| node.site.as_ref()).map(ToString::to_string);
+        Some(Stuck { rank: self.rank, node, site, waits_for })
     }
 
     /// Checks that arguments that were not donated are unchanged.
-    pub(super) fn check_arguments(&self, inputs: &[Tensor], world: &mut World<'_>) -> Result<(), String> {
+    pub(super) fn check_arguments(&self, inputs: &[Literal], world: &mut World<'_>) -> Result<(), String> {
         let donated = self.func.plan.as_ref().map_or(&[][..], |head| &head.donated);
         for (param, input) in self.func.body.params.iter().zip(inputs) {
             let kept = self.seats(*param).into_iter().next().filter(|_| !donated.contains(param));
@@ -113,7 +113,7 @@ impl<'a> PlanRank<'a> {
     }
 
     /// Reads the results from their places.
-    pub(super) fn results(&self, world: &mut World<'_>) -> Result<Vec<Tensor>, String> {
+    pub(super) fn results(&self, world: &mut World<'_>) -> Result<Vec<Literal>, String> {
         let mut results = Vec::new();
         for value in &self.func.body.results {
             results.extend(self.sizes.get(*value).cloned());
@@ -175,7 +175,9 @@ impl<'a> PlanRank<'a> {
         }
         match (node.op.flow(), node.op.effects()) {
             (Flow::Cond, _) => return self.cond(node, plan, world),
-            (Flow::Scan { carries, slices, .. }, _) => return self.scan(node, plan, carries, slices, world),
+            (Flow::Loop { carries, slices, .. }, _) => {
+                return self.repeat(node, plan, carries, slices, world);
+            }
             (_, Effects::Wait) => {
                 if let Some(id) = self.arrive(&node.args, world)? {
                     return Ok(Some(id));
@@ -246,7 +248,7 @@ impl<'a> PlanRank<'a> {
             results.iter().enumerate().any(here)
         };
         let memory = self.memory(world);
-        let mut tensors: Vec<Option<Tensor>> = vec![None; args.len()];
+        let mut tensors: Vec<Option<Literal>> = vec![None; args.len()];
         for first in [true, false] {
             for j in (0..args.len()).filter(|j| takes_over(*j) == first) {
                 tensors[j] = Some(memory.read(&args[j])?);
@@ -255,8 +257,8 @@ impl<'a> PlanRank<'a> {
                 results.iter().try_for_each(|seat| memory.poison(seat))?;
             }
         }
-        let tensors: Vec<&Tensor> = tensors.iter().flatten().collect();
-        let values = node.op.eval(&self.cx(&self.symbols), &tensors).map_err(|error| error.0)?;
+        let tensors: Vec<&Literal> = tensors.iter().flatten().collect();
+        let values = node.op.eval(&self.cx(&self.symbols), &tensors).map_err(|error| error.to_string())?;
         let types: Vec<Type> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
         for ((sym, _), value) in node.op.defines(&types).iter().zip(&values) {
             self.symbols.insert(*sym, value.as_size().unwrap_or(0));
@@ -288,7 +290,7 @@ impl<'a> PlanRank<'a> {
         let symbols = self.symbols.clone();
         let cx = self.cx(&symbols);
         let memory = self.memory(world);
-        let mut tensors: Vec<Option<Tensor>> = vec![None; args.len()];
+        let mut tensors: Vec<Option<Literal>> = vec![None; args.len()];
         let over =
             |k: usize| node.op.overwrites(k).map(|j| (j, args[j].placement.same(&results[k].placement)));
         let copied = |j: usize| plan.copies.iter().any(|(value, _)| *value == node.args[j]);
@@ -385,7 +387,26 @@ impl<'a> PlanRank<'a> {
         from.iter().zip(to).flat_map(ends).collect()
     }
 
-    fn scan(
+    /// Whether a loop goes on after `done` iterations. Its carries are in the parameters of its block.
+    fn goes_on(&self, node: &Node, done: usize, world: &mut World<'a>) -> Result<bool, String> {
+        match node.op.flow() {
+            Flow::Loop { trips: Trips::Count(length), .. } => {
+                Ok(done < self.cx(&self.symbols).size(length).map_err(|error| error.to_string())?)
+            }
+            Flow::Loop { trips: Trips::While { limit, .. }, .. } => {
+                let seat = self.seats(node.blocks[0].params[0]).into_iter().next();
+                let holds = self.memory(world).read(&seat.ok_or("a condition without a place")?)?.as_size()
+                    != Some(0);
+                if holds && done == limit {
+                    return Err(Failure::new(Trips::unfinished(limit)).to_string());
+                }
+                Ok(holds)
+            }
+            Flow::Straight | Flow::Cond => Ok(false),
+        }
+    }
+
+    fn repeat(
         &mut self,
         node: &'a Node,
         plan: &NodePlan,
@@ -393,8 +414,6 @@ impl<'a> PlanRank<'a> {
         slices: usize,
         world: &mut World<'a>,
     ) -> Result<Option<PendingId>, String> {
-        let Flow::Scan { length, .. } = node.op.flow() else { return Ok(None) };
-        let length = self.cx(&self.symbols).size(length).map_err(|error| error.0)?;
         if let Some(id) = self.arrive(&node.args[..carries], world)? {
             return Ok(Some(id));
         }
@@ -406,13 +425,13 @@ impl<'a> PlanRank<'a> {
         for seat in self.all_seats(&node.results[carries..]) {
             self.memory(world).poison(&seat)?;
         }
-        if length == 0 {
+        if !self.goes_on(node, 0, world)? {
             self.pass(&block.params[..carries], &node.results[..carries]);
             self.advance();
             return Ok(None);
         }
         self.slices(node, carries, slices, 0, world)?;
-        let then = Then::Scan { node, carries, slices, iteration: 0, length };
+        let then = Then::Loop { node, carries, slices, iteration: 0 };
         self.frames.push(Frame { block, next: 0, then });
         Ok(None)
     }
@@ -466,20 +485,20 @@ impl<'a> PlanRank<'a> {
                 self.carry(&block.results, &node.results, world)?;
                 self.advance();
             }
-            Then::Scan { node, carries, slices, iteration, length } => {
+            Then::Loop { node, carries, slices, iteration } => {
                 let mut stack = self.moves(&block.results[carries..], &node.results[carries..]);
                 for (_, to) in &mut stack {
                     to.placement = to.placement.entry(iteration);
                 }
                 join(self.memory(world), &stack)?;
                 self.carry(&block.results[..carries], &block.params[..carries], world)?;
-                if iteration + 1 == length {
+                if !self.goes_on(node, iteration + 1, world)? {
                     self.pass(&block.params[..carries], &node.results[..carries]);
                     self.advance();
                     return Ok(None);
                 }
                 self.slices(node, carries, slices, iteration + 1, world)?;
-                let then = Then::Scan { node, carries, slices, iteration: iteration + 1, length };
+                let then = Then::Loop { node, carries, slices, iteration: iteration + 1 };
                 self.frames.push(Frame { block, next: 0, then });
             }
         }
@@ -491,7 +510,7 @@ impl<'a> PlanRank<'a> {
 fn copy(memory: &mut Memory, moves: &[(TypedPlacement, TypedPlacement)]) -> Result<(), String> {
     let go: Vec<&(TypedPlacement, TypedPlacement)> =
         moves.iter().filter(|(from, to)| !from.placement.same(&to.placement)).collect();
-    let tensors = go.iter().map(|(from, _)| memory.read(from)).collect::<Result<Vec<Tensor>, String>>()?;
+    let tensors = go.iter().map(|(from, _)| memory.read(from)).collect::<Result<Vec<Literal>, String>>()?;
     go.iter().zip(tensors).try_for_each(|((_, to), tensor)| memory.write(to, &tensor))
 }
 

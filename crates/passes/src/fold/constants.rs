@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::ops::{Constant, Elements, EvalCx, Op, OpDef};
+use consort_ir::literal::{Data, Literal};
+use consort_ir::ops::{Constant, Elements, EvalCx, Op, OpDef, built_in};
 use consort_ir::program::Node;
-use consort_ir::tensor::{Data, Tensor};
 use consort_types::{Dtype, Rank};
 
 use super::{Rewrite, View};
@@ -24,31 +24,30 @@ enum Kind {
     Whole,
 }
 
-/// How an op computes, and whether it is exact on floats too; `None` if it may not be exact at all.
-fn kind(name: &str) -> Option<(Kind, bool)> {
-    Some(match name {
-        "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "neg" | "abs" | "sqrt" | "eq" | "ne"
-        | "lt" | "le" | "gt" | "ge" | "is_nan" | "is_finite" | "and" | "or" | "xor" | "not" | "select"
-        | "cast" => (Kind::Elementwise, true),
-        "rem" | "pow" => (Kind::Elementwise, false),
-        "reshape" | "permute" | "slice" | "update_slice" | "concat" | "flip" => (Kind::Moves, true),
+/// How an op computes; `None` if it is not computed here.
+fn kind(op: &dyn OpDef) -> Option<Kind> {
+    Some(match op.info().name {
+        // Not users' ops: a kernel that is registered later may differ from the evaluation.
+        name if built_in(name).is_none() => return None,
+        _ if op.is_elementwise() => Kind::Elementwise,
+        "reshape" | "permute" | "slice" | "update_slice" | "concat" | "flip" => Kind::Moves,
         // Not `broadcast`: it is a view, whereas a constant of its shape would be written at each call.
-        "pad" | "index" => (Kind::Whole, true),
-        "sum" | "prod" | "max" | "min" | "any" | "all" => (Kind::Whole, false),
+        "pad" | "index" | "sum" | "prod" | "max" | "min" | "any" | "all" => Kind::Whole,
         _ => return None,
     })
 }
 
 pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
-    let (kind, floats) = kind(node.op.info().name)?;
-    let constant = |arg| view.def::<Constant>(arg).map(|(constant, _)| constant);
-    let args: Vec<&Constant> = node.args.iter().map(|arg| constant(*arg)).collect::<Option<_>>()?;
-    if !floats && args.iter().any(|arg| arg.dtype.is_float()) {
-        return None;
-    }
+    let kind = kind(&*node.op)?;
     let [result] = node.results[..] else { return None };
     let ty = view.tensor(result)?;
-    let splats: Option<Vec<Tensor>> = args.iter().map(|arg| splat(arg)).collect();
+    // Else a kernel may round differently.
+    if !node.op.tolerance().is_exact(ty.dtype) {
+        return None;
+    }
+    let constant = |arg| view.def::<Constant>(arg).map(|(constant, _)| constant);
+    let args: Vec<&Constant> = node.args.iter().map(|arg| constant(*arg)).collect::<Option<_>>()?;
+    let splats: Option<Vec<Literal>> = args.iter().map(|arg| splat(arg)).collect();
     let tensor = match (kind, splats) {
         (Kind::Elementwise, Some(splats)) => eval(view, &*node.op, &splats)?,
         (Kind::Moves, Some(splats)) if splats.iter().all(|other| other.same(&splats[0])) => {
@@ -74,13 +73,13 @@ pub(super) fn rewrite(view: &View<'_>, node: &Node) -> Option<Rewrite> {
 }
 
 /// The repeated element of a constant, as a 0-d tensor.
-pub(super) fn splat(constant: &Constant) -> Option<Tensor> {
+pub(super) fn splat(constant: &Constant) -> Option<Literal> {
     let dtype = constant.dtype;
     Some(match &constant.value {
-        Elements::Float(x) => Tensor::floats(dtype, vec![], vec![*x]),
-        Elements::Int(x) => Tensor::ints(dtype, vec![], vec![*x]),
-        Elements::Floats(list) if list.len() == 1 => Tensor::floats(dtype, vec![], list.clone()),
-        Elements::Ints(list) if list.len() == 1 => Tensor::ints(dtype, vec![], list.clone()),
+        Elements::Float(x) => Literal::floats(dtype, vec![], vec![*x]),
+        Elements::Int(x) => Literal::ints(dtype, vec![], vec![*x]),
+        Elements::Floats(list) if list.len() == 1 => Literal::floats(dtype, vec![], list.clone()),
+        Elements::Ints(list) if list.len() == 1 => Literal::ints(dtype, vec![], list.clone()),
         _ => return None,
     })
 }
@@ -92,15 +91,15 @@ pub(super) fn truth(node: &Node) -> Option<bool> {
 }
 
 /// Evaluates an op that is the same on all ranks and mentions no symbol.
-fn eval(view: &View<'_>, op: &dyn OpDef, args: &[Tensor]) -> Option<Tensor> {
+fn eval(view: &View<'_>, op: &dyn OpDef, args: &[Literal]) -> Option<Literal> {
     let cx = EvalCx { mesh: view.mesh, rank: Rank(0), symbols: &BTreeMap::new() };
-    let args: Vec<&Tensor> = args.iter().collect();
+    let args: Vec<&Literal> = args.iter().collect();
     op.eval(&cx, &args).ok()?.into_iter().next()
 }
 
 /// A tensor's elements as a constant, one if they are all equal. `None` if one is NaN: which of the NaN bit patterns
 /// results is up to the kernel.
-fn elements(tensor: &Tensor) -> Option<Elements> {
+fn elements(tensor: &Literal) -> Option<Elements> {
     Some(match &tensor.data {
         Data::Float(list) if list.iter().any(|x| x.is_nan()) => return None,
         Data::Float(list) => match &list[..] {

@@ -3,11 +3,11 @@
 
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
+use consort_ir::literal::{Data, Literal};
 use consort_ir::ops::{
     Broadcast, Cast, Concat, Constant, Flip, Neg, Not, Op, Pad, Permute, Reshape, Select, Split,
 };
 use consort_ir::program::Node;
-use consort_ir::tensor::{Data, Tensor};
 use consort_types::Dtype;
 
 use super::constants::{splat, truth};
@@ -52,7 +52,7 @@ fn with_neutral(view: &View<'_>, node: &Node) -> Option<Value> {
         element.is_some_and(|element| match &element.data {
             Data::Float(data) => float.is_some_and(|float| data[0].to_bits() == float.to_bits()),
             Data::Int(data) => {
-                data[0] == Tensor::ints(element.dtype, vec![], vec![int]).as_size().unwrap_or(0)
+                data[0] == Literal::ints(element.dtype, vec![], vec![int]).as_size().unwrap_or(0)
             }
         })
     };

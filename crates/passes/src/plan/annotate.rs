@@ -131,7 +131,7 @@ impl Annotator<'_> {
                 writes.into_iter().map(bytes).collect()
             }
         };
-        if let Flow::Scan { carries, slices, .. } = node.op.flow() {
+        if let Flow::Loop { carries, slices, .. } = node.op.flow() {
             written.extend(self.spans(&node.blocks[0].params[..carries + slices]));
         }
         written.into_iter().for_each(|bytes| self.leases.write(bytes, met));

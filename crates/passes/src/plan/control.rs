@@ -6,7 +6,7 @@ use consort_ir::types::{TensorType, Type};
 
 use super::PlanError;
 use super::decide::{Line, Planner};
-use super::storage::{Kind, Located, Span};
+use super::storage::{BufKind, Located, Span};
 use super::uses::END;
 
 impl<'a> Planner<'a> {
@@ -75,7 +75,12 @@ impl<'a> Planner<'a> {
 
     /// Carries and slices have places of their own, filled before each iteration; a carry may use the place of its
     /// operand, if that is dead.
-    pub(super) fn scan(&mut self, node: &'a Node, carries: usize, slices: usize) -> Result<Line, PlanError> {
+    pub(super) fn repeat(
+        &mut self,
+        node: &'a Node,
+        carries: usize,
+        slices: usize,
+    ) -> Result<Line, PlanError> {
         let mut line = Line::default();
         let block = &node.blocks[0];
         node.args[..carries].iter().for_each(|arg| self.touch(*arg));
@@ -182,7 +187,7 @@ impl<'a> Planner<'a> {
             .filter(|(other, _)| *other != carry)
             .all(|(_, other)| self.parts_of(*other).all(|other| !self.storage.span(other).meets(&span)));
         alone
-            && self.storage.bufs[span.buf as usize].kind != Kind::Dyn
+            && self.storage.bufs[span.buf as usize].kind != BufKind::Dyn
             && self.held(part).is_none()
             && self.returns_there(node.results[carry], part)
     }

@@ -1,15 +1,14 @@
 //! Decides the storage of each result, line by line.
 
 use consort_ir::entity::Value;
-use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Joined};
-use consort_ir::plan::Why;
+use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Joined, boxes_of, view_of};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
-use consort_types::layout;
 use consort_types::layout::{Dims, Layout};
+use consort_types::{Held, layout};
 
 use super::PlanError;
-use super::storage::{Kind, Located, Part, Span, Storage};
+use super::storage::{BufKind, Located, Part, Span, Storage};
 use super::uses::{Uses, View};
 
 /// The decisions for a line, besides the storage of its results.
@@ -29,7 +28,7 @@ pub(super) struct Line {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copied {
     pub(super) value: Value,
-    pub(super) why: Why,
+    pub(super) why: Held,
     pub(super) from: u32,
     pub(super) to: u32,
 }
@@ -91,7 +90,7 @@ impl<'a> Planner<'a> {
             if parts.is_empty() {
                 continue;
             }
-            let buf = self.storage.add_buf(Kind::Arg(number as u32), size, self.now, self.block);
+            let buf = self.storage.add_buf(BufKind::Arg(number as u32), size, self.now, self.block);
             // A pending argument is leased by a start that no line can name.
             let given = donated.get(number) == Some(&true) && ty.as_tensor().is_some();
             let entry = &mut self.storage.bufs[buf as usize];
@@ -123,7 +122,7 @@ impl<'a> Planner<'a> {
             (Effects::Wait, _) => self.wait(node),
             (_, Flow::Straight) => self.straight(node)?,
             (_, Flow::Cond) => self.cond(node)?,
-            (_, Flow::Scan { carries, slices, .. }) => self.scan(node, carries, slices)?,
+            (_, Flow::Loop { carries, slices, .. }) => self.repeat(node, carries, slices)?,
         };
         self.lines[number] = line;
         Ok(())
@@ -204,7 +203,7 @@ impl<'a> Planner<'a> {
                     return Err(PlanError::UnknownSize {
                         func: self.func.name.clone(),
                         ty: tensor.display(self.sizes.mesh).to_string(),
-                        why: error.0,
+                        why: error.to_string(),
                     });
                 }
             }
@@ -232,8 +231,8 @@ impl<'a> Planner<'a> {
     pub(super) fn new_buf(&mut self, tensor: &TensorType, line: u32) -> Result<Located, PlanError> {
         let layout = self.layout(tensor)?;
         let (kind, size) = match &layout {
-            Some(layout) => (Kind::Own, bytes(layout, tensor)),
-            None => (Kind::Dyn, 0),
+            Some(layout) => (BufKind::Own, bytes(layout, tensor)),
+            None => (BufKind::Dyn, 0),
         };
         let buf = self.storage.add_buf(kind, size, line, self.block);
         Ok(Located { buf, at: 0, layout, element: tensor.dtype.size() as u64 })
@@ -329,7 +328,9 @@ impl<'a> Planner<'a> {
             return true;
         };
         // If the op mentions unknown sizes, it runs at run time.
-        let Ok(Some(layouts)) = node.op.view(&self.sizes, &layout) else { return false };
+        let Some(shapes) = self.shapes(&node.results) else { return false };
+        let shapes = shapes.iter().map(|shape| &shape[..]);
+        let Ok(Some(layouts)) = view_of(&*node.op, &self.sizes, &layout, shapes) else { return false };
         let flat =
             |(result, layout): (&Value, &Layout)| !self.uses.get(*result).flat || layout.is_contiguous();
         if !node.results.iter().zip(&layouts).all(flat) {
@@ -358,7 +359,7 @@ impl<'a> Planner<'a> {
         };
         let dynamic = self.storage.parts[part as usize].located.layout.is_none();
         let buf = self.storage.span(part).buf;
-        if !same_shape || (self.storage.bufs[buf as usize].kind == Kind::Dyn) != dynamic {
+        if !same_shape || (self.storage.bufs[buf as usize].kind == BufKind::Dyn) != dynamic {
             return false;
         }
         let span = self.storage.span(part);
@@ -385,17 +386,17 @@ impl<'a> Planner<'a> {
     }
 
     /// The reason why a part cannot be overwritten after this line, if any.
-    pub(super) fn held(&mut self, part: u32) -> Option<Why> {
+    pub(super) fn held(&mut self, part: u32) -> Option<Held> {
         if !self.storage.parts[part as usize].is_flat() {
-            return Some(Why::Gaps);
+            return Some(Held::Gaps);
         }
         let (span, now) = (self.storage.span(part), self.now);
         let buf = &self.storage.bufs[span.buf as usize];
         if !buf.writable {
-            return Some(if matches!(buf.kind, Kind::Arg(_)) { Why::Argument } else { Why::Needed });
+            return Some(if matches!(buf.kind, BufKind::Arg(_)) { Held::Argument } else { Held::Needed });
         }
         let needed = self.storage.needed(span, now)?;
-        Some(if needed.read > now { Why::Needed } else { Why::Returned })
+        Some(if needed.read > now { Held::Needed } else { Held::Returned })
     }
 
     /// A block may return a value that aliases a carry only as that carry: carries do not change places.
@@ -413,7 +414,17 @@ impl<'a> Planner<'a> {
         let layout = |arg: &Value| self.storage.parts[self.part(*arg) as usize].located.layout.as_ref();
         let shapes: Option<Vec<&[usize]>> =
             node.args.iter().map(|arg| layout(arg).map(|layout| &layout.shape[..])).collect();
-        node.op.boxes(&self.sizes, &shapes?).ok()
+        let whole = self.shapes(&node.results)?;
+        boxes_of(&*node.op, &self.sizes, &shapes?, whole.first()?).ok()
+    }
+
+    /// The shapes of tensors, if all sizes are known.
+    fn shapes(&self, values: &[Value]) -> Option<Vec<Dims>> {
+        let shape = |value: &Value| {
+            let tensor = self.func.ty(*value).and_then(Type::as_tensor)?;
+            Some(self.layout(tensor).ok()??.shape)
+        };
+        values.iter().map(shape).collect()
     }
 
     /// Updates the base in place, if it may be overwritten, and moves the part into it if possible.
@@ -442,7 +453,7 @@ impl<'a> Planner<'a> {
         let from = shift + at + place.start as u64 * element;
         let span = Span { buf: root, from, to: from + place.span() as u64 * element };
         let (now, root) = (self.now, &self.storage.bufs[root as usize]);
-        if !root.writable || root.kind == Kind::Dyn || !self.returns_there(node.results[0], base) {
+        if !root.writable || root.kind == BufKind::Dyn || !self.returns_there(node.results[0], base) {
             return false;
         }
         if self.storage.parts[base as usize].last > now || self.storage.needed(span, now).is_some() {

@@ -27,13 +27,13 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::plan::{Place, PlanHeader, Region};
 use consort_ir::program::Func;
-use consort_types::Rank;
+use consort_types::{Failure, Rank};
 
 pub use report::{PlanReport, report};
 
 use decide::Planner;
 use pack::{ALIGN, Bin, Block, is_close, most, pack};
-use storage::{Buf, Kind, Storage};
+use storage::{Buf, BufKind, Storage};
 use uses::END;
 
 /// Why planning failed.
@@ -57,17 +57,25 @@ pub enum PlanError {
     },
 }
 
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl PlanError {
+    /// The error as a [`Failure`].
+    pub fn failure(&self) -> Box<Failure> {
         match self {
             PlanError::UnknownSize { func, ty, why } => {
-                write!(f, "plan: @{func}: expected sizes that are known, got {ty}: {why}")?;
-                write!(f, "\n  note: a plan is made for given values of the symbols; give each of them one")
+                Failure::new(("sizes that are known", format!("{ty}: {why}")))
+                    .of(format!("plan: @{func}"))
+                    .note("a plan is made for given values of the symbols; give each of them one")
             }
             PlanError::TooLarge { func, what } => {
-                write!(f, "plan: @{func}: {what} does not fit in 64 bits of memory")
+                Failure::new(format!("{what} does not fit in 64 bits of memory")).of(format!("plan: @{func}"))
             }
         }
+    }
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)
     }
 }
 
@@ -130,14 +138,14 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
         let buf = &mut storage.bufs[number as usize];
         let region = match buf.kind {
             _ if buf.place.is_some() => continue,
-            Kind::Own => {
+            BufKind::Own => {
                 numbers.push(number);
                 let (def, last, size) = (buf.def, buf.last, buf.size.next_multiple_of(ALIGN));
                 blocks.push(Block { def, last, size, pieces: storage.pieces(number) });
                 continue;
             }
-            Kind::Arg(param) => Region::Arg(param),
-            Kind::Dyn => {
+            BufKind::Arg(param) => Region::Arg(param),
+            BufKind::Dyn => {
                 dyns += 1;
                 Region::Dyn(dyns - 1)
             }
@@ -158,6 +166,19 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
     if blocks.is_empty() {
         return Ok(regions);
     }
+    place_own(storage, &numbers, &blocks, (&outs, all), &mut regions);
+    Ok(regions)
+}
+
+/// Packs the storage that the plan allocates: communication and the rest apart, or together where that saves much.
+/// `all` is the size of all memory, `outs` are the results.
+fn place_own(
+    storage: &mut Storage,
+    numbers: &[u32],
+    blocks: &[Block],
+    (outs, all): (&[u32], u64),
+    regions: &mut BTreeMap<Region, u64>,
+) {
     let shared: Vec<bool> = numbers.iter().map(|number| storage.bufs[*number as usize].shared).collect();
     let pick = |wanted: bool| -> Vec<Block> {
         blocks
@@ -180,7 +201,7 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
         let apart = arena.size + heap.size + returned.iter().map(|block| block.size).sum::<u64>();
         if !is_close(apart, most(blocks.iter().chain(&returned))) {
             let (places, bins) = bins(&returned);
-            let packed = pack(&blocks, &bins);
+            let packed = pack(blocks, &bins);
             together = Some((packed, places)).filter(|(packed, _)| packed.size < arena.size + heap.size);
         }
     }
@@ -206,7 +227,6 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
             }
         }
     }
-    Ok(regions)
 }
 
 /// The largest result pieces, as bins: where each is, and until when it is free.
@@ -227,7 +247,7 @@ fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
 /// Gives storage that outlives the call its own region, once.
 fn out(storage: &mut Storage, buf: u32, outs: &mut Vec<u32>) {
     let root = &mut storage.bufs[buf as usize];
-    if root.kind == Kind::Own && root.outlives && root.place.is_none() {
+    if root.kind == BufKind::Own && root.outlives && root.place.is_none() {
         root.place = Some(Place { region: Region::Out(outs.len() as u32), offset: 0 });
         outs.push(buf);
     }

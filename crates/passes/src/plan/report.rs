@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, EvalCx, Flow};
-use consort_ir::plan::{NodePlan, Place, Region, Why};
+use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
+use consort_types::Held;
 use consort_types::layout::Layout;
 
 use super::uses::Uses;
@@ -20,7 +21,7 @@ pub struct PlanReport {
     /// The peak of live bytes over all lines.
     pub live_bytes: u64,
     /// Copies for communication: the node, counted through all blocks, the operand, its bytes, and the reason.
-    pub copies: Vec<(usize, Value, u64, Why)>,
+    pub copies: Vec<(usize, Value, u64, Held)>,
     /// The total bytes of all copies.
     pub copied_bytes: u64,
 }
@@ -53,7 +54,7 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
 
 /// Bytes with their live range.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Lifetime {
     def: u32,
     last: u32,
     region: Region,
@@ -69,7 +70,7 @@ struct Reader<'a> {
     located: ValueMap<Vec<(Place, Option<Layout>)>>,
     /// Whether all users of a value are starts.
     only_started: ValueMap<bool>,
-    live: Vec<Held>,
+    live: Vec<Lifetime>,
     /// The ranges of each value in `live`.
     held: ValueMap<std::ops::Range<usize>>,
     line: u32,
@@ -119,12 +120,12 @@ impl<'a> Reader<'a> {
         if node.op.alias() == Alias::View && !plan.view {
             for result in node.results.iter().filter(|result| self.only_started.get(**result) == Some(&true))
             {
-                let copied = (number, *result, self.bytes(*result), Why::Gaps);
+                let copied = (number, *result, self.bytes(*result), Held::Gaps);
                 self.report.copies.push(copied);
             }
         }
         for inside in &node.blocks {
-            self.block(inside, matches!(node.op.flow(), Flow::Scan { .. }));
+            self.block(inside, matches!(node.op.flow(), Flow::Loop { .. }));
         }
         let located = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
         self.define(&node.results, located);
@@ -186,7 +187,7 @@ impl<'a> Reader<'a> {
                 let from = place.offset + layout.start as u64 * element;
                 let (def, last) = (self.line, self.uses.get(*value).last.max(self.line));
                 let to = from + layout.span() as u64 * element;
-                self.live.push(Held { def, last, region: place.region, from, to });
+                self.live.push(Lifetime { def, last, region: place.region, from, to });
             }
             self.held.insert(*value, first..self.live.len());
             self.located.insert(*value, located);
@@ -195,7 +196,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The peak of live bytes, each counted once.
-fn most(live: &[Held]) -> u64 {
+fn most(live: &[Lifetime]) -> u64 {
     let mut edges: BTreeMap<Region, Vec<u64>> = BTreeMap::new();
     for held in live {
         edges.entry(held.region).or_default().extend([held.from, held.to]);
@@ -215,7 +216,7 @@ fn most(live: &[Held]) -> u64 {
     events.sort_unstable();
     let (mut now, mut most) = (0, 0);
     for (_, begins, i) in events {
-        let Held { region, from, to, .. } = live[i];
+        let Lifetime { region, from, to, .. } = live[i];
         let (Some(edges), Some(counts)) = (edges.get(&region), counts.get_mut(&region)) else { continue };
         let first = edges.partition_point(|edge| *edge < from);
         let pieces = edges[first..].windows(2).zip(&mut counts[first..]);

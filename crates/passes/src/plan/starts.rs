@@ -1,9 +1,9 @@
 //! The storage of the results of starts and waits.
 
-use consort_ir::plan::Why;
 use consort_ir::program::Node;
 use consort_ir::storage::is_needed;
 use consort_ir::types::Type;
+use consort_types::{Destination, Held};
 
 use super::PlanError;
 use super::decide::{Copied, Line, Planner};
@@ -47,14 +47,16 @@ impl<'a> Planner<'a> {
             };
             let (value, from) = (node.args[operand], self.part(node.args[operand]));
             let free = rivals[operand].iter().all(|rival| overwritten[*rival].is_some() && !in_place[*rival]);
-            let Some(why) = self.held(from).or((!free).then_some(Why::Needed)) else {
+            let held = self.held(from).or((!free).then_some(Held::Needed));
+            let destination = Destination::of(held, matters[result]);
+            if destination == Destination::Operand {
                 line.reuse.push(value);
                 in_place[operand] = true;
                 parts[result] = Some(self.storage.parts[from as usize].located.without_gaps());
                 continue;
-            };
+            }
             let own = self.new_buf(&tensors[result], self.now)?;
-            if matters[result] {
+            if let Destination::Copy(why) = destination {
                 line.copies.push(Copied { value, why, from, to: result as u32 });
                 let span = self.storage.span(from);
                 self.storage.touch_over(span, self.now, own.buf);

@@ -65,7 +65,7 @@ impl Part {
 
 /// The kind of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BufKind {
     /// That of a parameter.
     Arg(u32),
     /// Allocated by the plan.
@@ -77,7 +77,7 @@ pub(super) enum Kind {
 /// A buf.
 #[derive(Debug)]
 pub(super) struct Buf {
-    pub(super) kind: Kind,
+    pub(super) kind: BufKind,
     pub(super) size: u64,
     /// Whether it may be reused when its tensors are dead.
     pub(super) writable: bool,
@@ -135,7 +135,7 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    pub(super) fn add_buf(&mut self, kind: Kind, size: u64, line: u32, block: u32) -> u32 {
+    pub(super) fn add_buf(&mut self, kind: BufKind, size: u64, line: u32, block: u32) -> u32 {
         let number = self.bufs.len() as u32;
         self.bufs.push(Buf {
             kind,
@@ -265,7 +265,7 @@ impl Storage {
         let Span { buf, from, to } = self.span(part);
         let root = &self.bufs[buf as usize];
         let fills = from == 0 && to == root.size && to > 0 && self.parts[part as usize].is_flat();
-        (fills && root.kind == Kind::Own && root.writable && root.block == block).then_some(buf)
+        (fills && root.kind == BufKind::Own && root.writable && root.block == block).then_some(buf)
     }
 
     /// Makes the buf of a part a piece of another buf, if those bytes are untouched since its definition.

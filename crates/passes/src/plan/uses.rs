@@ -53,7 +53,7 @@ pub(super) struct View<'a> {
 enum Of {
     Func,
     Cond,
-    Scan,
+    Loop,
 }
 
 impl<'a> Uses<'a> {
@@ -111,7 +111,7 @@ impl<'a> Uses<'a> {
             }
             if self.is_pending(*result) {
                 // A loop waits for the pendings it carries at the end of each iteration.
-                self.holds(*result, if of == Of::Scan { end } else { END });
+                self.holds(*result, if of == Of::Loop { end } else { END });
             }
         }
     }
@@ -168,8 +168,8 @@ impl<'a> Uses<'a> {
                 node.args.iter().for_each(|arg| self.flat(*arg));
                 node.blocks.iter().for_each(|block| self.block(block, Of::Cond));
             }
-            (_, Flow::Scan { carries, slices, .. }) => {
-                node.blocks.iter().for_each(|block| self.block(block, Of::Scan));
+            (_, Flow::Loop { carries, slices, .. }) => {
+                node.blocks.iter().for_each(|block| self.block(block, Of::Loop));
                 let end = self.at;
                 node.args[carries..].iter().for_each(|arg| self.used(*arg, end));
                 node.args[carries + slices..].iter().for_each(|arg| self.flat(*arg));

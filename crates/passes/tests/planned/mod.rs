@@ -1,9 +1,9 @@
 //! Plans of all ranks of a program, and checks of their results.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::print;
 use consort_ir::verify::{hazards, verify};
 use consort_oracle::bind;
@@ -15,7 +15,7 @@ use consort_types::Rank;
 pub(crate) fn plans(
     program: &Program,
     func: &Func,
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     given: impl Fn(u32, usize) -> bool,
 ) -> Vec<Func> {
     let symbols = bind(&program.mesh, func, inputs).unwrap();
@@ -40,8 +40,8 @@ pub(crate) fn refused(mesh: &Mesh, plan: &Func) -> Vec<String> {
     errors.iter().map(|error| error.headline()).collect()
 }
 
-pub(crate) fn same(a: &[Vec<Tensor>], b: &[Vec<Tensor>]) -> bool {
-    let all = |list: &[Vec<Tensor>]| list.iter().map(Vec::len).collect::<Vec<_>>();
+pub(crate) fn same(a: &[Vec<Literal>], b: &[Vec<Literal>]) -> bool {
+    let all = |list: &[Vec<Literal>]| list.iter().map(Vec::len).collect::<Vec<_>>();
     all(a) == all(b) && a.iter().flatten().zip(b.iter().flatten()).all(|(a, b)| a.same(b))
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn check(
     program: &Program,
     func: &Func,
     plans: &[Func],
-    inputs: &[Vec<Tensor>],
+    inputs: &[Vec<Literal>],
     timings: &[Timing],
     what: &str,
 ) {
@@ -66,7 +66,7 @@ pub(crate) fn check(
         if !same(&got, &expected) {
             let differs = |rank: &usize| !same(&got[*rank..=*rank], &expected[*rank..=*rank]);
             let rank = (0..plans.len()).find(differs).unwrap_or(0);
-            let texts = |list: &[Tensor]| list.iter().map(Tensor::text).collect::<Vec<_>>();
+            let texts = |list: &[Literal]| list.iter().map(Literal::text).collect::<Vec<_>>();
             panic!(
                 "{what}, {timing:?}, rank {rank}: expected\n{:#?}, got\n{:#?}\n{}",
                 texts(&expected[rank]),

@@ -66,8 +66,14 @@ impl Rough<'_> {
             self.func.types.insert(value, ty);
             results.push(value);
         }
-        let node =
-            Node { op, args: args.to_vec(), results: results.clone(), blocks: vec![], loc: None, plan: None };
+        let node = Node {
+            op,
+            args: args.to_vec(),
+            results: results.clone(),
+            blocks: vec![],
+            site: None,
+            plan: None,
+        };
         self.out.push(node);
         results
     }
@@ -162,44 +168,71 @@ impl Rough<'_> {
             return;
         }
         let x = self.current(value);
-        let (n, number) = (ty.rank(), ty.dtype != Dtype::Bool);
-        let zero = Index::constant(0);
-        let y = match self.rng.below(12) {
-            0 if number => {
-                let negative = self.one(Neg {}, &[x], &ty);
-                self.one(Neg {}, &[negative], &ty)
+        let which = self.rng.below(12);
+        let number = ty.dtype != Dtype::Bool;
+        let y = match which {
+            0..3 if number => self.arithmetic(which, x, &ty),
+            8 if ty.dtype == Dtype::F32 => {
+                let wide = self.one(Cast { to: Dtype::F64 }, &[x], &ty.with_dtype(Dtype::F64));
+                self.one(Cast { to: Dtype::F32 }, &[wide], &ty)
             }
-            1 if number => {
-                let one = self.constant(&ty, 1);
+            9 => {
+                let truth = self.rng.below(2);
+                let condition = self.constant(&ty.with_dtype(Dtype::Bool), truth as i64);
+                let other = self.constant(&ty, 1);
+                let args = if truth == 1 { [condition, x, other] } else { [condition, other, x] };
+                self.one(Select {}, &args, &ty)
+            }
+            _ => self.movement(which, x, &ty),
+        };
+        self.now.push((value, y));
+    }
+
+    /// The value by arithmetic that keeps its elements.
+    fn arithmetic(&mut self, which: usize, x: Value, ty: &TensorType) -> Value {
+        match which {
+            0 => {
+                let negative = self.one(Neg {}, &[x], ty);
+                self.one(Neg {}, &[negative], ty)
+            }
+            1 => {
+                let one = self.constant(ty, 1);
                 let args = if self.rng.one_in(2) { [x, one] } else { [one, x] };
-                self.one(Mul {}, &args, &ty)
+                self.one(Mul {}, &args, ty)
             }
-            2 if number => {
+            _ => {
                 // Adding 0 to a float changes -0: the result may differ from the original, but must be the same before
                 // and after the passes.
-                let zeros = self.constant(&ty, 0);
+                let zeros = self.constant(ty, 0);
                 if self.rng.one_in(2) {
-                    self.one(Add {}, &[x, zeros], &ty)
+                    self.one(Add {}, &[x, zeros], ty)
                 } else {
-                    self.one(Sub {}, &[x, zeros], &ty)
+                    self.one(Sub {}, &[x, zeros], ty)
                 }
             }
+        }
+    }
+
+    /// The value by ops that move its elements back and forth.
+    fn movement(&mut self, which: usize, x: Value, ty: &TensorType) -> Value {
+        let (n, zero) = (ty.rank(), Index::constant(0));
+        match which {
             3 => {
                 let flat =
                     self.one(Reshape { shape: vec![ty.numel()] }, &[x], &ty.with_shape(vec![ty.numel()]));
-                self.one(Reshape { shape: ty.shape.clone() }, &[flat], &ty)
+                self.one(Reshape { shape: ty.shape.clone() }, &[flat], ty)
             }
             4 if n > 1 => {
                 let dims: Vec<usize> = (0..n).rev().collect();
                 let shape = ty.shape.iter().rev().cloned().collect();
                 let turned = self.one(Permute { dims: dims.clone() }, &[x], &ty.with_shape(shape));
-                self.one(Permute { dims }, &[turned], &ty)
+                self.one(Permute { dims }, &[turned], ty)
             }
             5 if n > 0 => {
                 let (sizes, start) = (ty.shape.clone(), vec![zero.clone(); n]);
-                let part = self.one(Slice { start: start.clone(), size: sizes, step: vec![1; n] }, &[x], &ty);
-                let zeros = self.constant(&ty, 0);
-                self.one(UpdateSlice { start }, &[zeros, part], &ty)
+                let part = self.one(Slice { start: start.clone(), size: sizes, step: vec![1; n] }, &[x], ty);
+                let zeros = self.constant(ty, 0);
+                self.one(UpdateSlice { start }, &[zeros, part], ty)
             }
             6 if n > 0 && ty.shape[0].as_const().is_some() => {
                 let first =
@@ -212,12 +245,12 @@ impl Rough<'_> {
                 };
                 let types = sizes.iter().map(part).collect();
                 let parts = self.node(Op::new(Split { dim: 0, sizes }), &[x], types);
-                self.one(Concat { dim: 0 }, &parts, &ty)
+                self.one(Concat { dim: 0 }, &parts, ty)
             }
             7 if n > 0 => {
                 let mut shape = ty.shape.clone();
                 shape[n - 1] = &shape[n - 1] * &Index::constant(2);
-                let zeros = self.constant(&ty, 0);
+                let zeros = self.constant(ty, 0);
                 let last = self.rng.one_in(2);
                 let both = if last { [zeros, x] } else { [x, zeros] };
                 let double = self.one(Concat { dim: n - 1 }, &both, &ty.with_shape(shape));
@@ -225,32 +258,20 @@ impl Rough<'_> {
                 if last {
                     start[n - 1] = ty.shape[n - 1].clone();
                 }
-                self.one(Slice { start, size: ty.shape.clone(), step: vec![1; n] }, &[double], &ty)
-            }
-            8 if ty.dtype == Dtype::F32 => {
-                let wide = self.one(Cast { to: Dtype::F64 }, &[x], &ty.with_dtype(Dtype::F64));
-                self.one(Cast { to: Dtype::F32 }, &[wide], &ty)
-            }
-            9 => {
-                let truth = self.rng.below(2);
-                let condition = self.constant(&ty.with_dtype(Dtype::Bool), truth as i64);
-                let other = self.constant(&ty, 1);
-                let args = if truth == 1 { [condition, x, other] } else { [condition, other, x] };
-                self.one(Select {}, &args, &ty)
+                self.one(Slice { start, size: ty.shape.clone(), step: vec![1; n] }, &[double], ty)
             }
             10 if n > 0 => {
                 let dims = vec![self.rng.below(n)];
-                let turned = self.one(Flip { dims: dims.clone() }, &[x], &ty);
-                self.one(Flip { dims }, &[turned], &ty)
+                let turned = self.one(Flip { dims: dims.clone() }, &[x], ty);
+                self.one(Flip { dims }, &[turned], ty)
             }
             _ => {
                 // An update, and another that covers it.
                 let start = vec![zero.clone(); n];
-                let ones = self.constant(&ty, 1);
-                let first = self.one(UpdateSlice { start: start.clone() }, &[x, ones], &ty);
-                self.one(UpdateSlice { start }, &[first, x], &ty)
+                let ones = self.constant(ty, 1);
+                let first = self.one(UpdateSlice { start: start.clone() }, &[x, ones], ty);
+                self.one(UpdateSlice { start }, &[first, x], ty)
             }
-        };
-        self.now.push((value, y));
+        }
     }
 }

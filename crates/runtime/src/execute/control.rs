@@ -1,9 +1,10 @@
 //! Runs ops with blocks: conditionals and loops.
 
 use consort_ir::cost::Total;
+use consort_ir::ops;
 
 use super::state::State;
-use super::step::{Cond, Scan};
+use super::step::{Cond, Loop, Trips};
 use super::{RunCx, RunError};
 
 impl State {
@@ -15,22 +16,40 @@ impl State {
         self.move_all(&branch.leave, cx)
     }
 
-    pub(super) fn scan(&mut self, scan: &Scan, cx: &RunCx<'_>) -> Result<(), RunError> {
-        let length = self.sizes().size(&scan.length)?;
-        // The whole loop is charged before it begins, so one that exceeds the budget never starts.
-        self.check(scan.iteration.times(length as u64))?;
-        self.move_all(&scan.enter, cx)?;
-        for iteration in 0..length {
-            self.spend(Total { steps: 1, ..Total::default() })?;
-            for (whole, param) in &scan.slices {
-                self.copy_entry(*whole, iteration, *param, false, cx)?;
-            }
-            self.run(&scan.body, cx)?;
-            for (result, whole) in &scan.stacks {
-                self.copy_entry(*whole, iteration, *result, true, cx)?;
-            }
-            self.move_all(&scan.carry, cx)?;
+    pub(super) fn repeat(&mut self, each: &Loop, cx: &RunCx<'_>) -> Result<(), RunError> {
+        if let Trips::Count(length) = &each.trips {
+            // The whole loop is charged before it begins, so one that exceeds the budget never starts.
+            let length = self.sizes().size(length)?;
+            self.check(each.iteration.times(length as u64))?;
         }
-        self.move_all(&scan.leave, cx)
+        self.move_all(&each.enter, cx)?;
+        let mut done = 0;
+        while self.goes_on(&each.trips, done)? {
+            self.spend(Total { steps: 1, ..Total::default() })?;
+            for (whole, param) in &each.slices {
+                self.copy_entry(*whole, done, *param, false, cx)?;
+            }
+            self.run(&each.body, cx)?;
+            for (result, whole) in &each.stacks {
+                self.copy_entry(*whole, done, *result, true, cx)?;
+            }
+            self.move_all(&each.carry, cx)?;
+            done += 1;
+        }
+        self.move_all(&each.leave, cx)
+    }
+
+    /// Whether a loop goes on after `done` iterations.
+    fn goes_on(&self, trips: &Trips, done: usize) -> Result<bool, RunError> {
+        match trips {
+            Trips::Count(length) => Ok(done < self.sizes().size(length)?),
+            Trips::While { condition, limit } => {
+                let holds = self.memory.read(&self.slots[*condition])?.first() != Some(&0);
+                match holds && done == *limit {
+                    true => Err(RunError::new(ops::Trips::unfinished(*limit))),
+                    false => Ok(holds),
+                }
+            }
+        }
     }
 }

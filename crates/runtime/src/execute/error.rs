@@ -5,7 +5,7 @@ use std::fmt;
 use consort_comm::CommError;
 use consort_ir::limits::Excess;
 use consort_ir::ops::{EvalError, call_name};
-use consort_ir::program::Loc;
+use consort_types::{Failure, Headline, Site};
 
 use crate::kernels::KernelError;
 
@@ -16,32 +16,41 @@ pub struct RunError(Box<Inner>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Inner {
     op: Option<&'static str>,
-    loc: Option<Loc>,
+    site: Option<Site>,
     cause: Cause,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
-    Message(String),
+    Failure(Box<Failure>),
     Comm(CommError),
     Limit(Excess),
 }
 
 impl RunError {
-    pub(super) fn new(message: impl Into<String>) -> RunError {
-        RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Message(message.into()) }))
+    pub(super) fn new(headline: impl Into<Headline>) -> RunError {
+        RunError::caused(Cause::Failure(Failure::new(headline)))
+    }
+
+    /// The same of a part of a plan or of its arguments.
+    pub(super) fn of(part: String, headline: impl Into<Headline>) -> RunError {
+        RunError::caused(Cause::Failure(Failure::new(headline).of(part)))
     }
 
     pub(super) fn limit(excess: Excess) -> RunError {
-        RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Limit(excess) }))
+        RunError::caused(Cause::Limit(excess))
+    }
+
+    fn caused(cause: Cause) -> RunError {
+        RunError(Box::new(Inner { op: None, site: None, cause }))
     }
 
     /// Attaches a line, unless the error has one already.
-    pub(super) fn at(mut self, op: &'static str, loc: Option<&Loc>) -> RunError {
+    pub(super) fn at(mut self, op: &'static str, site: Option<Site>) -> RunError {
         if self.0.op.is_none() {
             // Users know an operation by the name of its call.
             self.0.op = Some(call_name(op));
-            self.0.loc = loc.cloned();
+            self.0.site = site;
         }
         self
     }
@@ -52,8 +61,8 @@ impl RunError {
     }
 
     /// The user's source line, if it is known.
-    pub fn loc(&self) -> Option<&Loc> {
-        self.0.loc.as_ref()
+    pub fn site(&self) -> Option<Site> {
+        self.0.site
     }
 
     /// The limit that was exceeded, if that is the cause.
@@ -65,28 +74,28 @@ impl RunError {
     pub fn comm_error(&self) -> Option<&CommError> {
         if let Cause::Comm(error) = &self.0.cause { Some(error) } else { None }
     }
+
+    /// The facts.
+    pub fn failure(&self) -> Box<Failure> {
+        let Inner { op, site, cause } = &*self.0;
+        let mut failure = match cause {
+            Cause::Failure(failure) => failure.clone(),
+            Cause::Comm(error) => error.failure(),
+            Cause::Limit(excess) => Failure::new(excess.headline()),
+        };
+        if let Some(op) = *op {
+            failure = failure.of(op);
+        }
+        match *site {
+            Some(site) => failure.at(site),
+            None => failure,
+        }
+    }
 }
 
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { op, loc, cause } = &*self.0;
-        let text = match cause {
-            Cause::Message(message) => message.clone(),
-            Cause::Comm(error) => error.to_string(),
-            Cause::Limit(excess) => excess.to_string(),
-        };
-        let (first, rest) =
-            text.split_once('\n').map_or((&text[..], None), |(first, rest)| (first, Some(rest)));
-        if let Some(op) = op {
-            // A communication error may already begin with the op's name.
-            let named = first.strip_prefix(op).is_some_and(|rest| rest.starts_with([':', ' ']));
-            if !named {
-                write!(f, "{op}: ")?;
-            }
-        }
-        f.write_str(first)?;
-        loc.iter().try_for_each(|loc| write!(f, "\n  at {loc}"))?;
-        rest.iter().try_for_each(|rest| write!(f, "\n{rest}"))
+        self.failure().fmt(f)
     }
 }
 
@@ -94,7 +103,7 @@ impl std::error::Error for RunError {}
 
 impl From<CommError> for RunError {
     fn from(error: CommError) -> RunError {
-        RunError(Box::new(Inner { op: None, loc: None, cause: Cause::Comm(error) }))
+        RunError::caused(Cause::Comm(error))
     }
 }
 
@@ -106,6 +115,6 @@ impl From<KernelError> for RunError {
 
 impl From<EvalError> for RunError {
     fn from(error: EvalError) -> RunError {
-        RunError::new(error.0)
+        RunError::new(error.headline)
     }
 }

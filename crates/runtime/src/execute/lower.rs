@@ -7,7 +7,7 @@ use consort_ir::cost::{self, Total};
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Alias, BUILT_IN, Effects, EvalCx, Flow, Op};
+use consort_ir::ops::{self, Alias, Effects, EvalCx, Flow, Op, boxes_of, built_in, layouts_of, view_of};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
@@ -16,7 +16,7 @@ use consort_types::{GroupName, Rank};
 
 use super::RunError;
 use super::memory::{RegionMemory, Slot, SlotId};
-use super::step::{Branch, Cond, FlightId, Found, Line, Move, Moves, Scan, Slots, Step, Work};
+use super::step::{Branch, Cond, FlightId, Found, Line, Loop, Move, Moves, Slots, Step, Trips, Work};
 use crate::kernels::{self, Kernel};
 
 /// Builds the lines of one function.
@@ -49,10 +49,7 @@ impl<'a> Lowerer<'a> {
         kernel: &'a dyn Fn(&str) -> Option<Kernel>,
     ) -> Result<Lowerer<'a>, RunError> {
         let Some(head) = &func.plan else {
-            return Err(RunError::new(format!(
-                "@{}: expected a plan, got a program without places",
-                func.name
-            )));
+            return Err(RunError::of(format!("@{}", func.name), ("a plan", "a program without places")));
         };
         let size = |(region, bytes): &(Region, u64)| {
             let bytes = usize::try_from(*bytes);
@@ -145,11 +142,11 @@ impl<'a> Lowerer<'a> {
         Ok(slot)
     }
 
-    /// The slot of a view of another slot.
-    fn seen(&mut self, op: &Op, of: SlotId, result: usize) -> SlotId {
+    /// The slot of a view of another slot: result `result` of `n`.
+    fn seen(&mut self, op: &Op, of: SlotId, (result, n): (usize, usize)) -> SlotId {
         let from = &self.slots[of];
         let known = match from.fixed {
-            true => op.view(&self.sizes(), &from.layout).ok(),
+            true => layouts_of(&**op, &self.sizes(), &from.layout, n).ok(),
             false => None,
         };
         // A reshape that is not a view: its elements are read in place.
@@ -162,7 +159,7 @@ impl<'a> Lowerer<'a> {
         let slot = Slot::new(from.region, from.dtype, layout, known.is_some());
         self.slots.push(slot);
         if known.is_none() {
-            self.found.push((self.slots.len() - 1, Found::View { op: op.clone(), of, result }));
+            self.found.push((self.slots.len() - 1, Found::View { op: op.clone(), of, result, n }));
         }
         self.slots.len() - 1
     }
@@ -187,11 +184,11 @@ impl<'a> Lowerer<'a> {
     pub(super) fn block(&mut self, block: &Block) -> Result<Vec<Line>, RunError> {
         let mut lines = Vec::new();
         for node in &block.nodes {
-            let (op, loc) = (node.op.info().name, node.loc.as_ref());
-            let step = self.node(node).map_err(|error| error.at(op, loc))?;
+            let (op, site) = (node.op.info().name, node.site);
+            let step = self.node(node).map_err(|error| error.at(op, site))?;
             let found = std::mem::take(&mut self.found);
             if !(found.is_empty() && matches!(step, Step::Nothing)) {
-                lines.push(Line { op, loc: node.loc.clone(), found, step, work: self.work(node) });
+                lines.push(Line { op, site: node.site, found, step, work: self.work(node) });
             }
         }
         Ok(lines)
@@ -211,8 +208,8 @@ impl<'a> Lowerer<'a> {
         let args = self.all_slots(&node.args);
         if plan.view {
             for (i, result) in node.results.iter().enumerate() {
-                let of = *args.first().ok_or_else(|| RunError::new("a view of nothing"))?;
-                let slot = self.seen(&node.op, of, i);
+                let of = *args.first().ok_or_else(|| RunError::new("a `view` line has no operand"))?;
+                let slot = self.seen(&node.op, of, (i, node.results.len()));
                 self.values.insert(*result, [slot].into_iter().collect());
             }
             return Ok(Step::Nothing);
@@ -221,53 +218,64 @@ impl<'a> Lowerer<'a> {
         let results = self.all_slots(&node.results);
         match (node.op.flow(), node.op.effects()) {
             (Flow::Cond, _) => self.cond(node),
-            (Flow::Scan { length, carries, slices }, _) => self.scan(node, length.clone(), carries, slices),
+            (Flow::Loop { trips, carries, slices }, _) => self.repeat(node, trips, carries, slices),
             (_, Effects::Wait) => Ok(Step::Wait(self.flight(node.args[0])?)),
             (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
-            (_, Effects::Host) => {
+            (_, Effects::Host) if results.is_empty() => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
                 let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
                 let numbers: BTreeSet<usize> =
                     symbols.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
                 let guards = numbers.into_iter().map(|number| self.func.guards[number].clone()).collect();
-                Ok(Step::ToSize { op: node.op.clone(), arg: first(&args)?, symbols, guards })
+                Ok(Step::ToSize { op: node.op.clone(), args, symbols, guards })
             }
             // It yields only sizes, which the types already state.
             (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),
-            (_, Effects::Pure) => self.pure(node, args, results),
+            (_, Effects::Pure | Effects::Host) => self.pure(node, args, results),
         }
     }
 
     fn pure(&mut self, node: &Node, args: Slots, results: Slots) -> Result<Step, RunError> {
         let (op, name) = (node.op.clone(), node.op.info().name);
         let kernel = kernels::find(name).copied();
-        if let (Alias::View, [to], [from]) = (op.alias(), &results[..], &args[..])
-            && self.is_copy(&op, *from, kernel.is_some())
+        if let (Alias::View, [from]) = (op.alias(), &args[..])
+            && self.is_copy(&op, *from, &results, kernel.is_some())?
+            && let [to] = &results[..]
         {
             let counted = node.results.iter().all(|result| self.for_starts.get(*result) == Some(&true));
-            return Ok(Step::Copy { from: self.seen(&op, *from, 0), to: *to, counted });
+            return Ok(Step::Copy { from: self.seen(&op, *from, (0, 1)), to: *to, counted });
         }
         if let (true, [result]) = (op.joins(), &results[..]) {
             let fixed = args.iter().chain(&results).all(|slot| self.slots[*slot].fixed);
             let shapes: Vec<&[usize]> = args.iter().map(|slot| &self.slots[*slot].layout.shape[..]).collect();
-            let boxes = if fixed { op.boxes(&self.sizes(), &shapes).ok() } else { None };
+            let whole = &self.slots[*result].layout.shape;
+            let boxes = fixed.then(|| boxes_of(&*op, &self.sizes(), &shapes, whole)).transpose()?;
             return Ok(Step::Join { op, boxes, args, result: *result });
         }
         match kernel.or_else(|| (self.kernel)(name)) {
             Some(kernel) => Ok(Step::Kernel { kernel, op, args, results }),
-            None if BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()).any(|info| info.name == name) => {
-                Err(RunError::new("it has no kernel"))
-            }
+            // A built-in op never falls back to its definition: that would hide a missing kernel.
+            None if built_in(name).is_some() => Err(RunError::new("it has no kernel")),
             None => Ok(Step::Eval { op, args, results }),
         }
     }
 
     /// Whether a view op that must be materialised is a plain copy of its view. That of a built-in op always is; the
     /// view of a user-defined op may be refused, and then the op itself runs.
-    fn is_copy(&self, op: &Op, from: SlotId, is_built_in: bool) -> bool {
-        let from = &self.slots[from];
-        let layouts = from.fixed.then(|| op.view(&self.sizes(), &from.layout).ok()).flatten();
-        layouts.map_or(is_built_in, |layouts| layouts.is_some() || op.keeps_order())
+    fn is_copy(&self, op: &Op, from: SlotId, to: &[SlotId], is_built_in: bool) -> Result<bool, RunError> {
+        let (sizes, from) = (self.sizes(), &self.slots[from]);
+        // An op that mentions unknown sizes has no view yet.
+        if !from.fixed || op.view(&sizes, &from.layout).is_err() {
+            return Ok(is_built_in);
+        }
+        let layouts = match to.iter().all(|to| self.slots[*to].fixed) {
+            true => {
+                let shapes = to.iter().map(|to| &self.slots[*to].layout.shape[..]);
+                view_of(&**op, &sizes, &from.layout, shapes)?
+            }
+            false => layouts_of(&**op, &sizes, &from.layout, to.len())?,
+        };
+        Ok(layouts.is_some() || op.keeps_order())
     }
 
     fn cond(&mut self, node: &Node) -> Result<Step, RunError> {
@@ -288,7 +296,13 @@ impl<'a> Lowerer<'a> {
         Ok(Step::Cond(Box::new(Cond { condition, branches })))
     }
 
-    fn scan(&mut self, node: &Node, length: Index, carries: usize, slices: usize) -> Result<Step, RunError> {
+    fn repeat(
+        &mut self,
+        node: &Node,
+        trips: ops::Trips<'_>,
+        carries: usize,
+        slices: usize,
+    ) -> Result<Step, RunError> {
         let [block] = &node.blocks[..] else { return Err(RunError::new("expected one block")) };
         let mut found = std::mem::take(&mut self.found);
         self.define(&block.params, &block.places)?;
@@ -311,8 +325,14 @@ impl<'a> Lowerer<'a> {
         self.found = found;
         let iteration =
             Total { steps: 1, ..Total::default() }.plus(cost::total(&self.sizes(), self.func, block));
-        let scan = Scan { length, iteration, enter, slices: cut, body, carry, stacks, leave };
-        Ok(Step::Scan(Box::new(scan)))
+        let trips = match trips {
+            ops::Trips::Count(length) => Trips::Count(length.clone()),
+            ops::Trips::While { limit, .. } => {
+                Trips::While { condition: first(self.slots_of(block.params[0]))?, limit }
+            }
+        };
+        let each = Loop { trips, iteration, enter, slices: cut, body, carry, stacks, leave };
+        Ok(Step::Loop(Box::new(each)))
     }
 
     fn pairs(&self, from: &[Value], to: &[Value]) -> Result<Vec<(SlotId, SlotId)>, RunError> {

@@ -1,7 +1,7 @@
 //! Lowers starts: which slots take part, which operands are copied first, and which calls of a group result.
 
 use consort_ir::index::Index;
-use consort_ir::ops::{ExchangeStart, Op};
+use consort_ir::ops::{ExchangeStart, Op, no_communication};
 use consort_ir::plan::NodePlan;
 use consort_ir::program::Node;
 use consort_types::{Collective, Kind, Message, Written};
@@ -13,7 +13,7 @@ use super::step::{Call, Slots, Start, Step};
 
 impl Lowerer<'_> {
     pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
-        let collective = node.op.collective().ok_or_else(|| RunError::new("not a communication op"))?;
+        let collective = node.op.collective().ok_or_else(no_communication)?;
         let (mut operands, results) = (self.all_slots(&node.args), self.all_slots(&node.results));
         let flight = self.flight(node.results[0])?;
         let mut start = Start {
@@ -22,7 +22,7 @@ impl Lowerer<'_> {
             zeros: Slots::new(),
             zeros_after: Slots::new(),
             written: Slots::new(),
-            calls: Vec::new(),
+            call: None,
             flight,
         };
         let copied = |arg: usize| plan.copies.iter().any(|(value, _)| *value == node.args[arg]);
@@ -82,9 +82,12 @@ impl Lowerer<'_> {
             _ => {}
         }
         let outs = if written == Written::New { &results[..] } else { &[] };
-        start.calls = match collective.kind {
-            Kind::Exchange => self.exchange(&collective, me, &operands).into_iter().collect(),
-            _ => self.calls(&node.op, &collective, &operands, outs),
+        start.call = match collective.kind {
+            Kind::Exchange => self.exchange(&collective, me, &operands),
+            _ => {
+                let (operands, results) = (Slots::from_slice(&operands), Slots::from_slice(outs));
+                Some(Call { op: node.op.clone(), operands, results })
+            }
         };
         Ok(Step::Start(Box::new(start)))
     }
@@ -102,27 +105,6 @@ impl Lowerer<'_> {
         let operands: Slots = messages.filter(|(message, _)| stays(message)).map(|(_, slot)| *slot).collect();
         let left = |list: &[Message<Index>]| list.iter().filter(|message| stays(message)).cloned().collect();
         let op = ExchangeStart { send: left(whole.sends), recv: left(whole.receives), over: whole.over };
-        (!operands.is_empty()).then(|| Call { op: Op::new(op), alone: None, operands, results: Slots::new() })
-    }
-
-    /// The group calls of a start: one, unless its operands need separate calls.
-    fn calls(
-        &self,
-        op: &Op,
-        of: &Collective<'_, Index>,
-        operands: &[SlotId],
-        results: &[SlotId],
-    ) -> Vec<Call> {
-        if !of.is_split(operands.iter().map(|slot| self.slots[*slot].dtype)) {
-            let (operands, results) = (Slots::from_slice(operands), Slots::from_slice(results));
-            return vec![Call { op: op.clone(), alone: None, operands, results }];
-        }
-        let one = |(i, operand): (usize, &SlotId)| Call {
-            op: op.clone(),
-            alone: Some(i),
-            operands: Slots::from_slice(&[*operand]),
-            results: results.get(i).into_iter().copied().collect(),
-        };
-        operands.iter().enumerate().map(one).collect()
+        (!operands.is_empty()).then(|| Call { op: Op::new(op), operands, results: Slots::new() })
     }
 }

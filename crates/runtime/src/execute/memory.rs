@@ -88,8 +88,8 @@ impl Memory {
     pub(super) fn give(&mut self, region: usize, buffer: Buffer, wait: Option<Wait>) -> Result<(), RunError> {
         let home = &mut self.0[region];
         if buffer.len() < home.size {
-            let (region, expected, got) = (home.region, home.size, buffer.len());
-            return Err(RunError::new(format!("{region}: expected at least {expected} bytes, got {got}")));
+            let headline = (format!("at least {} bytes", home.size), buffer.len().to_string());
+            return Err(RunError::of(home.region.to_string(), headline));
         }
         home.buffer = Some(buffer);
         *home.wait.get_mut() = wait;

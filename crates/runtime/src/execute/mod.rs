@@ -84,7 +84,7 @@ pub enum Out {
     /// Tensors that are valid once these operations have been waited for.
     Pending {
         /// The operations.
-        pending: SmallVec<[Pending; 1]>,
+        pending: Option<Pending>,
         /// The tensors.
         tensors: SmallVec<[OutTensor; 1]>,
     },
@@ -162,7 +162,7 @@ impl Exec {
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,
             flights: (0..lowerer.n_flights).map(|_| None).collect(),
-            said: (0..lowerer.n_flights).map(|_| SmallVec::new()).collect(),
+            said: (0..lowerer.n_flights).map(|_| None).collect(),
             in_flight: vec![0; lowerer.groups.len()],
             all_in_flight: 0,
             work: 0,
@@ -196,7 +196,7 @@ impl Exec {
                 }
                 _ => self.lines.iter().max_by_key(share),
             };
-            most.map_or(error.clone(), |line| error.at(line.op, line.loc.as_ref()))
+            most.map_or(error.clone(), |line| error.at(line.op, line.site))
         })
     }
 
@@ -226,7 +226,7 @@ impl Exec {
             .and_then(|()| self.close(cx));
         self.state.memory.close();
         if let Err(error) = &outcome {
-            consort_comm::note_trouble(error, &[]);
+            consort_comm::note_trouble(error.failure(), &[]);
             // Operations in flight complete without their handles.
             self.state.flights.iter_mut().for_each(|flight| *flight = None);
         }
@@ -237,10 +237,9 @@ impl Exec {
     fn open(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<(), RunError> {
         let Exec { name, params, groups, state, .. } = self;
         if args.len() != params.len() || cx.groups.len() != groups.len() {
-            let (a, b, c, d) = (params.len(), groups.len(), args.len(), cx.groups.len());
-            return Err(RunError::new(format!(
-                "@{name}: expected {a} arguments and {b} groups, got {c} and {d}"
-            )));
+            let expected = format!("{} arguments and {} groups", params.len(), groups.len());
+            let got = format!("{} and {}", args.len(), cx.groups.len());
+            return Err(RunError::of(format!("@{name}"), (expected, got)));
         }
         for (param, arg) in params.iter().zip(args) {
             match (param, arg) {
@@ -269,7 +268,7 @@ impl Exec {
         if state.memory.open(cx.heap)? || is_other {
             // Handles and notes belonged to another heap and its recorder.
             state.handles.fill(None);
-            state.said.iter_mut().for_each(SmallVec::clear);
+            state.said.iter_mut().for_each(|said| *said = None);
         }
         state.in_flight.iter_mut().for_each(|n| *n = 0);
         (state.all_in_flight, state.work) = (0, 0);
@@ -288,8 +287,7 @@ impl Exec {
                     if flying.is_some_and(|flight| !flight.zeros_after.is_empty()) {
                         self.state.wait(*flight, cx)?;
                     }
-                    let pending =
-                        self.state.flights[*flight].take().map_or_else(SmallVec::new, |f| f.pending);
+                    let pending = self.state.flights[*flight].take().and_then(|flight| flight.pending);
                     let tensors = slots.iter().map(|slot| self.out(*slot)).collect::<Result<_, _>>()?;
                     Out::Pending { pending, tensors }
                 }

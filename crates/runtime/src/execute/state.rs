@@ -7,11 +7,11 @@ use consort_comm::{Buffer, Bytes};
 use consort_ir::cost::{self, Total};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::limits::Budget;
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{EvalCx, Op};
+use consort_ir::ops::{EvalCx, Op, boxes_of, eval_of, layouts_of};
 use consort_ir::plan::Region;
 use consort_ir::symbols::check_guards;
-use consort_ir::tensor::Tensor;
 use consort_types::Rank;
 use consort_types::layout::{Dims, Layout};
 use smallvec::SmallVec;
@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
     /// What ranks tell each other about the operations of each start, by its pending, with this rank's recorder names.
-    pub(super) said: Vec<SmallVec<[Said; 1]>>,
+    pub(super) said: Vec<Option<Said>>,
     /// The number of operations in flight per group, and in total.
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,
@@ -79,14 +79,14 @@ impl State {
             (Some(cost), _) => {
                 Total { flops: number(&cost.flops), bytes: number(&cost.bytes), steps: 1, ..Total::default() }
             }
-            (None, Step::Cond(_) | Step::Scan(_)) => Total { steps: 1, ..Total::default() },
+            (None, Step::Cond(_) | Step::Loop(_)) => Total { steps: 1, ..Total::default() },
             (None, _) => line.work.known,
         }
     }
 
     pub(super) fn run(&mut self, lines: &[Line], cx: &RunCx<'_>) -> Result<(), RunError> {
         for line in lines {
-            self.line(line, cx).map_err(|error| error.at(line.op, line.loc.as_ref()))?;
+            self.line(line, cx).map_err(|error| error.at(line.op, line.site))?;
         }
         Ok(())
     }
@@ -108,15 +108,16 @@ impl State {
                 None => {
                     let shapes: SmallVec<[&[usize]; 4]> =
                         args.iter().map(|arg| &self.slots[*arg].layout.shape[..]).collect();
-                    let boxes = op.boxes(&self.sizes(), &shapes)?;
+                    let whole = &self.slots[*result].layout.shape;
+                    let boxes = boxes_of(&**op, &self.sizes(), &shapes, whole)?;
                     self.join(&boxes, args, *result, cx)?;
                 }
             },
-            Step::Start(start) => self.start(start, line.loc.as_ref(), cx)?,
+            Step::Start(start) => self.start(start, line.site, cx)?,
             Step::Wait(flight) => self.wait(*flight, cx)?,
-            Step::ToSize { op, arg, symbols, guards } => self.read_sizes(op, *arg, symbols, guards, cx)?,
+            Step::ToSize { op, args, symbols, guards } => self.read_sizes(op, args, symbols, guards, cx)?,
             Step::Cond(cond) => self.cond(cond, cx)?,
-            Step::Scan(scan) => self.scan(scan, cx)?,
+            Step::Loop(each) => self.repeat(each, cx)?,
         }
         if self.all_in_flight > 0 {
             // Roughly in bytes of memory traffic.
@@ -157,9 +158,9 @@ impl State {
                 }
                 layout.into()
             }
-            Found::View { op, of, result } => {
+            Found::View { op, of, result, n } => {
                 let of = &self.slots[*of].layout;
-                let seen = op.view(&self.sizes(), of)?;
+                let seen = layouts_of(&**op, &self.sizes(), of, *n)?;
                 // A reshape that is not a view: its elements are read in place.
                 seen.map_or_else(|| Rc::clone(of), |mut layouts| layouts.swap_remove(*result).into())
             }
@@ -221,26 +222,21 @@ impl State {
     /// Runs a user-defined op through its `eval`.
     fn eval(&mut self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
         let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
-        let made = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
+        let slots = results.iter().map(|result| &self.slots[*result]);
+        let wanted: Vec<_> = slots.map(|slot| (slot.dtype, &slot.layout.shape[..])).collect();
+        let made = eval_of(&**op, &self.sizes(), &given.iter().collect::<Vec<_>>(), &wanted)?;
         for (result, made) in results.iter().zip(made) {
             let (slot, bytes) = (&self.slots[*result], made.to_bytes());
-            if slot.dtype != made.dtype || slot.layout.shape[..] != made.shape[..] {
-                let (dtype, shape) = (slot.dtype, &slot.layout.shape);
-                return Err(RunError::new(format!(
-                    "its evaluation gave {}{:?} where {dtype}{shape:?} was inferred",
-                    made.dtype, made.shape
-                )));
-            }
             self.memory.write(slot, cx.timeout)?.copy_from_slice(&bytes);
         }
         Ok(())
     }
 
     /// A copy of a tensor in the form that evaluations take.
-    pub(super) fn tensor(&self, slot: SlotId, cx: &RunCx<'_>) -> Result<Tensor, RunError> {
+    pub(super) fn tensor(&self, slot: SlotId, cx: &RunCx<'_>) -> Result<Literal, RunError> {
         let slot = &self.slots[slot];
         let packed = self.packed(slot, cx)?;
-        let tensor = Tensor::from_bytes(slot.dtype, slot.layout.shape.to_vec(), packed.bytes());
+        let tensor = Literal::from_bytes(slot.dtype, slot.layout.shape.to_vec(), packed.bytes());
         tensor.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
     }
 
@@ -255,15 +251,18 @@ impl State {
     fn read_sizes(
         &mut self,
         op: &Op,
-        arg: SlotId,
+        args: &[SlotId],
         symbols: &[Sym],
         guards: &[Guard],
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
-        let values = op.eval(&self.sizes(), &[&self.tensor(arg, cx)?])?;
-        for (sym, value) in symbols.iter().zip(&values) {
-            self.symbols.insert(*sym, value.as_size().unwrap_or(0));
-        }
+        let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
+        let values = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
+        let values: Option<Vec<i64>> = values.iter().map(Literal::as_size).collect();
+        let Some(values) = values.filter(|values| values.len() == symbols.len()) else {
+            return Err(RunError::new(("a size for each symbol", "others from its evaluation")));
+        };
+        self.symbols.extend(symbols.iter().copied().zip(values));
         check_guards(&self.mesh, self.rank, guards, &self.symbols).map_err(RunError::new)
     }
 }

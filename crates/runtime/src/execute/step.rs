@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use consort_comm::{About, Note, Pending};
 use consort_ir::cost::Total;
 use consort_ir::index::{Guard, Index, Sym};
-use consort_ir::ops::{Cost, Joined, Op};
-use consort_ir::program::Loc;
-use consort_types::Collective;
+use consort_ir::ops::{Cost, Joined, Op, no_communication};
+
+use consort_types::{Collective, Site};
 use smallvec::SmallVec;
 
 use super::RunError;
@@ -23,7 +23,7 @@ pub(super) type FlightId = usize;
 /// A line that does something.
 pub(super) struct Line {
     pub(super) op: &'static str,
-    pub(super) loc: Option<Loc>,
+    pub(super) site: Option<Site>,
     /// Slots that depend on sizes known only at run time.
     pub(super) found: Vec<(SlotId, Found)>,
     pub(super) step: Step,
@@ -42,8 +42,8 @@ pub(super) struct Work {
 pub(super) enum Found {
     /// A contiguous tensor of this shape, `offset` bytes into its region.
     At { shape: Vec<Index>, offset: usize },
-    /// Result `result` of view `op` applied to slot `of`.
-    View { op: Op, of: SlotId, result: usize },
+    /// Result `result` of the `n` results of view `op` applied to slot `of`.
+    View { op: Op, of: SlotId, result: usize, n: usize },
 }
 
 pub(super) enum Step {
@@ -79,13 +79,13 @@ pub(super) enum Step {
     Wait(FlightId),
     ToSize {
         op: Op,
-        arg: SlotId,
+        args: Slots,
         symbols: Vec<Sym>,
         /// The conditions that mention them.
         guards: Vec<Guard>,
     },
     Cond(Box<Cond>),
-    Scan(Box<Scan>),
+    Loop(Box<Loop>),
 }
 
 /// Starts communication.
@@ -100,26 +100,21 @@ pub(super) struct Start {
     pub(super) zeros_after: Slots,
     /// Slots whose leases must end before the start.
     pub(super) written: Slots,
-    pub(super) calls: Vec<Call>,
+    /// `None` if no message has a peer.
+    pub(super) call: Option<Call>,
     pub(super) flight: FlightId,
 }
 
-/// One call of a group. A start of several tensors may be several of them.
+/// A call of a group.
 pub(super) struct Call {
     pub(super) op: Op,
-    /// The only operand of the op that takes part, if not all do.
-    pub(super) alone: Option<usize>,
     pub(super) operands: Slots,
     pub(super) results: Slots,
 }
 
 impl Call {
     pub(super) fn collective(&self) -> Result<Collective<'_, Index>, RunError> {
-        let collective = self.op.collective().ok_or_else(|| RunError::new("not a communication op"))?;
-        Ok(match self.alone {
-            Some(operand) => collective.alone(operand),
-            None => collective,
-        })
+        Ok(self.op.collective().ok_or_else(no_communication)?)
     }
 }
 
@@ -133,7 +128,7 @@ pub(super) struct Said {
 /// A start in flight.
 pub(super) struct Flight {
     pub(super) group: usize,
-    pub(super) pending: SmallVec<[Pending; 1]>,
+    pub(super) pending: Option<Pending>,
     pub(super) zeros_after: Slots,
 }
 
@@ -166,8 +161,8 @@ pub(super) struct Branch {
     pub(super) leave: Moves,
 }
 
-pub(super) struct Scan {
-    pub(super) length: Index,
+pub(super) struct Loop {
+    pub(super) trips: Trips,
     /// The known work of one iteration.
     pub(super) iteration: Total,
     /// The initial carries, and the operands that every iteration sees.
@@ -183,13 +178,23 @@ pub(super) struct Scan {
     pub(super) leave: Moves,
 }
 
+/// How often a loop runs.
+pub(super) enum Trips {
+    Count(Index),
+    /// As long as the slot holds true; fails if it still does after `limit` iterations.
+    While {
+        condition: SlotId,
+        limit: usize,
+    },
+}
+
 /// Adds the ops of lines, those in blocks included, that run by their reference evaluation.
 pub(super) fn evaluated(lines: &[Line], ops: &mut BTreeSet<&'static str>) {
     for line in lines {
         match &line.step {
             Step::Eval { .. } => drop(ops.insert(line.op)),
             Step::Cond(cond) => cond.branches.iter().for_each(|branch| evaluated(&branch.body, ops)),
-            Step::Scan(scan) => evaluated(&scan.body, ops),
+            Step::Loop(each) => evaluated(&each.body, ops),
             _ => {}
         }
     }

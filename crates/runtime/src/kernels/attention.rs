@@ -16,6 +16,7 @@ use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Gemm, Mat, MatMut, gemm};
 use crate::kernels::isa::{Loop, vectorize};
 use crate::kernels::math::{double, single};
+use crate::kernels::operand::attributes;
 use crate::kernels::scratch::with_scratch;
 use crate::kernels::skinny::{gather, skinny_rows, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
@@ -78,17 +79,16 @@ fn run(
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    let (Some(op), [Arg::View(q), Arg::View(k), Arg::View(v)], [out]) =
-        (op.as_any().downcast_ref::<Attention>(), args, results)
-    else {
-        return Err(KernelError("expected three operands that lie apart from the result".into()));
+    let op: &Attention = attributes(op)?;
+    let ([Arg::View(q), Arg::View(k), Arg::View(v)], [out]) = (args, results) else {
+        return Err(KernelError::new("expected three operands that lie apart from the result"));
     };
     match q.dtype {
         Dtype::F32 => attend::<f32>(cx, op, [q, k, v], out),
         Dtype::F64 => attend::<f64>(cx, op, [q, k, v], out),
         Dtype::F16 => attend::<f16>(cx, op, [q, k, v], out),
         Dtype::Bf16 => attend::<bf16>(cx, op, [q, k, v], out),
-        other => Err(KernelError(format!("expected a float type, got {other}"))),
+        other => Err(KernelError::new(("a float type", other.to_string()))),
     }
 }
 
@@ -110,9 +110,9 @@ where
     E::Wide: Score,
 {
     let offset = op.causal.as_ref().map(|offset| cx.sizes.index(offset)).transpose();
-    let offset = offset.map_err(|error| KernelError(error.to_string()))?;
+    let offset = offset.map_err(|error| KernelError::new(error.to_string()))?;
     let (&[_, heads, queries, _], &[_, own_heads, _, width]) = (q.shape, v.shape) else {
-        return Err(KernelError("expected four dimensions".into()));
+        return Err(KernelError::new("expected four dimensions"));
     };
     let task = Task {
         q: Heads { data: q.elements::<E>()?, view: q },

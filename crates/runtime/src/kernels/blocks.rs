@@ -172,7 +172,8 @@ pub(crate) fn map<const N: usize, F: Format, G: Format>(
     let sources = sources.collect::<Result<SmallVec<[_; 3]>, KernelError>>()?;
     // An operand that aliases the result has the result's type.
     if sources.iter().any(|source| matches!(source, Source::Result)) {
-        try_cast_slice::<_, F::Stored>(out).map_err(|error| KernelError(format!("in place: {error}")))?;
+        try_cast_slice::<_, F::Stored>(out)
+            .map_err(|error| KernelError::new(format!("in place: {error}")))?;
     }
     if threads {
         let parts: Vec<(usize, &mut [G::Stored])> = out.chunks_mut(PART).enumerate().collect();
@@ -286,7 +287,7 @@ fn map_part<const N: usize, F: Format, G: Format>(
 
 /// x where the condition is true, y where it is false.
 pub(crate) fn select<F: Format>(args: &[Arg<'_>], result: &mut ViewMut<'_>) -> Result<(), KernelError> {
-    let [condition, x, y] = args else { return Err(KernelError("expected three operands".into())) };
+    let [condition, x, y] = args else { return Err(KernelError::new("expected three operands")) };
     let mut rest = result.elements::<F::Stored>()?;
     if rest.is_empty() {
         return Ok(());

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use crate::kernels::element::{Element, Wide};
 use crate::kernels::gemm::{Gemm, Mat, MatMut, gemm};
 use crate::kernels::isa::{Loop, vectorize};
+use crate::kernels::operand::attributes;
 use crate::kernels::scratch::with_scratch;
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
@@ -37,9 +38,7 @@ fn run_1d(
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    let Some(op) = op.as_any().downcast_ref::<Conv1d>() else {
-        return Err(KernelError("expected conv1d".into()));
-    };
+    let op: &Conv1d = attributes(op)?;
     let moves = Moves {
         stride: [1, op.stride],
         padding: [0, op.padding],
@@ -55,10 +54,9 @@ fn run_2d(
     args: &[Arg<'_>],
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    let Some(op) = op.as_any().downcast_ref::<Conv2d>() else {
-        return Err(KernelError("expected conv2d".into()));
-    };
-    let two = |list: &[usize]| <[usize; 2]>::try_from(list).map_err(|error| KernelError(error.to_string()));
+    let op: &Conv2d = attributes(op)?;
+    let two =
+        |list: &[usize]| <[usize; 2]>::try_from(list).map_err(|error| KernelError::new(error.to_string()));
     let moves = Moves {
         stride: two(&op.stride)?,
         padding: two(&op.padding)?,
@@ -83,14 +81,14 @@ fn run(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let ([Arg::View(x), Arg::View(weight)], [out]) = (args, results) else {
-        return Err(KernelError("expected two operands that lie apart from the result".into()));
+        return Err(KernelError::new("expected two operands that lie apart from the result"));
     };
     match x.dtype {
         Dtype::F32 => convolve::<f32>(cx, moves, x, weight, out),
         Dtype::F64 => convolve::<f64>(cx, moves, x, weight, out),
         Dtype::F16 => convolve::<f16>(cx, moves, x, weight, out),
         Dtype::Bf16 => convolve::<bf16>(cx, moves, x, weight, out),
-        other => Err(KernelError(format!("expected a float type, got {other}"))),
+        other => Err(KernelError::new(("a float type", other.to_string()))),
     }
 }
 
@@ -99,7 +97,7 @@ fn four(dims: &[usize], missing: usize) -> Result<[usize; 4], KernelError> {
     match *dims {
         [a, b, d] => Ok([a, b, missing, d]),
         [a, b, c, d] => Ok([a, b, c, d]),
-        _ => Err(KernelError(format!("expected three or four dimensions, got {}", dims.len()))),
+        _ => Err(KernelError::new(("three or four dimensions", dims.len().to_string()))),
     }
 }
 

@@ -94,7 +94,7 @@ fn dispatch(
     let end = (layout.start + span(&layout.shape, &layout.strides)) * width;
     let own = out.len();
     let to = out.get_mut(layout.start * width..end);
-    let to = to.ok_or_else(|| KernelError(format!("storage: expected {end} bytes, got {own}")))?;
+    let to = to.ok_or_else(|| KernelError::new((format!("{end} bytes of storage"), own.to_string())))?;
     let from = &view.bytes[..span(view.shape, view.strides) * width];
     let (mut dims, mut first) = (coalesced(dims), first);
     if let Some(wide) = pairs(&dims, width, from, to) {
@@ -127,7 +127,7 @@ fn elements<T: Pod + Send + Sync>(
     first: usize,
     to: &mut [u8],
 ) -> Result<(), KernelError> {
-    let storage = |error| KernelError(format!("storage: {error}"));
+    let storage = |error| KernelError::new(format!("storage: {error}"));
     let bytes = dims.iter().map(|dim| dim.size).product::<usize>() * size_of::<T>();
     let from = bytemuck::try_cast_slice::<u8, T>(from).map_err(storage)?;
     let to = bytemuck::try_cast_slice_mut::<u8, T>(to).map_err(storage)?;

@@ -1,8 +1,8 @@
 //! Kernels of the ops that make tensors from their attributes alone.
 
 use bytemuck::Pod;
+use consort_ir::literal::Literal;
 use consort_ir::ops::{Constant, Elements, IndexValue, Iota, OpDef};
-use consort_ir::tensor::Tensor;
 use consort_types::Dtype;
 use half::{bf16, f16};
 
@@ -26,13 +26,13 @@ fn constant(
     let n = out[0].numel();
     let list = match &op.value {
         _ if n == 0 => return Ok(()),
-        Elements::Float(x) => return fill(&mut out[0], &Tensor::floats(op.dtype, vec![], vec![*x])),
-        Elements::Int(x) => return fill(&mut out[0], &Tensor::ints(op.dtype, vec![], vec![*x])),
-        Elements::Floats(list) => Tensor::floats(op.dtype, vec![n], list.clone()),
-        Elements::Ints(list) => Tensor::ints(op.dtype, vec![n], list.clone()),
+        Elements::Float(x) => return fill(&mut out[0], &Literal::floats(op.dtype, vec![], vec![*x])),
+        Elements::Int(x) => return fill(&mut out[0], &Literal::ints(op.dtype, vec![], vec![*x])),
+        Elements::Floats(list) => Literal::floats(op.dtype, vec![n], list.clone()),
+        Elements::Ints(list) => Literal::ints(op.dtype, vec![n], list.clone()),
     };
     if list.numel() != n {
-        return Err(KernelError(format!("expected {n} elements, got {}", list.numel())));
+        return Err(KernelError::new((format!("{n} elements"), list.numel().to_string())));
     }
     out[0].bytes.copy_from_slice(&list.to_bytes());
     Ok(())

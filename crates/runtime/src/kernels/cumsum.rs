@@ -97,7 +97,7 @@ fn cumsum(
 ) -> Result<(), KernelError> {
     let dim = attributes::<ops::Cumsum>(op)?.dim;
     let ([x], [result]) = (args, results) else {
-        return Err(KernelError("expected an operand and a result".into()));
+        return Err(KernelError::new("expected an operand and a result"));
     };
     by_format!(result.dtype, F => along::<F>(cx, dim, x, result))
 }

@@ -2,6 +2,8 @@
 //!
 //! 16-bit floats are computed in `f32` and rounded once; truth values are bytes of 0 and 1. Arithmetic, comparisons and
 //! conversions are bit-identical to the definitions; `math` states the errors of the functions.
+//!
+//! No code is shared with the definitions in `consort_ir::ops`, which tests compare with these kernels.
 
 use consort_ir::ops::OpDef;
 use consort_types::Dtype;
@@ -94,8 +96,9 @@ ops! {
     Tanh[x] f32 => same: single::tanh(x), f64 => same: double::tanh(x);
     Sigmoid[x] f32 => same: single::sigmoid(x), f64 => same: double::sigmoid(x);
     Silu[x] f32 => same: single::silu(x), f64 => same: double::silu(x);
+    Softplus[x] f32 => same: softplus(x.into()) as f32, f64 => same: softplus(x);
     Erf[x] f32 => same: single::erf(x), f64 => same: libm::erf(x);
-    Gelu[x] f32 => same: single::gelu(x), f64 => same: wide_gelu(x);
+    Gelu[x] f32 => same: single::gelu(x), f64 => same: double::gelu(x);
 }
 
 // Scalar functions of the standard library.
@@ -163,9 +166,10 @@ fn power(mut base: i64, exponent: i64) -> i64 {
     result
 }
 
-fn wide_gelu(x: f64) -> f64 {
-    // At -inf the product would be 0 * inf = NaN; the limit is -0.
-    if x == f64::NEG_INFINITY { -0.0 } else { x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) }
+/// log(1 + exp(x)) as the larger of x and 0 and what it lacks, because exp(x) may overflow.
+#[inline(always)]
+fn softplus(x: f64) -> f64 {
+    x.larger_of(0.0) + double::log1p(double::exp(-x.abs()))
 }
 
 /// The element type of the first operand.
@@ -322,6 +326,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
     kernel("tanh", floats::<Tanh, 1>),
     kernel("sigmoid", floats::<Sigmoid, 1>),
     kernel("silu", floats::<Silu, 1>),
+    kernel("softplus", floats::<Softplus, 1>),
     kernel("erf", floats::<Erf, 1>),
     kernel("gelu", floats::<Gelu, 1>),
     kernel("sin", floats::<Sin, 1>),

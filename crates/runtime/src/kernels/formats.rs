@@ -128,7 +128,7 @@ macro_rules! by_format {
                 type $format = $crate::kernels::formats::$ty;
                 $work
             })*
-            other => Err($crate::kernels::KernelError(format!("not defined for {other}"))),
+            other => Err($crate::kernels::KernelError::new(format!("not defined for {other}"))),
         }
     };
 }
@@ -205,8 +205,9 @@ mod tests {
     #[test]
     fn sixteen_bit_floats_are_converted_as_the_definition_says() {
         let value = |dtype, bits: u16| {
-            let tensor = consort_ir::tensor::Tensor::from_bytes(dtype, vec![], &bits.to_le_bytes()).unwrap();
-            if let consort_ir::tensor::Data::Float(data) = tensor.data { data[0] } else { 0.0 }
+            let tensor =
+                consort_ir::literal::Literal::from_bytes(dtype, vec![], &bits.to_le_bytes()).unwrap();
+            if let consort_ir::literal::Data::Float(data) = tensor.data { data[0] } else { 0.0 }
         };
         let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         for bits in 0..=u16::MAX {

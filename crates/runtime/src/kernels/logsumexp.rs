@@ -120,7 +120,7 @@ fn logsumexp<F: Format<Compute: Real>>(
     let (out, stored) = (result.elements::<F::Stored>()?, x.elements::<F::Stored>()?);
     let plan = Plan::new(&x, dims);
     if plan.count == 0 {
-        return Err(KernelError("expected at least one element to sum up".into()));
+        return Err(KernelError::new("expected at least one element to sum up"));
     }
     in_parts(cx, plan.count, out, |start, out| {
         if plan.by_rows() {

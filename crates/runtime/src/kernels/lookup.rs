@@ -1,8 +1,8 @@
 //! Kernels of the ops that gather, scatter and add at indices given by a tensor.
 
 use bytemuck::Pod;
+use consort_ir::literal::Literal;
 use consort_ir::ops::{Gather, OneHot, OpDef, Scatter, ScatterAdd, TakeAlong};
-use consort_ir::tensor::Tensor;
 use consort_types::Dtype;
 use consort_types::layout::{is_row_major, row_major};
 use half::{bf16, f16};
@@ -39,7 +39,7 @@ fn integers(threads: &Threads, view: &View<'_>) -> Result<Vec<i64>, KernelError>
 fn places(threads: &Threads, view: &View<'_>, size: usize) -> Result<Vec<usize>, KernelError> {
     let check = |place: &i64| match usize::try_from(*place) {
         Ok(at) if at < size => Ok(at),
-        _ => Err(KernelError(format!("expected places in 0..{size}, got {place}"))),
+        _ => Err(KernelError::new((format!("places in 0..{size}"), place.to_string()))),
     };
     integers(threads, view)?.iter().map(check).collect()
 }
@@ -224,7 +224,7 @@ fn combine<T: Pod + Send + Sync>(
     updates: &[u8],
     new: impl Fn(T, T) -> T + Sync,
 ) -> Result<(), KernelError> {
-    let storage = |error| KernelError(format!("storage: {error}"));
+    let storage = |error| KernelError::new(format!("storage: {error}"));
     let updates = bytemuck::try_cast_slice::<u8, T>(updates).map_err(storage)?;
     let (size, run) = (out.shape[dim], out.shape[dim + 1..].iter().product::<usize>());
     // Each thread owns some rows and scans all indices, so the order of updates is deterministic.
@@ -259,9 +259,9 @@ fn one_hot(
     let x = view(args, 0)?;
     let classes = out[0].shape.last().copied().unwrap_or(1);
     let one = if dtype.is_float() {
-        Tensor::floats(dtype, vec![], vec![1.0])
+        Literal::floats(dtype, vec![], vec![1.0])
     } else {
-        Tensor::ints(dtype, vec![], vec![1])
+        Literal::ints(dtype, vec![], vec![1])
     };
     let (one, width) = (one.to_bytes(), dtype.size());
     out[0].bytes.fill(0);

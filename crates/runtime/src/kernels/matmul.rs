@@ -32,7 +32,7 @@ fn run(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let ([Arg::View(x), Arg::View(y)], [out]) = (args, results) else {
-        return Err(KernelError("expected two operands that lie apart from the result".into()));
+        return Err(KernelError::new("expected two operands that lie apart from the result"));
     };
     match x.dtype {
         Dtype::F32 => products::<f32>(cx, x, y, out, multiply_wide),
@@ -42,7 +42,7 @@ fn run(
         Dtype::I32 => products::<i32>(cx, x, y, out, skinny_rows),
         Dtype::I64 => products::<i64>(cx, x, y, out, skinny_rows),
         Dtype::U8 => products::<u8>(cx, x, y, out, skinny_rows),
-        Dtype::Bool => Err(KernelError("expected a float or integer type, got bool".into())),
+        Dtype::Bool => Err(KernelError::new(("a float or integer type", "bool"))),
     }
 }
 
@@ -56,7 +56,7 @@ fn products<E: Element>(
 ) -> Result<(), KernelError> {
     let (Some((xs, &[m, k])), Some(&[.., n])) = (x.shape.split_last_chunk::<2>(), y.shape.last_chunk::<2>())
     else {
-        return Err(KernelError("expected at least two dimensions".into()));
+        return Err(KernelError::new("expected at least two dimensions"));
     };
     let (x_strides, x_rs, x_cs) = split(x.strides);
     let (y_strides, y_rs, y_cs) = split(y.strides);

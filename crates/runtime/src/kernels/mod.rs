@@ -44,8 +44,8 @@ use std::sync::OnceLock;
 
 use bytemuck::Pod;
 use consort_ir::ops::{EvalCx, OpDef};
-use consort_types::Dtype;
 use consort_types::layout::{is_row_major, span};
+use consort_types::{Dtype, Headline};
 
 use crate::threads::Threads;
 
@@ -76,11 +76,18 @@ pub struct KernelCx<'a> {
 
 /// Why a kernel did not compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelError(pub String);
+pub struct KernelError(pub Headline);
+
+impl KernelError {
+    /// What was expected and got, or what happened.
+    pub fn new(headline: impl Into<Headline>) -> KernelError {
+        KernelError(headline.into())
+    }
+}
 
 impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        self.0.fmt(f)
     }
 }
 
@@ -110,7 +117,7 @@ impl<'a> View<'a> {
     /// The elements from the first to the last, including any gaps between them.
     pub fn elements<T: Pod>(&self) -> Result<&'a [T], KernelError> {
         let bytes = &self.bytes[..span(self.shape, self.strides) * size_of::<T>()];
-        bytemuck::try_cast_slice(bytes).map_err(|error| KernelError(format!("storage: {error}")))
+        bytemuck::try_cast_slice(bytes).map_err(|error| KernelError::new(format!("storage: {error}")))
     }
 
     /// How many elements it has.
@@ -138,7 +145,8 @@ pub struct ViewMut<'a> {
 impl ViewMut<'_> {
     /// The elements.
     pub fn elements<T: Pod>(&mut self) -> Result<&mut [T], KernelError> {
-        bytemuck::try_cast_slice_mut(self.bytes).map_err(|error| KernelError(format!("storage: {error}")))
+        bytemuck::try_cast_slice_mut(self.bytes)
+            .map_err(|error| KernelError::new(format!("storage: {error}")))
     }
 
     /// How many elements it has.

@@ -1,7 +1,7 @@
 //! Kernels of the ops that move elements: views that are materialised, joins, boxes, padding, flips.
 
+use consort_ir::literal::Literal;
 use consort_ir::ops::{Concat, Flip, OpDef, Pad, UpdateSlice};
-use consort_ir::tensor::Tensor;
 use consort_types::layout::Layout;
 
 use crate::kernels::copy::{copy, copy_flipped, copy_into};
@@ -39,7 +39,7 @@ fn write_out(
 }
 
 fn outside(dim: usize, start: usize, size: usize, of: usize) -> KernelError {
-    KernelError(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
+    KernelError::new(format!("dimension {dim}: {size} places from {start} do not lie inside {of}"))
 }
 
 fn update_slice(
@@ -95,9 +95,9 @@ fn pad(
     }
     if x.numel() < out[0].numel() {
         let one = if x.dtype.is_float() {
-            Tensor::floats(x.dtype, vec![], vec![op.value])
+            Literal::floats(x.dtype, vec![], vec![op.value])
         } else {
-            Tensor::ints(x.dtype, vec![], vec![op.value as i64])
+            Literal::ints(x.dtype, vec![], vec![op.value as i64])
         };
         fill(&mut out[0], &one)?;
     }
@@ -114,7 +114,7 @@ fn flip(
 }
 
 /// Fills a tensor with the single element of another one of its type.
-pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Tensor) -> Result<(), KernelError> {
+pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Literal) -> Result<(), KernelError> {
     let bytes = one.to_bytes();
     match bytes[..] {
         [x] => out.bytes.fill(x),
@@ -123,7 +123,7 @@ pub(crate) fn fill(out: &mut ViewMut<'_>, one: &Tensor) -> Result<(), KernelErro
         [a, b, c, d, e, f, g, h] => {
             out.elements::<u64>()?.fill(u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
         }
-        _ => return Err(KernelError(format!("an element of {} bytes", bytes.len()))),
+        _ => return Err(KernelError::new(format!("an element of {} bytes", bytes.len()))),
     }
     Ok(())
 }

@@ -135,7 +135,7 @@ fn rms_norm<F: Format<Compute: Real>>(
     args: &[Arg<'_>],
     result: &mut ViewMut<'_>,
 ) -> Result<(), KernelError> {
-    let [x, weight] = args else { return Err(KernelError("expected two operands".into())) };
+    let [x, weight] = args else { return Err(KernelError::new("expected two operands")) };
     let weight = Weight::new(elements::<F>(weight, result)?);
     each_row::<F>(cx, x, weight.elements.len(), result, |from, row| {
         vectorize(RmsRow { from, row, weight: &weight, eps });
@@ -148,7 +148,7 @@ fn layer_norm<F: Format<Compute: Real>>(
     args: &[Arg<'_>],
     result: &mut ViewMut<'_>,
 ) -> Result<(), KernelError> {
-    let [x, weight, bias] = args else { return Err(KernelError("expected three operands".into())) };
+    let [x, weight, bias] = args else { return Err(KernelError::new("expected three operands")) };
     let (weight, bias) = (elements::<F>(weight, result)?, elements::<F>(bias, result)?);
     each_row::<F>(cx, x, weight.len(), result, |from, row| {
         vectorize(LayerRow { from, row, weight: &weight, bias: &bias, eps });

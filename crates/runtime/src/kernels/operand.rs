@@ -8,7 +8,7 @@ use crate::kernels::{Arg, KernelError, View, ViewMut};
 
 /// The op with its attributes, as its own type.
 pub(crate) fn attributes<T: OpDef>(op: &dyn OpDef) -> Result<&T, KernelError> {
-    let other = || KernelError(format!("the kernel of another op was called for {}", op.info().name));
+    let other = || KernelError::new(format!("the kernel of another op was called for {}", op.info().name));
     op.as_any().downcast_ref().ok_or_else(other)
 }
 
@@ -16,14 +16,14 @@ pub(crate) fn attributes<T: OpDef>(op: &dyn OpDef) -> Result<&T, KernelError> {
 pub(crate) fn view<'a>(args: &[Arg<'a>], i: usize) -> Result<View<'a>, KernelError> {
     match args.get(i) {
         Some(Arg::View(view)) => Ok(*view),
-        Some(Arg::Result) => Err(KernelError(format!("operand {i} cannot be computed on in place"))),
-        None => Err(KernelError(format!("operand {i} is missing"))),
+        Some(Arg::Result) => Err(KernelError::new(format!("operand {i} cannot be computed on in place"))),
+        None => Err(KernelError::new(format!("operand {i} is missing"))),
     }
 }
 
 /// The result of an op that has one.
 pub(crate) fn only<'r, 'a>(results: &'r mut [ViewMut<'a>]) -> Result<&'r mut ViewMut<'a>, KernelError> {
-    results.first_mut().ok_or_else(|| KernelError("expected a result".into()))
+    results.first_mut().ok_or_else(|| KernelError::new("expected a result"))
 }
 
 /// The part of a view that a layout selects.
@@ -70,6 +70,6 @@ impl Storage {
 
 impl From<EvalError> for KernelError {
     fn from(error: EvalError) -> KernelError {
-        KernelError(error.0)
+        KernelError(error.headline)
     }
 }

@@ -46,7 +46,7 @@ fn along(
     descending: bool,
     out: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    let [values, places] = out else { return Err(KernelError("expected two results".into())) };
+    let [values, places] = out else { return Err(KernelError::new("expected two results")) };
     if values.numel() == 0 {
         return Ok(());
     }
@@ -159,7 +159,7 @@ impl Job<'_> {
         width: u32,
         key: impl Fn(T) -> u64 + Sync,
     ) -> Result<(), KernelError> {
-        let storage = |error| KernelError(format!("storage: {error}"));
+        let storage = |error| KernelError::new(format!("storage: {error}"));
         let Job { n, k, .. } = self;
         let from = bytemuck::try_cast_slice::<u8, T>(self.from).map_err(storage)?;
         let values = bytemuck::try_cast_slice_mut::<u8, T>(self.values).map_err(storage)?;

@@ -1,10 +1,13 @@
 //! Kernels of uniform and normal: vectorised, bit-identical to the definitions in `consort_ir::random`.
+//!
+//! The bits themselves are the definition, so the number of an element (`element_number`), and `normal` near right
+//! angles, are those of `consort_ir::random`; its tests have the known answers for both.
 
 use bytemuck::Pod;
 use consort_ir::index::Index;
+use consort_ir::literal::unravel;
 use consort_ir::ops::{Normal, OpDef, Uniform};
 use consort_ir::random::element_number;
-use consort_ir::tensor::unravel;
 use consort_types::Dtype;
 use half::f16;
 
@@ -194,7 +197,7 @@ fn make<E: Element>(
     for (i, size) in shape.iter().enumerate() {
         if start[i].saturating_add(*size as u64) > of[i] {
             let (start, of) = (start[i], of[i]);
-            return Err(KernelError(format!(
+            return Err(KernelError::new(format!(
                 "dimension {i}: {size} places from {start} do not lie inside {of}"
             )));
         }

@@ -182,7 +182,7 @@ fn floats<E: Ending>(
     results: &mut [ViewMut<'_>],
 ) -> Result<(), KernelError> {
     let ([x], [result]) = (args, results) else {
-        return Err(KernelError("expected an operand and a result".into()));
+        return Err(KernelError::new("expected an operand and a result"));
     };
     by_format!(result.dtype, floats F => along::<E, F>(cx, dim, x, result))
 }

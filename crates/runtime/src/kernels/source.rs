@@ -51,7 +51,7 @@ impl<'a, F: Format> Source<'a, F> {
     /// Elements in row-major order without gaps.
     pub(crate) fn of_bytes(bytes: &'a [u8]) -> Result<Self, KernelError> {
         let stored = bytemuck::try_cast_slice(bytes);
-        stored.map(Source::Whole).map_err(|error| KernelError(format!("storage: {error}")))
+        stored.map(Source::Whole).map_err(|error| KernelError::new(format!("storage: {error}")))
     }
 
     fn of_view(view: &View<'a>) -> Result<Self, KernelError> {

@@ -1,5 +1,4 @@
-//! Shared code of kernel tests: operands in many layouts; calls of a kernel and of the op's own evaluation;
-//! tolerances.
+//! Shared code of kernel tests: operands in many layouts; calls of a kernel and of the op's own evaluation.
 #![allow(
     clippy::unwrap_used,
     dead_code,
@@ -8,15 +7,18 @@
 
 use std::collections::BTreeMap;
 
-use consort_ir::index::Sym;
+use consort_ir::index::{Facts, Index, Sym};
+use consort_ir::infer::infer;
+use consort_ir::literal::{Data, Literal};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{EvalCx, Op, OpDef, OpTable};
-use consort_ir::tensor::{Data, Tensor};
+use consort_ir::ops::{EvalCx, Op, OpDef, OpTable, Undecided};
 use consort_ir::text::Cursor;
+use consort_ir::tolerance;
+use consort_ir::types::{TensorType, Type};
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
 use consort_types::layout::Layout;
-use consort_types::{Dtype, Rank, Rng};
+use consort_types::{Axes, Dtype, Rank, Rng};
 
 /// Storage that is aligned for every element type. It is filled with bytes that are NaN as floats, so that a kernel
 /// that reads outside its operand is detected.
@@ -41,14 +43,14 @@ impl Storage {
 
 /// A tensor, and the same elements in a layout.
 pub(crate) struct Placed {
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: Literal,
     pub(crate) layout: Layout,
     storage: Storage,
 }
 
 impl Placed {
     /// The elements of a tensor in a layout of its shape. If the layout broadcasts elements, so does the tensor.
-    pub(crate) fn new(tensor: &Tensor, layout: Layout) -> Placed {
+    pub(crate) fn new(tensor: &Literal, layout: Layout) -> Placed {
         let (dtype, size) = (tensor.dtype, tensor.dtype.size());
         let mut storage = Storage::new((layout.start + layout.span()) * size);
         let places = offsets(&layout);
@@ -57,12 +59,12 @@ impl Placed {
         }
         let bytes: Vec<u8> =
             places.iter().flat_map(|at| storage.bytes()[at * size..][..size].to_vec()).collect();
-        let tensor = Tensor::from_bytes(dtype, tensor.shape.clone(), &bytes).unwrap();
+        let tensor = Literal::from_bytes(dtype, tensor.shape.clone(), &bytes).unwrap();
         Placed { tensor, layout, storage }
     }
 
     /// A contiguous tensor.
-    pub(crate) fn whole(tensor: &Tensor) -> Placed {
+    pub(crate) fn whole(tensor: &Literal) -> Placed {
         Placed::new(tensor, Layout::contiguous(&tensor.shape))
     }
 
@@ -165,7 +167,7 @@ pub(crate) fn repeated(shape: &[usize], along: impl Fn(usize) -> bool) -> Layout
 }
 
 /// A tensor of random elements, including special float values.
-pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
+pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Literal {
     let n: usize = shape.iter().product();
     let odd = [
         f64::NAN,
@@ -188,11 +190,11 @@ pub(crate) fn random(dtype: Dtype, shape: &[usize], rng: &mut Rng) -> Tensor {
         if odd_ones && rng.one_in(16) { rng.pick(&odd) } else { rng.next_u64() as i64 as f64 / 2f64.powi(60) }
     };
     if dtype.is_float() {
-        return Tensor::floats(dtype, shape.to_vec(), (0..n).map(|_| float()).collect());
+        return Literal::floats(dtype, shape.to_vec(), (0..n).map(|_| float()).collect());
     }
     // Small ones too, for equal elements and zeros.
     let mut int = || if rng.one_in(2) { rng.next_u64() as i64 } else { rng.below(7) as i64 - 3 };
-    Tensor::ints(dtype, shape.to_vec(), (0..n).map(|_| int()).collect())
+    Literal::ints(dtype, shape.to_vec(), (0..n).map(|_| int()).collect())
 }
 
 /// An op from its name and attributes as programs write them.
@@ -208,10 +210,20 @@ pub(crate) fn eval_cx() -> EvalCx<'static> {
     EvalCx { mesh: &CX.0, rank: Rank(0), symbols: &CX.1 }
 }
 
-/// The reference result of an op.
-pub(crate) fn evaluate(op: &dyn OpDef, args: &[&Placed]) -> Result<Tensor, String> {
-    let tensors: Vec<&Tensor> = args.iter().map(|arg| &arg.tensor).collect();
-    Ok(op.eval(&eval_cx(), &tensors).map_err(|error| error.to_string())?.remove(0))
+/// The types and shapes of the results of an op, if its rule accepts operands of these types.
+pub(crate) fn results(op: &dyn OpDef, operands: &[(Dtype, Vec<usize>)]) -> Option<Vec<(Dtype, Vec<usize>)>> {
+    let ty = |(dtype, shape): &(Dtype, Vec<usize>)| {
+        let shape = shape.iter().map(|size| Index::from(*size)).collect();
+        Type::from(TensorType::new(*dtype, shape, Axes::NONE))
+    };
+    let (mesh, args) = (Mesh::default(), operands.iter().map(ty).collect::<Vec<_>>());
+    let types = infer(op, &mesh, &args, &[], &mut Facts::new(&mesh), Undecided::Refuse).ok()?;
+    let size = |size: &Index| usize::try_from(size.as_const()?).ok();
+    let result = |ty: &Type| {
+        let ty = ty.as_tensor()?;
+        Some((ty.dtype, ty.shape.iter().map(size).collect::<Option<_>>()?))
+    };
+    types.iter().map(result).collect()
 }
 
 /// The results of a kernel, with these types and shapes. Operands that are `None` alias the first result, which
@@ -219,10 +231,10 @@ pub(crate) fn evaluate(op: &dyn OpDef, args: &[&Placed]) -> Result<Tensor, Strin
 pub(crate) fn call(
     op: &dyn OpDef,
     args: &[Option<&Placed>],
-    first: Option<&Tensor>,
+    first: Option<&Literal>,
     results: &[(Dtype, Vec<usize>)],
     threads: &Threads,
-) -> Result<Vec<Tensor>, String> {
+) -> Result<Vec<Literal>, String> {
     let bytes = |(dtype, shape): &(Dtype, Vec<usize>)| shape.iter().product::<usize>() * dtype.size();
     let mut storage: Vec<Storage> = results.iter().map(|result| Storage::new(bytes(result))).collect();
     if let (Some(first), Some(storage)) = (first, storage.first_mut()) {
@@ -237,41 +249,41 @@ pub(crate) fn call(
     (kernel.run)(&KernelCx { sizes: eval_cx(), threads }, op, &args, &mut out)
         .map_err(|error| error.to_string())?;
     let tensor = |((dtype, shape), storage): (&(Dtype, Vec<usize>), &Storage)| {
-        Tensor::from_bytes(*dtype, shape.clone(), storage.bytes()).unwrap()
+        Literal::from_bytes(*dtype, shape.clone(), storage.bytes()).unwrap()
     };
     Ok(results.iter().zip(&storage).map(tensor).collect())
 }
 
-/// The reference result of an op and that of its kernel. One operand may alias the result.
-pub(crate) fn both(
+/// The result of a kernel. One operand may alias it.
+pub(crate) fn computed(
     op: &dyn OpDef,
     args: &[&Placed],
     in_place: Option<usize>,
     threads: &Threads,
-) -> Result<(Tensor, Tensor), String> {
-    let want = evaluate(op, args)?;
+) -> Result<Literal, String> {
+    let types: Vec<_> = args.iter().map(|arg| (arg.tensor.dtype, arg.tensor.shape.clone())).collect();
+    let results = results(op, &types).ok_or("its rule refuses the operands")?;
     let others: Vec<Option<&Placed>> =
         args.iter().enumerate().map(|(i, arg)| (in_place != Some(i)).then_some(*arg)).collect();
-    let results = [(want.dtype, want.shape.clone())];
-    let got = call(op, &others, in_place.map(|i| &args[i].tensor), &results, threads)?.remove(0);
-    Ok((want, got))
+    Ok(call(op, &others, in_place.map(|i| &args[i].tensor), &results, threads)?.remove(0))
 }
 
-/// Runs a kernel, and reports where its result differs from the op's own evaluation.
+/// Runs a kernel, and reports where its result is further from the op's own evaluation than the op allows. One operand
+/// may alias the result.
 pub(crate) fn check(
     op: &dyn OpDef,
     args: &[&Placed],
     in_place: Option<usize>,
     threads: &Threads,
-    near: Near,
 ) -> Result<(), String> {
-    let (want, got) = both(op, args, in_place, threads)?;
-    compare(&got, &want, near)
+    let got = computed(op, args, in_place, threads)?;
+    let tensors: Vec<&Literal> = args.iter().map(|arg| &arg.tensor).collect();
+    tolerance::check(op, &eval_cx(), &tensors, &[got])
 }
 
 /// Fails if the results on one thread and on two are not bit-identical.
 pub(crate) fn check_threads(op: &dyn OpDef, args: &[&Placed], what: &str) {
-    let [one, two] = [1, 2].map(|n| both(op, args, None, &Threads::new(n)).unwrap().1);
+    let [one, two] = [1, 2].map(|n| computed(op, args, None, &Threads::new(n)).unwrap());
     assert!(one.same(&two), "{what}");
 }
 
@@ -279,56 +291,4 @@ pub(crate) fn check_threads(op: &dyn OpDef, args: &[&Placed], what: &str) {
 pub(crate) fn assert_none(failures: &[String]) {
     let first = failures[..failures.len().min(40)].join("\n");
     assert!(failures.is_empty(), "{} failures:\n{first}", failures.len());
-}
-
-/// The tolerance of a result.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Near {
-    /// The same bits, or both NaN.
-    Same,
-    /// Units in the last place.
-    Ulps(f64),
-    /// An absolute error.
-    Within(f64),
-    /// A relative error.
-    Relative(f64),
-}
-
-/// Reports where a result differs by more than the tolerance.
-pub(crate) fn compare(got: &Tensor, want: &Tensor, near: Near) -> Result<(), String> {
-    let (Data::Float(got_data), Data::Float(want_data)) = (&got.data, &want.data) else {
-        return if got.same(want) {
-            Ok(())
-        } else {
-            Err(format!("got {}, expected {}", got.text(), want.text()))
-        };
-    };
-    for (i, (a, b)) in got_data.iter().zip(want_data).enumerate() {
-        let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-        let most = match near {
-            Near::Same => 0.0,
-            Near::Ulps(n) => n * unit(want.dtype, *b),
-            Near::Within(most) => most * b.abs().max(1.0),
-            Near::Relative(most) => most * b.abs(),
-        };
-        // Written so that a NaN difference fails.
-        let close = (a - b).abs() <= most && !matches!(near, Near::Same);
-        if !same && !close {
-            return Err(format!("element {i}: got {a:e}, expected {b:e}, {near:?}"));
-        }
-    }
-    Ok(())
-}
-
-/// One unit in the last place of a number.
-fn unit(dtype: Dtype, x: f64) -> f64 {
-    let (digits, smallest) = match dtype {
-        Dtype::F16 => (11, -14),
-        Dtype::Bf16 => (8, -126),
-        Dtype::F32 => (24, -126),
-        _ => (53, -1022),
-    };
-    let exponent =
-        if x == 0.0 || !x.is_finite() { smallest } else { (x.abs().log2().floor() as i32).max(smallest) };
-    2f64.powi((exponent - digits + 1).max(-1074))
 }

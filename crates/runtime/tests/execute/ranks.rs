@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use consort_comm::{Group, spawn_with_heap};
+use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func};
-use consort_ir::tensor::{Data, Tensor};
 use consort_ir::types::Type;
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use consort_runtime::threads::Threads;
-use consort_types::{Dtype, GroupName, Rank};
+use consort_types::{GroupName, Rank};
 
 /// A rank: its world group, and the groups that programs use.
 pub(crate) struct OneRank<'a> {
@@ -62,9 +62,9 @@ impl<'a> OneRank<'a> {
         exec.run(&cx, args).map(|outs| outs.into_vec()).map_err(|error| error.to_string())
     }
 
-    pub(crate) fn args(&self, func: &Func, inputs: &[Tensor]) -> Vec<ArgValue> {
+    pub(crate) fn args(&self, func: &Func, inputs: &[Literal]) -> Vec<ArgValue> {
         let params = func.body.params.iter().map(|param| func.ty(*param).unwrap());
-        let one = |(ty, input): (&Type, &Tensor)| match ty {
+        let one = |(ty, input): (&Type, &Literal)| match ty {
             Type::Size(..) => ArgValue::Size(input.as_size().unwrap()),
             _ => {
                 let buffer = self.all.heap().alloc_from(&input.to_bytes()).unwrap();
@@ -74,21 +74,21 @@ impl<'a> OneRank<'a> {
         params.zip(inputs).map(one).collect()
     }
 
-    /// The results as reference tensors. Pendings are waited for first: results may share a buffer, which can be read
+    /// The results as literals. Pendings are waited for first: results may share a buffer, which can be read
     /// only when nothing in flight writes it.
-    pub(crate) fn tensors(&self, mut outs: Vec<Out>) -> Result<Vec<Tensor>, String> {
+    pub(crate) fn tensors(&self, mut outs: Vec<Out>) -> Result<Vec<Literal>, String> {
         for out in &mut outs {
-            if let Out::Pending { pending, .. } = out {
-                for pending in std::mem::take(pending) {
-                    pending.wait_within(self.timeout).map_err(|error| error.to_string())?;
-                }
+            if let Out::Pending { pending, .. } = out
+                && let Some(pending) = pending.take()
+            {
+                pending.wait_within(self.timeout).map_err(|error| error.to_string())?;
             }
         }
         let mut tensors = Vec::new();
         for out in outs {
             match out {
                 Out::Tensor(one) => tensors.push(tensor(&one)),
-                Out::Size(value) => tensors.push(Tensor::size(value)),
+                Out::Size(value) => tensors.push(Literal::size(value)),
                 Out::Pending { tensors: inside, .. } => tensors.extend(inside.iter().map(tensor)),
             }
         }
@@ -97,7 +97,7 @@ impl<'a> OneRank<'a> {
 }
 
 /// A result, element by element.
-pub(crate) fn tensor(out: &OutTensor) -> Tensor {
+pub(crate) fn tensor(out: &OutTensor) -> Literal {
     let OutTensor { buffer, layout, dtype, .. } = out;
     let (bytes, width) = (buffer.bytes().unwrap(), dtype.size());
     let mut packed = Vec::new();
@@ -109,11 +109,11 @@ pub(crate) fn tensor(out: &OutTensor) -> Tensor {
         }
         packed.extend_from_slice(&bytes[at * width..(at + 1) * width]);
     }
-    Tensor::from_bytes(*dtype, layout.shape.to_vec(), &packed).unwrap()
+    Literal::from_bytes(*dtype, layout.shape.to_vec(), &packed).unwrap()
 }
 
 /// Runs one plan for each rank, once.
-pub(crate) fn run(mesh: &Mesh, plans: &[Func], inputs: &[Vec<Tensor>]) -> Vec<Result<Vec<Tensor>, String>> {
+pub(crate) fn run(mesh: &Mesh, plans: &[Func], inputs: &[Vec<Literal>]) -> Vec<Result<Vec<Literal>, String>> {
     spawn_with_heap(plans.len(), 1 << 26, |all| {
         let me = all.rank();
         let mut rank = OneRank::new(mesh, all);
@@ -129,24 +129,5 @@ fn groups_of(block: &Block, used: &mut Vec<GroupName>) {
     for node in &block.nodes {
         used.extend(node.op.effects().starts());
         node.blocks.iter().for_each(|block| groups_of(block, used));
-    }
-}
-
-/// Whether results of kernels match those of the oracle, up to rounding.
-pub(crate) fn near(expected: &Tensor, got: &Tensor) -> bool {
-    let tolerance = match expected.dtype {
-        Dtype::F64 => 1e-12,
-        Dtype::F32 => 4e-6,
-        Dtype::F16 => 2e-3,
-        _ => 2e-2,
-    };
-    match (&expected.data, &got.data) {
-        (Data::Float(a), Data::Float(b)) if expected.shape == got.shape && expected.dtype == got.dtype => {
-            let largest = a.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).min(1.0);
-            a.iter().zip(b).all(|(a, b)| {
-                a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * a.abs().max(largest)
-            })
-        }
-        _ => expected.same(got),
     }
 }

@@ -1,10 +1,10 @@
 //! The meaning of plan annotations: hand-written plans with hand-computed results.
 
 use consort_comm::spawn_with_heap;
+use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
 use consort_ir::plan::Region;
 use consort_ir::program::{Func, Program};
-use consort_ir::tensor::Tensor;
 use consort_ir::text::parse;
 use consort_ir::verify::verify;
 use consort_runtime::execute::{ArgValue, Exec, Out};
@@ -27,16 +27,16 @@ fn for_rank(program: &Program, rank: usize) -> Func {
     func
 }
 
-pub(crate) fn floats(data: &[f64]) -> Tensor {
-    Tensor::floats(Dtype::F32, vec![data.len()], data.to_vec())
+pub(crate) fn floats(data: &[f64]) -> Literal {
+    Literal::floats(Dtype::F32, vec![data.len()], data.to_vec())
 }
 
-fn rows(columns: usize, data: &[f64]) -> Tensor {
-    Tensor::floats(Dtype::F32, vec![data.len() / columns, columns], data.to_vec())
+fn rows(columns: usize, data: &[f64]) -> Literal {
+    Literal::floats(Dtype::F32, vec![data.len() / columns, columns], data.to_vec())
 }
 
 /// Runs a plan on all its ranks; returns results, and bytes that were copied for communication.
-fn run(text: &str, inputs: &[Vec<Tensor>]) -> Vec<(Vec<Tensor>, u64)> {
+fn run(text: &str, inputs: &[Vec<Literal>]) -> Vec<(Vec<Literal>, u64)> {
     let program = plan(text);
     let results = spawn_with_heap(inputs.len(), 1 << 22, |all| {
         let me = all.rank();
@@ -50,7 +50,7 @@ fn run(text: &str, inputs: &[Vec<Tensor>]) -> Vec<(Vec<Tensor>, u64)> {
     results.into_iter().map(|result| result.unwrap()).collect()
 }
 
-fn assert_runs(text: &str, inputs: &[Vec<Tensor>], copied: u64, expected: &[Vec<Tensor>]) {
+fn assert_runs(text: &str, inputs: &[Vec<Literal>], copied: u64, expected: &[Vec<Literal>]) {
     for (rank, ((got, bytes), expected)) in run(text, inputs).iter().zip(expected).enumerate() {
         let same = got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| a.same(b));
         assert!(same, "rank {rank}: expected {expected:?}, got {got:?}");
@@ -60,7 +60,7 @@ fn assert_runs(text: &str, inputs: &[Vec<Tensor>], copied: u64, expected: &[Vec<
 
 const TWO: [[f64; 2]; 2] = [[1.0, 2.0], [10.0, 20.0]];
 
-fn two() -> Vec<Vec<Tensor>> {
+fn two() -> Vec<Vec<Literal>> {
     TWO.iter().map(|data| vec![floats(data)]).collect()
 }
 
@@ -299,7 +299,7 @@ plan (rank 0, arg0: 0xc, arg1: 0x8, out0: 0x4) {
         let mut rank = OneRank::new(&program.mesh, all);
         let func = &program.funcs[0];
         let mut exec = rank.lower(func).unwrap();
-        let at = |place: i64| [floats(&[1.0, 2.0, 3.0]), Tensor::ints(Dtype::I64, vec![1], vec![place])];
+        let at = |place: i64| [floats(&[1.0, 2.0, 3.0]), Literal::ints(Dtype::I64, vec![1], vec![place])];
         let error = rank.run(&mut exec, &mut rank.args(func, &at(5))).err().unwrap();
         assert!(error.starts_with("gather: ") && error.ends_with("\n  at model.rs:7"), "{error}");
         // The next call must succeed.

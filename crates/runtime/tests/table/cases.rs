@@ -1,7 +1,10 @@
 //! The cases of the kernel table test: ops with attributes, and their operands.
 
+use consort_ir::entity::Value;
 use consort_ir::index::Index;
+use consort_ir::literal::Literal;
 use consort_ir::ops::*;
+use consort_ir::text::{parse, run_lines};
 use consort_types::Dtype;
 
 /// An op with attributes, and its operands.
@@ -18,12 +21,14 @@ pub(crate) struct Operand {
     pub(crate) holds: Holds,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum Holds {
     /// Any value, including infinities and NaN.
     Anything,
     /// Numbers from 0 up to this one.
     Below(usize),
+    /// These elements.
+    These(Literal),
 }
 
 fn case(op: impl OpDef, operands: &[Operand]) -> Case {
@@ -40,14 +45,6 @@ fn places(dtype: Dtype, shape: &[usize], below: usize) -> Operand {
 
 /// The shapes of elementwise operands: long enough for whole vectors and a tail, empty, 0-d.
 const SHAPES: [&[usize]; 5] = [&[67], &[3, 5, 4], &[1, 40, 2], &[2, 0], &[]];
-
-macro_rules! elementwise {
-    ($list:ident, $x:ident, $n:literal, $($op:ident)*) => {$(
-        for shape in SHAPES {
-            $list.push(case($op {}, &vec![$x(shape); $n]));
-        }
-    )*};
-}
 
 macro_rules! folds {
     ($list:ident, $x:ident, $($op:ident)*) => {$(
@@ -82,9 +79,10 @@ pub(crate) fn cases(dtype: Dtype) -> Vec<Case> {
     let x = |shape: &[usize]| Operand { dtype, shape: shape.to_vec(), holds: Holds::Anything };
     let truth = |shape: &[usize]| Operand { dtype: Dtype::Bool, ..x(shape) };
     let mut list = Vec::new();
-    elementwise!(list, x, 2, Add Sub Mul Div Rem Maximum Minimum Pow Atan2 Eq Ne Lt Le Gt Ge And Or Xor);
-    elementwise!(list, x, 1, Neg Abs Exp Log Sqrt Rsqrt Tanh Sigmoid Erf Gelu Silu Relu Sign Recip Sin Cos Exp2
-        Expm1 Log2 Log1p Floor Ceil Round IsNan IsFinite Not);
+    for op in elementwise_ops() {
+        let operands = |shape| vec![x(shape); op.info().args.len()];
+        list.extend(SHAPES.map(|shape| Case { op: op.clone(), operands: operands(shape) }));
+    }
     for shape in SHAPES {
         list.push(case(Select {}, &[truth(shape), x(shape), x(shape)]));
         list.extend(Dtype::ALL.map(|to| case(Cast { to }, &[x(shape)])));
@@ -114,6 +112,27 @@ pub(crate) fn cases(dtype: Dtype) -> Vec<Case> {
     shapes(&mut list, &x);
     lookups(&mut list, &x);
     creations(&mut list, dtype);
+    list
+}
+
+/// Every op as its own example calls it on one rank, so that a new op has a case at least.
+pub(crate) fn examples() -> Vec<Case> {
+    let mut list = Vec::new();
+    for info in BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()) {
+        let program = parse(info.example, &OpTable::built_in()).unwrap().program;
+        let [func] = &program.funcs[..] else { continue };
+        let node = func.body.nodes.iter().find(|node| node.op.info().name == info.name).unwrap();
+        let place = |arg: &Value| func.body.params.iter().position(|param| param == arg);
+        let Some(places) = node.args.iter().map(place).collect::<Option<Vec<usize>>>() else { continue };
+        for line in run_lines(info.example).unwrap() {
+            let inputs = &line.inputs(&program).unwrap()[0];
+            let operand = |place: &usize| {
+                let tensor = inputs[*place].clone();
+                Operand { dtype: tensor.dtype, shape: tensor.shape.clone(), holds: Holds::These(tensor) }
+            };
+            list.push(Case { op: node.op.clone(), operands: places.iter().map(operand).collect() });
+        }
+    }
     list
 }
 

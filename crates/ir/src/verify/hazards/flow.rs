@@ -1,23 +1,23 @@
 //! Blocks: their parameters and results, and what a loop must keep for its next iteration.
 //!
 //! A block is checked with the state at its entry. After a `cond`, the state is the join of both branches. The block of
-//! a `scan` is checked twice, the second time with the state that the first leaves, which finds values that an
+//! a loop is checked twice, the second time with the state that the first leaves, which finds values that an
 //! iteration overwrites and the next one needs. Further iterations change nothing, since each writes the same bytes.
 
 use std::rc::Rc;
 
 use crate::entity::Value;
-use crate::index::Index;
+use crate::ops::Trips;
 use crate::plan::NodePlan;
 use crate::program::{Block, Node};
 use crate::types::Type;
 
-use super::{Checker, Pending, Started, Tensor, text};
+use super::{Checker, Pending, Started, Tracked, text};
 
 /// A tensor that must move when a block begins or ends.
 struct Move {
-    from: (Value, Rc<Tensor>),
-    to: (Value, Rc<Tensor>),
+    from: (Value, Rc<Tracked>),
+    to: (Value, Rc<Tracked>),
 }
 
 impl<'a> Checker<'a> {
@@ -87,11 +87,11 @@ impl<'a> Checker<'a> {
         true
     }
 
-    pub(super) fn scan(
+    pub(super) fn repeat(
         &mut self,
         node: &'a Node,
         plan: &NodePlan,
-        length: &Index,
+        trips: Trips<'_>,
         carries: usize,
         slices: usize,
     ) {
@@ -113,7 +113,11 @@ impl<'a> Checker<'a> {
             self.write(*value, tensor);
         }
         let first = self.next;
-        let (again, once) = (self.again, self.sizes.index(length).is_ok_and(|length| length <= 1));
+        let again = self.again;
+        let once = match trips {
+            Trips::Count(length) => self.sizes.index(length).is_ok_and(|length| length <= 1),
+            Trips::While { limit, .. } => limit <= 1,
+        };
         for pass in 0..if again || once { 1 } else { 2 } {
             self.again = again || pass > 0;
             self.next = first;
@@ -139,10 +143,8 @@ impl<'a> Checker<'a> {
                     self.rename(there.region(), &there.bytes(), *param, *result);
                 } else {
                     let (expected, got) = (there.placement.place, tensor.placement.place);
-                    self.error(
-                        "H10",
-                        format!("expected {result} at {expected}, where it is carried, got {got}"),
-                    );
+                    let expected = format!("{result} at {expected}, where it is carried");
+                    self.error("H10", (expected, got.to_string()));
                     self.write(*result, tensor);
                 }
             }
@@ -161,12 +163,11 @@ impl<'a> Checker<'a> {
                 if tensor.placement.place != there.placement.place && !tensor.placement.same(&there.placement)
                 {
                     let (expected, got) = (tensor.placement.place, there.placement.place);
-                    let message =
-                        format!("expected operand {arg} at {expected}, where {param} lies, got {got}");
-                    self.error("H10", message);
+                    let expected = format!("operand {arg} at {expected}, where {param} lies");
+                    self.error("H10", (expected, got.to_string()));
                 }
                 self.rename(there.region(), &there.bytes(), there.root, *param);
-                *tensor = Tensor::new(*param, there.placement.clone(), there.whole.clone());
+                *tensor = Tracked::new(*param, there.placement.clone(), there.whole.clone());
             }
             self.tensors.insert(*param, lodged);
             if let Some(pending) = self.pendings.get(*arg).copied() {

@@ -7,7 +7,7 @@ use consort_types::overlaps;
 use smallvec::smallvec;
 
 use super::bytes::Values;
-use super::{Checker, Pending, Started, Tensor, flying, holding, text};
+use super::{Checker, Pending, Started, Tracked, flying, holding, text};
 use crate::entity::Value;
 use crate::plan::NodePlan;
 use crate::program::Node;
@@ -27,14 +27,14 @@ impl Checker<'_> {
             let placement = placements.as_ref().and_then(|placements| placements.get(i).cloned());
             let placement =
                 placement.unwrap_or(Placement { extent: Extent::Within, ..tensor.placement.clone() });
-            let seen = Tensor::new(tensor.root, placement, tensor.whole.clone());
+            let seen = Tracked::new(tensor.root, placement, tensor.whole.clone());
             self.tensors.insert(*result, smallvec![seen]);
             self.writers.insert(*result, self.line);
         }
     }
 
     /// Whether a result aliases an operand exactly, and both have one shape.
-    fn in_place(&self, result: &(Value, Rc<Tensor>), arg: &(Value, Rc<Tensor>)) -> bool {
+    fn in_place(&self, result: &(Value, Rc<Tracked>), arg: &(Value, Rc<Tracked>)) -> bool {
         let shape = |value: Value| self.func.ty(value).and_then(Type::as_tensor).map(|ty| &ty.shape);
         let unsized_ = result.1.placement.hull().is_none();
         result.1.placement.same(&arg.1.placement) && (!unsized_ || shape(result.0) == shape(arg.0))
@@ -42,9 +42,9 @@ impl Checker<'_> {
 
     pub(super) fn overlaps(
         &mut self,
-        (a, at): &(Value, Rc<Tensor>),
+        (a, at): &(Value, Rc<Tracked>),
         word: &str,
-        (b, of): &(Value, Rc<Tensor>),
+        (b, of): &(Value, Rc<Tracked>),
     ) {
         if let Some(part) = at.shares(of) {
             self.error("H5", format!("{a} shares {} with {word} {b}", text(at.region(), &part)));
@@ -52,7 +52,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the results of one line share no byte.
-    fn apart(&mut self, results: &[(Value, Rc<Tensor>)]) {
+    fn apart(&mut self, results: &[(Value, Rc<Tracked>)]) {
         for (i, result) in results.iter().enumerate() {
             results[..i].iter().for_each(|other| self.overlaps(result, "result", other));
         }
@@ -128,7 +128,7 @@ impl Checker<'_> {
 
     /// Whether all pieces that a join leaves in place hold what the result means and are dead under their other names:
     /// then the bytes hold the result alone, as if all had been written.
-    fn takes_over(&self, result: &Tensor, stay: &[Piece], args: &[(Value, Rc<Tensor>)]) -> bool {
+    fn takes_over(&self, result: &Tracked, stay: &[Piece], args: &[(Value, Rc<Tracked>)]) -> bool {
         let line = self.next - 1;
         let read_later = |name: &Value| self.last_use.get(*name).is_some_and(|last| *last > line);
         let root = stay.first().map(|piece| args[piece.operand].1.root);
@@ -144,7 +144,7 @@ impl Checker<'_> {
     }
 
     /// A join with unknown placements: the base of an update may alias the result.
-    fn join_unknown(&mut self, node: &Node, args: &[(Value, Rc<Tensor>)], result: &(Value, Rc<Tensor>)) {
+    fn join_unknown(&mut self, node: &Node, args: &[(Value, Rc<Tracked>)], result: &(Value, Rc<Tracked>)) {
         for (j, arg) in args.iter().enumerate() {
             self.read(arg.0, &arg.1);
             if !(may_take_over(&*node.op, 0, j) && self.in_place(result, arg)) {
@@ -216,10 +216,8 @@ impl Checker<'_> {
         for ((value, tensor), there) in given.iter().zip(&there) {
             if tensor.placement.place != there.placement.place {
                 let (expected, got) = (there.placement.place, tensor.placement.place);
-                self.error(
-                    "H7",
-                    format!("expected {value} at {expected}, where {pending} put it, got {got}"),
-                );
+                let expected = format!("{value} at {expected}, where {pending} put it");
+                self.error("H7", (expected, got.to_string()));
             }
         }
         self.arrive(pending);

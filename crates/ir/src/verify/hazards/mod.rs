@@ -37,7 +37,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use bytes::{Bytes, Cell, Values};
-use consort_types::overlaps;
+use consort_types::{Failure, Headline, Site, overlaps};
 use smallvec::{SmallVec, smallvec};
 
 use crate::diagnostic::{Code, Diagnostic, Position};
@@ -46,7 +46,7 @@ use crate::index::Sym;
 use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
 use crate::plan::{NodePlan, Place, PlanHeader, Region};
-use crate::program::{Block, Func, Loc};
+use crate::program::{Block, Func};
 use crate::storage::{Placement, Ranges, overlap};
 use crate::types::Type;
 
@@ -66,7 +66,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
         last_use: ValueMap::default(),
         writers: ValueMap::default(),
         next: 0,
-        line: Line { at: Position::Func(0), op: "parameter", loc: None },
+        line: Line { at: Position::Func(0), op: "parameter", site: None },
         again: false,
         errors: Vec::new(),
     };
@@ -78,7 +78,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
 }
 
 /// The location of a tensor, and the name under which its bytes are tracked.
-struct Tensor {
+struct Tracked {
     root: Value,
     placement: Placement,
     /// All bytes of the root.
@@ -89,15 +89,15 @@ struct Tensor {
 }
 
 /// The tensors of a value: one, but for most pendings.
-type Tensors = SmallVec<[Rc<Tensor>; 1]>;
+type Tensors = SmallVec<[Rc<Tracked>; 1]>;
 
 /// Tensors of several values, each with the value.
-type Operands = SmallVec<[(Value, Rc<Tensor>); 4]>;
+type Operands = SmallVec<[(Value, Rc<Tracked>); 4]>;
 
-impl Tensor {
-    fn new(root: Value, placement: Placement, whole: Range<u64>) -> Rc<Tensor> {
+impl Tracked {
+    fn new(root: Value, placement: Placement, whole: Range<u64>) -> Rc<Tracked> {
         let (hull, solid) = placement.hull().unwrap_or((whole.clone(), true));
-        Rc::new(Tensor { root, placement, whole, hull, solid })
+        Rc::new(Tracked { root, placement, whole, hull, solid })
     }
 
     fn region(&self) -> Region {
@@ -113,7 +113,7 @@ impl Tensor {
         }
     }
 
-    fn shares(&self, other: &Tensor) -> Option<Range<u64>> {
+    fn shares(&self, other: &Tracked) -> Option<Range<u64>> {
         let near = self.region() == other.region() && overlaps(&self.hull, &other.hull);
         if near { overlap(&self.bytes(), &other.bytes()) } else { None }
     }
@@ -137,10 +137,10 @@ enum Pending {
 
 /// The line being checked.
 #[derive(Clone, Copy)]
-struct Line<'a> {
+struct Line {
     at: Position,
     op: &'static str,
-    loc: Option<&'a Loc>,
+    site: Option<Site>,
 }
 
 struct Checker<'a> {
@@ -154,19 +154,19 @@ struct Checker<'a> {
     /// The last line that reads each name.
     last_use: ValueMap<usize>,
     /// The line that defines each value, for errors.
-    writers: ValueMap<Line<'a>>,
+    writers: ValueMap<Line>,
     next: usize,
-    line: Line<'a>,
+    line: Line,
     /// Whether these lines have been checked before, as an earlier iteration.
     again: bool,
     errors: Vec<Diagnostic>,
 }
 
 impl<'a> Checker<'a> {
-    fn error(&mut self, rule: &str, message: String) {
-        let Line { at, op, loc } = self.line;
-        let (rule, message) = (rule.to_string(), format!("{op}: {message}"));
-        let error = Diagnostic { code: Code::Verify, rule, message, at, loc: loc.cloned(), note: None };
+    fn error(&mut self, rule: &'static str, headline: impl Into<Headline>) {
+        let Line { at, op, site } = self.line;
+        let failure = Failure { site, ..*Failure::rule(rule, headline).of(op.to_string()) };
+        let error = Diagnostic { code: Code::Verify, at, failure: Box::new(failure) };
         if !self.again || !self.errors.contains(&error) {
             self.errors.push(error);
         }
@@ -175,14 +175,14 @@ impl<'a> Checker<'a> {
     /// A value as errors name it, with the line that it comes from.
     fn name(&self, value: Value) -> String {
         match self.writers.get(value) {
-            Some(Line { op, loc: Some(loc), .. }) => format!("{value} ({op}, {loc})"),
-            Some(Line { op, loc: None, .. }) => format!("{value} ({op})"),
+            Some(Line { op, site: Some(site), .. }) => format!("{value} ({op}, {site})"),
+            Some(Line { op, site: None, .. }) => format!("{value} ({op})"),
             None => value.to_string(),
         }
     }
 
-    fn mark(&mut self, op: &'static str, loc: Option<&'a Loc>) {
-        self.line = Line { at: Position::Node(0, self.next), op, loc };
+    fn mark(&mut self, op: &'static str, site: Option<Site>) {
+        self.line = Line { at: Position::Node(0, self.next), op, site };
         self.next += 1;
     }
 
@@ -196,7 +196,7 @@ impl<'a> Checker<'a> {
         for node in &block.nodes {
             *next += 1;
             for inside in &node.blocks {
-                inner.push((inside, *next, matches!(node.op.flow(), Flow::Scan { .. })));
+                inner.push((inside, *next, matches!(node.op.flow(), Flow::Loop { .. })));
                 *next += lines(inside);
             }
             node.args.iter().for_each(|arg| used(*arg, &roots, *next - 1));
@@ -224,7 +224,7 @@ impl<'a> Checker<'a> {
             let lodged = types.iter().zip(places.by_ref()).map(|(ty, place)| {
                 let placement = Placement::new(*place, ty, &self.sizes);
                 let whole = placement.hull().map_or(0..u64::MAX, |(hull, _)| hull);
-                Tensor::new(*value, placement, whole)
+                Tracked::new(*value, placement, whole)
             });
             let lodged = lodged.collect();
             self.tensors.insert(*value, lodged);
@@ -282,12 +282,12 @@ impl<'a> Checker<'a> {
         self.error(rule, message);
     }
 
-    fn read(&mut self, value: Value, tensor: &Tensor) {
+    fn read(&mut self, value: Value, tensor: &Tracked) {
         self.check_read(value, tensor.root, tensor.region(), &tensor.hull, || tensor.bytes());
     }
 
     /// Checks that the bytes of a tensor may be written.
-    fn check_write(&mut self, value: Value, tensor: &Tensor) {
+    fn check_write(&mut self, value: Value, tensor: &Tracked) {
         self.check_writes(value, tensor.region(), &tensor.hull, || tensor.bytes());
     }
 
@@ -340,7 +340,7 @@ impl<'a> Checker<'a> {
         ranges.iter().for_each(|range| self.bytes.set(region, range.clone(), cell.clone()));
     }
 
-    fn write(&mut self, value: Value, tensor: &Tensor) {
+    fn write(&mut self, value: Value, tensor: &Tracked) {
         self.set(tensor.region(), &tensor.bytes(), &holding(value));
     }
 
@@ -404,7 +404,7 @@ impl<'a> Checker<'a> {
 
     fn nodes(&mut self, block: &'a Block) {
         for node in &block.nodes {
-            self.mark(node.op.info().name, node.loc.as_ref());
+            self.mark(node.op.info().name, node.site);
             let nothing = NodePlan::default();
             let plan = node.plan.as_deref().unwrap_or(&nothing);
             if node.op.effects() == Effects::Wait {
@@ -413,7 +413,7 @@ impl<'a> Checker<'a> {
             self.release(plan);
             match (node.op.flow(), node.op.effects()) {
                 (Flow::Cond, _) => self.cond(node, plan),
-                (Flow::Scan { length, carries, slices }, _) => self.scan(node, plan, length, carries, slices),
+                (Flow::Loop { trips, carries, slices }, _) => self.repeat(node, plan, trips, carries, slices),
                 (_, Effects::Wait) => {}
                 (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
                 _ if plan.view => self.view(node),

@@ -1,6 +1,6 @@
 //! Recipes with blocks: conditionals and loops, filled with steps of their own.
 
-use consort_types::{Axes, GroupName, Reduce};
+use consort_types::{Axes, Dtype, GroupName, Reduce};
 
 use super::{Growing, is_float};
 use crate::generate::Flying;
@@ -171,4 +171,61 @@ pub(super) fn scan_of_pendings(g: &mut Growing<'_>) -> Option<()> {
     g.flying.push(Flying { pending: results[0], into: None });
     g.tensors.push(results[1]);
     Some(())
+}
+
+/// A loop that counts, which sometimes ends sooner, or does not begin, by another condition.
+pub(super) fn while_loop(g: &mut Growing<'_>) -> Option<()> {
+    if g.builder.depth() >= DEPTH {
+        return None;
+    }
+    let all = g.builder.mesh().all_axes();
+    let zero = number(g, 0)?;
+    let rounds = g.rng.below(4);
+    let goes = goes_on(g, zero, rounds as i64)?;
+    let carried = 1 + g.rng.below(2);
+    let mut args = vec![goes, zero];
+    let mut types: Vec<Type> = vec![g.builder.ty(goes).ok()?.clone(), g.builder.ty(zero).ok()?.clone()];
+    for _ in 0..carried {
+        let arg = g.any()?;
+        args.push(arg);
+        types.push(g.ty(arg)?.with_varies(all).into());
+    }
+    let carries = args.len();
+    for _ in 0..g.rng.below(2) {
+        let fixed = g.any()?;
+        args.push(fixed);
+        types.push(g.ty(fixed)?.into());
+    }
+    let body = g.block(types, Axes::NONE, |g, params| {
+        let one = number(g, 1)?;
+        let count = g.builder.one(Add {}, &[params[1], one]).ok()?;
+        let mut results = vec![goes_on(g, count, rounds as i64)?, count];
+        for param in &params[2..carries] {
+            results.push(g.result_like(*param)?);
+        }
+        Some(results)
+    })?;
+    let op = While { limit: rounds + g.rng.below(2), expected: rounds, carries };
+    let results = g.builder.node(Op::new(op), &args, vec![body]).ok()?;
+    if g.rng.one_in(2) {
+        g.forget(args[2]);
+    }
+    g.tensors.extend(results);
+    Some(())
+}
+
+/// A 0-d number.
+fn number(g: &mut Growing<'_>, value: i64) -> Option<Value> {
+    g.builder.one(Constant { dtype: Dtype::I64, shape: vec![], value: Elements::Int(value) }, &[]).ok()
+}
+
+/// Whether a count is below a number, and sometimes another condition holds too; equal on all ranks.
+fn goes_on(g: &mut Growing<'_>, count: Value, rounds: i64) -> Option<Value> {
+    let rounds = number(g, rounds)?;
+    let below = g.builder.one(Lt {}, &[count, rounds]).ok()?;
+    let other = g.condition()?;
+    if g.rng.one_in(3) && g.builder.ty(other).ok()?.varies().is_empty() {
+        return g.builder.one(And {}, &[below, other]).ok();
+    }
+    Some(below)
 }

@@ -152,12 +152,31 @@ pub(crate) fn tanh(x: f64) -> f64 {
 /// 1 / (1 + exp(-x)), within 4 ulp.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + exp(-x))
+    // Below 0 the fraction is expanded by exp(x): exp(-x) would overflow before the result is 0.
+    let power = exp(-x.abs());
+    (if x < 0.0 { power } else { 1.0 }) / (1.0 + power)
 }
 
-/// x / (1 + exp(-x)), within 3 ulp.
+/// x / (1 + exp(-x)), within 6 ulp.
 #[inline(always)]
 pub(crate) fn silu(x: f64) -> f64 {
     // Below -800 all results are -0; -inf itself would give NaN.
-    (if x < -800.0 { -800.0 } else { x }) / (1.0 + exp(-x))
+    let x = if x < -800.0 { -800.0 } else { x };
+    // As `sigmoid`, with the root of the power: only the last product may be subnormal.
+    let root = exp(-0.5 * x.abs());
+    let factor = if x < 0.0 { root } else { 1.0 };
+    x * factor * (factor / (1.0 + root * root))
+}
+
+/// x (1 + erf(x / sqrt 2)) / 2, within 6 ulp above -37.5, where results become subnormal.
+pub(crate) fn gelu(x: f64) -> f64 {
+    /// 1 / sqrt(2), less the constant of the standard library.
+    const REST: f64 = -4.833_646_656_726_456_8e-17;
+    // Below -40 all results are -0; -inf itself would give NaN.
+    let y = -(if x < -40.0 { -40.0 } else { x });
+    let t = y * std::f64::consts::FRAC_1_SQRT_2;
+    // The slope of log(erfc(t)) is about -2 t: far out it makes thousands of ulps of the one that rounding t costs.
+    let rest = y.mul_add(std::f64::consts::FRAC_1_SQRT_2, -t) + y * REST;
+    let steep = if t > 0.0 { 2.0 * t * rest } else { 0.0 };
+    -0.5 * y * (libm::erfc(t) * (1.0 - steep))
 }

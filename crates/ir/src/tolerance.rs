@@ -1,21 +1,36 @@
-//! How far a kernel's result may be from the reference evaluation: one table for all tests.
+//! How far results may be from an op's definition, and from each other.
 //!
-//! The reference computes in f64 and rounds once. A kernel that also rounds once, or only moves elements, gives the
+//! An op states its tolerance in its definition ([`OpDef::tolerance`]), and `docs/ops.md` lists them in one table. All
+//! that compares results asks here: tests of kernels, `consort exec`, demos, and the pass that computes constants.
+//!
+//! A definition computes in f64 and rounds once. A kernel that also rounds once, or only moves elements, gives the
 //! same bits. One that approximates a function is held to a number of ulps, and one that sums many elements to an error
 //! relative to their magnitude, because the order of additions is free.
+//!
+//! Compiled and eager code run the same kernels, on layouts that may differ, and many ranks add in another order than
+//! one: then neither side is the definition, and [`of_runs`] says how far they may be apart.
 
-use consort_ir::ops::{Attention, EvalCx, OpDef};
-use consort_ir::program::{Block, Func};
-use consort_ir::tensor::{Data, Tensor};
+use std::fmt;
+
 use consort_types::Dtype;
 
-/// How far a result may be from the reference.
+use crate::literal::{Data, Literal};
+use crate::ops::{EvalCx, OpDef};
+use crate::program::{Block, Func};
+
+/// How far a float result may be from the definition. Results of all other types are bit-identical.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tolerance {
     /// Bit-identical, except that any NaN equals any other.
     Bits,
-    /// A number of units in the last place of the reference.
-    Ulps(f64),
+    /// Units in the last place of the definition's result. 16-bit floats are computed in `f32`, so only a value close
+    /// to a midpoint can round the other way, by one unit.
+    Ulps {
+        /// For `f32`. The definition's result is itself rounded, by half a unit.
+        single: f64,
+        /// For `f64`. The definition's result may itself be off by a few units.
+        double: f64,
+    },
     /// One unit in the last place, plus a number of accumulator roundings relative to a size.
     Near {
         /// The number of roundings.
@@ -26,80 +41,68 @@ pub enum Tolerance {
 }
 
 /// What the roundings of a sum are relative to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Size {
     /// The same op on absolute values: what a sum would be if nothing cancelled.
     Absolutes,
-    /// The same times the number of terms: they are added sequentially.
-    AbsolutesByTerms,
+    /// The same times the square root of the number of terms: they are added sequentially, and errors are as often up
+    /// as down.
+    AbsolutesByRootOfTerms,
     /// The element itself, and 1.
     ElementAndOne,
     /// The largest finite element of the result.
     LargestResult,
     /// The largest finite element of the last operand, of which every result is a weighted average, times the largest
     /// possible attention score: a rounding of a score is a rounding of a weight.
-    LargestOfLastByScores,
+    LargestOfLastByScores {
+        /// The factor of the scores.
+        scale: f64,
+    },
 }
 
-/// Functions that kernels approximate: ulps of `f32` against the exact value, and of `f64` against the reference, which
-/// is off by up to one itself. The tests in `kernels/math` use tighter bounds where functions are smooth.
-const FUNCTIONS: [(&str, f64, f64); 16] = [
-    ("exp", 1.1, 1.0),
-    ("exp2", 1.0, 1.0),
-    ("expm1", 1.0, 2.0),
-    ("log", 1.0, 2.0),
-    ("log2", 1.0, 2.0),
-    ("log1p", 1.0, 2.0),
-    ("sin", 1.0, 1.0),
-    ("cos", 1.0, 1.0),
-    ("tanh", 2.0, 5.0),
-    ("erf", 1.0, 1.0),
-    // Quotients and products of those, each of which rounds.
-    ("sigmoid", 2.5, 3.0),
-    ("silu", 3.0, 5.0),
-    ("rsqrt", 1.5, 1.5),
-    ("pow", 1.5, 1.0),
-    ("atan2", 1.5, 1.0),
-    // Below zero most of it cancels.
-    ("gelu", 6.0, 6.0),
-];
+impl Tolerance {
+    /// Of sums. A blocked sum of n elements is off by less than one rounding per block and per sequential addition
+    /// within a block; a million equal elements need 38.
+    pub const SUM: Tolerance = Tolerance::Near { roundings: 48.0, of: Size::Absolutes };
 
-/// The tolerance of an op whose results are of this type.
-pub fn of(op: &str, dtype: Dtype) -> Tolerance {
-    if !dtype.is_float() {
-        return Tolerance::Bits;
-    }
-    if let Some((_, single, double)) = FUNCTIONS.iter().find(|(name, ..)| *name == op) {
-        return match dtype {
-            // The reference is itself rounded, by half a unit.
-            Dtype::F32 => Tolerance::Ulps(single + 0.5),
-            Dtype::F64 => Tolerance::Ulps(*double),
-            // Computed in f32: only a value close to a midpoint can round the other way.
-            _ => Tolerance::Ulps(1.0),
-        };
-    }
-    match op {
-        // A blocked sum of n elements is off by less than one rounding per block and per sequential addition within a
-        // block; 16 is more than kernels need for thousands of elements.
-        "sum" | "mean" | "cumsum" | "prod" | "rms_norm" => {
-            Tolerance::Near { roundings: 16.0, of: Size::Absolutes }
-        }
-        // A matrix product may add sequentially along the reduced dimension.
-        "matmul" | "conv1d" | "conv2d" => Tolerance::Near { roundings: 1.0, of: Size::AbsolutesByTerms },
-        // exp(-t) is off by t roundings, so by less than half a rounding of 1; the sum accumulates them.
-        "softmax" | "log_softmax" | "logsumexp" => {
-            Tolerance::Near { roundings: 16.0, of: Size::ElementAndOne }
-        }
-        // Subtracting the mean cancels: the difference has the rounding error of the largest element.
-        "layer_norm" => Tolerance::Near { roundings: 32.0, of: Size::LargestResult },
-        "attention" => Tolerance::Near { roundings: 4.0, of: Size::LargestOfLastByScores },
-        // + - * / and square roots round once; all other ops move, count or compare.
-        _ => Tolerance::Bits,
+    /// Of products of matrices, which may add sequentially along the reduced dimension.
+    pub const PRODUCT: Tolerance = Tolerance::Near { roundings: 2.0, of: Size::AbsolutesByRootOfTerms };
+
+    /// Of sums of exponentials. exp(-t) is off by t roundings, so by less than half a rounding of 1; the sum
+    /// accumulates them.
+    pub const EXPONENTIALS: Tolerance = Tolerance::Near { roundings: 16.0, of: Size::ElementAndOne };
+
+    /// Whether results of this type are bit-identical to the definition's.
+    pub fn is_exact(self, dtype: Dtype) -> bool {
+        self == Tolerance::Bits || !dtype.is_float()
     }
 }
 
-/// How far results of a whole program may be from the reference, as relative and absolute tolerance: 0 if each of its
-/// ops is bit-identical, else some roundings of the least precise float type in it.
+impl fmt::Display for Tolerance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tolerance::Bits => f.write_str("bit-identical"),
+            Tolerance::Ulps { single, double } => {
+                write!(f, "{single} ulp (f32), {double} ulp (f64), 1 ulp (f16, bf16)")
+            }
+            Tolerance::Near { roundings, of } => {
+                let of = match of {
+                    Size::Absolutes => "of the sum of absolute terms",
+                    Size::AbsolutesByRootOfTerms => {
+                        "of the sum of absolute terms, times the square root of their number"
+                    }
+                    Size::ElementAndOne => "of the element and of 1",
+                    Size::LargestResult => "of the largest element of the result",
+                    Size::LargestOfLastByScores { .. } => "of the largest value, times the largest score",
+                };
+                write!(f, "1 ulp and {roundings} roundings {of}")
+            }
+        }
+    }
+}
+
+/// How far results of a whole program may be from the definition, relative to the larger of 1 and the element: 0 if
+/// each of its ops is bit-identical, else some roundings of the least precise float type in it.
 pub fn of_func(func: &Func) -> f64 {
     let (mut exact, mut unit) = (true, 0.0f64);
     let mut types = Vec::new();
@@ -111,8 +114,8 @@ pub fn of_func(func: &Func) -> f64 {
     }
     visit(&func.body, &mut |op| {
         // A reduction over a group adds in its own order.
-        let name = op.info().name;
-        exact &= of(name, Dtype::F32) == Tolerance::Bits && !name.contains("reduce");
+        let reduces = op.collective().is_some_and(|collective| collective.reduce.is_some());
+        exact &= op.tolerance() == Tolerance::Bits && !reduces;
     });
     if exact { 0.0 } else { unit }
 }
@@ -122,6 +125,25 @@ fn visit(block: &Block, f: &mut impl FnMut(&dyn OpDef)) {
         f(&*node.op);
         node.blocks.iter().for_each(|block| visit(block, f));
     }
+}
+
+/// How far two runs of one program may be from each other, by [`difference`]: compiled from eager, many ranks from one,
+/// ops from the composite that they expand.
+pub fn of_runs(dtype: Dtype) -> f64 {
+    // Narrow types round after each op, and only that counts; others also accumulate the roundings of long sums.
+    let steps = if dtype.size() == 2 { 16.0 } else { 64.0 };
+    steps * ulp(dtype, 1.0)
+}
+
+/// The largest difference of two results of one program, relative to the larger of 1 and the largest expected element;
+/// infinite if their lengths differ or an element of one of them is NaN.
+pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
+    let [expected, got] = [expected, got].map(|list| list.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+    if expected.len() != got.len() || expected.iter().chain(&got).any(|x| x.is_nan()) {
+        return f64::INFINITY;
+    }
+    let largest = expected.iter().fold(1.0, |a: f64, x| a.max(x.abs()));
+    expected.iter().zip(&got).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs())) / largest
 }
 
 /// The distance between neighbouring values of a float type around `x`.
@@ -144,7 +166,7 @@ fn rounding(dtype: Dtype) -> f64 {
 }
 
 /// Compares what a kernel gave with what the op's own evaluation gives; the error says what is furthest off.
-pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Tensor], got: &[Tensor]) -> Result<(), String> {
+pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Literal], got: &[Literal]) -> Result<(), String> {
     let name = op.info().name;
     let expected = op.eval(cx, args).map_err(|error| format!("{name}: {error}"))?;
     if expected.len() != got.len() {
@@ -152,19 +174,19 @@ pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Tensor], got: &[Tensor]) 
     }
     for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
         if (expected.dtype, &expected.shape) != (got.dtype, &got.shape) {
-            let type_of = |t: &Tensor| format!("{}{:?}", t.dtype, t.shape);
+            let type_of = |t: &Literal| format!("{}{:?}", t.dtype, t.shape);
             return Err(format!("{name}: result {i}: expected {}, got {}", type_of(expected), type_of(got)));
         }
-        let tolerance = of(name, expected.dtype);
+        let tolerance = op.tolerance();
         let allowed = allowed(tolerance, op, cx, args, i, expected)?;
         // A weight may underflow in the kernel's type but not in the reference's; times an infinite value the first is
         // NaN and the second infinite.
-        let loose = name == "attention";
-        let wrong = first_wrong(expected, got, &allowed, loose);
-        if let Some((at, expected, got)) = wrong {
-            let allowed = allowed.get(at).copied().unwrap_or(0.0);
+        let loose = matches!(tolerance, Tolerance::Near { of: Size::LargestOfLastByScores { .. }, .. });
+        if let Some((at, expected, got)) = first_wrong(expected, got, &allowed, loose) {
+            let allowed = allowed.get(at).map_or(String::new(), |allowed| format!(": {allowed:e}"));
             return Err(format!(
-                "{name}: result {i}, element {at}: expected {expected}, got {got} ({tolerance:?}: {allowed:e})"
+                "{name}: result {i}, element {at}: expected {expected}, got {got} \
+                 (tolerance of its definition: {tolerance}{allowed})"
             ));
         }
     }
@@ -176,33 +198,43 @@ fn allowed(
     tolerance: Tolerance,
     op: &dyn OpDef,
     cx: &EvalCx<'_>,
-    args: &[&Tensor],
+    args: &[&Literal],
     result: usize,
-    expected: &Tensor,
+    expected: &Literal,
 ) -> Result<Vec<f64>, String> {
     let (dtype, floats) = (expected.dtype, floats(expected));
     let unit = |x: &f64| if x.is_finite() { ulp(dtype, *x) } else { 0.0 };
-    let (roundings, of) = match tolerance {
+    let (roundings, of) = match if dtype.is_float() { tolerance } else { Tolerance::Bits } {
         Tolerance::Bits => return Ok(Vec::new()),
-        Tolerance::Ulps(n) => return Ok(floats.iter().map(|x| n * unit(x)).collect()),
+        Tolerance::Ulps { single, double } => {
+            let ulps = match dtype {
+                Dtype::F32 => single,
+                Dtype::F64 => double,
+                _ => 1.0,
+            };
+            return Ok(floats.iter().map(|x| ulps * unit(x)).collect());
+        }
         Tolerance::Near { roundings, of } => (roundings * rounding(dtype), of),
     };
     let sizes: Vec<f64> = match of {
         Size::Absolutes => of_others(op, cx, args, result, f64::abs)?,
-        Size::AbsolutesByTerms => {
+        Size::AbsolutesByRootOfTerms => {
             let terms = of_others(op, cx, args, result, |_| 1.0)?;
             let absolutes = of_others(op, cx, args, result, f64::abs)?;
             // Subnormals have no relative precision: each term may lose one of them.
             let smallest = ulp(dtype.accumulator(), 0.0) / rounding(dtype);
-            terms.iter().zip(absolutes).map(|(terms, size)| (terms + 1.0) * (size + smallest)).collect()
+            terms
+                .iter()
+                .zip(absolutes)
+                .map(|(terms, size)| (terms + 1.0).sqrt() * (size + smallest))
+                .collect()
         }
         Size::ElementAndOne => floats.iter().map(|x| x.abs() + 1.0).collect(),
         Size::LargestResult => vec![largest(expected); floats.len()],
-        Size::LargestOfLastByScores => {
+        Size::LargestOfLastByScores { scale } => {
             let [q, k, v] = args else { return Err("expected the operands of attention".into()) };
-            let scale = op.as_any().downcast_ref().map_or(1.0, |Attention { scale, .. }| scale.abs());
             let width = q.shape.last().copied().unwrap_or(0) as f64;
-            let score = width * largest(q) * largest(k) * scale;
+            let score = width * largest(q) * largest(k) * scale.abs();
             vec![largest(v) * (width + score + 16.0); floats.len()]
         }
     };
@@ -210,7 +242,7 @@ fn allowed(
     Ok(floats.iter().zip(sizes).map(|(x, size)| unit(x) + roundings * size).collect())
 }
 
-fn floats(tensor: &Tensor) -> &[f64] {
+fn floats(tensor: &Literal) -> &[f64] {
     if let Data::Float(data) = &tensor.data { data } else { &[] }
 }
 
@@ -219,29 +251,29 @@ fn floats(tensor: &Tensor) -> &[f64] {
 fn of_others(
     op: &dyn OpDef,
     cx: &EvalCx<'_>,
-    args: &[&Tensor],
+    args: &[&Literal],
     result: usize,
     other: impl Fn(f64) -> f64,
 ) -> Result<Vec<f64>, String> {
-    let changed = |tensor: &&Tensor| match &tensor.data {
+    let changed = |tensor: &&Literal| match &tensor.data {
         Data::Float(data) => {
-            Tensor::floats(Dtype::F64, tensor.shape.clone(), data.iter().map(|x| other(*x)).collect())
+            Literal::floats(Dtype::F64, tensor.shape.clone(), data.iter().map(|x| other(*x)).collect())
         }
         Data::Int(_) => (*tensor).clone(),
     };
-    let changed: Vec<Tensor> = args.iter().map(changed).collect();
+    let changed: Vec<Literal> = args.iter().map(changed).collect();
     let results = op.eval(cx, &changed.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;
     Ok(results.get(result).map(|result| floats(result).to_vec()).unwrap_or_default())
 }
 
-fn largest(tensor: &Tensor) -> f64 {
+fn largest(tensor: &Literal) -> f64 {
     floats(tensor).iter().filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
 }
 
 /// The first element that is too far off, with both values.
 fn first_wrong(
-    expected: &Tensor,
-    got: &Tensor,
+    expected: &Literal,
+    got: &Literal,
     allowed: &[f64],
     loose: bool,
 ) -> Option<(usize, String, String)> {
@@ -268,8 +300,8 @@ fn first_wrong(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use consort_ir::mesh::Mesh;
-    use consort_ir::ops::{Add, Exp, Sum};
+    use crate::mesh::Mesh;
+    use crate::ops::{Add, Exp, Sum};
     use consort_types::Rank;
     use std::collections::BTreeMap;
 
@@ -287,7 +319,7 @@ mod tests {
     fn what_is_off_is_seen_and_what_is_near_is_not() {
         let mesh = Mesh::new(Vec::<(String, u32)>::new()).unwrap();
         let cx = EvalCx { mesh: &mesh, rank: Rank(0), symbols: &BTreeMap::new() };
-        let f32s = |data: &[f64]| Tensor::floats(Dtype::F32, vec![data.len()], data.to_vec());
+        let f32s = |data: &[f64]| Literal::floats(Dtype::F32, vec![data.len()], data.to_vec());
         let x = f32s(&[1.0, f64::NAN, -0.0]);
         let e = std::f64::consts::E;
         let unit = ulp(Dtype::F32, e);
@@ -300,8 +332,16 @@ mod tests {
         assert!(check(&Add {}, &cx, &[&x, &y], &[f32s(&[1.0, f64::NAN])]).is_err());
         // The error of a sum with cancellation is relative to its terms.
         let cancels = f32s(&[1e6, -1e6, 1.0]);
-        let total = |x: f64| Tensor::floats(Dtype::F32, vec![], vec![x]);
-        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(1.5)]).is_ok());
-        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(5.0)]).is_err());
+        let total = |x: f64| Literal::floats(Dtype::F32, vec![], vec![x]);
+        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(3.0)]).is_ok());
+        assert!(check(&Sum { dims: vec![0], keep: false }, &cx, &[&cancels], &[total(9.0)]).is_err());
+    }
+    #[test]
+    fn runs_differ_relative_to_the_largest_element() {
+        assert_eq!(difference(&[4.0, 1.0], &[4.0, 3.0]), 0.5);
+        assert_eq!(difference(&[0.0], &[0.25]), 0.25);
+        assert_eq!(difference(&[], &[]), 0.0);
+        assert_eq!(difference(&[1.0], &[]), f64::INFINITY);
+        assert_eq!(difference(&[1.0], &[f32::NAN]), f64::INFINITY);
     }
 }

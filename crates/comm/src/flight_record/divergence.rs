@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use consort_types::ranks_text;
+
 use crate::error::{Parties, Party};
-use crate::event::{EXCHANGE, Event, Kind};
-use crate::ranks_text;
+use crate::event::{Event, EventKind};
+use crate::recorder::ranks_in;
 
 /// A call that the members of its group did not all make, or made differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub(super) fn first(events: &[Event], lost: &BTreeMap<usize, Option<u64>>) -> Op
     let mut groups: BTreeMap<&str, Starts<'_>> = BTreeMap::new();
     for event in events {
         // Each member numbers its batches of messages by itself.
-        if event.kind == Kind::Start && event.op != EXCHANGE && !event.group.is_empty() {
+        if event.kind == EventKind::Start && !event.is_batch && !event.group.is_empty() {
             let starts = groups.entry(&event.group).or_default().entry(event.rank).or_default();
             starts.insert(event.number, event);
         }
@@ -58,7 +60,7 @@ fn of_group(
     starts: &Starts<'_>,
     lost: &BTreeMap<usize, Option<u64>>,
 ) -> Option<(bool, u64, Divergence)> {
-    let members = members(group, lost).unwrap_or_else(|| starts.keys().copied().collect());
+    let members = ranks_in(group).unwrap_or_else(|| lost.keys().copied().collect());
     let mut numbers: Vec<u64> = starts.values().flat_map(BTreeMap::keys).copied().collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -85,19 +87,8 @@ fn of_group(
     late
 }
 
-/// The ranks in a group: those in the last brackets of its name, or all.
-fn members(group: &str, lost: &BTreeMap<usize, Option<u64>>) -> Option<Vec<usize>> {
-    match group.strip_suffix(']').and_then(|group| group.rsplit_once('[')) {
-        Some((_, list)) => list.split(',').map(|rank| rank.parse().ok()).collect(),
-        None => Some(lost.keys().copied().collect()),
-    }
-}
-
 fn is_same(a: &Event, b: &Event) -> bool {
-    // These ops may have a different size on each member.
-    let given = a.op.starts_with("broadcast ") && a.op.ends_with(" common");
-    let uneven = given || ["all_to_all", "all_gather_v"].contains(&a.op.as_str());
-    a.op == b.op && a.extra == b.extra && (uneven || a.bytes == b.bytes)
+    a.op == b.op && a.extra == b.extra && (a.is_uneven || a.bytes == b.bytes)
 }
 
 fn parties(made: &[&Event]) -> Vec<Party> {

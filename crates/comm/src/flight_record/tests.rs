@@ -4,7 +4,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn event(rank: usize, ms: u64, kind: Kind, group: &str, number: u64, op: &str) -> Event {
+fn event(rank: usize, ms: u64, kind: EventKind, group: &str, number: u64, op: &str) -> Event {
     let site = "src/x.rs:10".to_string();
     Event {
         rank,
@@ -12,6 +12,8 @@ fn event(rank: usize, ms: u64, kind: Kind, group: &str, number: u64, op: &str) -
         kind,
         group: group.into(),
         number,
+        is_batch: false,
+        is_uneven: false,
         op: op.into(),
         bytes: 40,
         extra: 0,
@@ -19,9 +21,9 @@ fn event(rank: usize, ms: u64, kind: Kind, group: &str, number: u64, op: &str) -
     }
 }
 
-fn flight(lost: &[Option<u64>], events: Vec<Event>) -> Flight {
+fn flight(lost: &[Option<u64>], events: Vec<Event>) -> FlightRecord {
     let lost = lost.iter().copied().enumerate().collect();
-    Flight { until_ns: 100 * MS, ..Flight { events, lost, until_ns: 0 }.sorted() }
+    FlightRecord { until_ns: 100 * MS, ..FlightRecord { events, lost, until_ns: 0 }.sorted() }
 }
 
 const SUM: &str = "all_reduce sum f32";
@@ -32,16 +34,16 @@ fn calls(from: u64, last: [u64; 4]) -> Vec<Event> {
     let mut events = Vec::new();
     for (rank, last) in last.into_iter().enumerate() {
         for number in from..=last {
-            events.push(event(rank, number, Kind::Start, "world", number, SUM));
+            events.push(event(rank, number, EventKind::Start, "world", number, SUM));
             if number < last {
-                events.push(event(rank, number, Kind::Finish, "world", number, SUM));
+                events.push(event(rank, number, EventKind::Finish, "world", number, SUM));
             }
         }
     }
     events
 }
 
-fn divergence(flight: &Flight) -> Option<String> {
+fn divergence(flight: &FlightRecord) -> Option<String> {
     flight.divergence().map(|divergence| divergence.to_string())
 }
 
@@ -83,7 +85,7 @@ fn other_bytes_and_other_sizes_differ_but_not_where_members_may() {
     // The same call from two lines is the same call.
     assert_eq!(change(|event| event.site = "src/y.rs:1".into()), None);
     let uneven = (0..2).map(|rank| {
-        let event = event(rank, 1, Kind::Start, "world", 0, "all_to_all");
+        let event = Event { is_uneven: true, ..event(rank, 1, EventKind::Start, "world", 0, "all_to_all") };
         Event { bytes: 8 * rank as u64, ..event }
     });
     assert_eq!(divergence(&flight(&[Some(0); 2], uneven.collect())), None);
@@ -123,7 +125,7 @@ fn old_calls_that_some_have_forgotten_are_not_compared() {
 #[test]
 fn a_subgroup_has_the_members_in_its_name() {
     let made = |ranks: &[usize]| {
-        let start = |rank: &usize| event(*rank, 1, Kind::Start, "world.5[0,2]", 0, SUM);
+        let start = |rank: &usize| event(*rank, 1, EventKind::Start, "world.5[0,2]", 0, SUM);
         divergence(&flight(&[Some(0); 4], ranks.iter().map(start).collect()))
     };
     assert_eq!(made(&[0, 2]), None);
@@ -135,8 +137,8 @@ fn a_subgroup_has_the_members_in_its_name() {
 #[test]
 fn calls_that_differ_come_before_one_that_may_be_late() {
     let mut events = calls(0, [3, 3, 3, 2]);
-    events.push(event(0, 50, Kind::Start, "world.1[0,1]", 4, SUM));
-    events.push(event(1, 51, Kind::Start, "world.1[0,1]", 4, MAX));
+    events.push(event(0, 50, EventKind::Start, "world.1[0,1]", 4, SUM));
+    events.push(event(1, 51, EventKind::Start, "world.1[0,1]", 4, MAX));
     let text = divergence(&flight(&[Some(0); 4], events)).unwrap();
     assert!(text.starts_with("world.1[0,1] call 4: rank 0 all_reduce sum f32"), "{text}");
 }
@@ -144,17 +146,17 @@ fn calls_that_differ_come_before_one_that_may_be_late() {
 #[test]
 fn a_summary_says_what_each_rank_was_in() {
     let events = vec![
-        event(0, 10, Kind::Start, "world", 7, SUM),
-        event(0, 11, Kind::Start, "world", 8, "barrier"),
-        event(0, 12, Kind::Wait, "world", 8, "barrier"),
-        event(1, 20, Kind::Start, "world", 7, SUM),
-        event(1, 30, Kind::Start, "world", 8, "barrier"),
-        event(2, 40, Kind::Start, "world", 7, SUM),
-        event(2, 41, Kind::Finish, "world", 7, SUM),
-        event(2, 60, Kind::Kernel, "world", 0, "matmul"),
-        event(3, 40, Kind::Start, "world", 7, SUM),
-        event(3, 45, Kind::Error, "world", 7, "the deadline passed"),
-        event(4, 50, Kind::Start, "world", 7, SUM),
+        event(0, 10, EventKind::Start, "world", 7, SUM),
+        event(0, 11, EventKind::Start, "world", 8, "barrier"),
+        event(0, 12, EventKind::Wait, "world", 8, "barrier"),
+        event(1, 20, EventKind::Start, "world", 7, SUM),
+        event(1, 30, EventKind::Start, "world", 8, "barrier"),
+        event(2, 40, EventKind::Start, "world", 7, SUM),
+        event(2, 41, EventKind::Finish, "world", 7, SUM),
+        event(2, 60, EventKind::Kernel, "world", 0, "matmul"),
+        event(3, 40, EventKind::Start, "world", 7, SUM),
+        event(3, 45, EventKind::Error, "world", 7, "the deadline passed"),
+        event(4, 50, EventKind::Start, "world", 7, SUM),
     ];
     let expected = "last operation of each rank:
   rank 0      world call 8       barrier, 40 bytes              src/x.rs:10   waiting for 89.0ms

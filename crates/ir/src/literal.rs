@@ -1,4 +1,4 @@
-//! The reference tensor that the oracle computes with: slow and obvious.
+//! Literals: tensors with which ops are defined and constants are folded, slow and obvious.
 //!
 //! Elements are `f64` or `i64`, exactly representable in the element type (see `dtype.rs`), in row-major order. Nothing
 //! here is optimised.
@@ -17,9 +17,9 @@ pub enum Data {
     Int(Vec<i64>),
 }
 
-/// A tensor with its elements.
+/// A tensor with its elements, as definitions of ops compute with it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct Literal {
     /// The element type.
     pub dtype: Dtype,
     /// The sizes, outermost first.
@@ -28,7 +28,7 @@ pub struct Tensor {
     pub data: Data,
 }
 
-/// The most elements a reference tensor may have: a program may name any size, a machine has little memory.
+/// The most elements of a literal: a program may name any size, a machine has little memory.
 pub const MAX_ELEMENTS: usize = 1 << 27;
 
 /// The number of elements of a shape, if at most `MAX_ELEMENTS`.
@@ -37,27 +37,27 @@ pub fn numel(shape: &[usize]) -> Option<usize> {
     (n <= MAX_ELEMENTS).then_some(n)
 }
 
-impl Tensor {
+impl Literal {
     /// A tensor of floats, each rounded to the element type.
-    pub fn floats(dtype: Dtype, shape: Vec<usize>, data: Vec<f64>) -> Tensor {
-        Tensor { dtype, shape, data: Data::Float(data.into_iter().map(|x| dtype.round(x)).collect()) }
+    pub fn floats(dtype: Dtype, shape: Vec<usize>, data: Vec<f64>) -> Literal {
+        Literal { dtype, shape, data: Data::Float(data.into_iter().map(|x| dtype.round(x)).collect()) }
     }
 
     /// A tensor of integers or truth values, each wrapped to the element type.
-    pub fn ints(dtype: Dtype, shape: Vec<usize>, data: Vec<i64>) -> Tensor {
-        Tensor { dtype, shape, data: Data::Int(data.into_iter().map(|x| dtype.wrap(x)).collect()) }
+    pub fn ints(dtype: Dtype, shape: Vec<usize>, data: Vec<i64>) -> Literal {
+        Literal { dtype, shape, data: Data::Int(data.into_iter().map(|x| dtype.wrap(x)).collect()) }
     }
 
     /// A tensor of zeros; `shape` must have at most `MAX_ELEMENTS` elements.
-    pub fn zeros(dtype: Dtype, shape: Vec<usize>) -> Tensor {
+    pub fn zeros(dtype: Dtype, shape: Vec<usize>) -> Literal {
         let n = shape.iter().product();
         let data = if dtype.is_float() { Data::Float(vec![0.0; n]) } else { Data::Int(vec![0; n]) };
-        Tensor { dtype, shape, data }
+        Literal { dtype, shape, data }
     }
 
     /// A 0-d `i64`: how sizes are held at run time.
-    pub fn size(value: i64) -> Tensor {
-        Tensor::ints(Dtype::I64, vec![], vec![value])
+    pub fn size(value: i64) -> Literal {
+        Literal::ints(Dtype::I64, vec![], vec![value])
     }
 
     /// How many elements it has.
@@ -77,17 +77,17 @@ impl Tensor {
     }
 
     /// The tensor of the same element type whose element at `i` is element `from(i)` of this one.
-    pub fn pick(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Tensor {
+    pub fn pick(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Literal {
         let n: usize = shape.iter().product();
         let data = match &self.data {
             Data::Float(data) => Data::Float((0..n).map(|i| data[from(i)]).collect()),
             Data::Int(data) => Data::Int((0..n).map(|i| data[from(i)]).collect()),
         };
-        Tensor { dtype: self.dtype, shape, data }
+        Literal { dtype: self.dtype, shape, data }
     }
 
     /// Copies one element of another tensor of the same element type.
-    pub fn set(&mut self, at: usize, other: &Tensor, from: usize) {
+    pub fn set(&mut self, at: usize, other: &Literal, from: usize) {
         match (&mut self.data, &other.data) {
             (Data::Float(data), Data::Float(other)) => data[at] = other[from],
             (Data::Int(data), Data::Int(other)) => data[at] = other[from],
@@ -96,7 +96,7 @@ impl Tensor {
     }
 
     /// The part of a dimension that begins at `start` and has `size` entries.
-    pub fn narrow(&self, dim: usize, start: usize, size: usize) -> Tensor {
+    pub fn narrow(&self, dim: usize, start: usize, size: usize) -> Literal {
         let mut shape = self.shape.clone();
         shape[dim] = size;
         let out_shape = shape.clone();
@@ -108,10 +108,10 @@ impl Tensor {
     }
 
     /// Joins tensors along a dimension; there is at least one, and they agree in every other dimension.
-    pub fn concat(parts: &[&Tensor], dim: usize) -> Tensor {
+    pub fn concat(parts: &[&Literal], dim: usize) -> Literal {
         let mut shape = parts[0].shape.clone();
         shape[dim] = parts.iter().map(|part| part.shape[dim]).sum();
-        let mut out = Tensor::zeros(parts[0].dtype, shape);
+        let mut out = Literal::zeros(parts[0].dtype, shape);
         let mut start = 0;
         for part in parts {
             for i in 0..part.numel() {
@@ -127,8 +127,8 @@ impl Tensor {
 
     /// The same elements in another shape of as many elements.
     #[must_use]
-    pub fn reshaped(&self, shape: Vec<usize>) -> Tensor {
-        Tensor { dtype: self.dtype, shape, data: self.data.clone() }
+    pub fn reshaped(&self, shape: Vec<usize>) -> Literal {
+        Literal { dtype: self.dtype, shape, data: self.data.clone() }
     }
 
     /// The elements as little-endian bytes of the element type.
@@ -151,7 +151,7 @@ impl Tensor {
     }
 
     /// Reads little-endian elements; `None` if the byte count does not match the shape.
-    pub fn from_bytes(dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) -> Option<Tensor> {
+    pub fn from_bytes(dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) -> Option<Literal> {
         let n = numel(&shape)?;
         if bytes.len() != n * dtype.size() {
             return None;
@@ -169,11 +169,11 @@ impl Tensor {
             Dtype::U8 => int(|b| i64::from(b[0])),
             Dtype::Bool => int(|b| i64::from(b[0] != 0)),
         };
-        Some(Tensor { dtype, shape, data })
+        Some(Literal { dtype, shape, data })
     }
 
     /// Whether types, shapes and elements are equal; a NaN equals a NaN, and 0 differs from -0.
-    pub fn same(&self, other: &Tensor) -> bool {
+    pub fn same(&self, other: &Literal) -> bool {
         let data = match (&self.data, &other.data) {
             (Data::Float(a), Data::Float(b)) => {
                 a.len() == b.len()
@@ -251,32 +251,32 @@ mod tests {
     fn bytes_read_back_in_every_dtype() {
         for dtype in Dtype::ALL {
             let tensor = if dtype.is_float() {
-                Tensor::floats(dtype, vec![2, 2], vec![0.1, -2.5, f64::INFINITY, 1e-3])
+                Literal::floats(dtype, vec![2, 2], vec![0.1, -2.5, f64::INFINITY, 1e-3])
             } else {
-                Tensor::ints(dtype, vec![2, 2], vec![1, 0, -7, 200])
+                Literal::ints(dtype, vec![2, 2], vec![1, 0, -7, 200])
             };
             let bytes = tensor.to_bytes();
             assert_eq!(bytes.len(), 4 * dtype.size());
-            assert!(Tensor::from_bytes(dtype, vec![2, 2], &bytes).unwrap().same(&tensor), "{dtype}");
-            assert!(Tensor::from_bytes(dtype, vec![3], &bytes).is_none());
+            assert!(Literal::from_bytes(dtype, vec![2, 2], &bytes).unwrap().same(&tensor), "{dtype}");
+            assert!(Literal::from_bytes(dtype, vec![3], &bytes).is_none());
         }
     }
 
     #[test]
     fn narrow_and_concat_are_inverse() {
-        let t = Tensor::ints(Dtype::I32, vec![2, 3], (0..6).collect());
+        let t = Literal::ints(Dtype::I32, vec![2, 3], (0..6).collect());
         let (a, b) = (t.narrow(1, 0, 1), t.narrow(1, 1, 2));
         assert_eq!(b.data, Data::Int(vec![1, 2, 4, 5]));
-        assert!(Tensor::concat(&[&a, &b], 1).same(&t));
+        assert!(Literal::concat(&[&a, &b], 1).same(&t));
         assert_eq!(t.text(), "[[0, 1, 2], [3, 4, 5]]");
     }
 
     #[test]
     fn long_tensors_print_shortened() {
-        let t = Tensor::ints(Dtype::I64, vec![100], (0..100).collect());
+        let t = Literal::ints(Dtype::I64, vec![100], (0..100).collect());
         assert_eq!(t.text(), "[0, 1, 2, .., 97, 98, 99]");
-        let empty = Tensor::ints(Dtype::I64, vec![1_000_000_000_000, 0], vec![]);
+        let empty = Literal::ints(Dtype::I64, vec![1_000_000_000_000, 0], vec![]);
         assert_eq!(empty.text(), "[[], [], [], .., [], [], []]");
-        assert_eq!(Tensor::ints(Dtype::I64, vec![0, 1_000_000_000_000], vec![]).text(), "[]");
+        assert_eq!(Literal::ints(Dtype::I64, vec![0, 1_000_000_000_000], vec![]).text(), "[]");
     }
 }

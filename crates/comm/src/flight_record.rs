@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::control::write_rows;
+use consort_types::{aligned, ranks_text};
+
 use crate::error::Side;
-use crate::event::{Event, Kind};
-use crate::ranks_text;
+use crate::event::{Event, EventKind};
 use crate::recorder::Tape;
 use crate::ticks::now_ns;
 
 /// The last events of all ranks. It prints as the last operation of each rank and the first divergence.
 #[derive(Clone, Debug)]
-pub struct Flight {
+pub struct FlightRecord {
     /// The events, in the order of time.
     pub events: Vec<Event>,
     /// How many events of each rank were overwritten; `None` for a rank whose recorder could not be read.
@@ -29,10 +29,10 @@ pub struct Flight {
 /// Maximum number of rows of a summary.
 const ROWS: usize = 16;
 
-impl Flight {
-    pub(crate) fn new(ranks: impl IntoIterator<Item = usize>) -> Flight {
+impl FlightRecord {
+    pub(crate) fn new(ranks: impl IntoIterator<Item = usize>) -> FlightRecord {
         let lost = ranks.into_iter().map(|rank| (rank, None)).collect();
-        Flight { events: Vec::new(), lost, until_ns: now_ns() }
+        FlightRecord { events: Vec::new(), lost, until_ns: now_ns() }
     }
 
     /// Adds the contents of a rank's ring.
@@ -45,7 +45,7 @@ impl Flight {
     }
 
     /// All events ordered by time; simultaneous events of one rank keep their order.
-    pub(crate) fn sorted(mut self) -> Flight {
+    pub(crate) fn sorted(mut self) -> FlightRecord {
         self.events.sort_by_key(|event| event.time_ns);
         self.until_ns = now_ns();
         self
@@ -91,17 +91,17 @@ impl Flight {
         let (mut last, mut waits, mut failed) = (None, None, None);
         for event in events.iter().copied() {
             match event.kind {
-                Kind::Error => failed = Some(event.time_ns),
-                Kind::Finish => drop(in_flight.remove(&event.place())),
-                Kind::Start | Kind::Publish | Kind::Wait => {
+                EventKind::Error => failed = Some(event.time_ns),
+                EventKind::Finish => drop(in_flight.remove(&event.place())),
+                EventKind::Start | EventKind::Publish | EventKind::Wait => {
                     in_flight.entry(event.place()).or_insert(event);
                 }
-                Kind::Release | Kind::Kernel | Kind::Compile => {}
+                EventKind::Release | EventKind::Kernel | EventKind::Compile => {}
             }
-            if event.kind == Kind::Wait {
+            if event.kind == EventKind::Wait {
                 waits = Some(event.place());
             }
-            if event.kind != Kind::Error {
+            if event.kind != EventKind::Error {
                 last = Some(event);
             }
         }
@@ -109,10 +109,10 @@ impl Flight {
         let waited = waits.and_then(|place| in_flight.get(&place).copied());
         let current = waited.or_else(oldest);
         let (event, state, until) = match (current, failed) {
-            (Some(event), Some(failed)) => (event, "failed after", failed),
-            (Some(event), None) if waited.is_some() => (event, "waiting for", self.until_ns),
-            (Some(event), None) => (event, "in flight for", self.until_ns),
-            (None, _) => (last?, "finished before", self.until_ns),
+            (Some(event), Some(failed)) => (event, State::Failed, failed),
+            (Some(event), None) if waited.is_some() => (event, State::Waiting, self.until_ns),
+            (Some(event), None) => (event, State::InFlight, self.until_ns),
+            (None, _) => (last?, State::Finished, self.until_ns),
         };
         Some(Last { event, state, time: Duration::from_nanos(until.saturating_sub(event.time_ns)) })
     }
@@ -122,8 +122,7 @@ impl Flight {
         let ranks = self.by_rank();
         let last = ranks.iter().filter_map(|(rank, events)| Some((*rank, self.last(events)?)));
         let side = |(rank, Last { event, state, .. }): (usize, Last<'_>)| {
-            let state = state.rsplit_once(' ').map_or(state, |(state, _)| state);
-            let what = format!("{state}: {}, {}", event.place(), event.what());
+            let what = format!("{}: {}, {}", state.name(), event.place(), event.what());
             Side { rank, what, site: event.site.clone() }
         };
         last.map(side).collect()
@@ -131,48 +130,84 @@ impl Flight {
 
     /// Ranks and their last operation; ranks with the same one share a row, with the longest time.
     fn rows(&self) -> Vec<[String; 5]> {
-        let mut rows: Vec<(Vec<usize>, [String; 4], Duration)> = Vec::new();
+        let mut rows: Vec<Ranks> = Vec::new();
         for (rank, events) in self.by_rank() {
-            let (cells, time) = match self.last(&events) {
-                None => {
-                    (["nothing recorded".into(), String::new(), String::new(), String::new()], Duration::ZERO)
-                }
+            let (cells, state, time) = match self.last(&events) {
+                None => (["nothing recorded".into(), String::new(), String::new()], None, Duration::ZERO),
                 Some(Last { event, state, time }) => {
-                    ([event.place(), event.what(), event.site.clone(), state.to_string()], time)
+                    ([event.place(), event.what(), event.site.clone()], Some(state), time)
                 }
             };
-            match rows.iter_mut().find(|row| row.1 == cells) {
-                Some((ranks, _, longest)) => {
-                    ranks.push(rank);
-                    *longest = time.max(*longest);
+            match rows.iter_mut().find(|row| row.cells == cells && row.state == state) {
+                Some(row) => {
+                    row.ranks.push(rank);
+                    row.time = row.time.max(time);
                 }
-                None => rows.push((vec![rank], cells, time)),
+                None => rows.push(Ranks { ranks: vec![rank], cells, state, time }),
             }
         }
-        let text = |(ranks, [place, what, site, state], time): (Vec<usize>, [String; 4], Duration)| {
-            let state = match state.as_str() {
-                "" => String::new(),
-                "finished before" => format!("finished {time:.1?} before"),
-                state => format!("{state} {time:.1?}"),
-            };
+        let text = |Ranks { ranks, cells: [place, what, site], state, time }| {
+            let state = state.map_or(String::new(), |state: State| state.text(time));
             [ranks_text(&ranks), place, what, site, state]
         };
         rows.into_iter().map(text).collect()
     }
 }
 
-/// A rank's last operation, its state, and its duration.
-struct Last<'a> {
-    event: &'a Event,
-    state: &'static str,
+/// Ranks with the same last operation.
+struct Ranks {
+    ranks: Vec<usize>,
+    /// Place, text and source line of the operation.
+    cells: [String; 3],
+    /// `None` if nothing was recorded.
+    state: Option<State>,
+    /// The longest.
     time: Duration,
 }
 
-impl fmt::Display for Flight {
+/// A rank's last operation, its state, and its duration.
+struct Last<'a> {
+    event: &'a Event,
+    state: State,
+    time: Duration,
+}
+
+/// The state of an operation at the end of a recording.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Failed,
+    Waiting,
+    InFlight,
+    Finished,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Failed => "failed",
+            State::Waiting => "waiting",
+            State::InFlight => "in flight",
+            State::Finished => "finished",
+        }
+    }
+
+    /// With the time since its event.
+    fn text(self, time: Duration) -> String {
+        match self {
+            State::Failed => format!("failed after {time:.1?}"),
+            State::Finished => format!("finished {time:.1?} before"),
+            State::Waiting | State::InFlight => format!("{} for {time:.1?}", self.name()),
+        }
+    }
+}
+
+impl fmt::Display for FlightRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
         f.write_str("last operation of each rank:")?;
-        write_rows(f, &rows[..rows.len().min(ROWS)])?;
+        for row in aligned(&rows[..rows.len().min(ROWS)]) {
+            write!(f, "\n  {row}")?;
+        }
         if rows.len() > ROWS {
             write!(f, "\n  and {} more", rows.len() - ROWS)?;
         }

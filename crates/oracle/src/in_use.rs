@@ -3,22 +3,22 @@
 use std::cell::Cell;
 
 use consort_ir::limits::{Excess, Resource};
+use consort_ir::literal::Literal;
 use consort_ir::ops::{EvalCx, EvalError};
-use consort_ir::tensor::Tensor;
 use consort_ir::types::Type;
 
-/// Elements of the reference tensor are held in 64 bits, whatever their type.
+/// Elements of a literal are held in 64 bits, whatever their type.
 const ELEMENT: u64 = 8;
 
-/// Bytes held, and their limit. A value with two names counts twice.
-pub(super) struct Held {
+/// Bytes in use, and their limit. A value with two names counts twice.
+pub(super) struct InUse {
     bytes: Cell<u64>,
     most: u64,
 }
 
-impl Held {
-    pub(super) fn new(most: u64) -> Held {
-        Held { bytes: Cell::new(0), most }
+impl InUse {
+    pub(super) fn new(most: u64) -> InUse {
+        InUse { bytes: Cell::new(0), most }
     }
 
     /// Checks that `more` bytes may be held.
@@ -36,7 +36,7 @@ impl Held {
 }
 
 /// Bytes of a tensor.
-pub(super) fn bytes_of(tensor: &Tensor) -> u64 {
+pub(super) fn bytes_of(tensor: &Literal) -> u64 {
     tensor.numel() as u64 * ELEMENT
 }
 

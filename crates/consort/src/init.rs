@@ -1,0 +1,237 @@
+//! How a process or thread becomes a rank: `init`, `spawn` and their settings.
+
+use std::panic::Location;
+use std::time::Duration;
+
+use consort_ir::mesh;
+use consort_types::{Axes, Failure, GroupName};
+
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::world::{HEAP, World};
+
+/// How this process becomes a rank: axes of the mesh, size of the heap, how long to wait.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # fn main() -> consort::Result<()> {
+/// let mesh = consort::Init::new().heap(1 << 30).timeout(Duration::from_secs(5)).start()?;
+/// assert_eq!(mesh.size(), 1); // Started alone, a program is a world of one.
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Init {
+    axes: Vec<(String, usize)>,
+    heap: usize,
+    timeout: Option<Duration>,
+    strict: Option<bool>,
+}
+
+impl Default for Init {
+    fn default() -> Init {
+        Init::new()
+    }
+}
+
+impl Init {
+    /// One axis, `world`, over all ranks, also if there is only one.
+    ///
+    /// [`Init`] has an example.
+    pub fn new() -> Init {
+        Init { axes: Vec::new(), heap: HEAP, timeout: None, strict: None }
+    }
+
+    /// Named axes with their sizes, outermost first: neighbouring ranks are neighbours along the last axis. Together they
+    /// have as many ranks as there are. One size may be 0: it becomes what the others leave, and so may be 1.
+    ///
+    /// ```
+    /// let init = consort::Init::new().axes(&[("dp", 0), ("tp", 2)]);
+    /// let places = init.spawn(6, |mesh| Ok((mesh.axis("dp")?.my_rank()?, mesh.axis("tp")?.my_rank()?)));
+    /// let places: Vec<_> = places.into_iter().flatten().collect();
+    /// assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+    /// ```
+    #[must_use]
+    pub fn axes(mut self, axes: &[(&str, usize)]) -> Init {
+        self.axes = axes.iter().map(|(name, size)| (name.to_string(), *size)).collect();
+        self
+    }
+
+    /// Bytes of this rank's heap. Pages are allocated on first use.
+    ///
+    /// [`Init`] has an example.
+    #[must_use]
+    pub fn heap(mut self, bytes: usize) -> Init {
+        self.heap = bytes;
+        self
+    }
+
+    /// The deadline of operations that wait for other ranks, startup included. Without it, that of
+    /// `consort run --deadline`, or else five minutes.
+    ///
+    /// [`Init`] has an example.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Init {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether the wait of a send needs its receive, however small the message is, so that a deadlock does not depend on
+    /// sizes. Without it, as `CONSORT_STRICT` says (`0` or `1`), or else in debug builds only.
+    ///
+    /// ```
+    /// use consort::{Init, Tensor};
+    ///
+    /// // Both send first, and would receive then: neither ever does.
+    /// let results = Init::new().strict(true).spawn(2, |mesh| {
+    ///     let other = 1 - mesh.my_rank()?;
+    ///     mesh.isend(Tensor::from_iter([1i64])?, other, 0)?.wait()
+    /// });
+    /// assert!(results.into_iter().all(|result| result.is_err_and(|error| error.to_string().contains("deadlock"))));
+    /// ```
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Init {
+        self.strict = Some(strict);
+        self
+    }
+
+    /// Connects with the other ranks that `consort run`, mpirun, srun or torchrun started. A process that was started
+    /// alone is a world of one.
+    ///
+    /// [`Init`] has an example.
+    #[track_caller]
+    pub fn start(&self) -> Result<Mesh> {
+        let site = Location::caller();
+        let failed = |failure: Box<Failure>| Error::of("init", failure, site);
+        let control = self.join().map_err(|error| failed(error.failure()))?;
+        let mesh = self.mesh(control.size()).map_err(failed)?;
+        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+        control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.failure()))?;
+        let timeout = control.deadline();
+        let all = control.group(self.heap, timeout).map_err(|error| failed(error.failure()))?;
+        self.mesh_of(mesh, all, Some(control), timeout, site)
+    }
+
+    /// Runs `f` on `n` ranks, each a thread of this process, and returns their results, in rank order. Each rank has its
+    /// own error, and a program should look at all of them, as [`spawn`] shows. If a rank panics, the waits of the others
+    /// fail, and the panic is resumed when all ranks have ended.
+    ///
+    /// ```
+    /// use consort::{Init, Reduce, Tensor};
+    ///
+    /// let sums = Init::new().spawn(3, |mesh| {
+    ///     let x = Tensor::from_slice(&[mesh.my_rank()? as f32], &[1])?;
+    ///     mesh.all_reduce(x, Reduce::Sum)?.item::<f32>()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
+    /// ```
+    #[track_caller]
+    pub fn spawn<T: Send>(&self, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
+        let site = Location::caller();
+        consort_comm::spawn_with_heap(n, self.heap, |all| {
+            let mesh = self.mesh(n).map_err(|failure| Error::of("spawn", failure, site))?;
+            let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
+            let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
+            // The mesh has been dropped, and with it all pending operations.
+            match (consort_comm::take_unseen().into_iter().next(), outcome) {
+                (Some(unseen), Ok(_)) => Err(Error::of("spawn", Box::new(unseen), site)),
+                (_, outcome) => outcome,
+            }
+        })
+    }
+
+    /// Connects with the other ranks.
+    fn join(&self) -> std::result::Result<consort_comm::World, consort_comm::InitError> {
+        let launch = consort_comm::env::Launch::from_env().map_err(consort_comm::InitError::Env)?;
+        let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEFAULT_DEADLINE);
+        consort_comm::World::join(&launch, deadline)
+    }
+
+    fn mesh(&self, ranks: usize) -> Result<mesh::Mesh, Box<Failure>> {
+        let axes: Vec<(String, u32)> = match &self.axes[..] {
+            [] => vec![("world".to_string(), ranks as u32)],
+            axes => {
+                let known = axes.iter().filter(|(_, size)| *size > 0);
+                let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
+                let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
+                let rest = if one && ranks.is_multiple_of(known) { ranks / known } else { 0 };
+                let size = |size: usize| if size == 0 { rest } else { size };
+                let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
+                axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()
+            }
+        };
+        let mesh = mesh::Mesh::new(axes).map_err(|error| Failure::new(error.0))?;
+        if mesh.n_ranks() as usize == ranks {
+            return Ok(mesh);
+        }
+        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+        Err(Failure::new((format!("a mesh of {ranks} ranks"), format!("({})", axes.join(", ")))))
+    }
+
+    fn mesh_of(
+        &self,
+        mesh: mesh::Mesh,
+        all: consort_comm::Group,
+        control: Option<consort_comm::World>,
+        timeout: Duration,
+        site: &'static Location<'static>,
+    ) -> Result<Mesh> {
+        if let Some(strict) = self.strict {
+            all.set_strict(strict);
+        }
+        let world = World::join(mesh, all, control);
+        world.set_timeout(timeout);
+        // The groups of single axes are created here, so that asking for one needs no agreement of all ranks.
+        let axes = world.mesh().all_axes();
+        for axis in axes.iter() {
+            let group = world.group(GroupName::Axes(Axes::one(axis)), site);
+            group.map_err(|error| Error::comm("init", error, site))?;
+        }
+        Mesh::new(world, site)
+    }
+}
+
+/// Connects with the other ranks, as [`Init::start`] does; all of them are one axis, `world`.
+///
+/// ```
+/// # fn main() -> consort::Result<()> {
+/// let mesh = consort::init()?;
+/// println!("one of {} ranks", mesh.size());
+/// assert_eq!(mesh.axis("world")?.size(), mesh.size()); // Also in a world of one.
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn init() -> Result<Mesh> {
+    Init::new().start()
+}
+
+/// Runs `f` on `n` ranks that are threads, as [`Init::spawn`] does. A program that prints the error of every rank, and
+/// fails if there is one:
+///
+/// ```
+/// use std::process::ExitCode;
+///
+/// use consort::{Mesh, Reduce, Result, Tensor};
+///
+/// fn rank(mesh: Mesh) -> Result<()> {
+///     let x = Tensor::ones(consort::Dtype::F32, &[mesh.my_rank()? + 1])?; // Every rank has another size.
+///     println!("{}", mesh.all_reduce(x, Reduce::Sum)?);
+///     Ok(())
+/// }
+///
+/// fn run() -> ExitCode {
+///     let mut code = ExitCode::SUCCESS;
+///     for (rank, outcome) in consort::spawn(2, rank).into_iter().enumerate() {
+///         if let Err(error) = outcome {
+///             eprintln!("[{rank}] {error}"); // all_reduce: call 0 on world: .. must be the same on all ranks
+///             code = ExitCode::FAILURE;
+///         }
+///     }
+///     code
+/// }
+/// # assert_eq!(format!("{:?}", run()), format!("{:?}", ExitCode::FAILURE));
+/// ```
+#[track_caller]
+pub fn spawn<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
+    Init::new().spawn(n, f)
+}

@@ -1,0 +1,316 @@
+//! Placements: over which axes of the mesh a tensor may differ between ranks, and what users declare about that.
+
+use std::panic::Location;
+use std::rc::Rc;
+
+use consort_comm::Note;
+use consort_ir::index::Facts;
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::OpDef;
+use consort_types::{Axes, Digest, Failure, GroupName, ranks_text};
+
+use crate::apply::Prepared;
+use crate::error::{Error, Result};
+use crate::flatten::{Static, Visit};
+use crate::index::Index;
+use crate::tensor::Tensor;
+use crate::world::World;
+
+type Site = &'static Location<'static>;
+
+/// How a tensor was made, if from numbers alone, or from such tensors and others. The type of such a tensor says that it
+/// may differ everywhere, since numbers may; among ranks on which the origin is equal, it differs over fewer axes.
+///
+/// Packed, because every tensor has one, and tensors are moved often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, packed(4))]
+pub(crate) struct Origin {
+    /// A digest of the ops, their attributes and the numbers; 0 if there is no origin.
+    pub(crate) digest: u64,
+    /// The axes over which the tensor may differ among ranks of equal origins.
+    pub(crate) varies: Axes,
+}
+
+impl Origin {
+    pub(crate) const NONE: Origin = Origin { digest: 0, varies: Axes::NONE };
+
+    /// Whether it says that the tensor differs over these axes only.
+    #[inline]
+    pub(crate) fn gives(self, varies: Axes) -> bool {
+        self.digest != 0 && self.varies == varies
+    }
+
+    /// The part of an op and its attributes.
+    pub(crate) fn of_op(op: &dyn OpDef, mesh: &Mesh, facts: &Facts) -> Origin {
+        let mut text = op.info().name.to_string();
+        op.write_attrs(&mut text, mesh);
+        let mut varies = Axes::NONE;
+        op.indices(&mut |index| varies = varies.union(facts.varies(index)));
+        Origin { digest: Digest::of(text.as_bytes()) | 1, varies }
+    }
+
+    /// The origin of an op's results.
+    #[inline]
+    pub(crate) fn of(prepared: &Prepared, args: &[Tensor]) -> Origin {
+        let made = args.is_empty() || args.iter().any(|arg| arg.origin.digest != 0);
+        if made { Origin::mixed(prepared, args) } else { Origin::NONE }
+    }
+
+    fn mixed(prepared: &Prepared, args: &[Tensor]) -> Origin {
+        let Origin { digest, mut varies } = prepared.made_by;
+        let mut all = Digest::default();
+        all.add(digest);
+        for arg in args {
+            all.add(arg.origin.digest);
+            let own = if arg.origin.digest == 0 { arg.ty.varies } else { arg.origin.varies };
+            varies = varies.union(own);
+        }
+        // Ranks may have declared their operands in different ways.
+        all.add_all(varies.iter().map(|axis| u64::from(axis.0)));
+        match prepared.results.first() {
+            Some((ty, _)) if varies != ty.varies => Origin { digest: all.get() | 1, varies },
+            _ => Origin::NONE,
+        }
+    }
+}
+
+/// When ranks compare what is declared equal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Compare {
+    InDebug,
+    Always,
+}
+
+impl Tensor {
+    /// The names of the mesh axes over which it may differ between ranks; empty if it is equal everywhere.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let done = consort::spawn(2, |mesh| {
+    ///     let x = Tensor::from_iter([1.0f32])?;
+    ///     assert_eq!(x.varies(), ["world"]); // From outside: it may be another on each rank.
+    ///     assert!(mesh.all_reduce(&x, Reduce::Sum)?.varies().is_empty());
+    ///     assert!(x.replicated()?.varies().is_empty());
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
+    pub fn varies(&self) -> Vec<String> {
+        let Ok(world) = World::current() else { return Vec::new() };
+        let mesh = world.mesh();
+        self.ty.varies.iter().map(|axis| mesh.axis_name(axis)).collect()
+    }
+
+    /// Declares it equal on all ranks, as [`equal_over`](Tensor::equal_over) does over all axes.
+    ///
+    /// [`varies`](Tensor::varies) has an example.
+    #[track_caller]
+    pub fn replicated(self) -> Result<Tensor> {
+        let all = World::current()?.mesh().all_axes();
+        self.declared("replicated", all, Compare::InDebug, Location::caller())
+    }
+
+    /// Declares it equal over axes of the mesh: ranks that differ only in their places along them have the same elements.
+    /// Debug builds of a program compare at once, and so do compiled functions at their first call.
+    ///
+    /// In a trace it must follow from the types: declare arguments before the call.
+    ///
+    /// ```
+    /// use consort::{Init, Tensor};
+    ///
+    /// let done = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+    ///     let tp = mesh.axis("tp")?;
+    ///     // A shard: another one for each place along tp, and the same for all along dp.
+    ///     let shard = Tensor::from_iter([tp.my_rank()? as f32])?;
+    ///     assert_eq!(shard.equal_over(&["dp"])?.varies(), ["tp"]);
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
+    #[track_caller]
+    pub fn equal_over(self, axes: &[&str]) -> Result<Tensor> {
+        let site = Location::caller();
+        let axes = axes_of("equal_over", axes, site)?;
+        self.declared("equal_over", axes, Compare::InDebug, site)
+    }
+
+    /// Declares it equal over axes, and compares in every build: fails on all ranks along these axes if it is not equal.
+    /// That reads all its elements, and costs one exchange of 8 bytes for each axis.
+    ///
+    /// ```
+    /// use consort::Tensor;
+    ///
+    /// let results = consort::spawn(2, |mesh| {
+    ///     let same = Tensor::from_iter([1.0f32])?.expect_equal_over(&["world"])?;
+    ///     assert!(same.varies().is_empty());
+    ///     Tensor::from_iter([mesh.my_rank()? as f32])?.expect_equal_over(&["world"])
+    ///         .map(|tensor| tensor.numel())
+    /// });
+    /// for result in results {
+    ///     let error = result.unwrap_err().to_string();
+    ///     assert!(error.contains("expected a tensor that is equal over world, got one that differs"), "{error}");
+    /// }
+    /// ```
+    #[track_caller]
+    pub fn expect_equal_over(self, axes: &[&str]) -> Result<Tensor> {
+        let site = Location::caller();
+        let axes = axes_of("expect_equal_over", axes, site)?;
+        self.declared("expect_equal_over", axes, Compare::Always, site)
+    }
+
+    /// Forgets where it is equal. Of use for state that begins equal on all ranks and does not stay so, such as a cache of
+    /// zeros: a compiled function takes it as differing from its first call on, and need not be compiled again.
+    ///
+    /// In a trace it changes nothing: there types say what is known.
+    ///
+    /// ```
+    /// use consort::{Dtype, Init, Tensor};
+    ///
+    /// let done = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |_| {
+    ///     let cache = Tensor::zeros(Dtype::F32, &[4])?.replicated()?;
+    ///     assert_eq!(cache.may_differ()?.varies(), ["dp", "tp"]);
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
+    pub fn may_differ(mut self) -> Result<Tensor> {
+        if self.traced.is_none() {
+            let world = World::current()?;
+            let all = world.mesh().all_axes();
+            self.ty = world.memo().varying(&self.ty, all);
+            self.origin = Origin::NONE;
+        }
+        Ok(self)
+    }
+
+    fn declared(mut self, op: &str, axes: Axes, compare: Compare, site: Site) -> Result<Tensor> {
+        let world = World::current()?;
+        let unknown: Axes = axes.iter().filter(|axis| self.ty.varies.contains(*axis)).collect();
+        if unknown.is_empty() && (compare == Compare::InDebug || self.traced.is_some()) {
+            return Ok(self);
+        }
+        if self.traced.is_some() {
+            let over = world.mesh().axes_text(unknown);
+            let expected = format!("a tensor whose type says that it is equal over {over}");
+            let failure = Failure::new((expected, "one that may differ"))
+                .note("reduce or gather it over these axes, or declare arguments before the call");
+            return Err(Error::of(op, failure, site));
+        }
+        if (compare == Compare::Always || cfg!(debug_assertions)) && self.storage.is_some() {
+            for axis in axes.iter() {
+                compare_over(&self, op, Axes::one(axis), &world, site)?;
+            }
+        }
+        self.ty = world.memo().varying(&self.ty, self.ty.varies.minus(axes));
+        self.origin = Origin::NONE;
+        Ok(self)
+    }
+}
+
+/// The axes with these names.
+fn axes_of(op: &str, names: &[&str], site: Site) -> Result<Axes> {
+    let world = World::current()?;
+    let mesh = world.mesh();
+    let axis = |name: &&str| {
+        mesh.axis(name).ok_or_else(|| {
+            let known: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
+            Error::new(op, (format!("one of the axes {}", known.join(", ")), format!("`{name}`")), site)
+        })
+    };
+    names.iter().map(axis).collect()
+}
+
+/// Fails on all ranks along an axis if a tensor differs over it.
+fn compare_over(x: &Tensor, op: &str, axis: Axes, world: &World, site: Site) -> Result<()> {
+    let failed = |error| Error::comm(op, error, site);
+    let over = GroupName::Axes(axis);
+    let Some(group) = world.group(over, site).map_err(failed)?.filter(|group| group.size() > 1) else {
+        return Ok(());
+    };
+    let mine = x.with_bytes(op, site, Digest::of)?;
+    let recorder = group.recorder();
+    let (text, line) = (recorder.name("compare what is declared equal"), recorder.site(site));
+    let note = Note { text, site: line, ..Note::default() };
+    let got = group.agree(&mine.to_le_bytes(), note).map_err(failed)?;
+    let got = got.wait_within(world.timeout()).map_err(failed)?;
+    let digests = got[1].bytes().map_err(failed)?;
+    let digests: Vec<&[u8]> = digests.chunks_exact(8).collect();
+    if digests.iter().all(|other| *other == digests[0]) {
+        return Ok(());
+    }
+    let mesh = world.mesh();
+    let members = mesh.members(over, world.rank).unwrap_or_default();
+    let mut groups: Vec<(&[u8], Vec<usize>)> = Vec::new();
+    for (digest, rank) in digests.iter().zip(&members) {
+        match groups.iter_mut().find(|(other, _)| other == digest) {
+            Some((_, ranks)) => ranks.push(rank.0 as usize),
+            None => groups.push((digest, vec![rank.0 as usize])),
+        }
+    }
+    let expected = format!("a tensor that is equal over {}", mesh.axes_text(axis));
+    let rows =
+        groups.iter().enumerate().map(|(i, (_, ranks))| format!("{}: value {}", ranks_text(ranks), i + 1));
+    let failure = rows.fold(Failure::new((expected, "one that differs")), |failure, row| failure.row(row));
+    Err(Error::of(op, failure, site))
+}
+
+/// A visitor of a field that is declared equal over axes; `#[derive(Flatten)]` uses it.
+#[doc(hidden)]
+pub struct EqualOver<'a> {
+    /// The visitor of the whole value.
+    pub visit: &'a mut dyn Visit,
+    /// The field.
+    pub field: &'static str,
+    /// The names of the axes.
+    pub axes: &'static [&'static str],
+}
+
+impl Visit for EqualOver<'_> {
+    fn tensor(&mut self, tensor: &Tensor) {
+        self.visit.equal_over(tensor, self.field, self.axes);
+    }
+    fn index(&mut self, index: &Index) {
+        self.visit.index(index);
+    }
+    fn setting(&mut self, setting: Static<'_>) {
+        self.visit.setting(setting);
+    }
+}
+
+/// The axes of a field's declaration. A world of one rank need not have them.
+pub(crate) fn declared_axes(world: &World, names: &[&str]) -> Axes {
+    let mesh = world.mesh();
+    names.iter().filter_map(|name| mesh.axis(name)).collect()
+}
+
+/// Fails if a value declares a field equal over an axis that the mesh does not have.
+pub(crate) fn check_axes(value: &impl crate::Flatten, world: &World, site: Site) -> Result<()> {
+    struct Unknown<'a>(&'a World, Option<(&'static str, &'static str)>);
+    impl Visit for Unknown<'_> {
+        fn tensor(&mut self, _: &Tensor) {}
+        fn equal_over(&mut self, _: &Tensor, field: &'static str, axes: &[&'static str]) {
+            let unknown = axes.iter().find(|name| self.0.mesh().axis(name).is_none());
+            self.1 = self.1.or(unknown.map(|name| (field, *name)));
+        }
+    }
+    if world.mesh().n_ranks() == 1 {
+        return Ok(());
+    }
+    let mut unknown = Unknown(world, None);
+    value.visit(&mut unknown);
+    let Some((field, name)) = unknown.1 else { return Ok(()) };
+    let mesh = world.mesh();
+    let known: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
+    let failure = Failure::new((format!("one of the axes {}", known.join(", ")), format!("`{name}`")));
+    Err(Error::of("compile", failure.of(format!("field `{field}`")), site))
+}
+
+/// A tensor's type as its field declares it.
+pub(crate) fn as_declared(
+    tensor: &Tensor,
+    world: &World,
+    names: &[&str],
+) -> Rc<consort_ir::types::TensorType> {
+    world.memo().varying(&tensor.ty, tensor.ty.varies.minus(declared_axes(world, names)))
+}

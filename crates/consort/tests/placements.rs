@@ -1,0 +1,234 @@
+//! What users declare about the placements of tensors: where they are equal, and what must come back equal.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort::{Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut};
+
+fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec<Result<T>> {
+    Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+        let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
+        f(mesh, dp, tp)
+    })
+}
+
+fn place(group: &Group) -> Result<usize> {
+    group.my_rank()
+}
+
+/// A linear model of which each rank has a shard along tp, and all along dp the same.
+#[derive(Flatten)]
+struct Model {
+    #[flatten(equal_over = "dp")]
+    weight: Tensor,
+    #[flatten(equal_over = "dp, tp")]
+    scale: Tensor,
+}
+
+fn model(tp: &Group) -> Result<Model> {
+    let weight = Tensor::from_iter((0..3).map(|i| (10 * place(tp).unwrap() + i) as f64))?;
+    Ok(Model { weight, scale: Tensor::from_slice(&[0.5], &[])? })
+}
+
+/// A step of gradient descent on rows that each rank along dp has for itself.
+fn step(model: &mut Model, x: &Tensor, dp: Option<&Group>) -> Result<()> {
+    let grad = x.mul(&model.scale)?;
+    let grad = match dp {
+        Some(dp) => dp.all_reduce(grad, Reduce::Avg)?,
+        None => grad,
+    };
+    model.weight.sub_(&grad)
+}
+
+fn rows(dp: &Group, round: usize) -> Result<Tensor> {
+    let first = place(dp)? * 7 + round;
+    Tensor::from_iter((first..first + 3).map(|i| i as f64))
+}
+
+#[test]
+fn a14_a_weight_that_would_drift_is_an_error_of_the_trace() {
+    let results = on_2_by_2(|_, dp, tp| {
+        let forgets = compile_mut(|model: &mut Model, x: Tensor| step(model, &x, None));
+        let mut model = model(&tp)?;
+        let before = model.weight.to_vec::<f64>()?;
+        let error = forgets.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string();
+        // Nothing ran.
+        assert_eq!(model.weight.to_vec::<f64>()?, before);
+        Ok(error)
+    });
+    let line = 1 + include_str!("placements.rs")
+        .lines()
+        .position(|line| line.contains("model.weight.sub_"))
+        .unwrap();
+    for error in results.into_iter().map(Result::unwrap) {
+        let wanted =
+            "expected field `weight` equal over dp, as it is declared, got one that may differ over dp";
+        assert!(error.contains(wanted), "{error}");
+        assert!(error.contains(&format!("placements.rs:{line}")), "{error}");
+        assert!(error.contains("note: reduce what changes it over dp"), "{error}");
+    }
+}
+
+#[test]
+fn a14_a_right_step_is_not_refused_and_weights_stay_equal() {
+    let results = on_2_by_2(|_, dp, tp| {
+        let own = dp.clone();
+        let sums = compile_mut(move |model: &mut Model, x: Tensor| step(model, &x, Some(&own)));
+        let mut model = model(&tp)?;
+        for round in 0..5 {
+            sums.call(&mut model, rows(&dp, round)?)?;
+        }
+        assert_eq!((model.weight.varies(), model.scale.varies().len()), (vec!["tp".to_string()], 0));
+        sums.expect_steady(Steady::graphs(1))?;
+        model.weight.expect_equal_over(&["dp"])?.to_vec::<f64>()
+    });
+    let weights: Vec<Vec<f64>> = results.into_iter().map(Result::unwrap).collect();
+    for (rank, weight) in weights.iter().enumerate() {
+        // In each round the rows of the two places along dp are 7 apart.
+        let changes = |i: usize| (0..5).map(|round| (round + i) as f64 * 0.5 + 1.75).sum::<f64>();
+        let wanted: Vec<f64> = (0..3).map(|i| (10 * (rank % 2) + i) as f64 - changes(i)).collect();
+        assert_eq!(*weight, wanted);
+    }
+}
+
+#[test]
+fn a14_fields_that_are_not_as_declared_are_an_error_of_the_first_call() {
+    let results = on_2_by_2(|mesh, dp, tp| {
+        let own = dp.clone();
+        let sums = compile_mut(move |model: &mut Model, x: Tensor| step(model, &x, Some(&own)));
+        let mut model = model(&tp)?;
+        model.scale = Tensor::from_slice(&[place(&mesh)? as f64], &[])?;
+        Ok(sums.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string())
+    });
+    for error in results.into_iter().map(Result::unwrap) {
+        assert!(error.contains("expected field `scale` to be equal, but ranks 0 and 1 differ"), "{error}");
+    }
+}
+
+#[test]
+fn a14_axes_that_the_mesh_does_not_have_are_an_error() {
+    let results = consort::spawn(2, |mesh| {
+        let f = compile(|model: Model| model.weight.neg());
+        let error = f.call(model(&mesh)?).unwrap_err().to_string();
+        let declared = Tensor::ones(Dtype::F32, &[2])?.equal_over(&["dp"]).unwrap_err().to_string();
+        Ok((error, declared))
+    });
+    for (error, declared) in results.into_iter().map(Result::unwrap) {
+        assert!(error.contains("field `weight`: expected one of the axes world, got `dp`"), "{error}");
+        assert!(declared.starts_with("equal_over: expected one of the axes world, got `dp`"), "{declared}");
+    }
+    // A program that runs alone needs no axes.
+    let f = compile(|model: Model| model.weight.neg());
+    let alone = Model { weight: Tensor::from_iter([1.0]).unwrap(), scale: Tensor::from_iter([1.0]).unwrap() };
+    assert_eq!(f.call(alone).unwrap().to_vec::<f64>().unwrap(), [-1.0]);
+}
+
+#[test]
+fn a14_equality_in_a_trace_follows_from_types() {
+    let results = on_2_by_2(|_, dp, _| {
+        let own = dp.clone();
+        let sum = compile(move |x: Tensor| own.all_reduce(x, Reduce::Sum)?.equal_over(&["dp"]));
+        let got = sum.call(Tensor::from_iter([1.0])?)?.to_vec::<f64>()?;
+        let claims = compile(|x: Tensor| x.neg()?.expect_equal_over(&["dp"])).local();
+        Ok((got, claims.call(Tensor::from_iter([1.0])?).unwrap_err().to_string()))
+    });
+    for (got, error) in results.into_iter().map(Result::unwrap) {
+        assert_eq!(got, [2.0]);
+        let wanted =
+            "expect_equal_over: expected a tensor whose type says that it is equal over dp, got one that may";
+        assert!(error.starts_with(wanted) && error.contains("placements.rs:"), "{error}");
+    }
+}
+
+#[test]
+fn a14_declared_tensors_are_compared_axis_by_axis() {
+    let results = on_2_by_2(|_, dp, tp| {
+        let x = Tensor::from_iter([place(&tp)? as f32])?;
+        let shard = x.clone().expect_equal_over(&["dp"])?;
+        assert_eq!(shard.varies(), ["tp"]);
+        let error = x.expect_equal_over(&["dp", "tp"]).unwrap_err().to_string();
+        Ok((error, place(&dp)?))
+    });
+    for (error, dp) in results.into_iter().map(Result::unwrap) {
+        assert!(error.contains("expected a tensor that is equal over tp, got one that differs"), "{error}");
+        assert!(error.contains(&format!("rank {}: value 1", 2 * dp)), "{error}");
+    }
+}
+
+/// What `f` is compiled to on a mesh of 2 x 2, where its argument is made by `make`.
+fn argument_type(make: impl Fn(&Group, &Group) -> Result<Tensor> + Sync) -> Vec<String> {
+    let results = on_2_by_2(|_, dp, tp| {
+        let own = dp.clone();
+        let f = compile(move |x: Tensor| own.all_reduce(x, Reduce::Max));
+        let x = make(&dp, &tp)?;
+        let expected = dp.all_reduce(&x, Reduce::Max)?.to_vec::<f64>()?;
+        for _ in 0..3 {
+            assert_eq!(f.call(make(&dp, &tp)?)?.to_vec::<f64>()?, expected);
+        }
+        f.expect_steady(Steady::graphs(1))?;
+        let program = f.explain().graphs[0].program.clone();
+        let head = program.lines().find(|line| line.starts_with("func ")).unwrap_or_default();
+        Ok(head.split("v0: ").nth(1).and_then(|rest| rest.split(')').next()).unwrap_or_default().to_string())
+    });
+    let mut types: Vec<String> = results.into_iter().map(Result::unwrap).collect();
+    types.dedup();
+    types
+}
+
+#[test]
+fn a14_what_is_made_of_equal_numbers_is_typed_as_equal() {
+    assert_eq!(argument_type(|_, _| Tensor::ones(Dtype::F64, &[2])), ["f64[2]"]);
+    assert_eq!(argument_type(|_, _| Tensor::normal(Dtype::F64, &[2], 7)? * 0.5), ["f64[2]"]);
+    // Numbers that are made of a rank: nothing refuses them, and nothing takes them to be equal.
+    let of_rank = |group: &Group| Tensor::full(Dtype::F64, &[2], place(group)? as f64);
+    assert_eq!(argument_type(|dp, _| of_rank(dp)), ["f64[2]{dp,tp}"]);
+    assert_eq!(argument_type(|_, tp| Tensor::ones(Dtype::F64, &[2])? * place(tp)? as f64), ["f64[2]{dp,tp}"]);
+    // The part depends on the place along tp, so it differs over tp and is equal over dp.
+    let part = |_: &Group, tp: &Group| {
+        let start = tp.rank() * 2usize;
+        Tensor::uniform_part(Dtype::F64, &[2], &[4], &[start], 3)
+    };
+    assert_eq!(argument_type(part), ["f64[2]{tp}"]);
+    // Data from outside may differ everywhere, also where numbers were added to them.
+    assert_eq!(argument_type(|_, _| Tensor::from_iter([1.0, 2.0])? * 2.0), ["f64[2]{dp,tp}"]);
+}
+
+#[test]
+fn a14_numbers_that_begin_to_differ_are_noticed() {
+    let results = consort::spawn(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+        let mut got = Vec::new();
+        for round in 0..6 {
+            let value = if round < 3 { 1.0 } else { (place(&mesh)? + round) as f64 };
+            got.push(f.call(Tensor::full(Dtype::F64, &[1], value)?)?.to_vec::<f64>()?[0]);
+        }
+        assert_eq!(f.stats().graphs, 2, "{}", f.explain());
+        Ok(got)
+    });
+    for got in results.into_iter().map(Result::unwrap) {
+        assert_eq!(got, [2.0, 2.0, 2.0, 7.0, 9.0, 11.0]);
+    }
+}
+
+#[test]
+fn a14_what_is_written_later_has_no_origin() {
+    let results = consort::spawn(2, |mesh| {
+        let group = mesh.clone();
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+        let (me, ones) = (place(&mesh)? as f64, || Tensor::ones(Dtype::F64, &[2]));
+        let mut updated = ones()?;
+        updated.update(|x: &mut [f64]| x[0] = me)?;
+        let mut copied = ones()?;
+        copied.slice_mut(&[0], &[1])?.copy_from(&Tensor::from_iter([me])?)?;
+        let mut whole = ones()?;
+        whole.slice_mut(&[0], &[2])?.copy_from(&Tensor::from_iter([me, 1.0])?)?;
+        let mut reduced = Tensor::full(Dtype::F64, &[2], me)?;
+        mesh.all_reduce_(&mut reduced, Reduce::Sum)?;
+        assert!(reduced.varies().is_empty());
+        for x in [updated, copied, whole] {
+            assert_eq!(f.call(x)?.to_vec::<f64>()?, [1.0, 2.0]);
+        }
+        assert_eq!(f.call(reduced)?.to_vec::<f64>()?, [2.0, 2.0]);
+        Ok(())
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}

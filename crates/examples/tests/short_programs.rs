@@ -1,0 +1,132 @@
+//! The short example programs, on ranks that are threads: their results equal those of plain loops or of one rank.
+#![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+use consort::{Dtype, Init, Mesh, Result, Tensor, tolerance};
+use consort_examples::{data_parallel, heat, pipeline, sequence_parallel, wrong};
+
+/// Runs `f` on `n` ranks.
+fn on<T: Send>(init: &Init, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
+    let outcomes = init.spawn(n, f).into_iter().enumerate();
+    outcomes
+        .map(|(rank, outcome)| outcome.unwrap_or_else(|error| panic!("rank {rank} of {n}: {error}")))
+        .collect()
+}
+
+fn close(got: &[f32], expected: &[f32]) {
+    let off = tolerance::difference(expected, got);
+    assert!(off <= tolerance::of_runs(Dtype::F32), "off by {off:e}: {got:?} and {expected:?}");
+}
+
+/// Gradient steps on all rows, by plain loops: the weights, and the error before the last step.
+fn trained(x: &[f32], y: &[f32], width: usize, steps: usize) -> (Vec<f32>, f32) {
+    let (rows, mut w, mut error) = (y.len(), vec![0f32; width], 0.0);
+    for _ in 0..steps {
+        let product = |row: &[f32]| row.iter().zip(&w).map(|(x, w)| x * w).sum::<f32>();
+        let off: Vec<f32> = x.chunks(width).zip(y).map(|(row, y)| product(row) - y).collect();
+        error = off.iter().map(|off| off * off).sum::<f32>() / rows as f32;
+        for (column, w) in w.iter_mut().enumerate() {
+            let sum: f32 = off.iter().enumerate().map(|(row, off)| off * x[row * width + column]).sum();
+            *w -= 0.1 * 2.0 * sum / rows as f32;
+        }
+    }
+    (w, error)
+}
+
+#[test]
+fn data_parallel_steps_are_those_of_one_loop() {
+    for n in [1, 2, 4] {
+        on(&Init::new(), n, |mesh| {
+            let (w, error) = data_parallel::train(&mesh, 8, 3, 20)?;
+            let (x, y) = data_parallel::data(&mesh, 8, 3)?;
+            let [x, y] = [mesh.all_gather(x, 0)?.to_vec::<f32>()?, mesh.all_gather(y, 0)?.to_vec::<f32>()?];
+            let (expected, before) = trained(&x, &y, 3, 20);
+            close(&w.to_vec::<f32>()?, &expected);
+            close(&[error], &[before]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn sequence_parallel_is_one_rank() {
+    let whole = on(&Init::new(), 1, |mesh| sequence_parallel::run(&mesh, 8, 3, 12)?.to_vec::<f32>()).concat();
+    for n in [2, 4] {
+        close(
+            &on(&Init::new(), n, |mesh| sequence_parallel::run(&mesh, 8 / n, 3, 12)?.to_vec::<f32>())
+                .concat(),
+            &whole,
+        );
+    }
+}
+
+/// The cells of the whole plate, by plain loops.
+fn plate(n: usize, eps: f64) -> Vec<f64> {
+    let (mut x, mut change) = (vec![0.0; n * n], f64::INFINITY);
+    while change > eps {
+        let at = |row: usize, column: usize| match (row, column) {
+            (0, _) => 1.0, // Rows and columns count from 1: 0 and n + 1 are the edges.
+            (row, column) if row > n || column == 0 || column > n => 0.0,
+            (row, column) => x[(row - 1) * n + column - 1],
+        };
+        let cell = |i: usize| {
+            let (row, column) = (i / n + 1, i % n + 1);
+            ((at(row - 1, column) + at(row + 1, column)) + (at(row, column - 1) + at(row, column + 1))) * 0.25
+        };
+        let next: Vec<f64> = (0..n * n).map(cell).collect();
+        change = next.iter().zip(&x).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        x = next;
+    }
+    x
+}
+
+#[test]
+fn heat_is_that_of_one_plate() {
+    let init = Init::new().axes(&heat::AXES);
+    let boxes = on(&init, 4, |mesh| heat::solve(&mesh, 3, 1e-4)?.to_vec::<f64>());
+    let whole = plate(6, 1e-4);
+    for (i, cell) in whole.iter().enumerate() {
+        let (row, column) = (i / 6, i % 6);
+        assert_eq!(
+            boxes[row / 3 * 2 + column / 3][row % 3 * 3 + column % 3],
+            *cell,
+            "row {row}, column {column}"
+        );
+    }
+}
+
+#[test]
+fn a_pipeline_is_its_stages_one_after_the_other() {
+    for n in [1, 2, 4] {
+        let results = on(&Init::new(), n, |mesh| {
+            let results = pipeline::forward(&mesh, 5, [2, 3])?;
+            results.iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()
+        });
+        let (last, others) = results.split_last().unwrap();
+        assert!(others.iter().all(Vec::is_empty) && last.len() == 5);
+        for (number, got) in last.iter().enumerate() {
+            let mut x = pipeline::batch(number, 2, 3).unwrap();
+            for stage in 0..n {
+                x = pipeline::stage(&x, &pipeline::weight(stage, 3).unwrap()).unwrap();
+            }
+            close(got, &x.to_vec::<f32>().unwrap());
+        }
+    }
+}
+
+#[test]
+fn wrong_programs_are_refused() {
+    for (what, program, part) in wrong::PROGRAMS {
+        let errors = wrong::errors(program);
+        assert!(errors.len() == 2 && errors.iter().all(|error| error.contains(part)), "{what}: {errors:?}");
+    }
+}
+
+/// They are to be read in one screen.
+#[test]
+fn short_programs_are_short() {
+    for name in ["data_parallel", "sequence_parallel", "heat", "pipeline", "wrong"] {
+        let path = format!("{}/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= 60, "{path}: {lines} lines");
+    }
+}
