@@ -141,7 +141,7 @@ fn name_of(sym: Sym) -> String {
 }
 
 /// The symbols of `--sizes`.
-fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
+pub(crate) fn sizes(text: &str) -> anyhow::Result<BTreeMap<Sym, i64>> {
     let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
     let size = |item: &str| {
         let (symbol, number) = item.split_once('=')?;

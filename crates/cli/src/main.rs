@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod check;
 mod demo;
 mod exec;
 mod explain;
@@ -36,6 +37,7 @@ struct Cli {
 enum Command {
     Ops(ops::Args),
     Opt(opt::Args),
+    Check(check::Args),
     Explain(explain::Args),
     Exec(exec::Args),
     Run(run::Args),
@@ -96,6 +98,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         None => Ok(Report::fine(Cli::command().render_help().to_string())),
         Some(Command::Ops(args)) => ops::run(&args),
         Some(Command::Opt(args)) => opt::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),

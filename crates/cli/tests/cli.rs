@@ -4,6 +4,8 @@
 mod bad_input;
 #[path = "cli/bad_program.rs"]
 mod bad_program;
+#[path = "cli/check.rs"]
+mod check;
 #[path = "cli/exec.rs"]
 mod exec;
 #[path = "cli/explain.rs"]

@@ -30,6 +30,7 @@ pub mod diagnostic;
 pub mod entity;
 pub mod index;
 pub mod infer;
+pub mod joint;
 pub mod limits;
 pub mod literal;
 pub mod mesh;

@@ -24,7 +24,9 @@ fn consort_alone_prints_its_help() {
 
 #[test]
 fn no_help_is_wider_than_the_page() {
-    for command in ["--help", "ops --help", "opt --help", "explain --help", "exec --help", "exec -h"] {
+    for command in
+        ["--help", "ops --help", "opt --help", "check --help", "explain --help", "exec --help", "exec -h"]
+    {
         let help = Scratch::new().run(command);
         assert_eq!(help.code, 0, "{command}");
         assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{command}\n{}", help.stdout);
