@@ -6,6 +6,7 @@ use std::time::Duration;
 use consort_ir::mesh;
 use consort_types::{Axes, Failure, GroupName};
 
+use crate::compile::check_log;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::world::{HEAP, World};
@@ -104,6 +105,11 @@ impl Init {
         let site = Location::caller();
         let failed = |failure: Box<Failure>| Error::of("init", failure, site);
         let control = self.join().map_err(|error| failed(error.failure()))?;
+        if let Err(failure) = check_log() {
+            // The others wait for this rank.
+            control.control().into_iter().for_each(|control| control.abort(&failure.to_string()));
+            return Err(failed(failure));
+        }
         let mesh = self.mesh(control.size()).map_err(failed)?;
         let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
         control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.failure()))?;
@@ -129,7 +135,9 @@ impl Init {
     pub fn spawn<T: Send>(&self, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
         let site = Location::caller();
         consort_comm::spawn_with_heap(n, self.heap, |all| {
-            let mesh = self.mesh(n).map_err(|failure| Error::of("spawn", failure, site))?;
+            let failed = |failure| Error::of("spawn", failure, site);
+            check_log().map_err(failed)?;
+            let mesh = self.mesh(n).map_err(failed)?;
             let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
             let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
             // The mesh has been dropped, and with it all pending operations.

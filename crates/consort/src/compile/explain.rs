@@ -1,10 +1,9 @@
-//! Reports on compilations: counters, explanations, and a log by topic.
+//! Reports on compilations: counters and explanations.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use consort_ir::cost::{self, Estimate};
@@ -18,9 +17,9 @@ use consort_passes::{PlanReport, report};
 use consort_types::{Failure, Held};
 
 use crate::trace::Break;
-use crate::world::World;
 
 use super::graph::Graph;
+use super::log::log;
 
 /// Counters of a compiled function, for tests.
 ///
@@ -331,31 +330,5 @@ impl fmt::Display for Explanation {
             }
         }
         Ok(())
-    }
-}
-
-/// Writes to the standard error what `CONSORT_LOG` asks for: topics (`program`, `guards`, `breaks`, `recompiles`, `plan`)
-/// with commas between them. `CONSORT_LOG_RANK` says whose: a rank, or `all`; rank 0 otherwise.
-pub(crate) fn log(topic: &str, text: impl FnOnce() -> String) {
-    static TOPICS: OnceLock<Vec<String>> = OnceLock::new();
-    let topics = TOPICS.get_or_init(|| {
-        let list = std::env::var("CONSORT_LOG").unwrap_or_default();
-        list.split(',').map(|topic| topic.trim().to_string()).collect()
-    });
-    if !topics.iter().any(|own| own == topic || own == "all") {
-        return;
-    }
-    static RANK: OnceLock<Option<u32>> = OnceLock::new();
-    let wanted = RANK.get_or_init(|| match std::env::var("CONSORT_LOG_RANK").as_deref() {
-        Ok("all") => None,
-        Ok(rank) => Some(rank.parse().unwrap_or(0)),
-        Err(_) => Some(0),
-    });
-    let rank = World::current().map_or(0, |world| world.rank.0);
-    if wanted.is_none_or(|wanted| wanted == rank) {
-        // `consort run` puts the rank before each line itself.
-        let who =
-            if std::env::var_os("CONSORT_RANK").is_some() { String::new() } else { format!("[{rank}] ") };
-        text().lines().for_each(|line| eprintln!("{who}{topic}: {line}"));
     }
 }

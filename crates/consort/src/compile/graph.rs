@@ -19,7 +19,7 @@ use consort_types::layout::Layout;
 use consort_types::{Axes, Failure};
 use smallvec::SmallVec;
 
-use crate::compile::explain::log;
+use crate::compile::log::log;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::placement::Origin;

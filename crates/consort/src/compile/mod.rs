@@ -7,6 +7,7 @@ mod entries;
 mod explain;
 mod graph;
 mod guards;
+mod log;
 mod parts;
 mod steady;
 
@@ -27,6 +28,7 @@ pub use compiled_mut::{CompiledMut, compile_mut};
 pub use explain::{Cost, ExplainedGraph, Explanation, Stats};
 pub(crate) use graph::Results;
 pub(crate) use guards::{Leaf, leaves_of};
+pub(crate) use log::check_log;
 pub use steady::Steady;
 
 type Site = &'static Location<'static>;
