@@ -290,7 +290,7 @@ impl<'a> RankState<'a> {
         self.frames.push(Frame { block, at: 0, then });
     }
 
-    /// Whether a loop goes on after `done` iterations; `first` is its first carry.
+    /// Whether a loop continues after `done` iterations; `first` is its first carry.
     fn goes_on(&self, node: &Node, done: usize, first: Option<&Item>) -> Result<bool, OracleError> {
         match node.op.flow() {
             Flow::Loop { trips: Trips::Count(length), .. } => {

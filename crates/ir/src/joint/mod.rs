@@ -77,7 +77,7 @@ pub struct MessageEnd {
 
 /// Checks that the scripts of all ranks fit together. The error is the same wherever it is computed.
 pub fn check(scripts: &[Script]) -> Result<(), Box<Failure>> {
-    let joint = Joint::new(scripts);
+    let joint = Joint { scripts };
     let mut meetings = Meetings::default();
     joint.match_collectives(&mut meetings)?;
     joint.match_messages(&mut meetings)?;
@@ -87,7 +87,7 @@ pub fn check(scripts: &[Script]) -> Result<(), Box<Failure>> {
 /// A start: which script, which event.
 type Start = (usize, usize);
 
-/// The scripts, and where to find a rank's.
+/// The scripts of all ranks, checked together.
 struct Joint<'a> {
     scripts: &'a [Script],
 }
@@ -124,10 +124,6 @@ type Channel<'a> = (&'a (String, Vec<u32>), u32, u32, i64);
 type Ends<'a> = [Vec<(Start, &'a MessageEnd)>; 2];
 
 impl<'a> Joint<'a> {
-    fn new(scripts: &'a [Script]) -> Joint<'a> {
-        Joint { scripts }
-    }
-
     fn event(&self, (script, event): Start) -> &'a Event {
         &self.scripts[script].events[event]
     }

@@ -387,7 +387,7 @@ impl<'a> PlanRank<'a> {
         from.iter().zip(to).flat_map(ends).collect()
     }
 
-    /// Whether a loop goes on after `done` iterations. Its carries are in the parameters of its block.
+    /// Whether a loop continues after `done` iterations. Its carries are in the parameters of its block.
     fn goes_on(&self, node: &Node, done: usize, world: &mut World<'a>) -> Result<bool, String> {
         match node.op.flow() {
             Flow::Loop { trips: Trips::Count(length), .. } => {

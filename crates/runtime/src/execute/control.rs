@@ -39,7 +39,7 @@ impl State {
         self.move_all(&each.leave, cx)
     }
 
-    /// Whether a loop goes on after `done` iterations.
+    /// Whether a loop continues after `done` iterations.
     fn goes_on(&self, trips: &Trips, done: usize) -> Result<bool, RunError> {
         match trips {
             Trips::Count(length) => Ok(done < self.sizes().size(length)?),
