@@ -26,8 +26,8 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
         }
         return others_follow(got, rank, op);
     };
-    // Two ends that do not match: the receiver reports it, and names both.
-    let (to, what, sends, expects) = match error.unmatched {
+    // Two ends that do not match: the receiver is told, and both are named.
+    let (from, to, what, sends, expects) = match error.unmatched {
         None => return Err(format!("no rule for what ranks say of {error}")),
         Some(Unmatched::Peer { peer, size }) => {
             let wanted = format!("{name}: expected a peer below {size}, got {peer}");
@@ -36,17 +36,19 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
         Some(Unmatched::Message { from, to, tag }) => {
             let ends = [format!("\n  {from}   send "), format!("\n  {to}   receive ")];
             let what = "a message must have the type and shape that its receiver expects";
-            (to, what, ends, format!(", tag {tag}"))
+            (from, to, what, ends, format!(", tag {tag}"))
         }
         Some(Unmatched::Part { from, to }) => {
             let ends = [format!("\n  {from}   all_to_all["), format!("\n  {to}   all_to_all[")];
-            (to, "splits must fit together", ends, format!(" of {from} "))
+            (from, to, "splits must fit together", ends, format!(" of {from} "))
         }
     };
-    let receiver = said(to.0 as usize).unwrap_or("");
+    // Either end may find it; the other then repeats what that end said, indented.
+    let receiver = said(to.0 as usize).unwrap_or("").replace("\n    ", "\n  ");
     let first = receiver.lines().next().unwrap_or("");
     // The start reports it if the sender came first, else the wait.
     let first = first.strip_prefix("wait: ").unwrap_or(first);
+    let first = first.strip_prefix(&format!("{from} stopped: ")).unwrap_or(first);
     let named = first.starts_with(&format!("{name}: ")) && first.ends_with(what);
     if !named || !sends.iter().all(|end| receiver.contains(end)) || !receiver.contains(&expects) {
         return Err(format!("{to}: expected {name}: {what}: {sends:?}{expects}, got {receiver:?}"));
@@ -88,6 +90,25 @@ mod tests {
             _ => None,
         };
         run_lines(text).unwrap().iter().filter_map(outcome).collect()
+    }
+
+    #[test]
+    fn either_end_may_find_that_they_do_not_match() {
+        let text =
+            include_str!("../../../filetests/collectives/all_to_all-with-splits-read-from-tensors.csr");
+        let program = parse(text, &OpTable::built_in()).unwrap().program;
+        let line = &run_lines(text).unwrap()[3];
+        let error = crate::run(&program, &line.func, &line.inputs(&program).unwrap()).unwrap_err();
+        let rows = "\n  rank 1   all_to_all[..]: sends 8 bytes to rank 0\n  rank 0   all_to_all[..]: expects 16 bytes of rank 1 ";
+        let own = |of: &str| format!("all_to_all: call 0: {of}{rows}");
+        let told =
+            |rank: usize, of: &str| consort_types::Failure::elsewhere(rank, own(of)).of("wait").to_string();
+        let (right, other) = ("splits must fit together", "expected f32, got f64");
+        let verdict = |zero: String, one: String| same_error(&error, &[Err(zero), Err(one)]);
+        assert_eq!(verdict(own(right), told(0, right)), Ok(()));
+        assert_eq!(verdict(told(1, right), own(right)), Ok(()));
+        assert!(verdict(told(1, other), own(other)).is_err());
+        assert!(verdict("wait: rank 1 stopped".into(), own(right)).is_err());
     }
 
     #[test]
