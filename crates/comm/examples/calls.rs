@@ -1,8 +1,8 @@
 //! Many small all_reduces, or steps of a ring, between threads, to count what one costs in instructions.
 //!
 //! ```text
-//! cargo build --release -p consort-comm --example calls
-//! taskset -c 0 valgrind --tool=callgrind --callgrind-out-file=calls.out target/release/examples/calls 20000 all_reduce 2
+//! cargo build --profile dist -p consort-comm --example calls
+//! taskset -c 0 valgrind --tool=callgrind --callgrind-out-file=calls.out target/dist/examples/calls 20000 all_reduce 2
 //! callgrind_annotate calls.out
 //! ```
 //!

@@ -98,14 +98,15 @@ impl Waiter<'_> {
         self.poll()
     }
 
+    /// Waits for what was not over at a poll just before.
     fn sleep(&self, until: Instant, site: &'static Location<'static>) -> Result<(), Stop> {
         let (inner, start) = (self.inner, Instant::now());
         let mut watch = Watch::new(inner.heap.ranks(), start);
-        let (mut yields, mut recorded) = (0, false);
+        let (mut yields, mut recorded, mut polled) = (0, false, true);
         let spin = spin(self.bytes());
         self.slow();
         loop {
-            if self.poll()? {
+            if !std::mem::take(&mut polled) && self.poll()? {
                 return Ok(());
             }
             if inner.cores.one_each() && self.look(&inner.state()) {

@@ -1,6 +1,6 @@
 //! Small work many times, for instruction counts: adds eight floats, reduces one over a group of one, or adds in a
 //! compiled function, alone or among many arguments:
-//! `valgrind --tool=callgrind target/release/examples/small_ops 20000 add|all_reduce|compiled|many`.
+//! `valgrind --tool=callgrind target/dist/examples/small_ops 20000 add|all_reduce|compiled|many`.
 
 use std::process::ExitCode;
 use std::time::Instant;

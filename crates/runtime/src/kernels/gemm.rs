@@ -1,9 +1,11 @@
-//! Matrices with strides, and their product by the `gemm` crate, which takes pointers.
+//! Matrices with strides, and their product by the `gemm-f32` and `gemm-f64` crates, which take pointers.
 //!
 //! A [`Mat`] and a [`MatMut`] are checked on construction, so multiplying them is safe.
 
 use std::marker::PhantomData;
 use std::ops::Range;
+
+use gemm_common::Parallelism;
 
 use crate::kernels::element::{Element, Wide};
 
@@ -136,13 +138,49 @@ impl<'a, T: Element> MatMut<'a, T> {
     }
 }
 
-/// Types that the `gemm` crate multiplies. It dispatches on the type and supports no others of ours.
-pub(crate) trait Gemm: Wide {}
+/// A product of a `gemm` crate. Sizes are rows, columns and inner; the result's column stride must not be below its row
+/// stride.
+type Product<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
-impl Gemm for f32 {}
-impl Gemm for f64 {}
+/// Types that a `gemm` crate multiplies.
+pub(crate) trait Gemm: Wide {
+    /// The product for the machine's instruction set.
+    fn product() -> Product<Self>;
+}
 
-/// The product of two square matrices by the `gemm` crate alone, as a baseline for measurements.
+impl Gemm for f32 {
+    fn product() -> Product<f32> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
+}
+
+impl Gemm for f64 {
+    fn product() -> Product<f64> {
+        gemm_f64::gemm::f64::get_gemm_fn()
+    }
+}
+
+/// The product of two square matrices by the `gemm-f32` crate alone, as a baseline for measurements.
 ///
 /// # Panics
 /// If a matrix has another size.
@@ -154,18 +192,21 @@ pub fn gemm_alone(n: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
 /// `out = scale * a * b`, or `out += scale * a * b` if `add`.
 pub(crate) fn gemm<T: Gemm>(out: MatMut<'_, T>, add: bool, a: Mat<'_, T>, b: Mat<'_, T>, scale: T) {
     assert!(out.rows == a.rows && out.cols == b.cols && a.cols == b.rows, "sizes that fit");
-    let (rs, cs) = (out.rs as isize, out.cs as isize);
+    if out.cs < out.rs {
+        // The crates prefer results whose columns are contiguous.
+        return gemm(out.t(), add, b.t(), a.t(), scale);
+    }
     // SAFETY: each matrix lies within storage that it borrows, as checked when it was made; `out` borrows its own
     // exclusively and no two of its elements share a place. The crate takes column strides first, and its `alpha`
     // scales what is there.
     unsafe {
-        gemm::gemm(
+        T::product()(
             out.rows,
             out.cols,
             a.cols,
             out.at,
-            cs,
-            rs,
+            out.cs as isize,
+            out.rs as isize,
             add,
             a.data.as_ptr(),
             a.cs as isize,
@@ -178,7 +219,7 @@ pub(crate) fn gemm<T: Gemm>(out: MatMut<'_, T>, add: bool, a: Mat<'_, T>, b: Mat
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            Parallelism::None,
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `matmul`: f32 and f64 by the `gemm` crate, 16-bit floats in blocks widened to f32 for it, integers and products with
+//! `matmul`: f32 and f64 by the `gemm` crates, 16-bit floats in blocks widened to f32 for it, integers and products with
 //! few rows or columns by our own loops.
 
 use consort_ir::ops::OpDef;
