@@ -11,12 +11,12 @@ use consort_ir::ops;
 use consort_ir::ops::{OpDef, call_name};
 use consort_types::{Kind, Missing, Reduce, Route};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::index::{Shape, plain};
 use crate::mesh::Group;
 use crate::pending::Starts;
-use crate::tensor::{Tensor, constant_shape};
-use crate::trace::{is_tracing, settle, uncompiled_at};
+use crate::tensor::Tensor;
+use crate::trace::{is_tracing, settle, size_here, uncompiled_at};
 
 impl Group {
     /// Starts an operation with one operand and one result.
@@ -70,22 +70,48 @@ impl Group {
     }
 }
 
+impl Group {
+    /// Sizes as an operation on this group takes them: symbols in a trace, in eager code this rank's numbers.
+    pub(crate) fn own_sizes(
+        &self,
+        op: &str,
+        sizes: &(impl Shape + ?Sized),
+        site: &'static Location<'static>,
+    ) -> Result<Vec<Index>> {
+        let sizes = plain(sizes.sizes());
+        if is_tracing() && !self.breaks {
+            return Ok(sizes);
+        }
+        let number = |size: &Index| match size.as_const() {
+            Some(_) => Ok(size.clone()),
+            None => size_here(size, &self.world, site).map(Index::constant),
+        };
+        sizes.iter().map(number).collect::<Result<_>>().named(op, site)
+    }
+
+    /// The same of splits, which may be left out.
+    pub(crate) fn own_splits(
+        &self,
+        op: &str,
+        splits: Option<&dyn Shape>,
+        site: &'static Location<'static>,
+    ) -> Result<Option<Vec<Index>>> {
+        splits.map(|splits| self.own_sizes(op, splits, site)).transpose()
+    }
+}
+
 /// Declares a collective of one tensor.
 macro_rules! collectives {
-    ($($(#[doc = $doc:expr])* $name:ident ($group:ident; $($arg:ident: $ty:ty),*) $op:expr;)*) => {
+    ($($(#[doc = $doc:expr])* $name:ident ($group:ident, $site:ident; $($arg:ident: $ty:ty),*) $op:expr;)*) => {
         impl Group {$(
             $(#[doc = $doc])*
             #[track_caller]
             pub fn $name(&self, x: impl Into<Tensor> $(, $arg: $ty)*) -> Result<Tensor> {
-                let $group = self;
-                self.one(&$op, x.into(), Location::caller())
+                let ($group, $site) = (self, Location::caller());
+                self.one(&$op, x.into(), $site)
             }
         )*}
     };
-}
-
-fn splits(list: Option<&dyn Shape>) -> Option<Vec<Index>> {
-    list.map(|list| plain(list.sizes()))
 }
 
 collectives! {
@@ -100,7 +126,7 @@ collectives! {
     /// });
     /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == [4.0, 40.0])));
     /// ```
-    all_reduce (group; reduce: Reduce)
+    all_reduce (group, site; reduce: Reduce)
         ops::AllReduceStart { reduce, over: group.over };
 
     /// Joins the members' tensors along a dimension. 0-d tensors give a 1-d tensor with one element per member.
@@ -114,7 +140,7 @@ collectives! {
     /// });
     /// assert!(all.into_iter().all(|all| all.is_ok_and(|all| all == [0, 1, 10, 11])));
     /// ```
-    all_gather (group; dim: usize)
+    all_gather (group, site; dim: usize)
         ops::AllGatherStart { dims: vec![dim], over: group.over };
 
     /// Reduces the members' tensors and gives each its part along a dimension.
@@ -128,7 +154,7 @@ collectives! {
     /// });
     /// assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), [2, 4]);
     /// ```
-    reduce_scatter (group; reduce: Reduce, dim: usize)
+    reduce_scatter (group, site; reduce: Reduce, dim: usize)
         ops::ReduceScatterStart { reduce, dims: vec![dim], over: group.over };
 
     /// Sends a part along dimension 0 to each member and joins the received parts. Part sizes are given for sends and
@@ -144,8 +170,12 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[0, 10], [1, 11]]);
     /// ```
-    all_to_all (group; out_splits: Option<&dyn Shape>, in_splits: Option<&dyn Shape>)
-        ops::AllToAllStart { in_splits: splits(in_splits), out_splits: splits(out_splits), over: group.over };
+    all_to_all (group, site; out_splits: Option<&dyn Shape>, in_splits: Option<&dyn Shape>)
+        ops::AllToAllStart {
+            in_splits: group.own_splits("all_to_all", in_splits, site)?,
+            out_splits: group.own_splits("all_to_all", out_splits, site)?,
+            over: group.over,
+        };
 
     /// Gives every member the tensor of the root.
     ///
@@ -158,7 +188,7 @@ collectives! {
     /// });
     /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == 2)));
     /// ```
-    broadcast (group; root: usize)
+    broadcast (group, site; root: usize)
         ops::BroadcastStart { root, over: group.over };
 
     /// Reduces the members' tensors for the root; the others get zeros.
@@ -171,7 +201,7 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [0, 5, 0]);
     /// ```
-    reduce (group; reduce: Reduce, root: usize)
+    reduce (group, site; reduce: Reduce, root: usize)
         ops::ReduceStart { reduce, root, over: group.over };
 
     /// Joins the members' tensors along a dimension for the root; the others get zeros.
@@ -184,7 +214,7 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[7, 7], [0, 0]]);
     /// ```
-    gather (group; dim: usize, root: usize)
+    gather (group, site; dim: usize, root: usize)
         ops::GatherStart { dims: vec![dim], root, over: group.over };
 
     /// Gives each member its part, along a dimension, of the root's tensor. The others' tensors only give the shape.
@@ -198,7 +228,7 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [10, 11]);
     /// ```
-    scatter (group; dim: usize, root: usize)
+    scatter (group, site; dim: usize, root: usize)
         ops::ScatterStart { dims: vec![dim], root, over: group.over };
 
     /// Sends along a route: `Route::Ring(1)` to the next member, around the end; `Route::Shift(1)` to the next one, if
@@ -213,7 +243,7 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [2, 0, 1]);
     /// ```
-    permute (group; route: Route, missing: Missing)
+    permute (group, site; route: Route, missing: Missing)
         ops::PermuteStart { route, missing, over: group.over };
 
     /// Reduces the members' tensors and gives each a part of its own size along a dimension.
@@ -227,8 +257,13 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [vec![2], vec![4, 6]]);
     /// ```
-    reduce_scatter_v (group; reduce: Reduce, dim: usize, sizes: &[usize])
-        ops::ReduceScatterVStart { reduce, dim, sizes: constant_shape(sizes), over: group.over };
+    reduce_scatter_v (group, site; reduce: Reduce, dim: usize, sizes: &(impl Shape + ?Sized))
+        ops::ReduceScatterVStart {
+            reduce,
+            dim,
+            sizes: group.own_sizes("reduce_scatter_v", sizes, site)?,
+            over: group.over,
+        };
 }
 
 impl Group {
@@ -245,8 +280,14 @@ impl Group {
     /// assert!(got.into_iter().all(|got| got.is_ok_and(|got| got == [0, 10, 11])));
     /// ```
     #[track_caller]
-    pub fn all_gather_v(&self, x: impl Into<Tensor>, dim: usize, sizes: &[usize]) -> Result<Tensor> {
-        self.uneven(x.into(), dim, sizes, Location::caller())
+    pub fn all_gather_v(
+        &self,
+        x: impl Into<Tensor>,
+        dim: usize,
+        sizes: &(impl Shape + ?Sized),
+    ) -> Result<Tensor> {
+        let site = Location::caller();
+        self.uneven(x.into(), dim, self.own_sizes("all_gather_v", sizes, site)?, site)
     }
 
     #[track_caller]
@@ -254,10 +295,9 @@ impl Group {
         &self,
         mut x: Tensor,
         dim: usize,
-        sizes: &[usize],
+        sizes: Vec<Index>,
         site: &'static Location<'static>,
     ) -> Result<Tensor> {
-        let list = constant_shape(sizes);
         if self.breaks && is_tracing() {
             return uncompiled_at("all_gather_v", site, || self.uneven(x, dim, sizes, site));
         }
@@ -265,18 +305,18 @@ impl Group {
             x = settle(&x, "all_gather_v", site)?;
         }
         let place = if is_tracing() || !self.has_me() { None } else { Some(self.my_rank()?) };
-        let mine = place.and_then(|place| sizes.get(place));
+        let mine = place.and_then(|place| sizes.get(place)).and_then(Index::as_const);
         // The size differs between ranks: the type picks the entry of the size table at this member's place.
         if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {
-            if mine != size {
+            if usize::try_from(mine) != Ok(*size) {
                 let message = (format!("a size of {mine} along dimension {dim}"), size.to_string());
                 return Err(Error::new("all_gather_v", message, site));
             }
             let mut shape = x.ty.shape.clone();
-            shape[dim] = Index::pick(&self.rank().0, &list);
+            shape[dim] = Index::pick(&self.rank().0, &sizes);
             x.ty = Rc::new(x.ty.with_shape(shape));
         }
-        self.one(&ops::AllGatherVStart { dim, sizes: list, over: self.over }, x, site)
+        self.one(&ops::AllGatherVStart { dim, sizes, over: self.over }, x, site)
     }
 
     /// Completes after all members have called it. It waits, unless [`pending`](Group::pending) makes a handle of it.

@@ -7,7 +7,7 @@ use consort_ir::ops::OpDef;
 use consort_types::{Headline, Reduce};
 
 use crate::error::{Error, Named, Result};
-use crate::index::{Index, Shape, plain};
+use crate::index::{Index, Shape};
 use crate::mesh::Group;
 use crate::place::{Place, SliceMut};
 use crate::tensor::Tensor;
@@ -363,13 +363,12 @@ impl Group {
         out_splits: Option<&dyn Shape>,
         in_splits: Option<&dyn Shape>,
     ) -> Result<()> {
-        let splits = |list: Option<&dyn Shape>| list.map(|list| plain(list.sizes()));
+        let site = Location::caller();
         let op = ops::AllToAllStart {
-            in_splits: splits(in_splits),
-            out_splits: splits(out_splits),
+            in_splits: self.own_splits("all_to_all_into", in_splits, site)?,
+            out_splits: self.own_splits("all_to_all_into", out_splits, site)?,
             over: self.over,
         };
-        let site = Location::caller();
         self.write_to_place(&op, out, x.into(), site).named("all_to_all_into", site)
     }
 }

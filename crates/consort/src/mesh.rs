@@ -177,6 +177,20 @@ impl Mesh {
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
+    /// The names of the groups that [`lists`](Mesh::lists) and [`split`](Mesh::split) made, in order.
+    ///
+    /// ```
+    /// # fn main() -> consort::Result<()> {
+    /// let mesh = consort::init()?;
+    /// mesh.lists("alone", &[&[0]])?;
+    /// mesh.lists("alone", &[&[0]])?; // Found again.
+    /// assert_eq!(mesh.groups(), ["alone"]);
+    /// # Ok(()) }
+    /// ```
+    pub fn groups(&self) -> Vec<String> {
+        self.world.mesh().groups().iter().map(|group| group.name.clone()).collect()
+    }
+
     /// How long operations may wait for the other ranks, from now on.
     ///
     /// ```

@@ -13,7 +13,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::apply::prepared;
 use crate::error::{Error, Named, Result};
 use crate::flight::{Flight, Way};
-use crate::index::Index;
+use crate::index::{Index, Shape};
 use crate::mesh::Group;
 use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
@@ -107,15 +107,26 @@ impl Group {
         self.batch_at(vec![Batched::send(x, to, tag)], site).named("isend", site)
     }
 
-    /// Receives a tensor from a member. The first access to its elements waits for it.
+    /// Receives a tensor from a member. The first access to its elements waits for it. Its sizes may be symbols, or read
+    /// from data ([`Tensor::to_sizes`]).
     ///
     /// [`isend`](Group::isend) has an example.
     #[track_caller]
-    pub fn irecv(&self, dtype: Dtype, shape: &[usize], from: impl Into<Other>, tag: i64) -> Result<Tensor> {
+    pub fn irecv(
+        &self,
+        dtype: Dtype,
+        shape: &(impl Shape + ?Sized),
+        from: impl Into<Other>,
+        tag: i64,
+    ) -> Result<Tensor> {
         let site = Location::caller();
-        let mut x = match self.comm {
-            Some(_) => Tensor::zeros(dtype, shape).named("irecv", site)?,
-            None => Tensor::of_shape(dtype, shape),
+        let mut x = match is_tracing() || self.world.heap().is_some() {
+            true => Tensor::zeros(dtype, shape).named("irecv", site)?,
+            false => {
+                let sizes = self.own_sizes("irecv", shape, site)?.into_iter();
+                let sizes: Result<Vec<usize>> = sizes.map(|size| Index(size).to_usize()).collect();
+                Tensor::of_shape(dtype, &sizes.named("irecv", site)?)
+            }
         };
         let _ = self.batch_at(vec![Batched::recv(&mut x, from, tag)], site).named("irecv", site)?;
         Ok(x)

@@ -34,7 +34,7 @@ macro_rules! rows {
     };
 }
 
-rows!(a16 b1 b2 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c6 c7 d2 d3 d4 d5 d7 trace);
+rows!(a7 a10 a13 a16 b1 b2 b3 b4 b5 b6 b7 b8 b9 b10 b11 b12 b19 b20 b21 c1 c2 c5 c6 c7 d2 d3 d4 d5 d7 trace);
 
 /// A case whose row is not listed would silently not run.
 #[test]

@@ -448,14 +448,15 @@ impl Signature {
             let values = || all.iter().filter_map(move |one| one.sizes.get(at).copied());
             let differ = values().any(|other| other != own);
             let wanted = all.iter().any(|one| one.symbols.get(at).copied().unwrap_or(false));
-            // Sizes 0 and 1 have special meanings (empty, broadcast): they become symbols only if ranks differ in them.
+            // Sizes 0 and 1 have special meanings (empty, broadcast): they are values of a symbol only if ranks differ in
+            // it, since then some rank may well have one of them at a later call.
             let least = values().min().unwrap_or(own);
             if !differ && (!wanted || (!is_number && own < 2)) {
                 return Size::Is(own);
             }
             let sym = Sym::Backed(symbols.len() as u32);
             let varies = if differ { mesh.all_axes() } else { Axes::NONE };
-            let min = if is_number { least.min(0) } else { least.min(2) };
+            let min = if is_number || differ { least.min(0) } else { least.min(2) };
             symbols.push((sym, SymbolFacts { min, varies, ..SymbolFacts::default() }));
             Size::Symbol(sym, min)
         };

@@ -28,7 +28,7 @@ use crate::tensor::{Tensor, Tensors};
 use crate::world::World;
 
 pub(crate) use late::{outside_of_updates, update_later};
-pub(crate) use sizes::{compare, equal, number_of, pin_shape};
+pub(crate) use sizes::{compare, equal, number_of, pin_shape, size_here};
 pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;

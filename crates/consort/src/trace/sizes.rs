@@ -35,6 +35,14 @@ pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
     }
 }
 
+/// The value of a size on this rank at this call. Records no guard.
+pub(crate) fn size_here(index: &Index, world: &World, site: Site) -> Result<i64> {
+    match current() {
+        None => value_of(index, world, site),
+        Some(session) => session.hint_here(index, site),
+    }
+}
+
 /// Compares two sizes. In a trace the outcome is recorded as a guard; if it cannot be decided, the trace fails.
 pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     let Some(session) = current() else {
@@ -98,7 +106,10 @@ fn mentions(index: &Index, what: impl Fn(Sym) -> bool) -> bool {
 }
 
 fn eager(index: &Index, site: Site) -> Result<i64> {
-    let world = World::current()?;
+    value_of(index, &*World::current()?, site)
+}
+
+fn value_of(index: &Index, world: &World, site: Site) -> Result<i64> {
     let mesh = world.mesh();
     world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.headline, site))
 }

@@ -22,6 +22,16 @@ use more::{
     trace_uncompiled_parts_run_between_segments,
 };
 
+#[path = "sizes.rs"]
+mod sizes;
+
+use sizes::{
+    a7_splits_depend_on_the_rank, a10_uneven_sizes_are_those_of_other_tensors, a10_uneven_sizes_come_from_data,
+    a10_wrong_sizes_from_data_are_an_error, a13_groups_are_found_again_by_name,
+    b2_views_of_what_is_pending_are_used_anywhere, b2_views_of_what_is_pending_do_not_wait,
+    b9_sizes_that_differ_between_ranks_make_one_graph, c1_received_shapes_are_symbols,
+};
+
 macro_rules! cases {
     ($($name:ident $sizes:expr;)*) => {
         /// Each case, and on how many threads it runs.
@@ -71,6 +81,15 @@ cases! {
     trace_compiled_inside_compiled_is_one_program [2];
     trace_declared_sizes_are_symbols_at_once [2];
     trace_groups_and_settings_are_guards [4];
+    a7_splits_depend_on_the_rank [1, 2, 3];
+    a10_uneven_sizes_come_from_data [1, 2, 3];
+    a10_uneven_sizes_are_those_of_other_tensors [1, 2, 3];
+    a10_wrong_sizes_from_data_are_an_error [2];
+    a13_groups_are_found_again_by_name [2, 3];
+    b2_views_of_what_is_pending_do_not_wait [2];
+    b2_views_of_what_is_pending_are_used_anywhere [2, 3];
+    b9_sizes_that_differ_between_ranks_make_one_graph [2, 3];
+    c1_received_shapes_are_symbols [1, 2, 3];
 }
 
 fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
