@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 use std::panic::Location;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,20 +38,6 @@ use crate::waiter::What;
 pub struct Group {
     pub(crate) inner: Rc<Inner>,
     ranks: Rc<[usize]>,
-}
-
-/// A weak handle of a group, which does not keep its members' memory alive.
-#[derive(Clone)]
-pub struct WeakGroup {
-    inner: Weak<Inner>,
-    ranks: Rc<[usize]>,
-}
-
-impl WeakGroup {
-    /// The group, if a handle of it is left.
-    pub fn upgrade(&self) -> Option<Group> {
-        Some(Group { inner: self.inner.upgrade()?, ranks: Rc::clone(&self.ranks) })
-    }
 }
 
 /// What starts a collective, of operands in the form `O` and results in the form `R`.
@@ -102,11 +88,6 @@ impl Group {
         siblings::add(&inner);
         inner.alarm.add(&inner.members.rows);
         Group { inner, ranks }
-    }
-
-    /// A weak handle.
-    pub fn downgrade(&self) -> WeakGroup {
-        WeakGroup { inner: Rc::downgrade(&self.inner), ranks: Rc::clone(&self.ranks) }
     }
 
     /// This rank's place in the group.

@@ -89,7 +89,7 @@ pub use deadline::{DEFAULT_DEADLINE, from_now};
 pub use error::{CommError, Operation, Party, Side};
 pub use event::{Event, EventKind};
 pub use flight_record::{Divergence, FlightRecord};
-pub use group::{Group, WeakGroup};
+pub use group::Group;
 pub use heap::Heap;
 pub use job::{Job, Secret};
 pub use local::{spawn, spawn_with_heap};

@@ -9,7 +9,7 @@ use consort_ir::index::{self as ir, Sym};
 use consort_ir::mesh;
 use consort_ir::ops::built_in;
 use consort_runtime::kernels::Kernel;
-use consort_types::{Axes, Failure, GroupName, Rank, ranks_text};
+use consort_types::{Axes, Failure, GroupId, GroupName, Rank, ranks_text};
 
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -133,6 +133,9 @@ impl Mesh {
     /// The group of the list that contains this rank. The lists must be disjoint and of one length, and all ranks must
     /// call this with the same lists. A rank in no list passes its tensors through.
     ///
+    /// The group stays as long as the mesh: a later call with the same name and lists finds it without communication, also
+    /// inside a compiled function.
+    ///
     /// ```
     /// use consort::{Reduce, Tensor};
     ///
@@ -146,7 +149,14 @@ impl Mesh {
     #[track_caller]
     pub fn lists(&self, name: &str, lists: &[&[usize]]) -> Result<Group> {
         let site = Location::caller();
-        let lists = lists.iter().map(|list| list.iter().map(|rank| Rank(*rank as u32)).collect()).collect();
+        let ranks = |list: &&[usize]| -> Vec<Rank> { list.iter().map(|rank| Rank(*rank as u32)).collect() };
+        let lists: Vec<Vec<Rank>> = lists.iter().map(ranks).collect();
+        if let Some((id, made)) = self.list_group(name) {
+            return match made.lists == lists {
+                true => group(Rc::clone(&self.world), GroupName::List(id), "mesh", site),
+                false => Err(other_group(name, &lists_text(&made.lists), &lists_text(&lists), site)),
+            };
+        }
         let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
         let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
@@ -154,6 +164,9 @@ impl Mesh {
 
     /// The group of all ranks with the same colour, ordered by key; all groups must have one size. A rank without a
     /// colour is in no group, and passes its tensors through. All ranks must call it.
+    ///
+    /// The group stays as long as the mesh: a later call with the same name, colour and key finds it without communication,
+    /// also inside a compiled function.
     ///
     /// ```
     /// let sizes = consort::spawn(4, |mesh| {
@@ -167,6 +180,15 @@ impl Mesh {
     #[track_caller]
     pub fn split(&self, name: &str, colour: Option<u32>, key: i64) -> Result<Group> {
         let site = Location::caller();
+        if let Some((id, made)) = self.list_group(name) {
+            let text = |(colour, key): (Option<u32>, i64)| format!("colour {colour:?} and key {key}");
+            let before = self.world.splits.borrow().get(name).copied();
+            let before = before.map_or_else(|| format!("the lists {}", lists_text(&made.lists)), text);
+            return match before == text((colour, key)) {
+                true => group(Rc::clone(&self.world), GroupName::List(id), "mesh", site),
+                false => Err(other_group(name, &before, &text((colour, key)), site)),
+            };
+        }
         let mine = [i64::from(colour.is_some()), i64::from(colour.unwrap_or(0)), key];
         let all = self.world.gather(&format!("split the mesh into `{name}`"), &mine, site)?;
         let colours: Vec<Option<u32>> =
@@ -174,7 +196,15 @@ impl Mesh {
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
         let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
+        self.world.splits.borrow_mut().insert(name.to_string(), (colour, key));
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
+    }
+
+    /// A group that was made by lists or a split.
+    fn list_group(&self, name: &str) -> Option<(GroupId, mesh::ListGroup)> {
+        let mesh = self.world.mesh();
+        let id = mesh.list_group(name)?;
+        Some((id, mesh.groups().get(usize::from(id.0))?.clone()))
     }
 
     /// The names of the groups that [`lists`](Mesh::lists) and [`split`](Mesh::split) made, in order.
@@ -326,6 +356,17 @@ impl Mesh {
 fn group(world: Rc<World>, over: GroupName, op: &str, site: &'static Location<'static>) -> Result<Group> {
     let comm = world.group(over, site).map_err(|error| Error::comm(op, error, site))?;
     Ok(Group { world, over, comm, breaks: false })
+}
+
+fn lists_text(lists: &[Vec<Rank>]) -> String {
+    let ranks: Vec<Vec<u32>> = lists.iter().map(|list| list.iter().map(|rank| rank.0).collect()).collect();
+    format!("{ranks:?}")
+}
+
+/// The error of a group that was made in another way.
+fn other_group(name: &str, made: &str, got: &str, site: &'static Location<'static>) -> Error {
+    let failure = Failure::new((format!("{made}, of which `{name}` was made"), got.to_string()));
+    Error::of("mesh", failure.note("give another group another name"), site)
 }
 
 impl Group {

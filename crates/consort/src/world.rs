@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use consort_comm::{CommError, DEFAULT_DEADLINE, Heap, Note, WeakGroup, from_now, report_unseen};
+use consort_comm::{CommError, DEFAULT_DEADLINE, Heap, Note, from_now, report_unseen};
 use consort_ir::index::{Facts, Sym};
 use consort_ir::mesh;
 use consort_ir::ops::EvalCx;
 use consort_runtime::kernels::Kernel;
 use consort_runtime::threads::Threads;
-use consort_types::{Digest, Failure, GroupName, Rank};
+use consort_types::{Digest, GroupName, Rank};
 
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) id: u32,
     pub(crate) rank: Rank,
     mesh: RefCell<mesh::Mesh>,
+    /// The colours and keys by which this rank made groups, by their names.
+    pub(crate) splits: RefCell<BTreeMap<String, (Option<u32>, i64)>>,
     facts: RefCell<Facts>,
     symbols: BTreeMap<Sym, i64>,
     /// The buffer by which compiled functions agree with the other ranks at each call.
@@ -53,20 +55,10 @@ pub(crate) struct World {
 /// How a rank reaches the others.
 struct Comm {
     all: consort_comm::Group,
-    /// Groups made of it.
-    groups: RefCell<Vec<(GroupName, Kept)>>,
+    /// Groups made of it; `None` if this rank is in no list. They stay, so that their names keep their meaning.
+    groups: RefCell<Vec<(GroupName, Option<consort_comm::Group>)>>,
     /// The control connection, dropped last.
     control: Option<consort_comm::World>,
-}
-
-/// A group that was created.
-enum Kept {
-    /// Of axes; there are few.
-    Axes(consort_comm::Group),
-    /// Of lists; kept only while the program holds it.
-    List(WeakGroup),
-    /// This rank is in no list.
-    Elsewhere,
 }
 
 /// An operation whose result nobody waited for before it was dropped. It completes all the same.
@@ -112,6 +104,7 @@ impl World {
             rank,
             facts: RefCell::new(Facts::new(&mesh)),
             mesh: RefCell::new(mesh),
+            splits: RefCell::default(),
             symbols: BTreeMap::new(),
             comm,
             threads: RefCell::new(Threads::ONE),
@@ -205,18 +198,8 @@ impl World {
         {
             return Ok(Some(comm.all.clone()));
         }
-        if let Some((_, kept)) = comm.groups.borrow().iter().find(|(other, _)| *other == over) {
-            return match kept {
-                Kept::Axes(group) => Ok(Some(group.clone())),
-                Kept::Elsewhere => Ok(None),
-                Kept::List(group) => match group.upgrade() {
-                    Some(group) => Ok(Some(group)),
-                    None => {
-                        let headline = ("a group that is there", "one that was dropped");
-                        Err(CommError::Argument(Failure::new(headline)))
-                    }
-                },
-            };
+        if let Some((_, group)) = comm.groups.borrow().iter().find(|(other, _)| *other == over) {
+            return Ok(group.clone());
         }
         let ranks = (0..mesh.n_ranks()).map(Rank);
         let mut lists: Vec<Vec<usize>> = ranks
@@ -231,12 +214,7 @@ impl World {
         let (text, site) = (recorder.name(&text), recorder.site(site));
         comm.all.note(Note { digest, text, site, ..Note::default() });
         let group = comm.all.subgroup(&lists, from_now(self.timeout()))?;
-        let kept = match (over, &group) {
-            (_, None) => Kept::Elsewhere,
-            (GroupName::Axes(_), Some(group)) => Kept::Axes(group.clone()),
-            (GroupName::List(_), Some(group)) => Kept::List(group.downgrade()),
-        };
-        comm.groups.borrow_mut().push((over, kept));
+        comm.groups.borrow_mut().push((over, group.clone()));
         Ok(group)
     }
 

@@ -43,6 +43,11 @@ impl Draft {
     pub fn params(&self) -> usize {
         self.open.first().map_or(0, |body| body.params.len())
     }
+
+    /// Whether a value was built before this snapshot was taken.
+    pub fn has(&self, value: Value) -> bool {
+        value.0 < self.next_value
+    }
 }
 
 impl<'a> Builder<'a> {
@@ -60,7 +65,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Resumes a draft. The mesh must be the one it was begun with, possibly with more groups.
-    pub fn resume(mesh: &'a Mesh, draft: Draft) -> Builder<'a> {
+    pub fn resume(mesh: &'a Mesh, mut draft: Draft) -> Builder<'a> {
+        draft.facts.add_groups(mesh);
         Builder { mesh, draft }
     }
 
@@ -216,11 +222,7 @@ impl<'a> Builder<'a> {
             .map(|block| block_type(&self.draft.func, block))
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default();
-        let known = self.draft.facts.guards().len();
-        let types =
-            infer(&*op, self.mesh, &arg_types, &block_types, &mut self.draft.facts, Undecided::Assume)?;
-        // Stored in the function, because facts about a symbol end with the block that defines it.
-        self.draft.func.guards.extend_from_slice(self.draft.facts.guards().get(known..).unwrap_or(&[]));
+        let types = self.infer(&*op, &arg_types, &block_types)?;
         for (sym, facts) in op.defines(&arg_types) {
             self.draft.facts.declare(sym, facts);
         }
@@ -237,6 +239,20 @@ impl<'a> Builder<'a> {
             block.nodes.push(node);
         }
         Ok(results)
+    }
+
+    /// The types of an op's results, without a node. Undecided conditions on sizes become guards.
+    pub fn infer(
+        &mut self,
+        op: &dyn OpDef,
+        args: &[Type],
+        blocks: &[BlockType],
+    ) -> Result<Vec<Type>, Box<Failure>> {
+        let known = self.draft.facts.guards().len();
+        let types = infer(op, self.mesh, args, blocks, &mut self.draft.facts, Undecided::Assume)?;
+        // Stored in the function, because facts about a symbol end with the block that defines it.
+        self.draft.func.guards.extend_from_slice(self.draft.facts.guards().get(known..).unwrap_or(&[]));
+        Ok(types)
     }
 
     /// Ends the function, whose result types are those of `results`.

@@ -13,7 +13,7 @@ use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::plan::{NodePlan, Place, PlanHeader};
 use crate::types::Type;
-use consort_types::Site;
+use consort_types::{GroupId, GroupName, Site};
 
 /// A mesh and the functions that run on it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -81,6 +81,20 @@ impl Func {
         facts
     }
 
+    /// The list groups that its ops and sizes name.
+    pub fn groups(&self) -> BTreeSet<GroupId> {
+        let mut groups = BTreeSet::new();
+        let mut add = |sym| {
+            if let Sym::GroupRank(id) = sym {
+                groups.insert(id);
+            }
+        };
+        self.types.iter().for_each(|(_, ty)| ty.indices(&mut |index| index.symbols(&mut add)));
+        self.guards.iter().for_each(|guard| guard.symbols(&mut add));
+        self.body.add_groups(&mut groups);
+        groups
+    }
+
     /// The declarations of the function's symbols.
     pub fn declarations(&self) -> BTreeMap<Sym, &SymbolFacts> {
         // Of two declarations, which the verifier rejects, the first wins.
@@ -107,6 +121,24 @@ pub struct Block {
     pub nodes: Vec<Node>,
     /// The values that leave.
     pub results: Vec<Value>,
+}
+
+impl Block {
+    fn add_groups(&self, groups: &mut BTreeSet<GroupId>) {
+        for node in &self.nodes {
+            if let Some(GroupName::List(id)) = node.op.effects().starts() {
+                groups.insert(id);
+            }
+            node.op.indices(&mut |index| {
+                index.symbols(&mut |sym| {
+                    if let Sym::GroupRank(id) = sym {
+                        groups.insert(id);
+                    }
+                });
+            });
+            node.blocks.iter().for_each(|block| block.add_groups(groups));
+        }
+    }
 }
 
 /// One application of an op.

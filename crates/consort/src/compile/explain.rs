@@ -12,7 +12,7 @@ use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::text::print;
+use consort_ir::text::print_used;
 use consort_passes::{PlanReport, report};
 use consort_types::{Failure, Held};
 
@@ -244,7 +244,7 @@ impl ExplainedGraph {
             let [flops, bytes, wire] = [flops, bytes, wire].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
             graph.cost = Cost { flops, bytes, wire };
             graph.dynamic_bytes = cost::dynamic_bytes(&sizes, func);
-            graph.plan = Some(print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
+            graph.plan = Some(print_used(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
         }
         graph
     }

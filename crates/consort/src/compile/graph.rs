@@ -11,7 +11,7 @@ use consort_ir::index::Sym;
 use consort_ir::ops::{Effects, call_name};
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
-use consort_ir::text::print;
+use consort_ir::text::print_used;
 use consort_ir::types::{TensorType, Type};
 use consort_passes::{Binding, CompileError, Decided, PassCx, PassError, compile};
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
@@ -87,7 +87,7 @@ impl Graph {
             }
             error => Error::of("compile", error.failure(), site),
         })?;
-        let text = print(decided.program());
+        let text = print_used(decided.program());
         let communicates = decided.program().funcs.iter().any(|func| starts(&func.body));
         let (plans, planned, planning) = Default::default();
         Ok(Graph { decided, text, communicates, plans, planned, planning })
@@ -146,7 +146,7 @@ impl Graph {
             CompileError::UserOp(failure) => refused(failure, site),
             error => failed(error.failure()),
         })?;
-        log("plan", || print(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
+        log("plan", || print_used(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
         let exec =
             Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.failure()))?;
         let groups =

@@ -1,7 +1,7 @@
 //! Blocks of cond and scan: opened, filled by a function, closed, with their captured values.
 
 use std::panic::Location;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use consort_ir::builder::Draft;
 use consort_ir::entity::Value;
@@ -36,7 +36,6 @@ impl Session {
 
     /// Opens a block; returns its parameters. Values that an earlier block captured are captured first.
     pub(crate) fn begin(self: &Rc<Self>, types: Vec<Type>, captured: &[Value]) -> Result<Vec<Tensor>> {
-        self.join_all(Location::caller())?;
         let more = self.types(captured)?;
         let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
         let (own, inner) = values.split_at(types.len());
@@ -53,7 +52,7 @@ impl Session {
     }
 
     /// Passes on the outcome of a block's function; closes the block if it failed.
-    pub(crate) fn ended<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(crate) fn ended<T>(self: &Rc<Self>, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() {
             let _ = self.end(&[]);
         }
@@ -61,17 +60,18 @@ impl Session {
     }
 
     /// Closes a block; returns it and the values that it captured.
-    pub(crate) fn end(&self, results: &[Value]) -> (Result<Block>, Vec<Value>) {
-        // A start in the block that is not waited for ends with the block.
+    pub(crate) fn end(self: &Rc<Self>, results: &[Value]) -> (Result<Block>, Vec<Value>) {
+        // What is pending in the block ends with it.
+        let joined = self.join_block(Location::caller());
         let depth = self.segment.borrow().frames.len();
         let open: Vec<Rc<Start>> = {
             let segment = self.segment.borrow();
             segment.starts.iter().filter(|start| start.depth == depth && !start.waited()).cloned().collect()
         };
-        let waited: Result<()> = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
+        let waited = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
         let block = self.build(|builder| builder.end_block(results));
         let frame = self.segment.borrow_mut().frames.pop().unwrap_or_default();
-        (waited.and(block), frame.into_iter().map(|(outer, _)| outer).collect())
+        (joined.and(waited).and(block), frame.into_iter().map(|(outer, _)| outer).collect())
     }
 
     pub(crate) fn add_param(&self, block: &mut Block, types: Vec<Type>) -> Result<()> {
@@ -115,10 +115,14 @@ impl Session {
         self.segment.borrow().draft.clone()
     }
 
-    /// Restores a snapshot. Parameters for constants that were added later are removed.
+    /// Restores a snapshot. Parameters for constants that were added later are removed, and waits and late nodes that
+    /// were recorded later are open again.
     pub(crate) fn restore(&self, draft: Option<Draft>) {
         let mut segment = self.segment.borrow_mut();
         let known = draft.as_ref().map_or(0, Draft::params);
+        let keep = |value| draft.as_ref().is_some_and(|draft| draft.has(value));
+        segment.starts.iter().for_each(|start| start.reset(keep));
+        segment.late.iter().filter_map(Weak::upgrade).for_each(|late| late.reset(keep));
         segment.inputs.truncate(known);
         segment.draft = draft;
         let depth = segment.frames.len();

@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{Tensor, Tensors};
 use crate::world::World;
 
+use late::Late;
 pub(crate) use late::{outside_of_updates, update_later};
 pub(crate) use sizes::{compare, equal, number_of, pin_shape, size_here};
 pub(crate) use value::{Start, Traced, settle};
@@ -103,6 +104,7 @@ struct Segment {
     inputs: Vec<(Value, Input)>,
     live: Vec<Weak<Traced>>,
     starts: Vec<Rc<Start>>,
+    late: Vec<Weak<Late>>,
     /// The open blocks, each with its captured values.
     frames: Vec<Vec<(Value, Value)>>,
 }
@@ -140,7 +142,8 @@ pub(crate) fn within<T>(session: Option<Rc<Session>>, f: impl FnOnce() -> T) -> 
 
 fn new_segment(world: &World) -> Segment {
     let draft = Some(Builder::new(&world.mesh(), "f").pause());
-    Segment { draft, inputs: Vec::new(), live: Vec::new(), starts: Vec::new(), frames: Vec::new() }
+    let (inputs, live, starts, late, frames) = Default::default();
+    Segment { draft, inputs, live, starts, late, frames }
 }
 
 impl Session {
@@ -256,24 +259,37 @@ impl Session {
 
     /// The value of a tensor as an operand: traced here, a result of an earlier segment, or a constant.
     fn operand(self: &Rc<Self>, tensor: &Tensor, op: &str, site: Site) -> Result<Value> {
-        let Some(traced) = &tensor.traced else { return self.constant(tensor, op, site) };
-        if traced.landed().is_some() {
-            return self.carried(traced, tensor);
-        }
-        traced.check(self, op, site)?;
-        if let Some(start) = traced.start() {
-            self.wait_for(&start, site)?;
-        }
-        self.join(traced, site)?;
-        let (value, depth) = traced.place();
-        self.enter(value, depth)
+        let blocks = self.segment.borrow().frames.len();
+        self.operand_at(tensor, blocks, op, site)
     }
 
-    /// A value of this block or of an enclosing one, captured into this block if necessary.
-    fn enter(&self, value: Value, depth: usize) -> Result<Value> {
+    /// The same for a node inside of this many blocks.
+    fn operand_at(
+        self: &Rc<Self>,
+        tensor: &Tensor,
+        blocks: usize,
+        op: &str,
+        site: Site,
+    ) -> Result<Value> {
+        let (value, depth) = match &tensor.traced {
+            None => (self.constant(tensor, op, site)?, 0),
+            Some(traced) if traced.landed().is_some() => (self.carried(traced, tensor)?, 0),
+            Some(traced) => {
+                traced.check(self, op, site)?;
+                if let Some(start) = traced.start() {
+                    self.wait_for(&start, site)?;
+                }
+                traced.join(self, site)?;
+                traced.place()
+            }
+        };
+        self.enter(value, depth, blocks)
+    }
+
+    /// A value inside of `depth` blocks, captured into this many blocks.
+    fn enter(&self, value: Value, depth: usize, blocks: usize) -> Result<Value> {
         let mut value = value;
-        let frames = self.segment.borrow().frames.len();
-        for frame in depth..frames {
+        for frame in depth..blocks {
             let known =
                 self.segment.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
             value = match known {
@@ -315,7 +331,7 @@ impl Session {
             }
             None => self.param((*tensor.ty).clone().into(), Input::Constant(tensor.clone(), site))?,
         };
-        self.enter(value, 0)
+        Ok(value)
     }
 
     /// A result of an earlier segment, as a parameter of this one. Its symbolic sizes become new symbols.
@@ -324,7 +340,7 @@ impl Session {
         let known =
             self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         if let Some(value) = known {
-            return self.enter(value, 0);
+            return Ok(value);
         }
         let mut ty = (*tensor.ty).clone();
         let sizes: Vec<usize> = tensor.hint_shape().to_vec();
@@ -334,8 +350,7 @@ impl Session {
             }
             *size = if hint < 2 { Index::from(hint) } else { Index::sym(self.fresh(hint as i64)?) };
         }
-        let value = self.param(ty.into(), Input::Carried(Rc::clone(traced)))?;
-        self.enter(value, 0)
+        self.param(ty.into(), Input::Carried(Rc::clone(traced)))
     }
 
     /// A new backed symbol.
@@ -459,14 +474,15 @@ impl Session {
     /// Finishes the segment with these values as its results, and begins a new one.
     pub(crate) fn finish(self: &Rc<Self>, live: Vec<Rc<Traced>>, site: Site) -> Result<Finished> {
         self.check()?;
-        let mut results: Vec<(Value, Vec<Rc<Traced>>)> = Vec::new();
-        for traced in live {
-            if traced.landed().is_some() {
-                continue;
-            }
+        let live: Vec<Rc<Traced>> = live.into_iter().filter(|traced| traced.landed().is_none()).collect();
+        // First, because what waits for a pending uses it up.
+        for traced in &live {
             traced.check(self, "return", site)?;
             // Here and below at the line of the start: the program must not depend on the caller's line.
-            self.join(&traced, traced.update().and_then(|update| update.site()).unwrap_or(site))?;
+            traced.join(self, traced.start_site().unwrap_or(site))?;
+        }
+        let mut results: Vec<(Value, Vec<Rc<Traced>>)> = Vec::new();
+        for traced in live {
             // A pending of several tensors is waited for: a handle of one of them cannot be returned alone.
             let value = match traced.start().filter(|start| !start.waited()) {
                 Some(start) if start.tensors == 1 => start.return_pending(),
@@ -503,6 +519,9 @@ impl Session {
 pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Result<Tensors>> {
     let session = current()?;
     Some((|| {
+        if let Some(tensors) = session.view_later(op, args, site)? {
+            return Ok(tensors);
+        }
         let depth = session.segment.borrow().frames.len();
         let mut tensors = Tensors::new();
         for (value, ty) in session.node(op, args, site)? {

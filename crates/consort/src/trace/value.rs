@@ -26,8 +26,8 @@ enum Is {
     Value(Value, usize),
     /// One of the tensors of a start.
     Pending(Rc<Start>, usize),
-    /// A tensor with a pending slice.
-    Late(RefCell<Late>),
+    /// One of the results of a node that is recorded later.
+    Late(Rc<Late>, usize),
 }
 
 /// A start in a trace: its wait is recorded when its results are first used.
@@ -63,6 +63,14 @@ impl Start {
         *self.waited.borrow_mut() = Some(values);
     }
 
+    /// Forgets the wait, unless its results are to be kept.
+    pub(super) fn reset(&self, keep: impl Fn(Value) -> bool) {
+        let mut waited = self.waited.borrow_mut();
+        if waited.as_ref().is_some_and(|values| !values.iter().all(|value| keep(*value))) {
+            *waited = None;
+        }
+    }
+
     /// The pending, which the function returns: its caller waits for it.
     pub(super) fn return_pending(&self) -> Value {
         self.returned.set(true);
@@ -87,8 +95,8 @@ impl Traced {
         Traced::new(session, Is::Pending(start, place))
     }
 
-    pub(super) fn late(session: &Rc<Session>, late: Late) -> Traced {
-        Traced::new(session, Is::Late(RefCell::new(late)))
+    pub(super) fn late(session: &Rc<Session>, late: Rc<Late>, result: usize) -> Traced {
+        Traced::new(session, Is::Late(late, result))
     }
 
     fn new(session: &Rc<Session>, is: Is) -> Traced {
@@ -111,7 +119,25 @@ impl Traced {
         if let Is::Pending(start, _) = &self.is { Some(Rc::clone(start)) } else { None }
     }
 
-    /// The value and how many blocks were open around it; of a start, after its wait.
+    /// Whether its value needs a wait that is not recorded yet.
+    pub(super) fn is_pending(&self) -> bool {
+        match &self.is {
+            Is::Value(..) => false,
+            Is::Pending(start, _) => !start.waited(),
+            Is::Late(late, _) => late.is_open(),
+        }
+    }
+
+    /// The line of the start that it waits for.
+    pub(super) fn start_site(&self) -> Option<Site> {
+        match &self.is {
+            Is::Value(..) => None,
+            Is::Pending(start, _) => Some(start.site),
+            Is::Late(late, _) => late.start_site(),
+        }
+    }
+
+    /// The value and how many blocks were open around it, once its wait or its late node is recorded.
     pub(super) fn place(&self) -> (Value, usize) {
         match &self.is {
             Is::Value(value, depth) => (*value, *depth),
@@ -119,28 +145,19 @@ impl Traced {
                 let value = start.waited.borrow().as_ref().and_then(|values| values.get(*place).copied());
                 (value.unwrap_or(start.pending), start.depth)
             }
-            Is::Late(late) => match &*late.borrow() {
-                Late::Joined(value) => (*value, 0),
-                // Not reached: callers join it first.
-                Late::Flying(_) => (Value(u32::MAX), 0),
-            },
+            // The other value is not reached: callers record the node first.
+            Is::Late(late, result) => (late.value(*result).unwrap_or(Value(u32::MAX)), late.depth),
         }
     }
 
     /// The slice, while it is pending.
     pub(super) fn update(&self) -> Option<Update> {
-        let Is::Late(late) = &self.is else { return None };
-        match &*late.borrow() {
-            Late::Flying(update) if self.landed().is_none() => Some(update.clone()),
-            _ => None,
-        }
+        if let Is::Late(late, _) = &self.is && self.landed().is_none() { late.update() } else { None }
     }
 
-    /// Marks the slice as joined.
-    pub(super) fn set_joined(&self, value: Value) {
-        if let Is::Late(late) = &self.is {
-            late.replace(Late::Joined(value));
-        }
+    /// Records the node that makes it, if that was left for later.
+    pub(super) fn join(&self, session: &Rc<Session>, site: Site) -> Result<()> {
+        if let Is::Late(late, _) = &self.is && self.landed().is_none() { session.join(late, site) } else { Ok(()) }
     }
 
     /// Fails if it is not a value of the session's current segment.
@@ -157,7 +174,7 @@ impl Traced {
         match (self.landed(), self.start(), super::current()) {
             (Some(landed), _, _) => landed.wait(),
             (None, Some(start), Some(session)) => session.wait_for(&start, site),
-            (None, None, Some(session)) => session.join(self, site),
+            (None, None, Some(session)) => self.join(&session, site),
             _ => Ok(()),
         }
     }

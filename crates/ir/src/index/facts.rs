@@ -125,18 +125,28 @@ impl Facts {
     /// The facts about the ranks of a mesh.
     pub fn new(mesh: &Mesh) -> Facts {
         let mut facts = Facts::default();
-        let mut rank = |sym, group| {
-            let max = Some(i64::from(mesh.group_size(group)) - 1);
-            let varies = mesh.group_axes(group);
-            facts.declare(sym, SymbolFacts { max, varies, ..SymbolFacts::default() })
-        };
         for axis in mesh.all_axes().iter() {
-            rank(Sym::Rank(axis), GroupName::Axes(Axes::one(axis)));
+            facts.declare_rank(Sym::Rank(axis), GroupName::Axes(Axes::one(axis)), mesh);
         }
-        for id in (0..mesh.groups().len()).map(|id| GroupId(id as u16)) {
-            rank(Sym::GroupRank(id), GroupName::List(id));
-        }
+        facts.add_groups(mesh);
         facts
+    }
+
+    /// Adds the facts about the ranks of groups that were declared since.
+    pub fn add_groups(&mut self, mesh: &Mesh) {
+        // Groups are never removed, so the new ones are the last ones.
+        for id in (0..mesh.groups().len()).rev().map(|id| GroupId(id as u16)) {
+            if self.symbols.contains_key(&Sym::GroupRank(id)) {
+                break;
+            }
+            self.declare_rank(Sym::GroupRank(id), GroupName::List(id), mesh);
+        }
+    }
+
+    fn declare_rank(&mut self, sym: Sym, group: GroupName, mesh: &Mesh) {
+        let max = Some(i64::from(mesh.group_size(group)) - 1);
+        let varies = mesh.group_axes(group);
+        self.declare(sym, SymbolFacts { max, varies, ..SymbolFacts::default() });
     }
 
     /// Declares a symbol; returns false, and changes nothing, if it is declared already.

@@ -12,5 +12,5 @@ mod run_line;
 pub use cursor::Cursor;
 pub use lexer::ParseError;
 pub use parse::{Parsed, parse};
-pub use print::{node_text, print, print_with_lines};
+pub use print::{node_text, print, print_used, print_with_lines};
 pub use run_line::{Expect, RunArgs, RunLine, RunValue, directives, run_lines};

@@ -1,6 +1,9 @@
 //! Program to text.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
+
+use consort_types::GroupId;
 
 use crate::diagnostic::LineMap;
 use crate::index::{Index, SymbolFacts};
@@ -15,13 +18,24 @@ pub fn print(program: &Program) -> String {
     print_with_lines(program).0
 }
 
+/// The program as text, without the groups that none of its functions uses.
+pub fn print_used(program: &Program) -> String {
+    let used: BTreeSet<GroupId> = program.funcs.iter().flat_map(Func::groups).collect();
+    print_groups(program, |id| used.contains(&id)).0
+}
+
 /// The program as text, and the line of every node.
 pub fn print_with_lines(program: &Program) -> (String, LineMap) {
+    print_groups(program, |_| true)
+}
+
+fn print_groups(program: &Program, is_used: impl Fn(GroupId) -> bool) -> (String, LineMap) {
     let mut printer = Printer { mesh: &program.mesh, out: String::new(), line: 1, map: LineMap::default() };
     let axes: Vec<String> =
         program.mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
     printer.line(&format!("mesh ({})", axes.join(", ")));
-    for group in program.mesh.groups() {
+    let groups = program.mesh.groups().iter().zip(0..).filter(|(_, id)| is_used(GroupId(*id)));
+    for (group, _) in groups {
         let lists = group.lists.iter().map(|list| {
             let ranks: Vec<String> = list.iter().map(|rank| rank.0.to_string()).collect();
             format!("[{}]", ranks.join(", "))
