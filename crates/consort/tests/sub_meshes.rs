@@ -208,3 +208,54 @@ fn d3_what_was_captured_and_changed_is_named_between_meetings_too() {
         assert!(error.contains("its program must be the same at every call"), "{error}");
     }
 }
+
+/// Calls functions over some groups, made of lists: all `steps` times in turn, and then once in each rank's own order.
+fn in_order(lists: &[(&str, &[usize])], orders: &[&[usize]], steps: usize) -> Vec<Result<Vec<f64>>> {
+    let n = orders.len();
+    Init::new().timeout(Duration::from_secs(20)).spawn(n, |mesh| {
+        let groups: Vec<Group> =
+            lists.iter().map(|(name, list)| mesh.lists(name, &[list])).collect::<Result<_>>()?;
+        let functions: Vec<_> = groups.iter().map(sum_over).collect();
+        // Sums of the same ones, so that each result is the number of members, negated.
+        let call = |at: usize| {
+            let sum = functions[at].call(Tensor::from_iter([1.0f64])?)?.to_vec::<f64>()?[0];
+            Ok(sum / groups[at].size() as f64)
+        };
+        let mut all = Vec::new();
+        for _ in 0..steps {
+            for at in (0..groups.len()).filter(|at| groups[*at].has_me()) {
+                all.push(call(at)?);
+            }
+        }
+        for at in orders[place(&mesh)?] {
+            all.push(call(*at)?);
+        }
+        Ok(all)
+    })
+}
+
+#[test]
+fn d2_overlapping_lists_follow_the_order_of_their_common_ranks() {
+    type Lists = &'static [(&'static str, &'static [usize])];
+    type Orders = &'static [&'static [usize]];
+    // Two groups with two common ranks, and three in a circle, where no two ranks have both of two groups.
+    const TWO: Lists = &[("first", &[0, 1, 2]), ("second", &[1, 2, 3])];
+    const CIRCLE: Lists = &[("ab", &[0, 1]), ("bc", &[1, 2]), ("ca", &[2, 0])];
+    let right: [(Lists, Orders); 2] =
+        [(TWO, &[&[0], &[0, 1], &[0, 1], &[1]]), (CIRCLE, &[&[0, 2], &[0, 1], &[1, 2]])];
+    let wrong: [(Lists, Orders); 2] =
+        [(TWO, &[&[0], &[0, 1], &[1, 0], &[1]]), (CIRCLE, &[&[0, 2], &[1, 0], &[2, 1]])];
+    // At the first call, where they agree on a program, and later, where they compare their calls.
+    for steps in [0, 3] {
+        for (lists, orders) in right {
+            for got in in_order(lists, orders, steps) {
+                assert!(got.unwrap().into_iter().all(|x| x == -1.0));
+            }
+        }
+        for (lists, orders) in wrong {
+            for error in errors(in_order(lists, orders, steps)) {
+                assert!(error.contains("sub_meshes.rs:"), "{error}");
+            }
+        }
+    }
+}

@@ -63,13 +63,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             check_axes(args, &world, site)?;
         }
         self.check_member(&world, site)?;
-        let number = self.calls.get();
+        let (number, counted) = (self.calls.get(), self.counted.get());
         if !world.warming.get() {
             self.calls.set(number + 1);
+            self.counted.set(counted + u64::from(self.is_joint()));
         }
-        let meeting = self.meeting(&world, number, site);
+        let meeting = self.meeting(&world, counted, site);
         let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &meeting).err());
-        if self.is_joint() && self.meets(number) {
+        if self.is_joint() && self.meets(counted) {
             let key = match (&found, &stale) {
                 (Some((entry, bound)), None) => entry.key(bound),
                 _ => MISS,
@@ -118,7 +119,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Err(Error::of("compile", failure, site))
     }
 
-    /// Whether its ranks meet at the call of this number, counted from 0.
+    /// Whether its ranks meet at the call of this number, counted from 0 among those that they count together.
     fn meets(&self, number: u64) -> bool {
         self.reach.get() == Reach::Unknown || number.is_multiple_of(self.options.lockstep)
     }
@@ -198,6 +199,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if !joint && started.get() && self.reach.get() == Reach::Local {
             // The function was local and now communicates, so its ranks must agree on it.
             self.reach.set(Reach::Joint);
+            if !world.warming.get() {
+                self.counted.set(meeting.call);
+            }
             (pattern, signatures) = agreed()?;
             traced = self.trace(args, meeting, &pattern, &started, site);
         }

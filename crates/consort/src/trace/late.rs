@@ -198,8 +198,7 @@ impl Session {
 
     /// The same for all live tensors.
     pub(super) fn join_all(self: &Rc<Self>, site: Site) -> Result<()> {
-        let live: Vec<Rc<Traced>> =
-            self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
+        let live: Vec<Rc<Traced>> = self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
         live.iter().filter(|traced| traced.landed().is_none()).try_for_each(|traced| traced.join(self, site))
     }
 }

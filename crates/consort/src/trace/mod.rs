@@ -264,13 +264,7 @@ impl Session {
     }
 
     /// The same for a node inside of this many blocks.
-    fn operand_at(
-        self: &Rc<Self>,
-        tensor: &Tensor,
-        blocks: usize,
-        op: &str,
-        site: Site,
-    ) -> Result<Value> {
+    fn operand_at(self: &Rc<Self>, tensor: &Tensor, blocks: usize, op: &str, site: Site) -> Result<Value> {
         let (value, depth) = match &tensor.traced {
             None => (self.constant(tensor, op, site)?, 0),
             Some(traced) if traced.landed().is_some() => (self.carried(traced, tensor)?, 0),

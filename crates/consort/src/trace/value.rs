@@ -152,12 +152,24 @@ impl Traced {
 
     /// The slice, while it is pending.
     pub(super) fn update(&self) -> Option<Update> {
-        if let Is::Late(late, _) = &self.is && self.landed().is_none() { late.update() } else { None }
+        if let Is::Late(late, _) = &self.is
+            && self.landed().is_none()
+        {
+            late.update()
+        } else {
+            None
+        }
     }
 
     /// Records the node that makes it, if that was left for later.
     pub(super) fn join(&self, session: &Rc<Session>, site: Site) -> Result<()> {
-        if let Is::Late(late, _) = &self.is && self.landed().is_none() { session.join(late, site) } else { Ok(()) }
+        if let Is::Late(late, _) = &self.is
+            && self.landed().is_none()
+        {
+            session.join(late, site)
+        } else {
+            Ok(())
+        }
     }
 
     /// Fails if it is not a value of the session's current segment.

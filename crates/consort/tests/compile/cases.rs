@@ -26,10 +26,11 @@ use more::{
 mod sizes;
 
 use sizes::{
-    a7_splits_depend_on_the_rank, a10_uneven_sizes_are_those_of_other_tensors, a10_uneven_sizes_come_from_data,
-    a10_wrong_sizes_from_data_are_an_error, a13_groups_are_found_again_by_name,
-    b2_views_of_what_is_pending_are_used_anywhere, b2_views_of_what_is_pending_do_not_wait,
-    b9_sizes_that_differ_between_ranks_make_one_graph, c1_received_shapes_are_symbols,
+    a7_splits_depend_on_the_rank, a10_uneven_sizes_are_those_of_other_tensors,
+    a10_uneven_sizes_come_from_data, a10_wrong_sizes_from_data_are_an_error,
+    a13_groups_are_found_again_by_name, b2_views_of_what_is_pending_are_used_anywhere,
+    b2_views_of_what_is_pending_do_not_wait, b9_sizes_that_differ_between_ranks_make_one_graph,
+    c1_received_shapes_are_symbols,
 };
 
 macro_rules! cases {

@@ -37,8 +37,7 @@ pub(crate) fn a10_uneven_sizes_come_from_data(mesh: Mesh) -> Result<()> {
     let scattering = compile(move |args: (Tensor, Tensor)| scatter(&group, args)).fullgraph(true);
     for round in 0..4 {
         let x = ramp(me, rows(me, round))?;
-        let wanted: Vec<f32> =
-            (0..n).flat_map(|rank| ramp_of(rank, rows(rank, round))).map(|x| -x).collect();
+        let wanted: Vec<f32> = (0..n).flat_map(|rank| ramp_of(rank, rows(rank, round))).map(|x| -x).collect();
         assert_eq!(gather(&mesh, x.clone())?.to_vec::<f32>()?, wanted);
         assert_eq!(gathering.call(x)?.to_vec::<f32>()?, wanted);
 
