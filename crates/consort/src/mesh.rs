@@ -104,13 +104,15 @@ impl Mesh {
         self.axes(&[name])
     }
 
-    /// The group along several axes. All ranks must create a new one together.
+    /// The group along several axes. All ranks must create a new one together. Its members are numbered in the order in
+    /// which the mesh lists its axes, whatever the order of the names.
     ///
     /// ```
     /// use consort::{Init, Reduce, Tensor};
     ///
     /// let results = Init::new().axes(&[("pp", 2), ("dp", 2), ("tp", 2)]).spawn(8, |mesh| {
-    ///     let group = mesh.axes(&["dp", "tp"])?;
+    ///     let group = mesh.axes(&["tp", "dp"])?;
+    ///     assert_eq!(group.my_rank()?, 2 * mesh.axis("dp")?.my_rank()? + mesh.axis("tp")?.my_rank()?);
     ///     group.all_reduce(Tensor::from_slice(&[1i64], &[1])?, Reduce::Sum)?.item::<i64>()
     /// });
     /// assert!(results.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 4)));
@@ -154,7 +156,10 @@ impl Mesh {
         if let Some((id, made)) = self.list_group(name) {
             return match made.lists == lists {
                 true => group(Rc::clone(&self.world), GroupName::List(id), "mesh", site),
-                false => Err(other_group(name, &lists_text(&made.lists), &lists_text(&lists), site)),
+                false => {
+                    let made = format!("the lists {}", lists_text(&made.lists));
+                    Err(other_group(name, &made, &lists_text(&lists), site))
+                }
             };
         }
         let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
@@ -181,7 +186,10 @@ impl Mesh {
     pub fn split(&self, name: &str, colour: Option<u32>, key: i64) -> Result<Group> {
         let site = Location::caller();
         if let Some((id, made)) = self.list_group(name) {
-            let text = |(colour, key): (Option<u32>, i64)| format!("colour {colour:?} and key {key}");
+            let text = |(colour, key): (Option<u32>, i64)| match colour {
+                Some(colour) => format!("colour {colour} and key {key}"),
+                None => "no colour".to_string(),
+            };
             let before = self.world.splits.borrow().get(name).copied();
             let before = before.map_or_else(|| format!("the lists {}", lists_text(&made.lists)), text);
             return match before == text((colour, key)) {

@@ -120,11 +120,11 @@ impl Group {
         tag: i64,
     ) -> Result<Tensor> {
         let site = Location::caller();
+        let sizes: Vec<Index> = self.own_sizes("irecv", shape, site)?.into_iter().map(Index).collect();
         let mut x = match is_tracing() || self.world.heap().is_some() {
-            true => Tensor::zeros(dtype, shape).named("irecv", site)?,
+            true => Tensor::zeros(dtype, &sizes).named("irecv", site)?,
             false => {
-                let sizes = self.own_sizes("irecv", shape, site)?.into_iter();
-                let sizes: Result<Vec<usize>> = sizes.map(|size| Index(size).to_usize()).collect();
+                let sizes: Result<Vec<usize>> = sizes.iter().map(Index::to_usize).collect();
                 Tensor::of_shape(dtype, &sizes.named("irecv", site)?)
             }
         };

@@ -342,11 +342,34 @@ fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
                 mesh.lists("uneven", &[&[0, 1], &[2]]).map(drop),
                 "mesh: group `uneven`: lists must have equal sizes, but one has 2 ranks and another 1\n  at ",
             ),
-            (mesh.lists("some", &[&[0, 1]]).map(drop), "duplicate name `some`\n  at "),
+            (
+                mesh.lists("some", &[&[0, 1]]).map(drop),
+                "mesh: expected the lists [[5, 0], [1, 2]], of which `some` was made, got [[0, 1]]\n  at ",
+            ),
+            (
+                mesh.split("some", Some(0), 0).map(drop),
+                "expected the lists [[5, 0], [1, 2]], of which `some` was made, got colour 0 and key 0\n  at ",
+            ),
+            (mesh.split("odd", None, 3).map(drop), "of which `odd` was made, got no colour\n  at "),
+            (mesh.lists("tp", &[&[0, 1]]).map(drop), "duplicate name `tp`\n  at "),
         ] {
             let error = error.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+        // The same calls find the same groups, without communication: one rank may make them alone.
+        if rank == 4 {
+            assert!(mesh.lists("some", &[&[5, 0], &[1, 2]])?.raw().is_none());
+            assert_eq!(mesh.split("odd", Some(0), -4)?.name(), odd.name());
+        }
+        assert_eq!(mesh.groups(), ["some", "odd"]);
+        // Sizes may depend on the place along another axis.
+        let sizes = [dp.rank() + 1, dp.rank() * 2, 1.into()];
+        let mine = [[1, 0, 1], [2, 2, 1]][rank / 3];
+        let part = Tensor::full(Dtype::I64, &[mine[rank % 3]], rank as f64)?;
+        let all = tp.all_gather_v(part, 0, &sizes)?;
+        assert_eq!(all.to_vec::<i64>()?, [vec![0, 2], vec![3, 3, 4, 4, 5]][rank / 3]);
+        let sums = tp.reduce_scatter_v(&all, Reduce::Sum, 0, &sizes)?.to_vec::<i64>()?;
+        assert_eq!(sums, vec![3 * rank as i64; mine[rank % 3]]);
         let zeros = Tensor::zeros(Dtype::F32, &[3])?;
         // Constants, which may differ between ranks.
         assert_eq!(zeros.varies(), ["dp", "tp"]);

@@ -9,7 +9,7 @@ use consort::{Batched, Dtype, Error, Init, Missing, Reduce, Result, Route, Tenso
 type Program = (&'static str, fn() -> Result<()>);
 
 /// All programs.
-pub const PROGRAMS: [Program; 29] = [
+pub const PROGRAMS: [Program; 30] = [
     ("mismatch", mismatch),
     ("all_reduce", all_reduce),
     ("coalesced", coalesced),
@@ -27,6 +27,7 @@ pub const PROGRAMS: [Program; 29] = [
     ("permute", permute),
     ("all_gather_v", all_gather_v),
     ("reduce_scatter_v", reduce_scatter_v),
+    ("sizes_from_data", sizes_from_data),
     ("in_place", in_place),
     ("own_parts", own_parts),
     ("root_parts", root_parts),
@@ -197,6 +198,15 @@ fn reduce_scatter_v() -> Result<()> {
     let sizes: Vec<usize> = (1..=mesh.size()).collect();
     let x = Tensor::iota(Dtype::I64, &[sizes.iter().sum::<usize>()], 0)?;
     println!("{}", mesh.reduce_scatter_v(x, Reduce::Sum, 0, &sizes)?);
+    Ok(())
+}
+
+fn sizes_from_data() -> Result<()> {
+    let mesh = consort::init()?;
+    let me = mesh.my_rank()?;
+    let x = Tensor::full(Dtype::I64, &[me + 1], me as f64)?;
+    let sizes = mesh.all_gather(Tensor::index(x.dim(0)?)?, 0)?.to_sizes()?;
+    println!("{}", mesh.all_gather_v(x, 0, &sizes)?);
     Ok(())
 }
 

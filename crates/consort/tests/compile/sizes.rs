@@ -91,6 +91,45 @@ pub(crate) fn a10_wrong_sizes_from_data_are_an_error(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
+pub(crate) fn a10_sizes_that_cannot_be_are_errors(mesh: Mesh) -> Result<()> {
+    let error = |outcome: Result<Tensor>| outcome.and_then(|x| x.wait()).unwrap_err().to_string();
+    let (x, one) = (ramp(0, 1)?, Index::from(1usize));
+    // The sizes of all members must be equal on all of them, which a program shows and eager ranks compare.
+    let own = |group: &Group| [group.rank() + 1, one.clone()];
+    let pair = mesh.split("pair", Some(0), 0)?;
+    let (group, sizes) = (mesh.clone(), own(&mesh));
+    let traced = error(compile(move |x: Tensor| group.all_gather_v(x, 0, &sizes)).call(x.clone()));
+    let wanted =
+        "all_gather_v: expected a size to be equal on all members, but rank(world)+1 differs over world";
+    assert!(traced.starts_with(wanted), "{traced}");
+    let wrong = error(mesh.reduce_scatter_v(&x, Reduce::Sum, 0, &[one.clone()]));
+    assert!(wrong.starts_with("reduce_scatter_v: expected 2 sizes, one for each member, got 1"), "{wrong}");
+    let splits = [one.clone() - 2, &one + 1];
+    let wrong = error(mesh.all_to_all(&x, Some(&splits), Some(&splits)));
+    assert!(wrong.starts_with("all_to_all: expected a split of at least 0, got -1"), "{wrong}");
+    let wrong = error(mesh.irecv(Dtype::F32, &[&one - 2], 0, 0));
+    assert!(wrong.starts_with("irecv: expected a size of at least 0, got -1"), "{wrong}");
+    // A size of a traced call is no number outside of it.
+    let kept = std::rc::Rc::new(std::cell::RefCell::new(None));
+    let keeps = std::rc::Rc::clone(&kept);
+    compile(move |x: Tensor| {
+        *keeps.borrow_mut() = Some(x.cast(Dtype::I64)?.sum_all()?.to_sizes()?.remove(0));
+        Ok(x)
+    })
+    .call(x.clone())?;
+    let outside = kept.take().unwrap();
+    for wrong in [
+        error(mesh.all_gather_v(&x, 0, &[outside.clone(), one.clone()])),
+        error(mesh.irecv(Dtype::F32, &[outside], 0, 0)),
+    ] {
+        assert!(wrong.contains("u0: a symbol has no value") && wrong.contains("sizes.rs:"), "{wrong}");
+    }
+    // Last, because a group whose members differed is out of step.
+    let differs = error(pair.all_gather_v(&x, 0, &own(&pair)));
+    assert!(differs.contains("all_gather_v") && differs.contains("sizes.rs:"), "{differs}");
+    Ok(())
+}
+
 pub(crate) fn c1_received_shapes_are_symbols(mesh: Mesh) -> Result<()> {
     let (me, n) = (mesh.my_rank()?, mesh.size());
     let step = |group: &Group, x: Tensor| {
