@@ -314,6 +314,18 @@ fn a2_a4_a6_lists_are_each_as_alone() {
 }
 
 #[test]
+fn a10_sizes_that_differ_between_members_are_an_error_on_all_ranks() {
+    let errors = consort::spawn(2, |mesh| {
+        let x = Tensor::from_iter([1.0f32])?;
+        mesh.all_gather_v(x, 0, &[mesh.rank() + 1, 1.into()])?.wait()
+    });
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("all_gather_v") && error.contains("collectives.rs:"), "{error}");
+    }
+}
+
+#[test]
 fn a13_groups_by_axis_lists_and_split_and_placements_follow() {
     let outcomes = consort::Init::new().axes(&[("dp", 2), ("tp", 3)]).spawn(6, |mesh| {
         let rank = mesh.my_rank()?;
