@@ -27,7 +27,7 @@ fn on_two(
     let results = Init::new().timeout(Duration::from_secs(20)).spawn(2, |mesh| {
         let function = step(&mesh, every);
         let outcome = f(&mesh, &function, mesh.my_rank()? == 1);
-        Ok((outcome.map_err(|error| error.to_string()).unwrap_err(), function.stats().graphs as u64))
+        Ok((outcome.map_err(|error| error.to_string()).unwrap_err(), function.stats().graphs))
     });
     results.into_iter().map(Result::unwrap).collect()
 }

@@ -26,7 +26,7 @@ fn reduce_differently(mesh: Mesh) -> Result<()> {
 fn deadlock(mesh: Mesh) -> Result<()> {
     let other = 1 - mesh.my_rank()?;
     mesh.isend(Tensor::scalar(1.0f32)?, other, 0)?.wait()?;
-    mesh.irecv(Dtype::F32, &[], other, 0)?.wait()
+    mesh.irecv(Dtype::F32, &(), other, 0)?.wait()
 }
 
 fn mix_types(mesh: Mesh) -> Result<()> {

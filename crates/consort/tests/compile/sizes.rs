@@ -101,7 +101,7 @@ pub(crate) fn a10_sizes_that_cannot_be_are_errors(mesh: Mesh) -> Result<()> {
     let wanted =
         "all_gather_v: expected a size to be equal on all members, but rank(world) differs over world";
     assert!(traced.starts_with(wanted), "{traced}");
-    let wrong = error(mesh.reduce_scatter_v(&x, Reduce::Sum, 0, &[one.clone()]));
+    let wrong = error(mesh.reduce_scatter_v(&x, Reduce::Sum, 0, &[1]));
     let wanted = format!("reduce_scatter_v: expected {n} sizes, one for each member, got 1");
     assert!(wrong.starts_with(&wanted), "{wrong}");
     let splits: Vec<Index> = (0..n).map(|i| if i == 0 { &one - 2 } else { one.clone() }).collect();
