@@ -39,6 +39,9 @@ pub(crate) fn number_of(index: &Index, site: Site) -> Result<i64> {
 pub(crate) fn size_here(index: &Index, world: &World, site: Site) -> Result<i64> {
     match current() {
         None => value_of(index, world, site),
+        Some(_) if mentions(index, |sym| matches!(sym, Sym::Unbacked(_))) => {
+            Err(Error::of("index", depends_on_data(), site))
+        }
         Some(session) => session.hint_here(index, site),
     }
 }

@@ -26,7 +26,7 @@ use more::{
 mod sizes;
 
 use sizes::{
-    a7_splits_depend_on_the_rank, a10_sizes_that_cannot_be_are_errors,
+    a7_splits_depend_on_the_rank, a7_splits_of_an_uncompiled_group, a10_sizes_that_cannot_be_are_errors,
     a10_uneven_sizes_are_those_of_other_tensors, a10_uneven_sizes_come_from_data,
     a10_wrong_sizes_from_data_are_an_error, a13_groups_are_found_again_by_name,
     b2_views_of_what_is_pending_are_used_anywhere, b2_views_of_what_is_pending_do_not_wait,
@@ -83,6 +83,7 @@ cases! {
     trace_declared_sizes_are_symbols_at_once [2];
     trace_groups_and_settings_are_guards [4];
     a7_splits_depend_on_the_rank [1, 2, 3];
+    a7_splits_of_an_uncompiled_group [1, 2, 3];
     a10_sizes_that_cannot_be_are_errors [2];
     a10_uneven_sizes_come_from_data [1, 2, 3];
     a10_uneven_sizes_are_those_of_other_tensors [1, 2, 3];

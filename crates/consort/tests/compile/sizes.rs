@@ -185,6 +185,32 @@ pub(crate) fn a7_splits_depend_on_the_rank(mesh: Mesh) -> Result<()> {
     f.expect_steady(Steady::graphs(1))
 }
 
+pub(crate) fn a7_splits_of_an_uncompiled_group(mesh: Mesh) -> Result<()> {
+    let (me, n) = (mesh.my_rank()?, mesh.size());
+    let group = mesh.uncompiled();
+    let other = group.clone();
+    let f = compile(move |x: Tensor| {
+        let splits: Vec<Index> = (0..n).map(|other| (group.rank() + other) % n + 1).collect();
+        let there = group.all_to_all(x, Some(&splits), Some(&splits))?;
+        group.all_to_all(there, Some(&splits), Some(&splits))?.neg()
+    });
+    for _ in 0..3 {
+        let x = ramp(me, n * (n + 1) / 2)?;
+        same(&f.call(x.clone())?, &x.neg()?)?;
+    }
+    // Outside of the program there is no size from data that the program has yet to read.
+    let g = compile(move |(x, sizes): (Tensor, Tensor)| {
+        let sizes = sizes.to_sizes()?;
+        other.all_to_all(x, Some(&sizes), Some(&sizes))
+    });
+    let sizes = Tensor::from_iter((0..n).map(|_| 1i64))?;
+    let error = g.call((ramp(me, n)?, sizes)).map(drop).unwrap_err().to_string();
+    let wanted =
+        "all_to_all: expected a number that is known while tracing, got a size that is read from data";
+    assert!(error.starts_with(wanted), "{error}");
+    Ok(())
+}
+
 pub(crate) fn b9_sizes_that_differ_between_ranks_make_one_graph(mesh: Mesh) -> Result<()> {
     let (me, n) = (mesh.my_rank()?, mesh.size());
     let group = mesh.clone();
