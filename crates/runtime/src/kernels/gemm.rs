@@ -138,8 +138,11 @@ impl<'a, T: Element> MatMut<'a, T> {
     }
 }
 
-/// A product of a `gemm` crate. Sizes are rows, columns and inner; the result's column stride must not be below its row
-/// stride.
+/// A product of a `gemm` crate.
+///
+/// # Safety
+/// Sizes are rows, columns and inner, and strides come in pairs, of columns first. Elements must lie in memory that may be
+/// read, those of the result in memory that may be written; the result's column stride must not be below its row stride.
 type Product<T> = unsafe fn(
     usize,
     usize,
