@@ -16,6 +16,7 @@
 //! and neither has a message whose peer or tag comes from data ([`Script::of`] fails and names the line).
 
 mod script;
+mod text;
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,6 +1,6 @@
 //! The script of a function on one rank: blocks are entered, loops of known length unrolled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_types::{Collective, Failure, Kind, Message, Rank};
 
@@ -27,6 +27,31 @@ impl Script {
         let mut writer = Writer { func, cx: EvalCx { mesh, rank, symbols }, script };
         writer.block(&func.body, &mut ValueMap::default())?;
         Ok(writer.script)
+    }
+
+    /// The symbols on whose values the script of a function depends.
+    pub fn symbols(func: &Func) -> BTreeSet<Sym> {
+        let mut symbols = BTreeSet::new();
+        add_symbols(func, &func.body, &mut |index| index.symbols(&mut |sym| _ = symbols.insert(sym)));
+        symbols
+    }
+}
+
+/// Calls `f` with each size that the script of a block depends on.
+fn add_symbols(func: &Func, block: &Block, f: &mut dyn FnMut(&Index)) {
+    for node in block.nodes.iter().filter(|node| node.op.effects().starts().is_some()) {
+        node.op.indices(f);
+        for arg in &node.args {
+            func.ty(*arg).into_iter().for_each(|ty| ty.indices(f));
+        }
+    }
+    for node in &block.nodes {
+        if let Flow::Loop { trips: Trips::Count(count), .. } = node.op.flow()
+            && node.blocks.iter().any(communicates)
+        {
+            f(count);
+        }
+        node.blocks.iter().for_each(|block| add_symbols(func, block, f));
     }
 }
 
@@ -107,7 +132,7 @@ impl Writer<'_> {
             );
             Action::Exchange { group, sends, receives }
         } else {
-            Action::Collective { group, call: self.call(collective, &operands) }
+            Action::Collective { group, call: self.call(collective, &operands, node) }
         };
         self.push(node, action);
         Ok(())
@@ -150,7 +175,7 @@ impl Writer<'_> {
     }
 
     /// All of a collective that must be equal on its members.
-    fn call(&self, collective: &Collective<'_, Index>, operands: &[&TensorType]) -> String {
+    fn call(&self, collective: &Collective<'_, Index>, operands: &[&TensorType], node: &Node) -> String {
         let mut text = collective.kind.name().to_string();
         if let Some(reduce) = collective.reduce {
             text.push_str(&format!(" {reduce:?}").to_lowercase());
@@ -169,7 +194,12 @@ impl Writer<'_> {
             // A size that is not known on every rank cannot be compared here; it is when it runs.
             text.push_str(&self.kind(operand, collective.uneven()));
         }
-        text
+        // Where a program takes the result to be equal, it must be so whatever the members of other roles give.
+        let varies = node.results.first().and_then(|result| self.func.ty(*result)).map(Type::varies);
+        match varies.filter(|varies| !varies.is_empty()) {
+            Some(varies) => text + &format!(" -> {{{}}}", self.cx.mesh.axes_text(varies)),
+            None => text,
+        }
     }
 
     fn cond(&mut self, node: &Node, starts: &mut Starts) -> Result<(), Box<Failure>> {

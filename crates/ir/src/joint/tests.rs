@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use consort_types::Rank;
 
 use super::*;
+use crate::index::Sym;
 use crate::ops::OpTable;
 use crate::text::parse;
 
@@ -128,8 +129,12 @@ func @f(v0: f32[4]{pp,tp}, v1: f32[3,4]{pp,tp}) -> f32[4]{pp,tp} {
     let exchange = Action::Exchange { group: 0, sends: vec![sent], receives: vec![] };
     assert_eq!(first.events[0], Event { action: exchange, site: "p.rs:4".into() });
     assert_eq!(first.events[3].action, Action::Wait(2));
-    let sum = Action::Collective { group: 1, call: "all_reduce sum f32[4]".into() };
+    let sum = Action::Collective { group: 1, call: "all_reduce sum f32[4] -> {pp}".into() };
     assert_eq!(first.events[6], Event { action: sum, site: "p.rs:9".into() });
+    for script in &scripts {
+        assert_eq!(Script::read(&script.text()).as_ref(), Some(script));
+    }
+    assert!(Script::symbols(&program.funcs[0]).iter().all(|sym| !matches!(sym, Sym::Backed(_))));
     // One rank of three iterations, the other of two.
     let mut uneven = scripts.clone();
     uneven[0].events.drain(..2);

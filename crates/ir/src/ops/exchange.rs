@@ -264,9 +264,12 @@ impl OpDef for ExchangeStart {
                 },
             }
         }
-        // A receive may match any send.
+        // A receive may match any send; one without sends beside it, those of another op, of which nothing is known.
         let operands = cx.tensors()?;
-        let sent = operands[..sends].iter().fold(Axes::NONE, |set, x| set.union(x.varies));
+        let sent = match &operands[..sends] {
+            [] => cx.mesh.all_axes(),
+            sent => sent.iter().fold(Axes::NONE, |set, x| set.union(x.varies)),
+        };
         let received = |x: &&TensorType| x.with_varies(own(x.varies.union(sent), self.over, cx.mesh));
         Ok(vec![Type::Pending(operands[sends..].iter().map(received).collect())])
     }
