@@ -100,6 +100,7 @@ pub mod kernels {
 #[doc = include_str!("../../../docs/compile.md")]
 #[doc = include_str!("../../../docs/tensor-parallel.md")]
 #[doc = include_str!("../../../docs/messages.md")]
+#[doc = include_str!("../../../docs/pipeline.md")]
 #[doc = include_str!("../../../docs/placements.md")]
 #[doc = include_str!("../../../docs/from-pytorch.md")]
 struct Examples;

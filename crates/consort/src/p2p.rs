@@ -19,7 +19,7 @@ use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
 use crate::start::check_world;
 use crate::tensor::{CachedLayout, Tensor};
-use crate::trace::{is_tracing, record_start, settle, uncompiled_at};
+use crate::trace::{is_tracing, record_start, settle, traced_peer, uncompiled_at};
 
 /// The peer of a message: a member by its place in the group, or given by a route.
 ///
@@ -184,11 +184,14 @@ impl Group {
         for message in messages {
             match message {
                 Batched::Send { x, to, tag } => {
-                    send.push(Message { peer: to.0, tag: ir::Index::constant(tag) });
+                    send.push(Message { peer: traced_peer(to.0, self.over), tag: ir::Index::constant(tag) });
                     args.push(x);
                 }
                 Batched::Recv { into, from, tag } => {
-                    recv.push(Message { peer: from.0, tag: ir::Index::constant(tag) });
+                    recv.push(Message {
+                        peer: traced_peer(from.0, self.over),
+                        tag: ir::Index::constant(tag),
+                    });
                     places.push(into);
                 }
             }

@@ -8,7 +8,7 @@ use consort_ir::index::{Index, Sym};
 use consort_types::{Digest, Failure};
 use smallvec::SmallVec;
 
-use super::agree::{Difference, MISS, Meeting, digest};
+use super::agree::{Difference, MISS, Meeting, digest_of, same_program};
 use super::entries::Segments;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
@@ -19,8 +19,11 @@ use crate::flatten::{Flatten, Map, MapTensors};
 use crate::placement::check_axes;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
-use crate::trace::{self, Finished, Input, Session};
+use crate::trace::{self, About, Finished, Input, Session};
 use crate::world::World;
+
+/// The signatures of ranks that run one program, and these ranks.
+type Signatures = (Vec<Signature>, Vec<usize>);
 
 /// One compilation of a function: what it expects, and what it then runs.
 pub(super) struct Entry<R> {
@@ -31,6 +34,8 @@ pub(super) struct Entry<R> {
     communicates: bool,
     /// What ranks compare at each call.
     digest: u64,
+    /// The number of the agreement of ranks with roles, which they compare too.
+    joint: u64,
 }
 
 /// What a call without breaks does.
@@ -71,11 +76,11 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let meeting = self.meeting(&world, counted, site);
         let stale = found.as_ref().and_then(|(entry, _)| self.stale(entry, number, args, &meeting).err());
         if self.is_joint() && self.meets(counted) {
-            let key = match (&found, &stale) {
-                (Some((entry, bound)), None) => entry.key(bound),
-                _ => MISS,
+            let (key, joint) = match (&found, &stale) {
+                (Some((entry, bound)), None) => (entry.key(bound), entry.joint),
+                _ => (MISS, MISS),
             };
-            if !meeting.envelope(key)? {
+            if !meeting.envelope(key, joint)? {
                 let left = self.entries.borrow().len() < self.options.limit;
                 return match left || stale.is_some() {
                     true => self.compile_and_run(args, &meeting, stale, site),
@@ -107,8 +112,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         matches!(self.reach.get(), Reach::Unknown | Reach::Joint)
     }
 
-    /// Fails if this rank is none of those that call it.
+    /// Fails if this rank is none of those that call it, or if it is the only one and has a role.
     fn check_member(&self, world: &Rc<World>, site: Site) -> Result<()> {
+        if let (Some(role), Reach::Declared) = (&self.options.role, self.reach.get()) {
+            let expected = format!("no role of `{}`, which was declared local", self.options.name);
+            return Err(Error::new("compile", (expected, format!("role `{role}`")), site));
+        }
         let Some(over) = self.options.over.as_ref() else { return Ok(()) };
         if Rc::ptr_eq(&over.world, world) && over.comm.is_some() {
             return Ok(());
@@ -134,8 +143,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 
     /// This call, as the ranks identify it.
     fn meeting<'a>(&'a self, world: &'a Rc<World>, number: u64, site: Site) -> Meeting<'a> {
-        let over = self.options.over.as_ref();
-        Meeting { world, over, name: &self.options.name, call: number + 1, site, said: &self.said }
+        let (over, role) = (self.options.over.as_ref(), self.options.role.as_deref());
+        let (name, said, roles) = (&self.options.name, &self.said, &self.roles);
+        Meeting { world, over, name, call: number + 1, site, said, role, roles }
     }
 
     /// Fails if the compilation is stale: a captured tensor was replaced, or the function now traces to a different
@@ -185,14 +195,18 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let entries = self.entries.borrow();
             Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
         };
-        let agreed = || -> Result<(Pattern, Vec<Signature>)> {
+        let agreed = || -> Result<(Pattern, Signatures)> {
             let signatures = self.signatures(meeting, &own, stale.clone())?;
-            Ok((Signature::pattern(&leaves, &signatures, &world.mesh()), signatures))
+            let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh());
+            pattern.roles_over = meeting.roles_over();
+            Ok((pattern, signatures))
         };
         let joint = self.is_joint();
         let (mut pattern, mut signatures) = match joint {
             true => agreed()?,
-            false => (Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()), Vec::new()),
+            false => {
+                (Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()), Default::default())
+            }
         };
         let started = Cell::new(false);
         let mut traced = self.trace(args, meeting, &pattern, &started, site);
@@ -205,27 +219,29 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             (pattern, signatures) = agreed()?;
             traced = self.trace(args, meeting, &pattern, &started, site);
         }
-        let signatures = if signatures.is_empty() { vec![own] } else { signatures };
+        if signatures.0.is_empty() {
+            signatures = (vec![own], vec![world.rank.0 as usize]);
+        }
         traced = traced.map_err(|error| {
-            let sizes = pattern.sizes_named(&signatures, &world.mesh(), error.failure());
+            let sizes = pattern.sizes_named((&signatures.0, &signatures.1), &world.mesh(), error.failure());
             sizes.into_iter().fold(error, Error::note)
         });
+        let mut number = MISS;
         if self.is_joint() {
-            // A failed trace is also reported to the other ranks.
-            let text = traced.as_ref().map(|traced| &traced.text[..]);
-            let same = self.agreeing(|| meeting.check_same("its program", text));
-            if let Ok(traced) = &traced {
-                same?;
-                self.reach.set(if traced.communicates { Reach::Joint } else { self.reach.get().without() });
-                if self.reach.get() == Reach::Joint {
-                    check_declared(args, &pattern, meeting)?;
-                }
+            let agreed = self.agreeing(|| self.agree_on_program(args, meeting, &mut pattern, traced))?;
+            let is_joint = agreed.0.communicates || self.options.role.is_some();
+            self.reach.set(if is_joint { Reach::Joint } else { self.reach.get().without() });
+            if is_joint || self.reach.get() == Reach::Joint {
+                check_declared(args, &pattern, meeting)?;
             }
+            number = agreed.1;
+            traced = Ok(agreed.0);
         }
         let traced = traced?;
-        let digest = digest(traced.text.as_bytes()) | 1;
+        let digest = digest_of(&traced.text) | 1;
         self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
-        let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
+        let (replay, communicates) = (traced.replay, traced.communicates);
+        let entry = Entry { pattern, replay, communicates, digest, joint: number };
         let entry = Rc::new(entry);
         self.entries.borrow_mut().add(Rc::clone(&entry), args, &leaves);
         self.log.borrow_mut().compiling += start.elapsed();
@@ -240,40 +256,57 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// Does a part of the agreement with other ranks.
-    fn agreeing<T>(&self, part: impl FnOnce() -> T) -> T {
+    pub(super) fn agreeing<T>(&self, part: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let outcome = part();
         self.log.borrow_mut().agreeing += start.elapsed();
         outcome
     }
 
-    /// All ranks' signatures. Fails on all ranks if the kinds of arguments differ, or if one of them reports an
-    /// error.
-    fn signatures(
-        &self,
-        meeting: &Meeting<'_>,
-        own: &Signature,
-        stale: Option<Error>,
-    ) -> Result<Vec<Signature>> {
+    /// The signatures of all ranks, or of all with the role of this one, and these ranks. Fails on all ranks if the kinds of
+    /// arguments differ, or if one of them reports an error.
+    fn signatures(&self, meeting: &Meeting<'_>, own: &Signature, stale: Option<Error>) -> Result<Signatures> {
         let site = meeting.site;
-        let bytes = own.bytes();
+        let role = self.options.role.as_ref();
+        let bytes =
+            [role.map_or(String::new(), |role| format!("{role}\n")).into_bytes(), own.bytes()].concat();
         let mine = stale.as_ref().map_or(Ok(&bytes[..]), Err);
         let outcomes = self.agreeing(|| meeting.gather_outcomes("its arguments", mine))?;
         if let Some(error) = stale {
             return Err(error);
         }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let mut all = Vec::new();
-        for (place, outcome) in outcomes.into_iter().enumerate() {
-            let failed = |error: String| meeting.elsewhere(&[place], &error);
-            all.push(Signature::read(&outcome.map_err(failed)?).ok_or_else(lost)?);
+        let (mut all, mut given) = (Vec::new(), Vec::new());
+        for bytes in meeting.all_fine(outcomes)? {
+            let mut bytes = &bytes[..];
+            if role.is_some() {
+                let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(lost)?;
+                given.push(String::from_utf8_lossy(&bytes[..end]).into_owned());
+                bytes = &bytes[end + 1..];
+            }
+            all.push(Signature::read(bytes).ok_or_else(lost)?);
         }
-        if all.iter().any(|other| other.kinds != own.kinds) {
-            let texts: Vec<String> = all.iter().map(|one| one.kinds.join("\n")).collect();
-            let what = "the kinds of its arguments";
-            return Err(meeting.error(meeting.difference(&texts, what, "part")));
+        if role.is_some() {
+            meeting.set_roles(&given);
         }
-        Ok(all)
+        for (places, over) in meeting.sets_alike() {
+            let first = places.first().and_then(|place| all.get(*place));
+            if places.iter().any(|place| all.get(*place).map(|one| &one.kinds) != first.map(|one| &one.kinds))
+            {
+                let of = |place: &usize| all.get(*place).map(|one| one.kinds.join("\n"));
+                let texts: Vec<String> = places.iter().filter_map(of).collect();
+                return Err(meeting.difference(
+                    (&places, &over),
+                    &texts,
+                    "the kinds of its arguments",
+                    "part",
+                ));
+            }
+        }
+        let mine: Vec<usize> = (0..all.len()).filter(|place| meeting.is_my_role(*place)).collect();
+        let ranks = meeting.ranks_at(&mine);
+        let all = all.into_iter().enumerate().filter(|(place, _)| mine.contains(place)).map(|(_, one)| one);
+        Ok((all.collect(), ranks))
     }
 
     /// The arguments as traced tensors and symbolic sizes.
@@ -300,7 +333,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         impl Map for Traced<'_> {
             fn tensor(&mut self, tensor: &Tensor) -> Tensor {
                 let (leaf, expected) = self.next();
-                let ty = expected.and_then(guards::Expected::ty).unwrap_or_else(|| (*tensor.ty).clone());
+                let mut ty = expected.and_then(guards::Expected::ty).unwrap_or_else(|| (*tensor.ty).clone());
+                // Ranks of other roles have other arguments.
+                ty.varies = ty.varies.union(self.pattern.roles_over);
                 self.session.argument(leaf, ty).unwrap_or_else(|error| {
                     self.failed.get_or_insert(error);
                     tensor.clone()
@@ -334,7 +369,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     }
 
     /// Traces the function; sets `started` if it communicates, even if the trace fails.
-    fn trace(
+    pub(super) fn trace(
         &self,
         args: &A,
         meeting: &Meeting<'_>,
@@ -342,7 +377,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         started: &Cell<bool>,
         site: Site,
     ) -> Result<Traced<R>> {
-        let session = self.session(meeting.world);
+        let session = self.session(meeting.world, pattern);
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, meeting.call, site));
         let traced = self.trace_in(&session, &used, args, (pattern, meeting), site);
@@ -350,13 +385,21 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         traced
     }
 
-    fn session(&self, world: &Rc<World>) -> Rc<Session> {
+    fn session(&self, world: &Rc<World>, pattern: &Pattern) -> Rc<Session> {
         let ranks = match (self.reach.get(), &self.options.over) {
             (Reach::Declared, _) => trace::Ranks::Own,
             (_, Some(over)) => trace::Ranks::Of(over.over),
             (_, None) => trace::Ranks::All,
         };
-        Session::new(Rc::clone(world), self.options.fullgraph, self.options.name.clone(), ranks)
+        let about = About {
+            name: self.options.name.clone(),
+            fullgraph: self.options.fullgraph,
+            ranks,
+            role: self.options.role.clone(),
+            roles_over: pattern.roles_over,
+            peers: pattern.peers.clone(),
+        };
+        Session::new(Rc::clone(world), about)
     }
 
     /// Runs the function in a session.
@@ -398,15 +441,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let graphs = vec![Rc::clone(&graph)];
             let captured = captured(&finished.inputs);
             let replay = Replay { graph, inputs: finished.inputs, template: result, outs, captured };
-            return Ok(Traced {
-                replay: Some(replay),
-                result: None,
-                communicates,
-                text,
-                breaks,
-                constants,
-                graphs,
-            });
+            let (replay, result, peers) = (Some(replay), None, session.peers());
+            return Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs });
         }
         // The earlier segments have run already; this runs the last one.
         agree_on_segment(meeting, session, &graph, &used.borrow(), true)?;
@@ -414,7 +450,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let result = fill(&result, &outs, &tensors, &session.hints.borrow());
         let mut graphs = used.borrow().clone();
         graphs.push(graph);
-        Ok(Traced { replay: None, result: Some(result), communicates, text, breaks, constants, graphs })
+        // Segments have run already, so their peers cannot become tables.
+        let (replay, result, peers) = (None, Some(result), Vec::new());
+        Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs })
     }
 
     /// The callback by which a graph break runs the segment before it.
@@ -430,9 +468,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let (name, over) = (self.options.name.clone(), self.options.over.clone());
         Rc::new(move |session: &Rc<Session>, finished: &Finished| {
             let graph = segment(&segments, session, finished, site)?;
-            let (world, said) = (&session.world, &Cell::new(None));
+            let (world, said, roles) = (&session.world, &Cell::new(None), &RefCell::default());
             agree_on_segment(
-                &Meeting { world, over: over.as_ref(), name: &name, call, site, said },
+                &Meeting { world, over: over.as_ref(), name: &name, call, site, said, role: None, roles },
                 session,
                 &graph,
                 &used.borrow(),
@@ -465,12 +503,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             meeting.error(failure.note("it depends on something that is no argument; pass that as one"))
         };
         // The session has no segment runner, so a break is an error.
-        let session = self.session(meeting.world);
+        let session = self.session(meeting.world, pattern);
         let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
             differs(Failure::new(format!("expected the same program at every call, but now: {error}")))
         })?;
-        if traced.text != replay.graph.text {
+        if !same_program(&traced.text, &replay.graph.text) {
             let texts = [replay.graph.text.clone(), traced.text];
             let when = |texts: &[usize]| if texts == [0] { "first" } else { "now" }.to_string();
             let failure = Difference::of(&texts).failure("its program", "line", "at every call", when);
@@ -528,6 +566,10 @@ impl<R> Entry<R> {
     /// The values of the symbols, or `None` if a guard fails.
     pub(super) fn fits(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let bound = self.pattern.bind(args, world)?;
+        let values = if self.pattern.fixed.is_empty() { Vec::new() } else { self.pattern.values(&bound) };
+        if self.pattern.fixed.iter().any(|fixed| !values.contains(fixed)) {
+            return None;
+        }
         let holds = match &self.replay {
             Some(replay) => bound.sizes.is_empty() || replay.graph.holds(&self.pattern.values(&bound)),
             None => true,
@@ -549,7 +591,7 @@ impl<R> Entry<R> {
 }
 
 impl Pattern {
-    fn values(&self, bound: &Bound) -> Vec<(Sym, i64)> {
+    pub(super) fn values(&self, bound: &Bound) -> Vec<(Sym, i64)> {
         self.symbols.iter().zip(&bound.sizes).map(|((sym, _), number)| (*sym, *number)).collect()
     }
 }
@@ -559,8 +601,10 @@ pub(crate) struct Traced<R> {
     replay: Option<Replay<R>>,
     /// The result, if the function has breaks and so ran during the trace.
     result: Option<R>,
-    communicates: bool,
+    pub(super) communicates: bool,
     pub(crate) text: String,
+    /// The peers that it names by numbers.
+    pub(super) peers: Vec<i64>,
     pub(crate) breaks: Vec<trace::Break>,
     pub(crate) constants: Vec<(String, Site)>,
     pub(crate) graphs: Vec<Rc<Graph>>,

@@ -103,6 +103,7 @@ impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledM
         dynamic(tensor: usize, dim: usize);
         local();
         over(group: &Group);
+        role(name: &str);
         lockstep(every: usize);
         retrace(retrace: bool);
         limit(limit: usize);

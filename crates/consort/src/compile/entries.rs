@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use consort_types::Digest;
 
+use super::agree::{digest_of, same_program};
 use super::call::Entry;
 use super::graph::Graph;
 use super::guards::{Bound, Leaf, Size, is_kind_of};
@@ -127,10 +128,21 @@ impl Segments {
         self.list.clone()
     }
 
-    /// The known graph with the same text; adds this one if there is none.
+    /// Forgets a graph that was made last, and is not run.
+    pub(super) fn forget(&mut self, graph: &Rc<Graph>) {
+        self.list.retain(|known| !Rc::ptr_eq(known, graph) || known.planned.get() > 0);
+        self.by_text.values_mut().for_each(|list| {
+            list.retain(|known| !Rc::ptr_eq(known, graph) || known.planned.get() > 0);
+        });
+    }
+
+    /// The known graph with the same text, source lines apart; adds this one if there is none.
     pub(super) fn share(&mut self, graph: Graph) -> Rc<Graph> {
-        let same = self.by_text.entry(super::agree::digest(graph.text.as_bytes())).or_default();
-        if let Some(known) = same.iter().find(|known| known.text == graph.text) {
+        let same = self.by_text.entry(digest_of(&graph.text)).or_default();
+        let is_same = |known: &&Rc<Graph>| {
+            known.roles_over == graph.roles_over && same_program(&known.text, &graph.text)
+        };
+        if let Some(known) = same.iter().find(is_same) {
             return Rc::clone(known);
         }
         let graph = Rc::new(graph);

@@ -38,6 +38,8 @@ pub(crate) struct Graph {
     pub(crate) decided: Decided,
     pub(crate) text: String,
     pub(crate) communicates: bool,
+    /// The axes along which the roles of its ranks differ: its results differ over them too.
+    pub(crate) roles_over: Axes,
     plans: RefCell<Vec<Rc<Planned>>>,
     /// How many plans were made.
     pub(crate) planned: Cell<u64>,
@@ -90,7 +92,8 @@ impl Graph {
         let text = print_used(decided.program());
         let communicates = decided.program().funcs.iter().any(|func| starts(&func.body));
         let (plans, planned, planning) = Default::default();
-        Ok(Graph { decided, text, communicates, plans, planned, planning })
+        let roles_over = session.about.roles_over;
+        Ok(Graph { decided, text, communicates, roles_over, plans, planned, planning })
     }
 
     pub(crate) fn func(&self) -> Option<&Func> {
@@ -152,7 +155,8 @@ impl Graph {
         let groups =
             exec.groups().iter().map(|over| world.group(*over, site)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
-        let varies = |ty: &Type| ty.tensors().iter().map(|tensor| tensor.varies).collect::<Vec<_>>();
+        let of = |tensor: &TensorType| tensor.varies.union(self.roles_over);
+        let varies = |ty: &Type| ty.tensors().iter().map(of).collect::<Vec<_>>();
         let varies: Vec<_> =
             func.body.results.iter().filter_map(|value| func.ty(*value)).map(varies).collect();
         let made = varies.iter().flatten().map(|_| None).collect();

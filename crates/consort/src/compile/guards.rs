@@ -13,6 +13,7 @@ use super::parts::is_of;
 use crate::flatten::{Flatten, Static, Visit};
 use crate::placement::{Origin, as_declared};
 use crate::tensor::{Tensor, constant_shape};
+use crate::trace::Peers;
 use crate::world::World;
 
 /// A leaf of a call's arguments.
@@ -85,11 +86,17 @@ pub(crate) enum Expected {
     Setting(Setting),
 }
 
-/// The guards of a compiled function on its arguments.
+/// The guards of a compiled function on its arguments, and what its ranks agreed on besides.
 #[derive(Clone)]
 pub(crate) struct Pattern {
     pub(crate) leaves: Vec<Expected>,
     pub(crate) symbols: Vec<(Sym, SymbolFacts)>,
+    /// The peers that ranks name by different numbers, if any do.
+    pub(crate) peers: Option<Rc<Peers>>,
+    /// The axes along which the roles of its ranks differ: its arguments differ over them too.
+    pub(crate) roles_over: Axes,
+    /// Symbols that may have one value only, since what was checked with other roles depends on it.
+    pub(crate) fixed: Vec<(Sym, i64)>,
 }
 
 /// What a call gives a pattern.
@@ -214,7 +221,12 @@ impl Pattern {
 
     /// Notes on symbols whose sizes differ between ranks, or that a failure names: the argument that binds each, and
     /// its value on each rank.
-    pub(crate) fn sizes_named(&self, all: &[Signature], mesh: &Mesh, failure: &Failure) -> Vec<String> {
+    pub(crate) fn sizes_named(
+        &self,
+        (all, ranks): (&[Signature], &[usize]),
+        mesh: &Mesh,
+        failure: &Failure,
+    ) -> Vec<String> {
         let texts = [&failure.expected, &failure.got].into_iter().chain(&failure.notes);
         let is_other = |c: char| !c.is_ascii_alphanumeric();
         let words: Vec<&str> = texts.flat_map(|text| text.split(is_other)).collect();
@@ -239,7 +251,7 @@ impl Pattern {
                     Expected::Tensor { .. } => format!("dimension {dim} of tensor {tensor} of the arguments"),
                     _ => "a number among the arguments".to_string(),
                 };
-                let ranks = values.iter().enumerate().map(|(rank, value)| match is_same {
+                let ranks = ranks.iter().zip(&values).map(|(rank, value)| match is_same {
                     true => value.to_string(),
                     false => format!("{value} on rank {rank}"),
                 });
@@ -479,6 +491,6 @@ impl Signature {
             Leaf::Setting(setting) => Expected::Setting(setting.clone()),
         });
         let leaves = leaves.collect();
-        Pattern { leaves, symbols }
+        Pattern { leaves, symbols, peers: None, roles_over: Axes::NONE, fixed: Vec::new() }
     }
 }

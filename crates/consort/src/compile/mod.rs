@@ -1,6 +1,7 @@
 //! `compile`: a function over tensors, traced once, planned, and replayed.
 
 mod agree;
+mod agreed;
 mod call;
 mod compiled_mut;
 mod entries;
@@ -9,6 +10,7 @@ mod graph;
 mod guards;
 mod log;
 mod parts;
+mod roles;
 mod steady;
 
 use std::cell::{Cell, RefCell};
@@ -51,6 +53,8 @@ pub struct Compiled<A, R> {
     reach: Cell<Reach>,
     /// The cached note for agreement on its calls.
     said: Cell<Option<agree::Said>>,
+    /// The roles of its ranks, once they are known.
+    roles: RefCell<Option<Rc<roles::Roles>>>,
     log: Rc<RefCell<Log>>,
     site: Site,
     /// How many functions were compiled at the same line before it.
@@ -67,6 +71,8 @@ struct Options {
     retrace: bool,
     /// The ranks that call it, if not all.
     over: Option<Group>,
+    /// Its role on this rank.
+    role: Option<String>,
     /// Its ranks meet at every call of which the number, counted from 0, is a multiple of this.
     lockstep: u64,
 }
@@ -147,6 +153,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
             dynamic: Vec::new(),
             retrace: is_retraced(),
             over: None,
+            role: None,
             lockstep: 1,
         },
         entries: RefCell::default(),
@@ -155,6 +162,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
         counted: Cell::new(0),
         reach: Cell::new(Reach::Unknown),
         said: Cell::new(None),
+        roles: RefCell::default(),
         log: Rc::default(),
         site,
         made,
@@ -222,6 +230,37 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     #[must_use]
     pub fn over(mut self, group: &Group) -> Self {
         self.options.over = Some(group.clone());
+        self
+    }
+
+    /// Declares the role of this rank among those that call it: ranks of other roles run other functions, such as the stages
+    /// of a pipeline. Within a role all ranks have one program; the communication of all roles is checked together before it
+    /// runs: every send meets its receive, members of a group make the same calls, and no ranks wait in a circle. All ranks
+    /// that call it declare a role, or none does. `docs/pipeline.md` has the rules.
+    ///
+    /// ```
+    /// use consort::{Dtype, Tensor, compile};
+    ///
+    /// let results = consort::spawn(2, |mesh| {
+    ///     let (group, x) = (mesh.clone(), Tensor::from_iter([3.0f32])?);
+    ///     let first = compile({
+    ///         let group = group.clone();
+    ///         move |x: Tensor| {
+    ///             group.isend(x.neg()?, 1, 0)?.wait()?;
+    ///             Ok(x)
+    ///         }
+    ///     });
+    ///     let second = compile(move |x: Tensor| group.irecv(Dtype::F32, &[1], 0, 0)?.mul(&x));
+    ///     match mesh.my_rank()? {
+    ///         0 => first.role("first").call(x)?.item::<f32>(),
+    ///         _ => second.role("second").call(x)?.item::<f32>(),
+    ///     }
+    /// });
+    /// assert_eq!(results.into_iter().flatten().collect::<Vec<_>>(), [3.0, -9.0]);
+    /// ```
+    #[must_use]
+    pub fn role(mut self, name: &str) -> Self {
+        self.options.role = Some(name.replace('\n', " "));
         self
     }
 

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use consort_ir::index::{Index, Sym};
 use consort_ir::program::Func;
-use consort_types::{Axes, Failure, Rank};
+use consort_types::{Axes, Axis, Failure, Rank};
 use smallvec::SmallVec;
 
 use super::agree::{Meeting, digest};
@@ -55,7 +55,7 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
 /// Checks that arguments that a pattern takes to be equal on some ranks are equal there: the passes rely on it.
 pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &Meeting<'_>) -> Result<()> {
     let (world, site) = (meeting.world, meeting.site);
-    let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
+    let (mut declared, mut fields, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();
     let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
     for_each_typed(args, world, |tensor, _, field| {
@@ -64,29 +64,39 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
             return;
         }
         match tensor.with_bytes("compile", site, digest) {
-            Ok(digest) => digests.extend(digest.to_le_bytes()),
+            Ok(digest) => declared.extend([digest, varies.iter().map(|axis| 1 << axis.0).sum()]),
             Err(error) => failed = Some(error),
         }
-        declared.push((varies, field));
+        fields.push(field);
     });
     if let Some(error) = failed {
         return Err(error);
     }
-    let all = meeting.gather("what is declared equal", &digests)?;
+    let declared: Vec<u8> = declared.iter().flat_map(|number: &u64| number.to_le_bytes()).collect();
+    let all = meeting.gather("what is declared equal", &declared)?;
+    let number = |at: usize, place: usize| {
+        let bytes = all.get(at).and_then(|bytes| bytes.as_chunks::<8>().0.get(place));
+        bytes.map(|bytes| u64::from_le_bytes(*bytes))
+    };
     let (mesh, ranks) = (world.mesh(), meeting.ranks());
-    for (place, (varies, field)) in declared.iter().enumerate() {
-        let of = |at: usize| all.get(at).and_then(|digests| digests.get(8 * place..8 * place + 8));
-        let row = |at: usize| {
-            varies.iter().map(|axis| mesh.coordinate(Rank(ranks[at] as u32), axis)).collect::<Vec<_>>()
+    // Along the axes over which a tensor may differ, ranks with other coordinates have other ones; so have other roles.
+    let is_other = |a: usize, b: usize, varies: u64| {
+        let has_other = |axis: Axis| {
+            let of = |at: usize| mesh.coordinate(Rank(ranks[at] as u32), axis);
+            varies >> axis.0 & 1 == 1 && of(a) != of(b)
         };
-        for at in 1..all.len().min(ranks.len()) {
-            let first = (0..at).find(|first| row(*first) == row(at)).unwrap_or(at);
-            if of(first) != of(at) {
-                let (first, rank) = (ranks[first], ranks[at]);
-                let what = match field {
-                    Some(field) => format!("field `{field}`"),
-                    None => format!("tensor {place} of those declared equal"),
+        !meeting.is_same_role(a, b) || all_axes.iter().any(has_other)
+    };
+    for at in 1..all.len().min(ranks.len()) {
+        for place in 0..all[at].len() / 16 {
+            let varies = number(at, 2 * place + 1).unwrap_or_default();
+            let first = (0..at).find(|first| !is_other(*first, at, varies)).unwrap_or(at);
+            if number(first, 2 * place) != number(at, 2 * place) {
+                let what = match fields.get(place).filter(|_| meeting.is_my_role(at)) {
+                    Some(Some(field)) => format!("field `{field}`"),
+                    _ => format!("tensor {place} of those declared equal"),
                 };
+                let (first, rank) = (ranks[first], ranks[at]);
                 let message = format!("expected {what} to be equal, but ranks {first} and {rank} differ");
                 let error = Error::new("compile", message, site);
                 return Err(error.note("declare only tensors that are equal on these ranks"));
@@ -135,7 +145,7 @@ pub(super) fn check_fields(
     let node = value.and_then(|value| func.body.nodes.iter().find(|node| node.results.contains(&value)));
     let expected = format!("field `{field}` equal over {over}, as it is declared");
     let failure = Failure::new((expected, format!("one that may differ over {over}")))
-        .of(format!("`{}`", session.name))
+        .of(format!("`{}`", session.about.name))
         .note(format!("reduce what changes it over {over}, as by all_reduce"));
     let failure = match node.and_then(|node| node.site) {
         Some(site) => failure.at(site),

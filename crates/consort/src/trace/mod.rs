@@ -6,6 +6,7 @@
 
 mod blocks;
 mod late;
+mod peers;
 mod sizes;
 mod value;
 
@@ -29,6 +30,7 @@ use crate::world::World;
 
 use late::Late;
 pub(crate) use late::{outside_of_updates, update_later};
+pub(crate) use peers::{Peers, traced_peer};
 pub(crate) use sizes::{compare, equal, number_of, pin_shape, size_here};
 pub(crate) use value::{Start, Traced, settle};
 
@@ -66,14 +68,27 @@ pub(crate) enum Ranks {
     Own,
 }
 
+/// What is known of a function before it is traced.
+pub(crate) struct About {
+    /// Its name, for errors.
+    pub(crate) name: String,
+    pub(crate) fullgraph: bool,
+    /// The ranks with which it may communicate.
+    pub(crate) ranks: Ranks,
+    /// Its role on this rank, if it has one.
+    pub(crate) role: Option<String>,
+    /// The axes along which the roles of its ranks differ.
+    pub(crate) roles_over: Axes,
+    /// The peers that its ranks name by different numbers, if they are known.
+    pub(crate) peers: Option<Rc<Peers>>,
+}
+
 /// One traced call of a function.
 pub(crate) struct Session {
     pub(crate) world: Rc<World>,
-    pub(crate) fullgraph: bool,
-    /// The function's name, for errors.
-    pub(crate) name: String,
-    /// The ranks with which it may communicate.
-    ranks: Ranks,
+    pub(crate) about: About,
+    /// The peers that were named by numbers so far.
+    numbers: RefCell<Vec<i64>>,
     segment: RefCell<Segment>,
     /// The number of the segment being recorded.
     number: Cell<u32>,
@@ -147,13 +162,12 @@ fn new_segment(world: &World) -> Segment {
 }
 
 impl Session {
-    pub(crate) fn new(world: Rc<World>, fullgraph: bool, name: String, ranks: Ranks) -> Rc<Session> {
+    pub(crate) fn new(world: Rc<World>, about: About) -> Rc<Session> {
         let segment = RefCell::new(new_segment(&world));
         Rc::new(Session {
             world,
-            fullgraph,
-            name,
-            ranks,
+            about,
+            numbers: RefCell::default(),
             segment,
             number: Cell::new(0),
             started: Cell::new(false),
@@ -168,8 +182,8 @@ impl Session {
     /// Fails if a start communicates outside the ranks that the function was declared for.
     fn check_reach(&self, op: &dyn OpDef, site: Site) -> Result<()> {
         let Some(over) = op.effects().starts() else { return Ok(()) };
-        let (mesh, name) = (self.world.mesh(), &self.name);
-        let failure = match self.ranks {
+        let (mesh, name) = (self.world.mesh(), &self.about.name);
+        let failure = match self.about.ranks {
             Ranks::All => return Ok(()),
             Ranks::Own => {
                 let expected = format!("no communication in `{name}`, which was declared local");
@@ -317,7 +331,7 @@ impl Session {
             self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         let value = match known {
             Some(value) => value,
-            None if self.fullgraph => {
+            None if self.about.fullgraph => {
                 let got = "one that was captured or made from numbers";
                 let failure = Failure::new(("tensors that come from the arguments", got))
                     .note("pass it as an argument, or compile without fullgraph: then it is a constant");
@@ -446,7 +460,13 @@ impl Session {
             let failure = Failure::new(("no host read inside cond or scan", ""));
             return Err(Error::of(op, failure.note("return the tensor and read it outside"), site));
         }
-        if self.fullgraph {
+        if let Some(role) = &self.about.role {
+            let expected = format!("no host read of a traced tensor in role `{role}`");
+            let failure = Failure::new((expected, ""))
+                .note("the programs of all roles are checked before they run; return it and read it outside");
+            return Err(Error::of(op, failure, site));
+        }
+        if self.about.fullgraph {
             let failure = Failure::new(("no host read of a traced tensor under fullgraph", ""))
                 .note("return it and read it outside, or compile without fullgraph");
             return Err(Error::of(op, failure, site));
