@@ -13,11 +13,12 @@ use std::process::{Command, Output};
 /// Pages that show the output of their commands.
 const SHOWN: [&str; 3] = ["README.md", "docs/getting-started.md", "docs/tour.md"];
 /// Pages whose commands are run.
-const RUN: [&str; 5] = [
+const RUN: [&str; 6] = [
     "docs/collectives.md",
     "docs/compile.md",
     "docs/tensor-parallel.md",
     "docs/messages.md",
+    "docs/pipeline.md",
     "docs/operating.md",
 ];
 

@@ -9,6 +9,7 @@ pub mod halo;
 pub mod heat;
 pub mod moe;
 pub mod pipeline;
+pub mod pipeline_parallel;
 pub mod ring_attention;
 pub mod sequence_parallel;
 pub mod tp;

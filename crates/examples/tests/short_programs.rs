@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use consort::{Dtype, Init, Mesh, Result, Tensor, tolerance};
-use consort_examples::{data_parallel, heat, pipeline, sequence_parallel, wrong};
+use consort_examples::{data_parallel, heat, pipeline, pipeline_parallel, sequence_parallel, wrong};
 
 /// Runs `f` on `n` ranks.
 fn on<T: Send>(init: &Init, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
@@ -113,6 +113,62 @@ fn a_pipeline_is_its_stages_one_after_the_other() {
     }
 }
 
+/// The product of two row-major matrices, by plain loops.
+fn product(x: &[f32], y: &[f32], inner: usize) -> Vec<f32> {
+    let columns = y.len() / inner;
+    let entry =
+        |row: &[f32], column: usize| -> f32 { (0..inner).map(|k| row[k] * y[k * columns + column]).sum() };
+    x.chunks(inner).flat_map(|row| (0..columns).map(move |column| entry(row, column))).collect()
+}
+
+fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|column| x.iter().skip(column).step_by(columns).copied()).collect()
+}
+
+#[test]
+fn a_pipeline_of_tensor_parallel_stages_is_one_loop() {
+    let (batches, rows, width) = (5, 4, 8);
+    let got = on(&Init::new().axes(&[("pp", 2), ("tp", 2)]), 4, |mesh| {
+        let (ys, (a, b)) = pipeline_parallel::run(&mesh, batches)?;
+        let ys = ys.iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()?;
+        Ok((ys, a.t()?.to_vec::<f32>()?, b.to_vec::<f32>()?))
+    });
+    let w: Vec<[Vec<f32>; 2]> = (0..2)
+        .map(|stage| {
+            let (a, b) = pipeline_parallel::weights(stage, 0, 1).unwrap();
+            [a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap()]
+        })
+        .collect();
+    let mut grads = vec![[vec![0f32; width * width], vec![0f32; width * width]]; 2];
+    for m in 0..batches {
+        let x = Tensor::uniform(Dtype::F32, &[rows, width], 100 + m as i64).unwrap();
+        let (mut xs, mut hs) = (vec![x.to_vec::<f32>().unwrap()], Vec::new());
+        for [a, b] in &w {
+            hs.push(product(xs.last().unwrap(), a, width));
+            xs.push(product(hs.last().unwrap(), b, width));
+        }
+        let mut grad = xs[2].clone();
+        for stage in [1, 0] {
+            close(&got[2 * stage].0[m], &xs[stage + 1]);
+            let inner = product(&grad, &transposed(&w[stage][1], width), width);
+            let own = [
+                product(&transposed(&xs[stage], width), &inner, rows),
+                product(&transposed(&hs[stage], width), &grad, rows),
+            ];
+            for (sum, own) in grads[stage].iter_mut().zip(own) {
+                sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            }
+            grad = product(&inner, &transposed(&w[stage][0], width), width);
+        }
+    }
+    for stage in [0, 1] {
+        // Ranks of a stage have columns of the first weight, here transposed, and rows of the second.
+        let (one, two) = (&got[2 * stage], &got[2 * stage + 1]);
+        close(&[&one.1[..], &two.1].concat(), &transposed(&grads[stage][0], width));
+        close(&[&one.2[..], &two.2].concat(), &grads[stage][1]);
+    }
+}
+
 #[test]
 fn wrong_programs_are_refused() {
     for (what, program, part) in wrong::PROGRAMS {
@@ -124,7 +180,7 @@ fn wrong_programs_are_refused() {
 /// They are to be read in one screen.
 #[test]
 fn short_programs_are_short() {
-    for name in ["data_parallel", "sequence_parallel", "heat", "pipeline", "wrong"] {
+    for name in ["data_parallel", "sequence_parallel", "heat", "pipeline", "pipeline_parallel", "wrong"] {
         let path = format!("{}/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
         assert!(lines <= 60, "{path}: {lines} lines");
