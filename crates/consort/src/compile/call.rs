@@ -12,6 +12,7 @@ use super::agree::{Difference, MISS, Meeting, digest};
 use super::entries::Segments;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
+use super::misfit::Misfit;
 use super::parts::{Part, check_declared, check_fields, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Reach, Site};
 use crate::error::{Error, Result};
@@ -179,8 +180,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ) -> Result<R> {
         let (start, world) = (Instant::now(), meeting.world);
         let leaves = leaves_of(args);
-        let before = |entry: &Rc<Entry<R>>| entry.pattern.misfit(&leaves, &world.mesh());
-        let recompiled = self.entries.borrow().last().map(before);
         let own = {
             let entries = self.entries.borrow();
             Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
@@ -224,7 +223,13 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         let traced = traced?;
         let digest = digest(traced.text.as_bytes()) | 1;
-        self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
+        let (mesh, ranks) = (world.mesh(), meeting.ranks());
+        let recompiled = self.entries.borrow().last().map(|last| {
+            let (pattern, graph) = (&last.pattern, last.replay.as_ref().map(|replay| &*replay.graph));
+            let (leaves, signatures, ranks, mesh) = (&leaves[..], &signatures[..], &ranks[..], &*mesh);
+            Misfit { pattern, graph, leaves, signatures, ranks, mesh, site }.failure()
+        });
+        self.log.borrow_mut().compiled(&traced, recompiled);
         let entry = Entry { pattern, replay: traced.replay, communicates: traced.communicates, digest };
         let entry = Rc::new(entry);
         self.entries.borrow_mut().add(Rc::clone(&entry), args, &leaves);
