@@ -2,8 +2,8 @@
 //! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, rotate, share};
-use consort::{Dtype, Index, Reduce, Result, Steady, Tensor, compile, tolerance};
+use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, Weights, rotate, share};
+use consort::{Dtype, Index, Reduce, Result, Safetensors, Steady, Tensor, compile, tolerance};
 
 /// The value that all ranks return, which must be equal.
 fn on<T: Send + PartialEq + std::fmt::Debug>(n: usize, f: impl Fn(consort::Mesh) -> Result<T> + Sync) -> T {
@@ -301,5 +301,26 @@ fn a14_files_with_other_elements_on_a_rank_are_not_taken_as_equal() {
         mesh.barrier()
     });
     results.into_iter().for_each(|done| done.unwrap());
+    [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
+}
+
+#[test]
+fn a14_shards_of_files_that_differ_are_an_error_of_the_first_call() {
+    let path =
+        |rank: usize| std::env::temp_dir().join(format!("consort-shard-{}-{rank}.st", std::process::id()));
+    let results = consort::Init::new().axes(&[("dp", 2), ("tp", 1)]).spawn(2, |mesh| {
+        let (me, dp, tp) = (mesh.my_rank()?, mesh.axis("dp")?, mesh.axis("tp")?);
+        let w = Tensor::from_slice(&[1.0f32, 2.0, 3.0, me as f32], &[2, 2])?;
+        Tensor::save_safetensors(path(me), &[("w", &w)])?;
+        let file = Weights::File(Safetensors::open(path(me))?);
+        let part = file.part("w", &[2, 2], 0, (&tp, 0..2), Dtype::F32)?;
+        let f = compile(move |x: Tensor| dp.all_reduce(x.neg()?, Reduce::Sum));
+        Ok(f.call(part).unwrap_err().to_string())
+    });
+    for error in results.into_iter().map(|error| error.unwrap()) {
+        let wanted =
+            "compile: expected tensor 0 of the arguments to be equal, but ranks 0 and 1 differ\n  at ";
+        assert!(error.starts_with(wanted), "{error}");
+    }
     [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
 }

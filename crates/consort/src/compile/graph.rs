@@ -256,7 +256,9 @@ impl Planned {
             };
             args.push(ArgValue::Tensor { buffer, pending });
         }
-        self.count_packs(world, &whole);
+        if !whole.is_empty() || self.packed.get() > 0 {
+            self.count_packs(world, &whole);
+        }
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;

@@ -57,8 +57,10 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
     let (world, site) = (meeting.world, meeting.site);
     let (mut digests, mut declared, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();
+    let mut tensors = 0;
     let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
     for_each_typed(args, world, |tensor, _, field| {
+        tensors += 1;
         let varies = placements.next().unwrap_or(all_axes);
         if varies == all_axes {
             return;
@@ -67,14 +69,14 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
             Ok(digest) => digests.extend(digest.to_le_bytes()),
             Err(error) => failed = Some(error),
         }
-        declared.push((varies, field));
+        declared.push((varies, field, tensors - 1));
     });
     if let Some(error) = failed {
         return Err(error);
     }
     let all = meeting.gather("what is declared equal", &digests)?;
     let (mesh, ranks) = (world.mesh(), meeting.ranks());
-    for (place, (varies, field)) in declared.iter().enumerate() {
+    for (place, (varies, field, tensor)) in declared.iter().enumerate() {
         let of = |at: usize| all.get(at).and_then(|digests| digests.get(8 * place..8 * place + 8));
         let row = |at: usize| {
             varies.iter().map(|axis| mesh.coordinate(Rank(ranks[at] as u32), axis)).collect::<Vec<_>>()
@@ -85,7 +87,7 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
                 let (first, rank) = (ranks[first], ranks[at]);
                 let what = match field {
                     Some(field) => format!("field `{field}`"),
-                    None => format!("tensor {place} of those declared equal"),
+                    None => format!("tensor {tensor} of the arguments"),
                 };
                 let message = format!("expected {what} to be equal, but ranks {first} and {rank} differ");
                 let error = Error::new("compile", message, site);
