@@ -36,9 +36,19 @@ struct Job {
 }
 
 fn job(case: &str, ranks: usize) -> Job {
+    job_with(case, ranks, "")
+}
+
+/// The same with a variable, `NAME=VALUE`, that the last rank alone has in its environment.
+fn job_with(case: &str, ranks: usize, variable: &str) -> Job {
     let start = Instant::now();
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.args(["run", "-n", &ranks.to_string(), "--timeout", "50", "--"]);
+    let last = ranks - 1;
+    let script = format!("if [ $CONSORT_RANK = {last} ]; then export {variable}; fi; exec \"$0\" \"$@\"");
+    if !variable.is_empty() {
+        command.args(["sh", "-c", &script]);
+    }
     command.arg(std::env::current_exe().unwrap()).args(["--exact", "rank_program", "--quiet", "--nocapture"]);
     let output = command.env("WRONG_PROGRAM", case).env_remove("RUST_BACKTRACE").output().unwrap();
     assert!(start.elapsed() < SOON, "{case}: {:?}", start.elapsed());
@@ -418,4 +428,41 @@ fn right_programs_are_not_refused() {
             assert!(job.out.contains(&format!("[{rank}] got ")), "{case}: {}", job.out);
         }
     }
+}
+
+#[test]
+fn d1_ranks_whose_environment_changes_results_or_behaviour_do_not_start() {
+    let strict = if cfg!(debug_assertions) { ("0", "on", "off") } else { ("1", "off", "on") };
+    for (variable, key, values) in [
+        ("CONSORT_ISA=baseline".to_string(), "instruction set (CONSORT_ISA)", ["", "baseline"]),
+        (format!("CONSORT_STRICT={}", strict.0), "strict messages (CONSORT_STRICT)", [strict.1, strict.2]),
+        ("CONSORT_RETRACE=0".to_string(), "retraces (CONSORT_RETRACE)", ["on", "off"]),
+    ] {
+        let job = job_with("environment", 3, &variable);
+        let parts = [
+            "init: parity: expected equal values on every rank",
+            "AT",
+            key,
+            "ranks 0,1",
+            values[0],
+            key,
+            "rank 2",
+            values[1],
+            "note: start every rank with the same program, options and environment",
+        ];
+        job.expect_all(3, &parts);
+        if variable.contains("ISA") {
+            job.expect_all(3, &["note: CONSORT_ISA=avx2 or CONSORT_ISA=baseline on every rank"]);
+        }
+    }
+    // What does not exist is refused, and the others are told.
+    let job = job_with("environment", 2, "CONSORT_ISA=sse9");
+    job.expect(
+        1,
+        &["init: CONSORT_ISA: expected an instruction set that this machine has: ", "got \"sse9\"", "AT"],
+    );
+    job.expect(0, &["CONSORT_ISA: expected an instruction set that this machine has: "]);
+    let job = job_with("environment", 2, "CONSORT_LOG=foo");
+    job.expect(1, &["init: CONSORT_LOG: expected topics out of ", "got \"foo\"", "AT"]);
+    job.expect(0, &["CONSORT_LOG: expected topics out of "]);
 }

@@ -98,6 +98,7 @@ pub use pending::{Outcome, Pending};
 pub use probe::{Movement, Probe};
 pub use progress::Note;
 pub use recorder::{Name, Recorder};
+pub use settings::is_strict;
 #[doc(hidden)]
 pub use small_list::SmallList;
 pub use status::Cause;

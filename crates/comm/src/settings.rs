@@ -27,7 +27,7 @@ impl Settings {
 }
 
 /// Whether groups are strict by default: as `CONSORT_STRICT` says, or else in debug builds.
-fn is_strict() -> bool {
+pub fn is_strict() -> bool {
     match std::env::var("CONSORT_STRICT") {
         Ok(value) => !matches!(value.trim(), "" | "0" | "false" | "off"),
         Err(_) => cfg!(debug_assertions),

@@ -72,7 +72,10 @@ impl Error {
                 Error::caused(error.op().unwrap_or(op), failure, site, Some(cause.clone()))
             }
             None if error.site().is_none() => Error::of(op, error.failure(), site),
-            None => Error::of(op, error.failure().row(format!("called at {}", Site::from(site))), site),
+            None => {
+                let failure = error.failure().row(format!("called at {}", Site::from(site)));
+                Error::of(error.op().unwrap_or(op), failure, site)
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 use consort_types::layout::numel;
-use consort_types::{Dtype, Failure, Headline};
+use consort_types::{Digest, Dtype, Failure, Headline};
 use safetensors::tensor::{Dtype as FileDtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
@@ -56,7 +56,8 @@ impl Fault<'_> {
 }
 
 impl Tensor {
-    /// The tensor of a `.npy` file. Like any input it may differ between ranks.
+    /// The tensor of a `.npy` file. Like any input it may differ between ranks; a compiled function takes it as equal if the
+    /// ranks read the same elements.
     ///
     /// ```
     /// use consort::Tensor;
@@ -188,11 +189,12 @@ impl Tensor {
 }
 
 fn of_array(op: &str, array: &Array, site: &'static Location<'static>) -> Result<Tensor> {
-    Tensor::build(op, array.dtype.dtype(), &array.shape, site, |bytes| {
+    let tensor = Tensor::build(op, array.dtype.dtype(), &array.shape, site, |bytes| {
         // Both have the length that the shape implies.
         bytes.iter_mut().zip(&array.bytes).for_each(|(to, from)| *to = *from);
         Ok(())
-    })
+    });
+    tensor?.with_elements_as_origin(op, site)
 }
 
 fn file_dtype(dtype: Dtype) -> FileDtype {
@@ -303,7 +305,7 @@ impl Safetensors {
         Ok(self.entry(name, Location::caller())?.1)
     }
 
-    /// Reads a whole tensor.
+    /// Reads a whole tensor. Ranks that read the same elements have a tensor that compiled functions take as equal.
     ///
     /// [`Safetensors`] has an example.
     #[track_caller]
@@ -311,7 +313,9 @@ impl Safetensors {
         let site = Location::caller();
         let (info, _) = self.entry(name, site)?;
         // The whole tensor as one row.
-        self.read_rows(name, &info.shape, 1, 0, 0, info.data_offsets.1 - info.data_offsets.0, site)
+        let length = info.data_offsets.1 - info.data_offsets.0;
+        let tensor = self.read_rows(name, &info.shape, 1, 0, 0, length, site)?;
+        tensor.with_elements_as_origin("safetensors", site)
     }
 
     /// Reads the part of a tensor that begins at `start` along a dimension and has `size` entries, and no other bytes
@@ -339,6 +343,17 @@ impl Safetensors {
         };
         let entry = entry * dtype.size();
         self.read_rows(name, &shape, rows, (whole * entry) as u64, start * entry, size * entry, site)
+    }
+
+    /// A digest of what the file says that it holds: names, types, sizes.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        for (name, info) in &self.entries {
+            digest.add_bytes(name.as_bytes());
+            digest.add_bytes(info.dtype.to_string().as_bytes());
+            digest.add_all(info.shape.iter().map(|size| *size as u64));
+        }
+        digest
     }
 
     fn fault(&self, site: &'static Location<'static>) -> Fault<'_> {

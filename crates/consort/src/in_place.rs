@@ -28,8 +28,9 @@ impl Group {
         if slice.is_whole() {
             return self.start_on(op, slice.tensor, site);
         }
-        let view = [slice.view()];
-        match self.start(op, &view, 2, &[], site)?.pop() {
+        // The view is another owner, so it ends before the result is taken.
+        let result = self.start(op, &[slice.view()], 2, &[], site)?.pop();
+        match result {
             Some(result) => slice.take_result(result, site),
             None => Ok(()),
         }
@@ -54,8 +55,8 @@ impl Group {
             }
             return Ok(());
         }
-        let view = [slice.view()];
-        match self.start(op, &args, 2, &view, site)?.pop() {
+        let result = self.start(op, &args, 2, &[slice.view()], site)?.pop();
+        match result {
             Some(result) => slice.take_result(result, site),
             None => Ok(()),
         }

@@ -72,6 +72,15 @@ impl Index {
             _ => trace::compare(&self.0, &other.0, Location::caller()),
         }
     }
+
+    /// Whether one index is at most another, in the same way.
+    #[track_caller]
+    fn at_most(a: &Index, b: &Index) -> bool {
+        match (a.0.as_const(), b.0.as_const()) {
+            (Some(a), Some(b)) => a <= b,
+            _ => trace::at_most(&a.0, &b.0, Location::caller()),
+        }
+    }
 }
 
 impl fmt::Display for Index {
@@ -95,6 +104,29 @@ impl From<&Index> for Index {
     }
 }
 
+/// The comparisons that the compiler would make of `partial_cmp` inside of the standard library: at the user's line, and
+/// with a condition that is no stricter than the comparison.
+macro_rules! at_most {
+    ($ty:ty) => {
+        #[track_caller]
+        fn lt(&self, other: &$ty) -> bool {
+            !Index::at_most(&Index::from(<$ty as Clone>::clone(other)), self)
+        }
+        #[track_caller]
+        fn le(&self, other: &$ty) -> bool {
+            Index::at_most(self, &Index::from(<$ty as Clone>::clone(other)))
+        }
+        #[track_caller]
+        fn gt(&self, other: &$ty) -> bool {
+            !Index::at_most(self, &Index::from(<$ty as Clone>::clone(other)))
+        }
+        #[track_caller]
+        fn ge(&self, other: &$ty) -> bool {
+            Index::at_most(&Index::from(<$ty as Clone>::clone(other)), self)
+        }
+    };
+}
+
 macro_rules! numbers {
     ($($ty:ty),*) => {$(
         impl From<$ty> for Index {
@@ -113,6 +145,7 @@ macro_rules! numbers {
             fn partial_cmp(&self, other: &$ty) -> Option<Ordering> {
                 Some(self.compare(&Index::from(*other)))
             }
+            at_most!($ty);
         }
     )*};
 }
@@ -131,6 +164,7 @@ impl PartialOrd for Index {
     fn partial_cmp(&self, other: &Index) -> Option<Ordering> {
         Some(self.compare(other))
     }
+    at_most!(Index);
 }
 
 macro_rules! arithmetic {

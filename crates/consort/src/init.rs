@@ -4,9 +4,10 @@ use std::panic::Location;
 use std::time::Duration;
 
 use consort_ir::mesh;
+use consort_runtime::kernels::isa::{check_isa, isa};
 use consort_types::{Axes, Failure, GroupName};
 
-use crate::compile::check_log;
+use crate::compile::{check_log, is_retraced};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::world::{HEAP, World};
@@ -105,14 +106,13 @@ impl Init {
         let site = Location::caller();
         let failed = |failure: Box<Failure>| Error::of("init", failure, site);
         let control = self.join().map_err(|error| failed(error.failure()))?;
-        if let Err(failure) = check_log() {
+        if let Err(failure) = check_environment() {
             // The others wait for this rank.
             control.control().into_iter().for_each(|control| control.abort(&failure.to_string()));
             return Err(failed(failure));
         }
         let mesh = self.mesh(control.size()).map_err(failed)?;
-        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
-        control.parity("mesh", &axes.join(", ")).map_err(|error| failed(error.failure()))?;
+        self.check_parity(&mesh, &control).map_err(failed)?;
         let timeout = control.deadline();
         let all = control.group(self.heap, timeout).map_err(|error| failed(error.failure()))?;
         self.mesh_of(mesh, all, Some(control), timeout, site)
@@ -136,7 +136,7 @@ impl Init {
         let site = Location::caller();
         consort_comm::spawn_with_heap(n, self.heap, |all| {
             let failed = |failure| Error::of("spawn", failure, site);
-            check_log().map_err(failed)?;
+            check_environment().map_err(failed)?;
             let mesh = self.mesh(n).map_err(failed)?;
             let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
             let outcome = f(self.mesh_of(mesh, all, None, timeout, site)?);
@@ -144,6 +144,29 @@ impl Init {
             match (consort_comm::take_unseen().into_iter().next(), outcome) {
                 (Some(unseen), Ok(_)) => Err(Error::of("spawn", Box::new(unseen), site)),
                 (_, outcome) => outcome,
+            }
+        })
+    }
+
+    /// Fails on every rank if they differ in what changes results or behaviour, besides their version.
+    fn check_parity(&self, mesh: &mesh::Mesh, control: &consort_comm::World) -> Result<(), Box<Failure>> {
+        let Some(all) = control.control() else { return Ok(()) };
+        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
+        let on = |on: bool| if on { "on" } else { "off" };
+        let settings = [
+            ("mesh", &axes.join(", ")[..]),
+            ("build", if cfg!(debug_assertions) { "debug" } else { "release" }),
+            ("features", if cfg!(feature = "ndarray") { "ndarray" } else { "none" }),
+            ("instruction set (CONSORT_ISA)", isa().name()),
+            ("strict messages (CONSORT_STRICT)", on(self.strict.unwrap_or_else(consort_comm::is_strict))),
+            ("retraces (CONSORT_RETRACE)", on(is_retraced())),
+        ];
+        all.parity(&settings, control.deadline()).map_err(|error| {
+            let failure = error.failure();
+            match failure.rows.iter().any(|row| row.contains("CONSORT_ISA")) {
+                true => failure
+                    .note("CONSORT_ISA=avx2 or CONSORT_ISA=baseline on every rank makes machines alike"),
+                false => failure,
             }
         })
     }
@@ -197,6 +220,12 @@ impl Init {
         }
         Mesh::new(world, site)
     }
+}
+
+/// Fails if the environment asks for something that does not exist.
+fn check_environment() -> Result<(), Box<Failure>> {
+    check_log()?;
+    check_isa()
 }
 
 /// Connects with the other ranks, as [`Init::start`] does; all of them are one axis, `world`.

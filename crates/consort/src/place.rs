@@ -196,13 +196,18 @@ impl SliceMut<'_> {
         }
     }
 
-    /// In a trace, replaces the tensor by one with `part` in the place of the slice.
-    pub(crate) fn replace(&mut self, part: Tensor, site: &'static Location<'static>) -> Result<()> {
+    /// Whether a traced tensor has its element type and shape at this call.
+    fn has_type_of(&self, part: &Tensor, site: &'static Location<'static>) -> Result<bool> {
         let mut fits = part.dtype() == self.dtype() && part.rank() == self.shape.len();
         for (a, b) in part.ty.shape.iter().zip(&self.shape) {
             fits = fits && equal(a, b, site)?;
         }
-        if !fits {
+        Ok(fits)
+    }
+
+    /// In a trace, replaces the tensor by one with `part` in the place of the slice.
+    pub(crate) fn replace(&mut self, part: Tensor, site: &'static Location<'static>) -> Result<()> {
+        if !self.has_type_of(&part, site)? {
             let (expected, got) = (&self.layout.shape[..], part.hint_shape());
             let message = (format!("{}{expected:?}", self.dtype()), format!("{}{got:?}", part.dtype()));
             return Err(Error::new("copy_from", message, site));
@@ -262,6 +267,14 @@ impl SliceMut<'_> {
     /// Takes the result of an operation, completed or pending, written in place or elsewhere.
     pub(crate) fn take_result(&mut self, result: Tensor, site: &'static Location<'static>) -> Result<()> {
         if is_tracing() {
+            if !self.has_type_of(&result, site)? {
+                let (expected, got) = (result.hint_shape(), &self.layout.shape[..]);
+                let message = (
+                    format!("{}{expected:?} for the result", result.dtype()),
+                    format!("{}{got:?}", self.dtype()),
+                );
+                return Err(Error::new("copy_from", message, site));
+            }
             return self.replace(result, site);
         }
         if self.layout == self.tensor.layout {
@@ -278,6 +291,7 @@ impl SliceMut<'_> {
         }
         // It could not be written in place, for example because it has gaps.
         self.make_own(site)?;
+        World::current()?.count_copy(result.numel() * result.dtype().size());
         write_into(&self.view(), &result, site)
     }
 

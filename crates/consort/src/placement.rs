@@ -6,14 +6,16 @@ use std::rc::Rc;
 use consort_comm::Note;
 use consort_ir::index::Facts;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::OpDef;
-use consort_types::{Axes, Digest, Failure, GroupName, ranks_text};
+use consort_ir::ops::{self, OpDef};
+use consort_types::{Axes, Digest, Failure, GroupName, Headline};
+use smallvec::smallvec;
 
-use crate::apply::Prepared;
-use crate::error::{Error, Result};
+use crate::apply::{Prepared, run_one};
+use crate::error::{Error, Named, Result};
 use crate::flatten::{Static, Visit};
 use crate::index::Index;
 use crate::tensor::Tensor;
+use crate::trace::{is_tracing, record_start, settle};
 use crate::world::World;
 
 type Site = &'static Location<'static>;
@@ -77,7 +79,10 @@ impl Origin {
 /// When ranks compare what is declared equal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Compare {
-    InDebug,
+    /// In debug builds; in traces the type must say so.
+    ByType,
+    /// In debug builds; in traces if the type does not say so.
+    Traced,
     Always,
 }
 
@@ -102,19 +107,21 @@ impl Tensor {
         self.ty.varies.iter().map(|axis| mesh.axis_name(axis)).collect()
     }
 
-    /// Declares it equal on all ranks, as [`equal_over`](Tensor::equal_over) does over all axes.
+    /// Declares it equal on all ranks, as [`equal_over`](Tensor::equal_over) does over all axes. In a trace it must follow
+    /// from the types, so that a forgotten reduction is an error before anything runs.
     ///
     /// [`varies`](Tensor::varies) has an example.
     #[track_caller]
     pub fn replicated(self) -> Result<Tensor> {
         let all = World::current()?.mesh().all_axes();
-        self.declared("replicated", all, Compare::InDebug, Location::caller())
+        self.declared("replicated", all, Compare::ByType, Location::caller())
     }
 
     /// Declares it equal over axes of the mesh: ranks that differ only in their places along them have the same elements.
     /// Debug builds of a program compare at once, and so do compiled functions at their first call.
     ///
-    /// In a trace it must follow from the types: declare arguments before the call.
+    /// In a trace it costs nothing where it follows from the types. Elsewhere each call compares, in every build, as
+    /// [`expect_equal_over`](Tensor::expect_equal_over) does, and fails on all ranks along these axes at this line.
     ///
     /// ```
     /// use consort::{Init, Tensor};
@@ -132,11 +139,11 @@ impl Tensor {
     pub fn equal_over(self, axes: &[&str]) -> Result<Tensor> {
         let site = Location::caller();
         let axes = axes_of("equal_over", axes, site)?;
-        self.declared("equal_over", axes, Compare::InDebug, site)
+        self.declared("equal_over", axes, Compare::Traced, site)
     }
 
     /// Declares it equal over axes, and compares in every build: fails on all ranks along these axes if it is not equal.
-    /// That reads all its elements, and costs one exchange of 8 bytes for each axis.
+    /// That reads all its elements, in a trace twice, and costs one exchange of 8 bytes for each axis.
     ///
     /// ```
     /// use consort::Tensor;
@@ -157,6 +164,26 @@ impl Tensor {
         let site = Location::caller();
         let axes = axes_of("expect_equal_over", axes, site)?;
         self.declared("expect_equal_over", axes, Compare::Always, site)
+    }
+
+    /// The same with an origin: ranks of equal digests have tensors that differ over these axes only.
+    pub(crate) fn with_origin(mut self, digest: Digest, varies: Axes) -> Tensor {
+        if self.ty.varies != varies {
+            self.origin = Origin { digest: digest.get() | 1, varies };
+        }
+        self
+    }
+
+    /// The same with its elements as its origin, as for one that was read from a file.
+    pub(crate) fn with_elements_as_origin(self, op: &str, site: Site) -> Result<Tensor> {
+        if !self.has_data() {
+            return Ok(self);
+        }
+        let mut digest = Digest::default();
+        digest.add(self.dtype() as u64);
+        digest.add_all(self.shape().iter().map(|size| *size as u64));
+        digest.add(self.with_bytes(op, site, Digest::of_many)?);
+        Ok(self.with_origin(digest, Axes::NONE))
     }
 
     /// Forgets where it is equal. Of use for state that begins equal on all ranks and does not stay so, such as a cache of
@@ -187,15 +214,23 @@ impl Tensor {
     fn declared(mut self, op: &str, axes: Axes, compare: Compare, site: Site) -> Result<Tensor> {
         let world = World::current()?;
         let unknown: Axes = axes.iter().filter(|axis| self.ty.varies.contains(*axis)).collect();
-        if unknown.is_empty() && (compare == Compare::InDebug || self.traced.is_some()) {
+        let tracing = is_tracing();
+        if unknown.is_empty() && (compare != Compare::Always || tracing) {
             return Ok(self);
         }
-        if self.traced.is_some() {
+        if tracing && compare == Compare::ByType {
             let over = world.mesh().axes_text(unknown);
             let expected = format!("a tensor whose type says that it is equal over {over}");
             let failure = Failure::new((expected, "one that may differ"))
-                .note("reduce or gather it over these axes, or declare arguments before the call");
+                .note("reduce or gather it over these axes, or declare arguments before the call")
+                .note("`equal_over` compares at each call what the type does not say");
             return Err(Error::of(op, failure, site));
+        }
+        if tracing {
+            return self.declared_in_trace(unknown, site).named(op, site);
+        }
+        if self.traced.is_some() {
+            self = settle(&self, op, site)?;
         }
         if (compare == Compare::Always || cfg!(debug_assertions)) && self.storage.is_some() {
             for axis in axes.iter() {
@@ -205,6 +240,21 @@ impl Tensor {
         self.ty = world.memo().varying(&self.ty, self.ty.varies.minus(axes));
         self.origin = Origin::NONE;
         Ok(self)
+    }
+
+    /// In a trace the comparison becomes a part of the program: along each axis the digests are gathered and compared.
+    fn declared_in_trace(self, axes: Axes, site: Site) -> Result<Tensor> {
+        let mut x = self;
+        for axis in axes.iter() {
+            let over = GroupName::Axes(Axes::one(axis));
+            let own = run_one(&ops::Digest {}, smallvec![x.clone()], site)?;
+            let gather = ops::AllGatherStart { dims: vec![0], over };
+            let Some(gathered) = record_start(&gather, &[own], site) else { return Ok(x) };
+            let (mut digests, _) = gathered?;
+            digests.insert(0, x);
+            x = run_one(&ops::EqualOver { over }, digests, site)?;
+        }
+        Ok(x)
     }
 }
 
@@ -228,7 +278,7 @@ fn compare_over(x: &Tensor, op: &str, axis: Axes, world: &World, site: Site) -> 
     let Some(group) = world.group(over, site).map_err(failed)?.filter(|group| group.size() > 1) else {
         return Ok(());
     };
-    let mine = x.with_bytes(op, site, Digest::of)?;
+    let mine = x.with_bytes(op, site, Digest::of_many)?;
     let recorder = group.recorder();
     let (text, line) = (recorder.name("compare what is declared equal"), recorder.site(site));
     let note = Note { text, site: line, ..Note::default() };
@@ -241,17 +291,8 @@ fn compare_over(x: &Tensor, op: &str, axis: Axes, world: &World, site: Site) -> 
     }
     let mesh = world.mesh();
     let members = mesh.members(over, world.rank).unwrap_or_default();
-    let mut groups: Vec<(&[u8], Vec<usize>)> = Vec::new();
-    for (digest, rank) in digests.iter().zip(&members) {
-        match groups.iter_mut().find(|(other, _)| other == digest) {
-            Some((_, ranks)) => ranks.push(rank.0 as usize),
-            None => groups.push((digest, vec![rank.0 as usize])),
-        }
-    }
-    let expected = format!("a tensor that is equal over {}", mesh.axes_text(axis));
-    let rows =
-        groups.iter().enumerate().map(|(i, (_, ranks))| format!("{}: value {}", ranks_text(ranks), i + 1));
-    let failure = rows.fold(Failure::new((expected, "one that differs")), |failure, row| failure.row(row));
+    let ranks: Vec<usize> = members.iter().map(|rank| rank.0 as usize).collect();
+    let failure = Failure::new(Headline::unequal(&mesh.axes_text(axis), &ranks, &digests));
     Err(Error::of(op, failure, site))
 }
 

@@ -156,7 +156,8 @@ fn a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy() {
         let mut x = tensor()?;
         let before = mesh.copied_bytes();
         mesh.scatter_(&mut x, 0, root)?;
-        assert!(mesh.copied_bytes() - before <= (n * part * 8) as u64);
+        // All of it where peers still read the old elements, and the own part.
+        assert!(mesh.copied_bytes() - before <= ((n + 1) * part * 8) as u64);
         let want = |i: usize| number(if i / part == me { root } else { me }, i);
         assert_eq!(x.to_vec::<i64>()?, (0..n * part).map(want).collect::<Vec<_>>());
         // Another owner sees nothing of it.

@@ -2,8 +2,8 @@
 //! compiled.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, rotate, share};
-use consort::{Dtype, Index, Result, Steady, Tensor, compile, tolerance};
+use consort::nn::{Config, Embedding, Generator, Llama, RmsNorm, Sampling, Weights, rotate, share};
+use consort::{Dtype, Index, Reduce, Result, Safetensors, Steady, Tensor, compile, tolerance};
 
 /// The value that all ranks return, which must be equal.
 fn on<T: Send + PartialEq + std::fmt::Debug>(n: usize, f: impl Fn(consort::Mesh) -> Result<T> + Sync) -> T {
@@ -201,4 +201,126 @@ fn e2_the_block_compiles_into_one_graph() {
         assert_eq!(f.stats().copied_bytes, 0, "{}", f.explain());
         Ok(())
     });
+}
+
+/// The sum of what the feed-forward part of a model gives, as a program that declares it equal on all ranks; without
+/// the reduction over tp if `forgets`.
+fn loss(model: &Llama, forgets: bool) -> Result<Tensor> {
+    let f = compile(move |(norm, feed, x): (RmsNorm, consort::nn::SwiGlu, Tensor)| {
+        let x = norm.forward(&x)?;
+        let y = match forgets {
+            false => feed.forward(&x)?,
+            true => {
+                let wide = feed.gate.forward(&x)?.silu()?.mul(&feed.up.forward(&x)?)?;
+                wide.matmul(&feed.down.weight.t()?)?
+            }
+        };
+        y.mul(&y)?.sum_all()?.replicated()
+    });
+    let block = &model.blocks[0];
+    let x = Tensor::normal(Dtype::F32, &[3, block.norm.weight.shape()[0]], 5)?;
+    let args = || (block.feed_norm.clone(), block.feed.clone(), x.clone());
+    let first = f.call(args())?.item::<f32>()?;
+    assert_eq!(f.call(args())?.item::<f32>()?, first);
+    f.expect_steady(Steady::graphs(1))?;
+    let program = f.explain().graphs[0].program.clone();
+    let head = program.lines().find(|line| line.starts_with("func ")).unwrap_or_default().to_string();
+    // The norm is equal everywhere, and the shards differ along tp alone.
+    let shards = "v1: f32[24,32]{tp}, v2: f32[24,32]{tp}, v3: f32[32,24]{tp}";
+    assert!(head.contains(&format!("(v0: f32[32], {shards}, v4: f32[3,32]) -> f32[] ")), "{head}");
+    Tensor::scalar(first)
+}
+
+#[test]
+fn a14_weights_have_their_exact_placements() {
+    let config = Config::tiny();
+    let path = std::env::temp_dir().join(format!("consort-placed-{}.safetensors", std::process::id()));
+    let names = ["input_layernorm", "post_attention_layernorm"];
+    on(1, |mesh| {
+        let model = Llama::random(&config, &mesh, 3)?;
+        let mut all = vec![
+            ("model.embed_tokens.weight".to_string(), model.embedding.table.clone()),
+            ("model.norm.weight".to_string(), model.norm.weight.clone()),
+            ("lm_head.weight".to_string(), model.head.table.clone()),
+        ];
+        for (layer, block) in model.blocks.iter().enumerate() {
+            let attention = &block.attention;
+            let parts = [
+                ("self_attn.q_proj", &attention.query.weight),
+                ("self_attn.k_proj", &attention.key.weight),
+                ("self_attn.v_proj", &attention.value.weight),
+                ("self_attn.o_proj", &attention.out.weight),
+                ("mlp.gate_proj", &block.feed.gate.weight),
+                ("mlp.up_proj", &block.feed.up.weight),
+                ("mlp.down_proj", &block.feed.down.weight),
+                (names[0], &block.norm.weight),
+                (names[1], &block.feed_norm.weight),
+            ];
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            all.extend(parts.into_iter().map(|(part, weight)| (name(part), weight.clone())));
+        }
+        let all: Vec<(&str, &Tensor)> = all.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        Tensor::save_safetensors(&path, &all)
+    });
+    let results = consort::Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+        let tp = mesh.axis("tp")?;
+        let mut sums = Vec::new();
+        for model in [Llama::random(&config, &tp, 3)?, Llama::load(&config, &tp, &path)?] {
+            sums.push(loss(&model, false)?.item::<f32>()?);
+            let error = loss(&model, true).unwrap_err().to_string();
+            let wanted =
+                "replicated: expected a tensor whose type says that it is equal over tp, got one that may";
+            assert!(error.starts_with(wanted), "{error}");
+        }
+        Ok(sums)
+    });
+    for sums in results.into_iter().map(|sums| sums.unwrap()) {
+        assert_eq!(sums[0], sums[1]);
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a14_files_with_other_elements_on_a_rank_are_not_taken_as_equal() {
+    let path =
+        |rank: usize| std::env::temp_dir().join(format!("consort-own-{}-{rank}.npy", std::process::id()));
+    let results = consort::spawn(2, |mesh| {
+        let (me, group) = (mesh.my_rank()?, mesh.clone());
+        let x = Tensor::from_iter([1.0f32, me as f32])?;
+        x.to_npy(path(me))?;
+        mesh.barrier()?;
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Max));
+        let head = |f: &consort::Compiled<Tensor, Tensor>, i: usize| {
+            f.explain().graphs[i].program.lines().find(|line| line.starts_with("func ")).unwrap().to_string()
+        };
+        // All read one file, and then each its own.
+        f.call(Tensor::from_npy(path(0))?)?;
+        assert!(head(&f, 0).contains("v0: f32[2])"), "{}", head(&f, 0));
+        assert_eq!(f.call(Tensor::from_npy(path(me))?)?.to_vec::<f32>()?, [1.0, 1.0]);
+        assert!(head(&f, 1).contains("v0: f32[2]{world})"), "{}", head(&f, 1));
+        mesh.barrier()
+    });
+    results.into_iter().for_each(|done| done.unwrap());
+    [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
+}
+
+#[test]
+fn a14_shards_of_files_that_differ_are_an_error_of_the_first_call() {
+    let path =
+        |rank: usize| std::env::temp_dir().join(format!("consort-shard-{}-{rank}.st", std::process::id()));
+    let results = consort::Init::new().axes(&[("dp", 2), ("tp", 1)]).spawn(2, |mesh| {
+        let (me, dp, tp) = (mesh.my_rank()?, mesh.axis("dp")?, mesh.axis("tp")?);
+        let w = Tensor::from_slice(&[1.0f32, 2.0, 3.0, me as f32], &[2, 2])?;
+        Tensor::save_safetensors(path(me), &[("w", &w)])?;
+        let file = Weights::File(Safetensors::open(path(me))?);
+        let part = file.part("w", &[2, 2], 0, (&tp, 0..2), Dtype::F32)?;
+        let f = compile(move |x: Tensor| dp.all_reduce(x.neg()?, Reduce::Sum));
+        Ok(f.call(part).unwrap_err().to_string())
+    });
+    for error in results.into_iter().map(|error| error.unwrap()) {
+        let wanted =
+            "compile: expected tensor 0 of the arguments to be equal, but ranks 0 and 1 differ\n  at ";
+        assert!(error.starts_with(wanted), "{error}");
+    }
+    [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
 }

@@ -122,19 +122,111 @@ fn a14_axes_that_the_mesh_does_not_have_are_an_error() {
 }
 
 #[test]
-fn a14_equality_in_a_trace_follows_from_types() {
-    let results = on_2_by_2(|_, dp, _| {
+fn a14_equality_in_a_trace_follows_from_types_or_is_compared() {
+    let results = on_2_by_2(|_, dp, tp| {
         let own = dp.clone();
         let sum = compile(move |x: Tensor| own.all_reduce(x, Reduce::Sum)?.equal_over(&["dp"]));
         let got = sum.call(Tensor::from_iter([1.0])?)?.to_vec::<f64>()?;
-        let claims = compile(|x: Tensor| x.neg()?.expect_equal_over(&["dp"])).local();
-        Ok((got, claims.call(Tensor::from_iter([1.0])?).unwrap_err().to_string()))
+        assert!(!sum.explain().graphs[0].program.contains("equal_over"));
+        // The type does not say it, so the program compares.
+        let claims = compile(|x: Tensor| x.neg()?.equal_over(&["dp"])?.exp()).name("claims");
+        for round in 0..3 {
+            let y = claims.call(Tensor::from_iter([(place(&tp)? + round) as f64])?)?;
+            assert_eq!(y.varies(), ["tp"]);
+            let expected = (-((place(&tp)? + round) as f64)).exp();
+            assert!((y.item::<f64>()? - expected).abs() < 1e-12);
+        }
+        claims.expect_steady(Steady::graphs(1))?;
+        assert_eq!((claims.stats().copied_bytes, claims.explain().graphs[0].starts), (0, 1));
+        // At a later call the tensor differs over dp on the ranks with place 1 along tp.
+        let rest = Tensor::from_iter([(place(&tp)? * (1 + place(&dp)?)) as f64])?;
+        Ok((got, place(&tp)?, claims.call(rest).and_then(|y| y.item::<f64>())))
     });
-    for (got, error) in results.into_iter().map(Result::unwrap) {
+    for (got, tp, outcome) in results.into_iter().map(Result::unwrap) {
         assert_eq!(got, [2.0]);
-        let wanted =
-            "expect_equal_over: expected a tensor whose type says that it is equal over dp, got one that may";
-        assert!(error.starts_with(wanted) && error.contains("placements.rs:"), "{error}");
+        if tp == 0 {
+            assert_eq!(outcome.unwrap(), 1.0);
+            continue;
+        }
+        let error = outcome.unwrap_err().to_string();
+        let wanted = "equal_over: expected a tensor that is equal over dp, got one that differs: rank 1: value 1; \
+                      rank 3: value 2";
+        assert!(error.starts_with(wanted), "{error}");
+        assert!(error.contains(&format!("\n  at {}", line("equal_over(&[\"dp\"])?.exp()"))), "{error}");
+    }
+}
+
+/// The line with this text, as errors name it.
+fn line(text: &str) -> String {
+    let at = include_str!("placements.rs").lines().position(|line| line.contains(text)).unwrap();
+    format!("crates/consort/tests/placements.rs:{}", at + 1)
+}
+
+#[test]
+fn a14_a_whole_value_in_a_trace_is_compared_along_each_axis() {
+    let results = on_2_by_2(|_, dp, tp| {
+        let f = compile(|x: Tensor| x.neg()?.expect_equal_over(&["dp", "tp"]));
+        assert!(f.call(Tensor::from_iter([1.0])?)?.varies().is_empty());
+        assert_eq!(f.explain().graphs[0].starts, 2);
+        let x = Tensor::from_iter([place(&tp)? as f64])?;
+        Ok((place(&dp)?, f.call(x).unwrap_err().to_string()))
+    });
+    for (dp, error) in results.into_iter().map(Result::unwrap) {
+        let (a, b) = (2 * dp, 2 * dp + 1);
+        let wanted = format!(
+            "expected a tensor that is equal over tp, got one that differs: rank {a}: value 1; rank {b}: value 2"
+        );
+        assert!(error.contains(&wanted), "{error}");
+    }
+}
+
+#[test]
+fn a14_a_function_without_communication_compares_too_unless_it_is_local() {
+    let results = on_2_by_2(|_, dp, tp| {
+        let f = compile(|x: Tensor| x.neg()?.equal_over(&["dp"]));
+        f.call(Tensor::from_iter([1.0])?)?;
+        let of_dp = compile(|x: Tensor| x.neg()?.equal_over(&["dp"])).over(&dp);
+        assert_eq!(of_dp.call(Tensor::from_iter([place(&tp)? as f64])?)?.varies(), ["tp"]);
+        let of_tp = compile(|x: Tensor| x.neg()?.equal_over(&["dp"])).over(&tp).name("of_tp");
+        let local = compile(|x: Tensor| x.neg()?.equal_over(&["dp"])).local().name("own");
+        let x = || Tensor::from_iter([1.0]);
+        Ok([of_tp.call(x()?).unwrap_err().to_string(), local.call(x()?).unwrap_err().to_string()])
+    });
+    for [of_tp, local] in results.into_iter().map(Result::unwrap) {
+        let wanted = "equal_over: expected communication among the ranks of `tp`, which call `of_tp`, got some over `dp`";
+        assert!(of_tp.starts_with(wanted), "{of_tp}");
+        assert!(local.starts_with("equal_over: expected no communication in `own`"), "{local}");
+    }
+}
+
+#[test]
+fn a14_a_forgotten_reduction_of_what_is_replicated_is_an_error_of_the_trace() {
+    let results = on_2_by_2(|_, _, _| {
+        let f = compile(|x: Tensor| x.neg()?.sum_all()?.replicated()); // forgets
+        Ok(f.call(Tensor::from_iter([1.0])?).unwrap_err().to_string())
+    });
+    for error in results.into_iter().map(Result::unwrap) {
+        let wanted = "replicated: expected a tensor whose type says that it is equal over dp,tp, got one that may differ";
+        assert!(error.starts_with(wanted) && error.contains(&line("// forgets")), "{error}");
+        assert!(
+            error.contains("note: `equal_over` compares at each call what the type does not say"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a14_numbers_inside_loops_are_compared_in_each_iteration() {
+    let results = on_2_by_2(|_, dp, _| {
+        let f = compile(|x: Tensor| {
+            let body = |x: Tensor, (): ()| Ok((x.add(1.0)?.equal_over(&["dp", "tp"])?.mul(2.0)?, ()));
+            Ok(consort::scan(3usize, x, (), body)?.0)
+        });
+        let y = f.call(Tensor::from_iter([1.0])?)?.to_vec::<f64>()?;
+        Ok((y, f.call(Tensor::from_iter([place(&dp)? as f64])?).and_then(|y| y.wait()).is_err()))
+    });
+    for (y, failed) in results.into_iter().map(Result::unwrap) {
+        assert_eq!((y, failed), (vec![22.0], true));
     }
 }
 
@@ -202,6 +294,9 @@ fn a14_numbers_that_begin_to_differ_are_noticed() {
             got.push(f.call(Tensor::full(Dtype::F64, &[1], value)?)?.to_vec::<f64>()?[0]);
         }
         assert_eq!(f.stats().graphs, 2, "{}", f.explain());
+        let reason = f.explain().recompiles[0].to_string();
+        let row = "tensor 0 of the arguments: expected one made of the same numbers on all ranks";
+        assert!(reason.ends_with(row), "{reason}");
         Ok(got)
     });
     for got in results.into_iter().map(Result::unwrap) {

@@ -6,7 +6,7 @@ use consort_types::{Axes, Failure};
 
 use crate::index::Facts;
 use crate::mesh::Mesh;
-use crate::ops::{BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, check_facets, count};
+use crate::ops::{Alias, BlockType, Effects, Flow, InferCx, OpDef, Takes, Undecided, check_facets, count};
 use crate::types::{TensorType, Type};
 
 /// Infers the types of a node's results. A pure op's results differ between ranks wherever an operand or an attribute
@@ -25,7 +25,9 @@ pub fn infer(
     let mut results = op.infer(&mut InferCx { mesh, args, blocks, facts, undecided })?;
     check_facets(op, mesh, args, &results, facts)?;
     let mut differs = Axes::NONE;
-    if matches!(op.effects(), Effects::Pure | Effects::Host) && op.flow() == Flow::Straight {
+    // A view that checks its operands states its own axes: it may find that they are equal.
+    let states = op.effects() == Effects::Host && op.alias() == Alias::View;
+    if matches!(op.effects(), Effects::Pure | Effects::Host) && op.flow() == Flow::Straight && !states {
         differs = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
     }
     if op.flow() == Flow::Straight {

@@ -4,13 +4,16 @@
 //! This is the meaning of `plan.rs` in numbers, for the hazard checker, the plan oracle, and any code that makes or
 //! runs plans.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use consort_types::layout::{Layout, numel};
 use smallvec::{SmallVec, smallvec};
 
-use crate::ops::{Alias, EvalCx, EvalError, Joined, OpDef, boxes_of, layouts_of};
+use crate::entity::Value;
+use crate::ops::{Alias, Effects, EvalCx, EvalError, Joined, OpDef, boxes_of, layouts_of};
 use crate::plan::Place;
+use crate::program::{Block, Node};
 use crate::types::TensorType;
 
 /// The location of a tensor's elements: an extent relative to a place.
@@ -241,6 +244,31 @@ pub fn pieces(
     };
     let whole = &layouts.last()?.shape;
     Some(boxes_of(op, sizes, &shapes, whole).ok()?.into_iter().map(piece).collect())
+}
+
+/// The tensors that hold what communication gave: results of waits, and views of them.
+pub fn arrived(block: &Block) -> BTreeSet<Value> {
+    fn add(block: &Block, all: &mut BTreeSet<Value>) {
+        for node in &block.nodes {
+            let of_view =
+                node.op.alias() == Alias::View && node.args.first().is_some_and(|arg| all.contains(arg));
+            if of_view || node.op.effects() == Effects::Wait {
+                all.extend(&node.results);
+            }
+            node.blocks.iter().for_each(|block| add(block, all));
+        }
+    }
+    let mut all = BTreeSet::new();
+    add(block, &mut all);
+    all
+}
+
+/// Whether moving an operand of a join copies for communication: it holds what communication gave, or it is the tensor
+/// into a slice of which such an operand goes.
+pub fn copies_for_communication(node: &Node, operand: usize, arrived: &BTreeSet<Value>) -> bool {
+    let is_arrived = |value: &Value| arrived.contains(value);
+    let is_base = operand == 0 && node.op.alias() == Alias::First;
+    node.args.get(operand).is_some_and(is_arrived) || is_base && node.args.iter().any(is_arrived)
 }
 
 #[cfg(test)]

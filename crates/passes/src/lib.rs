@@ -15,4 +15,4 @@ mod share;
 
 pub use compile::{CompileError, Decided, PassCx, Stage, compile};
 pub use pipeline::{PASSES, Pass, PassError, Ran, pass, simplify};
-pub use plan::{Binding, PlanError, PlanReport, plan, report};
+pub use plan::{Binding, Copy, PlanError, PlanReport, Why, plan, report};

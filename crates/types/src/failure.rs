@@ -68,6 +68,22 @@ impl Headline {
             _ => (format!("a dimension below {rank}"), dim.to_string()).into(),
         }
     }
+
+    /// Ranks that must have equal tensors and do not, by what stands for the tensor of each.
+    pub fn unequal<T: PartialEq>(over: &str, ranks: &[usize], values: &[T]) -> Headline {
+        let mut groups: Vec<(&T, Vec<usize>)> = Vec::new();
+        for (rank, value) in ranks.iter().zip(values) {
+            match groups.iter_mut().find(|(other, _)| *other == value) {
+                Some((_, ranks)) => ranks.push(*rank),
+                None => groups.push((value, vec![*rank])),
+            }
+        }
+        let rows = groups.iter().enumerate();
+        let rows: Vec<String> =
+            rows.map(|(i, (_, ranks))| format!("{}: value {}", ranks_text(ranks), i + 1)).collect();
+        let got = format!("one that differs: {}", rows.join("; "));
+        (format!("a tensor that is equal over {over}"), got).into()
+    }
 }
 
 impl fmt::Display for Headline {
@@ -218,6 +234,14 @@ mod tests {
         assert_eq!(
             Headline::dimension(1, 0).to_string(),
             "expected a tensor with a dimension 1, got a 0-d one"
+        );
+    }
+
+    #[test]
+    fn ranks_with_equal_tensors_are_named_together() {
+        assert_eq!(
+            Headline::unequal("dp", &[1, 3, 5], &[7, 9, 7]).to_string(),
+            "expected a tensor that is equal over dp, got one that differs: ranks 1,5: value 1; rank 3: value 2"
         );
     }
 

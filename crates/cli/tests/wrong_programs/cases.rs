@@ -20,7 +20,7 @@ pub(crate) fn play(case: &str) -> Result<()> {
         "send_first_small" => init = init.strict(true),
         _ => {}
     }
-    let mesh = init.start()?;
+    let mesh = init.start()?; // environment
     let me = mesh.my_rank()?;
     // `none` is an error, which a rank that makes no call after it would report: such cases are in the first topic.
     [messages, different, missing, compiled, captured, right, late, right_compiled]

@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{Buffer, CommError, Group, Name, Note, Party};
-use consort_types::{Axes, Dtype, Failure, GroupName, Rank, Reduce, Site as Line, ranks_text};
+use consort_types::{Axes, Digest, Dtype, Failure, GroupName, Rank, Reduce, Site as Line, ranks_text};
 
 use super::roles::Roles;
 use crate::error::{Error, Result};
@@ -337,16 +337,9 @@ fn fewest(texts: &[String]) -> Vec<usize> {
 /// The key of a call that no compilation matches: a cache miss.
 pub(crate) const MISS: u64 = 0;
 
-/// A digest of bytes, eight at a time; each step mixes the state, so that a difference anywhere changes the digest.
+/// A digest of bytes.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    let mix = |hash: u64, number: u64| {
-        let hash = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^ (hash >> 29)
-    };
-    let (whole, rest) = bytes.as_chunks::<8>();
-    let hash = whole.iter().fold(bytes.len() as u64, |hash, chunk| mix(hash, u64::from_le_bytes(*chunk)));
-    mix(hash, number(rest))
+    Digest::of_many(bytes)
 }
 
 /// A line of a program without the source line at its end: equal ops may stand on different lines.

@@ -12,6 +12,7 @@ use super::agree::{Difference, MISS, Meeting, digest_of, same_program};
 use super::entries::Segments;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
+use super::misfit::Misfit;
 use super::parts::{Part, check_declared, check_fields, check_tensors, fill, has_shapes, parts_of};
 use super::{Compiled, Reach, Site};
 use crate::error::{Error, Result};
@@ -189,8 +190,6 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ) -> Result<R> {
         let (start, world) = (Instant::now(), meeting.world);
         let leaves = leaves_of(args);
-        let before = |entry: &Rc<Entry<R>>| entry.pattern.misfit(&leaves, &world.mesh());
-        let recompiled = self.entries.borrow().last().map(before);
         let own = {
             let entries = self.entries.borrow();
             Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
@@ -239,7 +238,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         let traced = traced?;
         let digest = digest_of(&traced.text) | 1;
-        self.log.borrow_mut().compiled(&traced, recompiled, &world.mesh());
+        let mesh = world.mesh();
+        let recompiled = self.entries.borrow().last().map(|last| {
+            let (pattern, graph) = (&last.pattern, last.replay.as_ref().map(|replay| &*replay.graph));
+            let (leaves, mesh) = (&leaves[..], &*mesh);
+            let (signatures, ranks) = (&signatures.0[..], &signatures.1[..]);
+            Misfit { pattern, graph, leaves, signatures, ranks, mesh, site }.failure()
+        });
+        self.log.borrow_mut().compiled(&traced, recompiled);
         let (replay, communicates) = (traced.replay, traced.communicates);
         let entry = Entry { pattern, replay, communicates, digest, joint: number };
         let entry = Rc::new(entry);

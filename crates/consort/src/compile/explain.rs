@@ -7,14 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use consort_ir::cost::{self, Estimate};
-use consort_ir::entity::Value;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::text::print_used;
-use consort_passes::{PlanReport, report};
-use consort_types::{Failure, Held};
+use consort_passes::{Copy, PlanReport, report};
+use consort_types::Failure;
 
 use crate::trace::Break;
 
@@ -68,18 +67,10 @@ pub(crate) struct Log {
 
 impl Log {
     /// Records a compilation.
-    pub(crate) fn compiled<R>(
-        &mut self,
-        traced: &super::call::Traced<R>,
-        recompiled: Option<Box<Failure>>,
-        mesh: &Mesh,
-    ) {
+    pub(crate) fn compiled<R>(&mut self, traced: &super::call::Traced<R>, recompiled: Option<Box<Failure>>) {
         for graph in &traced.graphs {
             log("program", || graph.text.clone());
-            log("guards", || {
-                let guards = graph.func().map(|func| func.guards.clone()).unwrap_or_default();
-                guards.iter().map(|guard| format!("{}\n", guard.display(mesh))).collect()
-            });
+            log("guards", || graph.guards_text().join("\n"));
         }
         for one in &traced.breaks {
             log("breaks", || format!("{} at {}:{}", one.op, one.site.file(), one.site.line()));
@@ -132,7 +123,14 @@ impl Log {
             let mut explained = func.map_or_else(ExplainedGraph::default, |func| {
                 ExplainedGraph::new(mesh, graph.text.clone(), func)
             });
-            explained.evaluated = plan.map(|plan| plan.evaluated()).unwrap_or_default();
+            explained.guards = graph.guards_text();
+            if let Some(plan) = plan {
+                explained.evaluated = plan.evaluated();
+                for (param, bytes) in plan.packs() {
+                    explained.copied_bytes += bytes;
+                    explained.copies.push(format!("{param}: {bytes} bytes (gaps of the argument)"));
+                }
+            }
             explained
         };
         Explanation {
@@ -231,9 +229,7 @@ impl ExplainedGraph {
         if let Some(plan) = &func.plan {
             let PlanReport { peak_bytes, live_bytes, copied_bytes, copies } = report(mesh, func);
             (graph.peak_bytes, graph.live_bytes, graph.copied_bytes) = (peak_bytes, live_bytes, copied_bytes);
-            let copy = |(_, value, bytes, why): &(usize, Value, u64, Held)| {
-                format!("{value}: {bytes} bytes ({})", why.name())
-            };
+            let copy = |copy: &Copy| format!("{}: {} bytes ({})", copy.value, copy.bytes, copy.why.name());
             graph.copies = copies.iter().map(copy).collect();
             let mut symbols = plan.symbols.iter().copied().collect();
             graph.estimates =
@@ -315,7 +311,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "  break: {} reads a traced tensor {at} {file}:{line}", one.op)?;
         }
         for why in &self.recompiles {
-            writeln!(f, "  recompile: {why}")?;
+            writeln!(f, "  recompile: {}", why.to_string().replace('\n', "\n  "))?;
         }
         for (what, site) in &self.constants {
             writeln!(f, "  constant: {what} at {}:{}", site.file(), site.line())?;

@@ -7,7 +7,8 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use consort_ir::index::Sym;
+use consort_ir::entity::Value;
+use consort_ir::index::{Guard, Sym};
 use consort_ir::ops::{Effects, call_name};
 use consort_ir::plan::Region;
 use consort_ir::program::{Block, Func, Program};
@@ -40,6 +41,8 @@ pub(crate) struct Graph {
     pub(crate) communicates: bool,
     /// The axes along which the roles of its ranks differ: its results differ over them too.
     pub(crate) roles_over: Axes,
+    /// The lines that recorded its guards, as far as known.
+    guard_sites: BTreeMap<Guard, Site>,
     plans: RefCell<Vec<Rc<Planned>>>,
     /// How many plans were made.
     pub(crate) planned: Cell<u64>,
@@ -53,6 +56,10 @@ pub(crate) struct Planned {
     donated: Donated,
     exec: RefCell<Exec>,
     groups: Vec<Option<consort_comm::Group>>,
+    /// Bytes of arguments with gaps that were packed, in all calls.
+    packed: Cell<u64>,
+    /// The arguments that the previous call packed, with their bytes.
+    packs: RefCell<Vec<(usize, u64)>>,
     /// The axes over which each tensor of each result may differ.
     varies: Vec<Vec<Axes>>,
     /// Cached types and layouts of the result tensors at the previous call, in order.
@@ -93,7 +100,8 @@ impl Graph {
         let communicates = decided.program().funcs.iter().any(|func| starts(&func.body));
         let (plans, planned, planning) = Default::default();
         let roles_over = session.about.roles_over;
-        Ok(Graph { decided, text, communicates, roles_over, plans, planned, planning })
+        let guard_sites = session.guard_sites.borrow().clone();
+        Ok(Graph { decided, text, communicates, roles_over, guard_sites, plans, planned, planning })
     }
 
     pub(crate) fn func(&self) -> Option<&Func> {
@@ -102,9 +110,25 @@ impl Graph {
 
     /// Whether the guards on sizes hold.
     pub(crate) fn holds(&self, symbols: &[(Sym, i64)]) -> bool {
+        self.failed_guard(symbols).is_none()
+    }
+
+    /// The first guard on sizes that fails, and the line that recorded it.
+    pub(crate) fn failed_guard(&self, symbols: &[(Sym, i64)]) -> Option<(&Guard, Option<Site>)> {
         let env = |sym: Sym| symbols.iter().find(|(own, _)| *own == sym).map(|(_, value)| *value);
         // A guard on data-dependent sizes is checked when they are read.
-        self.func().is_none_or(|func| func.guards.iter().all(|guard| guard.holds(&env) != Ok(false)))
+        let failed = self.func()?.guards.iter().find(|guard| guard.holds(&env) == Ok(false))?;
+        Some((failed, self.guard_sites.get(failed).copied()))
+    }
+
+    /// The guards as text, with the lines that recorded them.
+    pub(crate) fn guards_text(&self) -> Vec<String> {
+        let (mesh, guards) = (self.decided.mesh(), self.func().map_or(&[][..], |func| &func.guards));
+        let text = |guard: &Guard| match self.guard_sites.get(guard) {
+            Some(site) => format!("{} at {}:{}", guard.display(mesh), site.file(), site.line()),
+            None => guard.display(mesh).to_string(),
+        };
+        guards.iter().map(text).collect()
     }
 
     /// The plan for these sizes and donated arguments; made on a cache miss.
@@ -162,7 +186,8 @@ impl Graph {
         let made = varies.iter().flatten().map(|_| None).collect();
         let made = RefCell::new(made);
         let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
-        Ok(Planned { symbols, donated, exec, groups, varies, made, func })
+        let (packed, packs) = Default::default();
+        Ok(Planned { symbols, donated, exec, groups, packed, packs, varies, made, func })
     }
 
     /// The cached plans, including the last one used.
@@ -187,7 +212,14 @@ fn starts(block: &Block) -> bool {
 impl Planned {
     /// Bytes that were copied so that they could take part in communication, in all calls.
     pub(crate) fn copied_bytes(&self) -> u64 {
-        self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
+        self.packed.get() + self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
+    }
+
+    /// The arguments with gaps that the previous call packed: parameters with their bytes.
+    pub(crate) fn packs(&self) -> Vec<(Value, u64)> {
+        let params = &self.func.body.params;
+        let value = |(place, bytes): &(usize, u64)| params.get(*place).map(|value| (*value, *bytes));
+        self.packs.borrow().iter().filter_map(value).collect()
     }
 
     /// The ops without a kernel, which run by their reference evaluation.
@@ -228,6 +260,9 @@ impl Planned {
             };
             args.push(ArgValue::Tensor { buffer, pending });
         }
+        if !whole.is_empty() || self.packed.get() > 0 {
+            self.count_packs(world, &whole);
+        }
         let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
@@ -258,6 +293,18 @@ impl Planned {
             results.push(list);
         }
         Ok(results)
+    }
+
+    /// Counts the arguments that a call packed.
+    fn count_packs(&self, world: &World, whole: &[(usize, Tensor)]) {
+        let mut packs = self.packs.borrow_mut();
+        packs.clear();
+        packs.extend(
+            whole.iter().map(|(place, tensor)| (*place, (tensor.numel() * tensor.dtype().size()) as u64)),
+        );
+        let bytes: u64 = packs.iter().map(|(_, bytes)| bytes).sum();
+        self.packed.set(self.packed.get() + bytes);
+        world.count_copy(bytes as usize);
     }
 
     /// The argument that a result aliases, if it was not donated.

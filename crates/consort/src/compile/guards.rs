@@ -53,7 +53,7 @@ impl Setting {
         }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         match self {
             Setting::Int(number) => number.to_string(),
             Setting::Float(bits) => format!("{:?}", f64::from_bits(*bits)),
@@ -262,22 +262,6 @@ impl Pattern {
         }
         notes
     }
-
-    /// The first guard that fails.
-    pub(crate) fn misfit(&self, leaves: &[Leaf], mesh: &Mesh) -> Box<Failure> {
-        if leaves.len() != self.leaves.len() {
-            let expected = format!("{} parts of the arguments", self.leaves.len());
-            return Failure::new((expected, leaves.len().to_string()));
-        }
-        for (place, (expected, leaf)) in self.leaves.iter().zip(leaves).enumerate() {
-            if !expected.takes(leaf) {
-                let (expected, got) = (expected.text(mesh), leaf.text(mesh));
-                let headline = (expected, format!("{got}{}", expected_note(leaf)));
-                return Failure::new(headline).of(format!("part {place} of the arguments"));
-            }
-        }
-        Failure::new("a condition on the sizes does not hold")
-    }
 }
 
 /// A number for the kind of a leaf, without its sizes and settings.
@@ -290,36 +274,7 @@ pub(crate) fn is_kind_of(leaf: &Leaf) -> u64 {
     }
 }
 
-/// A hint for a leaf that changes from call to call.
-fn expected_note(leaf: &Leaf) -> &'static str {
-    match leaf {
-        Leaf::Setting(Setting::Int(_)) => " (an Index in its place may change without a compilation)",
-        Leaf::Setting(Setting::Float(_)) => " (a 0-d tensor in its place may change without a compilation)",
-        _ => "",
-    }
-}
-
 impl Expected {
-    fn takes(&self, leaf: &Leaf) -> bool {
-        let size = |expected: &Size, got: Option<i64>| match (expected, got) {
-            (Size::Is(size), Some(got)) => *size == got,
-            (Size::Symbol(_, least), Some(got)) => got >= *least,
-            _ => false,
-        };
-        match (self, leaf) {
-            (Expected::Tensor { dtype, varies, sizes, by_origin, .. }, Leaf::Tensor(ty, origin)) => {
-                ty.dtype == *dtype
-                    && (ty.varies == *varies || *by_origin && origin.gives(*varies))
-                    && ty.shape.len() == sizes.len()
-                    && sizes.iter().zip(&ty.shape).all(|(expected, got)| size(expected, got.as_const()))
-            }
-            (Expected::Number(expected), Leaf::Number(got)) => size(expected, Some(*got)),
-            (Expected::Expression(own), Leaf::Expression(other)) => own == other,
-            (Expected::Setting(own), Leaf::Setting(other)) => own == other,
-            _ => false,
-        }
-    }
-
     pub(crate) fn text(&self, mesh: &Mesh) -> String {
         let size = |size: &Size| match size {
             Size::Is(size) => size.to_string(),
@@ -350,7 +305,7 @@ impl Expected {
 }
 
 impl Leaf {
-    fn text(&self, mesh: &Mesh) -> String {
+    pub(super) fn text(&self, mesh: &Mesh) -> String {
         match self {
             Leaf::Tensor(ty, _) => ty.display(mesh).to_string(),
             Leaf::Number(number) => number.to_string(),
@@ -359,7 +314,7 @@ impl Leaf {
         }
     }
 
-    fn sizes(&self) -> Vec<i64> {
+    pub(super) fn sizes(&self) -> Vec<i64> {
         match self {
             Leaf::Tensor(ty, _) => ty.shape.iter().map(|size| size.as_const().unwrap_or(-1)).collect(),
             Leaf::Number(number) => vec![*number],

@@ -9,6 +9,7 @@ mod explain;
 mod graph;
 mod guards;
 mod log;
+mod misfit;
 mod parts;
 mod roles;
 mod steady;
@@ -171,7 +172,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
 }
 
 /// The default of `retrace`: true unless `CONSORT_RETRACE=0`.
-fn is_retraced() -> bool {
+pub(crate) fn is_retraced() -> bool {
     std::env::var("CONSORT_RETRACE").map_or(true, |value| value.trim() != "0")
 }
 

@@ -57,8 +57,10 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
     let (world, site) = (meeting.world, meeting.site);
     let (mut declared, mut fields, mut failed) = (Vec::new(), Vec::new(), None);
     let all_axes = world.mesh().all_axes();
+    let mut tensors = 0;
     let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
     for_each_typed(args, world, |tensor, _, field| {
+        tensors += 1;
         let varies = placements.next().unwrap_or(all_axes);
         if varies == all_axes {
             return;
@@ -67,7 +69,7 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
             Ok(digest) => declared.extend([digest, varies.iter().map(|axis| 1 << axis.0).sum()]),
             Err(error) => failed = Some(error),
         }
-        fields.push(field);
+        fields.push((field, tensors - 1));
     });
     if let Some(error) = failed {
         return Err(error);
@@ -93,8 +95,9 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
             let first = (0..at).find(|first| !is_other(*first, at, varies)).unwrap_or(at);
             if number(first, 2 * place) != number(at, 2 * place) {
                 let what = match fields.get(place).filter(|_| meeting.is_my_role(at)) {
-                    Some(Some(field)) => format!("field `{field}`"),
-                    _ => format!("tensor {place} of those declared equal"),
+                    Some((Some(field), _)) => format!("field `{field}`"),
+                    Some((None, tensor)) => format!("tensor {tensor} of the arguments"),
+                    None => format!("tensor {place} of those declared equal"),
                 };
                 let (first, rank) = (ranks[first], ranks[at]);
                 let message = format!("expected {what} to be equal, but ranks {first} and {rank} differ");

@@ -126,11 +126,11 @@ impl Llama {
         let own_kv = own_kv.start * width..own_kv.end * width;
         let own_feed = share(feed_forward, me, n);
         let column = |name: String, out: usize, own: &std::ops::Range<usize>| -> Result<ColumnLinear> {
-            let weight = weights.part(&name, &[out, hidden], 0, own.clone(), dtype)?;
+            let weight = weights.part(&name, &[out, hidden], 0, (group, own.clone()), dtype)?;
             Ok(ColumnLinear { weight, bias: None })
         };
         let row = |name: String, inputs: usize, own: &std::ops::Range<usize>| -> Result<RowLinear> {
-            let weight = weights.part(&name, &[hidden, inputs], 1, own.clone(), dtype)?;
+            let weight = weights.part(&name, &[hidden, inputs], 1, (group, own.clone()), dtype)?;
             Ok(RowLinear { weight, bias: None, group: group.clone() })
         };
         let norm = |name: String| -> Result<RmsNorm> {
@@ -161,7 +161,7 @@ impl Llama {
             let own = share(vocabulary, me, n);
             let first = Index::from(own.start);
             Ok(Embedding {
-                table: weights.part(name, &[vocabulary, hidden], 0, own, dtype)?,
+                table: weights.part(name, &[vocabulary, hidden], 0, (group, own), dtype)?,
                 first,
                 sizes: (0..n).map(|member| share(vocabulary, member, n).len()).collect(),
                 group: group.clone(),

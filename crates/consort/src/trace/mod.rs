@@ -17,7 +17,7 @@ use std::rc::{Rc, Weak};
 
 use consort_ir::builder::{Builder, Draft};
 use consort_ir::entity::Value;
-use consort_ir::index::{Index, Sym, SymbolFacts};
+use consort_ir::index::{Guard, Index, Sym, SymbolFacts};
 use consort_ir::ops::{OpDef, Wait, call_name, check_name};
 use consort_ir::program::Func;
 use consort_ir::types::{TensorType, Type};
@@ -31,7 +31,7 @@ use crate::world::World;
 use late::Late;
 pub(crate) use late::{outside_of_updates, update_later};
 pub(crate) use peers::{Peers, traced_peer};
-pub(crate) use sizes::{compare, equal, number_of, pin_shape, size_here};
+pub(crate) use sizes::{at_most, compare, equal, number_of, pin_shape, size_here};
 pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;
@@ -97,6 +97,8 @@ pub(crate) struct Session {
     /// The values of the symbols at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
+    /// The lines that recorded guards.
+    pub(crate) guard_sites: RefCell<BTreeMap<Guard, Site>>,
     last: Cell<Option<Site>>,
     /// The first error that could not be returned where it occurred.
     failed: RefCell<Option<Error>>,
@@ -173,6 +175,7 @@ impl Session {
             started: Cell::new(false),
             hints: RefCell::default(),
             breaks: RefCell::default(),
+            guard_sites: RefCell::default(),
             last: Cell::new(None),
             failed: RefCell::default(),
             run: RefCell::default(),
@@ -422,12 +425,16 @@ impl Session {
         Ok(results)
     }
 
-    /// Checks that newly recorded guards hold at this call.
+    /// Remembers the line of newly recorded guards, and checks that they hold at this call.
     fn check_guards(&self, known: usize, op: &str, site: Site) -> Result<()> {
         let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
         let env = |sym: Sym| hints.get(&sym).copied();
         let broken = self.segment.borrow().draft.as_ref().and_then(|draft| {
             let new = draft.guards().get(known..).unwrap_or(&[]);
+            let mut sites = self.guard_sites.borrow_mut();
+            for guard in new {
+                sites.entry(guard.clone()).or_insert(site);
+            }
             new.iter()
                 .find(|guard| guard.holds(&env) == Ok(false))
                 .map(|guard| guard.display(&mesh).to_string())

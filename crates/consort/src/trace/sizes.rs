@@ -71,6 +71,25 @@ pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     })
 }
 
+/// Whether a size is at most another. In a trace the outcome is recorded as a guard; if it cannot be decided, the trace
+/// fails.
+pub(crate) fn at_most(a: &Index, b: &Index, site: Site) -> bool {
+    let Some(session) = current() else { return compare(a, b, site) != Ordering::Greater };
+    let outcome = (|| {
+        let holds = session.hint(a, site)? <= session.hint(b, site)?;
+        let guard = match holds {
+            true => Guard::Le(a.clone(), b.clone()),
+            false => Guard::Le(b + &Index::constant(1), a.clone()),
+        };
+        session.assume(guard, site)?;
+        Ok(holds)
+    })();
+    outcome.unwrap_or_else(|error: Error| {
+        session.fail(error);
+        a.cmp(b) != Ordering::Greater
+    })
+}
+
 /// Whether two sizes are equal at this call; if so, that is recorded as a guard. No branch depends on it, so the sizes
 /// may differ between ranks.
 pub(crate) fn equal(a: &Index, b: &Index, site: Site) -> Result<bool> {
@@ -155,8 +174,9 @@ impl Session {
         for sym in missing {
             self.bind(sym, "index", site)?;
         }
+        let known = self.build(|builder| builder.guards().len())?;
         match self.build(|builder| builder.assume(guard))? {
-            Assumed::New | Assumed::Known => Ok(()),
+            Assumed::New | Assumed::Known => self.check_guards(known, "index", site),
             Assumed::Contradiction => {
                 Err(Error::new("index", ("a condition that can hold", "a contradiction"), site))
             }

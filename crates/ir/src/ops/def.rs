@@ -247,7 +247,8 @@ pub enum Effects {
     Messages(GroupName),
     /// Completes a start.
     Wait,
-    /// Runs on the host, for example to read a tensor into sizes. It is never removed, repeated or moved.
+    /// Runs on the host, for example to read a tensor into sizes. It is never removed, repeated or moved. A view with this
+    /// effect reads all its operands where it stands, and may fail there.
     Host,
 }
 

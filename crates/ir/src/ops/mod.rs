@@ -21,6 +21,7 @@ mod lookup;
 mod matmul;
 mod norm;
 mod order;
+mod placement;
 mod random;
 mod reduce;
 mod reduction;
@@ -50,6 +51,7 @@ pub use lookup::*;
 pub use matmul::*;
 pub use norm::*;
 pub use order::*;
+pub use placement::*;
 pub use random::*;
 pub use reduce::*;
 pub use reduction::fold;
@@ -171,6 +173,7 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
     ("Lookup", &[Gather::INFO, TakeAlong::INFO, Scatter::INFO, ScatterAdd::INFO, OneHot::INFO]),
     ("Creation", &[Constant::INFO, Iota::INFO, IndexValue::INFO, Uniform::INFO, Normal::INFO]),
     ("Sizes", &[SizeOf::INFO, ToSize::INFO]),
+    ("Placement", &[Digest::INFO, EqualOver::INFO]),
     (
         "Composites",
         &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],

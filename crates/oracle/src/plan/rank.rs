@@ -188,7 +188,7 @@ impl<'a> PlanRank<'a> {
                 }
             }
             (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan, world)?,
-            _ if plan.view => self.view(node)?,
+            _ if plan.view => self.view(node, world)?,
             _ => {
                 self.seat(&node.results, &plan.places);
                 if node.op.joins() { self.join(node, world)? } else { self.kernel(node, world)? }
@@ -228,7 +228,14 @@ impl<'a> PlanRank<'a> {
         Ok(None)
     }
 
-    fn view(&mut self, node: &Node) -> Result<(), String> {
+    fn view(&mut self, node: &Node, world: &mut World<'_>) -> Result<(), String> {
+        if node.op.effects() == Effects::Host {
+            let seats = self.all_seats(&node.args);
+            let memory = self.memory(world);
+            let tensors = seats.iter().map(|seat| memory.read(seat)).collect::<Result<Vec<_>, _>>()?;
+            let tensors: Vec<&Literal> = tensors.iter().collect();
+            node.op.eval(&self.cx(&self.symbols), &tensors).map_err(|error| error.to_string())?;
+        }
         let seat = self.seats(node.args[0]).into_iter().next().ok_or("a view of what has no place")?;
         let placements = seat.placement.views(&*node.op, &self.cx(&self.symbols), node.results.len());
         let placements =

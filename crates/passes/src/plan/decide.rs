@@ -272,6 +272,9 @@ impl<'a> Planner<'a> {
             // If possible, it became a view when its operand was defined.
             Alias::View if node.results.iter().all(|result| !self.parts_of(*result).is_empty()) => {
                 line.view = true;
+                if node.op.effects() == Effects::Host {
+                    node.args.iter().for_each(|arg| self.touch(*arg));
+                }
                 return Ok(line);
             }
             Alias::Reuse => {

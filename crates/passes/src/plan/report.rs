@@ -1,12 +1,14 @@
 //! The cost of a plan, computed from its text: memory, and bytes copied for communication.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use consort_ir::cost::number as number_of;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Alias, EvalCx, Flow};
+use consort_ir::ops::{Alias, EvalCx, Flow, Trips};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
+use consort_ir::storage::{Extent, Piece, Placement, arrived, copies_for_communication, pieces};
 use consort_ir::types::{TensorType, Type};
 use consort_types::Held;
 use consort_types::layout::Layout;
@@ -20,10 +22,42 @@ pub struct PlanReport {
     pub peak_bytes: u64,
     /// The peak of live bytes over all lines.
     pub live_bytes: u64,
-    /// Copies for communication: the node, counted through all blocks, the operand, its bytes, and the reason.
-    pub copies: Vec<(usize, Value, u64, Held)>,
-    /// The total bytes of all copies.
+    /// Copies for communication.
+    pub copies: Vec<Copy>,
+    /// The total bytes of all copies of a call, of both blocks of a `cond`.
     pub copied_bytes: u64,
+}
+
+/// A copy for communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// The node, counted through all blocks.
+    pub node: usize,
+    /// The operand.
+    pub value: Value,
+    /// The bytes of all iterations of the loops around it.
+    pub bytes: u64,
+    /// The reason.
+    pub why: Why,
+}
+
+/// Why a plan copies for communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The storage of an operand cannot be overwritten, or has gaps.
+    Held(Held),
+    /// What communication gave goes into a slice of a tensor, and could not be placed there.
+    Slice,
+}
+
+impl Why {
+    /// How reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Held(held) => held.name(),
+            Why::Slice => "back into a slice",
+        }
+    }
 }
 
 /// The cost of a plan. A function that is not a plan costs nothing.
@@ -38,6 +72,8 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
         only_started: ValueMap::default(),
         live: Vec::new(),
         held: ValueMap::default(),
+        arrived: arrived(&func.body),
+        trips: 1,
         line: 0,
         node: 0,
         report: PlanReport::default(),
@@ -48,7 +84,7 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     let counted = |region: &Region| matches!(region, Region::Arena | Region::Heap | Region::Out(_));
     report.peak_bytes = head.regions.iter().filter(|(region, _)| counted(region)).map(|(_, size)| size).sum();
     report.live_bytes = most(&live.into_iter().filter(|held| counted(&held.region)).collect::<Vec<_>>());
-    report.copied_bytes = report.copies.iter().map(|(_, _, bytes, _)| bytes).sum();
+    report.copied_bytes = report.copies.iter().fold(0, |all, copy| all.saturating_add(copy.bytes));
     report
 }
 
@@ -73,6 +109,10 @@ struct Reader<'a> {
     live: Vec<Lifetime>,
     /// The ranges of each value in `live`.
     held: ValueMap<std::ops::Range<usize>>,
+    /// The values that hold what communication gave.
+    arrived: BTreeSet<Value>,
+    /// How often the current block runs.
+    trips: u64,
     line: u32,
     node: usize,
     report: PlanReport,
@@ -115,20 +155,33 @@ impl<'a> Reader<'a> {
         let none = NodePlan::default();
         let plan = node.plan.as_deref().unwrap_or(&none);
         for (value, why) in &plan.copies {
-            self.report.copies.push((number, *value, self.bytes(*value), *why));
+            self.copy(number, *value, self.bytes(*value), Why::Held(*why));
         }
         if node.op.alias() == Alias::View && !plan.view {
-            for result in node.results.iter().filter(|result| self.only_started.get(**result) == Some(&true))
-            {
-                let copied = (number, *result, self.bytes(*result), Held::Gaps);
-                self.report.copies.push(copied);
+            let sent = |result: &&Value| self.only_started.get(**result) == Some(&true);
+            for result in node.results.iter().filter(sent).collect::<Vec<_>>() {
+                self.copy(number, *result, self.bytes(*result), Why::Held(Held::Gaps));
             }
         }
+        let outside = self.trips;
+        self.trips = match node.op.flow() {
+            Flow::Loop { trips: Trips::Count(length), .. } => {
+                outside.saturating_mul(number_of(&self.sizes, length))
+            }
+            Flow::Loop { trips: Trips::While { expected, .. }, .. } => {
+                outside.saturating_mul(expected as u64)
+            }
+            Flow::Straight | Flow::Cond => outside,
+        };
         for inside in &node.blocks {
             self.block(inside, matches!(node.op.flow(), Flow::Loop { .. }));
         }
+        self.trips = outside;
         let located = if plan.view { self.view(node) } else { self.contiguous(&node.results, &plan.places) };
         self.define(&node.results, located);
+        if node.op.joins() {
+            self.join(node, number);
+        }
         if plan.view {
             // The bytes of a view are live since its operand was defined.
             let def = self.held_by(&node.args).first().map(|held| self.live[*held].def);
@@ -141,6 +194,49 @@ impl<'a> Reader<'a> {
                 self.live[held].last = self.live[held].last.max(holds.unwrap_or(self.line));
             }
         }
+    }
+
+    fn copy(&mut self, node: usize, value: Value, bytes: u64, why: Why) {
+        let bytes = bytes.saturating_mul(self.trips);
+        self.report.copies.push(Copy { node, value, bytes, why });
+    }
+
+    /// What a join copies of what communication gave, and of the tensor into a slice of which that goes.
+    fn join(&mut self, node: &Node, number: usize) {
+        let counted = |operand: &usize| copies_for_communication(node, *operand, &self.arrived);
+        let counted: Vec<usize> = (0..node.args.len()).filter(counted).collect();
+        let args: Option<Vec<Placement>> = node.args.iter().map(|arg| self.placement(*arg)).collect();
+        let (Some(args), Some(result)) = (args, self.placement(node.results[0])) else { return };
+        let Some(pieces) = pieces(&*node.op, &self.sizes, &args, &result).filter(|_| !counted.is_empty())
+        else {
+            return;
+        };
+        // As the executor: the base is copied whole, unless a part lies in place already.
+        let is_base = |piece: &Piece| node.op.alias() == Alias::First && piece.operand == 0;
+        let at_once = !args[0].same(&result) && !pieces.iter().any(|piece| !is_base(piece) && piece.stays());
+        for operand in counted {
+            let moved = pieces.iter().filter(|piece| piece.operand == operand && !piece.stays());
+            let why = if node.op.alias() == Alias::First && operand == 0 {
+                let region = args[0].place.region;
+                Why::Held(if matches!(region, Region::Arg(_)) { Held::Argument } else { Held::Needed })
+            } else {
+                Why::Slice
+            };
+            let bytes = match at_once && operand == 0 && node.op.alias() == Alias::First {
+                true => self.bytes(node.args[0]),
+                false => moved.map(|piece| bytes_of(&piece.from)).sum(),
+            };
+            if bytes > 0 {
+                self.copy(number, node.args[operand], bytes, why);
+            }
+        }
+    }
+
+    /// Where the elements of a tensor lie, if that is known.
+    fn placement(&self, value: Value) -> Option<Placement> {
+        let (place, layout) = self.located.get(value)?.first()?;
+        let width = self.func.ty(value).and_then(Type::as_tensor)?.dtype.size();
+        Some(Placement { place: *place, width, extent: Extent::At(layout.clone()?) })
     }
 
     /// The live ranges of some values.
@@ -193,6 +289,11 @@ impl<'a> Reader<'a> {
             self.located.insert(*value, located);
         }
     }
+}
+
+/// The bytes of the elements.
+fn bytes_of(placement: &Placement) -> u64 {
+    if let Extent::At(layout) = &placement.extent { (layout.numel() * placement.width) as u64 } else { 0 }
 }
 
 /// The peak of live bytes, each counted once.

@@ -149,7 +149,8 @@ impl<'a> Uses<'a> {
         if node.op.alias() == Alias::View {
             let (of, number) = (self.id(node.args[0]), self.views.len() as u32);
             self.views.push(View { node, line: here, next: self.of[of].views.replace(number) });
-        } else {
+        }
+        if node.op.alias() != Alias::View || node.op.effects() == Effects::Host {
             node.args.iter().for_each(|arg| self.used(*arg, here));
         }
         let mut start = None;

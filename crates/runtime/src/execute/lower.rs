@@ -10,6 +10,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{self, Alias, Effects, EvalCx, Flow, Op, boxes_of, built_in, layouts_of, view_of};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
+use consort_ir::storage::{arrived, copies_for_communication};
 use consort_ir::types::{TensorType, Type};
 use consort_types::layout::{Dims, Layout};
 use consort_types::{GroupName, Rank};
@@ -38,6 +39,8 @@ pub(super) struct Lowerer<'a> {
     guards: BTreeMap<Sym, Vec<usize>>,
     /// Whether a value is read by communication alone.
     for_starts: ValueMap<bool>,
+    /// The values that hold what communication gave.
+    arrived: BTreeSet<Value>,
     /// Slots of the current line that depend on sizes known only at run time.
     found: Vec<(SlotId, Found)>,
 }
@@ -73,6 +76,7 @@ impl<'a> Lowerer<'a> {
             groups: Vec::new(),
             guards: Guard::by_symbol(&func.guards),
             for_starts: ValueMap::default(),
+            arrived: arrived(&func.body),
             found: Vec::new(),
         };
         lowerer.uses(&func.body);
@@ -212,7 +216,11 @@ impl<'a> Lowerer<'a> {
                 let slot = self.seen(&node.op, of, (i, node.results.len()));
                 self.values.insert(*result, [slot].into_iter().collect());
             }
-            return Ok(Step::Nothing);
+            return if node.op.effects() == Effects::Host {
+                self.check(node, args)
+            } else {
+                Ok(Step::Nothing)
+            };
         }
         self.define(&node.results, &plan.places)?;
         let results = self.all_slots(&node.results);
@@ -235,6 +243,14 @@ impl<'a> Lowerer<'a> {
         }
     }
 
+    /// A view that checks its operands: its kernel runs without a result.
+    fn check(&self, node: &Node, args: Slots) -> Result<Step, RunError> {
+        let name = node.op.info().name;
+        let kernel = kernels::find(name).copied().or_else(|| (self.kernel)(name));
+        let kernel = kernel.ok_or_else(|| RunError::new("a view with an effect needs a kernel"))?;
+        Ok(Step::Kernel { kernel, op: node.op.clone(), args, results: Slots::new() })
+    }
+
     fn pure(&mut self, node: &Node, args: Slots, results: Slots) -> Result<Step, RunError> {
         let (op, name) = (node.op.clone(), node.op.info().name);
         let kernel = kernels::find(name).copied();
@@ -250,7 +266,9 @@ impl<'a> Lowerer<'a> {
             let shapes: Vec<&[usize]> = args.iter().map(|slot| &self.slots[*slot].layout.shape[..]).collect();
             let whole = &self.slots[*result].layout.shape;
             let boxes = fixed.then(|| boxes_of(&*op, &self.sizes(), &shapes, whole)).transpose()?;
-            return Ok(Step::Join { op, boxes, args, result: *result });
+            let counted =
+                (0..args.len()).map(|arg| copies_for_communication(node, arg, &self.arrived)).collect();
+            return Ok(Step::Join { op, boxes, counted, args, result: *result });
         }
         match kernel.or_else(|| (self.kernel)(name)) {
             Some(kernel) => Ok(Step::Kernel { kernel, op, args, results }),

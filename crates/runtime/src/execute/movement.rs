@@ -54,14 +54,17 @@ impl State {
         Ok(bytes)
     }
 
-    /// Copies boxes of operands to their places in the result. Boxes that lie there already are not copied.
+    /// Copies boxes of operands to their places in the result. Boxes that lie there already are not copied. Returns the
+    /// bytes that were copied of operands that are counted.
     pub(super) fn join(
         &self,
         boxes: &[Joined],
-        args: &[SlotId],
+        (args, counted): (&[SlotId], &[bool]),
         result: SlotId,
         cx: &RunCx<'_>,
-    ) -> Result<(), RunError> {
+    ) -> Result<u64, RunError> {
+        let bytes = |operand: usize, bytes: usize| if counted[operand] { bytes as u64 } else { 0 };
+        let mut copied = 0;
         let whole = &self.slots[result];
         let at =
             |slot: &Slot, start: &[usize], size: &[usize]| slot.seen_as(slot.layout.narrowed_to(start, size));
@@ -75,14 +78,15 @@ impl State {
         let base = &self.slots[args[0]];
         let at_once = base.layout.shape == whole.layout.shape && !base.lies_at(whole) && !parts().any(there);
         if at_once {
-            self.copy_elements(base, whole, cx)?;
+            copied += bytes(0, self.copy_elements(base, whole, cx)?);
         }
         let stays = at_once || base.lies_at(whole);
         for piece in boxes.iter().filter(|piece| !(stays && is_base(piece))) {
             let from = at(&self.slots[args[piece.operand]], &piece.from, &piece.size);
-            self.copy_elements(&from, &at(whole, &piece.to, &piece.size), cx)?;
+            let to = at(whole, &piece.to, &piece.size);
+            copied += bytes(piece.operand, self.copy_elements(&from, &to, cx)?);
         }
-        Ok(())
+        Ok(copied)
     }
 
     /// Copies an entry of the first dimension to or from a separate tensor.

@@ -103,14 +103,14 @@ impl State {
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
             Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
-            Step::Join { op, boxes, args, result } => match boxes {
-                Some(boxes) => self.join(boxes, args, *result, cx)?,
+            Step::Join { op, boxes, counted, args, result } => match boxes {
+                Some(boxes) => self.copied += self.join(boxes, (args, counted), *result, cx)?,
                 None => {
                     let shapes: SmallVec<[&[usize]; 4]> =
                         args.iter().map(|arg| &self.slots[*arg].layout.shape[..]).collect();
                     let whole = &self.slots[*result].layout.shape;
                     let boxes = boxes_of(&**op, &self.sizes(), &shapes, whole)?;
-                    self.join(&boxes, args, *result, cx)?;
+                    self.copied += self.join(&boxes, (args, counted), *result, cx)?;
                 }
             },
             Step::Start(start) => self.start(start, line.site, cx)?,

@@ -72,6 +72,8 @@ pub(super) enum Step {
     Join {
         op: Op,
         boxes: Option<Vec<Joined>>,
+        /// For each operand, whether moving it counts as a copy for communication.
+        counted: SmallVec<[bool; 4]>,
         args: Slots,
         result: SlotId,
     },

@@ -5,6 +5,8 @@
 
 use std::sync::OnceLock;
 
+use consort_types::Failure;
+
 /// A computation compiled for each instruction set. Mark `run` and everything it calls `#[inline(always)]`.
 pub trait Loop {
     /// The result.
@@ -24,17 +26,51 @@ pub enum Isa {
     Baseline,
 }
 
-/// The instruction set of this machine. `CONSORT_ISA` (`avx2`, `baseline`) selects a smaller one.
-pub fn isa() -> Isa {
-    static ISA: OnceLock<Isa> = OnceLock::new();
-    *ISA.get_or_init(|| {
-        let asked = std::env::var("CONSORT_ISA").unwrap_or_default();
-        match detect() {
-            _ if asked == "baseline" => Isa::Baseline,
-            Isa::Avx512 if asked == "avx2" => Isa::Avx2,
-            isa => isa,
+impl Isa {
+    /// The instruction sets, the largest first.
+    const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Baseline];
+
+    /// Its name in `CONSORT_ISA` and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Baseline => "baseline",
         }
-    })
+    }
+
+    /// The instruction set of a machine that has `best`, where the environment asks for one.
+    fn chosen(best: Isa, asked: Option<&str>) -> Result<Isa, Box<Failure>> {
+        let has: Vec<Isa> = Isa::ALL.into_iter().skip_while(|isa| *isa != best).collect();
+        let Some(asked) = asked.map(str::trim).filter(|asked| !asked.is_empty()) else { return Ok(best) };
+        has.iter().copied().find(|isa| isa.name() == asked).ok_or_else(|| {
+            let names: Vec<&str> = has.iter().map(|isa| isa.name()).collect();
+            let expected = format!("an instruction set that this machine has: {}", names.join(", "));
+            let failure = Failure::new((expected, format!("{asked:?}"))).of("CONSORT_ISA");
+            failure.note("unset it to use the largest")
+        })
+    }
+
+    /// That of this machine and this environment, read once.
+    fn of_process() -> &'static Result<Isa, Box<Failure>> {
+        static ISA: OnceLock<Result<Isa, Box<Failure>>> = OnceLock::new();
+        let asked = || std::env::var_os("CONSORT_ISA").map(|asked| asked.to_string_lossy().into_owned());
+        ISA.get_or_init(|| Isa::chosen(detect(), asked().as_deref()))
+    }
+}
+
+/// The instruction set of this machine. `CONSORT_ISA` (`avx2`, `baseline`) selects a smaller one.
+#[inline]
+pub fn isa() -> Isa {
+    match Isa::of_process() {
+        Ok(isa) => *isa,
+        Err(_) => Isa::Baseline,
+    }
+}
+
+/// Fails if the environment asks for an instruction set that this machine does not have.
+pub fn check_isa() -> Result<(), Box<Failure>> {
+    Isa::of_process().as_ref().map(drop).map_err(Clone::clone)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -115,6 +151,24 @@ mod tests {
             for (y, x) in self.2.iter_mut().zip(self.1) {
                 *y = x.mul_add(self.0, *y);
             }
+        }
+    }
+
+    #[test]
+    fn the_environment_chooses_an_instruction_set_that_the_machine_has() {
+        let chosen = |best, asked| Isa::chosen(best, asked).map_err(|failure| failure.to_string());
+        assert_eq!(chosen(Isa::Avx512, None), Ok(Isa::Avx512));
+        assert_eq!(chosen(Isa::Avx512, Some(" avx2 ")), Ok(Isa::Avx2));
+        assert_eq!(chosen(Isa::Avx2, Some("")), Ok(Isa::Avx2));
+        assert_eq!(chosen(Isa::Avx2, Some("baseline")), Ok(Isa::Baseline));
+        for (best, asked, has) in
+            [(Isa::Avx2, "avx512", "avx2, baseline"), (Isa::Baseline, "sse", "baseline")]
+        {
+            let error = chosen(best, Some(asked)).unwrap_err();
+            let wanted = format!(
+                "CONSORT_ISA: expected an instruction set that this machine has: {has}, got {asked:?}"
+            );
+            assert!(error.starts_with(&wanted), "{error}");
         }
     }
 

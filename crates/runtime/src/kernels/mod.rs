@@ -30,6 +30,7 @@ mod normalize;
 mod numbers;
 pub(crate) mod operand;
 mod order;
+mod placement;
 mod random;
 mod reduce;
 mod scratch;
@@ -168,6 +169,7 @@ static FAMILIES: &[&[Kernel]] = &[
     lookup::KERNELS,
     create::KERNELS,
     order::KERNELS,
+    placement::KERNELS,
     random::KERNELS,
     matmul::KERNELS,
     attention::KERNELS,

@@ -9,6 +9,7 @@ use smallvec::smallvec;
 use super::bytes::Values;
 use super::{Checker, Pending, Started, Tracked, flying, holding, text};
 use crate::entity::Value;
+use crate::ops::Effects;
 use crate::plan::NodePlan;
 use crate::program::Node;
 use crate::storage::{Extent, Piece, Placement, Ranges, is_needed, may_take_over, overlap, pieces};
@@ -16,6 +17,9 @@ use crate::types::Type;
 
 impl Checker<'_> {
     pub(super) fn view(&mut self, node: &Node) {
+        if node.op.effects() == Effects::Host {
+            self.operands(&node.args).iter().for_each(|(arg, tensor)| self.read(*arg, tensor));
+        }
         let Some(tensor) = node.args.first().and_then(|arg| self.tensors.get(*arg)?.first().cloned()) else {
             return;
         };
