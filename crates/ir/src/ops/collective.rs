@@ -11,7 +11,10 @@ use crate::index::Index;
 use crate::literal::Literal;
 use crate::mesh::Mesh;
 use crate::op;
-use crate::ops::{Cost, CostCx, Effects, EvalError, GroupEvalCx, InferCx, OpDef, Takes, Unmatched, fold};
+use crate::ops::{
+    Cost, CostCx, Cotangents, Effects, Eq, EvalError, GroupEvalCx, IndexValue, InferCx, OpDef, Takes, Term,
+    Unmatched, VjpCx, fold, group_rank,
+};
 use crate::types::{TensorType, Type};
 
 /// The axes over which a result that is equal on all members may differ.
@@ -189,6 +192,44 @@ pub(super) fn part(x: &Literal, dim: usize, member: usize, n: usize) -> Literal 
     x.narrow(dim, member * size, size)
 }
 
+/// The factor of a linear reduction over `n` members, for its gradient; an error for one that is not linear.
+pub(super) fn slope(reduce: Reduce, n: u32) -> Result<f64, Box<Failure>> {
+    match reduce {
+        Reduce::Sum => Ok(1.0),
+        Reduce::Avg => Ok(1.0 / f64::from(n)),
+        Reduce::PremulSum(factor) => Ok(factor),
+        other => Err(Failure::new(format!("a reduction by `{}` has no gradient", other.name()))
+            .note("reduce by `sum` or `avg`, or stop the gradient before it with `stop_gradient`")),
+    }
+}
+
+/// Cotangents times a factor.
+pub(super) fn scaled<'c, 'm>(terms: &[Term<'c, 'm>], factor: f64) -> Vec<Term<'c, 'm>> {
+    terms.iter().map(|term| if factor == 1.0 { *term } else { *term * factor }).collect()
+}
+
+/// Some entries of a list with one for each operand.
+pub(super) fn at(list: &[usize], places: &[usize]) -> Vec<usize> {
+    places.iter().filter_map(|place| list.get(*place).copied()).collect()
+}
+
+/// Whether an op over a list group has a result equal on all ranks: then all members have one cotangent, which the
+/// gradient counts once for each of them.
+pub(super) fn is_common(cx: &VjpCx<'_>, result: usize, over: GroupName) -> bool {
+    matches!(over, GroupName::List(_)) && cx.result_ty(result).varies.is_empty()
+}
+
+/// `x` at member `root`, zeros at all others.
+pub(super) fn only_at<'c, 'm>(
+    cx: &'c VjpCx<'m>,
+    x: Term<'c, 'm>,
+    root: usize,
+    over: GroupName,
+) -> Term<'c, 'm> {
+    let me = cx.op(IndexValue { value: group_rank(cx.mesh(), over) }, &[]);
+    me.compare(Eq {}, me.fill(root as f64)).widen(x).select(x, x.fill(0.0))
+}
+
 op! {
     /// Reduces tensors over the members; every member gets the same result.
     ///
@@ -228,6 +269,13 @@ impl OpDef for AllReduceStart {
     ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
         Ok(vec![sums; cx.n()])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let slope = slope(self.reduce, cx.mesh().group_size(self.over))?;
+        cx.together(|_, terms| match self.over {
+            GroupName::Axes(_) => scaled(terms, slope),
+            GroupName::List(_) => cx.start_wait(self.clone(), terms),
+        })
     }
 }
 
@@ -270,6 +318,26 @@ impl OpDef for AllGatherStart {
         check_same_shapes(args)?;
         let all: Vec<Literal> = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
         Ok(vec![all; cx.n()])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let n = n_members(cx.mesh(), self.over);
+        let own = |i: usize, term: Term<'c, 'm>| {
+            let (dim, shape) = (self.dims[i], cx.arg_ty(i).shape);
+            let size = shape.get(dim).cloned().unwrap_or(Index::constant(1));
+            if is_common(cx, i, self.over) {
+                let mut split = cx.result_ty(i).shape;
+                split.splice(dim..dim + 1, [n.clone(), size]);
+                return term.reshape(&split).sum(&[dim], false);
+            }
+            term.narrow(dim, &(&group_rank(cx.mesh(), self.over) * &size), &size)
+        };
+        cx.together(|wanted, terms| match self.over {
+            GroupName::List(_) if !wanted.iter().any(|i| is_common(cx, *i, self.over)) => {
+                let dims = at(&self.dims, wanted);
+                cx.start_wait(ReduceScatterStart { reduce: Reduce::Sum, dims, over: self.over }, terms)
+            }
+            _ => wanted.iter().zip(terms).map(|(i, term)| own(*i, *term)).collect(),
+        })
     }
 }
 
@@ -323,6 +391,13 @@ impl OpDef for ReduceScatterStart {
         let sums = fold_all(args, self.reduce)?;
         let own = |m| sums.iter().zip(&self.dims).map(|(sum, dim)| part(sum, *dim, m, cx.n())).collect();
         Ok((0..cx.n()).map(own).collect())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let slope = slope(self.reduce, cx.mesh().group_size(self.over))?;
+        cx.together(|wanted, terms| {
+            let dims = at(&self.dims, wanted);
+            cx.start_wait(AllGatherStart { dims, over: self.over }, &scaled(terms, slope))
+        })
     }
 }
 
@@ -428,6 +503,10 @@ impl OpDef for AllToAllStart {
             Ok(vec![Literal::concat(&pieces.iter().collect::<Vec<_>>(), 0)])
         };
         (0..cx.n()).map(receive).collect()
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (in_splits, out_splits) = (self.out_splits.clone(), self.in_splits.clone());
+        cx.together(|_, terms| cx.start_wait(AllToAllStart { in_splits, out_splits, over: self.over }, terms))
     }
 }
 

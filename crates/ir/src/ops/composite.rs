@@ -13,8 +13,9 @@ use crate::op;
 use crate::ops::elementwise::times;
 use crate::ops::order::lines;
 use crate::ops::{
-    Add, Alias, Broadcast, Constant, Cost, CostCx, Div, Elements, EvalCx, EvalError, Exp, IndexValue,
-    InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub, Sum, reduce,
+    Add, Alias, Broadcast, Constant, Cost, CostCx, Cotangents, Div, Elements, EvalCx, EvalError, Exp,
+    IndexValue, InferCx, Iota, IsFinite, Le, Log, Matmul, Max, Mul, OpDef, Permute, Reshape, Select, Sub,
+    Sum, Term, VjpCx, reduce,
 };
 use crate::tolerance::{Size, Tolerance};
 use crate::types::{TensorType, Type};
@@ -118,6 +119,10 @@ impl OpDef for Softmax {
         };
         Some(build())
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (z, g) = (cx.result(0), cx.cotangent(0));
+        Ok(vec![Some(z * (g - (g * z).sum_along(&[self.dim])))])
+    }
 }
 
 op! {
@@ -168,6 +173,10 @@ impl OpDef for LogSoftmax {
             Ok(vec![b.one(Sub {}, &[shifted, total])?])
         };
         Some(build())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (z, g) = (cx.result(0), cx.cotangent(0));
+        Ok(vec![Some(g - z.then(Exp {}) * g.sum_along(&[self.dim]))])
     }
 }
 
@@ -230,6 +239,14 @@ impl OpDef for Logsumexp {
             Ok(vec![b.one(Reshape { shape }, &[result])?])
         };
         Some(build())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (x, shape) = (cx.arg(0), cx.arg_ty(0).shape);
+        let over = |z: Term<'c, 'm>| z.unreduce(&shape, &self.dims).widen_to(&shape);
+        let (z, g) = (over(cx.result(0)), over(cx.cotangent(0)));
+        // Where all elements are -inf, so is the result, and their difference would be NaN.
+        let share = (x - z).then(Exp {});
+        Ok(vec![Some(g * z.then(IsFinite {}).select(share, z.fill(0.0)))])
     }
 }
 
@@ -337,6 +354,9 @@ impl OpDef for Attention {
     fn expand(&self, b: &mut Builder<'_>, args: &[Value]) -> Option<Result<Vec<Value>, Box<Failure>>> {
         Some(self.expansion(b, args))
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        self.cotangents(cx)
+    }
 }
 
 impl Attention {
@@ -344,14 +364,17 @@ impl Attention {
         let heads = b.tensor_ty(args[0])?.shape[1].clone();
         let k = repeat_heads(b, args[1], &heads)?;
         let v = repeat_heads(b, args[2], &heads)?;
+        let weights = self.weights(b, args[0], k)?;
+        Ok(vec![b.one(Matmul {}, &[weights, v])?])
+    }
+
+    /// How much each query takes of each key, with a head of `k` for each of `q`.
+    fn weights(&self, b: &mut Builder<'_>, q: Value, k: Value) -> Result<Value, Box<Failure>> {
         let k = b.one(Permute { dims: vec![0, 1, 3, 2] }, &[k])?;
-        let scores = b.one(Matmul {}, &[args[0], k])?;
+        let scores = b.one(Matmul {}, &[q, k])?;
         let scale = fill(b, scores, self.scale)?;
         let mut scores = b.one(Mul {}, &[scores, scale])?;
-        let Some(offset) = &self.causal else {
-            let weights = b.one(Softmax { dim: 3 }, &[scores])?;
-            return Ok(vec![b.one(Matmul {}, &[weights, v])?]);
-        };
+        let Some(offset) = &self.causal else { return b.one(Softmax { dim: 3 }, &[scores]) };
         let shape = b.tensor_ty(scores)?.shape;
         let places = |dim| Iota { dtype: Dtype::I64, shape: shape[2..].to_vec(), dim };
         let (query, key) = (b.one(places(0), &[])?, b.one(places(1), &[])?);
@@ -365,9 +388,41 @@ impl Attention {
         scores = b.one(Select {}, &[seen, scores, hidden])?;
         let weights = b.one(Softmax { dim: 3 }, &[scores])?;
         let zero = fill(b, weights, 0.0)?;
-        let weights = b.one(Select {}, &[seen, weights, zero])?;
-        Ok(vec![b.one(Matmul {}, &[weights, v])?])
+        b.one(Select {}, &[seen, weights, zero])
     }
+
+    /// The weights are computed again. That of a cotangent of the scores along a row of weights does not count, and it is
+    /// the product of the result and its cotangent.
+    fn cotangents<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let TensorType { dtype, shape: qs, .. } = cx.arg_ty(0);
+        let wide = dtype.accumulator();
+        let (q, g, z) = (cx.arg(0).cast(wide), cx.cotangent(0).cast(wide), cx.result(0).cast(wide));
+        let heads = |i: usize| cx.build(|b, x| repeat_heads(b, x, &qs[1]), cx.arg(i).cast(wide));
+        let (k, v) = (heads(1), heads(2));
+        let weights = cx.build(|b, k| self.weights(b, q.value(), k), k);
+        let product = |x: Term<'c, 'm>, y: Term<'c, 'm>| cx.op(Matmul {}, &[x, y]);
+        let by_weight = product(g, v.transpose());
+        let scores = weights * (by_weight - (g * z).sum(&[3], true).widen(by_weight)) * self.scale;
+        cx.each(|i| {
+            let cotangent = match i {
+                0 => product(scores, k),
+                1 => join_heads(product(scores.transpose(), q), &cx.arg_ty(1).shape),
+                _ => join_heads(product(weights.transpose(), g), &cx.arg_ty(2).shape),
+            };
+            Some(cotangent.cast(dtype))
+        })
+    }
+}
+
+/// The sum over the heads of q that one head of k or v serves.
+fn join_heads<'c, 'm>(x: Term<'c, 'm>, shape: &[Index]) -> Term<'c, 'm> {
+    let own = x.ty().shape;
+    let ([_, heads, length, width], [batch, kept, ..]) = (&own[..], shape) else { return x };
+    if heads == kept {
+        return x;
+    }
+    let times = heads.div(kept);
+    x.reshape(&[batch.clone(), kept.clone(), times, length.clone(), width.clone()]).sum(&[2], false)
 }
 
 /// Repeats each head of k or v to match the number of heads of q.

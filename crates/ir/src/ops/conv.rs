@@ -4,7 +4,10 @@ use crate::index::{Guard, Index};
 use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, check_numel};
+use crate::ops::{
+    Cost, CostCx, Cotangents, EvalCx, EvalError, Flip, InferCx, Op, OpDef, Pad, Slice, Term, VjpCx,
+    check_numel,
+};
 use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 use consort_types::Failure;
@@ -121,6 +124,60 @@ fn eval(moves: &Moves<'_>, x: &Literal, weight: &Literal) -> Result<Vec<Literal>
     Ok(vec![Literal::floats(x.dtype, shape.clone(), (0..n).map(element).collect())])
 }
 
+/// Convolutions again: the cotangent of x is one of the cotangent, with zeros between and around its places, and the
+/// kernel flipped; that of the kernel is one of x and the cotangent, with stride and dilation exchanged.
+fn vjp<'c, 'm>(moves: &Moves<'_>, cx: &'c VjpCx<'m>, conv: &dyn Fn(&Moves<'_>) -> Op) -> Cotangents<'c, 'm> {
+    cx.each(|i| Some(if i == 0 { of_x(moves, cx, conv) } else { of_weight(moves, cx, conv) }))
+}
+
+fn of_x<'c, 'm>(moves: &Moves<'_>, cx: &'c VjpCx<'m>, conv: &dyn Fn(&Moves<'_>) -> Op) -> Term<'c, 'm> {
+    let (x, weight, dims) = (cx.arg_ty(0).shape, cx.arg_ty(1).shape, moves.stride.len());
+    let (one, groups) = (Index::constant(1), Index::from(moves.groups));
+    let zero = || vec![Index::constant(0); 2];
+    let (mut low, mut high, mut inside) = (zero(), zero(), zero());
+    let mut g = cx.cotangent(0);
+    for dim in 0..dims {
+        g = g.dilate(dim + 2, moves.stride[dim]);
+        let reach = &Index::from(moves.dilation[dim]) * &(&weight[dim + 2] - &one);
+        let padded = &x[dim + 2] + &Index::from(2 * moves.padding[dim]);
+        // Result and padded x have as many places: what is beyond the last position of the kernel gets zeros.
+        high.push(&padded - g.ty().shape.get(dim + 2).unwrap_or(&one));
+        low.push(reach);
+        inside.push(Index::from(moves.padding[dim]));
+    }
+    g = g.then(Pad { low, high, value: 0.0 });
+    // [groups x out, in, k..] to [groups x in, out, k..].
+    let out = weight[0].div(&groups);
+    let split = [&[groups.clone(), out.clone()], &weight[1..]].concat();
+    let swapped: Vec<usize> = [0, 2, 1].into_iter().chain(3..dims + 3).collect();
+    let kernel = cx.arg(1).reshape(&split).permute(&swapped);
+    let kernel = kernel.reshape(&[&[&groups * &weight[1], out], &weight[2..]].concat());
+    let kernel = kernel.then(Flip { dims: (2..dims + 2).collect() });
+    let (ones, none) = (vec![1; dims], vec![0; dims]);
+    let moves = Moves { stride: &ones, padding: &none, dilation: moves.dilation, groups: moves.groups };
+    let padded = cx.node(conv(&moves), &[g, kernel]);
+    padded.then(Slice { start: inside, size: x.clone(), step: vec![1; x.len()] })
+}
+
+fn of_weight<'c, 'm>(moves: &Moves<'_>, cx: &'c VjpCx<'m>, conv: &dyn Fn(&Moves<'_>) -> Op) -> Term<'c, 'm> {
+    let (x, weight, dims) = (cx.arg_ty(0).shape, cx.arg_ty(1).shape, moves.stride.len());
+    let groups = Index::from(moves.groups);
+    // x as [in, groups x batch, ..] and the cotangent as a kernel [groups x out, batch, ..].
+    let split = [&[x[0].clone(), groups.clone(), weight[1].clone()], &x[2..]].concat();
+    let swapped: Vec<usize> = [2, 1, 0].into_iter().chain(3..dims + 3).collect();
+    let channels = [&[weight[1].clone(), &groups * &x[0]], &x[2..]].concat();
+    let rows = cx.arg(0).reshape(&split).permute(&swapped).reshape(&channels);
+    let swapped: Vec<usize> = [1, 0].into_iter().chain(2..dims + 2).collect();
+    let kernel = cx.cotangent(0).permute(&swapped);
+    let moves = Moves { stride: moves.dilation, dilation: moves.stride, ..*moves };
+    let mut product = cx.node(conv(&moves), &[rows, kernel]);
+    for (dim, size) in weight.iter().enumerate().skip(2) {
+        // Strides leave out places of x that no position of the kernel reaches.
+        product = product.narrow(dim, &Index::constant(0), size);
+    }
+    product.permute(&swapped)
+}
+
 op! {
     /// The sum of the products of a kernel and x at each position of the kernel. x is `[batch, in, length]`,
     /// the weight `[out, in / groups, k]`, and the result `[batch, out, places]` with
@@ -175,6 +232,13 @@ impl OpDef for Conv1d {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         eval(&self.moves(), args[0], args[1])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let conv = |m: &Moves<'_>| {
+            let (stride, padding, dilation) = (m.stride[0], m.padding[0], m.dilation[0]);
+            Op::new(Conv1d { stride, padding, dilation, groups: m.groups })
+        };
+        vjp(&self.moves(), cx, &conv)
+    }
 }
 
 op! {
@@ -221,5 +285,12 @@ impl OpDef for Conv2d {
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         eval(&self.moves(), args[0], args[1])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let conv = |m: &Moves<'_>| {
+            let [stride, padding, dilation] = [m.stride, m.padding, m.dilation].map(<[usize]>::to_vec);
+            Op::new(Conv2d { stride, padding, dilation, groups: m.groups })
+        };
+        vjp(&self.moves(), cx, &conv)
     }
 }

@@ -23,6 +23,7 @@ use crate::mesh::Mesh;
 use crate::ops::OpTable;
 use crate::ops::attr::AttrSpec;
 use crate::ops::cx::{Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx};
+use crate::ops::vjp::{Cotangents, VjpCx};
 use crate::text::{Cursor, ParseError, parse};
 use crate::tolerance::Tolerance;
 use crate::types::Type;
@@ -230,9 +231,11 @@ pub trait OpDef: OpBase {
         None
     }
 
-    /// How cotangents of the results become cotangents of the operands.
-    fn gradient(&self) -> Gradient {
-        Gradient::Unwritten
+    /// The gradient rule: emits the cotangents of the operands, given those of the results; or says why there are none.
+    /// A cotangent has the element type and the shape of its operand, and differs over no more axes. It is asked only
+    /// where a cotangent reaches a result; ops with blocks have none, since the pass that takes gradients enters them.
+    fn vjp<'c, 'm>(&self, _cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Err(Failure::new("has no gradient yet"))
     }
 }
 
@@ -353,21 +356,6 @@ pub enum Takes {
     /// Anything that its rule allows, including pendings.
     Any,
 }
-
-/// How gradients pass through an op.
-#[derive(Clone, Copy)]
-pub enum Gradient {
-    /// The rule has not been written yet.
-    Unwritten,
-    /// It has none, with the reason.
-    None(&'static str),
-    /// Emits the cotangents of the operands, given operands, results and cotangents of the results.
-    Rule(VjpRule),
-}
-
-/// A gradient rule: builder, operands, results, cotangents to cotangents of the operands.
-pub type VjpRule =
-    fn(&mut Builder<'_>, &[Value], &[Value], &[Value]) -> Result<Vec<Option<Value>>, Box<Failure>>;
 
 /// Declares an op: docs with numbered constraints, name, operands, attributes and an example.
 ///

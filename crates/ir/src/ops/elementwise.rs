@@ -4,13 +4,16 @@
 //! op is one entry of the table below; floats are computed in `f64` and rounded once, integers
 //! wrap.
 
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
+
 use consort_types::{Dtype, Failure};
 
 use crate::index::Index;
 use crate::literal::{Data, Literal};
 use crate::op;
 use crate::ops::functions::{erf, gelu, maximum, minimum, power, sigmoid, sign, silu};
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::ops::slopes::{base_slope, chosen, exponent_slope, gelu_slope, silu_slope};
+use crate::ops::{Alias, Cost, CostCx, Cotangents, EvalCx, EvalError, InferCx, OpDef, Term, VjpCx};
 use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 
@@ -51,6 +54,38 @@ struct Rule {
     int: fn(&[i64]) -> i64,
     compare: fn(&[f64]) -> bool,
     tolerance: Tolerance,
+    slopes: Slopes,
+}
+
+/// What a cotangent is computed from: operands, result, and the cotangent of the result. `y` is x of unary ops.
+#[derive(Clone, Copy)]
+struct At<'c, 'm> {
+    x: Term<'c, 'm>,
+    y: Term<'c, 'm>,
+    z: Term<'c, 'm>,
+    g: Term<'c, 'm>,
+}
+
+type Slope = for<'c, 'm> fn(At<'c, 'm>) -> Term<'c, 'm>;
+
+/// The cotangents of the operands.
+enum Slopes {
+    Missing,
+    Flat,
+    One(Slope),
+    Two(Slope, Slope),
+}
+
+impl Slopes {
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let at = || At { x: cx.arg(0), y: cx.arg(cx.n_args() - 1), z: cx.result(0), g: cx.cotangent(0) };
+        match self {
+            Slopes::Missing => Err(Failure::new("has no gradient yet")),
+            Slopes::Flat => cx.each(|_| None),
+            Slopes::One(x) => cx.each(|_| Some(x(at()))),
+            Slopes::Two(x, y) => cx.each(|i| Some(if i == 0 { x(at()) } else { y(at()) })),
+        }
+    }
 }
 
 const RULE: Rule = Rule {
@@ -60,12 +95,28 @@ const RULE: Rule = Rule {
     int: |x| x[0],
     compare: |_| false,
     tolerance: Tolerance::Bits,
+    slopes: Slopes::Missing,
 };
 
 impl Rule {
     /// The rule of a function that kernels approximate.
     const fn ulps(self, single: f64, double: f64) -> Rule {
         Rule { tolerance: Tolerance::Ulps { single, double }, ..self }
+    }
+
+    /// The rule with the cotangent of its one operand.
+    const fn slope(self, x: Slope) -> Rule {
+        Rule { slopes: Slopes::One(x), ..self }
+    }
+
+    /// The rule with the cotangents of both operands.
+    const fn slopes(self, x: Slope, y: Slope) -> Rule {
+        Rule { slopes: Slopes::Two(x, y), ..self }
+    }
+
+    /// The rule of a function that is flat almost everywhere.
+    const fn flat(self) -> Rule {
+        Rule { slopes: Slopes::Flat, ..self }
     }
 }
 
@@ -151,6 +202,9 @@ macro_rules! elementwise {
             fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
                 Ok(eval(&$rule, args))
             }
+            fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+                $rule.slopes.vjp(cx)
+            }
         }
     )*};
     (@unary $(#[doc = $doc:expr])* $name:ident($text:literal)($x:ident) $example:expr) => {
@@ -224,87 +278,143 @@ const fn comparison(compare: fn(&[f64]) -> bool, int: fn(&[i64]) -> i64) -> Rule
 elementwise! {
     binary:
     /// The sum.
-    Add("add")(x, y) numbers(|x| x[0] + x[1], |x| x[0].wrapping_add(x[1])),
+    Add("add")(x, y) numbers(|x| x[0] + x[1], |x| x[0].wrapping_add(x[1]))
+        .slopes(|d| d.g, |d| d.g),
         "f32", "[1, 2, 3]", "[10, 20, 0.5]" => "[11, 22, 3.5]" : "f32";
     /// The difference.
-    Sub("sub")(x, y) numbers(|x| x[0] - x[1], |x| x[0].wrapping_sub(x[1])),
+    Sub("sub")(x, y) numbers(|x| x[0] - x[1], |x| x[0].wrapping_sub(x[1]))
+        .slopes(|d| d.g, |d| -d.g),
         "u8", "[1, 2, 3]", "[0, 2, 4]" => "[1, 0, 255]" : "u8";
     /// The product.
-    Mul("mul")(x, y) numbers(|x| x[0] * x[1], |x| x[0].wrapping_mul(x[1])),
+    Mul("mul")(x, y) numbers(|x| x[0] * x[1], |x| x[0].wrapping_mul(x[1]))
+        .slopes(|d| d.g * d.y, |d| d.g * d.x),
         "f32", "[1, 2, 3]", "[10, 20, -0.5]" => "[10, 40, -1.5]" : "f32";
     /// The quotient; of integers, rounded towards zero, and 0 where the divisor is 0.
-    Div("div")(x, y) numbers(|x| x[0] / x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_div(x[1]) }),
+    Div("div")(x, y) numbers(|x| x[0] / x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_div(x[1]) })
+        .slopes(|d| d.g / d.y, |d| -(d.g * d.z / d.y)),
         "i32", "[7, -7, 7]", "[2, 2, 0]" => "[3, -3, 0]" : "i32";
     /// The remainder, with the sign of the dividend; of integers, 0 where the divisor is 0.
-    Rem("rem")(x, y) numbers(|x| x[0] % x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_rem(x[1]) }),
+    Rem("rem")(x, y) numbers(|x| x[0] % x[1], |x| if x[1] == 0 { 0 } else { x[0].wrapping_rem(x[1]) })
+        .slopes(|d| d.g, |d| -(d.g * ((d.x - d.z) / d.y).then(Round {}))),
         "i32", "[7, -7, 7]", "[4, 4, 0]" => "[3, -3, 0]" : "i32";
     /// The larger of two; NaN where either is, and 0 is larger than -0.
-    Maximum("maximum")(x, y) numbers(|x| maximum(x[0], x[1]), |x| x[0].max(x[1])),
+    Maximum("maximum")(x, y) numbers(|x| maximum(x[0], x[1]), |x| x[0].max(x[1]))
+        .slopes(|d| chosen(d.x, d.y, d.g), |d| chosen(d.y, d.x, d.g)),
         "f32", "[1, nan, -0]", "[2, 1, 0]" => "[2, nan, 0]" : "f32";
     /// The smaller of two; NaN where either is, and -0 is smaller than 0.
-    Minimum("minimum")(x, y) numbers(|x| minimum(x[0], x[1]), |x| x[0].min(x[1])),
+    Minimum("minimum")(x, y) numbers(|x| minimum(x[0], x[1]), |x| x[0].min(x[1]))
+        .slopes(|d| chosen(d.y, d.x, d.g), |d| chosen(d.x, d.y, d.g)),
         "f32", "[1, nan, -0]", "[2, 1, 0]" => "[1, nan, -0]" : "f32";
     /// x to the power of y; anything to the power of 0 is 1. Of integers, a negative power of 1 and -1 is 1
     /// or -1, and that of any other is 0.
-    Pow("pow")(x, y) numbers(|x| x[0].powf(x[1]), |x| power(x[0], x[1])).ulps(1.0, 1.0),
+    Pow("pow")(x, y) numbers(|x| x[0].powf(x[1]), |x| power(x[0], x[1])).ulps(1.0, 1.0)
+        .slopes(|d| base_slope(d.x, d.y, d.g), |d| exponent_slope(d.x, d.z, d.g)),
         "i32", "[3, 2, -1]", "[4, -1, -3]" => "[81, 0, -1]" : "i32";
     /// The angle at which the point with coordinates x and y is seen from the positive x axis, in -pi to pi. The
     /// first operand is y.
-    Atan2("atan2")(y, x) floats(|x| x[0].atan2(x[1])).ulps(1.0, 1.0),
+    Atan2("atan2")(y, x) floats(|x| x[0].atan2(x[1])).ulps(1.0, 1.0)
+        .slopes(|d| d.g * d.y / (d.x * d.x + d.y * d.y), |d| -(d.g * d.x / (d.x * d.x + d.y * d.y))),
         "f32", "[0, 1, -1]", "[1, 0, -1]" => "[0, 1.5707964, -2.3561945]" : "f32";
 }
 
 elementwise! {
     unary:
     /// The negative.
-    Neg("neg")(x) numbers(|x| -x[0], |x| x[0].wrapping_neg()), "f32", "[1, -2, 0]" => "[-1, 2, -0]" : "f32";
+    Neg("neg")(x) numbers(|x| -x[0], |x| x[0].wrapping_neg())
+        .slope(|d| -d.g),
+        "f32", "[1, -2, 0]" => "[-1, 2, -0]" : "f32";
     /// The absolute value.
-    Abs("abs")(x) numbers(|x| x[0].abs(), |x| x[0].wrapping_abs()), "i32", "[1, -2, 0]" => "[1, 2, 0]" : "i32";
+    Abs("abs")(x) numbers(|x| x[0].abs(), |x| x[0].wrapping_abs())
+        .slope(|d| d.g * d.x.then(Sign {})),
+        "i32", "[1, -2, 0]" => "[1, 2, 0]" : "i32";
     /// e to the power of x.
-    Exp("exp")(x) floats(|x| x[0].exp()).ulps(1.6, 1.0), "f32", "[0, 1, -inf]" => "[1, 2.7182817, 0]" : "f32";
+    Exp("exp")(x) floats(|x| x[0].exp()).ulps(1.6, 1.0)
+        .slope(|d| d.g * d.z),
+        "f32", "[0, 1, -inf]" => "[1, 2.7182817, 0]" : "f32";
     /// The natural logarithm.
-    Log("log")(x) floats(|x| x[0].ln()).ulps(1.5, 2.0), "f32", "[1, 10, 0]" => "[0, 2.3025851, -inf]" : "f32";
+    Log("log")(x) floats(|x| x[0].ln()).ulps(1.5, 2.0)
+        .slope(|d| d.g / d.x),
+        "f32", "[1, 10, 0]" => "[0, 2.3025851, -inf]" : "f32";
     /// The square root.
-    Sqrt("sqrt")(x) floats(|x| x[0].sqrt()), "f32", "[4, 2, -1]" => "[2, 1.4142135, nan]" : "f32";
+    Sqrt("sqrt")(x) floats(|x| x[0].sqrt())
+        .slope(|d| d.g / (d.z * 2.0)),
+        "f32", "[4, 2, -1]" => "[2, 1.4142135, nan]" : "f32";
     /// One over the square root.
-    Rsqrt("rsqrt")(x) floats(|x| 1.0 / x[0].sqrt()).ulps(1.5, 1.5), "f32", "[4, 0.25, 0]" => "[0.5, 2, inf]" : "f32";
+    Rsqrt("rsqrt")(x) floats(|x| 1.0 / x[0].sqrt()).ulps(1.5, 1.5)
+        .slope(|d| d.g * (d.z / d.x) * -0.5),
+        "f32", "[4, 0.25, 0]" => "[0.5, 2, inf]" : "f32";
     /// The hyperbolic tangent.
-    Tanh("tanh")(x) floats(|x| x[0].tanh()).ulps(1.6, 5.0), "f32", "[0, 1, -inf]" => "[0, 0.7615942, -1]" : "f32";
+    Tanh("tanh")(x) floats(|x| x[0].tanh()).ulps(1.6, 5.0)
+        .slope(|d| d.g * (1.0 - d.z * d.z)),
+        "f32", "[0, 1, -inf]" => "[0, 0.7615942, -1]" : "f32";
     /// 1 / (1 + exp(-x)).
-    Sigmoid("sigmoid")(x) floats(|x| sigmoid(x[0])).ulps(1.5, 4.0), "f32", "[0, 1, -inf]" => "[0.5, 0.7310586, 0]" : "f32";
+    Sigmoid("sigmoid")(x) floats(|x| sigmoid(x[0])).ulps(1.5, 4.0)
+        .slope(|d| d.g * d.z * (1.0 - d.z)),
+        "f32", "[0, 1, -inf]" => "[0.5, 0.7310586, 0]" : "f32";
     /// The error function.
-    Erf("erf")(x) floats(|x| erf(x[0])).ulps(1.5, 6.0), "f32", "[0, 1, inf]" => "[0, 0.8427008, 1]" : "f32";
+    Erf("erf")(x) floats(|x| erf(x[0])).ulps(1.5, 6.0)
+        .slope(|d| d.g * (-(d.x * d.x)).then(Exp {}) * FRAC_2_SQRT_PI),
+        "f32", "[0, 1, inf]" => "[0, 0.8427008, 1]" : "f32";
     /// x (1 + erf(x / sqrt 2)) / 2, with the exact error function.
-    Gelu("gelu")(x) floats(|x| gelu(x[0])).ulps(1.5, 24.0), "f32", "[0, 1, -1]" => "[0, 0.8413448, -0.15865526]" : "f32";
+    Gelu("gelu")(x) floats(|x| gelu(x[0])).ulps(1.5, 24.0)
+        .slope(|d| d.g * gelu_slope(d.x)),
+        "f32", "[0, 1, -1]" => "[0, 0.8413448, -0.15865526]" : "f32";
     /// x * sigmoid(x).
-    Silu("silu")(x) floats(|x| silu(x[0])).ulps(1.5, 6.0), "f32", "[0, 1, -1]" => "[0, 0.7310586, -0.26894143]" : "f32";
+    Silu("silu")(x) floats(|x| silu(x[0])).ulps(1.5, 6.0)
+        .slope(|d| d.g * silu_slope(d.x)),
+        "f32", "[0, 1, -1]" => "[0, 0.7310586, -0.26894143]" : "f32";
     /// log(1 + exp(x)): above 0 it tends to x, and below to exp(x).
-    Softplus("softplus")(x) floats(|x| if x[0] > 700.0 { x[0] } else { x[0].exp().ln_1p() }).ulps(1.5, 4.0),
+    Softplus("softplus")(x) floats(|x| if x[0] > 700.0 { x[0] } else { x[0].exp().ln_1p() }).ulps(1.5, 4.0)
+        .slope(|d| d.g * d.x.then(Sigmoid {})),
         "f32", "[0, 1, -20]" => "[0.693147182, 1.31326163, 2.06115369e-09]" : "f32";
     /// The larger of x and 0; NaN stays.
-    Relu("relu")(x) numbers(|x| maximum(x[0], 0.0), |x| x[0].max(0)), "f32", "[1, -2, nan]" => "[1, 0, nan]" : "f32";
+    Relu("relu")(x) numbers(|x| maximum(x[0], 0.0), |x| x[0].max(0))
+        .slope(|d| d.x.compare(Gt {}, d.x.fill(0.0)).select(d.g, d.g.fill(0.0))),
+        "f32", "[1, -2, nan]" => "[1, 0, nan]" : "f32";
     /// -1, 0 or 1, as x is below, at or above 0; NaN stays, and so does the sign of zero.
-    Sign("sign")(x) numbers(|x| sign(x[0]), |x| x[0].signum()), "f32", "[-3, -0, nan]" => "[-1, -0, nan]" : "f32";
+    Sign("sign")(x) numbers(|x| sign(x[0]), |x| x[0].signum())
+        .flat(),
+        "f32", "[-3, -0, nan]" => "[-1, -0, nan]" : "f32";
     /// One over x.
-    Recip("recip")(x) floats(|x| 1.0 / x[0]), "f32", "[2, -4, 0]" => "[0.5, -0.25, inf]" : "f32";
+    Recip("recip")(x) floats(|x| 1.0 / x[0])
+        .slope(|d| -(d.g * d.z * d.z)),
+        "f32", "[2, -4, 0]" => "[0.5, -0.25, inf]" : "f32";
     /// The sine.
-    Sin("sin")(x) floats(|x| x[0].sin()).ulps(1.5, 1.0), "f32", "[0, 1, 2]" => "[0, 0.8414709848, 0.9092974268]" : "f32";
+    Sin("sin")(x) floats(|x| x[0].sin()).ulps(1.5, 1.0)
+        .slope(|d| d.g * d.x.then(Cos {})),
+        "f32", "[0, 1, 2]" => "[0, 0.8414709848, 0.9092974268]" : "f32";
     /// The cosine.
-    Cos("cos")(x) floats(|x| x[0].cos()).ulps(1.5, 1.0), "f32", "[0, 1, 2]" => "[1, 0.5403023059, -0.4161468365]" : "f32";
+    Cos("cos")(x) floats(|x| x[0].cos()).ulps(1.5, 1.0)
+        .slope(|d| -(d.g * d.x.then(Sin {}))),
+        "f32", "[0, 1, 2]" => "[1, 0.5403023059, -0.4161468365]" : "f32";
     /// 2 to the power of x.
-    Exp2("exp2")(x) floats(|x| x[0].exp2()).ulps(1.5, 1.0), "f32", "[0, 3, -1]" => "[1, 8, 0.5]" : "f32";
+    Exp2("exp2")(x) floats(|x| x[0].exp2()).ulps(1.5, 1.0)
+        .slope(|d| d.g * d.z * LN_2),
+        "f32", "[0, 3, -1]" => "[1, 8, 0.5]" : "f32";
     /// exp(x) - 1, exact near 0 too.
-    Expm1("expm1")(x) floats(|x| x[0].exp_m1()).ulps(1.5, 2.0), "f32", "[1e-20, 1, -inf]" => "[1e-20, 1.718281828, -1]" : "f32";
+    Expm1("expm1")(x) floats(|x| x[0].exp_m1()).ulps(1.5, 2.0)
+        .slope(|d| d.g * (d.z + 1.0)),
+        "f32", "[1e-20, 1, -inf]" => "[1e-20, 1.718281828, -1]" : "f32";
     /// The logarithm to the base 2.
-    Log2("log2")(x) floats(|x| x[0].log2()).ulps(1.5, 2.0), "f32", "[1, 8, 0.5]" => "[0, 3, -1]" : "f32";
+    Log2("log2")(x) floats(|x| x[0].log2()).ulps(1.5, 2.0)
+        .slope(|d| d.g / (d.x * LN_2)),
+        "f32", "[1, 8, 0.5]" => "[0, 3, -1]" : "f32";
     /// log(1 + x), exact near 0 too.
-    Log1p("log1p")(x) floats(|x| x[0].ln_1p()).ulps(1.5, 2.0), "f32", "[1e-20, 1, -1]" => "[1e-20, 0.6931471806, -inf]" : "f32";
+    Log1p("log1p")(x) floats(|x| x[0].ln_1p()).ulps(1.5, 2.0)
+        .slope(|d| d.g / (d.x + 1.0)),
+        "f32", "[1e-20, 1, -1]" => "[1e-20, 0.6931471806, -inf]" : "f32";
     /// The largest integer that is not above x.
-    Floor("floor")(x) floats(|x| x[0].floor()), "f32", "[1.5, -1.5, -0]" => "[1, -2, -0]" : "f32";
+    Floor("floor")(x) floats(|x| x[0].floor())
+        .flat(),
+        "f32", "[1.5, -1.5, -0]" => "[1, -2, -0]" : "f32";
     /// The smallest integer that is not below x.
-    Ceil("ceil")(x) floats(|x| x[0].ceil()), "f32", "[1.5, -1.5, -0.5]" => "[2, -1, -0]" : "f32";
+    Ceil("ceil")(x) floats(|x| x[0].ceil())
+        .flat(),
+        "f32", "[1.5, -1.5, -0.5]" => "[2, -1, -0]" : "f32";
     /// The nearest integer; halfway between two, the even one.
-    Round("round")(x) floats(|x| x[0].round_ties_even()), "f32", "[0.5, 1.5, -2.5]" => "[0, 2, -2]" : "f32";
+    Round("round")(x) floats(|x| x[0].round_ties_even())
+        .flat(),
+        "f32", "[0.5, 1.5, -2.5]" => "[0, 2, -2]" : "f32";
     /// Whether x is NaN.
     IsNan("is_nan")(x) question(|x| x[0].is_nan()), "f32", "[1, nan, inf]" => "[false, true, false]" : "bool";
     /// Whether x is neither infinite nor NaN.
@@ -408,6 +518,13 @@ impl OpDef for Select {
         }
         Ok(vec![out])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let g = cx.cotangent(0);
+        cx.each(|i| {
+            let zero = g.fill(0.0);
+            Some(if i == 1 { cx.arg(0).select(g, zero) } else { cx.arg(0).select(zero, g) })
+        })
+    }
 }
 
 op! {
@@ -449,6 +566,9 @@ impl OpDef for Cast {
             }
             (Data::Int(data), to) => Literal::ints(to, shape, data.clone()),
         }])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(cx.cotangent(0).cast(cx.arg_ty(0).dtype))])
     }
 }
 

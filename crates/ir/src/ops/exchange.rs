@@ -10,7 +10,10 @@ use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::ListAttr;
 use crate::ops::collective::{check_equal_shapes, own};
-use crate::ops::{Attr, Cost, CostCx, EvalCx, EvalError, GroupEvalCx, InferCx, OpDef, Unmatched};
+use crate::ops::{
+    Attr, Cost, CostCx, Cotangents, EvalCx, EvalError, Ge, GroupEvalCx, IndexValue, InferCx, OpDef, Term,
+    Unmatched, VjpCx, group_rank,
+};
 use crate::text::{Cursor, ParseError};
 use crate::types::{TensorType, Type};
 
@@ -72,6 +75,48 @@ impl Attr for Missing {
             _ => None,
         })
     }
+}
+
+/// The route of the answers: from each member to the one that sends to it.
+fn inverse(route: &Route, n: u32) -> Route {
+    match route {
+        Route::Ring(by) => Route::Ring(-(by % i64::from(n.max(1)))),
+        Route::Shift(by) => Route::Shift(by.saturating_neg()),
+        Route::Table(_) => {
+            let mut back = vec![None; n as usize];
+            for from in 0..n {
+                if let Some(to) = route.to(from, n).and_then(|to| back.get_mut(to as usize)) {
+                    *to = Some(from);
+                }
+            }
+            Route::Table(back)
+        }
+    }
+}
+
+/// The cotangent of what stands for a message: that of the result where none comes, zero elsewhere.
+fn kept<'c, 'm>(
+    cx: &'c VjpCx<'m>,
+    message: &Message<Index>,
+    over: GroupName,
+    g: Term<'c, 'm>,
+) -> Result<Option<Term<'c, 'm>>, Box<Failure>> {
+    let n = cx.mesh().group_size(over);
+    let peer = match &message.peer {
+        Peer::Route(route) if (0..n).all(|me| route.to(me, n).is_some()) => return Ok(None),
+        Peer::Route(_) if !cx.mesh().covers(over) => {
+            let name = cx.mesh().group_text(over);
+            return Err(Failure::new(format!("what a rank outside of `{name}` keeps has no gradient yet")));
+        }
+        Peer::Route(route) => {
+            let peer = |me| Index::from(route.to(me, n).map_or(-1, i64::from));
+            Index::pick(&group_rank(cx.mesh(), over), &(0..n).map(peer).collect::<Vec<_>>())
+        }
+        Peer::At(peer) => peer.clone(),
+    };
+    let peer = cx.op(IndexValue { value: peer }, &[]);
+    let comes = peer.compare(Ge {}, peer.fill(0.0));
+    Ok(Some(comes.widen(g).select(g.fill(0.0), g)))
 }
 
 op! {
@@ -147,6 +192,12 @@ impl OpDef for PermuteStart {
             }
         }
         Ok(results)
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let n = cx.mesh().group_size(self.over);
+        let route = inverse(&self.route, n);
+        let missing = if route.reaches_all(n) { self.missing } else { Missing::Zeros };
+        cx.together(|_, terms| cx.start_wait(PermuteStart { route, missing, over: self.over }, terms))
     }
 }
 
@@ -279,5 +330,23 @@ impl OpDef for ExchangeStart {
     fn collective(&self) -> Option<Collective<'_, Index>> {
         let exchange = Collective::new(Kind::Exchange, self.over);
         Some(Collective { sends: &self.send, receives: &self.recv, ..exchange })
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let sends = self.send.len();
+        let is_float = |i: &usize| cx.arg_ty(*i).dtype.is_float();
+        // The whole order is reversed, so that messages of one tag meet as they did.
+        let received: Vec<usize> = (0..self.recv.len()).rev().filter(|i| is_float(&(sends + i))).collect();
+        let sent: Vec<usize> = (0..sends).rev().filter(is_float).collect();
+        let mut operands: Vec<Term<'c, 'm>> = received.iter().map(|i| cx.cotangent(*i)).collect();
+        operands.extend(sent.iter().map(|i| cx.zeros(&cx.arg_ty(*i))));
+        let send = received.iter().map(|i| self.recv[*i].clone()).collect();
+        let recv = sent.iter().map(|i| self.send[*i].clone()).collect();
+        let back = cx.start_wait(ExchangeStart { send, recv, over: self.over }, &operands);
+        let mut all = vec![None; cx.n_args()];
+        sent.iter().zip(back).for_each(|(i, term)| all[*i] = Some(term));
+        for i in received.into_iter().filter(|i| cx.wants(sends + i)) {
+            all[sends + i] = kept(cx, &self.recv[i], self.over, cx.cotangent(i))?;
+        }
+        Ok(all)
     }
 }

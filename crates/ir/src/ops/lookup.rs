@@ -6,7 +6,9 @@ use consort_types::{Dtype, Failure};
 use crate::index::Index;
 use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef, check_numel};
+use crate::ops::{
+    Alias, Cost, CostCx, Cotangents, Eq, EvalCx, EvalError, InferCx, Iota, OpDef, Term, VjpCx, check_numel,
+};
 use crate::types::{TensorType, Type};
 
 fn check(cx: &InferCx<'_>, x: &TensorType, places: &TensorType, dim: usize) -> Result<(), Box<Failure>> {
@@ -17,8 +19,30 @@ fn check(cx: &InferCx<'_>, x: &TensorType, places: &TensorType, dim: usize) -> R
 }
 
 /// `x`'s shape with a dimension replaced by the shape of the indices.
-fn spread<T: Clone>(x: &[T], dim: usize, places: &[T]) -> Vec<T> {
+fn with_places<T: Clone>(x: &[T], dim: usize, places: &[T]) -> Vec<T> {
     [&x[..dim], places, &x[dim + 1..]].concat()
+}
+
+/// Zeros of a type, with `g` added along a dimension at these places, line by line: what `take_along` becomes in
+/// gradients.
+pub(super) fn add_along<'c, 'm>(
+    cx: &'c VjpCx<'m>,
+    ty: &TensorType,
+    places: Term<'c, 'm>,
+    dim: usize,
+    g: Term<'c, 'm>,
+) -> Term<'c, 'm> {
+    let shape = places.ty().shape;
+    let mut flat = places.cast(Dtype::I64);
+    let stride = |i: usize| cx.size(&flat.ty(), &Index::product(&ty.shape[i + 1..]));
+    let own = flat * stride(dim);
+    flat = (0..shape.len()).filter(|i| *i != dim).fold(own, |sum, i| {
+        sum + cx.op(Iota { dtype: Dtype::I64, shape: shape.clone(), dim: i }, &[]) * stride(i)
+    });
+    let numel = [Index::product(&shape)];
+    let zeros = cx.zeros(&ty.with_shape(vec![ty.numel()]));
+    let sum = cx.op(ScatterAdd { dim: 0 }, &[zeros, flat.reshape(&numel), g.reshape(&numel)]);
+    sum.reshape(&ty.shape)
 }
 
 /// The indices along a dimension, each checked against `size`.
@@ -49,7 +73,7 @@ impl OpDef for Gather {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places) = (cx.tensor(0)?, cx.tensor(1)?);
         check(cx, x, places, self.dim)?;
-        Ok(vec![x.with_shape(spread(&x.shape, self.dim, &places.shape)).into()])
+        Ok(vec![x.with_shape(with_places(&x.shape, self.dim, &places.shape)).into()])
     }
     fn cost(&self, cx: &CostCx<'_>) -> Cost {
         // Only the selected entries are read, not the whole of x.
@@ -58,13 +82,18 @@ impl OpDef for Gather {
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         let (x, named) = (args[0], places(args[1], args[0].shape[self.dim])?);
-        let shape = spread(&x.shape, self.dim, &args[1].shape);
+        let shape = with_places(&x.shape, self.dim, &args[1].shape);
         let (out_shape, depth) = (shape.clone(), args[1].shape.len());
         Ok(vec![x.pick(shape, |i| {
             let at = unravel(i, &out_shape);
             let place = named[ravel(&at[self.dim..self.dim + depth], &args[1].shape)];
             ravel(&[&at[..self.dim], &[place], &at[self.dim + depth..]].concat(), &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let zeros = cx.zeros(&cx.arg_ty(0));
+        let sum = ScatterAdd { dim: self.dim };
+        cx.each(|_| Some(cx.op(sum.clone(), &[zeros, cx.arg(1), cx.cotangent(0)])))
     }
 }
 
@@ -97,6 +126,22 @@ op! {
     example "mesh ()\n\nfunc @f(v0: f32[3], v1: i64[3], v2: f32[3]) -> f32[3] {\n    v3 = scatter[dim=0] v0, v1, v2 : f32[3]\n    return v3\n}\n; run: @f([0, 0, 100], [1, 2, 1], [1, 2, 3]) == [0, 3, 2]\n"
 }
 
+impl Scatter {
+    /// Whether each update is the last for its place: the number of the last is scattered, and read again.
+    fn stays<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Term<'c, 'm> {
+        let (x, places, updates) = (cx.arg_ty(0), cx.arg(1), cx.arg_ty(2));
+        let shape = places.ty().shape;
+        let numel = vec![Index::product(&shape)];
+        let numbers = cx.op(Iota { dtype: Dtype::I64, shape: numel, dim: 0 }, &[]).reshape(&shape);
+        let none = cx.zeros(&numbers.ty().with_shape(vec![x.shape[self.dim].clone()]));
+        let last = cx.op(Scatter { dim: 0 }, &[none, places, numbers]);
+        let stays = cx.op(Gather { dim: 0 }, &[last, places]).compare(Eq {}, numbers);
+        let after = updates.rank() - self.dim - shape.len();
+        let ones = vec![Index::constant(1); after];
+        stays.reshape(&[shape, ones].concat()).widen_to(&updates.shape)
+    }
+}
+
 impl OpDef for Scatter {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         let (x, places, updates) = (cx.tensor(0)?, cx.tensor(1)?, cx.tensor(2)?);
@@ -105,7 +150,7 @@ impl OpDef for Scatter {
             let message = (format!("updates of type {}", x.dtype), updates.dtype.to_string());
             return Err(Failure::rule("C3", message));
         }
-        let expected = spread(&x.shape, self.dim, &places.shape);
+        let expected = with_places(&x.shape, self.dim, &places.shape);
         cx.require_same_shape("C4", "updates of shape", &expected, &updates.shape)?;
         Ok(vec![x.clone().into()])
     }
@@ -121,6 +166,19 @@ impl OpDef for Scatter {
             out.set(to, args[2], i);
         }
         Ok(vec![out])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (g, places) = (cx.cotangent(0), cx.arg(1));
+        cx.each(|i| {
+            let zeros = || cx.zeros(&cx.arg_ty(2));
+            Some(match i {
+                0 => cx.op(self.clone(), &[g, places, zeros()]),
+                _ => {
+                    let own = cx.op(Gather { dim: self.dim }, &[g, places]);
+                    self.stays(cx).select(own, zeros())
+                }
+            })
+        })
     }
 }
 
@@ -154,7 +212,7 @@ impl OpDef for ScatterAdd {
         cx.require_same_shape(
             "C4",
             "updates of shape",
-            &spread(&x.shape, self.dim, &places.shape),
+            &with_places(&x.shape, self.dim, &places.shape),
             &updates.shape,
         )?;
         Ok(vec![x.clone().into()])
@@ -178,6 +236,10 @@ impl OpDef for ScatterAdd {
             }
         }
         Ok(vec![out])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let g = cx.cotangent(0);
+        cx.each(|i| Some(if i == 0 { g } else { cx.op(Gather { dim: self.dim }, &[g, cx.arg(1)]) }))
     }
 }
 
@@ -223,6 +285,9 @@ impl OpDef for TakeAlong {
             at[self.dim] = named[i];
             ravel(&at, &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(add_along(cx, &cx.arg_ty(0), cx.arg(1), self.dim, cx.cotangent(0))), None])
     }
 }
 

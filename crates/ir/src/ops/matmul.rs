@@ -6,7 +6,7 @@ use crate::index::Index;
 use crate::literal::{Data, Literal};
 use crate::op;
 use crate::ops::exact::Exact;
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::ops::{Cost, CostCx, Cotangents, EvalCx, EvalError, InferCx, OpDef, Term, VjpCx};
 use crate::tolerance::Tolerance;
 use crate::types::Type;
 
@@ -86,5 +86,20 @@ impl OpDef for Matmul {
             }
             _ => return Err(EvalError::new("operands of two kinds")),
         }])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (x, y, g) = (cx.arg(0), cx.arg(1), cx.cotangent(0));
+        let (xs, ys, gs) = (x.ty().shape, y.ty().shape, cx.result_ty(0).shape);
+        // A y that serves every matrix of x gets the sum over them: one product of all rows.
+        let rows = |x: Term<'c, 'm>, shape: &[Index]| match shape.split_last() {
+            Some((last, rows)) if ys.len() < shape.len() => x.reshape(&[Index::product(rows), last.clone()]),
+            _ => x,
+        };
+        cx.each(|i| {
+            Some(match i {
+                0 => cx.op(Matmul {}, &[g, y.transpose()]),
+                _ => cx.op(Matmul {}, &[rows(x, &xs).transpose(), rows(g, &gs)]),
+            })
+        })
     }
 }

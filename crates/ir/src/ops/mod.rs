@@ -17,6 +17,7 @@ mod exact;
 mod exchange;
 mod facets;
 mod functions;
+mod gradient;
 mod lookup;
 mod matmul;
 mod norm;
@@ -28,7 +29,9 @@ mod reduction;
 mod rooted;
 mod shape;
 mod sizes;
+mod slopes;
 mod uneven;
+mod vjp;
 
 use consort_types::Failure;
 use std::collections::BTreeMap;
@@ -47,6 +50,7 @@ pub use docs::{ops_markdown, reductions_markdown};
 pub use elementwise::*;
 pub use exchange::*;
 pub(crate) use facets::check_facets;
+pub use gradient::*;
 pub use lookup::*;
 pub use matmul::*;
 pub use norm::*;
@@ -59,6 +63,7 @@ pub use rooted::*;
 pub use shape::*;
 pub use sizes::*;
 pub use uneven::*;
+pub use vjp::{Cotangents, Term, VjpCx, VjpNode};
 
 /// The built-in ops by kind, in the order in which docs list them.
 pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
@@ -178,6 +183,7 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
         "Composites",
         &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],
     ),
+    ("Gradients", &[Spread::INFO, StopGradient::INFO]),
     ("Control", &[Cond::INFO, Scan::INFO, While::INFO]),
 ];
 

@@ -8,7 +8,10 @@ use crate::literal::Literal;
 use crate::op;
 use crate::ops::composite::{fill, float_data, floats, widen};
 use crate::ops::elementwise::times;
-use crate::ops::{Add, Alias, Cast, Cost, CostCx, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub};
+use crate::ops::{
+    Add, Alias, Cast, Cost, CostCx, Cotangents, EvalCx, EvalError, InferCx, Mean, Mul, OpDef, Rsqrt, Sub,
+    Term, VjpCx,
+};
 use crate::tolerance::{Size, Tolerance};
 use crate::types::{TensorType, Type};
 
@@ -55,6 +58,34 @@ fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Box<Failure>>
     if b.tensor_ty(x)?.dtype == to { Ok(x) } else { b.one(Cast { to }, &[x]) }
 }
 
+/// The cotangents of a norm: `normal` is x after the norm, `scale` what it was multiplied by, both before the weight.
+/// The part of the cotangent along the normal row, and along rows of ones if the mean was subtracted, does not count.
+fn norm_vjp<'c, 'm>(cx: &'c VjpCx<'m>, eps: f64, centers: bool) -> Cotangents<'c, 'm> {
+    let TensorType { dtype, shape, .. } = cx.arg_ty(0);
+    let wide = dtype.accumulator();
+    let last = shape.len() - 1;
+    let mean = |x: Term<'c, 'm>| x.then(Mean { dims: vec![last], keep: true }).widen_to(&shape);
+    let rows: Vec<usize> = (0..last).collect();
+    let (mut x, g) = (cx.arg(0).cast(wide), cx.cotangent(0).cast(wide));
+    if centers {
+        x = x - mean(x);
+    }
+    let scale = (mean(x * x) + eps).then(Rsqrt {});
+    let normal = x * scale;
+    cx.each(|i| {
+        let cotangent = match i {
+            0 => {
+                let own = g * cx.arg(1).cast(wide).widen_to(&shape);
+                let rest = own - normal * mean(own * normal);
+                scale * if centers { rest - mean(own) } else { rest }
+            }
+            1 => (g * normal).sum(&rows, false),
+            _ => g.sum(&rows, false),
+        };
+        Some(cotangent.cast(dtype))
+    })
+}
+
 impl OpDef for RmsNorm {
     fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
         norm(cx, &["weight"], self.eps)
@@ -96,6 +127,9 @@ impl OpDef for RmsNorm {
             Ok(vec![cast(b, result, dtype)?])
         };
         Some(build())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        norm_vjp(cx, self.eps, false)
     }
 }
 
@@ -170,5 +204,8 @@ impl OpDef for LayerNorm {
             Ok(vec![cast(b, result, dtype)?])
         };
         Some(build())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        norm_vjp(cx, self.eps, true)
     }
 }

@@ -8,7 +8,8 @@ use crate::index::{Guard, Index};
 use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::elementwise::times;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::ops::lookup::add_along;
+use crate::ops::{Alias, Cost, CostCx, Cotangents, EvalCx, EvalError, InferCx, OpDef, VjpCx};
 use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 
@@ -76,6 +77,10 @@ impl OpDef for Cumsum {
             }
         }])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let flip = || Flip { dims: vec![self.dim] };
+        Ok(vec![Some(cx.cotangent(0).then(flip()).then(Cumsum { dim: self.dim }).then(flip()))])
+    }
 }
 
 op! {
@@ -105,6 +110,9 @@ impl OpDef for Flip {
             self.dims.iter().for_each(|dim| at[*dim] = x.shape[*dim] - 1 - at[*dim]);
             ravel(&at, &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(cx.cotangent(0).then(self.clone()))])
     }
 }
 
@@ -171,6 +179,9 @@ impl OpDef for Sort {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(sorted(args[0], self.dim, args[0].shape[self.dim], self.descending))
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(add_along(cx, &cx.arg_ty(0), cx.result(1), self.dim, cx.cotangent(0)))])
+    }
 }
 
 op! {
@@ -213,5 +224,8 @@ impl OpDef for Topk {
             return Err(EvalError::new((format!("k of at most {size}"), k.to_string())));
         }
         Ok(sorted(args[0], self.dim, k, true))
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(add_along(cx, &cx.arg_ty(0), cx.result(1), self.dim, cx.cotangent(0)))])
     }
 }

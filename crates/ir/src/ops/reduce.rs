@@ -7,7 +7,7 @@ use crate::literal::{Data, Literal, ravel, unravel};
 use crate::op;
 use crate::ops::exact::Exact;
 use crate::ops::functions::{maximum, minimum};
-use crate::ops::{Cost, CostCx, EvalCx, EvalError, InferCx, OpDef};
+use crate::ops::{Cost, CostCx, Cotangents, Eq, EvalCx, EvalError, InferCx, OpDef, Term, VjpCx};
 use crate::tolerance::Tolerance;
 use crate::types::{TensorType, Type};
 
@@ -84,9 +84,46 @@ const NUMBERS: (fn(Dtype) -> bool, &str) = (|dtype| dtype != Dtype::Bool, "a flo
 pub(super) const FLOATS: (fn(Dtype) -> bool, &str) = (Dtype::is_float, "a float type");
 const TRUTH: (fn(Dtype) -> bool, &str) = (|dtype| dtype == Dtype::Bool, "bool");
 
+/// What a cotangent is computed from: the operand, and the result and its cotangent in the operand's shape.
+struct At<'a, 'c, 'm> {
+    x: Term<'c, 'm>,
+    z: Term<'c, 'm>,
+    g: Term<'c, 'm>,
+    dims: &'a [usize],
+}
+
+type Slope = for<'a, 'c, 'm> fn(&'c VjpCx<'m>, At<'a, 'c, 'm>) -> Term<'c, 'm>;
+
+impl<'c, 'm> At<'_, 'c, 'm> {
+    /// How many elements are folded into one.
+    fn count(&self) -> Index {
+        let shape = self.x.ty().shape;
+        Index::product(self.dims.iter().filter_map(|dim| shape.get(*dim)))
+    }
+
+    /// The cotangent in equal shares for all elements that equal the result.
+    fn of_equals(&self) -> Term<'c, 'm> {
+        let share = self.x.compare(Eq {}, self.z).cast(self.x.ty().dtype);
+        self.g * share / share.sum_along(self.dims)
+    }
+
+    /// The product of all other elements. A zero divides nothing: with one, the others are multiplied; with more, all
+    /// products are zero.
+    fn of_product(&self) -> Term<'c, 'm> {
+        let (one, zero) = (self.x.fill(1.0), self.x.fill(0.0));
+        let is_zero = self.x.compare(Eq {}, zero);
+        let others = is_zero.select(one, self.x).then(Prod { dims: self.dims.to_vec(), keep: true });
+        let zeros = is_zero.select(one, zero).sum_along(self.dims);
+        let alone = is_zero.select(others.widen(self.x), zero);
+        let at_zero = zeros.compare(Eq {}, one).select(alone, zero);
+        let slope = zeros.compare(Eq {}, zero).select(self.z / is_zero.select(one, self.x), at_zero);
+        self.g * slope
+    }
+}
+
 macro_rules! reductions {
     ($($(#[doc = $doc:expr])* $name:ident($text:literal) $takes:expr, empty $empty:literal, $tolerance:ident,
-        $dtype:literal, $input:literal => $output:literal, $float:expr, $int:expr;)*) => {$(
+        $dtype:literal, $input:literal => $output:literal, $float:expr, $int:expr, $slope:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
             pub struct $name($text)(x) {
@@ -112,6 +149,13 @@ macro_rules! reductions {
             fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
                 Ok(vec![fold(args[0], &self.dims, self.keep, $float, $int)])
             }
+            fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+                let shape = cx.arg_ty(0).shape;
+                let over = |z: Term<'c, 'm>| z.unreduce(&shape, &self.dims).widen_to(&shape);
+                let slope: Slope = $slope;
+                let at = At { x: cx.arg(0), z: over(cx.result(0)), g: over(cx.cotangent(0)), dims: &self.dims };
+                Ok(vec![Some(slope(cx, at))])
+            }
         }
     )*};
 }
@@ -123,14 +167,16 @@ reductions! {
     ///
     /// (C2) The dimensions exist and are distinct.
     Sum("sum") NUMBERS, empty true, SUM, "f32", "[[1, 2], [3, 5]]" => "[3, 8]",
-        |xs| sum(xs).0, |xs| xs.fold(0, i64::wrapping_add);
+        |xs| sum(xs).0, |xs| xs.fold(0, i64::wrapping_add),
+        |_, d| d.g;
     /// The mean over dimensions; NaN for no elements.
     ///
     /// (C1) The element type is a float type.
     ///
     /// (C2) The dimensions exist and are distinct.
     Mean("mean") FLOATS, empty true, SUM, "f32", "[[1, 2], [3, 5]]" => "[1.5, 4]",
-        |xs| { let (sum, n) = sum(xs); sum / n }, |_| 0;
+        |xs| { let (sum, n) = sum(xs); sum / n }, |_| 0,
+        |cx, d| d.g / cx.size(&d.g.ty(), &d.count());
     /// The largest element over dimensions; NaN where one is NaN.
     ///
     /// (C1) The element type is a float or integer type.
@@ -139,7 +185,8 @@ reductions! {
     ///
     /// (C3) There is at least one element to choose from.
     Max("max") NUMBERS, empty false, Bits, "f32", "[[1, 2], [3, 5]]" => "[2, 5]",
-        |xs| xs.fold(f64::NEG_INFINITY, maximum), |xs| xs.max().unwrap_or(0);
+        |xs| xs.fold(f64::NEG_INFINITY, maximum), |xs| xs.max().unwrap_or(0),
+        |_, d| d.of_equals();
     /// The smallest element over dimensions; NaN where one is NaN.
     ///
     /// (C1) The element type is a float or integer type.
@@ -148,28 +195,32 @@ reductions! {
     ///
     /// (C3) There is at least one element to choose from.
     Min("min") NUMBERS, empty false, Bits, "f32", "[[1, 2], [3, 5]]" => "[1, 3]",
-        |xs| xs.fold(f64::INFINITY, minimum), |xs| xs.min().unwrap_or(0);
+        |xs| xs.fold(f64::INFINITY, minimum), |xs| xs.min().unwrap_or(0),
+        |_, d| d.of_equals();
     /// The product over dimensions; 1 for no elements. Integers wrap.
     ///
     /// (C1) The element type is a float or integer type.
     ///
     /// (C2) The dimensions exist and are distinct.
     Prod("prod") NUMBERS, empty true, Bits, "f32", "[[1, 2], [3, 5]]" => "[2, 15]",
-        |xs| xs.fold(1.0, |a, x| a * x), |xs| xs.fold(1, i64::wrapping_mul);
+        |xs| xs.fold(1.0, |a, x| a * x), |xs| xs.fold(1, i64::wrapping_mul),
+        |_, d| d.of_product();
     /// Whether any element over dimensions is true; false for no elements.
     ///
     /// (C1) The element type is bool.
     ///
     /// (C2) The dimensions exist and are distinct.
     Any("any") TRUTH, empty true, Bits, "bool", "[[false, true], [false, false]]" => "[true, false]",
-        |_| 0.0, |xs| xs.fold(0, |a, x| a | x);
+        |_| 0.0, |xs| xs.fold(0, |a, x| a | x),
+        |_, d| d.g;
     /// Whether all elements over dimensions are true; true for no elements.
     ///
     /// (C1) The element type is bool.
     ///
     /// (C2) The dimensions exist and are distinct.
     All("all") TRUTH, empty true, Bits, "bool", "[[false, true], [true, true]]" => "[false, true]",
-        |_| 0.0, |xs| xs.fold(1, |a, x| a & x);
+        |_| 0.0, |xs| xs.fold(1, |a, x| a & x),
+        |_, d| d.g;
 }
 
 op! {

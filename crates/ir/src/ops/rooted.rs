@@ -6,10 +6,10 @@ use crate::index::Index;
 use crate::literal::Literal;
 use crate::op;
 use crate::ops::collective::{
-    check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered, join,
-    n_members, own, part, pending, scattered, shared,
+    at, check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered,
+    is_common, join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope,
 };
-use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef};
+use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, VjpCx};
 use crate::types::Type;
 
 fn check_root(
@@ -61,6 +61,16 @@ impl OpDef for BroadcastStart {
         check_same_shapes(args)?;
         Ok(vec![args[self.root].clone(); cx.n()])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        cx.together(|wanted, terms| match self.over {
+            GroupName::Axes(_) => terms.iter().map(|term| only_at(cx, *term, self.root, self.over)).collect(),
+            GroupName::List(_) if wanted.iter().all(|i| is_common(cx, *i, self.over)) => terms.to_vec(),
+            GroupName::List(_) => {
+                let sum = ReduceStart { reduce: Reduce::Sum, root: self.root, over: self.over };
+                cx.start_wait(sum, terms)
+            }
+        })
+    }
 }
 
 op! {
@@ -109,6 +119,12 @@ impl OpDef for ReduceStart {
     ) -> Result<Vec<Vec<Literal>>, EvalError> {
         let sums = fold_all(args, self.reduce)?;
         Ok(at_root(sums, self.root, cx.n()))
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let slope = slope(self.reduce, cx.mesh().group_size(self.over))?;
+        cx.together(|_, terms| {
+            cx.start_wait(BroadcastStart { root: self.root, over: self.over }, &scaled(terms, slope))
+        })
     }
 }
 
@@ -168,6 +184,12 @@ impl OpDef for GatherStart {
         let all = self.dims.iter().enumerate().map(|(i, dim)| join(args, i, *dim)).collect();
         Ok(at_root(all, self.root, cx.n()))
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        cx.together(|wanted, terms| {
+            let dims = at(&self.dims, wanted);
+            cx.start_wait(ScatterStart { dims, root: self.root, over: self.over }, terms)
+        })
+    }
 }
 
 op! {
@@ -220,5 +242,11 @@ impl OpDef for ScatterStart {
         let own =
             |m| args[self.root].iter().zip(&self.dims).map(|(x, dim)| part(x, *dim, m, cx.n())).collect();
         Ok((0..cx.n()).map(own).collect())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        cx.together(|wanted, terms| {
+            let dims = at(&self.dims, wanted);
+            cx.start_wait(GatherStart { dims, root: self.root, over: self.over }, terms)
+        })
     }
 }

@@ -7,7 +7,9 @@ use smallvec::smallvec;
 use crate::index::{Guard, Index};
 use crate::literal::{Literal, ravel, unravel};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef};
+use crate::ops::{
+    Alias, Cost, CostCx, Cotangents, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, Term, VjpCx,
+};
 use crate::types::Type;
 
 op! {
@@ -55,6 +57,9 @@ impl OpDef for Reshape {
         }
         Ok(vec![args[0].reshaped(shape)])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        Ok(vec![Some(cx.cotangent(0).reshape(&cx.arg_ty(0).shape))])
+    }
 }
 
 op! {
@@ -99,6 +104,11 @@ impl OpDef for Permute {
             self.dims.iter().zip(at).for_each(|(dim, at)| from[*dim] = at);
             ravel(&from, &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let mut back = vec![0; self.dims.len()];
+        self.dims.iter().enumerate().for_each(|(to, from)| back[*from] = to);
+        Ok(vec![Some(cx.cotangent(0).permute(&back))])
     }
 }
 
@@ -188,6 +198,53 @@ impl OpDef for Slice {
             at.iter_mut().enumerate().for_each(|(i, at)| *at = start[i] + *at * self.step[i]);
             ravel(&at, &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let shape = cx.arg_ty(0).shape;
+        let mut g = cx.cotangent(0);
+        let mut high = Vec::new();
+        for (dim, size) in shape.iter().enumerate() {
+            g = g.dilate(dim, self.step[dim]);
+            let end = match self.step[dim] {
+                1 => &self.start[dim] + &self.size[dim],
+                // A step makes no difference to a box of at most one place.
+                step => &self.start[dim] + &dilated(&self.size[dim], step),
+            };
+            high.push(size - &end);
+        }
+        Ok(vec![Some(g.then(Pad { low: self.start.clone(), high, value: 0.0 }))])
+    }
+}
+
+/// The size of a dimension after `Term::dilate`.
+fn dilated(size: &Index, step: usize) -> Index {
+    match size.as_const() {
+        Some(0) => Index::constant(0),
+        _ => &(&Index::from(step) * &(size - &Index::constant(1))) + &Index::constant(1),
+    }
+}
+
+impl<'c, 'm> Term<'c, 'm> {
+    /// A dimension with `step` - 1 zeros between its places.
+    pub(super) fn dilate(self, dim: usize, step: usize) -> Term<'c, 'm> {
+        let shape = self.ty().shape;
+        let Some(size) =
+            shape.get(dim).filter(|size| step > 1 && size.as_const().is_none_or(|size| size > 1))
+        else {
+            return self;
+        };
+        let split = |inner: usize| {
+            let mut split = shape.clone();
+            split.insert(dim + 1, Index::from(inner));
+            split
+        };
+        let mut high = vec![Index::constant(0); shape.len() + 1];
+        high[dim + 1] = Index::from(step - 1);
+        let low = vec![Index::constant(0); shape.len() + 1];
+        let padded = self.reshape(&split(1)).then(Pad { low, high, value: 0.0 });
+        let mut joined = shape.clone();
+        joined[dim] = size * &Index::from(step);
+        padded.reshape(&joined).narrow(dim, &Index::constant(0), &dilated(size, step))
     }
 }
 
@@ -296,6 +353,16 @@ impl OpDef for UpdateSlice {
         }
         Ok(vec![out])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let (g, part) = (cx.cotangent(0), cx.arg_ty(1));
+        cx.each(|i| {
+            let step = vec![1; self.start.len()];
+            Some(match i {
+                0 => cx.op(UpdateSlice { start: self.start.clone() }, &[g, cx.zeros(&part)]),
+                _ => g.then(Slice { start: self.start.clone(), size: part.shape.clone(), step }),
+            })
+        })
+    }
 }
 
 op! {
@@ -350,6 +417,10 @@ impl OpDef for Concat {
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(vec![Literal::concat(args, self.dim)])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let sizes: Vec<Index> = (0..cx.n_args()).map(|i| cx.arg_ty(i).shape[self.dim].clone()).collect();
+        cx.each(|i| Some(cx.cotangent(0).narrow(self.dim, &Index::sum(&sizes[..i]), &sizes[i])))
     }
 }
 
@@ -415,6 +486,10 @@ impl OpDef for Split {
         });
         Ok(parts.collect())
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let parts: Vec<Term<'c, 'm>> = (0..cx.n_results()).map(|i| cx.cotangent(i)).collect();
+        Ok(vec![Some(cx.op(Concat { dim: self.dim }, &parts))])
+    }
 }
 
 op! {
@@ -477,6 +552,11 @@ impl OpDef for Pad {
         }
         Ok(vec![out])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let size = cx.arg_ty(0).shape;
+        let step = vec![1; size.len()];
+        Ok(vec![Some(cx.cotangent(0).then(Slice { start: self.low.clone(), size, step }))])
+    }
 }
 
 op! {
@@ -538,6 +618,15 @@ impl OpDef for Broadcast {
                 at[lead..].iter().zip(&x.shape).map(|(at, size)| if *size == 1 { 0 } else { *at }).collect();
             ravel(&from, &x.shape)
         })])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let shape = cx.arg_ty(0).shape;
+        let lead = self.shape.len() - shape.len();
+        let repeated = |dim: &usize| {
+            *dim < lead || shape[*dim - lead].as_const() == Some(1) && self.shape[*dim].as_const() != Some(1)
+        };
+        let dims: Vec<usize> = (0..self.shape.len()).filter(repeated).collect();
+        Ok(vec![Some(cx.cotangent(0).sum(&dims, true).reshape(&shape))])
     }
 }
 

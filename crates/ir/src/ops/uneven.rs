@@ -5,8 +5,10 @@ use consort_types::{Collective, Failure, GroupName, Kind, Reduce};
 use crate::index::Index;
 use crate::literal::Literal;
 use crate::op;
-use crate::ops::collective::{check_covers, check_reduce, column, join, n_members, own, pending, shared};
-use crate::ops::{Cost, CostCx, EvalError, GroupEvalCx, InferCx, OpDef, fold, group_rank};
+use crate::ops::collective::{
+    check_covers, check_reduce, column, is_common, join, n_members, own, pending, scaled, shared, slope,
+};
+use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, VjpCx, fold, group_rank};
 use crate::types::{TensorType, Type};
 
 op! {
@@ -96,6 +98,23 @@ impl OpDef for AllGatherVStart {
         }
         Ok(vec![vec![join(args, 0, self.dim)]; cx.n()])
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let part = |me: &Index| {
+            let starts: Vec<Index> = (0..self.sizes.len()).map(|i| Index::sum(&self.sizes[..i])).collect();
+            cx.cotangent(0).narrow(self.dim, &Index::pick(me, &starts), &Index::pick(me, &self.sizes))
+        };
+        cx.together(|_, terms| match self.over {
+            GroupName::Axes(_) => vec![part(&group_rank(cx.mesh(), self.over))],
+            GroupName::List(_) if is_common(cx, 0, self.over) => {
+                let parts = (0..self.sizes.len()).map(|i| part(&Index::from(i)));
+                parts.reduce(|sum, part| sum + part).into_iter().collect()
+            }
+            GroupName::List(_) => {
+                let (dim, sizes) = (self.dim, self.sizes.clone());
+                cx.start_wait(ReduceScatterVStart { reduce: Reduce::Sum, dim, sizes, over: self.over }, terms)
+            }
+        })
+    }
 }
 
 op! {
@@ -166,5 +185,12 @@ impl OpDef for ReduceScatterVStart {
             )));
         }
         Ok((0..cx.n()).map(|m| vec![sum.narrow(self.dim, sizes[..m].iter().sum(), sizes[m])]).collect())
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let slope = slope(self.reduce, cx.mesh().group_size(self.over))?;
+        cx.together(|_, terms| {
+            let (dim, sizes) = (self.dim, self.sizes.clone());
+            cx.start_wait(AllGatherVStart { dim, sizes, over: self.over }, &scaled(terms, slope))
+        })
     }
 }
