@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use anyhow::anyhow;
 use consort_ir::builder::expand;
-use consort_ir::ops::{Attr, BUILT_IN, CostCx, Gradient, OpInfo, OpTable};
+use consort_ir::ops::{Attr, BUILT_IN, CostCx, OpInfo, OpTable, gradient_words};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::parse;
 use consort_ir::types::Type;
@@ -132,7 +132,7 @@ fn page(kind: &str, info: &OpInfo) -> String {
     write_beside(&mut out, "Kernel     ", &kernel_words(info));
     if let Some(example) = Example::of(info) {
         write_beside(&mut out, "Cost       ", &example.cost());
-        write_beside(&mut out, "Gradient   ", &example.gradient().replace("unwritten", "not written yet"));
+        write_beside(&mut out, "Gradient   ", &example.gradient());
         write_beside(&mut out, "Expansion  ", &example.expansion());
     }
     out
@@ -229,11 +229,7 @@ impl Example {
     }
 
     fn gradient(&self) -> String {
-        match self.node().op.gradient() {
-            Gradient::Rule(_) => "rule".to_string(),
-            Gradient::None(why) => format!("none: {why}"),
-            Gradient::Unwritten => "unwritten".to_string(),
-        }
+        gradient_words(&self.program.mesh, &self.node().op, &self.arg_types())
     }
 
     fn expansion(&self) -> String {

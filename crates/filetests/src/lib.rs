@@ -10,6 +10,7 @@
 
 mod bless;
 pub mod fuzz;
+mod grad;
 mod hazards;
 mod opt;
 mod oracle;
@@ -33,6 +34,7 @@ pub const COMMANDS: &[(&str, Command)] = &[
     ("print", print::run),
     ("oracle", oracle::run),
     ("opt", opt::run),
+    ("grad", grad::run),
     ("plan", plan::run),
     ("hazards", hazards::run),
 ];

@@ -42,13 +42,13 @@ pub(crate) fn run(case: &Case<'_>, options: &[&str]) -> Result<Option<String>, S
 }
 
 /// The functions of a printed program as comments, each line preceded by a line break.
-fn comment(text: &str) -> String {
+pub(crate) fn comment(text: &str) -> String {
     let functions = text.lines().skip_while(|line| !line.starts_with("func"));
     functions.map(|line| format!("\n; {line}").trim_end().to_string()).collect()
 }
 
 /// The text before a heading, the section under it, and the rest: the comments after a heading are its section.
-fn section<'a>(text: &'a str, head: &str) -> (&'a str, String, &'a str) {
+pub(crate) fn section<'a>(text: &'a str, head: &str) -> (&'a str, String, &'a str) {
     let Some(at) = text.find(&format!("\n{head}")).map(|at| at + 1) else { return (text, String::new(), "") };
     let rest = &text[at + head.len()..];
     let mut end = 0;

@@ -125,6 +125,22 @@ impl<'a> Builder<'a> {
         self.draft.open.last().map_or(&[], |block| &block.nodes)
     }
 
+    /// Takes the last nodes of the current block out of it, all from number `from` on. They are put back by
+    /// `put_nodes`; until then nothing may use their results.
+    pub fn take_nodes(&mut self, from: usize) -> Vec<Node> {
+        match self.draft.open.last_mut() {
+            Some(block) => block.nodes.split_off(from.min(block.nodes.len())),
+            None => Vec::new(),
+        }
+    }
+
+    /// Appends nodes that were built in this function to the current block.
+    pub fn put_nodes(&mut self, nodes: Vec<Node>) {
+        if let Some(block) = self.draft.open.last_mut() {
+            block.nodes.extend(nodes);
+        }
+    }
+
     /// The conditions on sizes that have been assumed so far.
     pub fn guards(&self) -> &[Guard] {
         &self.draft.func.guards

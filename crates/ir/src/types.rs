@@ -91,6 +91,17 @@ impl Type {
         }
     }
 
+    /// The same type, which may differ over these axes too.
+    #[must_use]
+    pub fn widened(&self, axes: Axes) -> Type {
+        let wide = |tensor: &TensorType| tensor.with_varies(tensor.varies.union(axes));
+        match self {
+            Type::Tensor(tensor) => Type::Tensor(wide(tensor)),
+            Type::Size(index, varies) => Type::Size(index.clone(), varies.union(axes)),
+            Type::Pending(tensors) => Type::Pending(tensors.iter().map(wide).collect()),
+        }
+    }
+
     /// Whether it is communication under way.
     pub fn is_pending(&self) -> bool {
         matches!(self, Type::Pending(_))

@@ -22,6 +22,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`differences`] are gradients by small changes of arguments, to compare others with.
+//!
 //! In the program oracle, each rank runs until it reaches a wait that cannot end yet; then the next rank runs. A
 //! collective is evaluated when its last member starts it; a message is delivered when both its ends have started. If
 //! no rank can advance and not all are finished, the program cannot complete under any timing: starts never block, so
@@ -34,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod comm;
+pub mod differences;
 mod failure;
 pub mod generate;
 mod in_use;

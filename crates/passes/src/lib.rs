@@ -7,6 +7,7 @@
 mod blame;
 mod compile;
 mod fold;
+mod grad;
 mod pipeline;
 mod plan;
 mod remove;
@@ -14,5 +15,6 @@ mod scope;
 mod share;
 
 pub use compile::{CompileError, Decided, PassCx, Stage, compile};
+pub use grad::gradient;
 pub use pipeline::{PASSES, Pass, PassError, Ran, pass, simplify};
 pub use plan::{Binding, Copy, PlanError, PlanReport, Why, plan, report};

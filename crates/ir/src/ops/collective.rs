@@ -219,6 +219,23 @@ pub(super) fn is_common(cx: &VjpCx<'_>, result: usize, over: GroupName) -> bool 
     matches!(over, GroupName::List(_)) && cx.result_ty(result).varies.is_empty()
 }
 
+/// Cotangents of an op over a list group: by `alone` where the result is equal on all ranks, the others together.
+pub(super) fn unless_common<'c, 'm>(
+    cx: &'c VjpCx<'m>,
+    wanted: &[usize],
+    terms: &[Term<'c, 'm>],
+    over: GroupName,
+    alone: impl Fn(usize, Term<'c, 'm>) -> Term<'c, 'm>,
+    together: impl FnOnce(&[usize], &[Term<'c, 'm>]) -> Vec<Term<'c, 'm>>,
+) -> Vec<Term<'c, 'm>> {
+    let pairs = || wanted.iter().copied().zip(terms.iter().copied());
+    let (places, others): (Vec<usize>, Vec<Term<'c, 'm>>) =
+        pairs().filter(|(i, _)| !is_common(cx, *i, over)).unzip();
+    let mut made = if places.is_empty() { Vec::new() } else { together(&places, &others) }.into_iter();
+    let of = |(i, term)| if is_common(cx, i, over) { alone(i, term) } else { made.next().unwrap_or(term) };
+    pairs().map(of).collect()
+}
+
 /// `x` at member `root`, zeros at all others.
 pub(super) fn only_at<'c, 'm>(
     cx: &'c VjpCx<'m>,
@@ -332,11 +349,11 @@ impl OpDef for AllGatherStart {
             term.narrow(dim, &(&group_rank(cx.mesh(), self.over) * &size), &size)
         };
         cx.together(|wanted, terms| match self.over {
-            GroupName::List(_) if !wanted.iter().any(|i| is_common(cx, *i, self.over)) => {
+            GroupName::Axes(_) => wanted.iter().zip(terms).map(|(i, term)| own(*i, *term)).collect(),
+            GroupName::List(_) => unless_common(cx, wanted, terms, self.over, own, |wanted, terms| {
                 let dims = at(&self.dims, wanted);
                 cx.start_wait(ReduceScatterStart { reduce: Reduce::Sum, dims, over: self.over }, terms)
-            }
-            _ => wanted.iter().zip(terms).map(|(i, term)| own(*i, *term)).collect(),
+            }),
         })
     }
 }

@@ -231,6 +231,11 @@ pub trait OpDef: OpBase {
         None
     }
 
+    /// Whether a gradient takes its results as constants.
+    fn stops_gradient(&self) -> bool {
+        false
+    }
+
     /// The gradient rule: emits the cotangents of the operands, given those of the results; or says why there are none.
     /// A cotangent has the element type and the shape of its operand, and differs over no more axes. It is asked only
     /// where a cotangent reaches a result; ops with blocks have none, since the pass that takes gradients enters them.

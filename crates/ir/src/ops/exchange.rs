@@ -102,12 +102,12 @@ fn kept<'c, 'm>(
     g: Term<'c, 'm>,
 ) -> Result<Option<Term<'c, 'm>>, Box<Failure>> {
     let n = cx.mesh().group_size(over);
+    if !cx.mesh().covers(over) {
+        let name = cx.mesh().group_text(over);
+        return Err(Failure::new(format!("what a rank outside of `{name}` keeps has no gradient yet")));
+    }
     let peer = match &message.peer {
         Peer::Route(route) if (0..n).all(|me| route.to(me, n).is_some()) => return Ok(None),
-        Peer::Route(_) if !cx.mesh().covers(over) => {
-            let name = cx.mesh().group_text(over);
-            return Err(Failure::new(format!("what a rank outside of `{name}` keeps has no gradient yet")));
-        }
         Peer::Route(route) => {
             let peer = |me| Index::from(route.to(me, n).map_or(-1, i64::from));
             Index::pick(&group_rank(cx.mesh(), over), &(0..n).map(peer).collect::<Vec<_>>())

@@ -88,7 +88,7 @@ impl OpDef for StopGradient {
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(vec![args[0].clone()])
     }
-    fn vjp<'c, 'm>(&self, _cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
-        Ok(vec![None])
+    fn stops_gradient(&self) -> bool {
+        true
     }
 }

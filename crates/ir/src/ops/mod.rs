@@ -63,7 +63,7 @@ pub use rooted::*;
 pub use shape::*;
 pub use sizes::*;
 pub use uneven::*;
-pub use vjp::{Cotangents, Term, VjpCx, VjpNode};
+pub use vjp::{Cotangents, Term, VjpCx, VjpNode, gradient_words};
 
 /// The built-in ops by kind, in the order in which docs list them.
 pub const BUILT_IN: &[(&str, &[OpInfo])] = &[

@@ -7,9 +7,9 @@ use crate::literal::Literal;
 use crate::op;
 use crate::ops::collective::{
     at, check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered,
-    is_common, join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope,
+    join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope, unless_common,
 };
-use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, VjpCx};
+use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, Term, VjpCx};
 use crate::types::Type;
 
 fn check_root(
@@ -64,10 +64,10 @@ impl OpDef for BroadcastStart {
     fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
         cx.together(|wanted, terms| match self.over {
             GroupName::Axes(_) => terms.iter().map(|term| only_at(cx, *term, self.root, self.over)).collect(),
-            GroupName::List(_) if wanted.iter().all(|i| is_common(cx, *i, self.over)) => terms.to_vec(),
             GroupName::List(_) => {
                 let sum = ReduceStart { reduce: Reduce::Sum, root: self.root, over: self.over };
-                cx.start_wait(sum, terms)
+                let all = |_: &[usize], terms: &[Term<'c, 'm>]| cx.start_wait(sum, terms);
+                unless_common(cx, wanted, terms, self.over, |_, term| term, all)
             }
         })
     }

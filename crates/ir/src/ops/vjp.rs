@@ -15,7 +15,8 @@ use crate::entity::Value;
 use crate::index::Index;
 use crate::mesh::Mesh;
 use crate::ops::{
-    self, Broadcast, Cast, Constant, Elements, IndexValue, Op, OpDef, Permute, Reshape, Select, Slice, Sum,
+    self, Broadcast, Cast, Constant, Effects, Elements, Flow, IndexValue, Op, OpDef, Permute, Reshape,
+    Select, Slice, Sum, Trips,
 };
 use crate::types::{TensorType, Type};
 
@@ -364,5 +365,50 @@ impl<'c, 'm> Neg for Term<'c, 'm> {
     type Output = Term<'c, 'm>;
     fn neg(self) -> Term<'c, 'm> {
         self.then(ops::Neg {})
+    }
+}
+
+/// How gradients pass through an op with operands of these types: `rule`, or `none` and the reason.
+pub fn gradient_words(mesh: &Mesh, op: &Op, args: &[Type]) -> String {
+    match op.flow() {
+        Flow::Straight if op.effects() == Effects::Wait => return "that of its start".to_string(),
+        Flow::Straight => {}
+        Flow::Cond => return "that of the block that ran".to_string(),
+        Flow::Loop { trips: Trips::Count(_), .. } => return "a loop in reverse".to_string(),
+        Flow::Loop { .. } => return "none: the number of iterations is not known".to_string(),
+    }
+    match try_rule(mesh, op, args) {
+        Ok(words) => words.to_string(),
+        Err(failure) => format!("none: {}", failure.headline()),
+    }
+}
+
+fn try_rule(mesh: &Mesh, op: &Op, args: &[Type]) -> Result<&'static str, Box<Failure>> {
+    let mut builder = Builder::new(mesh, op.info().name);
+    let args: Vec<Value> = args.iter().map(|ty| builder.param(ty.clone())).collect();
+    let is_float = |ty: &TensorType| ty.dtype.is_float();
+    let mut wanted = Vec::new();
+    for arg in &args {
+        wanted.push(builder.ty(*arg)?.as_tensor().is_some_and(is_float));
+    }
+    let (mut results, mut cotangents) = (Vec::new(), Vec::new());
+    for value in builder.node(op.clone(), &args, Vec::new())? {
+        let ty = builder.ty(value)?.clone();
+        for tensor in ty.tensors() {
+            results.push((tensor.clone(), (!ty.is_pending()).then_some(value)));
+            cotangents.push(is_float(tensor).then(|| builder.param(tensor.clone())));
+        }
+    }
+    if !wanted.contains(&true) || cotangents.iter().all(Option::is_none) {
+        return Ok("none: no floats");
+    }
+    if op.stops_gradient() {
+        return Ok("none: it is there to stop gradients");
+    }
+    let cx = VjpCx::new(builder, VjpNode { args, results, cotangents, wanted });
+    let flat = op.vjp(&cx)?.iter().all(Option::is_none);
+    match cx.finish().1 {
+        Some(failure) => Err(failure),
+        None => Ok(if flat { "zero" } else { "rule" }),
     }
 }

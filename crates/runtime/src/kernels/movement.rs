@@ -11,6 +11,8 @@ use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 pub(crate) static KERNELS: &[Kernel] = &[
     Kernel { op: "reshape", family: "view", in_place: false, run: write_out },
     Kernel { op: "permute", family: "view", in_place: false, run: write_out },
+    Kernel { op: "spread", family: "view", in_place: false, run: write_out },
+    Kernel { op: "stop_gradient", family: "view", in_place: false, run: write_out },
     Kernel { op: "slice", family: "view", in_place: false, run: write_out },
     Kernel { op: "broadcast", family: "view", in_place: false, run: write_out },
     Kernel { op: "split", family: "view", in_place: false, run: write_out },

@@ -1,0 +1,274 @@
+//! The backward of ops with blocks: of a conditional, a conditional; of a loop, a loop in reverse.
+
+use consort_ir::entity::{Value, ValueMap};
+use consort_ir::ops::{Add, Cond, Flip, Op, Scan};
+use consort_ir::program::Block;
+use consort_ir::types::{TensorType, Type};
+use consort_types::Failure;
+
+use super::backward::{Backward, Cotangents, Values};
+use super::tape::{Entry, Inside};
+
+/// Values that enter a block of the backward, and what they are in the forward.
+#[derive(Default)]
+struct Entering {
+    operands: Vec<Value>,
+    /// What each is inside.
+    roles: Vec<Role>,
+}
+
+/// What a parameter of a block of the backward is.
+#[derive(Clone, Copy)]
+enum Role {
+    /// The cotangent of a tensor of a result, by its number among the block's results.
+    Cotangent(usize, usize),
+    /// The value of a parameter of the forward block, by its number.
+    Param(usize),
+    /// A value that a block of the forward saved.
+    Saved(usize, Value),
+}
+
+impl Entering {
+    fn push(&mut self, operand: Value, role: Role) {
+        self.operands.push(operand);
+        self.roles.push(role);
+    }
+}
+
+impl Backward<'_, '_> {
+    /// Binds the parameters of an open block of the backward, and emits the backward of the forward block.
+    fn inside(
+        &mut self,
+        inside: &Inside<'_>,
+        number: usize,
+        bound: &[(Role, Value)],
+    ) -> Result<Cotangents, Box<Failure>> {
+        let tape = &inside.tape;
+        let (mut known, mut cotangents) = (ValueMap::default(), Cotangents::new());
+        for (role, value) in bound {
+            match *role {
+                Role::Cotangent(result, i) => self.add(&mut cotangents, (tape.results[result], i), *value)?,
+                Role::Param(param) => {
+                    known.insert(tape.params[param], *value);
+                }
+                Role::Saved(block, inner) if block == number => {
+                    known.insert(inner, *value);
+                }
+                Role::Saved(..) => {}
+            }
+        }
+        self.make_again(tape, &mut known)?;
+        self.block(tape, &Values::Known(known), &mut cotangents)?;
+        Ok(cotangents)
+    }
+
+    /// The cotangents of a node's results that there are, as operands.
+    fn of_results(
+        &mut self,
+        entry: &Entry<'_>,
+        from: usize,
+        cotangents: &mut Cotangents,
+        entering: &mut Entering,
+    ) -> Result<(), Box<Failure>> {
+        for (number, result) in entry.results.iter().enumerate().skip(from) {
+            for (i, _) in self.slots(*result)? {
+                if let Some(cotangent) = cotangents.remove(&(*result, i)) {
+                    entering.push(cotangent, Role::Cotangent(number, i));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn cond(
+        &mut self,
+        entry: &Entry<'_>,
+        values: &Values,
+        cotangents: &mut Cotangents,
+    ) -> Result<(), Box<Failure>> {
+        let mut entering = Entering::default();
+        self.of_results(entry, 0, cotangents, &mut entering)?;
+        if entering.operands.is_empty() && !self.active.has_messages_in(entry.node) {
+            return Ok(());
+        }
+        let Some(condition) = values.get(entry.args[0]) else { return Err(not_kept()) };
+        for (number, arg) in entry.args[1..].iter().enumerate() {
+            let is_pending = self.builder.ty(*arg)?.is_pending();
+            if let Some(value) = values.get(*arg).filter(|_| !is_pending) {
+                entering.push(value, Role::Param(number));
+            }
+        }
+        for (number, inside) in entry.blocks.iter().enumerate() {
+            for (inner, outer) in &inside.saved {
+                if let Some(value) = values.get(*outer) {
+                    entering.push(value, Role::Saved(number, *inner));
+                }
+            }
+        }
+        let types = self.types(&entering.operands)?;
+        let mut wanted: Vec<(usize, usize, TensorType)> = Vec::new();
+        for (number, (old, arg)) in entry.node.args.iter().zip(&entry.args).enumerate().skip(1) {
+            wanted.extend(self.slots_of(*old, *arg)?.into_iter().map(|((_, i), ty)| (number, i, ty)));
+        }
+        let (mut blocks, mut found): (Vec<Block>, Vec<bool>) = (Vec::new(), vec![false; wanted.len()]);
+        for (number, inside) in entry.blocks.iter().enumerate() {
+            let params = self.builder.begin_block(types.clone());
+            let bound: Vec<(Role, Value)> = entering.roles.iter().copied().zip(params).collect();
+            let made = self.inside(inside, number, &bound)?;
+            let mut results = Vec::new();
+            for ((arg, i, ty), found) in wanted.iter().zip(&mut found) {
+                let cotangent = made.get(&(inside.tape.params[arg - 1], *i)).copied();
+                *found |= cotangent.is_some();
+                results.push(cotangent.map_or_else(|| self.zeros(ty), Ok)?);
+            }
+            blocks.push(self.builder.end_block(&results));
+        }
+        for block in &mut blocks {
+            let mut found = found.iter();
+            block.results.retain(|_| found.next().copied().unwrap_or(false));
+        }
+        let args: Vec<Value> = std::iter::once(condition).chain(entering.operands).collect();
+        let results = self.builder.node(Op::new(Cond {}), &args, blocks)?;
+        let wanted = wanted.into_iter().zip(found).filter(|(_, found)| *found).map(|(wanted, _)| wanted);
+        for ((arg, i, _), result) in wanted.zip(results) {
+            self.add(cotangents, (entry.args[arg], i), result)?;
+        }
+        Ok(())
+    }
+
+    fn types(&self, values: &[Value]) -> Result<Vec<Type>, Box<Failure>> {
+        values.iter().map(|value| self.builder.ty(*value).cloned()).collect()
+    }
+
+    fn flip(&mut self, value: Value) -> Result<Value, Box<Failure>> {
+        self.builder.one(Flip { dims: vec![0] }, &[value])
+    }
+
+    pub(super) fn looped(
+        &mut self,
+        entry: &Entry<'_>,
+        values: &Values,
+        cotangents: &mut Cotangents,
+    ) -> Result<(), Box<Failure>> {
+        let reached =
+            |result: &Value| cotangents.range((*result, 0)..=(*result, usize::MAX)).next().is_some();
+        if !entry.results.iter().any(reached) && !self.active.has_messages_in(entry.node) {
+            return Ok(());
+        }
+        let Some(scan) = entry.node.op.as_op::<Scan>() else {
+            let failure = Failure::new("a loop whose number of iterations is not known has no gradient");
+            return Err(
+                failure.note("`scan` keeps what its iterations compute; or stop the gradient before it")
+            );
+        };
+        let (inside, params) = (&entry.blocks[0], &entry.node.blocks[0].params);
+        let first_rest = scan.carries + scan.slices;
+        // What each iteration passes to the one before it: the cotangents of carries, and sums for the rest.
+        let (mut carried, mut summed) = (Vec::new(), Vec::new());
+        for (number, param) in params.iter().enumerate().take(scan.carries) {
+            // A carry that only the last iteration gives passes on to none before it.
+            let result = entry.node.results[number];
+            let old = if self.active.has(result) { result } else { *param };
+            let slots = self.slots_of(old, inside.tape.params[number])?;
+            carried.extend(slots.into_iter().map(|((_, i), ty)| (number, i, ty)));
+        }
+        for (number, param) in params.iter().enumerate().skip(first_rest) {
+            let slots = self.slots_of(*param, inside.tape.params[number])?;
+            summed.extend(slots.into_iter().map(|((_, i), ty)| (number, i, ty)));
+        }
+        let (mut enter, mut types) = (Vec::new(), Vec::new());
+        for (number, i, ty) in &carried {
+            let cotangent = cotangents.remove(&(entry.results[*number], *i));
+            enter.push(cotangent.map_or_else(|| self.zeros(ty), Ok)?);
+            types.push(Type::Tensor(ty.clone()));
+        }
+        for (_, _, ty) in &summed {
+            enter.push(self.zeros(ty)?);
+            types.push(Type::Tensor(ty.clone()));
+        }
+        let carries = enter.len();
+        let sliced = self.sliced(entry, scan, values, cotangents)?;
+        for operand in &sliced.operands {
+            let ty = self.builder.tensor_ty(*operand)?;
+            types.push(ty.with_shape(ty.shape.get(1..).unwrap_or(&[]).to_vec()).into());
+        }
+        let mut rest = Entering::default();
+        for (number, arg) in entry.args.iter().enumerate().skip(first_rest) {
+            if let Some(value) = values.get(*arg) {
+                rest.push(value, Role::Param(number));
+            }
+        }
+        types.extend(self.types(&rest.operands)?);
+        let op = Scan { length: scan.length.clone(), carries, slices: sliced.operands.len() };
+        let inner = self.builder.begin_block(types);
+        let of_carries = carried.iter().map(|(number, i, _)| Role::Cotangent(*number, *i));
+        let roles = sliced.roles.iter().chain(&rest.roles).copied();
+        let bound = of_carries.zip(inner.iter().copied()).chain(roles.zip(inner[carries..].iter().copied()));
+        let bound: Vec<(Role, Value)> = bound.collect();
+        let made = self.inside(inside, 0, &bound)?;
+        let of = |number: usize, i: usize| made.get(&(inside.tape.params[number], i)).copied();
+        let mut results = Vec::new();
+        for (number, i, ty) in &carried {
+            results.push(of(*number, *i).map_or_else(|| self.zeros(ty), Ok)?);
+        }
+        for ((number, i, _), sum) in summed.iter().zip(&inner[carried.len()..]) {
+            results.push(match of(*number, *i) {
+                Some(cotangent) => self.builder.one(Add {}, &[*sum, cotangent])?,
+                None => *sum,
+            });
+        }
+        let mut stacked = Vec::new();
+        for number in scan.carries..first_rest {
+            if let Some(cotangent) = of(number, 0).filter(|_| self.active.has(params[number])) {
+                stacked.push(number);
+                results.push(cotangent);
+            }
+        }
+        let block = self.builder.end_block(&results);
+        let args = [enter, sliced.operands, rest.operands].concat();
+        let results = self.builder.node(Op::new(op), &args, vec![block])?;
+        let (ends, stacks) = results.split_at(carries);
+        for ((number, i, _), value) in carried.iter().chain(&summed).zip(ends) {
+            if self.active.has(entry.node.args[*number]) {
+                self.add(cotangents, (entry.args[*number], *i), *value)?;
+            }
+        }
+        for (number, stack) in stacked.into_iter().zip(stacks) {
+            let value = self.flip(*stack)?;
+            self.add(cotangents, (entry.args[number], 0), value)?;
+        }
+        Ok(())
+    }
+
+    /// What the iterations of a loop in reverse are given: the cotangents of what the loop stacked, what it sliced, and
+    /// what it saved, the last entry first.
+    fn sliced(
+        &mut self,
+        entry: &Entry<'_>,
+        scan: &Scan,
+        values: &Values,
+        cotangents: &mut Cotangents,
+    ) -> Result<Entering, Box<Failure>> {
+        let mut sliced = Entering::default();
+        self.of_results(entry, scan.carries, cotangents, &mut sliced)?;
+        for (number, arg) in entry.args.iter().enumerate().skip(scan.carries).take(scan.slices) {
+            if let Some(value) = values.get(*arg) {
+                sliced.push(value, Role::Param(number));
+            }
+        }
+        for (inner, outer) in &entry.blocks[0].saved {
+            if let Some(value) = values.get(*outer) {
+                sliced.push(value, Role::Saved(0, *inner));
+            }
+        }
+        for operand in &mut sliced.operands {
+            *operand = self.flip(*operand)?;
+        }
+        Ok(sliced)
+    }
+}
+
+/// A value of an iteration that its backward needs, and that cannot be saved.
+fn not_kept() -> Box<Failure> {
+    Failure::new("a condition that depends on sizes of one iteration has no gradient yet")
+}
