@@ -1,10 +1,10 @@
 //! The backward of ops with blocks: of a conditional, a conditional; of a loop, a loop in reverse.
 
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::ops::{Add, Cond, Flip, Op, Scan};
+use consort_ir::ops::{Add, AllReduceStart, Cond, Flip, Op, Scan};
 use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
-use consort_types::Failure;
+use consort_types::{Axes, Failure, GroupName, Reduce};
 
 use super::backward::{Backward, Cotangents, Values};
 use super::tape::{Entry, Inside};
@@ -47,7 +47,11 @@ impl Backward<'_, '_> {
         let (mut known, mut cotangents) = (ValueMap::default(), Cotangents::new());
         for (role, value) in bound {
             match *role {
-                Role::Cotangent(result, i) => self.add(&mut cotangents, (tape.results[result], i), *value)?,
+                Role::Cotangent(result, i) => {
+                    let key = (tape.results[result], i);
+                    let value = self.to_pending(*value, key)?;
+                    self.add(&mut cotangents, key, value)?;
+                }
                 Role::Param(param) => {
                     known.insert(tape.params[param], *value);
                 }
@@ -60,6 +64,21 @@ impl Backward<'_, '_> {
         self.make_again(tape, &mut known)?;
         self.block(tape, &Values::Known(known), &mut cotangents)?;
         Ok(cotangents)
+    }
+
+    /// The cotangent of a tensor inside a pending that is carried as one that may differ over more axes. A pending cannot
+    /// be spread, so the sum that the gradient of a spread takes is taken here.
+    fn to_pending(&mut self, value: Value, (of, i): (Value, usize)) -> Result<Value, Box<Failure>> {
+        let own = match self.builder.ty(of)? {
+            Type::Pending(tensors) => tensors.get(i).map_or(Axes::NONE, |ty| ty.varies),
+            _ => return Ok(value),
+        };
+        let more = self.builder.ty(value)?.varies().minus(own);
+        if more.is_empty() {
+            return Ok(value);
+        }
+        let sum = AllReduceStart { reduce: Reduce::Sum, over: GroupName::Axes(more) };
+        Ok(self.builder.start_wait(sum, &[value])?[0])
     }
 
     /// The cotangents of a node's results that there are, as operands.
@@ -230,7 +249,9 @@ impl Backward<'_, '_> {
         let (ends, stacks) = results.split_at(carries);
         for ((number, i, _), value) in carried.iter().chain(&summed).zip(ends) {
             if self.active.has(entry.node.args[*number]) {
-                self.add(cotangents, (entry.args[*number], *i), *value)?;
+                let key = (entry.args[*number], *i);
+                let value = self.to_pending(*value, key)?;
+                self.add(cotangents, key, value)?;
             }
         }
         for (number, stack) in stacked.into_iter().zip(stacks) {
