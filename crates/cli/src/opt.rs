@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use consort_ir::program::Program;
 use consort_ir::text::print;
-use consort_passes::{PASSES, Pass, PassCx, PassError, Stage, pass, simplify};
+use consort_passes::{PASSES, Pass, PassCx, PassError, Stage, float_arguments, gradient, pass, simplify};
 use serde_json::{Value, json};
 
 use crate::files;
@@ -22,7 +22,9 @@ Examples:
   consort opt tp.csr --passes                   print it simplified by all passes
   consort opt tp.csr --pass fold                print it after one pass
   consort opt tp.csr --passes --dump stages     write stages/00-input.csr, stages/01-fold.csr, ..
-  consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to bisect a wrong one";
+  consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to bisect a wrong one
+  consort opt loss.csr --grad                   print it with the gradient of its first result
+  consort opt loss.csr --grad=0,2               by arguments 0 and 2 alone";
 
 /// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
@@ -46,8 +48,11 @@ pub(crate) struct Args {
     /// Stop after N rewrites
     #[arg(long, value_name = "N")]
     fuel: Option<u64>,
+    /// Add the gradient of the first result by these arguments, or by all floats, before any pass
+    #[arg(long, value_name = "ARG,..", num_args = 0..=1, require_equals = true, value_delimiter = ',')]
+    grad: Option<Vec<usize>>,
     /// List the passes
-    #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel"])]
+    #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel", "grad"])]
     list: bool,
     /// Print one JSON object: {"ok", "text", "errors"}, and "passes" if any ran
     #[arg(long)]
@@ -76,6 +81,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         }
         _ => return Err(Rendered(source.render(&checked.errors, &lines)).into()),
     };
+    let program = match differentiated(program, args.grad.as_deref()) {
+        Err(error) if args.json => return Ok(json_report(None, None, &[unusable(&error)])),
+        other => other?,
+    };
     let Some(passes) = passes else {
         let text = print(&program);
         return Ok(if args.json { json_report(Some(text), None, &[]) } else { Report::fine(text) });
@@ -89,6 +98,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// The first function with its gradient, if that was asked for.
+fn differentiated(program: Program, grad: Option<&[usize]>) -> anyhow::Result<Program> {
+    let (Some(grad), Some(func)) = (grad, program.funcs.first()) else { return Ok(program) };
+    let wrt = if grad.is_empty() { float_arguments(func) } else { grad.to_vec() };
+    gradient(&program, &func.name, &wrt).map_err(|failure| anyhow!(failure))
 }
 
 /// The passes selected by the arguments.

@@ -33,6 +33,7 @@ mod error;
 mod files;
 mod flatten;
 mod flight;
+mod grad;
 mod host;
 mod in_place;
 mod index;
@@ -75,6 +76,7 @@ pub use element::Element;
 pub use error::{Error, Result};
 pub use files::Safetensors;
 pub use flatten::{Flatten, Map, Static, Visit};
+pub use grad::{grad, value_and_grad};
 pub use host::HostTensor;
 pub use index::{Index, Shape};
 pub use init::{Init, init, spawn};
@@ -102,5 +104,6 @@ pub mod kernels {
 #[doc = include_str!("../../../docs/messages.md")]
 #[doc = include_str!("../../../docs/pipeline.md")]
 #[doc = include_str!("../../../docs/placements.md")]
+#[doc = include_str!("../../../docs/training.md")]
 #[doc = include_str!("../../../docs/from-pytorch.md")]
 struct Examples;

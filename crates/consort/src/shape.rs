@@ -40,6 +40,21 @@ impl Tensor {
         run_one(&ops::Permute { dims: dims.to_vec() }, smallvec![self.clone()], Location::caller())
     }
 
+    /// The same elements, as a constant for gradients: none flows through it.
+    ///
+    /// ```
+    /// use consort::{Tensor, grad};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let f = grad(|x: Tensor| x.mul(&x.stop_gradient()?)?.sum_all());
+    /// assert_eq!(f.call(Tensor::from_iter([3.0f64])?)?.to_vec::<f64>()?, [3.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn stop_gradient(&self) -> Result<Tensor> {
+        run_one(&ops::StopGradient {}, smallvec![self.clone()], Location::caller())
+    }
+
     /// Two dimensions exchanged, as a view.
     ///
     /// ```

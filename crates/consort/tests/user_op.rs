@@ -3,7 +3,9 @@
 
 use consort::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 use consort::layout::{Dims, Layout};
-use consort::ops::{Alias, Cost, CostCx, Effects, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef};
+use consort::ops::{
+    Alias, Cost, CostCx, Cotangents, Effects, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, VjpCx,
+};
 use consort::{Collective, Dtype, GroupName, Kind, Route, Tensor, apply, compile, spawn};
 use consort_ir::literal::{Data, Literal};
 use consort_ir::op;
@@ -36,6 +38,10 @@ impl OpDef for Axpy {
         };
         let data = x.iter().zip(y).map(|(x, y)| self.a * x + y).collect();
         Ok(vec![Literal::floats(args[0].dtype, args[0].shape.clone(), data)])
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let g = cx.cotangent(0);
+        cx.each(|i| Some(if i == 0 { g * self.a } else { g }))
     }
 }
 
@@ -316,4 +322,20 @@ fn b20_a_host_op_that_returns_a_tensor_runs_eagerly_and_compiled() {
         assert_eq!(compiled.call(x()).unwrap().to_vec::<f32>().unwrap(), [5.0, 10.0, 15.0]);
     }
     assert_eq!(compiled.explain().graphs[0].evaluated, ["hosted"]);
+}
+
+#[test]
+fn b20_a_user_op_is_differentiated() {
+    let outcomes = spawn(1, |_| {
+        let both = consort::grad(|(x, y): (Tensor, Tensor)| {
+            let z = apply(&Axpy { a: 3.0 }, &[&x, &y])?.remove(0);
+            z.mul(&z)?.sum_all()
+        });
+        let (x, y) = both.call((Tensor::from_iter([1.0f64, 2.0])?, Tensor::from_iter([10.0f64, 20.0])?))?;
+        Ok((x.to_vec::<f64>()?, y.to_vec::<f64>()?))
+    });
+    // 2 z times 3 and times 1, with z = 3 x + y.
+    for outcome in outcomes {
+        assert_eq!(outcome.unwrap(), (vec![78.0, 156.0], vec![26.0, 52.0]));
+    }
 }

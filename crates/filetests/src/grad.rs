@@ -5,10 +5,9 @@
 use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::text::{print, run_lines};
-use consort_ir::types::Type;
 use consort_ir::verify::verify;
 use consort_oracle::differences::check_gradient;
-use consort_passes::{PASSES, PassCx, gradient, simplify};
+use consort_passes::{PASSES, PassCx, float_arguments, gradient, simplify};
 
 use crate::opt::{comment, section};
 use crate::print::check_reads_back;
@@ -52,9 +51,7 @@ fn arguments(program: &Program, options: &[&str]) -> Result<Vec<usize>, String> 
         return options.iter().map(number).collect();
     }
     let func = program.funcs.first().ok_or("no function")?;
-    let is_float = |value| matches!(func.ty(value), Some(Type::Tensor(ty)) if ty.dtype.is_float());
-    let params = func.body.params.iter().enumerate();
-    Ok(params.filter(|(_, param)| is_float(**param)).map(|(number, _)| number).collect())
+    Ok(float_arguments(func))
 }
 
 fn check(text: &str, program: &Program, gradient: &Program, wrt: &[usize]) -> Result<(), String> {

@@ -3,10 +3,10 @@
 //! Conditions on sizes that cannot be decided become guards of the function, so the result always verifies. The tracer,
 //! expansions of composites, gradients and the random-program generator all use it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::entity::Value;
-use crate::index::{Assumed, Facts, Guard, Sym, SymbolFacts};
+use crate::index::{Assumed, Facts, Guard, Index, Sym, SymbolFacts};
 use crate::infer::infer;
 use crate::mesh::Mesh;
 use crate::ops::{BlockType, Flow, Op, OpDef, Undecided};
@@ -175,7 +175,7 @@ impl<'a> Builder<'a> {
 
     /// The type of a value built here.
     pub fn ty(&self, value: Value) -> Result<&Type, Box<Failure>> {
-        self.draft.func.ty(value).ok_or_else(|| Failure::rule("V1", format!("{value} is not defined")))
+        self.draft.func.ty(value).ok_or_else(|| undefined(value))
     }
 
     /// The type of a tensor built here.
@@ -230,6 +230,78 @@ impl<'a> Builder<'a> {
         block
     }
 
+    /// A function of its own made of a closed block: its parameters are the block's, and then every backed symbol as a
+    /// size.
+    pub fn func_of(&mut self, block: Block) -> Func {
+        let mut func = Func { name: self.draft.func.name.clone(), ..Func::default() };
+        func.results = block.results.iter().filter_map(|value| self.draft.func.ty(*value).cloned()).collect();
+        self.copy_types(&block, &mut func);
+        func.body = block;
+        let symbols: Vec<(Sym, SymbolFacts)> =
+            self.draft.facts.symbols().map(|(sym, facts)| (sym, facts.clone())).collect();
+        for (sym, facts) in symbols.into_iter().filter(|(sym, _)| matches!(sym, Sym::Backed(_))) {
+            let value = Value(self.draft.next_value);
+            self.draft.next_value += 1;
+            func.types.insert(value, Type::Size(Index::sym(sym), facts.varies));
+            func.body.params.push(value);
+            func.symbols.push((sym, facts));
+        }
+        func.guards = self.draft.func.guards.clone();
+        func.guards.retain(|guard| {
+            let mut backed = true;
+            guard.symbols(&mut |sym| backed &= matches!(sym, Sym::Backed(_)));
+            backed
+        });
+        func
+    }
+
+    fn copy_types(&self, block: &Block, func: &mut Func) {
+        let values = block.params.iter().chain(block.nodes.iter().flat_map(|node| &node.results));
+        for value in values {
+            if let Some(ty) = self.draft.func.ty(*value) {
+                func.types.insert(*value, ty.clone());
+            }
+        }
+        block.nodes.iter().flat_map(|node| &node.blocks).for_each(|inside| self.copy_types(inside, func));
+    }
+
+    /// Adds the nodes of a function to the current block, with these values in place of its first parameters; the others
+    /// must be sizes, which nothing reads. Returns its results.
+    pub fn splice(&mut self, func: &Func, args: &[Value]) -> Result<Vec<Value>, Box<Failure>> {
+        let mut values: BTreeMap<Value, Value> = BTreeMap::new();
+        values.extend(func.body.params.iter().copied().zip(args.iter().copied()));
+        self.splice_nodes(func, &func.body, &mut values)
+    }
+
+    fn splice_nodes(
+        &mut self,
+        func: &Func,
+        block: &Block,
+        values: &mut BTreeMap<Value, Value>,
+    ) -> Result<Vec<Value>, Box<Failure>> {
+        let here = |values: &BTreeMap<Value, Value>, list: &[Value]| {
+            let one = |value: &Value| values.get(value).copied().ok_or_else(|| undefined(*value));
+            list.iter().map(one).collect::<Result<Vec<Value>, _>>()
+        };
+        for node in &block.nodes {
+            let args = here(values, &node.args)?;
+            let mut blocks = Vec::new();
+            for inside in &node.blocks {
+                let types = inside.params.iter().filter_map(|param| func.ty(*param).cloned()).collect();
+                let params = self.begin_block(types);
+                values.extend(inside.params.iter().copied().zip(params));
+                let results = self.splice_nodes(func, inside, values);
+                let block = self.end_block(results.as_deref().unwrap_or(&[]));
+                results?;
+                blocks.push(block);
+            }
+            self.set_site(node.site);
+            let results = self.node(node.op.clone(), &args, blocks)?;
+            values.extend(node.results.iter().copied().zip(results));
+        }
+        here(values, &block.results)
+    }
+
     /// Adds a node with blocks.
     pub fn node(&mut self, op: Op, args: &[Value], blocks: Vec<Block>) -> Result<Vec<Value>, Box<Failure>> {
         let arg_types = args.iter().map(|arg| self.ty(*arg).cloned()).collect::<Result<Vec<_>, _>>()?;
@@ -280,6 +352,10 @@ impl<'a> Builder<'a> {
         self.draft.func.symbols.retain(|(sym, _)| bound.contains(sym));
         self.draft.func
     }
+}
+
+fn undefined(value: Value) -> Box<Failure> {
+    Failure::rule("V1", format!("{value} is not defined"))
 }
 
 /// The types of a block's parameters and results; `None` if a value has no type.

@@ -7,7 +7,7 @@ use consort_ir::builder::Draft;
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
 use consort_ir::ops::Op;
-use consort_ir::program::Block;
+use consort_ir::program::{Block, Func};
 use consort_ir::types::Type;
 use consort_types::Axes;
 
@@ -108,6 +108,30 @@ impl Session {
             _ => Err(Error::new(name, "expected tensors", site)),
         };
         results.into_iter().map(tensor).collect()
+    }
+
+    /// A closed block as a function of its own.
+    pub(crate) fn func_of(&self, block: Block) -> Result<Func> {
+        self.build(|builder| builder.func_of(block))
+    }
+
+    /// Records the nodes of a function, with these values as its arguments.
+    pub(crate) fn splice(
+        self: &Rc<Self>,
+        func: &Func,
+        args: &[Value],
+        (name, site): (&str, Site),
+    ) -> Result<Vec<Tensor>> {
+        self.check()?;
+        let depth = self.segment.borrow().frames.len();
+        let values = self.build(|builder| builder.splice(func, args))?;
+        let values = values.map_err(|failure| Error::of(name, failure, site))?;
+        let types = self.types(&values)?;
+        let tensor = |(value, ty): (Value, Type)| match ty {
+            Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, value, depth))),
+            _ => Err(Error::new(name, "expected tensors", site)),
+        };
+        values.into_iter().zip(types).map(tensor).collect()
     }
 
     /// A snapshot of the trace, for `restore`.

@@ -183,7 +183,7 @@ impl Session {
     }
 
     /// Fails if a start communicates outside the ranks that the function was declared for.
-    fn check_reach(&self, op: &dyn OpDef, site: Site) -> Result<()> {
+    pub(crate) fn check_reach(&self, op: &dyn OpDef, site: Site) -> Result<()> {
         let Some(over) = op.effects().starts() else { return Ok(()) };
         let (mesh, name) = (self.world.mesh(), &self.about.name);
         let failure = match self.about.ranks {

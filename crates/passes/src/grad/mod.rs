@@ -38,6 +38,13 @@ pub fn gradient(program: &Program, func: &str, wrt: &[usize]) -> Result<Program,
     gradient_of(&program.mesh, found, wrt).map_err(|failure| failure.of("grad"))
 }
 
+/// The numbers of the arguments that a gradient may be taken by: tensors of floats.
+pub fn float_arguments(func: &Func) -> Vec<usize> {
+    let is_float = |value| matches!(func.ty(value), Some(Type::Tensor(ty)) if ty.dtype.is_float());
+    let params = func.body.params.iter().enumerate();
+    params.filter(|(_, param)| is_float(**param)).map(|(number, _)| number).collect()
+}
+
 fn gradient_of(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Program, Box<Failure>> {
     if func.plan.is_some() {
         return Err(Failure::new(("a program", "a plan")));
