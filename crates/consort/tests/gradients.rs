@@ -14,11 +14,12 @@ fn a14_gradients_of_collectives_follow_from_placements() {
     let made = on_two(|mesh| {
         let tp = mesh.axis("tp")?;
         let rank = mesh.my_rank()? as f64;
+        let factor = Tensor::from_iter([rank + 1.0])?;
         let loss = grad(move |x: Tensor| {
             let gathered = tp.all_gather(&x, 0)?; // [x0, x1]
-            let part = tp.reduce_scatter(gathered.mul(&gathered)?, 0, Reduce::Sum)?; // 2 xr^2
-            let moved = tp.permute(part, &Route::Ring(1), Missing::Error)?; // 2 x(1-r)^2
-            let sum = tp.all_reduce(moved.mul(rank + 1.0)?.sum_all()?, Reduce::Sum)?;
+            let part = tp.reduce_scatter(gathered.mul(&gathered)?, Reduce::Sum, 0)?; // 2 xr^2
+            let moved = tp.permute(part, Route::Ring(1), Missing::Error)?; // 2 x(1-r)^2
+            let sum = tp.all_reduce(moved.mul(&factor)?.sum_all()?, Reduce::Sum)?;
             tp.broadcast(sum, 0)
         });
         loss.call(Tensor::from_iter([rank + 1.0])?)?.item::<f64>()
@@ -80,7 +81,7 @@ fn a_loss_that_differs_is_an_error_on_every_rank() {
 
 #[test]
 fn a_gradient_by_integers_is_refused() {
-    let error = grad(|(x, i): (Tensor, Tensor)| x.gather(0, &i)?.sum_all())
+    let error = grad(|(x, i): (Tensor, Tensor)| x.gather(&i, 0)?.sum_all())
         .call((Tensor::from_iter([1.0f64, 2.0]).unwrap(), Tensor::from_iter([1i64]).unwrap()))
         .unwrap_err()
         .to_string();

@@ -328,7 +328,7 @@ fn b20_a_host_op_that_returns_a_tensor_runs_eagerly_and_compiled() {
 fn b20_a_user_op_is_differentiated() {
     let outcomes = spawn(1, |_| {
         let both = consort::grad(|(x, y): (Tensor, Tensor)| {
-            let z = apply(&Axpy { a: 3.0 }, &[&x, &y])?.remove(0);
+            let z = apply(&Axpy { a: 3.0 }, [x, y])?.remove(0);
             z.mul(&z)?.sum_all()
         });
         let (x, y) = both.call((Tensor::from_iter([1.0f64, 2.0])?, Tensor::from_iter([10.0f64, 20.0])?))?;

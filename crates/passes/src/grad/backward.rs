@@ -251,11 +251,8 @@ impl Backward<'_, '_> {
         &self,
         old: Value,
         value: Value,
-    ) -> Result<Vec<((Value, usize), TensorType)>, Box<Failure>> {
-        if !self.active.has(old) {
-            return Ok(Vec::new());
-        }
-        Ok(self.slots(value)?.into_iter().map(|(i, ty)| ((value, i), ty)).collect())
+    ) -> Result<Vec<(usize, TensorType)>, Box<Failure>> {
+        if self.active.has(old) { self.slots(value) } else { Ok(Vec::new()) }
     }
 
     /// Makes values of a block again that cost nothing.

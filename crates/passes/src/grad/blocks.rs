@@ -28,6 +28,9 @@ enum Role {
     Saved(usize, Value),
 }
 
+/// Tensors of parameters: the number of each, and of the tensor in it, with its type.
+type Slots = Vec<(usize, usize, TensorType)>;
+
 impl Entering {
     fn push(&mut self, operand: Value, role: Role) {
         self.operands.push(operand);
@@ -49,7 +52,7 @@ impl Backward<'_, '_> {
             match *role {
                 Role::Cotangent(result, i) => {
                     let key = (tape.results[result], i);
-                    let value = self.to_pending(*value, key)?;
+                    let value = self.summed_to_pending(*value, key)?;
                     self.add(&mut cotangents, key, value)?;
                 }
                 Role::Param(param) => {
@@ -68,7 +71,7 @@ impl Backward<'_, '_> {
 
     /// The cotangent of a tensor inside a pending that is carried as one that may differ over more axes. A pending cannot
     /// be spread, so the sum that the gradient of a spread takes is taken here.
-    fn to_pending(&mut self, value: Value, (of, i): (Value, usize)) -> Result<Value, Box<Failure>> {
+    fn summed_to_pending(&mut self, value: Value, (of, i): (Value, usize)) -> Result<Value, Box<Failure>> {
         let own = match self.builder.ty(of)? {
             Type::Pending(tensors) => tensors.get(i).map_or(Axes::NONE, |ty| ty.varies),
             _ => return Ok(value),
@@ -127,7 +130,7 @@ impl Backward<'_, '_> {
         let types = self.types(&entering.operands)?;
         let mut wanted: Vec<(usize, usize, TensorType)> = Vec::new();
         for (number, (old, arg)) in entry.node.args.iter().zip(&entry.args).enumerate().skip(1) {
-            wanted.extend(self.slots_of(*old, *arg)?.into_iter().map(|((_, i), ty)| (number, i, ty)));
+            wanted.extend(self.slots_of(*old, *arg)?.into_iter().map(|(i, ty)| (number, i, ty)));
         }
         let (mut blocks, mut found): (Vec<Block>, Vec<bool>) = (Vec::new(), vec![false; wanted.len()]);
         for (number, inside) in entry.blocks.iter().enumerate() {
@@ -182,19 +185,7 @@ impl Backward<'_, '_> {
         };
         let (inside, params) = (&entry.blocks[0], &entry.node.blocks[0].params);
         let first_rest = scan.carries + scan.slices;
-        // What each iteration passes to the one before it: the cotangents of carries, and sums for the rest.
-        let (mut carried, mut summed) = (Vec::new(), Vec::new());
-        for (number, param) in params.iter().enumerate().take(scan.carries) {
-            // A carry that only the last iteration gives passes on to none before it.
-            let result = entry.node.results[number];
-            let old = if self.active.has(result) { result } else { *param };
-            let slots = self.slots_of(old, inside.tape.params[number])?;
-            carried.extend(slots.into_iter().map(|((_, i), ty)| (number, i, ty)));
-        }
-        for (number, param) in params.iter().enumerate().skip(first_rest) {
-            let slots = self.slots_of(*param, inside.tape.params[number])?;
-            summed.extend(slots.into_iter().map(|((_, i), ty)| (number, i, ty)));
-        }
+        let (carried, summed) = self.passed_back(entry, scan)?;
         let (mut enter, mut types) = (Vec::new(), Vec::new());
         for (number, i, ty) in &carried {
             let cotangent = cotangents.remove(&(entry.results[*number], *i));
@@ -237,8 +228,8 @@ impl Backward<'_, '_> {
             });
         }
         let mut stacked = Vec::new();
-        for number in scan.carries..first_rest {
-            if let Some(cotangent) = of(number, 0).filter(|_| self.active.has(params[number])) {
+        for (number, param) in params.iter().enumerate().take(first_rest).skip(scan.carries) {
+            if let Some(cotangent) = of(number, 0).filter(|_| self.active.has(*param)) {
                 stacked.push(number);
                 results.push(cotangent);
             }
@@ -250,7 +241,7 @@ impl Backward<'_, '_> {
         for ((number, i, _), value) in carried.iter().chain(&summed).zip(ends) {
             if self.active.has(entry.node.args[*number]) {
                 let key = (entry.args[*number], *i);
-                let value = self.to_pending(*value, key)?;
+                let value = self.summed_to_pending(*value, key)?;
                 self.add(cotangents, key, value)?;
             }
         }
@@ -259,6 +250,26 @@ impl Backward<'_, '_> {
             self.add(cotangents, (entry.args[number], 0), value)?;
         }
         Ok(())
+    }
+
+    /// What each iteration of a loop in reverse passes to the one before it: the cotangents of carries, and sums for
+    /// what every iteration sees.
+    fn passed_back(&self, entry: &Entry<'_>, scan: &Scan) -> Result<(Slots, Slots), Box<Failure>> {
+        let (tape, params) = (&entry.blocks[0].tape, &entry.node.blocks[0].params);
+        let (mut carried, mut summed) = (Vec::new(), Vec::new());
+        for (number, param) in params.iter().enumerate() {
+            // A carry that only the last iteration gives passes on to none before it.
+            let result = entry.node.results.get(number).filter(|result| self.active.has(**result));
+            let old = if number < scan.carries { *result.unwrap_or(param) } else { *param };
+            let slots = self.slots_of(old, tape.params[number])?;
+            let slots = slots.into_iter().map(|(i, ty)| (number, i, ty));
+            if number < scan.carries {
+                carried.extend(slots);
+            } else if number >= scan.carries + scan.slices {
+                summed.extend(slots);
+            }
+        }
+        Ok((carried, summed))
     }
 
     /// What the iterations of a loop in reverse are given: the cotangents of what the loop stacked, what it sliced, and

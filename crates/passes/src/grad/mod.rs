@@ -25,7 +25,7 @@ use consort_ir::ops::{Constant, Elements};
 use consort_ir::program::{Func, Program};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
-use consort_types::{Axis, Failure};
+use consort_types::{Axes, Axis, Failure};
 
 use active::{Active, has_floats};
 use backward::{Backward, Cotangents, Values};
@@ -97,13 +97,15 @@ fn check_loss(mesh: &Mesh, func: &Func) -> Result<Value, Box<Failure>> {
         }
         None => return Err(Failure::new(format!("{loss} has no type"))),
     };
-    if ty.varies.is_empty() {
+    // Over an axis of one rank nothing differs.
+    let differs: Axes = ty.varies.iter().filter(|axis| mesh.axis_size(*axis) > 1).collect();
+    if differs.is_empty() {
         return Ok(*loss);
     }
-    let axes = mesh.axes_text(ty.varies);
+    let axes = mesh.axes_text(differs);
     let failure =
         Failure::new(("a loss that is equal on all ranks", format!("one that differs over {axes}")));
-    let rows = ty.varies.iter().map(|axis| brought(mesh, func, *loss, axis));
+    let rows = differs.iter().map(|axis| brought(mesh, func, *loss, axis));
     Err(failure.rows(rows).note(format!("average it over {axes}: an all_reduce by `avg` makes it equal")))
 }
 
