@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Stop after N rewrites
     #[arg(long, value_name = "N")]
     fuel: Option<u64>,
-    /// Add the gradient of the first result by these arguments, or by all floats, before any pass
+    /// Add the gradient of the first result, by all floats or by these
     #[arg(long, value_name = "ARG,..", num_args = 0..=1, require_equals = true, value_delimiter = ',')]
     grad: Option<Vec<usize>>,
     /// List the passes
