@@ -5,7 +5,7 @@ use consort_ir::index::Index;
 use consort_ir::literal::Literal;
 use consort_ir::ops::*;
 use consort_ir::text::{parse, run_lines};
-use consort_types::Dtype;
+use consort_types::{Axes, Dtype, GroupName};
 
 /// An op with attributes, and its operands.
 pub(crate) struct Case {
@@ -186,6 +186,9 @@ fn shapes(list: &mut Vec<Case>, x: &dyn Fn(&[usize]) -> Operand) {
         (&[0, 3], &[5, 0]),
     ] {
         list.push(case(Reshape { shape: sizes(to) }, &[x(from)]));
+    }
+    for shape in [&[4, 6][..], &[], &[0, 3]] {
+        list.push(case(Spread { over: GroupName::Axes(Axes::NONE) }, &[x(shape)]));
     }
     for (shape, dims) in [
         (&[4, 6][..], &[1, 0][..]),
