@@ -5,7 +5,9 @@ use consort_types::{Dtype, Failure, GroupName, Headline};
 use crate::index::Index;
 use crate::literal::{Data, Literal};
 use crate::op;
-use crate::ops::{Alias, Cost, CostCx, Effects, EvalCx, EvalError, Gradient, InferCx, Layouts, OpDef};
+use crate::ops::{
+    Alias, Cost, CostCx, Cotangents, Effects, EvalCx, EvalError, InferCx, Layouts, OpDef, VjpCx,
+};
 use crate::types::{TensorType, Type};
 use consort_types::layout::Layout;
 
@@ -44,9 +46,6 @@ impl OpDef for Digest {
     }
     fn eval(&self, _cx: &EvalCx<'_>, args: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
         Ok(vec![Literal::ints(Dtype::I64, vec![1], vec![digest(args[0])])])
-    }
-    fn gradient(&self) -> Gradient {
-        Gradient::None("a digest says nothing about near values")
     }
 }
 
@@ -130,5 +129,11 @@ impl OpDef for EqualOver {
             .map(|rank| rank.0 as usize)
             .collect();
         Err(EvalError::new(Headline::unequal(&cx.mesh.group_text(self.over), &ranks, all)))
+    }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        // The result is any of the equal operands, so each has an equal share in it.
+        let axes = cx.mesh().group_axes(self.over).intersect(cx.arg_ty(0).varies);
+        let n = cx.mesh().group_size(GroupName::Axes(axes));
+        cx.each(|_| Some(if n == 1 { cx.cotangent(0) } else { cx.cotangent(0) / f64::from(n) }))
     }
 }

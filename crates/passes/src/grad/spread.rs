@@ -135,6 +135,7 @@ impl<'a> Spreader<'a> {
                 continue;
             }
             let axes = match node.op.collective() {
+                Some(collective) if meets_elsewhere(&collective, &types) => mesh.all_axes(),
                 Some(collective) => starts(mesh, &collective, &types[i], all, own),
                 None if matches!(node.op.effects(), Effects::Pure) => all,
                 None => continue,
@@ -280,6 +281,14 @@ impl<'a> Spreader<'a> {
         }
         self.copier.node(node, op, &args, vec![made])
     }
+}
+
+/// Whether a batch of messages, or the batch of their answers, receives without sending: what it receives may differ
+/// everywhere.
+fn meets_elsewhere<S>(start: &Collective<'_, S>, types: &[TensorType]) -> bool {
+    let (sent, received) = types.split_at(start.sends.len().min(types.len()));
+    let none = |types: &[TensorType]| types.iter().all(|ty| !ty.dtype.is_float());
+    start.kind == Kind::Exchange && (none(sent) || none(received))
 }
 
 /// The axes over which an operand of a start must differ so that each member brings its own: those of its group. An op
