@@ -79,6 +79,7 @@ const RECIPES: &[Recipe] = &[
     starts::all_to_all,
     starts::point_to_point,
     starts::point_to_point,
+    starts::declare_equal,
     wait,
     wait,
     wait,

@@ -1,6 +1,6 @@
 //! Recipes that start communication.
 
-use consort_types::{Message, Missing, Peer, Reduce, Route};
+use consort_types::{GroupName, Message, Missing, Peer, Reduce, Route};
 
 use super::Growing;
 use consort_ir::index::Index;
@@ -31,6 +31,18 @@ pub(super) fn collective(g: &mut Growing<'_>) -> Option<()> {
         }
         _ => g.start(BarrierStart { over }, &[]),
     }
+}
+
+/// Declares a tensor to be equal over axes, which its elements show and its type does not.
+pub(super) fn declare_equal(g: &mut Growing<'_>) -> Option<()> {
+    let over = g.group();
+    let GroupName::Axes(axes) = over else { return None };
+    let (x, ty) = g.any_where(|ty| ty.varies.intersect(axes).is_empty())?;
+    g.equal_shape(&ty, over)?;
+    let spread = g.add(Spread { over }, &[x])?;
+    let digest = g.builder.one(Digest {}, &[spread]).ok()?;
+    let digests = g.builder.start_wait(AllGatherStart { dims: vec![0], over }, &[digest]).ok()?;
+    g.add(EqualOver { over }, &[spread, *digests.first()?]).map(drop)
 }
 
 pub(super) fn rooted(g: &mut Growing<'_>) -> Option<()> {
