@@ -327,3 +327,23 @@ fn a14_what_is_written_later_has_no_origin() {
     });
     results.into_iter().for_each(|result| result.unwrap());
 }
+
+#[test]
+fn a14_sizes_of_a_tensor_that_is_equal_over_an_axis_are_equal_over_it() {
+    let sums = on_2_by_2(|_, dp, tp| {
+        let me = place(&tp)?;
+        let group = tp.clone();
+        let x = Tensor::from_slice(&vec![1.0f32; 3 + me], &[3 + me])?.equal_over(&["dp"])?;
+        let f = compile(move |x: Tensor| group.all_reduce(x.neg()?.sum_all()?, Reduce::Sum)?.replicated());
+        let first = f.call(x)?.item::<f32>()?;
+        // Sizes that differ over dp now: no longer those of a tensor that is equal over it.
+        let other = 3 + 2 * me + place(&dp)?;
+        let x = Tensor::from_slice(&vec![1.0f32; other], &[other])?;
+        Ok((first, f.call(x).unwrap_err().to_string()))
+    });
+    for sum in sums {
+        let (first, error) = sum.unwrap();
+        assert_eq!(first, -7.0);
+        assert!(error.contains("replicated"), "{error}");
+    }
+}

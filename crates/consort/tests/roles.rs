@@ -228,3 +228,16 @@ fn c1_a_number_that_changes_is_named() {
         &["its program must be the same at every call", "first: ", "table(", "now: ", "tests/roles.rs:"],
     );
 }
+
+#[test]
+fn functions_of_different_names_are_not_called_together() {
+    let errors = errors(|_, pp, _| {
+        let x = Tensor::from_iter([1.0f32])?;
+        match pp.my_rank()? {
+            0 => compile(|x: Tensor| x.neg()).name("train").role("a").call(x).map(drop),
+            _ => compile(|x: Tensor| x.exp()).name("eval").role("b").call(x).map(drop),
+        }
+    });
+    let rows = ["ranks 0,1: `train`", "ranks 2,3: `eval`"];
+    have(&errors, &["ranks must call the function of one name together", rows[0], rows[1]]);
+}

@@ -274,25 +274,30 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     fn signatures(&self, meeting: &Meeting<'_>, own: &Signature, stale: Option<Error>) -> Result<Signatures> {
         let site = meeting.site;
         let role = self.options.role.as_ref();
-        let bytes =
-            [role.map_or(String::new(), |role| format!("{role}\n")).into_bytes(), own.bytes()].concat();
+        let name = self.options.given_name.as_deref().unwrap_or_default();
+        let head = role.map_or(String::new(), |role| format!("{role}\t{name}\n"));
+        let bytes = [head.into_bytes(), own.bytes()].concat();
         let mine = stale.as_ref().map_or(Ok(&bytes[..]), Err);
         let outcomes = self.agreeing(|| meeting.gather_outcomes("its arguments", mine))?;
         if let Some(error) = stale {
             return Err(error);
         }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let (mut all, mut given) = (Vec::new(), Vec::new());
+        let (mut all, mut given, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for bytes in meeting.all_fine(outcomes)? {
             let mut bytes = &bytes[..];
             if role.is_some() {
                 let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(lost)?;
-                given.push(String::from_utf8_lossy(&bytes[..end]).into_owned());
+                let head = String::from_utf8_lossy(&bytes[..end]);
+                let (role, name) = head.split_once('\t').ok_or_else(lost)?;
+                given.push(role.to_string());
+                names.push(name.to_string());
                 bytes = &bytes[end + 1..];
             }
             all.push(Signature::read(bytes).ok_or_else(lost)?);
         }
         if role.is_some() {
+            meeting.check_names(&names)?;
             meeting.set_roles(&given);
         }
         for (places, over) in meeting.sets_alike() {

@@ -300,8 +300,8 @@ impl fmt::Display for Explanation {
         if let Some(limit) = self.limit {
             writeln!(
                 f,
-                "  compiled {limit} times, and run as it is since then ({} calls)",
-                self.stats.uncompiled
+                "  compiled {limit} times, the limit; since then {} ran eagerly",
+                count(self.stats.uncompiled, "call")
             )?;
         }
         for one in &self.breaks {

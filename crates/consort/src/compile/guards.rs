@@ -409,7 +409,7 @@ impl Signature {
     pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh) -> Pattern {
         let (mut next, mut tensors) = (0, 0);
         let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
-        let mut size = |own: i64, is_number: bool| {
+        let mut size = |own: i64, is_number: bool, over: Axes| {
             let at = next;
             next += 1;
             let values = || all.iter().filter_map(move |one| one.sizes.get(at).copied());
@@ -422,7 +422,8 @@ impl Signature {
                 return Size::Is(own);
             }
             let sym = Sym::Backed(symbols.len() as u32);
-            let varies = if differ { mesh.all_axes() } else { Axes::NONE };
+            // A tensor that is declared equal over axes has equal sizes along them.
+            let varies = if differ { over } else { Axes::NONE };
             let min = if is_number || differ { least.min(0) } else { least.min(2) };
             symbols.push((sym, SymbolFacts { min, varies, ..SymbolFacts::default() }));
             Size::Symbol(sym, min)
@@ -433,15 +434,17 @@ impl Signature {
                 tensors += 1;
                 let by_origin = *origin != Origin::NONE
                     && all.iter().all(|one| one.origins.get(at).copied() == Some(origin.digest));
+                let varies = if by_origin { origin.varies } else { ty.varies };
+                let size = |own: &Index| size(own.as_const().unwrap_or(-1), false, varies);
                 Expected::Tensor {
                     dtype: ty.dtype,
-                    varies: if by_origin { origin.varies } else { ty.varies },
-                    sizes: ty.shape.iter().map(|own| size(own.as_const().unwrap_or(-1), false)).collect(),
+                    varies,
+                    sizes: ty.shape.iter().map(size).collect(),
                     by_origin,
                     seen: Rc::clone(ty),
                 }
             }
-            Leaf::Number(number) => Expected::Number(size(*number, true)),
+            Leaf::Number(number) => Expected::Number(size(*number, true, mesh.all_axes())),
             Leaf::Expression(index) => Expected::Expression(index.clone()),
             Leaf::Setting(setting) => Expected::Setting(setting.clone()),
         });

@@ -66,6 +66,8 @@ pub struct Compiled<A, R> {
 #[derive(Clone)]
 struct Options {
     name: String,
+    /// The name without a number, if the user gave it.
+    given_name: Option<String>,
     fullgraph: bool,
     limit: usize,
     dynamic: Vec<(usize, usize)>,
@@ -149,6 +151,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
         f: Rc::new(f),
         options: Options {
             name: name_of(&format!("{file}:{}", site.line()), made),
+            given_name: None,
             fullgraph: false,
             limit: LIMIT,
             dynamic: Vec::new(),
@@ -198,6 +201,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.options.name = name_of(name, self.made);
+        self.options.given_name = Some(name.replace(['\t', '\n'], " "));
         self
     }
 
@@ -261,7 +265,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// ```
     #[must_use]
     pub fn role(mut self, name: &str) -> Self {
-        self.options.role = Some(name.replace('\n', " "));
+        self.options.role = Some(name.replace(['\t', '\n'], " "));
         self
     }
 

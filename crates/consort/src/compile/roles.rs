@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use consort_ir::joint::{Script, check};
 use consort_ir::mesh::Mesh;
-use consort_types::{Axes, Digest, GroupName, Rank, ranks_text};
+use consort_types::{Axes, Digest, Failure, GroupName, Rank, ranks_text};
 
 use super::agree::{MISS, Meeting, digest_of, pair, role_text};
 use crate::error::{Error, Result};
@@ -201,6 +201,23 @@ impl Meeting<'_> {
         let texts: Vec<String> =
             places.iter().map(|place| String::from_utf8_lossy(&texts[*place]).into_owned()).collect();
         Err(self.difference((&places, &roles.all_text(*first)), &texts, "its program", "line"))
+    }
+
+    /// Fails on all ranks if roles call functions of different names together; those without a name fit any.
+    pub(super) fn check_names(&self, names: &[String]) -> Result<()> {
+        let mut given: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (name, rank) in names.iter().zip(self.ranks()).filter(|(name, _)| !name.is_empty()) {
+            match given.iter_mut().find(|(other, _)| other == name) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => given.push((name, vec![rank])),
+            }
+        }
+        if given.len() < 2 {
+            return Ok(());
+        }
+        let rows = given.iter().map(|(name, ranks)| format!("{}: `{name}`", ranks_text(ranks)));
+        let failure = Failure::new("ranks must call the function of one name together");
+        Err(self.error(failure.rows(rows).note("all roles of a function have its name")))
     }
 
     /// Learns the roles of its ranks, by place.

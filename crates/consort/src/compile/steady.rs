@@ -40,6 +40,10 @@ impl Steady {
     /// Which counts are larger than allowed, as text.
     pub(super) fn exceeded(self, stats: &Stats) -> Option<String> {
         let Steady { graphs, breaks, recompiles } = self;
+        if stats.uncompiled > 0 {
+            let expected = "expected every call to be compiled";
+            return Some(format!("{expected}, got {} that ran eagerly, past the limit", stats.uncompiled));
+        }
         if stats.graphs <= graphs && stats.breaks <= breaks && stats.recompiles <= recompiles {
             return None;
         }
