@@ -24,6 +24,9 @@ Examples:
   consort check pipeline.csr --role first=0,1 --role last=2,3
   consort check decode.csr --sizes s0=8";
 
+/// The most ranks: each has a list of all members of its groups.
+const MAX_RANKS: u32 = 8192;
+
 /// Check that the communication of all ranks fits together, before they run
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -68,6 +71,13 @@ fn checked(args: &Args) -> anyhow::Result<Vec<String>> {
     };
     let program = parsed.program;
     let sizes = sizes(&args.sizes)?;
+    if program.mesh.n_ranks() > MAX_RANKS {
+        bail!(
+            "{}: expected a mesh of at most {MAX_RANKS} ranks, got {}",
+            source.name,
+            program.mesh.n_ranks()
+        );
+    }
     if !args.role.is_empty() {
         let roles = roles(&program, &args.role)?;
         return Ok(vec![together(&program, &roles, &sizes)?]);

@@ -151,6 +151,11 @@ impl Mesh {
     #[track_caller]
     pub fn lists(&self, name: &str, lists: &[&[usize]]) -> Result<Group> {
         let site = Location::caller();
+        let n = self.world.mesh().n_ranks();
+        let outside = lists.iter().flat_map(|list| list.iter()).find(|rank| u32::try_from(**rank).is_err());
+        if let Some(rank) = outside {
+            return Err(Error::new("mesh", (format!("ranks below {n}"), rank.to_string()), site));
+        }
         let ranks = |list: &&[usize]| -> Vec<Rank> { list.iter().map(|rank| Rank(*rank as u32)).collect() };
         let lists: Vec<Vec<Rank>> = lists.iter().map(ranks).collect();
         if let Some((id, made)) = self.list_group(name) {
@@ -163,7 +168,7 @@ impl Mesh {
             };
         }
         let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
-        let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
+        let id = id.map_err(|error| Error::new("mesh", error.0.trim_start_matches("mesh: "), site))?;
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
@@ -203,7 +208,7 @@ impl Mesh {
             all.chunks(3).map(|one| (one[0] == 1).then_some(one[1] as u32)).collect();
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
-        let id = id.map_err(|error| Error::new("mesh", error.0, site))?;
+        let id = id.map_err(|error| Error::new("mesh", error.0.trim_start_matches("mesh: "), site))?;
         self.world.splits.borrow_mut().insert(name.to_string(), (colour, key));
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }

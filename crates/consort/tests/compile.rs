@@ -44,3 +44,29 @@ fn every_case_belongs_to_a_row() {
         cases::CASES.iter().map(|(name, ..)| *name).filter(|name| !ROWS.contains(&&*row(name))).collect();
     assert!(missing.is_empty(), "no test runs {missing:?}");
 }
+
+#[test]
+fn a_function_that_calls_itself_without_end_is_an_error() {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use consort::{Compiled, Tensor, compile};
+    type Own = Rc<RefCell<Option<Rc<Compiled<Tensor, Tensor>>>>>;
+
+    let errors = consort::spawn(2, |_| {
+        let own: Own = Rc::default();
+        let inner = Rc::clone(&own);
+        let f = Rc::new(compile(move |x: Tensor| {
+            let f = inner.borrow().clone();
+            f.map_or(Ok(x.clone()), |f| f.call(x))
+        }));
+        *own.borrow_mut() = Some(Rc::clone(&f));
+        let error = f.call(Tensor::from_iter([1.0f32])?).unwrap_err().to_string();
+        own.take();
+        Ok(error)
+    });
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.contains("calls of itself in a function"), "{error}");
+    }
+}

@@ -347,3 +347,15 @@ fn a14_sizes_of_a_tensor_that_is_equal_over_an_axis_are_equal_over_it() {
         assert!(error.contains("replicated"), "{error}");
     }
 }
+
+#[test]
+fn a14_a_local_function_takes_nothing_as_equal() {
+    let errors = on_2_by_2(|mesh, _, _| {
+        let me = mesh.my_rank()? as f64;
+        let f = compile(|x: Tensor| x.exp()?.replicated()).local();
+        Ok(f.call(Tensor::full(Dtype::F32, &[1], me)?).unwrap_err().to_string())
+    });
+    for error in errors {
+        assert!(error.unwrap().contains("replicated"));
+    }
+}

@@ -135,3 +135,14 @@ fn shapes_of_messages_are_nothing_to_later_calls() {
     });
     assert_eq!(sums.into_iter().collect::<consort::Result<Vec<_>>>().unwrap(), [(9, 5.0), (9, 4.0)]);
 }
+
+#[test]
+fn a13_a_rank_that_is_no_rank_of_any_mesh_is_refused() {
+    let large = usize::try_from(1u64 << 32).unwrap();
+    let errors =
+        consort::spawn(2, |mesh| Ok(mesh.lists("g", &[&[large, 1]]).map(drop).unwrap_err().to_string()));
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.starts_with("mesh: expected ranks below 2, got 4294967296"), "{error}");
+    }
+}

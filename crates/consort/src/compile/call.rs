@@ -39,6 +39,9 @@ pub(super) struct Entry<R> {
     joint: u64,
 }
 
+/// The most calls of a function that are in progress at a time, because it calls itself.
+const MAX_DEPTH: u32 = 32;
+
 /// What a call without breaks does.
 pub(super) struct Replay<R> {
     graph: Rc<Graph>,
@@ -174,9 +177,20 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.plain(args)
     }
 
-    /// Runs the function uncompiled.
+    /// Runs the function uncompiled. It may call itself, to a limit.
     fn plain(&self, args: &A) -> Result<R> {
-        (self.f)(args.map(&mut MapTensors(|tensor: &Tensor| tensor.clone())))
+        let depth = self.depth.get();
+        if depth >= MAX_DEPTH {
+            let got = format!("more than {MAX_DEPTH}");
+            let failure = Failure::new((format!("at most {MAX_DEPTH} calls of itself in a function"), got))
+                .of(format!("`{}`", self.options.name))
+                .note("use `scan` or `while_loop`");
+            return Err(Error::of("compile", failure, self.site));
+        }
+        self.depth.set(depth + 1);
+        let outcome = (self.f)(args.map(&mut MapTensors(|tensor: &Tensor| tensor.clone())));
+        self.depth.set(depth);
+        outcome
     }
 
     /// Traces the function, agrees on the program with the other ranks unless the function is local, and runs it. A
@@ -196,7 +210,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         };
         let agreed = || -> Result<(Pattern, Signatures)> {
             let signatures = self.signatures(meeting, &own, stale.clone())?;
-            let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh());
+            let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), true);
             pattern.roles_over = meeting.roles_over();
             Ok((pattern, signatures))
         };
@@ -204,7 +218,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let (mut pattern, mut signatures) = match joint {
             true => agreed()?,
             false => {
-                (Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh()), Default::default())
+                let alone = world.mesh().n_ranks() == 1;
+                let pattern = Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh(), alone);
+                (pattern, Default::default())
             }
         };
         let started = Cell::new(false);

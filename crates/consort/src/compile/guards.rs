@@ -406,7 +406,8 @@ impl Signature {
 
     /// The pattern to trace with, from all ranks' signatures of equal kinds: a size is a symbol if a rank proposes one,
     /// or if ranks differ.
-    pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh) -> Pattern {
+    /// Without the signatures of other ranks, nothing is taken as equal because of how it was made.
+    pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh, compared: bool) -> Pattern {
         let (mut next, mut tensors) = (0, 0);
         let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
         let mut size = |own: i64, is_number: bool, over: Axes| {
@@ -432,7 +433,8 @@ impl Signature {
             Leaf::Tensor(ty, origin) => {
                 let at = tensors;
                 tensors += 1;
-                let by_origin = *origin != Origin::NONE
+                let by_origin = compared
+                    && *origin != Origin::NONE
                     && all.iter().all(|one| one.origins.get(at).copied() == Some(origin.digest));
                 let varies = if by_origin { origin.varies } else { ty.varies };
                 let size = |own: &Index| size(own.as_const().unwrap_or(-1), false, varies);

@@ -48,6 +48,8 @@ pub struct Compiled<A, R> {
     entries: RefCell<Entries<R>>,
     segments: Rc<RefCell<Segments>>,
     calls: Cell<u64>,
+    /// How many of its calls run uncompiled now, one inside the other.
+    depth: Cell<u32>,
     /// The calls that its ranks count together: not those of a function that is local so far.
     counted: Cell<u64>,
     /// Which ranks take part in its calls, as far as known.
@@ -163,6 +165,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
         entries: RefCell::default(),
         segments: Rc::default(),
         calls: Cell::new(0),
+        depth: Cell::new(0),
         counted: Cell::new(0),
         reach: Cell::new(Reach::Unknown),
         said: Cell::new(None),
