@@ -141,7 +141,6 @@ fn e1_layers_give_what_plain_loops_give() {
             let whole = Tensor::from_slice(&table, &[vocabulary, hidden])?;
             let embedding = Embedding {
                 table: whole.narrow(0, own.start, own.len())?,
-                first: own.start.into(),
                 sizes: (0..n).map(|member| share(vocabulary, member, n).len()).collect(),
                 group: (*mesh).clone(),
             };
@@ -323,4 +322,25 @@ fn a14_shards_of_files_that_differ_are_an_error_of_the_first_call() {
         assert!(error.starts_with(wanted), "{error}");
     }
     [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
+}
+
+#[test]
+fn e1_a_model_that_ranks_of_one_axis_share_and_those_of_another_do_not() {
+    // 67 tokens, which two ranks do not divide.
+    let config = Config::tiny();
+    let alone = on(1, |mesh| Llama::random(&config, &mesh, 3)?.generate(&[1, 2, 3], 6, None));
+    let results = consort::Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+        let tp = mesh.axis("tp")?;
+        let model = Llama::random(&config, &tp, 3)?;
+        // What the embedding gives is equal on all ranks, and its type says so.
+        let f = compile(|(table, tokens): (Embedding, Tensor)| {
+            table.forward(&tokens)?.mul(2.0)?.sum_all()?.replicated()
+        });
+        let tokens = Tensor::from_iter([5i64, 66, 0, 17])?.replicated()?;
+        let sum = f.call((model.embedding.clone(), tokens.clone()))?.item::<f32>()?;
+        let eager = model.embedding.forward(&tokens)?.mul(2.0)?.sum_all()?.item::<f32>()?;
+        assert_eq!(sum, eager);
+        Generator::new(model, config.places)?.generate(&[1, 2, 3], 6, None)
+    });
+    assert!(results.into_iter().all(|tokens| tokens.unwrap() == alone));
 }

@@ -1,5 +1,7 @@
 //! Layers with sharded weights: by outputs, by inputs, by rows of the vocabulary.
 
+use consort_ir::index as ir;
+
 use crate::mesh::Group;
 use crate::{Dtype, Flatten, Index, Reduce, Result, Tensor};
 
@@ -78,7 +80,7 @@ impl RowLinear {
 /// let rows = consort::spawn(2, |mesh| {
 ///     let own = share(5, mesh.my_rank()?, mesh.size());
 ///     let table = Tensor::iota(Dtype::F32, &[5, 2], 0)?.narrow(0, own.start, own.len())?;
-///     let table = Embedding { table, first: own.start.into(), sizes: vec![2, 3], group: (*mesh).clone() };
+///     let table = Embedding { table, sizes: vec![2, 3], group: (*mesh).clone() };
 ///     let rows = table.forward(&Tensor::from_iter([4i64, 0])?)?;
 ///     assert_eq!(table.logits(&Tensor::ones(Dtype::F32, &[1, 2])?)?.to_vec::<f32>()?, [0.0, 2.0, 4.0, 6.0, 8.0]);
 ///     rows.to_vec::<f32>()
@@ -89,8 +91,6 @@ impl RowLinear {
 pub struct Embedding {
     /// This member's rows.
     pub table: Tensor,
-    /// The token of its first row.
-    pub first: Index,
     /// How many rows each member has.
     pub sizes: Vec<usize>,
     /// The group that shares the table.
@@ -98,13 +98,22 @@ pub struct Embedding {
 }
 
 impl Embedding {
+    /// The token of this member's first row: of the rank, so that it differs along the axes of the group only.
+    fn first(&self) -> Index {
+        let before = self.sizes.iter().scan(0, |sum, size| {
+            *sum += size;
+            Some(ir::Index::from(*sum - size))
+        });
+        Index(ir::Index::pick(&self.group.rank().0, &before.collect::<Vec<_>>()))
+    }
+
     /// The rows of `tokens`.
     ///
     /// [`Embedding`] has an example.
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         // A token that another member has is looked up as row 0 here, and gives zeros.
-        let place = tokens.sub(&Tensor::index(self.first.clone())?)?;
+        let place = tokens.sub(&Tensor::index(self.first())?)?;
         let (zero, rows) = (Tensor::index(0)?, Tensor::index(self.table.dim(0)?)?);
         let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
         let found = self.table.gather(&mine.select(&place, &zero)?, 0)?;

@@ -159,10 +159,8 @@ impl Llama {
         };
         let table = |name: &str| -> Result<Embedding> {
             let own = share(vocabulary, me, n);
-            let first = Index::from(own.start);
             Ok(Embedding {
                 table: weights.part(name, &[vocabulary, hidden], 0, (group, own), dtype)?,
-                first,
                 sizes: (0..n).map(|member| share(vocabulary, member, n).len()).collect(),
                 group: group.clone(),
             })
