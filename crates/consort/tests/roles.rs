@@ -7,7 +7,7 @@ mod cases;
 use std::time::Duration;
 
 use cases::{GPIPE, batches, first, last, weights};
-use consort::{Dtype, Group, Init, Mesh, Reduce, Result, Tensor, compile, while_loop};
+use consort::{Dtype, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, while_loop};
 
 fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().axes(&[("pp", 2), ("tp", 2)]).timeout(Duration::from_secs(20)).spawn(4, |mesh| {
@@ -240,4 +240,27 @@ fn functions_of_different_names_are_not_called_together() {
     });
     let rows = ["ranks 0,1: `train`", "ranks 2,3: `eval`"];
     have(&errors, &["ranks must call the function of one name together", rows[0], rows[1]]);
+}
+
+#[test]
+fn d5_a_state_that_a_role_gives_back_is_the_one_that_it_takes() {
+    let outcomes = on_2_by_2(|_, pp, tp| {
+        let (stage, group) = (pp.my_rank()?, tp.clone());
+        let role = if stage == 0 { "first" } else { "last" };
+        let step = compile_mut(move |state: &mut Tensor, x: Tensor| {
+            let sum = group.all_reduce(x, Reduce::Sum)?;
+            if stage == 0 { state.add_(&sum) } else { state.sub_(&sum) }
+        });
+        let step = step.role(role);
+        let mut state = Tensor::ones(Dtype::F64, &[2])?;
+        for _ in 0..3 {
+            step.call(&mut state, Tensor::from_slice(&[1.0, 2.0], &[2])?)?;
+        }
+        step.expect_steady(Steady::graphs(1))?;
+        Ok((stage, state.to_vec::<f64>()?))
+    });
+    for (stage, state) in outcomes.into_iter().map(Result::unwrap) {
+        let sign = if stage == 0 { 1.0 } else { -1.0 };
+        assert_eq!(state, [1.0 + sign * 6.0, 1.0 + sign * 12.0]);
+    }
 }

@@ -144,6 +144,7 @@ struct Check<'a> {
     expected: std::slice::Iter<'a, Expected>,
     bound: Bound,
     fits: bool,
+    roles_over: Axes,
 }
 
 impl Check<'_> {
@@ -167,13 +168,14 @@ impl Check<'_> {
             return;
         };
         self.fits &= tensor.storage.is_some() && is_of(tensor, self.world);
+        // Along the axes of roles, all tensors are taken to differ.
+        let is_placed = ty.varies.union(self.roles_over) == varies.union(self.roles_over);
         if *by_origin {
-            self.fits &= ty.varies == *varies || tensor.origin.gives(*varies);
+            self.fits &= is_placed || tensor.origin.gives(*varies);
             self.bound.origins = self.bound.origins.rotate_left(5) ^ tensor.origin.digest;
         }
         if !Rc::ptr_eq(ty, seen) {
-            let placed = *by_origin || ty.varies == *varies;
-            self.fits &= ty.dtype == *dtype && placed && ty.shape.len() == sizes.len();
+            self.fits &= ty.dtype == *dtype && (*by_origin || is_placed) && ty.shape.len() == sizes.len();
         }
         for (expected, got) in sizes.iter().zip(&tensor.layout.shape) {
             self.size(expected, *got as i64);
@@ -205,7 +207,8 @@ impl Pattern {
     /// The values of the symbols, or `None` if a guard fails.
     #[inline]
     pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
-        let mut check = Check { world, expected: self.leaves.iter(), bound: Bound::default(), fits: true };
+        let (expected, bound, roles_over) = (self.leaves.iter(), Bound::default(), self.roles_over);
+        let mut check = Check { world, expected, bound, fits: true, roles_over };
         args.visit(&mut check);
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }

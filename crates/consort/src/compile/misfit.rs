@@ -65,7 +65,8 @@ impl Misfit<'_> {
                 if ty.dtype != *dtype {
                     fail(format!("element type of {name}"), dtype.to_string(), ty.dtype.to_string());
                 }
-                if ty.varies != *varies && !(*by_origin && origin.gives(*varies)) {
+                let over = self.pattern.roles_over;
+                if ty.varies.union(over) != varies.union(over) && !(*by_origin && origin.gives(*varies)) {
                     let text = |varies: Axes| match varies.is_empty() {
                         true => "equal on all ranks".to_string(),
                         false => format!("one that may differ over {}", mesh.axes_text(varies)),
