@@ -221,10 +221,12 @@ impl Session {
         let types = self.types(&operands)?;
         let run = |f: Box<dyn FnOnce(A) -> Result<R> + '_>, captured: &[Value]| {
             let params = self.begin(types.clone(), captured)?;
+            let open = self.open_block();
             let outcome = f(args.unflatten(params)?).and_then(|result| {
                 let results = self.operands(&result.flatten(), "cond", site)?;
                 Ok((result, results))
             });
+            drop(open);
             let (result, results) = self.ended(outcome)?;
             let (block, captured) = self.end(&results);
             Ok::<_, Error>((result, block?, captured))
@@ -337,8 +339,10 @@ impl Session {
         loop {
             let before = self.snapshot();
             let params = self.begin(types.to_vec(), &[])?;
+            let open = self.open_block();
             let outcome =
                 run(&params).and_then(|(made, tensors)| Ok((made, self.operands(&tensors, op, site)?)));
+            drop(open);
             let (made, results) = self.ended(outcome)?;
             let mut wider = false;
             let after = self.types(&results)?;

@@ -109,10 +109,12 @@ impl Session {
         let tensors = args.flatten();
         let operands = self.operands(&tensors, name, site)?;
         let params = self.begin(self.types(&operands)?, &[])?;
+        let open = self.open_block();
         let outcome = f(args.unflatten(params)?).and_then(|made| {
             let results = self.operands(&made.flatten(), name, site)?;
             Ok((made, results))
         });
+        drop(open);
         let (made, results) = self.ended(outcome)?;
         let (block, captured) = self.end(&results);
         let func = self.func_of(block?)?;

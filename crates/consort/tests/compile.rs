@@ -70,3 +70,23 @@ fn a_function_that_calls_itself_without_end_is_an_error() {
         assert!(error.contains("calls of itself in a function"), "{error}");
     }
 }
+
+#[test]
+fn a_panic_in_a_loop_that_the_function_catches_leaves_the_trace_as_it_was() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use consort::{Tensor, compile, while_loop};
+
+    let results = consort::spawn(1, |_| {
+        let f = compile(|x: Tensor| {
+            let y = x.neg()?;
+            let looped = catch_unwind(AssertUnwindSafe(|| {
+                while_loop(3, y.clone(), |y| y.max_all()?.gt(0.0), |_| panic!("in the body"))
+            }));
+            assert!(looped.is_err());
+            y.neg()
+        });
+        f.call(Tensor::from_iter([1.0f32, 2.0])?)?.to_vec::<f32>()
+    });
+    assert!(results.into_iter().all(|result| result.unwrap() == [1.0, 2.0]));
+}

@@ -16,7 +16,23 @@ use crate::tensor::Tensor;
 
 use super::{Session, Site, Start, Traced};
 
+/// Closes the block of a function that panics, so that a program which catches the panic can go on with its trace.
+pub(crate) struct OpenBlock(Rc<Session>);
+
+impl Drop for OpenBlock {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.end(&[]);
+        }
+    }
+}
+
 impl Session {
+    /// Guards the block that was opened last, while its function runs.
+    pub(crate) fn open_block(self: &Rc<Self>) -> OpenBlock {
+        OpenBlock(Rc::clone(self))
+    }
+
     /// The values of tensors, as operands in the current block.
     pub(crate) fn operands(self: &Rc<Self>, tensors: &[Tensor], op: &str, site: Site) -> Result<Vec<Value>> {
         tensors.iter().map(|tensor| self.operand(tensor, op, site)).collect()
