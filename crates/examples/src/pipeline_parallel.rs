@@ -5,7 +5,6 @@
 //! consort run -n 4 -- target/release/examples/pipeline_parallel
 //! ```
 use consort::{Chain, Compiled, Dtype::F32, Init, Mesh, Reduce, Result, Tensor, compile};
-const AXES: [(&str, usize); 2] = [("pp", 2), ("tp", 2)];
 const SHAPE: [usize; 2] = [4, 8]; // Rows of a micro-batch, and its width.
 type Weights = (Tensor, Tensor);
 type Results = (Vec<Tensor>, Weights);
@@ -54,7 +53,8 @@ pub fn run(mesh: &Mesh, batches: usize) -> Result<Results> {
     step.call((w, xs.collect::<Result<_>>()?))
 }
 fn main() -> Result<()> {
-    let (_, (a, _)) = run(&Init::new().axes(&AXES).start()?, 4)?;
+    let mesh = Init::new().axes(&[("pp", 2), ("tp", 2)]).start()?;
+    let (_, (a, _)) = run(&mesh, 4)?;
     println!("the gradient of this rank's part of the first weight: norm {}", a.mul(&a)?.sum_all()?.sqrt()?);
     Ok(())
 }
