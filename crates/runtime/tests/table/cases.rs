@@ -117,7 +117,15 @@ pub(crate) fn cases(dtype: Dtype) -> Vec<Case> {
 
 /// Every op as its own example calls it on one rank, so that a new op has a case at least.
 pub(crate) fn examples() -> Vec<Case> {
-    let mut list = Vec::new();
+    // One element, so that every layout has it; its digest by hand: (1 ^ 2) * 0x9e3779b97f4a7c15, then ^= itself >> 29.
+    let these = |literal: Literal| Operand {
+        dtype: literal.dtype,
+        shape: literal.shape.clone(),
+        holds: Holds::These(literal),
+    };
+    let alone = EqualOver { over: GroupName::Axes(Axes::NONE) };
+    let digest = Literal::ints(Dtype::I64, vec![1], vec![-2691343697317192356]);
+    let mut list = vec![case(alone, &[these(Literal::ints(Dtype::U8, vec![1], vec![2])), these(digest)])];
     for info in BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()) {
         let program = parse(info.example, &OpTable::built_in()).unwrap().program;
         let [func] = &program.funcs[..] else { continue };
