@@ -242,7 +242,7 @@ fn agreement_comes_first_and_names_the_function() {
     // One rank reads a tensor in the middle of the function.
     for case in ["one_breaks", "one_breaks_late"] {
         let parts = [
-            "rank 0   call 1 of `step`: its segment ",
+            "rank 0   call 1 of `step`: its graph ",
             "`to_vec` at ",
             "AT",
             "rank 1   call 1 of `step`: its program ",

@@ -95,7 +95,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         before: &Result<Traced<R>>,
     ) -> Result<Traced<R>> {
         let graphs = before.iter().flat_map(|traced| &traced.graphs);
-        graphs.for_each(|graph| self.segments.borrow_mut().forget(graph));
+        graphs.for_each(|graph| self.graphs.borrow_mut().forget(graph));
         pattern.peers = Some(Rc::new(peers));
         self.trace(args, meeting, pattern, &Cell::new(false), meeting.site)
     }

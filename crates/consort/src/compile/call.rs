@@ -9,7 +9,7 @@ use consort_types::{Digest, Failure};
 use smallvec::SmallVec;
 
 use super::agree::{Difference, MISS, Meeting, digest_of, same_program};
-use super::entries::Segments;
+use super::entries::Graphs;
 use super::graph::{Donated, Given, Graph, Results};
 use super::guards::{self, Bound, Pattern, Signature, leaves_of};
 use super::misfit::Misfit;
@@ -448,7 +448,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let live: Vec<Rc<trace::Traced>> =
             tensors.iter().filter_map(|tensor| tensor.traced.clone()).collect();
         let finished = session.finish(live, site)?;
-        let graph = segment(&self.segments, session, &finished, site)?;
+        let graph = graph_of(&self.graphs, session, &finished, site)?;
         let breaks = session.breaks.borrow().clone();
         let constants = constants(&finished);
         let place = |tensor: &Tensor| {
@@ -471,32 +471,32 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let (replay, result, peers) = (Some(replay), None, session.peers());
             return Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs });
         }
-        // The earlier segments have run already; this runs the last one.
-        agree_on_segment(meeting, session, &graph, &used.borrow(), true)?;
-        let tensors = run_segment(session, &finished, &graph, &parts_of(args), site)?;
+        // The earlier graphs have run already; this runs the last one.
+        agree_on_graph(meeting, session, &graph, &used.borrow(), true)?;
+        let tensors = run_graph(session, &finished, &graph, &parts_of(args), site)?;
         let result = fill(&result, &outs, &tensors, &session.hints.borrow());
         let mut graphs = used.borrow().clone();
         graphs.push(graph);
-        // Segments have run already, so their peers cannot become tables.
+        // Graphs have run already, so their peers cannot become tables.
         let (replay, result, peers) = (None, Some(result), Vec::new());
         Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs })
     }
 
-    /// The callback by which a graph break runs the segment before it.
+    /// The callback by which a graph break runs the graph before it.
     fn runner(
         &self,
         args: &A,
         used: &Rc<RefCell<Vec<Rc<Graph>>>>,
         call: u64,
         site: Site,
-    ) -> Rc<trace::RunSegment<'static>> {
+    ) -> Rc<trace::RunGraph<'static>> {
         let parts = parts_of(args);
-        let (used, segments) = (Rc::clone(used), Rc::clone(&self.segments));
+        let (used, graphs) = (Rc::clone(used), Rc::clone(&self.graphs));
         let (name, over) = (self.options.name.clone(), self.options.over.clone());
         Rc::new(move |session: &Rc<Session>, finished: &Finished| {
-            let graph = segment(&segments, session, finished, site)?;
+            let graph = graph_of(&graphs, session, finished, site)?;
             let (world, said, roles) = (&session.world, &Cell::new(None), &RefCell::default());
-            agree_on_segment(
+            agree_on_graph(
                 &Meeting { world, over: over.as_ref(), name: &name, call, site, said, role: None, roles },
                 session,
                 &graph,
@@ -504,11 +504,11 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
                 false,
             )?;
             used.borrow_mut().push(Rc::clone(&graph));
-            run_segment(session, finished, &graph, &parts, site)
+            run_graph(session, finished, &graph, &parts, site)
         })
     }
 
-    /// A call of a function with breaks: traces it again, and reuses the graphs of its segments.
+    /// A call of a function with breaks: traces it again, and reuses the graphs of its graphs.
     fn traced_call(&self, args: &A, meeting: &Meeting<'_>, pattern: &Pattern, site: Site) -> Result<R> {
         let traced = self.trace(args, meeting, pattern, &Cell::new(false), site)?;
         self.log.borrow_mut().retraced += 1;
@@ -529,7 +529,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let differs = |failure: Box<Failure>| {
             meeting.error(failure.note("it depends on something that is no argument; pass that as one"))
         };
-        // The session has no segment runner, so a break is an error.
+        // The session has no graph runner, so a break is an error.
         let session = self.session(meeting.world, pattern);
         let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
@@ -672,7 +672,7 @@ fn is_equal(a: &Tensor, b: &Tensor, site: Site) -> Result<bool> {
     b.with_bytes("compile", site, |b| a == b)
 }
 
-/// The types of a segment's constants as text, and the lines that captured them.
+/// The types of a graph's constants as text, and the lines that captured them.
 fn constants(finished: &Finished) -> Vec<(String, Site)> {
     let constant = |input: &Input| match input {
         Input::Constant(tensor, site) => {
@@ -683,9 +683,9 @@ fn constants(finished: &Finished) -> Vec<(String, Site)> {
     finished.inputs.iter().filter_map(constant).collect()
 }
 
-/// The graph of a segment; an earlier graph with the same text is reused.
-fn segment(
-    known: &RefCell<Segments>,
+/// The graph of a graph; an earlier graph with the same text is reused.
+fn graph_of(
+    known: &RefCell<Graphs>,
     session: &Session,
     finished: &Finished,
     site: Site,
@@ -694,8 +694,8 @@ fn segment(
     Ok(known.borrow_mut().share(graph))
 }
 
-/// Checks that all ranks run the same segment of a function with breaks, if it communicates and is new.
-fn agree_on_segment(
+/// Checks that all ranks run the same graph of a function with breaks, if it communicates and is new.
+fn agree_on_graph(
     meeting: &Meeting<'_>,
     session: &Session,
     graph: &Rc<Graph>,
@@ -710,11 +710,11 @@ fn agree_on_segment(
         let at = format!("`{}` at {}:{}", last.op, last.site.file(), last.site.line());
         if is_last { format!(", after {at}") } else { format!(", which {at} ends") }
     });
-    meeting.check_same(&format!("its segment {}{at}", before.len()), Ok(&graph.text))
+    meeting.check_same(&format!("its graph {}{at}", before.len()), Ok(&graph.text))
 }
 
-/// Runs a segment on the current values of its inputs.
-fn run_segment(
+/// Runs a graph on the current values of its inputs.
+fn run_graph(
     session: &Session,
     finished: &Finished,
     graph: &Graph,

@@ -115,15 +115,15 @@ fn structure_of(leaves: &[Leaf]) -> u64 {
     digest.get()
 }
 
-/// The programs of a function's segments, by their texts.
+/// The programs of a function's graphs, by their texts.
 #[derive(Default)]
-pub(super) struct Segments {
+pub(super) struct Graphs {
     /// In the order in which they were made.
     list: Vec<Rc<Graph>>,
     by_text: BTreeMap<u64, Vec<Rc<Graph>>>,
 }
 
-impl Segments {
+impl Graphs {
     pub(super) fn list(&self) -> Vec<Rc<Graph>> {
         self.list.clone()
     }

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::flatten::Flatten;
 use crate::mesh::Group;
 
-use entries::{Entries, Segments};
+use entries::{Entries, Graphs};
 use explain::Log;
 
 pub use compiled_mut::{CompiledMut, compile_mut};
@@ -46,7 +46,7 @@ pub struct Compiled<A, R> {
     f: Rc<dyn Fn(A) -> Result<R>>,
     options: Options,
     entries: RefCell<Entries<R>>,
-    segments: Rc<RefCell<Segments>>,
+    graphs: Rc<RefCell<Graphs>>,
     calls: Cell<u64>,
     /// How many of its calls run uncompiled now, one inside the other.
     depth: Cell<u32>,
@@ -163,7 +163,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
             lockstep: 1,
         },
         entries: RefCell::default(),
-        segments: Rc::default(),
+        graphs: Rc::default(),
         calls: Cell::new(0),
         depth: Cell::new(0),
         counted: Cell::new(0),
@@ -352,7 +352,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// # Ok(()) }
     /// ```
     pub fn explain(&self) -> Explanation {
-        let graphs = self.segments.borrow().list();
+        let graphs = self.graphs.borrow().list();
         self.log.borrow().explain(&self.options.name, self.stats(), &graphs)
     }
 
@@ -360,7 +360,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     ///
     /// [`explain`](Compiled::explain) says what they mean.
     pub fn stats(&self) -> Stats {
-        let graphs = self.segments.borrow().list();
+        let graphs = self.graphs.borrow().list();
         self.log.borrow().stats(self.calls.get(), &graphs)
     }
 

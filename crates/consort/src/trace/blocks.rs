@@ -56,9 +56,9 @@ impl Session {
         let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
         let (own, inner) = values.split_at(types.len());
         let depth = {
-            let mut segment = self.segment.borrow_mut();
-            segment.frames.push(captured.iter().copied().zip(inner.iter().copied()).collect());
-            segment.frames.len()
+            let mut recording = self.recording.borrow_mut();
+            recording.frames.push(captured.iter().copied().zip(inner.iter().copied()).collect());
+            recording.frames.len()
         };
         let tensor = |(value, ty): (&Value, Type)| match ty {
             Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, *value, depth))),
@@ -79,14 +79,14 @@ impl Session {
     pub(crate) fn end(self: &Rc<Self>, results: &[Value]) -> (Result<Block>, Vec<Value>) {
         // What is pending in the block ends with it.
         let joined = self.join_block(Location::caller());
-        let depth = self.segment.borrow().frames.len();
+        let depth = self.recording.borrow().frames.len();
         let open: Vec<Rc<Start>> = {
-            let segment = self.segment.borrow();
-            segment.starts.iter().filter(|start| start.depth == depth && !start.waited()).cloned().collect()
+            let recording = self.recording.borrow();
+            recording.starts.iter().filter(|start| start.depth == depth && !start.waited()).cloned().collect()
         };
         let waited = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
         let block = self.build(|builder| builder.end_block(results));
-        let frame = self.segment.borrow_mut().frames.pop().unwrap_or_default();
+        let frame = self.recording.borrow_mut().frames.pop().unwrap_or_default();
         (joined.and(waited).and(block), frame.into_iter().map(|(outer, _)| outer).collect())
     }
 
@@ -109,7 +109,7 @@ impl Session {
     ) -> Result<Vec<Tensor>> {
         self.check()?;
         self.bind_symbols(&*op, site)?;
-        let depth = self.segment.borrow().frames.len();
+        let depth = self.recording.borrow().frames.len();
         let results = self.build(|builder| {
             builder.set_site(Some(site.into()));
             let results = builder.node(op, args, blocks)?;
@@ -139,7 +139,7 @@ impl Session {
         (name, site): (&str, Site),
     ) -> Result<Vec<Tensor>> {
         self.check()?;
-        let depth = self.segment.borrow().frames.len();
+        let depth = self.recording.borrow().frames.len();
         let values = self.build(|builder| builder.splice(func, args))?;
         let values = values.map_err(|failure| Error::of(name, failure, site))?;
         let types = self.types(&values)?;
@@ -152,20 +152,20 @@ impl Session {
 
     /// A snapshot of the trace, for `restore`.
     pub(crate) fn snapshot(&self) -> Option<Draft> {
-        self.segment.borrow().draft.clone()
+        self.recording.borrow().draft.clone()
     }
 
     /// Restores a snapshot. Parameters for constants that were added later are removed, and waits and late nodes that
     /// were recorded later are open again.
     pub(crate) fn restore(&self, draft: Option<Draft>) {
-        let mut segment = self.segment.borrow_mut();
+        let mut recording = self.recording.borrow_mut();
         let known = draft.as_ref().map_or(0, Draft::params);
         let keep = |value| draft.as_ref().is_some_and(|draft| draft.has(value));
-        segment.starts.iter().for_each(|start| start.reset(keep));
-        segment.late.iter().filter_map(Weak::upgrade).for_each(|late| late.reset(keep));
-        segment.inputs.truncate(known);
-        segment.draft = draft;
-        let depth = segment.frames.len();
-        segment.starts.retain(|start| start.depth <= depth);
+        recording.starts.iter().for_each(|start| start.reset(keep));
+        recording.late.iter().filter_map(Weak::upgrade).for_each(|late| late.reset(keep));
+        recording.inputs.truncate(known);
+        recording.draft = draft;
+        let depth = recording.frames.len();
+        recording.starts.retain(|start| start.depth <= depth);
     }
 }

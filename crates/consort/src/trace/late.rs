@@ -121,9 +121,9 @@ pub(crate) fn outside_of_updates(tensor: &Tensor, start: &[Index], size: &[Index
 impl Session {
     /// A node that is recorded later, in the current block.
     fn late(&self, is: Is) -> Rc<Late> {
-        let mut segment = self.segment.borrow_mut();
-        let late = Rc::new(Late { is, depth: segment.frames.len(), values: RefCell::default() });
-        segment.late.push(Rc::downgrade(&late));
+        let mut recording = self.recording.borrow_mut();
+        let late = Rc::new(Late { is, depth: recording.frames.len(), values: RefCell::default() });
+        recording.late.push(Rc::downgrade(&late));
         late
     }
 
@@ -189,16 +189,16 @@ impl Session {
     /// The same for all that were made in the current block and are in use.
     pub(super) fn join_block(self: &Rc<Self>, site: Site) -> Result<()> {
         let open: Vec<Rc<Late>> = {
-            let segment = self.segment.borrow();
-            let here = |late: &Rc<Late>| late.depth == segment.frames.len() && late.is_open();
-            segment.late.iter().filter_map(Weak::upgrade).filter(here).collect()
+            let recording = self.recording.borrow();
+            let here = |late: &Rc<Late>| late.depth == recording.frames.len() && late.is_open();
+            recording.late.iter().filter_map(Weak::upgrade).filter(here).collect()
         };
         open.iter().try_for_each(|late| self.join(late, site))
     }
 
     /// The same for all live tensors.
     pub(super) fn join_all(self: &Rc<Self>, site: Site) -> Result<()> {
-        let live: Vec<Rc<Traced>> = self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
+        let live: Vec<Rc<Traced>> = self.recording.borrow().live.iter().filter_map(Weak::upgrade).collect();
         live.iter().filter(|traced| traced.landed().is_none()).try_for_each(|traced| traced.join(self, site))
     }
 }

@@ -1,8 +1,8 @@
 //! Tracing: ops and collectives of a function are recorded instead of run.
 //!
-//! A session is one traced call. It records a segment at a time: a function of the program, with its captured values.
-//! Reading a traced value on the host ends the segment: it is compiled and run, all live values become concrete,
-//! and the next segment takes them as inputs. The rules are in docs/design/0004-compile.md.
+//! A session is one traced call. It records a graph at a time: a function of the program, with its captured values.
+//! Reading a traced value on the host ends the graph: it is compiled and run, all live values become concrete,
+//! and the next graph takes them as inputs. The rules are in docs/design/0004-compile.md.
 
 mod blocks;
 mod late;
@@ -36,12 +36,12 @@ pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;
 
-/// The source of a segment's parameter.
+/// The source of a graph's parameter.
 #[derive(Clone)]
 pub(crate) enum Input {
     /// A leaf of the arguments, by its place among them.
     Leaf(usize),
-    /// A result of an earlier segment.
+    /// A result of an earlier graph.
     Carried(Rc<Traced>),
     /// A tensor that the function captured: not one of its arguments.
     Constant(Tensor, Site),
@@ -49,7 +49,7 @@ pub(crate) enum Input {
     Symbol(Sym),
 }
 
-/// A segment that is complete.
+/// A graph that is complete.
 pub(crate) struct Finished {
     pub(crate) func: Func,
     pub(crate) inputs: Vec<Input>,
@@ -57,8 +57,8 @@ pub(crate) struct Finished {
     pub(crate) results: Vec<Vec<Rc<Traced>>>,
 }
 
-/// Compiles and runs a segment; returns a tensor for each one in the results.
-pub(crate) type RunSegment<'a> = dyn Fn(&Rc<Session>, &Finished) -> Result<Results> + 'a;
+/// Compiles and runs a graph; returns a tensor for each one in the results.
+pub(crate) type RunGraph<'a> = dyn Fn(&Rc<Session>, &Finished) -> Result<Results> + 'a;
 
 /// The ranks with which a traced function may communicate.
 pub(crate) enum Ranks {
@@ -89,8 +89,8 @@ pub(crate) struct Session {
     pub(crate) about: About,
     /// The peers that were named by numbers so far.
     numbers: RefCell<Vec<i64>>,
-    segment: RefCell<Segment>,
-    /// The number of the segment being recorded.
+    recording: RefCell<Recording>,
+    /// The number of the graph being recorded.
     number: Cell<u32>,
     /// Whether it has communicated, or tried to.
     pub(crate) started: Cell<bool>,
@@ -102,7 +102,7 @@ pub(crate) struct Session {
     last: Cell<Option<Site>>,
     /// The first error that could not be returned where it occurred.
     failed: RefCell<Option<Error>>,
-    run: RefCell<Option<Rc<RunSegment<'static>>>>,
+    run: RefCell<Option<Rc<RunGraph<'static>>>>,
 }
 
 /// A graph break: where a traced value was read on the host, and by which op.
@@ -114,8 +114,8 @@ pub struct Break {
     pub site: Site,
 }
 
-/// The segment being recorded.
-struct Segment {
+/// The graph being recorded.
+struct Recording {
     /// `None` only while a builder has it.
     draft: Option<Draft>,
     inputs: Vec<(Value, Input)>,
@@ -157,20 +157,20 @@ pub(crate) fn within<T>(session: Option<Rc<Session>>, f: impl FnOnce() -> T) -> 
     f()
 }
 
-fn new_segment(world: &World) -> Segment {
+fn new_recording(world: &World) -> Recording {
     let draft = Some(Builder::new(&world.mesh(), "f").pause());
     let (inputs, live, starts, late, frames) = Default::default();
-    Segment { draft, inputs, live, starts, late, frames }
+    Recording { draft, inputs, live, starts, late, frames }
 }
 
 impl Session {
     pub(crate) fn new(world: Rc<World>, about: About) -> Rc<Session> {
-        let segment = RefCell::new(new_segment(&world));
+        let recording = RefCell::new(new_recording(&world));
         Rc::new(Session {
             world,
             about,
             numbers: RefCell::default(),
-            segment,
+            recording,
             number: Cell::new(0),
             started: Cell::new(false),
             hints: RefCell::default(),
@@ -207,8 +207,8 @@ impl Session {
         Err(Error::of(call_name(op.info().name), failure, site))
     }
 
-    /// Sets the segment runner. Without one a break is an error.
-    pub(crate) fn set_run(&self, run: Rc<RunSegment<'static>>) {
+    /// Sets the graph runner. Without one a break is an error.
+    pub(crate) fn set_run(&self, run: Rc<RunGraph<'static>>) {
         *self.run.borrow_mut() = Some(run);
     }
 
@@ -226,7 +226,7 @@ impl Session {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Calls `f` with the segment's builder.
+    /// Calls `f` with the graph's builder.
     fn build<T>(&self, f: impl FnOnce(&mut Builder<'_>) -> T) -> Result<T> {
         let lost = || {
             Error::new(
@@ -235,25 +235,25 @@ impl Session {
                 Location::caller(),
             )
         };
-        let draft = self.segment.borrow_mut().draft.take().ok_or_else(lost)?;
+        let draft = self.recording.borrow_mut().draft.take().ok_or_else(lost)?;
         let mesh = self.world.mesh();
         let mut builder = Builder::resume(&mesh, draft);
         let outcome = f(&mut builder);
-        self.segment.borrow_mut().draft = Some(builder.pause());
+        self.recording.borrow_mut().draft = Some(builder.pause());
         Ok(outcome)
     }
 
     /// A traced tensor.
     fn tensor(self: &Rc<Self>, ty: TensorType, traced: Traced) -> Tensor {
         let traced = Rc::new(traced);
-        self.segment.borrow_mut().live.push(Rc::downgrade(&traced));
+        self.recording.borrow_mut().live.push(Rc::downgrade(&traced));
         Tensor::of_trace(ty, &self.hints.borrow(), traced, &self.world)
     }
 
     /// A parameter of the function, not of the block being filled.
     fn param(&self, ty: Type, input: Input) -> Result<Value> {
         let value = self.build(|builder| builder.outside(0, |builder| builder.param(ty)))?;
-        self.segment.borrow_mut().inputs.push((value, input));
+        self.recording.borrow_mut().inputs.push((value, input));
         Ok(value)
     }
 
@@ -274,9 +274,9 @@ impl Session {
         self.param(Type::Size(Index::sym(sym), varies), Input::Leaf(leaf)).map(drop)
     }
 
-    /// The value of a tensor as an operand: traced here, a result of an earlier segment, or a constant.
+    /// The value of a tensor as an operand: traced here, a result of an earlier graph, or a constant.
     fn operand(self: &Rc<Self>, tensor: &Tensor, op: &str, site: Site) -> Result<Value> {
-        let blocks = self.segment.borrow().frames.len();
+        let blocks = self.recording.borrow().frames.len();
         self.operand_at(tensor, blocks, op, site)
     }
 
@@ -302,7 +302,7 @@ impl Session {
         let mut value = value;
         for frame in depth..blocks {
             let known =
-                self.segment.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
+                self.recording.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
             value = match known {
                 Some((_, inner)) => inner,
                 None => {
@@ -311,7 +311,7 @@ impl Session {
                         ty.map(|ty| builder.outside(frame + 1, |builder| builder.param(ty)))
                     })?;
                     let inner = inner.map_err(|failure| Error::of("compile", failure, Location::caller()))?;
-                    self.segment.borrow_mut().frames[frame].push((value, inner));
+                    self.recording.borrow_mut().frames[frame].push((value, inner));
                     inner
                 }
             };
@@ -331,7 +331,7 @@ impl Session {
             _ => false,
         };
         let known =
-            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+            self.recording.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         let value = match known {
             Some(value) => value,
             None if self.about.fullgraph => {
@@ -345,11 +345,11 @@ impl Session {
         Ok(value)
     }
 
-    /// A result of an earlier segment, as a parameter of this one. Its symbolic sizes become new symbols.
+    /// A result of an earlier graph, as a parameter of this one. Its symbolic sizes become new symbols.
     fn carried(self: &Rc<Self>, traced: &Rc<Traced>, tensor: &Tensor) -> Result<Value> {
         let same = |input: &Input| matches!(input, Input::Carried(other) if Rc::ptr_eq(other, traced));
         let known =
-            self.segment.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
+            self.recording.borrow().inputs.iter().find(|(_, input)| same(input)).map(|(value, _)| *value);
         if let Some(value) = known {
             return Ok(value);
         }
@@ -375,7 +375,7 @@ impl Session {
         Ok(sym)
     }
 
-    /// Binds the symbols in an op's attributes in this segment.
+    /// Binds the symbols in an op's attributes in this graph.
     fn bind_symbols(&self, op: &dyn OpDef, site: Site) -> Result<()> {
         let mut missing = Vec::new();
         self.build(|builder| {
@@ -393,7 +393,7 @@ impl Session {
         Ok(())
     }
 
-    /// A symbol of an earlier segment, as a parameter of this one.
+    /// A symbol of an earlier graph, as a parameter of this one.
     fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
         if !self.hints.borrow().contains_key(&sym) {
             let message = ("sizes of this function", "one of another, or one read from data before a break");
@@ -429,7 +429,7 @@ impl Session {
     fn check_guards(&self, known: usize, op: &str, site: Site) -> Result<()> {
         let (hints, mesh) = (self.hints.borrow(), self.world.mesh());
         let env = |sym: Sym| hints.get(&sym).copied();
-        let broken = self.segment.borrow().draft.as_ref().and_then(|draft| {
+        let broken = self.recording.borrow().draft.as_ref().and_then(|draft| {
             let new = draft.guards().get(known..).unwrap_or(&[]);
             let mut sites = self.guard_sites.borrow_mut();
             for guard in new {
@@ -460,10 +460,10 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the segment, because its values are read on the host: live values become concrete.
+    /// Ends the graph, because its values are read on the host: live values become concrete.
     pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
         self.check()?;
-        if !self.segment.borrow().frames.is_empty() {
+        if !self.recording.borrow().frames.is_empty() {
             let failure = Failure::new(("no host read inside cond or scan", ""));
             return Err(Error::of(op, failure.note("return the tensor and read it outside"), site));
         }
@@ -482,7 +482,7 @@ impl Session {
         let run = run.ok_or_else(|| Error::new(op, "expected no host read here", site))?;
         self.breaks.borrow_mut().push(Break { op: op.to_string(), site });
         self.join_all(site)?;
-        let live: Vec<Rc<Traced>> = self.segment.borrow().live.iter().filter_map(Weak::upgrade).collect();
+        let live: Vec<Rc<Traced>> = self.recording.borrow().live.iter().filter_map(Weak::upgrade).collect();
         let finished = self.finish(live, site)?;
         let this = Rc::clone(self);
         let tensors = within(None, || run(&this, &finished))?;
@@ -492,7 +492,7 @@ impl Session {
         Ok(())
     }
 
-    /// Finishes the segment with these values as its results, and begins a new one.
+    /// Finishes the graph with these values as its results, and begins a new one.
     pub(crate) fn finish(self: &Rc<Self>, live: Vec<Rc<Traced>>, site: Site) -> Result<Finished> {
         self.check()?;
         let live: Vec<Rc<Traced>> = live.into_iter().filter(|traced| traced.landed().is_none()).collect();
@@ -518,20 +518,20 @@ impl Session {
                 None => results.push((value, vec![traced])),
             }
         }
-        let dropped: Vec<Rc<Start>> = self.segment.borrow().starts.clone();
+        let dropped: Vec<Rc<Start>> = self.recording.borrow().starts.clone();
         for start in dropped {
             if !start.returned() {
                 self.wait_for(&start, start.site)?;
             }
         }
-        let segment = self.segment.replace(new_segment(&self.world));
+        let recording = self.recording.replace(new_recording(&self.world));
         self.number.set(self.number.get() + 1);
-        let draft = segment.draft.ok_or_else(|| {
+        let draft = recording.draft.ok_or_else(|| {
             Error::new("compile", "the trace is already borrowed, which is a defect of consort", site)
         })?;
         let values: Vec<Value> = results.iter().map(|(value, _)| *value).collect();
         let func = Builder::resume(&self.world.mesh(), draft).finish(&values);
-        let inputs = segment.inputs.into_iter().map(|(_, input)| input).collect();
+        let inputs = recording.inputs.into_iter().map(|(_, input)| input).collect();
         Ok(Finished { func, inputs, results: results.into_iter().map(|(_, list)| list).collect() })
     }
 }
@@ -543,7 +543,7 @@ pub(crate) fn record(op: &dyn OpDef, args: &[Tensor], site: Site) -> Option<Resu
         if let Some(tensors) = session.view_later(op, args, site)? {
             return Ok(tensors);
         }
-        let depth = session.segment.borrow().frames.len();
+        let depth = session.recording.borrow().frames.len();
         let mut tensors = Tensors::new();
         for (value, ty) in session.node(op, args, site)? {
             match ty {
@@ -565,13 +565,13 @@ pub(crate) fn record_start(
     session.started.set(true);
     Some((|| {
         session.check_reach(op, site)?;
-        let depth = session.segment.borrow().frames.len();
+        let depth = session.recording.borrow().frames.len();
         let results = session.node(op, args, site)?;
         let [(pending, Type::Pending(types))] = &results[..] else {
             return Err(Error::new(call_name(op.info().name), "expected one pending", site));
         };
         let start = Start::new(*pending, depth, types.len(), site);
-        session.segment.borrow_mut().starts.push(Rc::clone(&start));
+        session.recording.borrow_mut().starts.push(Rc::clone(&start));
         let one = |(place, ty): (usize, &TensorType)| {
             session.tensor(ty.clone(), Traced::pending(&session, Rc::clone(&start), place))
         };
@@ -590,7 +590,7 @@ pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Ve
     })())
 }
 
-/// Ends the segment and runs `f` untraced: its result enters the next segment like an argument.
+/// Ends the graph and runs `f` untraced: its result enters the next graph like an argument.
 ///
 /// ```
 /// use consort::{Tensor, compile};
@@ -633,8 +633,8 @@ impl Session {
         Tensor::of_trace(ty, &self.hints.borrow(), traced, &self.world)
     }
 
-    /// The number of the segment being recorded.
-    pub(crate) fn segment_number(&self) -> u32 {
+    /// The number of the graph being recorded.
+    pub(crate) fn graph_number(&self) -> u32 {
         self.number.get()
     }
 }

@@ -13,10 +13,10 @@ use crate::tensor::Tensor;
 use super::late::{Late, Update};
 use super::{Session, Site};
 
-/// A value of a segment, and the tensor that it becomes once the segment has run.
+/// A value of a graph, and the tensor that it becomes once the graph has run.
 pub(crate) struct Traced {
     session: Weak<Session>,
-    segment: u32,
+    graph: u32,
     is: Is,
     landed: OnceCell<Tensor>,
 }
@@ -100,17 +100,17 @@ impl Traced {
     }
 
     fn new(session: &Rc<Session>, is: Is) -> Traced {
-        let segment = session.segment_number();
-        Traced { session: Rc::downgrade(session), segment, is, landed: OnceCell::new() }
+        let graph = session.graph_number();
+        Traced { session: Rc::downgrade(session), graph, is, landed: OnceCell::new() }
     }
 
-    /// The tensor that it became, if its segment has run.
+    /// The tensor that it became, if its graph has run.
     pub(crate) fn landed(&self) -> Option<&Tensor> {
         self.landed.get()
     }
 
     pub(super) fn land(&self, tensor: Tensor) {
-        // Set once: a segment runs once in a session.
+        // Set once: a graph runs once in a session.
         let _ = self.landed.set(tensor);
     }
 
@@ -172,10 +172,10 @@ impl Traced {
         }
     }
 
-    /// Fails if it is not a value of the session's current segment.
+    /// Fails if it is not a value of the session's current graph.
     pub(super) fn check(&self, session: &Rc<Session>, op: &str, site: Site) -> Result<()> {
         let here = self.session.upgrade().is_some_and(|own| Rc::ptr_eq(&own, session));
-        match here && self.segment == session.segment_number() {
+        match here && self.graph == session.graph_number() {
             true => Ok(()),
             false => Err(kept(op, site)),
         }

@@ -18,8 +18,8 @@ use more::{
     c7_plans_name_op_buffer_queue_and_line, d7_steps_are_warmed_up_together,
     trace_a_while_loop_ends_where_the_data_say, trace_compiled_inside_compiled_is_one_program,
     trace_cond_and_scan_stay_in_the_program, trace_declared_sizes_are_symbols_at_once,
-    trace_groups_and_settings_are_guards, trace_operations_of_an_uncompiled_group_run_between_segments,
-    trace_uncompiled_parts_run_between_segments,
+    trace_groups_and_settings_are_guards, trace_operations_of_an_uncompiled_group_run_between_graphs,
+    trace_uncompiled_parts_run_between_graphs,
 };
 
 #[path = "sizes.rs"]
@@ -77,8 +77,8 @@ cases! {
     c6_owned_buffers_rings_and_halos_copy_nothing [2, 3];
     c7_plans_name_op_buffer_queue_and_line [2];
     trace_cond_and_scan_stay_in_the_program [2, 3];
-    trace_uncompiled_parts_run_between_segments [2];
-    trace_operations_of_an_uncompiled_group_run_between_segments [2, 3];
+    trace_uncompiled_parts_run_between_graphs [2];
+    trace_operations_of_an_uncompiled_group_run_between_graphs [2, 3];
     trace_compiled_inside_compiled_is_one_program [2];
     trace_declared_sizes_are_symbols_at_once [2];
     trace_groups_and_settings_are_guards [4];

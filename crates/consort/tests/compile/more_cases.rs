@@ -1,4 +1,4 @@
-//! More cases of compiled functions: memory, users' ops, structs, control flow, segments.
+//! More cases of compiled functions: memory, users' ops, structs, control flow, graph breaks.
 
 use consort::{
     Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Steady, Tensor, compile, cond, scan,
@@ -249,7 +249,7 @@ pub(crate) fn trace_a_while_loop_ends_where_the_data_say(mesh: Mesh) -> Result<(
     Ok(())
 }
 
-pub(crate) fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<()> {
+pub(crate) fn trace_uncompiled_parts_run_between_graphs(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |x: Tensor| {
         let y = group.all_reduce(x, Reduce::Sum)?;
@@ -272,7 +272,7 @@ pub(crate) fn trace_uncompiled_parts_run_between_segments(mesh: Mesh) -> Result<
     Ok(())
 }
 
-pub(crate) fn trace_operations_of_an_uncompiled_group_run_between_segments(mesh: Mesh) -> Result<()> {
+pub(crate) fn trace_operations_of_an_uncompiled_group_run_between_graphs(mesh: Mesh) -> Result<()> {
     let step = |group: &consort::Group, mesh: &Mesh, mut x: Tensor| -> Result<Tensor> {
         let n = mesh.size();
         let sums = group.all_reduce(x.neg()?, Reduce::Sum)?;
