@@ -55,7 +55,7 @@ pub fn grad<A: Flatten + 'static, R: Flatten + 'static>(
     compile(move |args| Ok(differentiate(&f, args, ("grad", site))?.1))
 }
 
-/// What a function returns, and its gradient as by [`grad`]. What it returns besides the loss is returned as it is.
+/// What a function returns, and its gradient as by [`grad`]. Its other results are returned unchanged.
 ///
 /// ```
 /// use consort::{Flatten, Tensor, value_and_grad};

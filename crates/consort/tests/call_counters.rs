@@ -35,7 +35,7 @@ fn on_two(
 #[test]
 fn d3_a_call_too_many_is_an_error_on_all_ranks() {
     for every in [1, 4] {
-        // Where the other goes on with something else.
+        // Where the other rank runs something else.
         let results = on_two(
             |mesh, f, is_more| {
                 call(f, 2 + usize::from(is_more))?;

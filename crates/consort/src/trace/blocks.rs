@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 
 use super::{Session, Site, Start, Traced};
 
-/// Closes the block of a function that panics, so that a program which catches the panic can go on with its trace.
+/// Closes the block of a function that panics, so that a program which catches the panic can continue its trace.
 pub(crate) struct OpenBlock(Rc<Session>);
 
 impl Drop for OpenBlock {

@@ -109,7 +109,7 @@ pub(crate) fn a10_sizes_that_cannot_be_are_errors(mesh: Mesh) -> Result<()> {
     assert!(wrong.starts_with("all_to_all: expected a split of at least 0, got -1"), "{wrong}");
     let wrong = error(mesh.irecv(Dtype::F32, &[&one - 2], 0, 0));
     assert!(wrong.starts_with("irecv: expected a size of at least 0, got -1"), "{wrong}");
-    // A size of a traced call is no number outside of it.
+    // A size of a traced call has no value outside of it.
     let kept = std::rc::Rc::new(std::cell::RefCell::new(None));
     let keeps = std::rc::Rc::clone(&kept);
     compile(move |x: Tensor| {
