@@ -39,14 +39,14 @@ const FOR_TESTS: [&str; 2] = ["oracle", "filetests"];
 /// The files that may contain unsafe code.
 const UNSAFE_FILES: [&str; 11] = [
     "crates/comm/src/exit.rs",
-    "crates/comm/src/fixed.rs",
-    "crates/comm/src/segment.rs",
-    "crates/comm/src/segment/model.rs",
-    "crates/comm/src/buffer.rs",
-    "crates/comm/src/members.rs",
-    "crates/comm/src/common_result.rs",
+    "crates/comm/src/shm/fixed.rs",
+    "crates/comm/src/shm/segment.rs",
+    "crates/comm/src/shm/segment/model.rs",
+    "crates/comm/src/shm/buffer.rs",
+    "crates/comm/src/shm/members.rs",
+    "crates/comm/src/shm/common_result.rs",
     "crates/comm/src/ticks.rs",
-    "crates/comm/src/probe.rs",
+    "crates/comm/src/shm/probe.rs",
     "crates/runtime/src/kernels/gemm.rs",
     "crates/runtime/src/kernels/isa.rs",
 ];

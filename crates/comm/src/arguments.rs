@@ -3,11 +3,11 @@
 use consort_types::{Collective, Dtype, Failure, Headline, Kind, Reduce, Route, Written};
 
 use crate::CommError;
-use crate::buffer::Buffer;
-use crate::buffers::bytes;
-use crate::mail::About;
 use crate::op::{Lists, Op};
-use crate::row::STAGE;
+use crate::shm::buffer::Buffer;
+use crate::shm::buffers::bytes;
+use crate::shm::mail::About;
+use crate::shm::row::STAGE;
 
 /// The type of an operand.
 #[derive(Clone, Copy, Debug)]

@@ -7,11 +7,11 @@ use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 use crate::CommError;
 use crate::arguments::OperandType;
-use crate::buffer::Buffer;
-use crate::buffers::Buffers;
-use crate::common_result::Common;
 use crate::group::Group;
 use crate::pending::Pending;
+use crate::shm::buffer::Buffer;
+use crate::shm::buffers::Buffers;
+use crate::shm::common_result::Common;
 
 /// A collective on a group that is at hand, so that its name does not matter.
 #[inline(always)]

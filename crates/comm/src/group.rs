@@ -10,24 +10,24 @@ use std::time::Duration;
 use consort_types::{Collective, Kind};
 
 use crate::CommError;
-use crate::alarm::Alarm;
 use crate::arguments::{Arguments, OperandType, check};
-use crate::buffer::Buffer;
-use crate::buffers::Buffers;
-use crate::cores::Cores;
 use crate::event::Event;
 use crate::flight_record::FlightRecord;
-use crate::heap::Heap;
-use crate::mail::{About, End, Message, Parcel};
-use crate::members::Members;
 use crate::pending::{Outcome, Pending};
-use crate::progress::{Inner, Note};
-use crate::progress_thread::ProgressThread;
 use crate::recorder::{Recorder, read_segment};
-use crate::rows::Rows;
 use crate::settings::Settings;
+use crate::shm::alarm::Alarm;
+use crate::shm::buffer::Buffer;
+use crate::shm::buffers::Buffers;
+use crate::shm::cores::Cores;
+use crate::shm::heap::Heap;
+use crate::shm::mail::{About, End, Message, Parcel};
+use crate::shm::members::Members;
+use crate::shm::progress::{Inner, Note};
+use crate::shm::progress_thread::ProgressThread;
+use crate::shm::rows::Rows;
+use crate::shm::waiter::What;
 use crate::siblings;
-use crate::waiter::What;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///

@@ -6,8 +6,8 @@
 //! - `control` is how ranks find one another, agree on settings and learn of a death, apart from any data.
 //! - [`init`] does all of it for a program, and gives it a [`World`]; [`World::group`] gives it the group of all ranks.
 //! - A [`Group`] starts operations on [`Buffer`]s of a rank's [`Heap`], which peers read in place: over memory that
-//!   processes map (`shm.rs`), or between threads ([`spawn`]), with one set of algorithms (`call.rs`, `algorithms/`,
-//!   `mail.rs`).
+//!   processes map, or between threads ([`spawn`]), with one set of algorithms (`shm/call.rs`, `shm/algorithms/`,
+//!   `shm/mail.rs`).
 //! - Ranks record what they do as [`Event`]s, the last ones of each rank in its segment; a [`FlightRecord`] merges those of
 //!   all ranks and names the first divergence.
 //!
@@ -25,82 +25,53 @@
 //! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
 //! ```
 
-mod alarm;
-mod algorithms;
 mod arguments;
-mod buffer;
-mod buffers;
-mod call;
 mod collectives;
-mod common_result;
 pub mod control;
-mod cores;
 mod deadline;
 pub mod env;
 mod error;
 mod event;
 mod exit;
-mod fixed;
 mod flight_record;
 mod group;
-mod heap;
 mod job;
 mod kernels;
 pub mod launch;
-mod layout;
-mod lease;
-mod leaving;
 mod limits;
-mod local;
-mod mail;
-mod members;
-#[cfg(any(loom, shuttle))]
-mod models;
 mod op;
 mod pending;
-mod probe;
-mod progress;
-mod progress_thread;
-mod queue;
 mod recorder;
-mod row;
-mod rows;
-#[cfg_attr(any(loom, shuttle), path = "segment/model.rs")]
-mod segment;
 mod settings;
 mod shm;
 mod siblings;
 mod small_list;
-mod state;
-mod status;
 mod subgroup;
 mod sync;
 mod ticks;
 mod unseen;
-mod waiter;
-mod waiting;
 mod world;
 
 pub use arguments::OperandType;
-pub use buffer::{Buffer, Bytes, BytesMut};
-pub use buffers::Buffers;
-pub use common_result::Common;
 pub use deadline::{DEFAULT_DEADLINE, from_now};
 pub use error::{CommError, Operation, Party, Side};
 pub use event::{Event, EventKind};
 pub use flight_record::{Divergence, FlightRecord};
 pub use group::Group;
-pub use heap::Heap;
 pub use job::{Job, Secret};
-pub use local::{spawn, spawn_with_heap};
-pub use mail::{About, Message};
 pub use pending::{Outcome, Pending};
-pub use probe::{Movement, Probe};
-pub use progress::Note;
 pub use recorder::{Name, Recorder};
 pub use settings::is_strict;
+pub use shm::buffer::{Buffer, Bytes, BytesMut};
+pub use shm::buffers::Buffers;
+pub use shm::common_result::Common;
+pub use shm::heap::Heap;
+pub use shm::local::{spawn, spawn_with_heap};
+pub use shm::mail::{About, Message};
+pub use shm::probe::{Movement, Probe};
+pub use shm::progress::Note;
+pub use shm::status::Cause;
 #[doc(hidden)]
 pub use small_list::SmallList;
-pub use status::Cause;
 pub use unseen::{UNSEEN_NOTE, note_trouble, report_unseen, take_unseen};
 pub use world::{InitError, World, init};

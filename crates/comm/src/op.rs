@@ -2,7 +2,7 @@
 
 use consort_types::{Digest, Dtype, Kind, Reduce, Role};
 
-use crate::row::STAGE;
+use crate::shm::row::STAGE;
 
 /// A collective in the form that a call keeps: made of its description by `arguments.rs`. Sizes are in bytes. It is small,
 /// since every call moves one; rare fields are in [`Lists`].

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use consort_types::Failure;
 
 use crate::CommError;
-use crate::buffers::Buffers;
-use crate::common_result::Common;
 use crate::deadline::from_now;
-use crate::progress::Inner;
-use crate::waiter::{LOOKS, Waiter, What};
+use crate::shm::buffers::Buffers;
+use crate::shm::common_result::Common;
+use crate::shm::progress::Inner;
+use crate::shm::waiter::{LOOKS, Waiter, What};
 
 /// An operation in flight. Dropping it does not stop the operation; its buffers are freed when it has finished.
 #[must_use = "the buffers of an operation come back by waiting for it"]

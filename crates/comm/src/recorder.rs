@@ -26,9 +26,9 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::pread;
 
 use crate::event::{Event, EventKind};
-use crate::fixed::Fixed;
 use crate::op::{Key, UNEVEN, describe};
-use crate::segment::Segment;
+use crate::shm::fixed::Fixed;
+use crate::shm::segment::Segment;
 use crate::sync::{AtomicU64, fence};
 use crate::ticks::{now_ns, ticks};
 

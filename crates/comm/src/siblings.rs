@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 
 use crate::CommError;
 use crate::error::Stop;
-use crate::progress::Inner;
+use crate::shm::progress::Inner;
 use crate::sync::thread_local;
 
 thread_local! {

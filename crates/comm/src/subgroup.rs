@@ -11,10 +11,10 @@ use consort_types::{Digest, Failure};
 use crate::CommError;
 use crate::arguments::check;
 use crate::group::Group;
-use crate::heap::LINE;
-use crate::progress::Note;
-use crate::row::Row;
-use crate::rows::{Block, Rows};
+use crate::shm::heap::LINE;
+use crate::shm::progress::Note;
+use crate::shm::row::Row;
+use crate::shm::rows::{Block, Rows};
 
 impl Group {
     /// The group along one axis of a mesh of this shape, in which neighbours along the last axis have consecutive

@@ -25,7 +25,7 @@ pub(crate) use std::{
 #[inline(always)]
 pub(crate) fn in_one_order() {
     #[cfg(loom)]
-    if crate::models::futex::is_rung() {
+    if crate::shm::models::futex::is_rung() {
         fence(std::sync::atomic::Ordering::SeqCst);
     }
 }

@@ -26,10 +26,10 @@ use super::join::join;
 use super::parity::differing;
 use super::roster::{HEAPS, Packet};
 use super::socket::{Progress, receive, send, wait_ready};
-use crate::alarm::Watch;
 use crate::deadline::from_now;
 use crate::job::Job;
 use crate::limits::way_out;
+use crate::shm::alarm::Watch;
 
 /// How much later than the coordinator a rank gives up by itself: the coordinator's error names the missing ranks.
 const SLACK: Duration = Duration::from_millis(50);

@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
     use crate::control::failure::{Exit, What};
-    use crate::status::Cause;
+    use crate::shm::status::Cause;
 
     fn failure(rank: Option<usize>, what: What) -> Message {
         Message::Failed(JobFailure { rank, what, at: "barrier \"a\"".to_string() })

@@ -24,7 +24,7 @@ use super::socket::{Progress, receive, send, timespec};
 use crate::deadline::from_now;
 use crate::job::Secret;
 use crate::limits::{free_files, way_out};
-use crate::status::cause_in;
+use crate::shm::status::cause_in;
 
 /// How long a new connection may take for its hello.
 const HANDSHAKE: Duration = Duration::from_millis(500);

@@ -354,7 +354,7 @@ fn heaps_are_kept_for_the_last_groups_and_no_longer_than_the_job() {
 fn the_recorder_of_a_heap_that_was_shared_is_read_without_its_owner() {
     use crate::event::EventKind;
     use crate::recorder::{Recorder, SIZE};
-    use crate::segment::Segment;
+    use crate::shm::segment::Segment;
 
     job(2, false, |control, rank, coordinator| {
         let (segment, fd) = Segment::shared(SIZE).unwrap();
