@@ -9,18 +9,19 @@ use crate::CommError;
 use crate::arguments::OperandType;
 use crate::group::Group;
 use crate::pending::Pending;
+use crate::request::Note;
 use crate::shm::buffer::Buffer;
 use crate::shm::buffers::Buffers;
 use crate::shm::common_result::Common;
 
 /// A collective on a group that is at hand, so that its name does not matter.
 #[inline(always)]
-fn of(kind: Kind) -> Collective<'static, usize> {
+pub(crate) fn of(kind: Kind) -> Collective<'static, usize> {
     Collective::new(kind, GroupName::Axes(Axes::NONE))
 }
 
 #[inline(always)]
-fn reducing(kind: Kind, reduce: Reduce) -> Collective<'static, usize> {
+pub(crate) fn reducing(kind: Kind, reduce: Reduce) -> Collective<'static, usize> {
     Collective { reduce: Some(reduce), ..of(kind) }
 }
 
@@ -31,13 +32,13 @@ fn rooted(kind: Kind, root: usize) -> Collective<'static, usize> {
 
 /// Joined or cut within each stripe.
 #[inline(always)]
-fn in_stripes(collective: Collective<'_, usize>) -> Collective<'_, usize> {
+pub(crate) fn in_stripes(collective: Collective<'_, usize>) -> Collective<'_, usize> {
     Collective { dims: &[1], ..collective }
 }
 
 /// The type of an operand of `outer` stripes, whatever their length.
 #[inline(always)]
-fn stripes(dtype: Dtype, outer: &[usize; 1]) -> [OperandType<'_>; 1] {
+pub(crate) fn stripes(dtype: Dtype, outer: &[usize; 1]) -> [OperandType<'_>; 1] {
     [OperandType::new(dtype, outer)]
 }
 
@@ -51,7 +52,14 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending, CommError> {
         let types = [OperandType::new(dtype, &[])];
-        self.start_as(reducing(Kind::AllReduce, reduce), &types, operands, None, false, Location::caller())
+        self.start_as(
+            reducing(Kind::AllReduce, reduce),
+            &types,
+            operands,
+            None,
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Reduces the members' buffers into one common result.
@@ -63,14 +71,28 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         let types = [OperandType::new(dtype, &[])];
-        self.start_as(reducing(Kind::AllReduce, reduce), &types, operand, None, true, Location::caller())
+        self.start_as(
+            reducing(Kind::AllReduce, reduce),
+            &types,
+            operand,
+            None,
+            true,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Joins the members' buffers side by side, in each of `outer` stripes.
     #[track_caller]
     pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
         let collective = in_stripes(of(Kind::AllGather));
-        self.start_as(collective, &stripes(Dtype::U8, &[outer]), operand, [result], false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(Dtype::U8, &[outer]),
+            operand,
+            [result],
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Joins the members' buffers side by side, in each of `outer` stripes, into one common result.
@@ -81,7 +103,14 @@ impl Group {
         outer: usize,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         let collective = in_stripes(of(Kind::AllGather));
-        self.start_as(collective, &stripes(Dtype::U8, &[outer]), operand, None, true, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(Dtype::U8, &[outer]),
+            operand,
+            None,
+            true,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Joins buffers of different sizes; `sizes` are those of all members in one stripe.
@@ -94,7 +123,14 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { sizes, ..in_stripes(of(Kind::AllGatherV)) };
-        self.start_as(collective, &stripes(Dtype::U8, &[outer]), operand, [result], false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(Dtype::U8, &[outer]),
+            operand,
+            [result],
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Reduces the members' buffers and gives each its part of each of `outer` stripes.
@@ -108,7 +144,14 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(reducing(Kind::ReduceScatter, reduce));
-        self.start_as(collective, &stripes(dtype, &[outer]), operand, [result], false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(dtype, &[outer]),
+            operand,
+            [result],
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Reduces the members' buffers and gives each a part of its own size of each stripe. Sizes are in elements.
@@ -123,7 +166,14 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { sizes, ..in_stripes(reducing(Kind::ReduceScatterV, reduce)) };
-        self.start_as(collective, &stripes(dtype, &[outer]), operand, [result], false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(dtype, &[outer]),
+            operand,
+            [result],
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
@@ -142,14 +192,21 @@ impl Group {
             operand,
             [result],
             false,
-            Location::caller(),
+            (Note::default(), Location::caller()),
         )
     }
 
     /// Gives every member the root's bytes, in place, one buffer or a list.
     #[track_caller]
     pub fn broadcast(&self, operands: impl Into<Buffers>, root: usize) -> Result<Pending, CommError> {
-        self.start_as(rooted(Kind::Broadcast, root), &[], operands, None, false, Location::caller())
+        self.start_as(
+            rooted(Kind::Broadcast, root),
+            &[],
+            operands,
+            None,
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Gives every member the root's buffer itself, as a common result. The others bring none.
@@ -159,7 +216,14 @@ impl Group {
         operand: Option<Buffer>,
         root: usize,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        self.start_as(rooted(Kind::Broadcast, root), &[], operand, None, true, Location::caller())
+        self.start_as(
+            rooted(Kind::Broadcast, root),
+            &[],
+            operand,
+            None,
+            true,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Reduces the members' buffers, one or a list, into the root's, in place; the others keep theirs.
@@ -172,7 +236,14 @@ impl Group {
         root: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { reduce: Some(reduce), ..rooted(Kind::Reduce, root) };
-        self.start_as(collective, &[OperandType::new(dtype, &[])], operands, None, false, Location::caller())
+        self.start_as(
+            collective,
+            &[OperandType::new(dtype, &[])],
+            operands,
+            None,
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Joins the members' buffers at the root, which alone brings a buffer for the result.
@@ -185,7 +256,14 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(rooted(Kind::Gather, root));
-        self.start_as(collective, &stripes(Dtype::U8, &[outer]), operand, result, false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(Dtype::U8, &[outer]),
+            operand,
+            result,
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Gives each member its part of each stripe of the buffer that the root alone brings.
@@ -198,19 +276,26 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(rooted(Kind::Scatter, root));
-        self.start_as(collective, &stripes(Dtype::U8, &[outer]), operand, [result], false, Location::caller())
+        self.start_as(
+            collective,
+            &stripes(Dtype::U8, &[outer]),
+            operand,
+            [result],
+            false,
+            (Note::default(), Location::caller()),
+        )
     }
 
     /// Sends along a route; a member that receives nothing gets zeros.
     #[track_caller]
     pub fn permute(&self, operand: Buffer, result: Buffer, route: &Route) -> Result<Pending, CommError> {
         let collective = Collective { route: Some(route), ..of(Kind::Permute) };
-        self.start_as(collective, &[], operand, [result], false, Location::caller())
+        self.start_as(collective, &[], operand, [result], false, (Note::default(), Location::caller()))
     }
 
     /// Completes after all members have started it.
     #[track_caller]
     pub fn barrier(&self) -> Result<Pending, CommError> {
-        self.start_as(of(Kind::Barrier), &[], None, None, false, Location::caller())
+        self.start_as(of(Kind::Barrier), &[], None, None, false, (Note::default(), Location::caller()))
     }
 }

@@ -7,14 +7,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use consort_types::{Collective, Kind};
+use consort_types::{Collective, Dtype, Kind, Reduce};
 
 use crate::CommError;
 use crate::arguments::{Arguments, OperandType, check};
+use crate::collectives::{in_stripes, of, reducing, stripes};
 use crate::event::Event;
 use crate::flight_record::FlightRecord;
 use crate::pending::{Outcome, Pending};
 use crate::recorder::{Recorder, read_segment};
+use crate::request::{Note, Request};
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::buffer::Buffer;
@@ -23,7 +25,7 @@ use crate::shm::cores::Cores;
 use crate::shm::heap::Heap;
 use crate::shm::mail::{About, End, Message, Parcel};
 use crate::shm::members::Members;
-use crate::shm::progress::{Inner, Note};
+use crate::shm::progress::Inner;
 use crate::shm::progress_thread::ProgressThread;
 use crate::shm::rows::Rows;
 use crate::shm::waiter::What;
@@ -41,14 +43,7 @@ pub struct Group {
 }
 
 /// What starts a collective, of operands in the form `O` and results in the form `R`.
-type Start<O, R> = fn(
-    &Group,
-    &Collective<'_, usize>,
-    &[OperandType<'_>],
-    O,
-    R,
-    &'static Location<'static>,
-) -> Result<Pending, CommError>;
+type Start<O, R> = fn(&Group, Request<'_, usize, O, R>) -> Result<Pending, CommError>;
 
 /// What starts a collective, by its kind.
 struct Starts<O, R>(PhantomData<(O, R)>);
@@ -145,11 +140,6 @@ impl Group {
         self.inner.members.ready(self.rank(), call)
     }
 
-    /// Adds a note to the next operation that is started.
-    pub fn note(&self, note: Note) {
-        self.inner.note.set(note);
-    }
-
     /// How long this rank waits for operations in flight when its groups are dropped. Applies to all groups of this
     /// rank.
     pub fn set_deadline(&self, deadline: Duration) {
@@ -172,39 +162,38 @@ impl Group {
     pub fn agree(&self, mine: &[u8], note: Note) -> Result<Pending, CommError> {
         let operand = self.heap().alloc_from(mine)?;
         let result = self.heap().alloc(mine.len() * self.size())?;
-        self.note(Note { is_agreement: true, ..note });
-        self.all_gather(operand, result, 1)
+        let note = Note { is_agreement: true, ..note };
+        let collective = in_stripes(of(Kind::AllGather));
+        let types = stripes(Dtype::U8, &[1]);
+        self.start_as(collective, &types, operand, [result], false, (note, Location::caller()))
     }
 
-    /// Starts a collective, or a batch of messages, that a description names. All members must start the same.
-    ///
-    /// `types` has the type of each operand, or one that all have; sizes count along the dimension of an operand. Operands
-    /// and results are those of this member's role ([`Collective::has_operands`], [`Collective::role`]); operands of a
-    /// batch are the sends, then the receives, which are written in place.
+    /// Compares words before members run what they stand for: gives the largest of each, in place.
     #[track_caller]
+    #[inline]
+    pub fn envelope(&self, words: Buffer, note: Note) -> Result<Pending, CommError> {
+        let types = [OperandType::new(Dtype::I64, &[])];
+        let said = (note, Location::caller());
+        self.start_as(reducing(Kind::AllReduce, Reduce::Max), &types, words, None, false, said)
+    }
+
+    /// Starts what a request describes. All members must start the same.
     #[inline]
     pub fn start<O: Into<Buffers>, R: IntoIterator<Item = Buffer>>(
         &self,
-        collective: &Collective<'_, usize>,
-        types: &[OperandType<'_>],
-        operands: O,
-        results: R,
+        request: Request<'_, usize, O, R>,
     ) -> Result<Pending, CommError> {
-        let start = Starts::ALL[collective.kind as usize];
-        start(self, collective, types, operands, results, Location::caller())
+        Starts::ALL[request.collective.kind as usize](self, request)
     }
 
     /// Starts a collective of a kind that is known here, so that nothing is left of the checks of others.
     fn start_kind<const KIND: usize, O: Into<Buffers>, R: IntoIterator<Item = Buffer>>(
         &self,
-        collective: &Collective<'_, usize>,
-        types: &[OperandType<'_>],
-        operands: O,
-        results: R,
-        site: &'static Location<'static>,
+        request: Request<'_, usize, O, R>,
     ) -> Result<Pending, CommError> {
+        let Request { collective, types, operands, results, note, site } = request;
         let collective = Collective { kind: const { Kind::ALL[KIND] }, ..*collective };
-        self.start_as(collective, types, operands, results, false, site)
+        self.start_as(collective, types, operands, results, false, (note, site))
     }
 
     /// Inlined: of a description that is known where it is called, little is left.
@@ -216,7 +205,7 @@ impl Group {
         operands: impl Into<Buffers>,
         results: impl IntoIterator<Item = Buffer>,
         common: bool,
-        site: &'static Location<'static>,
+        (note, site): (Note, &'static Location<'static>),
     ) -> Result<Pending<T>, CommError> {
         let mut buffers = operands.into();
         let count = buffers.len();
@@ -224,19 +213,16 @@ impl Group {
         let (operands, results) = buffers.split_at(count);
         let (me, n) = (self.rank(), self.size());
         let form = Arguments { collective, types, operands, results, me, n, common }.checked()?;
-        let number = self.inner.start(form, (buffers, count), common, site)?;
+        let number = self.inner.start(form, (buffers, count), common, (&note, site))?;
         Ok(Pending::new(&self.inner, What::Call(number)))
     }
 
     /// Starts the messages that have a peer.
     fn start_messages<O: Into<Buffers>, R>(
         &self,
-        collective: &Collective<'_, usize>,
-        types: &[OperandType<'_>],
-        operands: O,
-        _: R,
-        site: &'static Location<'static>,
+        request: Request<'_, usize, O, R>,
     ) -> Result<Pending, CommError> {
+        let Request { collective, types, operands, note, site, .. } = request;
         let Collective { sends, receives, .. } = *collective;
         let mut parcel = Parcel::default();
         let messages = sends.iter().chain(receives).zip(operands.into()).enumerate();
@@ -245,7 +231,7 @@ impl Group {
             let about = types.get(i).map_or(About::default(), |ty| ty.about);
             self.add(&mut parcel, i < sends.len(), Message { peer, tag: message.tag as u64, buffer, about })?;
         }
-        self.start_parcel(parcel, site)
+        self.start_parcel(parcel, (note, site))
     }
 
     /// A batch of sends and receives. Gives back their buffers, sends first, when all receives have arrived and all
@@ -265,7 +251,7 @@ impl Group {
         for message in recvs {
             self.add(&mut parcel, false, message)?;
         }
-        self.start_parcel(parcel, Location::caller())
+        self.start_parcel(parcel, (Note::default(), Location::caller()))
     }
 
     /// Adds a message to a batch; sends come first.
@@ -283,9 +269,9 @@ impl Group {
     fn start_parcel(
         &self,
         mut parcel: Parcel,
-        site: &'static Location<'static>,
+        (note, site): (Note, &'static Location<'static>),
     ) -> Result<Pending, CommError> {
-        let batch = self.inner.start_batch(&mut parcel, site)?;
+        let batch = self.inner.start_batch(&mut parcel, (&note, site))?;
         Ok(Pending::new(&self.inner, What::Batch(batch)))
     }
 

@@ -11,8 +11,8 @@ use consort_types::{Digest, Failure};
 use crate::CommError;
 use crate::arguments::check;
 use crate::group::Group;
+use crate::request::Note;
 use crate::shm::heap::LINE;
-use crate::shm::progress::Note;
 use crate::shm::row::Row;
 use crate::shm::rows::{Block, Rows};
 
@@ -44,7 +44,7 @@ impl Group {
         let mine = [u64::from(colour.is_some()), colour.unwrap_or(0), key as u64];
         let bytes: Vec<u8> = mine.iter().flat_map(|word| word.to_le_bytes()).collect();
         let text = self.recorder().name("split the group by colours");
-        let all = self.agree(&bytes, Note { text, ..self.inner.note.get() })?.wait(until)?;
+        let all = self.agree(&bytes, Note { text, ..Note::default() })?.wait(until)?;
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let words: Vec<u64> = all[1].bytes()?.chunks_exact(8).map(word).collect();
         let mut lists: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
@@ -61,6 +61,17 @@ impl Group {
     /// places in this group; lists must be disjoint.
     #[track_caller]
     pub fn subgroup(&self, lists: &[Vec<usize>], until: Instant) -> Result<Option<Group>, CommError> {
+        self.subgroup_as(lists, until, Note::default())
+    }
+
+    /// The same with a note for the call that makes the groups.
+    #[track_caller]
+    pub fn subgroup_as(
+        &self,
+        lists: &[Vec<usize>],
+        until: Instant,
+        note: Note,
+    ) -> Result<Option<Group>, CommError> {
         let mut seen = vec![false; self.size()];
         for member in lists.iter().flatten() {
             let free = seen.get(*member).is_some_and(|seen| !seen);
@@ -79,7 +90,7 @@ impl Group {
         let made_by = self.inner.state().next();
         let offset = at.map_or(u64::MAX, |at| at as u64);
         // If this fails the row is not freed: peers may have seen it.
-        let offsets = self.agree(&offset.to_le_bytes(), self.note_of(lists))?.wait(until)?;
+        let offsets = self.agree(&offset.to_le_bytes(), self.note_of(lists, note))?.wait(until)?;
         let (Some(list), Some((start, room))) = (list, block) else { return Ok(None) };
         let offsets = offsets[1].bytes()?;
         let place = |member: &usize| {
@@ -100,8 +111,7 @@ impl Group {
     }
 
     /// The note for making groups of these lists, which must be equal on all members.
-    fn note_of(&self, lists: &[Vec<usize>]) -> Note {
-        let note = self.inner.note.take();
+    fn note_of(&self, lists: &[Vec<usize>], note: Note) -> Note {
         let mut digest = Digest::default();
         digest.add(note.digest);
         for list in lists {

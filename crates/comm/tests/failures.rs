@@ -5,7 +5,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use consort_comm::{
-    About, Buffer, CommError, Group, Message, Note, OperandType, Pending, spawn, spawn_with_heap, take_unseen,
+    About, Buffer, CommError, Group, Message, Note, OperandType, Pending, Request, spawn, spawn_with_heap,
+    take_unseen,
 };
 use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
@@ -134,8 +135,10 @@ fn what_a_caller_says_of_its_call_is_compared_and_printed() {
     let texts = errors(3, |group| {
         let (digest, shape) = if group.rank() == 1 { (1, "[7,4]") } else { (2, "[8,4]") };
         let text = group.recorder().name(&format!("broadcast f32{shape} root 0"));
-        group.note(Note { digest, text, ..Note::default() });
-        group.broadcast(zeros(group, 8), 0)
+        let note = Note { digest, text, ..Note::default() };
+        let of = Collective::new(Kind::Broadcast, GroupName::Axes(Axes::NONE));
+        let of = Collective { root: Some(0), ..of };
+        group.start(Request { note, ..Request::new(&of, &[], zeros(group, 8), None) })
     });
     let sides =
         ["\n  ranks 0,2   broadcast f32[8,4] root 0   ", "\n  rank 1      broadcast f32[7,4] root 0   "];
@@ -299,7 +302,7 @@ fn wrong_arguments_are_refused_before_anything_starts() {
             ..Collective::new(Kind::AllReduce, GroupName::Axes(Axes::NONE))
         };
         assert_eq!(
-            text(group.start(&sum, &mixed, [buffer(3), buffer(4)], None)),
+            text(group.start(Request::new(&sum, &mixed, [buffer(3), buffer(4)], None))),
             "expected the operands with larger elements first, got f32 after 3 bytes"
         );
         assert_eq!(text(group.broadcast(buffer(8), 2)), "expected a root below 2, got 2");

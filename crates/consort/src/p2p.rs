@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{Buffers, OperandType};
+use consort_comm::{Buffers, Note, OperandType, Request};
 use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, OpDef, no_communication};
 use consort_runtime::start::start;
@@ -248,7 +248,9 @@ impl Group {
         let collective =
             op.collective().ok_or_else(|| Error::new(name, no_communication().headline, site))?;
         let (sizes, none) = (world.sizes(&mesh), Buffers::default());
-        let pending = start(&collective, &sizes, comm, &types, operands, none).map_err(failed)?;
+        let (collective, types, note) = (&collective, &types[..], Note::default());
+        let request = Request { collective, types, operands, results: none, note, site };
+        let pending = start(comm, &sizes, request).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         let results: Vec<Tensor> = prepared
             .results

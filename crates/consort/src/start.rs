@@ -6,7 +6,7 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{Buffer, Buffers, CommError, Note, OperandType};
+use consort_comm::{Buffer, Buffers, CommError, OperandType, Request};
 use consort_ir::index::Index;
 use consort_ir::ops::{OpDef, call_name, no_communication};
 use consort_ir::types::TensorType;
@@ -123,9 +123,15 @@ impl Group {
                 buffers.push(one.buffer(ty).map_err(failed)?);
             }
         }
-        comm.note(prepared.note);
-        let pending = start(&collective, &sizes, comm, &types, operands, buffers)
-            .map_err(|error| refused(comm, failed(error)))?;
+        let request = Request {
+            collective: &collective,
+            types: &types,
+            operands,
+            results: buffers,
+            note: prepared.note,
+            site,
+        };
+        let pending = start(comm, &sizes, request).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         if made.is_empty() {
             made = taken;
@@ -214,12 +220,13 @@ impl Group {
             None => (&x.layout, storage),
         };
         let range = layout.bytes(x.dtype());
-        let failed = |error| refused(comm, Error::comm(name, error, site));
+        let failed = |error| Error::comm(name, error, site);
         let buffer = storage.part(&range).map_err(failed)?;
         let types = [OperandType::new(x.dtype(), &layout.shape)];
         let mesh = world.mesh();
-        comm.note(prepared.note);
-        let pending = start(collective, &world.sizes(&mesh), comm, &types, buffer, None).map_err(failed)?;
+        let note = prepared.note;
+        let request = Request { collective, types: &types, operands: buffer, results: None, note, site };
+        let pending = start(comm, &world.sizes(&mesh), request).map_err(failed)?;
         let flight = Flight::new(pending, world, name, site);
         storage.add_flight(range, flight);
         // Only now: a call that fails must leave `x` unchanged.
@@ -332,13 +339,6 @@ impl Group {
         self.world.count_copy(taken.storage.buffer.len());
         Ok(taken)
     }
-}
-
-/// The error of a call that was refused. Clears its note, which the next call would take otherwise.
-#[cold]
-fn refused(comm: &consort_comm::Group, error: Error) -> Error {
-    comm.note(Note::default());
-    error
 }
 
 /// Checks that tensors with data belong to the world of the group.

@@ -212,8 +212,8 @@ impl World {
         let digest = Digest::of(text.as_bytes());
         let recorder = comm.all.recorder();
         let (text, site) = (recorder.name(&text), recorder.site(site));
-        comm.all.note(Note { digest, text, site, ..Note::default() });
-        let group = comm.all.subgroup(&lists, from_now(self.timeout()))?;
+        let note = Note { digest, text, site, ..Note::default() };
+        let group = comm.all.subgroup_as(&lists, from_now(self.timeout()), note)?;
         comm.groups.borrow_mut().push((over, group.clone()));
         Ok(group)
     }

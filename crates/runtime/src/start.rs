@@ -1,6 +1,6 @@
 //! Starts a program's communication on a real group.
 
-use consort_comm::{Buffer, Buffers, CommError, Group, OperandType, Pending};
+use consort_comm::{Buffer, Buffers, CommError, Group, OperandType, Pending, Request};
 use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, EvalError, OpDef, call_name};
@@ -61,24 +61,24 @@ pub fn type_text(dtype: Dtype, shape: &[usize]) -> String {
     format!("{dtype}[{}]", sizes.join(","))
 }
 
-/// Starts communication: evaluates sizes, and hands over to the group. Operands are contiguous, in row-major order; `results`
+/// Starts communication: evaluates sizes, and hands over to the group. Operands are contiguous, in row-major order; results
 /// are those of the member's role.
-#[track_caller]
 pub fn start(
-    collective: &Collective<'_, Index>,
-    sizes: &EvalCx<'_>,
     group: &Group,
-    types: &[OperandType<'_>],
-    operands: impl Into<Buffers>,
-    results: impl IntoIterator<Item = Buffer>,
+    sizes: &EvalCx<'_>,
+    request: Request<'_, Index, impl Into<Buffers>, impl IntoIterator<Item = Buffer>>,
 ) -> Result<Pending, CommError> {
+    let Request { collective, types, operands, results, note, site } = request;
     let Collective { kind, over, reduce, root, dims, route, .. } = *collective;
     let plain = Collective { reduce, root, dims, route, ..Collective::new(kind, over) };
     if kind.reduces() && types.iter().any(|ty| ty.dtype != types[0].dtype) {
-        return start_mixed(plain, group, types, &operands.into(), &results.into_iter().collect::<Buffers>());
+        let (operands, results) = (operands.into(), results.into_iter().collect::<Buffers>());
+        let request =
+            Request { collective: &plain, types, operands: &operands[..], results: &results[..], note, site };
+        return start_mixed(group, request);
     }
     if collective.is_plain() && collective.has_operands(group.rank()) {
-        return group.start(&plain, types, operands, results);
+        return group.start(Request { collective: &plain, types, operands, results, note, site });
     }
     let operands = if collective.has_operands(group.rank()) { operands.into() } else { Buffers::default() };
     let (ins, outs) = collective.splits.unwrap_or_default();
@@ -88,26 +88,25 @@ pub fn start(
     let [sends, receives] = [collective.sends, collective.receives].map(|list| messages(sizes, group, list));
     let (sends, receives) = (sends?, receives?);
     let plain = Collective { sizes: &parts, splits, sends: &sends, receives: &receives, ..plain };
-    group.start(&plain, types, operands, results)
+    group.start(Request { collective: &plain, types, operands, results, note, site })
 }
 
 /// Starts a reduction of several element types. A group takes larger elements first, so that each operand is aligned
 /// where the list is laid end to end.
-#[track_caller]
 fn start_mixed(
-    collective: Collective<'_, usize>,
     group: &Group,
-    types: &[OperandType<'_>],
-    operands: &[Buffer],
-    results: &[Buffer],
+    request: Request<'_, usize, &[Buffer], &[Buffer]>,
 ) -> Result<Pending, CommError> {
+    let Request { collective, types, operands, results, note, site } = request;
     let mut order: Vec<usize> = (0..types.len()).collect();
     order.sort_by_key(|i| std::cmp::Reverse(types[*i].dtype.size()));
     let buffers =
         |list: &[Buffer]| -> Buffers { order.iter().filter_map(|i| list.get(*i).cloned()).collect() };
     let types: Vec<OperandType<'_>> = order.iter().map(|i| types[*i]).collect();
     let dims: Vec<usize> = order.iter().filter_map(|i| collective.dims.get(*i).copied()).collect();
-    group.start(&Collective { dims: &dims, ..collective }, &types, buffers(operands), buffers(results))
+    let collective = &Collective { dims: &dims, ..*collective };
+    let (operands, results) = (buffers(operands), buffers(results));
+    group.start(Request { collective, types: &types, operands, results, note, site })
 }
 
 fn evaluated(sizes: &EvalCx<'_>, list: &[Index]) -> Result<SmallVec<[usize; 4]>, CommError> {

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Outcome, Pending};
+use consort_comm::{
+    Buffer, Buffers, CommError, Common, Group, Message, OperandType, Outcome, Pending, Request,
+};
 use consort_types::{self as types, Axes, Collective, Dtype, GroupName, Reduce, Route};
 
 use super::plan::{Call, Fault, Kind};
@@ -84,7 +86,8 @@ pub(crate) fn start(group: &Group, planned: &Call, fault: Option<Fault>) -> Resu
             let collective = Collective::new(types::Kind::AllGather, GroupName::Axes(Axes::NONE));
             let types = [OperandType::new(element, &[])];
             let operands = [filled(2)?, filled(count)?];
-            started(group.start(&collective, &types, operands, [room(2 * n)?, room(count * n)?]))
+            let results = [room(2 * n)?, room(count * n)?];
+            started(group.start(Request::new(&collective, &types, operands, results)))
         }
         Kind::AllGatherCommon => started(group.all_gather_common(filled(count)?, 1)),
         Kind::ReduceScatter => {

@@ -11,6 +11,7 @@ use crate::error::{Parties, Party, Stop};
 use crate::event::EventKind;
 use crate::op::{Lists, Op};
 use crate::recorder::{self, Name, Recorder};
+use crate::request::Note;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::buffer::{Access, claim_all};
@@ -38,28 +39,9 @@ pub(crate) struct Inner {
     pub(crate) progress_thread: OnceCell<ProgressThread>,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Rc<Settings>,
-    /// The note for the next call.
-    pub(crate) note: Cell<Note>,
     state: RefCell<State>,
     /// Whether the program has seen this group's error.
     pub(crate) is_seen: Cell<bool>,
-}
-
-/// What a caller says of its next operation besides its arguments.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Note {
-    /// A digest of what else must be equal on all members: types and shapes, which bytes do not carry.
-    pub digest: u64,
-    /// A text for messages, by a name of the group's recorder.
-    pub text: Name,
-    /// The source line, if not that of the starting call: a line of the program itself.
-    pub site: Name,
-    /// The number of a call that the text belongs to, from 1 on; 0 for none. `of f` with number 3 reads `call 3 of f`:
-    /// texts are kept forever, and so must not change from call to call.
-    pub number: u32,
-    /// Whether it is part of an agreement: then the text stands for the whole call, and a member that makes another
-    /// call differs.
-    pub is_agreement: bool,
 }
 
 impl Inner {
@@ -72,8 +54,8 @@ impl Inner {
         settings: Rc<Settings>,
     ) -> Inner {
         let state = RefCell::new(State::new(&members));
-        let (progress_thread, note, is_seen) = (OnceCell::new(), Cell::default(), Cell::new(false));
-        Inner { members, heap, alarm, cores, progress_thread, recorder, settings, note, state, is_seen }
+        let (progress_thread, is_seen) = (OnceCell::new(), Cell::new(false));
+        Inner { members, heap, alarm, cores, progress_thread, recorder, settings, state, is_seen }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -102,7 +84,7 @@ impl Inner {
         (op, lists): (Op, Option<Box<Lists>>),
         (buffers, count): (Buffers, usize),
         common: bool,
-        site: &'static Location<'static>,
+        (note, site): (&Note, &'static Location<'static>),
     ) -> Result<u64, CommError> {
         let mut state = self.state();
         if let Some(error) = &state.failed {
@@ -111,12 +93,11 @@ impl Inner {
         let noted = claim_all(&self.heap, &buffers, (count, access(&op, self.members.me, common)))?;
         let state = &mut *state;
         let number = state.next();
-        let note = self.note.take();
         forget_trouble();
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_next = state.done == number && self.has_slot(&mut state.released, number);
         let call = state.calls.take_on();
-        call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), (site, &note));
+        call.renew(number, (op, lists), (buffers, count, noted), common, self.members.n(), (site, note));
         // A small call is compared with the others in its wait. A large one starts with what they have published.
         let is_quick = is_next && call.key.is_small();
         if is_quick {
@@ -276,7 +257,7 @@ impl Inner {
     pub(crate) fn start_batch(
         &self,
         parcel: &mut Parcel,
-        site: &'static Location<'static>,
+        (note, site): (&Note, &'static Location<'static>),
     ) -> Result<u64, CommError> {
         let state = &mut *self.state();
         if let Some(error) = &state.failed {
@@ -284,7 +265,6 @@ impl Inner {
         }
         parcel.noted = claim_all(&self.heap, &parcel.buffers, (parcel.sends, Access::Read))?;
         let bytes = bytes(&parcel.buffers);
-        let note = self.note.take();
         forget_trouble();
         let site = if note.site.is_empty() { self.recorder.site(site) } else { note.site };
         let is_large = bytes > STAGE;

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Pending};
+use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Pending, Request};
 use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 use super::elements::{operand, reduced};
@@ -268,7 +268,7 @@ impl<'a> Checks<'a> {
         let types: Vec<OperandType<'_>> = shapes.iter().map(|shape| OperandType::new(dtype, shape)).collect();
         let dims = vec![1; items.len()];
         let of = Collective::new(kind, GroupName::Axes(Axes::NONE));
-        self.group.start(&Collective { reduce, dims: &dims, ..of }, &types, operands, room)
+        self.group.start(Request::new(&Collective { reduce, dims: &dims, ..of }, &types, operands, room))
     }
 
     fn all_gather_list(&self, dtype: Dtype) {

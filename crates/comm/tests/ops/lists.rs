@@ -1,6 +1,6 @@
 //! Lists of several element types: one call each, against plain loops.
 
-use consort_comm::{Buffers, CommError, OperandType, Pending};
+use consort_comm::{Buffers, CommError, OperandType, Pending, Request};
 use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 use super::{Checks, cut, joined};
@@ -51,7 +51,8 @@ impl Checks<'_> {
         let shapes: Vec<[usize; 2]> = list.rows.iter().zip(&list.all).map(sizes).collect();
         let types: Vec<OperandType<'_>> =
             shapes.iter().zip(TYPES).map(|(shape, dtype)| OperandType::new(dtype, shape)).collect();
-        self.group.start(&Collective { dims: &[1; TYPES.len()], ..of }, &types, operands, results)
+        let of = Collective { dims: &[1; TYPES.len()], ..of };
+        self.group.start(Request::new(&of, &types, operands, results))
     }
 
     fn reduced_list(&self, list: &List, reduce: Reduce, root: usize) {

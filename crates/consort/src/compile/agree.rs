@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use consort_comm::{Buffer, CommError, Group, Name, Note, Party};
-use consort_types::{Axes, Digest, Dtype, Failure, GroupName, Rank, Reduce, Site as Line, ranks_text};
+use consort_types::{Axes, Digest, Failure, GroupName, Rank, Site as Line, ranks_text};
 
 use super::roles::Roles;
 use crate::error::{Error, Result};
@@ -282,8 +282,7 @@ impl Meeting<'_> {
             }
             None => all.heap().alloc_from(bytes)?,
         };
-        all.note(self.call_note(all));
-        let sent = all.all_reduce(buffer, Dtype::I64, Reduce::Max)?;
+        let sent = all.envelope(buffer, self.call_note(all))?;
         let back = sent.wait_within(self.world.timeout())?.remove(0);
         let same = same(&back.bytes()?);
         self.world.envelope.set(Some(back));

@@ -1,6 +1,8 @@
 //! Runs communication: starts and waits.
 
-use consort_comm::{About, Buffers, Group, Note, OperandType, Pending};
+use std::panic::Location;
+
+use consort_comm::{About, Buffers, Group, Note, OperandType, Pending, Request};
 use consort_ir::index::Index;
 
 use consort_types::{Collective, Dtype, Kind, Site};
@@ -62,8 +64,9 @@ impl State {
             types.push(OperandType { about, ..OperandType::new(slot.dtype, &slot.layout.shape) });
         }
         let results = call.results.iter().map(|slot| self.handle(*slot)).collect::<Result<Buffers, _>>()?;
-        group.note(said.note);
-        let pending = start(&collective, &self.sizes(), group, &types, operands, results)?;
+        let (collective, types, note, site) = (&collective, &types[..], said.note, Location::caller());
+        let request = Request { collective, types, operands, results, note, site };
+        let pending = start(group, &self.sizes(), request)?;
         self.said[flight] = Some(said);
         Ok(pending)
     }
