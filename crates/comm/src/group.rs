@@ -12,24 +12,17 @@ use consort_types::{Collective, Dtype, Kind, Reduce};
 use crate::CommError;
 use crate::arguments::{Arguments, OperandType, check};
 use crate::collectives::{in_stripes, of, reducing, stripes};
+use crate::engine::{AnyEngine, Engine, Made, with_engine};
 use crate::event::Event;
 use crate::flight_record::FlightRecord;
 use crate::pending::{Outcome, Pending};
-use crate::recorder::{Recorder, read_segment};
+use crate::recorder::Recorder;
 use crate::request::{Note, Request};
-use crate::settings::Settings;
-use crate::shm::alarm::Alarm;
 use crate::shm::buffer::Buffer;
 use crate::shm::buffers::Buffers;
-use crate::shm::cores::Cores;
 use crate::shm::heap::Heap;
 use crate::shm::mail::{About, End, Message, Parcel};
-use crate::shm::members::Members;
-use crate::shm::progress::Inner;
-use crate::shm::progress_thread::ProgressThread;
-use crate::shm::rows::Rows;
-use crate::shm::waiter::What;
-use crate::siblings;
+use crate::shm::progress::Shm;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -38,7 +31,8 @@ use crate::siblings;
 /// gathered or split without a copy.
 #[derive(Clone)]
 pub struct Group {
-    pub(crate) inner: Rc<Inner>,
+    pub(crate) engine: AnyEngine,
+    me: usize,
     ranks: Rc<[usize]>,
 }
 
@@ -68,31 +62,21 @@ impl<O: Into<Buffers>, R: IntoIterator<Item = Buffer>> Starts<O, R> {
 const _: () = assert!(Kind::Exchange as usize == Kind::ALL.len() - 1);
 
 impl Group {
-    pub(crate) fn new(
-        rows: Rows,
-        me: usize,
-        heap: Arc<Heap>,
-        alarm: Arc<Alarm>,
-        recorder: Recorder,
-        cores: Cores,
-        settings: Rc<Settings>,
-    ) -> Group {
-        let ranks = rows.iter().map(|row| row.rank).collect();
-        let members = Members::new(rows, me);
-        let inner = Rc::new(Inner::new(members, heap, alarm, cores, recorder, settings));
-        siblings::add(&inner);
-        inner.alarm.add(&inner.members.rows);
-        Group { inner, ranks }
+    pub(crate) fn new(made: Made) -> Group {
+        let Made { engine, me, ranks } = made;
+        Group { engine, me, ranks: ranks.into() }
     }
 
     /// This rank's place in the group.
+    #[inline(always)]
     pub fn rank(&self) -> usize {
-        self.inner.members.me
+        self.me
     }
 
     /// How many members there are.
+    #[inline(always)]
     pub fn size(&self) -> usize {
-        self.inner.members.n()
+        self.ranks.len()
     }
 
     /// The members by their number in the world, in group order.
@@ -102,59 +86,42 @@ impl Group {
 
     /// This rank's heap, for buffers that take part with no copy.
     pub fn heap(&self) -> &Arc<Heap> {
-        &self.inner.heap
+        with_engine!(&self.engine, engine => engine.heap())
     }
 
-    /// The members, and whether each has a core, for measurements.
-    pub(crate) fn members(&self) -> &Members {
-        &self.inner.members
-    }
-
-    pub(crate) fn spins(&self) -> bool {
-        self.inner.cores.one_each()
+    /// The engine, if it is that of shared memory.
+    pub(crate) fn shm(&self) -> Option<&Shm> {
+        match &self.engine {
+            AnyEngine::Shm(shm) => Some(shm),
+        }
     }
 
     /// How many operations were not waited for yet.
     pub fn in_flight(&self) -> usize {
-        self.inner.state().in_flight()
+        with_engine!(&self.engine, engine => engine.in_flight())
     }
 
     /// Starts a thread that advances large reductions while this one computes. True if there is a core for it besides
     /// one for each rank on this host; without one it would only take turns with the ranks.
     pub fn start_progress_thread(&self) -> bool {
-        self.inner.cores.two_each() && self.force_progress_thread()
-    }
-
-    pub(crate) fn force_progress_thread(&self) -> bool {
-        let Some(thread) = ProgressThread::start(&self.inner.members, &self.inner.alarm) else {
-            return false;
-        };
-        // If there is one already, the new one ends at once.
-        let _ = self.inner.progress_thread.set(thread);
-        true
-    }
-
-    /// How many bytes of this member's part of a call are ready.
-    #[cfg(test)]
-    pub(crate) fn ready_bytes(&self, call: u64) -> usize {
-        self.inner.members.ready(self.rank(), call)
+        self.shm().is_some_and(Shm::start_progress_thread)
     }
 
     /// How long this rank waits for operations in flight when its groups are dropped. Applies to all groups of this
     /// rank.
     pub fn set_deadline(&self, deadline: Duration) {
-        self.inner.settings.deadline.set(deadline);
+        with_engine!(&self.engine, engine => engine.settings().deadline.set(deadline));
     }
 
     /// Whether waiting for a send needs its receive, even for a small message. Applies to all groups of this rank; the
     /// default is `CONSORT_STRICT`, or else true in debug builds.
     pub fn set_strict(&self, strict: bool) {
-        self.inner.settings.strict.set(strict);
+        with_engine!(&self.engine, engine => engine.settings().strict.set(strict));
     }
 
     /// Advances operations in flight; never blocks.
     pub fn poll(&self) -> Result<(), CommError> {
-        self.inner.advance(&mut self.inner.state()).map_err(|stop| self.inner.give(*stop))
+        with_engine!(&self.engine, engine => engine.poll())
     }
 
     /// Joins the members' bytes, of one length, by which they agree on what the note says.
@@ -213,8 +180,9 @@ impl Group {
         let (operands, results) = buffers.split_at(count);
         let (me, n) = (self.rank(), self.size());
         let form = Arguments { collective, types, operands, results, me, n, common }.checked()?;
-        let number = self.inner.start(form, (buffers, count), common, (&note, site))?;
-        Ok(Pending::new(&self.inner, What::Call(number)))
+        let said = (&note, site);
+        let ticket = with_engine!(&self.engine, engine => Engine::start(&**engine, form, (buffers, count), common, said))?;
+        Ok(Pending::new(&self.engine, ticket))
     }
 
     /// Starts the messages that have a peer.
@@ -271,8 +239,8 @@ impl Group {
         mut parcel: Parcel,
         (note, site): (Note, &'static Location<'static>),
     ) -> Result<Pending, CommError> {
-        let batch = self.inner.start_batch(&mut parcel, (&note, site))?;
-        Ok(Pending::new(&self.inner, What::Batch(batch)))
+        let ticket = with_engine!(&self.engine, engine => engine.start_batch(&mut parcel, (&note, site)))?;
+        Ok(Pending::new(&self.engine, ticket))
     }
 
     /// Sends a message: an exchange of one.
@@ -289,16 +257,12 @@ impl Group {
 
     /// This rank's flight recorder, for events other than a group's operations: kernels, compilations.
     pub fn recorder(&self) -> &Recorder {
-        &self.inner.recorder
+        with_engine!(&self.engine, engine => engine.recorder())
     }
 
     /// What the flight recorders of all members hold.
     pub fn flight_record(&self) -> FlightRecord {
-        let mut flight = FlightRecord::new(self.ranks.iter().copied());
-        for row in self.inner.members.rows.iter() {
-            flight.add(row.rank, read_segment(&row.segment, row.rank));
-        }
-        flight.sorted()
+        with_engine!(&self.engine, engine => engine.flight_record(&self.ranks))
     }
 
     /// The last events of all members, in the order of time.

@@ -1,20 +1,15 @@
 //! Groups made of a group: along an axis of a mesh, by colour, by lists.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
 use consort_types::{Digest, Failure};
 
 use crate::CommError;
 use crate::arguments::check;
+use crate::engine::{Engine, with_engine};
 use crate::group::Group;
 use crate::request::Note;
-use crate::shm::heap::LINE;
-use crate::shm::row::Row;
-use crate::shm::rows::{Block, Rows};
 
 impl Group {
     /// The group along one axis of a mesh of this shape, in which neighbours along the last axis have consecutive
@@ -79,35 +74,16 @@ impl Group {
             seen[*member] = true;
         }
         let list = lists.iter().find(|list| list.contains(&self.rank()));
-        let block = list.map(|list| self.heap().take_row(Row::size(list.len()))).transpose()?;
-        let at = block.map(|(start, _)| start + LINE);
-        if let (Some(at), Some(list)) = (at, list) {
-            // Its memory may have been used before; no peer knows yet where it lies.
-            for word in (0..Row::size(list.len())).step_by(8) {
-                self.heap().segment().word(at + word).store(0, Release);
-            }
-        }
-        let made_by = self.inner.state().next();
-        let offset = at.map_or(u64::MAX, |at| at as u64);
-        // If this fails the row is not freed: peers may have seen it.
-        let offsets = self.agree(&offset.to_le_bytes(), self.note_of(lists, note))?.wait(until)?;
-        let (Some(list), Some((start, room))) = (list, block) else { return Ok(None) };
-        let offsets = offsets[1].bytes()?;
-        let place = |member: &usize| {
-            let bytes = &offsets[member * 8..member * 8 + 8];
-            let at = bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
-            let row = &self.inner.members.rows[*member];
-            Row::new(&row.segment, at, row.rank)
-        };
-        let rows: Vec<Row> = list.iter().map(place).collect();
-        let ranks: Vec<usize> = rows.iter().map(|row| row.rank).collect();
-        let recorder = self.inner.recorder.for_subgroup(made_by, &ranks);
+        let offer = with_engine!(&self.engine, engine => engine.offer(list.map(Vec::as_slice)))?;
+        let number = with_engine!(&self.engine, engine => engine.next());
+        let words = self.agree(&offer.word.to_le_bytes(), self.note_of(lists, note))?.wait(until)?;
+        let Some(list) = list else { return Ok(None) };
+        let words: Vec<u64> =
+            words[1].bytes()?.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let block = Block { heap: Arc::downgrade(self.heap()), member: me, start, room };
-        let rows = Rows::new(rows, Some(block));
-        let (heap, alarm) = (Arc::clone(self.heap()), Arc::clone(&self.inner.alarm));
-        let settings = Rc::clone(&self.inner.settings);
-        Ok(Some(Group::new(rows, me, heap, alarm, recorder, self.inner.cores, settings)))
+        let (made, list) = ((number, until), (me, &list[..]));
+        let made = with_engine!(&self.engine, engine => engine.subgroup(made, list, offer, &words))?;
+        Ok(Some(Group::new(made)))
     }
 
     /// The note for making groups of these lists, which must be equal on all members.

@@ -22,10 +22,10 @@ use crate::shm::heap::{Heap, LINE};
 use crate::shm::lease::{Lease, Leases};
 use crate::shm::progress::{BUSY, cause_of};
 use crate::shm::segment::outside;
+use crate::shm::siblings::{self, advance_all};
 use crate::shm::status::{WaitKind, Waits};
 use crate::shm::waiter::spin;
 use crate::shm::waiting::Watch;
-use crate::siblings::{self, advance_all};
 use crate::small_list::SmallList;
 
 /// A block of a rank's heap, or a part of one. Clones are handles of the same bytes.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::CommError;
 use crate::deadline::from_now;
 use crate::error::Stop;
-use crate::shm::progress::Inner;
+use crate::shm::progress::Shm;
 use crate::shm::row::Row;
 use crate::shm::status::{self, Cause};
 use crate::shm::waiter::{Waiter, What};
 use crate::unseen::{UNSEEN_NOTE, report_unseen, trouble};
 
-impl Inner {
+impl Shm {
     /// Finishes operations in flight, as peers may need this member's part, and waits until its messages are taken.
     fn finish_all(&self) -> Result<(), Stop> {
         if let Some(error) = self.state().failed.clone() {
@@ -57,10 +57,10 @@ impl Inner {
 /// Limit for operations in flight when a thread ends without having dropped its groups.
 const LAST: Duration = Duration::from_millis(200);
 
-impl Inner {
+impl Shm {
     /// Finishes operations in flight, leaves, and reports errors that the program has not seen.
     fn leave(&self) {
-        let before = self.unseen();
+        let before = self.unseen_error();
         let outcome = self.finish_all();
         let row = self.members.mine();
         if let Some((error, culprits)) = trouble(row.rank) {
@@ -76,7 +76,7 @@ impl Inner {
         }
         // A rank that leaves because of an error leaves calls and messages behind.
         let told = self.settings.told.get();
-        if let Some(error) = before.or_else(|| self.unseen().filter(|_| !told)) {
+        if let Some(error) = before.or_else(|| self.unseen_error().filter(|_| !told)) {
             self.report(&error);
         }
     }
@@ -107,13 +107,13 @@ impl Inner {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        if let Some(error) = self.unseen().filter(|_| !self.settings.told.get()) {
+        if let Some(error) = self.unseen_error().filter(|_| !self.settings.told.get()) {
             self.report(&error);
         }
     }
 }
 
-impl Drop for Inner {
+impl Drop for Shm {
     fn drop(&mut self) {
         // A panicking rank does not wait: the others learn of the panic afterwards.
         if std::thread::panicking() {

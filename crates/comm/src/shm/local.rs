@@ -11,6 +11,7 @@ use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::cores::{self, Cores};
 use crate::shm::layout::{prepare, reserved, rows};
+use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;
 
 /// Default bytes of each rank's heap. Pages are allocated on first use.
@@ -35,7 +36,15 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     let run = |rank: usize| {
         let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
         let settings = Rc::new(Settings::new(DEFAULT_DEADLINE, false));
-        let group = Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);
+        let group = Group::new(Shm::of_rows(
+            rows(&segments),
+            rank,
+            heap,
+            Arc::clone(&alarm),
+            recorder,
+            cores,
+            settings,
+        ));
         catch_unwind(AssertUnwindSafe(|| f(group))).inspect_err(|_| alarm.raise(rank))
     };
     let mut results: Vec<thread::Result<T>> = thread::scope(|scope| {

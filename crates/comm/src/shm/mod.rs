@@ -6,7 +6,8 @@
 //!   read it;
 //! - `row`, `rows`, `members`: what a member publishes, and the only access to peers' data;
 //! - `call`, `algorithms`, `mail`: the collectives and the messages;
-//! - `progress`, `queue`, `state`, `waiter`, `waiting`, `leaving`: the progress engine, and waiting with a deadline;
+//! - `engine`: what a group asks of it, and groups made of a group;
+//! - `progress`, `queue`, `state`, `waiter`, `waiting`, `siblings`, `leaving`: progress, and waiting with a deadline;
 //! - `status`, `alarm`: why a rank stopped or what it waits for, readable after its death; news of failures;
 //! - `progress_thread`, `cores`: large reductions on a spare core;
 //! - `local`, `world`, `layout`: groups of threads, groups of processes, what lies where in a segment.
@@ -18,6 +19,7 @@ pub(crate) mod buffers;
 pub(crate) mod call;
 pub(crate) mod common_result;
 pub(crate) mod cores;
+mod engine;
 pub(crate) mod fixed;
 pub(crate) mod heap;
 pub(crate) mod layout;
@@ -36,6 +38,7 @@ pub(crate) mod row;
 pub(crate) mod rows;
 #[cfg_attr(any(loom, shuttle), path = "segment/model.rs")]
 pub(crate) mod segment;
+pub(crate) mod siblings;
 pub(crate) mod state;
 pub(crate) mod status;
 pub(crate) mod waiter;

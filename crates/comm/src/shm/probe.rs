@@ -15,6 +15,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use consort_types::{Digest, Failure};
 
 use crate::CommError;
+use crate::arguments::refused;
 use crate::error::Operation;
 use crate::group::Group;
 use crate::shm::buffer::Buffer;
@@ -91,8 +92,11 @@ impl Probe {
         let offsets = group.all_gather(mine, all, 1)?.wait(until)?;
         let place = |bytes: &[u8]| bytes.iter().rev().fold(0usize, |a, b| a << 8 | usize::from(*b));
         let words = offsets[1].bytes()?.chunks_exact(8).map(place).collect();
-        let (members, heap) = (group.members().clone(), Arc::clone(heap));
-        Ok(Probe { members, heap, words, round: 0, pings: 0, spins: group.spins() })
+        let Some(shm) = group.shm() else {
+            return Err(refused(("a group over shared memory", "one over another engine")));
+        };
+        let (members, heap, spins) = (shm.members.clone(), Arc::clone(heap), shm.cores.one_each());
+        Ok(Probe { members, heap, words, round: 0, pings: 0, spins })
     }
 
     fn word(&self, member: usize, word: Word) -> &AtomicU64 {

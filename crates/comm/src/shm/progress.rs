@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
+use crate::engine::Given;
 use crate::error::{Parties, Party, Stop};
 use crate::event::EventKind;
 use crate::op::{Lists, Op};
@@ -24,13 +25,13 @@ use crate::shm::members::Members;
 use crate::shm::progress_thread::ProgressThread;
 use crate::shm::queue::Reusable;
 use crate::shm::row::{SLOTS, STAGE, Stopped};
-use crate::shm::state::{Given, State};
+use crate::shm::state::State;
 use crate::shm::status::{self, Cause, NOBODY};
 use crate::sync::yield_now;
 use crate::unseen::forget_trouble;
 
 /// One member's side of a group, and everything in flight on it.
-pub(crate) struct Inner {
+pub(crate) struct Shm {
     pub(crate) members: Members,
     pub(crate) heap: Arc<Heap>,
     pub(crate) alarm: Arc<Alarm>,
@@ -44,7 +45,7 @@ pub(crate) struct Inner {
     pub(crate) is_seen: Cell<bool>,
 }
 
-impl Inner {
+impl Shm {
     pub(crate) fn new(
         members: Members,
         heap: Arc<Heap>,
@@ -52,10 +53,10 @@ impl Inner {
         cores: Cores,
         recorder: Recorder,
         settings: Rc<Settings>,
-    ) -> Inner {
+    ) -> Shm {
         let state = RefCell::new(State::new(&members));
         let (progress_thread, is_seen) = (OnceCell::new(), Cell::new(false));
-        Inner { members, heap, alarm, cores, progress_thread, recorder, settings, state, is_seen }
+        Shm { members, heap, alarm, cores, progress_thread, recorder, settings, state, is_seen }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -71,7 +72,7 @@ impl Inner {
     }
 
     /// The group's error, unless the program has seen it or the error that it follows from.
-    pub(crate) fn unseen(&self) -> Option<CommError> {
+    pub(crate) fn unseen_error(&self) -> Option<CommError> {
         let told = self.settings.told.get();
         let unseen = |error: &CommError| !(self.is_seen.get() || told && error.follows());
         self.state().failed.clone().filter(unseen)
@@ -79,7 +80,7 @@ impl Inner {
 
     /// Starts a call and publishes it. Inlined, so that the call is constructed in place.
     #[inline(always)]
-    pub(crate) fn start(
+    pub(crate) fn start_call(
         &self,
         (op, lists): (Op, Option<Box<Lists>>),
         (buffers, count): (Buffers, usize),
@@ -254,7 +255,7 @@ impl Inner {
 
     /// Starts a batch of messages and posts it; a large one also receives what has arrived.
     #[inline(always)]
-    pub(crate) fn start_batch(
+    pub(crate) fn start_messages(
         &self,
         parcel: &mut Parcel,
         (note, site): (&Note, &'static Location<'static>),

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_reduction_goes_on_while_its_rank_does_something_else() {
         spawn_with_heap(3, 64 << 20, |group| {
-            assert!(group.force_progress_thread());
+            assert!(group.shm().unwrap().force_progress_thread());
             let until = Instant::now() + Duration::from_secs(20);
             for round in 0..20 {
                 let count = 50_000 + round * 997;
@@ -126,7 +126,7 @@ mod tests {
                 let pending = group.all_reduce(buffer, Dtype::I64, Reduce::Sum).expect("it starts");
                 // One member waits at once; the others only check what their progress threads have published.
                 if group.rank() != round % 3 {
-                    while group.ready_bytes(round as u64) == 0 {
+                    while group.shm().unwrap().members.ready(group.rank(), round as u64) == 0 {
                         assert!(Instant::now() < until, "nobody made it go on");
                         thread::yield_now();
                     }
@@ -144,7 +144,7 @@ mod tests {
     fn after_a_deadline_nothing_writes_to_the_callers_buffer() {
         let step = AtomicUsize::new(0);
         spawn_with_heap(2, 64 << 20, |group| {
-            group.force_progress_thread();
+            group.shm().unwrap().force_progress_thread();
             let len = 8 << 20;
             let buffer = group.heap().alloc_from(&vec![1u8; len]).expect("it is there");
             if group.rank() == 0 {

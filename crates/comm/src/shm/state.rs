@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::CommError;
-use crate::shm::buffers::Buffers;
+use crate::engine::Given;
 use crate::shm::call::{Call, Stage};
-use crate::shm::common_result::Common;
 use crate::shm::mail::Mails;
 use crate::shm::members::Members;
 use crate::shm::queue::{Queue, Reusable};
@@ -24,9 +23,6 @@ pub(crate) struct State {
     pub(crate) mails: Mails,
     pub(crate) failed: Option<CommError>,
 }
-
-/// The buffers of an operation, and its common result.
-pub(crate) type Given = (Buffers, Option<Box<Common>>);
 
 impl State {
     pub(crate) fn new(members: &Members) -> State {

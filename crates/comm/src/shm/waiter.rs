@@ -5,18 +5,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
+use crate::engine::Ticket;
 use crate::error::{Operation, Side, Stop, message_text};
 use crate::event::EventKind;
 use crate::op::describe;
 use crate::recorder::{self, CallText, Name};
 use crate::shm::call::{Call, Stage};
 use crate::shm::mail::Open;
-use crate::shm::progress::{BUSY, Inner, cause_of};
+use crate::shm::progress::{BUSY, Shm, cause_of};
 use crate::shm::row::{Row, SLOTS};
+use crate::shm::siblings;
 use crate::shm::state::State;
 use crate::shm::status::{self, WaitKind, Waits};
 use crate::shm::waiting::{Watch, culprits, doing};
-use crate::siblings;
 use crate::sync::yield_now;
 
 /// How long a waiter spins before it sleeps: a little, plus the time that `bytes` bytes take to move. A large operation
@@ -45,9 +46,20 @@ pub(crate) enum What {
     Over,
 }
 
+impl From<Ticket> for What {
+    #[inline(always)]
+    fn from(ticket: Ticket) -> What {
+        match ticket {
+            Ticket::Call(number) => What::Call(number),
+            Ticket::Batch(batch) => What::Batch(batch),
+            Ticket::Over => What::Over,
+        }
+    }
+}
+
 /// A wait for something on a group.
 pub(crate) struct Waiter<'a> {
-    pub(crate) inner: &'a Inner,
+    pub(crate) inner: &'a Shm,
     pub(crate) what: What,
 }
 

@@ -18,6 +18,7 @@ use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::cores::{self, Cores};
 use crate::shm::layout::{prepare, reserved, rows};
+use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;
 use crate::world::World;
 
@@ -81,6 +82,6 @@ impl World {
         }
         let (heap, recorder) = prepare(&segments, me, &alarm, cores, &self.name_group());
         let settings = Rc::new(Settings::new(deadline, true));
-        Ok(Group::new(rows(&segments), me, heap, alarm, recorder, cores, settings))
+        Ok(Group::new(Shm::of_rows(rows(&segments), me, heap, alarm, recorder, cores, settings)))
     }
 }

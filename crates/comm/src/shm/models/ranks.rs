@@ -15,6 +15,7 @@ use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::cores::Cores;
 use crate::shm::layout::{prepare, reserved, rows};
+use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;
 
 const STACK: usize = 1 << 16;
@@ -39,8 +40,15 @@ pub(super) fn run<T: Send + 'static>(
             let (heap, recorder) = prepare(&segments, rank, &alarm, cores, "world");
             let settings = Rc::new(Settings::new(DEFAULT_DEADLINE, false));
             let alarm = Arc::clone(&alarm);
-            let group =
-                Group::new(rows(&segments), rank, heap, Arc::clone(&alarm), recorder, cores, settings);
+            let group = Group::new(Shm::of_rows(
+                rows(&segments),
+                rank,
+                heap,
+                Arc::clone(&alarm),
+                recorder,
+                cores,
+                settings,
+            ));
             f(group, &alarm)
         };
         thread::Builder::new().stack_size(STACK).spawn(body).expect("a thread of the model")

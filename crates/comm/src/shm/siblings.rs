@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 
 use crate::CommError;
 use crate::error::Stop;
-use crate::shm::progress::Inner;
+use crate::shm::progress::Shm;
 use crate::sync::thread_local;
 
 thread_local! {
@@ -15,19 +15,19 @@ thread_local! {
 }
 
 #[derive(Default)]
-struct Groups(RefCell<Vec<Weak<Inner>>>);
+struct Groups(RefCell<Vec<Weak<Shm>>>);
 
 impl Drop for Groups {
     /// The thread ends, and with it the program of its rank: by the end of `main`, by `exit`, or with leaked handles.
     fn drop(&mut self) {
         if !cfg!(any(loom, shuttle)) {
-            let groups: Vec<Rc<Inner>> = self.0.get_mut().iter().filter_map(Weak::upgrade).collect();
+            let groups: Vec<Rc<Shm>> = self.0.get_mut().iter().filter_map(Weak::upgrade).collect();
             groups.iter().for_each(|group| group.end_with_thread());
         }
     }
 }
 
-pub(crate) fn add(inner: &Rc<Inner>) {
+pub(crate) fn add(inner: &Rc<Shm>) {
     GROUPS.with(|groups| {
         let mut groups = groups.0.borrow_mut();
         groups.retain(|group| group.strong_count() > 0);
@@ -36,8 +36,8 @@ pub(crate) fn add(inner: &Rc<Inner>) {
 }
 
 /// All groups, or all but one. A group may outlive the list, at the end of its thread.
-fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
-    let is_but = |group: &Rc<Inner>| but.is_some_and(|but| std::ptr::eq(&**group, but));
+fn groups(but: Option<&Shm>) -> Vec<Rc<Shm>> {
+    let is_but = |group: &Rc<Shm>| but.is_some_and(|but| std::ptr::eq(&**group, but));
     let all = GROUPS.try_with(|groups| {
         groups.0.borrow().iter().filter_map(Weak::upgrade).filter(|group| !is_but(group)).collect()
     });
@@ -45,7 +45,7 @@ fn groups(but: Option<&Inner>) -> Vec<Rc<Inner>> {
 }
 
 /// Advances all but one; true if something is still in flight on any of them.
-pub(crate) fn advance_others(but: &Inner) -> Result<bool, Stop> {
+pub(crate) fn advance_others(but: &Shm) -> Result<bool, Stop> {
     let mut busy = false;
     for other in groups(Some(but)) {
         let mut state = other.state();
@@ -67,7 +67,7 @@ pub(crate) fn advance_all() -> bool {
 }
 
 /// How often messages were posted or completed, on all groups of this thread but one.
-pub(crate) fn moved(but: Option<&Inner>) -> u64 {
+pub(crate) fn moved(but: Option<&Shm>) -> u64 {
     groups(but).iter().map(|group| group.state().mails.moved()).sum()
 }
 
