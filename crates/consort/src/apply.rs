@@ -6,13 +6,15 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{About, Buffer, Note, from_now};
+use consort_comm::{About, Buffer, Note};
 use consort_ir::infer::infer;
 use consort_ir::ops::{
-    Alias, EvalCx, EvalError, OpDef, Undecided, boxes_of, built_in, call_name, check_name, eval_of, view_of,
+    Alias, EvalCx, EvalError, OpDef, Undecided, boxes_of, built_in, call_name, check_name, view_of,
 };
 use consort_ir::types::{TensorType, Type};
-use consort_runtime::kernels::{self, Arg, Kernel, KernelCx, View, ViewMut, copy};
+use consort_runtime::RunError;
+use consort_runtime::call::{self, Operand, Stored};
+use consort_runtime::kernels::{self, Kernel, KernelCx, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
 use consort_types::layout::{Dims, Layout};
 use consort_types::{Dtype, Failure, Kind};
@@ -270,67 +272,61 @@ fn compute(
             origin,
         });
     }
-    let outcome = call(op, world, sizes, kernel, args, reused, &made, site);
+    let outcome = run_kernel(op, world, sizes, &kernel, args, (reused, &made), site);
     if let (Err(_), Some(at)) = (&outcome, reused) {
         args[at].storage = made[0].storage.take();
     }
     outcome.map(|()| made)
 }
 
-#[allow(clippy::too_many_arguments, reason = "one call, taken apart for reading")]
-fn call(
+/// Calls a kernel; the operand of number `reused` is the first result.
+fn run_kernel(
     op: &dyn OpDef,
     world: &World,
     sizes: &EvalCx<'_>,
-    kernel: Kernel,
+    kernel: &Kernel,
     args: &[Tensor],
-    reused: Option<usize>,
-    made: &[Tensor],
+    (reused, made): (Option<usize>, &[Tensor]),
     site: &'static Location<'static>,
 ) -> Result<()> {
     let name = op.info().name;
-    let failed = |error| Error::comm(name, error, site);
-    let threads = world.threads();
-    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
-    for tensor in made {
-        // The buffer is new or released, so this does not block.
-        let buffer = &tensor.data(name, site)?.buffer;
-        writes.push(buffer.try_bytes_mut_of(tensor.byte_range()).map_err(failed)?);
-    }
-    let mut reads: SmallVec<[_; 3]> = SmallVec::new();
+    let mut given: SmallVec<[Operand<'_>; 3]> = SmallVec::new();
     for (i, arg) in args.iter().enumerate() {
-        reads.push(match reused {
-            Some(at) if at == i => None,
-            _ => Some(arg.data(name, site)?.buffer.bytes_of(arg.byte_range()).map_err(failed)?),
+        given.push(match reused {
+            Some(at) if at == i => Operand::Result,
+            _ => Operand::Stored(stored(arg, name, site)?),
         });
     }
-    let mut views: SmallVec<[Arg<'_>; 3]> = SmallVec::new();
-    for (arg, bytes) in args.iter().zip(&reads) {
-        views.push(bytes.as_ref().map_or(Arg::Result, |bytes| kernel_view(arg, bytes)));
+    let mut results: SmallVec<[Stored<'_>; 2]> = SmallVec::new();
+    for tensor in made {
+        results.push(stored(tensor, name, site)?);
     }
-    let mut outs: SmallVec<[ViewMut<'_>; 2]> = made
-        .iter()
-        .zip(&mut writes)
-        .map(|(tensor, bytes)| ViewMut { dtype: tensor.dtype(), shape: &tensor.layout.shape, bytes })
-        .collect();
+    let (threads, within) = (world.threads(), world.timeout());
     let cx = KernelCx { sizes: *sizes, threads: &threads };
-    (kernel.run)(&cx, op, &views, &mut outs).map_err(|error| Error::new(name, error.0, site))
+    call::call(&cx, (kernel, op), &given, &results, within).map_err(|error| Error::run(name, &error, site))
 }
 
-/// A kernel's view of a tensor, over the bytes from its first element to its last.
-fn kernel_view<'a>(tensor: &'a Tensor, bytes: &'a [u8]) -> Arg<'a> {
-    let (shape, strides) = (&tensor.layout.shape, &tensor.layout.strides);
-    Arg::View(View { dtype: tensor.dtype(), shape, strides, bytes })
+/// A tensor in its buffer.
+fn stored<'a>(tensor: &'a Tensor, op: &str, site: &'static Location<'static>) -> Result<Stored<'a>> {
+    let buffer = &tensor.data(op, site)?.buffer;
+    Ok(Stored { buffer, bytes: tensor.byte_range(), dtype: tensor.dtype(), layout: &tensor.layout })
+}
+
+fn all_stored<'a>(
+    tensors: &'a [Tensor],
+    op: &str,
+    site: &'static Location<'static>,
+) -> Result<Vec<Stored<'a>>> {
+    tensors.iter().map(|tensor| stored(tensor, op, site)).collect()
 }
 
 /// Copies a tensor's elements into a new buffer, without gaps. Waits for them.
 pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Location<'static>) -> Result<()> {
     tensor.wait()?;
     let world = World::current()?;
-    let storage = tensor.data("copy", site)?;
-    let bytes = storage.buffer.bytes_of(tensor.byte_range());
-    let bytes = bytes.map_err(|error| Error::comm("copy", error, site))?;
-    let Arg::View(view) = kernel_view(tensor, &bytes) else { return Ok(()) };
+    let from = stored(tensor, "copy", site)?;
+    let bytes = from.read().map_err(|error| Error::run("copy", &error, site))?;
+    let view = call::view(from.dtype, from.layout, &bytes);
     fill_new("copy", buffer, site, |out| {
         copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
     })
@@ -345,35 +341,23 @@ fn evaluate(
     (prepared, origin): (&Prepared, Origin),
     site: &'static Location<'static>,
 ) -> Result<Tensors> {
-    use consort_ir::literal::Literal;
     let name = op.info().name;
     // A built-in op never falls back to its definition: that would hide a missing kernel.
     if built_in(name).is_some() {
         return Err(Error::new(name, "it has no kernel", site));
     }
-    let too_large = || Error::new(name, "expected a tensor that the evaluation can hold", site);
-    let mut given = Vec::new();
-    for arg in args {
-        let reference = arg.with_bytes(name, site, |bytes| {
-            Literal::from_bytes(arg.dtype(), arg.layout.shape.to_vec(), bytes)
-        })?;
-        given.push(reference.ok_or_else(too_large)?);
+    let mut made = Tensors::new();
+    for (ty, layout) in &prepared.results {
+        let storage = Some(Storage::new(alloc(world, name, ty.dtype, &layout.shape, site)?));
+        let (ty, layout) = (Rc::clone(ty), Rc::clone(layout));
+        made.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
     }
-    let wanted: Vec<(Dtype, &[usize])> =
-        prepared.results.iter().map(|(ty, layout)| (ty.dtype, &layout.shape[..])).collect();
-    let made = eval_of(op, sizes, &given.iter().collect::<Vec<_>>(), &wanted);
-    let made = made.map_err(|error| Error::new(name, error.headline, site))?;
-    let mut tensors = Tensors::new();
-    for ((ty, layout), reference) in prepared.results.iter().zip(made) {
-        let buffer = alloc(world, name, ty.dtype, &layout.shape, site)?;
-        fill_new(name, &buffer, site, |bytes| {
-            bytes.copy_from_slice(&reference.to_bytes());
-            Ok(())
-        })?;
-        let (ty, layout, storage) = (Rc::clone(ty), Rc::clone(layout), Some(Storage::new(buffer)));
-        tensors.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
-    }
-    Ok(tensors)
+    args.iter().try_for_each(Tensor::wait)?;
+    let (threads, within) = (world.threads(), world.timeout());
+    let cx = KernelCx { sizes: *sizes, threads: &threads };
+    call::evaluate(&cx, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?, within)
+        .map_err(|error| Error::run(name, &error, site))?;
+    Ok(made)
 }
 
 /// Copies the elements of `from` into the storage of `to`, of the same shape and type. Waits for both.
@@ -397,11 +381,11 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
         from.wait()?;
         from.clone()
     };
-    let failed = |error| Error::comm("copy", error, site);
-    let mut out = to.data("copy", site)?.buffer.part(to.byte_range()).map_err(failed)?;
-    let mut out = out.bytes_mut(from_now(world.timeout())).map_err(failed)?;
-    let bytes = from.data("copy", site)?.buffer.bytes_of(from.byte_range()).map_err(failed)?;
-    let Arg::View(view) = kernel_view(&from, &bytes) else { return Ok(()) };
+    let failed = |error: RunError| Error::run("copy", &error, site);
+    let mut out = stored(to, "copy", site)?.write(world.timeout()).map_err(failed)?;
+    let given = stored(&from, "copy", site)?;
+    let bytes = given.read().map_err(failed)?;
+    let view = call::view(given.dtype, given.layout, &bytes);
     let layout = Layout { start: 0, ..(**to.layout).clone() };
     copy::copy_into(&world.threads(), &view, &mut out, &layout)
         .map_err(|error| Error::new("copy", error.0, site))

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use consort_comm::CommError;
 use consort_ir::ops::built_in;
-use consort_runtime::execute::RunError;
+use consort_runtime::RunError;
 use consort_types::{Failure, Headline, Site};
 
 use crate::trace::is_tracing;

@@ -1,12 +1,15 @@
 //! Computes and runs plans on real ranks.
 //!
-//! [`kernels`] are what computes on a CPU, one for each op, found by its name. [`execute`] lowers a plan and walks its
-//! lines; [`start`] begins communication.
+//! [`kernels`] are what computes on a CPU, one for each op, found by its name, and [`call`] calls them. [`execute`] lowers
+//! a plan and walks its lines; [`start`] begins communication.
 #![deny(unsafe_code)]
 
+pub mod call;
+mod error;
 pub mod execute;
 pub mod kernels;
 pub mod start;
 pub mod threads;
 
-pub use execute::{Exec, RunError};
+pub use error::RunError;
+pub use execute::Exec;

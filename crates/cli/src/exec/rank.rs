@@ -11,7 +11,8 @@ use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func, Program};
 use consort_ir::types::Type;
 use consort_passes::{Binding, PassCx, compile};
-use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, RunError};
+use consort_runtime::RunError;
+use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
 use consort_runtime::threads::Threads;
 use consort_types::{GroupName, Rank};
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use consort_ir::cost::{self, Total};
+use consort_ir::cost;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{self, Alias, Effects, EvalCx, Flow, Op, boxes_of, built_in, layouts_of, view_of};
+use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Op, boxes_of, built_in, layouts_of, view_of};
 use consort_ir::plan::{NodePlan, Place, Region};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::storage::{arrived, copies_for_communication};
@@ -15,16 +15,16 @@ use consort_ir::types::{TensorType, Type};
 use consort_types::layout::{Dims, Layout};
 use consort_types::{GroupName, Rank};
 
-use super::RunError;
 use super::memory::{RegionMemory, Slot, SlotId};
-use super::step::{Branch, Cond, FlightId, Found, Line, Loop, Move, Moves, Slots, Step, Trips, Work};
+use super::step::{BlockId, Blocks, FlightId, Found, Line, Slots, Step, Work};
+use crate::RunError;
 use crate::kernels::{self, Kernel};
 
 /// Builds the lines of one function.
 pub(super) struct Lowerer<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) rank: Rank,
-    func: &'a Func,
+    pub(super) func: &'a Func,
     kernel: &'a dyn Fn(&str) -> Option<Kernel>,
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) memory: Vec<RegionMemory>,
@@ -42,7 +42,8 @@ pub(super) struct Lowerer<'a> {
     /// The values that hold what communication gave.
     arrived: BTreeSet<Value>,
     /// Slots of the current line that depend on sizes known only at run time.
-    found: Vec<(SlotId, Found)>,
+    pub(super) found: Vec<(SlotId, Found)>,
+    pub(super) blocks: Blocks,
 }
 
 impl<'a> Lowerer<'a> {
@@ -78,6 +79,7 @@ impl<'a> Lowerer<'a> {
             for_starts: ValueMap::default(),
             arrived: arrived(&func.body),
             found: Vec::new(),
+            blocks: Blocks::new(),
         };
         lowerer.uses(&func.body);
         lowerer.define(&func.body.params, &func.body.places)?;
@@ -109,7 +111,7 @@ impl<'a> Lowerer<'a> {
     }
 
     /// Gives values their slots.
-    fn define(&mut self, values: &[Value], places: &[Place]) -> Result<(), RunError> {
+    pub(super) fn define(&mut self, values: &[Value], places: &[Place]) -> Result<(), RunError> {
         let mut places = places.iter();
         for value in values {
             let Some(ty) = self.func.ty(*value) else {
@@ -181,55 +183,86 @@ impl<'a> Lowerer<'a> {
         self.flights.get(value).copied().ok_or_else(|| RunError::new(format!("{value} is not pending")))
     }
 
-    fn ty(&self, value: Value) -> Option<&Type> {
+    pub(super) fn ty(&self, value: Value) -> Option<&Type> {
         self.func.ty(value)
     }
 
-    pub(super) fn block(&mut self, block: &Block) -> Result<Vec<Line>, RunError> {
-        let mut lines = Vec::new();
+    /// Lowers a block of the function, or the function itself.
+    pub(super) fn block(&mut self, block: &Block) -> Result<BlockId, RunError> {
+        let id = self.open();
+        self.fill(id, block)?;
+        Ok(id)
+    }
+
+    /// A new block, still empty.
+    pub(super) fn open(&mut self) -> BlockId {
+        self.blocks.push(Vec::new());
+        self.blocks.len() - 1
+    }
+
+    /// Appends the lines of a block's nodes.
+    pub(super) fn fill(&mut self, id: BlockId, block: &Block) -> Result<(), RunError> {
         for node in &block.nodes {
-            let (op, site) = (node.op.info().name, node.site);
-            let step = self.node(node).map_err(|error| error.at(op, site))?;
-            let found = std::mem::take(&mut self.found);
-            if !(found.is_empty() && matches!(step, Step::Nothing)) {
-                lines.push(Line { op, site: node.site, found, step, work: self.work(node) });
-            }
+            self.node(id, node).map_err(|error| error.at(node.op.info().name, node.site))?;
         }
-        Ok(lines)
+        Ok(())
+    }
+
+    /// Appends a line, with the slots that it has to resolve first.
+    pub(super) fn line(&mut self, to: BlockId, node: &Node, step: Step, work: Work) {
+        let found = std::mem::take(&mut self.found);
+        if !(found.is_empty() && matches!(step, Step::Nothing)) {
+            self.blocks[to].push(Line { op: node.op.info().name, site: node.site, found, step, work });
+        }
     }
 
     /// The work of a node.
-    fn work(&self, node: &Node) -> Work {
+    pub(super) fn work(&self, node: &Node) -> Work {
         let cost = cost::of_node(self.mesh, self.func, node);
         let known = |index: &Index| self.sizes().index(index).is_ok();
         let later = (!known(&cost.flops) || !known(&cost.bytes)).then(|| Box::new(cost));
         Work { known: cost::total_of_node(&self.sizes(), self.func, node), later }
     }
 
-    fn node(&mut self, node: &Node) -> Result<Step, RunError> {
+    fn node(&mut self, to: BlockId, node: &Node) -> Result<(), RunError> {
         let none = NodePlan::default();
         let plan = node.plan.as_deref().unwrap_or(&none);
-        let args = self.all_slots(&node.args);
-        if plan.view {
-            for (i, result) in node.results.iter().enumerate() {
-                let of = *args.first().ok_or_else(|| RunError::new("a `view` line has no operand"))?;
-                let slot = self.seen(&node.op, of, (i, node.results.len()));
-                self.values.insert(*result, [slot].into_iter().collect());
+        let step = match plan.view {
+            true => self.view(node)?,
+            false => {
+                self.define(&node.results, &plan.places)?;
+                match node.op.flow() {
+                    Flow::Cond => return self.cond(to, node),
+                    Flow::Loop { trips, carries, slices } => {
+                        return self.repeat(to, node, trips, carries..carries + slices);
+                    }
+                    Flow::Straight => self.straight(node, plan)?,
+                }
             }
-            return if node.op.effects() == Effects::Host {
-                self.check(node, args)
-            } else {
-                Ok(Step::Nothing)
-            };
+        };
+        self.line(to, node, step, self.work(node));
+        Ok(())
+    }
+
+    fn view(&mut self, node: &Node) -> Result<Step, RunError> {
+        let args = self.all_slots(&node.args);
+        for (i, result) in node.results.iter().enumerate() {
+            let of = *args.first().ok_or_else(|| RunError::new("a `view` line has no operand"))?;
+            let slot = self.seen(&node.op, of, (i, node.results.len()));
+            self.values.insert(*result, [slot].into_iter().collect());
         }
-        self.define(&node.results, &plan.places)?;
-        let results = self.all_slots(&node.results);
-        match (node.op.flow(), node.op.effects()) {
-            (Flow::Cond, _) => self.cond(node),
-            (Flow::Loop { trips, carries, slices }, _) => self.repeat(node, trips, carries, slices),
-            (_, Effects::Wait) => Ok(Step::Wait(self.flight(node.args[0])?)),
-            (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
-            (_, Effects::Host) if results.is_empty() => {
+        match node.op.effects() == Effects::Host {
+            true => self.check(node, args),
+            false => Ok(Step::Nothing),
+        }
+    }
+
+    fn straight(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
+        let (args, results) = (self.all_slots(&node.args), self.all_slots(&node.results));
+        match node.op.effects() {
+            Effects::Wait => Ok(Step::Wait(self.flight(node.args[0])?)),
+            Effects::Collective(_) | Effects::Messages(_) => self.start(node, plan),
+            Effects::Host if results.is_empty() => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
                 let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
                 let numbers: BTreeSet<usize> =
@@ -238,8 +271,8 @@ impl<'a> Lowerer<'a> {
                 Ok(Step::ToSize { op: node.op.clone(), args, symbols, guards })
             }
             // It yields only sizes, which the types already state.
-            (_, Effects::Pure) if results.is_empty() => Ok(Step::Nothing),
-            (_, Effects::Pure | Effects::Host) => self.pure(node, args, results),
+            Effects::Pure if results.is_empty() => Ok(Step::Nothing),
+            Effects::Pure | Effects::Host => self.pure(node, args, results),
         }
     }
 
@@ -294,98 +327,6 @@ impl<'a> Lowerer<'a> {
             false => layouts_of(&**op, &sizes, &from.layout, to.len())?,
         };
         Ok(layouts.is_some() || op.keeps_order())
-    }
-
-    fn cond(&mut self, node: &Node) -> Result<Step, RunError> {
-        let [then, other] = &node.blocks[..] else { return Err(RunError::new("expected two blocks")) };
-        let condition = first(self.slots_of(node.args[0]))?;
-        // Slots that depend on sizes are resolved once, before the line itself.
-        let mut found = std::mem::take(&mut self.found);
-        let mut branch = |lowerer: &mut Self, block: &Block| {
-            lowerer.define(&block.params, &block.places)?;
-            found.append(&mut lowerer.found);
-            let enter = lowerer.moves(&node.args[1..], &block.params, false)?;
-            let body = lowerer.block(block)?;
-            let leave = lowerer.moves(&block.results, &node.results, false)?;
-            Ok::<Branch, RunError>(Branch { enter, body, leave })
-        };
-        let branches = [branch(self, then)?, branch(self, other)?];
-        self.found = found;
-        Ok(Step::Cond(Box::new(Cond { condition, branches })))
-    }
-
-    fn repeat(
-        &mut self,
-        node: &Node,
-        trips: ops::Trips<'_>,
-        carries: usize,
-        slices: usize,
-    ) -> Result<Step, RunError> {
-        let [block] = &node.blocks[..] else { return Err(RunError::new("expected one block")) };
-        let mut found = std::mem::take(&mut self.found);
-        self.define(&block.params, &block.places)?;
-        found.append(&mut self.found);
-        let sliced = carries..carries + slices;
-        let whole = |values: &[Value]| {
-            values
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| !sliced.contains(i))
-                .map(|(_, value)| *value)
-                .collect::<Vec<_>>()
-        };
-        let enter = self.moves(&whole(&node.args), &whole(&block.params), true)?;
-        let cut = self.pairs(&node.args[sliced.clone()], &block.params[sliced.clone()])?;
-        let body = self.block(block)?;
-        let stacks = self.pairs(&block.results[carries..], &node.results[carries..])?;
-        let carry = self.moves(&block.results[..carries], &block.params[..carries], true)?;
-        let leave = self.moves(&block.params[..carries], &node.results[..carries], true)?;
-        self.found = found;
-        let iteration =
-            Total { steps: 1, ..Total::default() }.plus(cost::total(&self.sizes(), self.func, block));
-        let trips = match trips {
-            ops::Trips::Count(length) => Trips::Count(length.clone()),
-            ops::Trips::While { limit, .. } => {
-                Trips::While { condition: first(self.slots_of(block.params[0]))?, limit }
-            }
-        };
-        let each = Loop { trips, iteration, enter, slices: cut, body, carry, stacks, leave };
-        Ok(Step::Loop(Box::new(each)))
-    }
-
-    fn pairs(&self, from: &[Value], to: &[Value]) -> Result<Vec<(SlotId, SlotId)>, RunError> {
-        let slot = |value: &Value| first(self.slots_of(*value));
-        from.iter().zip(to).map(|(from, to)| Ok((slot(from)?, slot(to)?))).collect()
-    }
-
-    /// The moves that bring values to the places of others. A pending that cannot stay in flight, because it must move
-    /// or because a loop carries it, is waited for.
-    fn moves(&self, from: &[Value], to: &[Value], land: bool) -> Result<Moves, RunError> {
-        let mut moves = Moves::default();
-        for (from, to) in from.iter().zip(to) {
-            let (a, b) = (self.slots_of(*from), self.slots_of(*to));
-            let stays = a.iter().zip(b).all(|(a, b)| self.slots[*a].lies_at(&self.slots[*b]));
-            if self.ty(*from).is_some_and(Type::is_pending) {
-                match land || !stays {
-                    true => moves.land.push(self.flight(*from)?),
-                    false => moves.flights.push((self.flight(*from)?, self.flight(*to)?)),
-                }
-            }
-            for (from, to) in a.iter().zip(b) {
-                let (x, y) = (&self.slots[*from], &self.slots[*to]);
-                if x.fixed && y.fixed && x.lies_at(y) {
-                    continue;
-                }
-                // Of a slot not yet resolved only the region is known.
-                let over = |before: &Move| {
-                    let y = &self.slots[before.to];
-                    x.overlaps(y) || (x.region == y.region && !(x.fixed && y.fixed))
-                };
-                let staged = moves.tensors.iter().any(over);
-                moves.tensors.push(Move { from: *from, to: *to, staged });
-            }
-        }
-        Ok(moves)
     }
 }
 

@@ -6,10 +6,10 @@ use consort_ir::plan::NodePlan;
 use consort_ir::program::Node;
 use consort_types::{Collective, Kind, Message, Written};
 
-use super::RunError;
 use super::lower::Lowerer;
 use super::memory::SlotId;
 use super::step::{Call, Slots, Start, Step};
+use crate::RunError;
 
 impl Lowerer<'_> {
     pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {

@@ -4,14 +4,15 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use consort_comm::{Buffer, Bytes, BytesMut, Heap};
 use consort_ir::plan::Region;
 use consort_types::layout::Layout;
 use consort_types::{Dtype, overlaps};
 
-use super::RunError;
+use crate::RunError;
+use crate::call::Stored;
 
 /// Waits for the operation in flight that will write an argument.
 pub type Wait = Rc<dyn Fn() -> Result<(), String>>;
@@ -171,30 +172,19 @@ impl Memory {
         home.buffer.as_ref().ok_or_else(none)
     }
 
-    pub(super) fn read(&self, slot: &Slot) -> Result<Bytes<'_>, RunError> {
-        Ok(self.buffer(slot.region)?.bytes_of(slot.bytes.clone())?)
+    /// A slot in its buffer.
+    pub(super) fn stored<'a>(&'a self, slot: &'a Slot) -> Result<Stored<'a>, RunError> {
+        let Slot { region, dtype, layout, bytes, .. } = slot;
+        Ok(Stored { buffer: self.buffer(*region)?, bytes: bytes.clone(), dtype: *dtype, layout })
+    }
+
+    pub(super) fn read<'a>(&'a self, slot: &'a Slot) -> Result<Bytes<'a>, RunError> {
+        self.stored(slot)?.read()
     }
 
     /// The bytes for writing, after all leases on them have ended.
-    pub(super) fn write(&self, slot: &Slot, timeout: Duration) -> Result<BytesMut<'_>, RunError> {
-        let buffer = self.buffer(slot.region)?;
-        if let Ok(bytes) = buffer.try_bytes_mut_of(slot.bytes.clone()) {
-            return Ok(bytes);
-        }
-        self.release(slot, timeout)?;
-        Ok(buffer.try_bytes_mut_of(slot.bytes.clone())?)
-    }
-
-    /// Waits until its leases have ended.
-    pub(super) fn release(&self, slot: &Slot, timeout: Duration) -> Result<(), RunError> {
-        let buffer = self.buffer(slot.region)?;
-        if !buffer.is_released() {
-            let mut part = buffer.part(slot.bytes.clone())?;
-            if !part.is_released() {
-                part.bytes_mut(Instant::now() + timeout)?;
-            }
-        }
-        Ok(())
+    pub(super) fn write<'a>(&'a self, slot: &'a Slot, within: Duration) -> Result<BytesMut<'a>, RunError> {
+        self.stored(slot)?.write(within)
     }
 
     /// A buffer handle of the slot, for an operation.

@@ -1,10 +1,10 @@
 //! Runs plans. A plan is lowered once: kernels, places, groups and copies are resolved, so that each call only walks
 //! lines. Values lie in the buffers of the plan's regions; only results are allocated per call.
 
-mod control;
-mod error;
 mod lower;
+mod lower_blocks;
 mod lower_start;
+mod machine;
 mod memory;
 mod movement;
 mod start;
@@ -28,22 +28,22 @@ use consort_types::layout::Layout;
 use consort_types::{Dtype, GroupName};
 use smallvec::SmallVec;
 
+use crate::RunError;
 use crate::kernels::Kernel;
 use crate::threads::Threads;
 
-pub use error::RunError;
 pub use memory::Wait;
 
 use lower::Lowerer;
 use memory::{Memory, SlotId};
 use state::State;
-use step::{FlightId, Line, Slots};
+use step::{Blocks, FlightId, Line, Slots, Step};
 
 /// A plan of one rank, ready for repeated runs.
 pub struct Exec {
     name: String,
     params: Vec<Param>,
-    lines: Vec<Line>,
+    blocks: Blocks,
     results: Vec<Returned>,
     groups: Vec<GroupName>,
     limits: Option<Limits>,
@@ -136,7 +136,7 @@ impl Exec {
                 _ => return Err(RunError::new(format!("@{}: {param} is a pending argument", func.name))),
             });
         }
-        let lines = lowerer.block(&func.body)?;
+        lowerer.block(&func.body)?;
         let mut results = Vec::new();
         for result in &func.body.results {
             let slots = lowerer.all_slots(&[*result]);
@@ -168,9 +168,10 @@ impl Exec {
             work: 0,
             copied: 0,
             budget: None,
+            frames: Vec::new(),
         };
-        let (name, groups) = (func.name.clone(), lowerer.groups);
-        Ok(Exec { name, params, lines, results, groups, limits: None, state })
+        let (name, groups, blocks) = (func.name.clone(), lowerer.groups, lowerer.blocks);
+        Ok(Exec { name, params, blocks, results, groups, limits: None, state })
     }
 
     /// Limits the steps and operations of a call. A call known to exceed them fails before it does anything; if
@@ -186,15 +187,16 @@ impl Exec {
         if self.limits.is_none() {
             return Ok(());
         }
-        let all = self.lines.iter().fold(Total::default(), |all, line| all.plus(line.work.known));
+        let lines = &self.blocks[0];
+        let all = lines.iter().fold(Total::default(), |all, line| all.plus(line.work.known));
         // The error names the line that does most of the work.
         self.state.check(all).map_err(|error| {
             let share = |line: &&Line| (line.work.known.operations(), line.work.known.steps);
             let most = match error.excess() {
                 Some(excess) if excess.resource == Resource::Steps => {
-                    self.lines.iter().max_by_key(|line| share(line).1)
+                    lines.iter().max_by_key(|line| share(line).1)
                 }
-                _ => self.lines.iter().max_by_key(share),
+                _ => lines.iter().max_by_key(share),
             };
             most.map_or(error.clone(), |line| error.at(line.op, line.site))
         })
@@ -207,9 +209,8 @@ impl Exec {
 
     /// The ops that have no kernel and run by their reference evaluation, each once.
     pub fn evaluated(&self) -> BTreeSet<&'static str> {
-        let mut ops = BTreeSet::new();
-        step::evaluated(&self.lines, &mut ops);
-        ops
+        let lines = self.blocks.iter().flatten();
+        lines.filter(|line| matches!(line.step, Step::Eval { .. })).map(|line| line.op).collect()
     }
 
     /// Bytes copied for communication, over all calls.
@@ -222,7 +223,7 @@ impl Exec {
         let outcome = self
             .allot()
             .and_then(|()| self.open(cx, args))
-            .and_then(|()| self.state.run(&self.lines, cx))
+            .and_then(|()| self.state.run(&self.blocks, cx))
             .and_then(|()| self.close(cx));
         self.state.memory.close();
         if let Err(error) = &outcome {

@@ -3,10 +3,12 @@
 use consort_ir::ops::Joined;
 use consort_types::layout::{Layout, row_major};
 
+use super::RunCx;
 use super::memory::{Slot, SlotId};
-use super::state::{State, seen};
+use super::state::State;
 use super::step::Moves;
-use super::{RunCx, RunError};
+use crate::RunError;
+use crate::call::view;
 use crate::kernels::copy::copy_into;
 
 impl State {
@@ -43,13 +45,18 @@ impl State {
         }
         if from.overlaps(to) {
             // Source and destination may interleave or overlap.
-            let packed = self.packed(from, cx)?;
-            let from = Slot::new(from.region, from.dtype, Layout::contiguous(&from.layout.shape), false);
+            let packed = self.memory.stored(from)?.packed(cx.threads)?;
+            let gapless = Layout::contiguous(&from.layout.shape);
             let mut out = self.memory.write(to, cx.timeout)?;
-            copy_into(cx.threads, &seen(&from, packed.bytes()), &mut out, &layout)?;
+            copy_into(cx.threads, &view(from.dtype, &gapless, packed.bytes()), &mut out, &layout)?;
         } else {
             let mut out = self.memory.write(to, cx.timeout)?;
-            copy_into(cx.threads, &seen(from, &self.memory.read(from)?), &mut out, &layout)?;
+            copy_into(
+                cx.threads,
+                &view(from.dtype, &from.layout, &self.memory.read(from)?),
+                &mut out,
+                &layout,
+            )?;
         }
         Ok(bytes)
     }
@@ -109,15 +116,12 @@ impl State {
 
     /// Moves values to other slots as one parallel assignment.
     pub(super) fn move_all(&mut self, moves: &Moves, cx: &RunCx<'_>) -> Result<(), RunError> {
-        for flight in &moves.land {
-            self.wait(*flight, cx)?;
-        }
         for (from, to) in &moves.flights {
             self.flights[*to] = self.flights[*from].take();
         }
         let mut aside = Vec::new();
         for one in moves.tensors.iter().filter(|one| one.staged) {
-            aside.push(self.packed(&self.slots[one.from], cx)?);
+            aside.push(self.memory.stored(&self.slots[one.from])?.packed(cx.threads)?);
         }
         let mut aside = aside.into_iter();
         for one in &moves.tensors {

@@ -8,10 +8,11 @@ use consort_ir::index::Index;
 use consort_types::{Collective, Dtype, Kind, Site};
 use smallvec::SmallVec;
 
+use super::RunCx;
 use super::memory::SlotId;
 use super::state::State;
 use super::step::{Call, Flight, FlightId, Said, Start};
-use super::{RunCx, RunError};
+use crate::RunError;
 use crate::start::{call_text, digest, message_digest, start, type_text};
 
 impl State {
@@ -23,7 +24,7 @@ impl State {
             self.memory.write(&self.slots[*slot], cx.timeout)?.fill(0);
         }
         for slot in &line.written {
-            self.memory.release(&self.slots[*slot], cx.timeout)?;
+            self.memory.stored(&self.slots[*slot])?.release(cx.timeout)?;
         }
         // A rank outside the group passes its operands through.
         let Some(number) = line.group else { return Ok(()) };

@@ -3,24 +3,26 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use consort_comm::{Buffer, Bytes};
+use consort_comm::Buffer;
 use consort_ir::cost::{self, Total};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::limits::Budget;
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{EvalCx, Op, boxes_of, eval_of, layouts_of};
+use consort_ir::ops::{EvalCx, Op, boxes_of, layouts_of};
 use consort_ir::plan::Region;
 use consort_ir::symbols::check_guards;
 use consort_types::Rank;
 use consort_types::layout::{Dims, Layout};
 use smallvec::SmallVec;
 
+use super::RunCx;
+use super::machine::Frame;
 use super::memory::{Memory, Slot, SlotId};
 use super::step::{Flight, Found, Line, Said, Step};
-use super::{RunCx, RunError};
-use crate::kernels::operand::Storage;
-use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
+use crate::RunError;
+use crate::call::{Operand, Stored, call, evaluate};
+use crate::kernels::{Kernel, KernelCx};
 
 /// Work, in bytes, between two polls of pending operations: some tens of microseconds.
 const POLL: u64 = 1 << 18;
@@ -47,19 +49,19 @@ pub(super) struct State {
     pub(super) copied: u64,
     /// The remaining budget of this call, if it has limits.
     pub(super) budget: Option<Budget>,
-}
-
-/// An operand: borrowed in place, or a copy if the kernel would overwrite it.
-enum Read<'a> {
-    Bytes(Bytes<'a>),
-    Staged(Storage),
-    Result,
+    /// The blocks that are open, outermost first.
+    pub(super) frames: Vec<Frame>,
 }
 
 impl State {
     /// The context in which size expressions are evaluated.
     pub(super) fn sizes(&self) -> EvalCx<'_> {
         EvalCx { mesh: &self.mesh, rank: self.rank, symbols: &self.symbols }
+    }
+
+    /// Whether a truth value holds.
+    pub(super) fn is_true(&self, slot: SlotId) -> Result<bool, RunError> {
+        Ok(self.memory.read(&self.slots[slot])?.first() != Some(&0))
     }
 
     /// Checks that the budget allows `more` work.
@@ -73,7 +75,7 @@ impl State {
     }
 
     /// The work of a line without its blocks, whose lines are counted separately.
-    fn own_work(&self, line: &Line) -> Total {
+    pub(super) fn own_work(&self, line: &Line) -> Total {
         let number = |index: &Index| cost::number(&self.sizes(), index);
         match (&line.work.later, &line.step) {
             (Some(cost), _) => {
@@ -84,22 +86,10 @@ impl State {
         }
     }
 
-    pub(super) fn run(&mut self, lines: &[Line], cx: &RunCx<'_>) -> Result<(), RunError> {
-        for line in lines {
-            self.line(line, cx).map_err(|error| error.at(line.op, line.site))?;
-        }
-        Ok(())
-    }
-
-    fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
-        for (slot, found) in &line.found {
-            self.find(*slot, found, cx)?;
-        }
-        if self.budget.is_some() {
-            self.spend(self.own_work(line))?;
-        }
+    /// Runs a line that neither waits nor has blocks.
+    pub(super) fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
         match &line.step {
-            Step::Nothing => {}
+            Step::Nothing | Step::Wait(_) | Step::Cond(_) | Step::Loop(_) => {}
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
             Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
@@ -114,20 +104,28 @@ impl State {
                 }
             },
             Step::Start(start) => self.start(start, line.site, cx)?,
-            Step::Wait(flight) => self.wait(*flight, cx)?,
+            Step::Move(moves) => self.move_all(moves, cx)?,
+            Step::Entries { pairs, into } => {
+                let iteration = self.frames.last().map_or(0, |frame| frame.iteration);
+                for (whole, single) in pairs {
+                    self.copy_entry(*whole, iteration, *single, *into, cx)?;
+                }
+            }
             Step::ToSize { op, args, symbols, guards } => self.read_sizes(op, args, symbols, guards, cx)?,
-            Step::Cond(cond) => self.cond(cond, cx)?,
-            Step::Loop(each) => self.repeat(each, cx)?,
-        }
-        if self.all_in_flight > 0 {
-            // Roughly in bytes of memory traffic.
-            let Total { flops, bytes, .. } = self.own_work(line);
-            self.poll(bytes.saturating_add(flops / 4), cx)?;
         }
         Ok(())
     }
 
-    /// Advances pending operations if enough work was done since the last time.
+    /// Advances pending operations if enough work was done since the last time, that of `line` included.
+    pub(super) fn poll_after(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
+        if self.all_in_flight == 0 {
+            return Ok(());
+        }
+        // Roughly in bytes of memory traffic.
+        let Total { flops, bytes, .. } = self.own_work(line);
+        self.poll(bytes.saturating_add(flops / 4), cx)
+    }
+
     fn poll(&mut self, work: u64, cx: &RunCx<'_>) -> Result<(), RunError> {
         self.work = self.work.saturating_add(work);
         if self.work < POLL {
@@ -143,7 +141,7 @@ impl State {
     }
 
     /// Resolves a slot that depends on sizes known only at run time.
-    fn find(&mut self, slot: SlotId, found: &Found, cx: &RunCx<'_>) -> Result<(), RunError> {
+    pub(super) fn find(&mut self, slot: SlotId, found: &Found, cx: &RunCx<'_>) -> Result<(), RunError> {
         let Slot { region, dtype, .. } = self.slots[slot];
         let layout = match found {
             Found::At { shape, offset } => {
@@ -170,7 +168,7 @@ impl State {
     }
 
     fn kernel(
-        &mut self,
+        &self,
         kernel: &Kernel,
         op: &Op,
         args: &[SlotId],
@@ -178,73 +176,37 @@ impl State {
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
         let (slots, memory) = (&self.slots, &self.memory);
-        // Operands that the kernel cannot read while it writes are copied first.
-        let mut reads: SmallVec<[Option<Read<'_>>; 4]> = SmallVec::new();
+        let mut given: SmallVec<[Operand<'_>; 4]> = SmallVec::new();
         for arg in args {
             let arg = &slots[*arg];
             let over = results.iter().position(|result| slots[*result].overlaps(arg));
-            reads.push(match over {
-                None => None,
+            given.push(match over {
+                None => Operand::Stored(memory.stored(arg)?),
                 Some(0)
                     if kernel.in_place
                         && arg.layout.shape == slots[results[0]].layout.shape
                         && arg.lies_at(&slots[results[0]]) =>
                 {
-                    Some(Read::Result)
+                    Operand::Result
                 }
-                Some(_) => Some(Read::Staged(Storage::of(&memory.read(arg)?))),
+                Some(_) => Operand::Copied(memory.stored(arg)?.copied()?),
             });
         }
-        let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+        let mut made: SmallVec<[Stored<'_>; 2]> = SmallVec::new();
         for result in results {
-            writes.push(memory.write(&slots[*result], cx.timeout)?);
+            made.push(memory.stored(&slots[*result])?);
         }
-        for (arg, read) in args.iter().zip(&mut reads).filter(|(_, read)| read.is_none()) {
-            *read = Some(Read::Bytes(memory.read(&slots[*arg])?));
-        }
-        let mut views: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
-        for (arg, read) in args.iter().zip(&reads) {
-            views.push(match read {
-                Some(Read::Bytes(bytes)) => Arg::View(seen(&slots[*arg], bytes)),
-                Some(Read::Staged(storage)) => Arg::View(seen(&slots[*arg], storage.bytes())),
-                Some(Read::Result) | None => Arg::Result,
-            });
-        }
-        let mut outs: SmallVec<[ViewMut<'_>; 2]> = SmallVec::new();
-        for (result, bytes) in results.iter().zip(&mut writes) {
-            let Slot { dtype, layout, .. } = &slots[*result];
-            outs.push(ViewMut { dtype: *dtype, shape: &layout.shape, bytes });
-        }
-        let cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
-        Ok((kernel.run)(&cx, &**op, &views, &mut outs)?)
+        let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
+        call(&kernel_cx, (kernel, &**op), &given, &made, cx.timeout)
     }
 
     /// Runs a user-defined op through its `eval`.
-    fn eval(&mut self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
-        let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
-        let slots = results.iter().map(|result| &self.slots[*result]);
-        let wanted: Vec<_> = slots.map(|slot| (slot.dtype, &slot.layout.shape[..])).collect();
-        let made = eval_of(&**op, &self.sizes(), &given.iter().collect::<Vec<_>>(), &wanted)?;
-        for (result, made) in results.iter().zip(made) {
-            let (slot, bytes) = (&self.slots[*result], made.to_bytes());
-            self.memory.write(slot, cx.timeout)?.copy_from_slice(&bytes);
-        }
-        Ok(())
-    }
-
-    /// A copy of a tensor in the form that evaluations take.
-    pub(super) fn tensor(&self, slot: SlotId, cx: &RunCx<'_>) -> Result<Literal, RunError> {
-        let slot = &self.slots[slot];
-        let packed = self.packed(slot, cx)?;
-        let tensor = Literal::from_bytes(slot.dtype, slot.layout.shape.to_vec(), packed.bytes());
-        tensor.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
-    }
-
-    /// A contiguous copy of a tensor's elements.
-    pub(super) fn packed(&self, slot: &Slot, cx: &RunCx<'_>) -> Result<Storage, RunError> {
-        let mut packed = Storage::new(slot.dtype, slot.layout.numel());
-        copy::copy(cx.threads, &seen(slot, &self.memory.read(slot)?), packed.bytes_mut())?;
-        Ok(packed)
+    fn eval(&self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
+        let stored = |slots: &[SlotId]| -> Result<Vec<Stored<'_>>, RunError> {
+            slots.iter().map(|slot| self.memory.stored(&self.slots[*slot])).collect()
+        };
+        let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
+        evaluate(&kernel_cx, &**op, &stored(args)?, &stored(results)?, cx.timeout)
     }
 
     /// Reads sizes from tensors and binds their symbols.
@@ -256,7 +218,8 @@ impl State {
         guards: &[Guard],
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
-        let given = args.iter().map(|arg| self.tensor(*arg, cx)).collect::<Result<Vec<_>, _>>()?;
+        let literal = |arg: &SlotId| self.memory.stored(&self.slots[*arg])?.literal(cx.threads);
+        let given = args.iter().map(literal).collect::<Result<Vec<_>, _>>()?;
         let values = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
         let values: Option<Vec<i64>> = values.iter().map(Literal::as_size).collect();
         let Some(values) = values.filter(|values| values.len() == symbols.len()) else {
@@ -265,9 +228,4 @@ impl State {
         self.symbols.extend(symbols.iter().copied().zip(values));
         check_guards(&self.mesh, self.rank, guards, &self.symbols).map_err(RunError::new)
     }
-}
-
-/// A slot as a kernel view.
-pub(super) fn seen<'a>(slot: &'a Slot, bytes: &'a [u8]) -> View<'a> {
-    View { dtype: slot.dtype, shape: &slot.layout.shape, strides: &slot.layout.strides, bytes }
 }

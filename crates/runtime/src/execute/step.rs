@@ -1,7 +1,5 @@
 //! A line of a plan after lowering, with everything it needs resolved.
 
-use std::collections::BTreeSet;
-
 use consort_comm::{About, Note, Pending};
 use consort_ir::cost::Total;
 use consort_ir::index::{Guard, Index, Sym};
@@ -10,8 +8,8 @@ use consort_ir::ops::{Cost, Joined, Op, no_communication};
 use consort_types::{Collective, Site};
 use smallvec::SmallVec;
 
-use super::RunError;
 use super::memory::SlotId;
+use crate::RunError;
 use crate::kernels::Kernel;
 
 /// Slot ids.
@@ -19,6 +17,12 @@ pub(super) type Slots = SmallVec<[SlotId; 4]>;
 
 /// Id of a pending.
 pub(super) type FlightId = usize;
+
+/// Id of a block.
+pub(super) type BlockId = usize;
+
+/// The lines of all blocks, that of the function first. A line that has blocks names them.
+pub(super) type Blocks = Vec<Vec<Line>>;
 
 /// A line that does something.
 pub(super) struct Line {
@@ -30,7 +34,8 @@ pub(super) struct Line {
     pub(super) work: Work,
 }
 
-/// The work of a line.
+/// The work of a line; none of one that belongs to another.
+#[derive(Default)]
 pub(super) struct Work {
     /// Including its blocks, loops multiplied by their length; terms with sizes known only at run time count as 0.
     pub(super) known: Total,
@@ -79,6 +84,14 @@ pub(super) enum Step {
     },
     Start(Box<Start>),
     Wait(FlightId),
+    Move(Moves),
+    /// Copies between entries of whole tensors and single ones, of the iteration that runs.
+    Entries {
+        /// The whole tensor and the single one.
+        pairs: Vec<(SlotId, SlotId)>,
+        /// Whether the entry of the whole tensor is written.
+        into: bool,
+    },
     ToSize {
         op: Op,
         args: Slots,
@@ -86,7 +99,7 @@ pub(super) enum Step {
         /// The conditions that mention them.
         guards: Vec<Guard>,
     },
-    Cond(Box<Cond>),
+    Cond(Cond),
     Loop(Box<Loop>),
 }
 
@@ -135,10 +148,7 @@ pub(super) struct Flight {
 }
 
 /// A parallel assignment of values to places.
-#[derive(Default)]
 pub(super) struct Moves {
-    /// Pendings to wait for first.
-    pub(super) land: Vec<FlightId>,
     /// Pendings that stay in flight under a new id.
     pub(super) flights: Vec<(FlightId, FlightId)>,
     pub(super) tensors: Vec<Move>,
@@ -154,30 +164,14 @@ pub(super) struct Move {
 pub(super) struct Cond {
     pub(super) condition: SlotId,
     /// The branches for true and for false.
-    pub(super) branches: [Branch; 2],
-}
-
-pub(super) struct Branch {
-    pub(super) enter: Moves,
-    pub(super) body: Vec<Line>,
-    pub(super) leave: Moves,
+    pub(super) branches: [BlockId; 2],
 }
 
 pub(super) struct Loop {
     pub(super) trips: Trips,
     /// The known work of one iteration.
     pub(super) iteration: Total,
-    /// The initial carries, and the operands that every iteration sees.
-    pub(super) enter: Moves,
-    /// From a whole tensor to a parameter, one entry per iteration.
-    pub(super) slices: Vec<(SlotId, SlotId)>,
-    pub(super) body: Vec<Line>,
-    /// From a block's results to its parameters.
-    pub(super) carry: Moves,
-    /// From a block's result to an entry of a whole tensor, per iteration.
-    pub(super) stacks: Vec<(SlotId, SlotId)>,
-    /// From the final carries to the results.
-    pub(super) leave: Moves,
+    pub(super) body: BlockId,
 }
 
 /// How often a loop runs.
@@ -188,16 +182,4 @@ pub(super) enum Trips {
         condition: SlotId,
         limit: usize,
     },
-}
-
-/// Adds the ops of lines, those in blocks included, that run by their reference evaluation.
-pub(super) fn evaluated(lines: &[Line], ops: &mut BTreeSet<&'static str>) {
-    for line in lines {
-        match &line.step {
-            Step::Eval { .. } => drop(ops.insert(line.op)),
-            Step::Cond(cond) => cond.branches.iter().for_each(|branch| evaluated(&branch.body, ops)),
-            Step::Loop(each) => evaluated(&each.body, ops),
-            _ => {}
-        }
-    }
 }

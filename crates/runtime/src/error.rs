@@ -28,16 +28,16 @@ enum Cause {
 }
 
 impl RunError {
-    pub(super) fn new(headline: impl Into<Headline>) -> RunError {
+    pub(crate) fn new(headline: impl Into<Headline>) -> RunError {
         RunError::caused(Cause::Failure(Failure::new(headline)))
     }
 
     /// The same of a part of a plan or of its arguments.
-    pub(super) fn of(part: String, headline: impl Into<Headline>) -> RunError {
+    pub(crate) fn of(part: String, headline: impl Into<Headline>) -> RunError {
         RunError::caused(Cause::Failure(Failure::new(headline).of(part)))
     }
 
-    pub(super) fn limit(excess: Excess) -> RunError {
+    pub(crate) fn limit(excess: Excess) -> RunError {
         RunError::caused(Cause::Limit(excess))
     }
 
@@ -46,7 +46,7 @@ impl RunError {
     }
 
     /// Attaches a line, unless the error has one already.
-    pub(super) fn at(mut self, op: &'static str, site: Option<Site>) -> RunError {
+    pub(crate) fn at(mut self, op: &'static str, site: Option<Site>) -> RunError {
         if self.0.op.is_none() {
             // Users know an operation by the name of its call.
             self.0.op = Some(call_name(op));

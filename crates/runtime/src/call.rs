@@ -1,0 +1,151 @@
+//! Calls a kernel, or the evaluation of an op, on tensors in buffers: the one way for plans and eager code.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use consort_comm::{Buffer, Bytes, BytesMut};
+use consort_ir::literal::Literal;
+use consort_ir::ops::{OpDef, eval_of};
+use consort_types::Dtype;
+use consort_types::layout::Layout;
+use smallvec::SmallVec;
+
+use crate::RunError;
+use crate::kernels::operand::Storage;
+use crate::kernels::{Arg, Kernel, KernelCx, View, ViewMut, copy};
+use crate::threads::Threads;
+
+/// A tensor in a buffer.
+#[derive(Clone)]
+pub struct Stored<'a> {
+    /// The buffer.
+    pub buffer: &'a Buffer,
+    /// Its part from the first element to the last.
+    pub bytes: Range<usize>,
+    /// The element type.
+    pub dtype: Dtype,
+    /// Sizes and strides, in elements.
+    pub layout: &'a Layout,
+}
+
+/// An operand of a kernel.
+pub enum Operand<'a> {
+    /// It is read where it lies.
+    Stored(Stored<'a>),
+    /// A copy, since the kernel would overwrite it.
+    Copied(Copied<'a>),
+    /// It is the first result, element for element.
+    Result,
+}
+
+/// A copy of a tensor in the layout of the tensor.
+pub struct Copied<'a> {
+    storage: Storage,
+    dtype: Dtype,
+    layout: &'a Layout,
+}
+
+impl<'a> Stored<'a> {
+    /// Its bytes, gaps included.
+    pub fn read(&self) -> Result<Bytes<'a>, RunError> {
+        Ok(self.buffer.bytes_of(self.bytes.clone())?)
+    }
+
+    /// Its bytes for writing, once all leases on them have ended.
+    pub fn write(&self, within: Duration) -> Result<BytesMut<'a>, RunError> {
+        if let Ok(bytes) = self.buffer.try_bytes_mut_of(self.bytes.clone()) {
+            return Ok(bytes);
+        }
+        self.release(within)?;
+        Ok(self.buffer.try_bytes_mut_of(self.bytes.clone())?)
+    }
+
+    /// Waits until its leases have ended.
+    pub fn release(&self, within: Duration) -> Result<(), RunError> {
+        if !self.buffer.is_released() {
+            let mut part = self.buffer.part(self.bytes.clone())?;
+            if !part.is_released() {
+                part.bytes_mut(Instant::now() + within)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of it, gaps included.
+    pub fn copied(&self) -> Result<Copied<'a>, RunError> {
+        Ok(Copied { storage: Storage::of(&self.read()?), dtype: self.dtype, layout: self.layout })
+    }
+
+    /// Its elements without gaps.
+    pub(crate) fn packed(&self, threads: &Threads) -> Result<Storage, RunError> {
+        let mut packed = Storage::new(self.dtype, self.layout.numel());
+        copy::copy(threads, &view(self.dtype, self.layout, &self.read()?), packed.bytes_mut())?;
+        Ok(packed)
+    }
+
+    /// Its elements in the form that evaluations take.
+    pub(crate) fn literal(&self, threads: &Threads) -> Result<Literal, RunError> {
+        let packed = self.packed(threads)?;
+        let literal = Literal::from_bytes(self.dtype, self.layout.shape.to_vec(), packed.bytes());
+        literal.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
+    }
+}
+
+/// A tensor as kernels see it, over its bytes.
+pub fn view<'a>(dtype: Dtype, layout: &'a Layout, bytes: &'a [u8]) -> View<'a> {
+    View { dtype, shape: &layout.shape, strides: &layout.strides, bytes }
+}
+
+/// Calls a kernel. Results are contiguous; they are written once the leases on them have ended.
+#[inline]
+pub fn call(
+    cx: &KernelCx<'_>,
+    (kernel, op): (&Kernel, &dyn OpDef),
+    args: &[Operand<'_>],
+    results: &[Stored<'_>],
+    within: Duration,
+) -> Result<(), RunError> {
+    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+    for result in results {
+        writes.push(result.write(within)?);
+    }
+    let mut reads: SmallVec<[_; 4]> = SmallVec::new();
+    for arg in args {
+        reads.push(match arg {
+            Operand::Stored(stored) => Some(stored.read()?),
+            Operand::Copied(_) | Operand::Result => None,
+        });
+    }
+    let mut views: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
+    for (arg, bytes) in args.iter().zip(&reads) {
+        views.push(match (arg, bytes) {
+            (Operand::Stored(stored), Some(bytes)) => Arg::View(view(stored.dtype, stored.layout, bytes)),
+            (Operand::Copied(copied), _) => {
+                Arg::View(view(copied.dtype, copied.layout, copied.storage.bytes()))
+            }
+            _ => Arg::Result,
+        });
+    }
+    let mut outs: SmallVec<[ViewMut<'_>; 2]> = SmallVec::new();
+    for (result, bytes) in results.iter().zip(&mut writes) {
+        outs.push(ViewMut { dtype: result.dtype, shape: &result.layout.shape, bytes });
+    }
+    Ok((kernel.run)(cx, op, &views, &mut outs)?)
+}
+
+/// Runs an op that has no kernel through its reference evaluation.
+pub fn evaluate(
+    cx: &KernelCx<'_>,
+    op: &dyn OpDef,
+    args: &[Stored<'_>],
+    results: &[Stored<'_>],
+    within: Duration,
+) -> Result<(), RunError> {
+    let given = args.iter().map(|arg| arg.literal(cx.threads)).collect::<Result<Vec<_>, _>>()?;
+    let wanted: Vec<_> = results.iter().map(|result| (result.dtype, &result.layout.shape[..])).collect();
+    let made = eval_of(op, &cx.sizes, &given.iter().collect::<Vec<_>>(), &wanted)?;
+    for (result, made) in results.iter().zip(made) {
+        result.write(within)?.copy_from_slice(&made.to_bytes());
+    }
+    Ok(())
+}
