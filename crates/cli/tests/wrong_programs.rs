@@ -165,6 +165,33 @@ fn what_differs_is_refused_by_every_member() {
 }
 
 #[test]
+fn a_rank_that_cannot_start_tells_the_others_why_at_their_line() {
+    let product = "expected axes whose sizes multiply to 2, the number of ranks, got (dp: 3)";
+    let name = "`d p` is not a name (letters, digits and _, not a digit first)";
+    for (case, why) in
+        [("axes_product", product), ("axes_name", name), ("heap_size", "the heap is too large")]
+    {
+        let job = job(case, 2);
+        job.expect(1, &["init: ", why, "AT"]);
+        job.expect(0, &["init: ", "AT", ": rank 1 aborted at ", "AT", why, "AT"]);
+        job.expect_launcher(&["rank 1 ", "aborted at ", why]);
+        assert_eq!(job.code, 1, "{}", job.err);
+        assert!(!job.err.contains("crates/consort/src"), "a line of the library:\n{}", job.err);
+    }
+}
+
+#[test]
+fn a_rank_that_exits_with_0_is_named_with_a_way_out() {
+    for case in ["exit_early", "exit_later"] {
+        let job = job(case, 2);
+        let gone = "rank 1 exited with code 0 without a goodbye";
+        job.expect(0, &[gone, "AT", "note: ", "return from `main` in place of `exit`"]);
+        assert_eq!(job.code, 1, "{}", job.err);
+        assert!(!job.err.contains("crates/consort/src"), "a line of the library:\n{}", job.err);
+    }
+}
+
+#[test]
 fn messages_that_do_not_fit_are_seen_on_both_ends_and_elsewhere() {
     for (case, sent, received) in [
         ("message_dtype", "f32[4]", "i32[4]"),

@@ -106,15 +106,12 @@ impl Init {
         let site = Location::caller();
         let failed = |failure: Box<Failure>| Error::of("init", failure, site);
         let control = self.join().map_err(|error| failed(error.failure()))?;
-        if let Err(failure) = check_environment() {
-            // The others wait for this rank.
-            control.control().into_iter().for_each(|control| control.abort(&failure.to_string()));
-            return Err(failed(failure));
-        }
-        let mesh = self.mesh(control.size()).map_err(failed)?;
+        or_abort(&control, check_environment())?;
+        let mesh = or_abort(&control, self.mesh(control.size()))?;
         self.check_parity(&mesh, &control).map_err(failed)?;
         let timeout = control.deadline();
-        let all = control.group(self.heap, timeout).map_err(|error| failed(error.failure()))?;
+        let all = control.group(self.heap, timeout).map_err(|error| error.failure());
+        let all = or_abort(&control, all)?;
         self.mesh_of(mesh, all, Some(control), timeout, site)
     }
 
@@ -149,6 +146,7 @@ impl Init {
     }
 
     /// Fails on every rank if they differ in what changes results or behaviour, besides their version.
+    #[track_caller]
     fn check_parity(&self, mesh: &mesh::Mesh, control: &consort_comm::World) -> Result<(), Box<Failure>> {
         let Some(all) = control.control() else { return Ok(()) };
         let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
@@ -172,6 +170,7 @@ impl Init {
     }
 
     /// Connects with the other ranks.
+    #[track_caller]
     fn join(&self) -> std::result::Result<consort_comm::World, consort_comm::InitError> {
         let launch = consort_comm::env::Launch::from_env().map_err(consort_comm::InitError::Env)?;
         let deadline = self.timeout.or(launch.deadline).unwrap_or(consort_comm::DEFAULT_DEADLINE);
@@ -179,24 +178,29 @@ impl Init {
     }
 
     fn mesh(&self, ranks: usize) -> Result<mesh::Mesh, Box<Failure>> {
-        let axes: Vec<(String, u32)> = match &self.axes[..] {
-            [] => vec![("world".to_string(), ranks as u32)],
-            axes => {
-                let known = axes.iter().filter(|(_, size)| *size > 0);
-                let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
-                let one = axes.iter().filter(|(_, size)| *size == 0).count() == 1;
-                let rest = if one && ranks.is_multiple_of(known) { ranks / known } else { 0 };
-                let size = |size: usize| if size == 0 { rest } else { size };
-                let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
-                axes.iter().map(|(name, given)| (name.clone(), size(*given))).collect()
-            }
+        let axes = match &self.axes[..] {
+            [] => vec![("world".to_string(), ranks)],
+            axes => axes.to_vec(),
         };
-        let mesh = mesh::Mesh::new(axes).map_err(|error| Failure::new(error.0))?;
-        if mesh.n_ranks() as usize == ranks {
-            return Ok(mesh);
+        let known = axes.iter().filter(|(_, size)| *size > 0);
+        let known = known.fold(1, |n: usize, (_, size)| n.saturating_mul(*size));
+        let fits = match axes.iter().filter(|(_, size)| *size == 0).count() {
+            0 => ranks == known,
+            1 => ranks.is_multiple_of(known),
+            _ => false,
+        };
+        if !fits {
+            let given: Vec<String> = axes.iter().map(|(name, size)| format!("{name}: {size}")).collect();
+            let failure = Failure::new((
+                format!("axes whose sizes multiply to {ranks}, the number of ranks"),
+                format!("({})", given.join(", ")),
+            ));
+            return Err(failure.note("one size may be 0: it becomes what the others leave"));
         }
-        let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
-        Err(Failure::new((format!("a mesh of {ranks} ranks"), format!("({})", axes.join(", ")))))
+        let size = |size: usize| if size == 0 { ranks / known } else { size };
+        let size = |given: usize| u32::try_from(size(given)).unwrap_or(u32::MAX);
+        mesh::Mesh::new(axes.into_iter().map(|(name, given)| (name, size(given))))
+            .map_err(|error| Failure::new(error.0))
     }
 
     fn mesh_of(
@@ -219,6 +223,20 @@ impl Init {
             group.map_err(|error| Error::comm("init", error, site))?;
         }
         Mesh::new(world, site)
+    }
+}
+
+/// The outcome of a part of start-up. The others wait for this rank, so they hear why it failed.
+#[track_caller]
+fn or_abort<T>(world: &consort_comm::World, outcome: Result<T, Box<Failure>>) -> Result<T> {
+    match outcome {
+        Ok(value) => Ok(value),
+        Err(failure) => {
+            if let Some(control) = world.control() {
+                control.abort(&failure.title());
+            }
+            Err(Error::of("init", failure, Location::caller()))
+        }
     }
 }
 

@@ -87,8 +87,9 @@ impl Mesh {
     #[track_caller]
     pub fn of_shapes(axes: &[(&str, usize)], rank: usize) -> Result<Mesh> {
         let site = Location::caller();
-        let axes = axes.iter().map(|(name, size)| (name.to_string(), *size as u32));
-        let mesh = mesh::Mesh::new(axes).map_err(|error| Error::new("mesh", error.0, site))?;
+        let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let axes = axes.iter().map(|(name, given)| (name.to_string(), size(*given)));
+        let mesh = mesh::Mesh::new(axes).map_err(|error| refused(error, site))?;
         if rank >= mesh.n_ranks() as usize {
             let message = (format!("a rank below {}", mesh.n_ranks()), rank.to_string());
             return Err(Error::new("mesh", message, site));
@@ -168,7 +169,7 @@ impl Mesh {
             };
         }
         let id = self.world.change_mesh(|mesh| mesh.add_list_group(name, lists));
-        let id = id.map_err(|error| Error::new("mesh", error.0.trim_start_matches("mesh: "), site))?;
+        let id = id.map_err(|error| refused(error, site))?;
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
 
@@ -208,7 +209,7 @@ impl Mesh {
             all.chunks(3).map(|one| (one[0] == 1).then_some(one[1] as u32)).collect();
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
-        let id = id.map_err(|error| Error::new("mesh", error.0.trim_start_matches("mesh: "), site))?;
+        let id = id.map_err(|error| refused(error, site))?;
         self.world.splits.borrow_mut().insert(name.to_string(), (colour, key));
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
@@ -369,6 +370,11 @@ impl Mesh {
 fn group(world: Rc<World>, over: GroupName, op: &str, site: &'static Location<'static>) -> Result<Group> {
     let comm = world.group(over, site).map_err(|error| Error::comm(op, error, site))?;
     Ok(Group { world, over, comm, breaks: false })
+}
+
+/// The error of a mesh or a group that cannot be.
+fn refused(error: mesh::MeshError, site: &'static Location<'static>) -> Error {
+    Error::new("mesh", error.0.trim_start_matches("mesh: "), site)
 }
 
 fn lists_text(lists: &[Vec<Rank>]) -> String {

@@ -1,44 +1,18 @@
 //! The cases of roles on four processes, under the launcher.
-//!
-//! The ranks are this program itself. It has no test harness, since the launcher needs a program that it can enter.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 #![allow(dead_code, reason = "the tests on threads use more of the cases")]
 
 #[path = "roles/cases.rs"]
 mod cases;
-
-use std::ffi::OsString;
-use std::io::{stderr, stdout};
-use std::time::Duration;
-
-use consort_comm::launch::{Options, Orphans, Sink, enter, launch};
-
-const ENTRY: &str = "__entry";
-const RANK: &str = "__rank";
+mod processes;
 
 fn main() {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    match arguments.split_first() {
-        Some((first, rest)) if first == ENTRY => enter(rest).unwrap(),
-        Some((first, _)) if first == RANK => run_cases(),
-        _ => on_processes(),
-    }
-}
-
-fn run_cases() {
-    let mesh = consort::Init::new().axes(&[("pp", 2), ("tp", 2)]).start().unwrap();
-    for (name, case) in cases::CASES {
-        if let Err(error) = case(mesh.clone()) {
-            panic!("{name}: {error}");
+    processes::run(&[4], || {
+        let mesh = consort::Init::new().axes(&[("pp", 2), ("tp", 2)]).start().unwrap();
+        for (name, case) in cases::CASES {
+            if let Err(error) = case(mesh.clone()) {
+                panic!("{name}: {error}");
+            }
         }
-    }
-}
-
-fn on_processes() {
-    let program = vec![std::env::current_exe().unwrap().into(), RANK.into()];
-    let entry = vec!["/proc/self/exe".into(), ENTRY.into()];
-    let options = Options::new(4, program, entry, Duration::from_secs(300));
-    let _orphans = Orphans::adopt().unwrap();
-    let outcome = launch(&options, Sink::new(stdout()), Sink::new(stderr())).unwrap();
-    assert_eq!(outcome.code, 0, "{}", outcome.summary);
+    });
 }

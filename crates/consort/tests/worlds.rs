@@ -38,6 +38,28 @@ fn a_world_of_one_has_its_axis() {
 }
 
 #[test]
+fn axes_that_do_not_fit_the_ranks_name_the_way_out() {
+    let way_out = "note: one size may be 0: it becomes what the others leave";
+    let axes: [(&[(&str, usize)], &str); 3] = [
+        (&[("dp", 3)], "(dp: 3)"),
+        (&[("dp", 0), ("tp", 3)], "(dp: 0, tp: 3)"),
+        (&[("dp", 0), ("tp", 0)], "(dp: 0, tp: 0)"),
+    ];
+    for (axes, got) in axes {
+        for error in consort::Init::new().axes(axes).spawn(2, |_| Ok(())) {
+            let error = error.unwrap_err().to_string();
+            let wanted = format!(
+                "spawn: expected axes whose sizes multiply to 2, the number of ranks, got {got}\n  at "
+            );
+            assert!(error.starts_with(&wanted) && error.ends_with(way_out), "{error}");
+            assert!(error.contains("tests/worlds.rs:"), "{error}");
+        }
+    }
+    let large = consort::Mesh::of_shapes(&[("dp", 1 << 33)], 0).map(drop).unwrap_err().to_string();
+    assert!(large.starts_with("mesh: more than 1048576 ranks\n"), "{large}");
+}
+
+#[test]
 fn a_rank_in_no_list_has_no_number_there() {
     let errors = consort::spawn(3, |mesh| {
         let pair = mesh.lists("pair", &[&[2, 0]])?;

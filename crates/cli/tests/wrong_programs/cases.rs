@@ -20,7 +20,19 @@ pub(crate) fn play(case: &str) -> Result<()> {
         "send_first_small" => init = init.strict(true),
         _ => {}
     }
-    let mesh = init.start()?; // environment
+    // Rank 1 alone, which is known before it starts.
+    let is_one = std::env::var("CONSORT_RANK").is_ok_and(|rank| rank == "1");
+    match case {
+        "axes_product" => init = init.axes(&[("dp", if is_one { 3 } else { 2 })]),
+        "axes_name" => init = init.axes(&[(if is_one { "d p" } else { "dp" }, 2)]),
+        "heap_size" if is_one => init = init.heap(usize::MAX),
+        "exit_early" if is_one => std::process::exit(0),
+        _ => {}
+    }
+    let mesh = init.start()?; // environment, // axes_product, // axes_name, // heap_size, // exit_early
+    if case == "exit_later" && is_one {
+        std::process::exit(0);
+    }
     let me = mesh.my_rank()?;
     // `none` is an error, which a rank that makes no call after it would report: such cases are in the first topic.
     [messages, different, missing, compiled, captured, right, late, right_compiled]
@@ -65,6 +77,7 @@ fn different(case: &str, mesh: &Mesh, me: usize) -> Option<Result<()>> {
             let outs: Vec<usize> = (0..n).map(|from| if me == 1 && from == 0 { 2 } else { 1 }).collect();
             got(mesh.all_to_all(ones(n)?, Some(&outs), Some(&vec![1; n])).and_then(|x| x.wait().map(|()| x))) // splits
         }
+        "exit_later" => mesh.barrier(), // exit_later
         "parity" => mesh.parity("attention", if me == 0 { "flash" } else { "plain" }), // parity
         _ => {
             known = false;

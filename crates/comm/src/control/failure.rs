@@ -157,12 +157,15 @@ impl JobFailure {
             What::Ended(exit) if exit.is_success() => Failure::new(format!(
                 "{who}{exit} without a goodbye{after}"
             ))
-            .note("a rank must make all calls that the others make, and drop its World, before it ends"),
+            .note(
+                "a rank must make all calls that the others make, and drop its world or mesh, before it ends: return from \
+                 `main` in place of `exit`",
+            ),
             What::Ended(exit) => Failure::new(format!("{who}{exit}{after}")).note("its own output says why"),
             What::Lost => Failure::new(format!("{who}closed its connection without a goodbye{after}"))
                 .note("its process died, or the program closed the descriptor of the control connection"),
             What::Left => Failure::new(format!("{who}said goodbye and does not come to {}", self.at))
-                .note("a rank must make all calls that the others make before it drops its World"),
+                .note("a rank must make all calls that the others make before it drops its world or mesh"),
             What::Aborted(reason) => {
                 let at = if self.at.is_empty() { String::new() } else { format!(" at {}", self.at) };
                 Failure::new(format!("{who}aborted{at}: {reason}")).note("its own output may say more")
