@@ -3,6 +3,7 @@
 use crate::{Dtype, Flatten, Index, Result, Tensor};
 
 use super::layers::{ColumnLinear, RowLinear};
+use super::losses::wide;
 
 /// Rotary position embedding: rotates pairs of the last dimension by angles that grow with the position along the one
 /// before it, counted from `first`. Entry i of each half form a pair, as in Llama.
@@ -23,14 +24,15 @@ pub fn rotate(x: &Tensor, first: &Index, base: f64) -> Result<Tensor> {
     let (length, width) = (x.dim(2)?, x.dim(3)?);
     let half = &width / 2;
     // The angle of pair i at position p is p / base^(i / half).
-    let pairs = Tensor::iota(Dtype::F32, &[Index::from(1), half.clone()], 1)?;
-    let halves = Tensor::index(half.clone())?.cast(Dtype::F32)?;
+    let dtype = wide(x.dtype());
+    let pairs = Tensor::iota(dtype, &[Index::from(1), half.clone()], 1)?;
+    let halves = Tensor::index(half.clone())?.cast(dtype)?;
     let speed = pairs.div(&halves)?.mul(-base.ln())?.exp()?;
-    let place = Tensor::iota(Dtype::F32, &[length, Index::from(1)], 0)?;
-    let place = place.add(&Tensor::index(first.clone())?.cast(Dtype::F32)?)?;
+    let place = Tensor::iota(dtype, &[length, Index::from(1)], 0)?;
+    let place = place.add(&Tensor::index(first.clone())?.cast(dtype)?)?;
     let angle = place.mul(&speed)?;
     let (cos, sin) = (angle.cos()?, angle.sin()?);
-    let wide = x.cast(Dtype::F32)?;
+    let wide = x.cast(dtype)?;
     let (a, b) = (wide.narrow(3, 0, half.clone())?, wide.narrow(3, half.clone(), half)?);
     let turned = [a.mul(&cos)?.sub(&b.mul(&sin)?)?, b.mul(&cos)?.add(&a.mul(&sin)?)?];
     Tensor::concat(&[&turned[0], &turned[1]], 3)?.cast(x.dtype())
@@ -97,5 +99,24 @@ impl Attention {
         let mixed = query.attention(&keys, &values, scale, Some(first.clone()))?.squeeze(0)?;
         let own = mixed.dim(0)? * self.width;
         self.out.forward(&mixed.permute(&[1, 0, 2])?.reshape(&[length, own])?)
+    }
+
+    /// For whole sequences `[batch, length, hidden]`, without a cache: what training computes. Each token attends to itself
+    /// and to earlier ones.
+    #[track_caller]
+    pub fn attend(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, length) = (x.dim(0)?, x.dim(1)?);
+        let heads = |layer: &ColumnLinear| -> Result<Tensor> {
+            let y = layer.forward(x)?;
+            let heads = y.dim(2)? / self.width;
+            let shape = [batch.clone(), length.clone(), heads, self.width.into()];
+            y.reshape(&shape)?.permute(&[0, 2, 1, 3])
+        };
+        let query = rotate(&heads(&self.query)?, &0.into(), self.base)?;
+        let key = rotate(&heads(&self.key)?, &0.into(), self.base)?;
+        let scale = 1.0 / (self.width as f64).sqrt();
+        let mixed = query.attention(&key, &heads(&self.value)?, scale, Some(0.into()))?;
+        let own = mixed.dim(1)? * self.width;
+        self.out.forward(&mixed.permute(&[0, 2, 1, 3])?.reshape(&[batch.clone(), length.clone(), own])?)
     }
 }

@@ -2,8 +2,9 @@
 
 use consort_ir::index as ir;
 
+use super::losses::wide;
 use crate::mesh::Group;
-use crate::{Dtype, Flatten, Index, Reduce, Result, Tensor};
+use crate::{Flatten, Index, Reduce, Result, Tensor};
 
 /// A linear layer sharded by outputs: x is replicated, and each member computes its own columns of the
 /// result.
@@ -113,12 +114,19 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         // A token that another member has is looked up as row 0 here, and gives zeros.
+        let (place, mine) = self.own_places(tokens)?;
+        let found = self.table.gather(&place, 0)?;
+        let found = mine.unsqueeze(tokens.rank())?.select(&found, 0.0)?;
+        self.group.all_reduce(found, Reduce::Sum)
+    }
+
+    /// The rows of tokens in this member's part, 0 for those of other members; and which are its own.
+    #[track_caller]
+    pub(super) fn own_places(&self, tokens: &Tensor) -> Result<(Tensor, Tensor)> {
         let place = tokens.sub(&Tensor::index(self.first())?)?;
         let (zero, rows) = (Tensor::index(0)?, Tensor::index(self.table.dim(0)?)?);
         let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
-        let found = self.table.gather(&mine.select(&place, &zero)?, 0)?;
-        let found = mine.unsqueeze(tokens.rank())?.select(&found, 0.0)?;
-        self.group.all_reduce(found, Reduce::Sum)
+        Ok((mine.select(&place, &zero)?, mine))
     }
 
     /// A logit for each token of the vocabulary, along the last dimension, on all members.
@@ -166,8 +174,8 @@ impl RmsNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Some(group) = &self.group else { return x.rms_norm(&self.weight, self.eps) };
         let last = x.rank() - 1;
-        let wide = x.cast(Dtype::F32)?;
-        let columns = group.all_reduce(Tensor::index(x.dim(last)?)?, Reduce::Sum)?.cast(Dtype::F32)?;
+        let wide = x.cast(wide(x.dtype()))?;
+        let columns = group.all_reduce(Tensor::index(x.dim(last)?)?, Reduce::Sum)?.cast(wide.dtype())?;
         let squares = group.all_reduce(wide.mul(&wide)?.sum(&[last], true)?, Reduce::Sum)?;
         let mean = squares.div(&columns)?.add(self.eps)?;
         wide.mul(&mean.rsqrt()?)?.cast(x.dtype())?.mul(&self.weight)

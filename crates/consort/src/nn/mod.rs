@@ -1,4 +1,4 @@
-//! Tensor-parallel layers: one code, eager and compiled, on any number of ranks.
+//! Tensor-parallel layers, one code, eager and compiled, on any number of ranks; and the parts of training.
 //!
 //! Each layer holds this rank's shard of its weights and the group that shares them. Heads, rows of the vocabulary and
 //! columns of the hidden layers are sharded as evenly as possible, so that any number of ranks works. Weights have the
@@ -21,13 +21,23 @@
 mod attention;
 mod generate;
 mod layers;
+mod losses;
 mod model;
+mod optimizers;
+mod schedule;
+mod shards;
+mod train;
 mod weights;
 
 pub use attention::{Attention, KvCache, rotate};
 pub use generate::{Generator, Sampling};
 pub use layers::{ColumnLinear, Embedding, RmsNorm, RowLinear, SwiGlu};
+pub use losses::{cross_entropy, mean_squared_error};
 pub use model::{Block, Config, Llama};
+pub use optimizers::{Adam, Moments, Sgd};
+pub use schedule::{Cosine, Linear};
+pub use shards::Shards;
+pub use train::{cast, clip, mean_of, norm};
 pub use weights::Weights;
 
 use std::ops::Range;

@@ -82,6 +82,13 @@ impl Block {
         let x = self.attention.forward(&self.norm.forward(x)?, cache, first)?.add(x)?;
         self.feed.forward(&self.feed_norm.forward(&x)?)?.add(&x)
     }
+
+    /// For whole sequences `[batch, length, hidden]`, without a cache.
+    #[track_caller]
+    pub fn attend(&self, x: &Tensor) -> Result<Tensor> {
+        let x = self.attention.attend(&self.norm.forward(x)?)?.add(x)?;
+        self.feed.forward(&self.feed_norm.forward(&x)?)?.add(&x)
+    }
 }
 
 /// A model of the shape of Llama; each member of a group has its part of the weights.
@@ -193,5 +200,15 @@ impl Llama {
             x = block.forward(&x, cache, first)?;
         }
         self.head.logits(&self.norm.forward(&x)?)
+    }
+
+    /// The mean cross-entropy of targets for whole sequences of tokens, both `[batch, length]`: what training minimises.
+    #[track_caller]
+    pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let mut x = self.embedding.forward(tokens)?;
+        for block in &self.blocks {
+            x = block.attend(&x)?;
+        }
+        self.head.cross_entropy(&self.norm.forward(&x)?, targets)
     }
 }
