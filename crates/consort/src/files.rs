@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,23 @@ const MAX_HEADER: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 
 /// The context of a file error.
-struct Fault<'a> {
-    op: &'static str,
-    path: &'a Path,
-    site: &'static Location<'static>,
+pub(crate) struct Fault<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) path: &'a Path,
+    pub(crate) site: &'static Location<'static>,
 }
 
 impl Fault<'_> {
-    fn error(&self, headline: impl Into<Headline>) -> Error {
+    pub(crate) fn error(&self, headline: impl Into<Headline>) -> Error {
         self.failed(Failure::new(headline))
     }
 
     /// An error of a part of the file: its header, or a tensor.
-    fn error_of(&self, part: &str, headline: impl Into<Headline>) -> Error {
+    pub(crate) fn error_of(&self, part: &str, headline: impl Into<Headline>) -> Error {
         self.failed(Failure::new(headline).of(part.to_string()))
     }
 
-    fn failed(&self, failure: Box<Failure>) -> Error {
+    pub(crate) fn failed(&self, failure: Box<Failure>) -> Error {
         Error::of(self.op, failure.of(self.path.display().to_string()), self.site)
     }
 
@@ -158,34 +158,55 @@ impl Tensor {
     #[track_caller]
     pub fn save_safetensors(path: impl AsRef<Path>, tensors: &[(&str, &Tensor)]) -> Result<()> {
         let fault = Fault { op: "save_safetensors", path: path.as_ref(), site: Location::caller() };
-        let mut sorted = tensors.to_vec();
-        // Wide elements first, so that all are aligned.
-        sorted.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size()), *name));
-        let (mut infos, mut end) = (Vec::new(), 0);
-        for (name, tensor) in &sorted {
-            if infos.iter().any(|(other, _)| other == name) || *name == "__metadata__" {
-                return Err(fault.error(("each name once", format!("`{name}` again"))));
-            }
+        for (_, tensor) in tensors {
             tensor.data(fault.op, fault.site)?;
-            let start = end;
-            end += tensor.numel() * tensor.dtype().size();
-            let dtype = file_dtype(tensor.dtype());
-            let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
-            infos.push((name.to_string(), info));
         }
-        let header = Metadata::new(None, infos).map_err(|error| fault.error(error.to_string()))?;
-        let mut header = serde_json::to_vec(&header).map_err(|error| fault.error(error.to_string()))?;
-        header.resize(header.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
-        let mut file =
-            BufWriter::new(File::create(fault.path).map_err(|error| fault.error(error.to_string()))?);
-        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| fault.error(error.to_string()));
-        write(&(header.len() as u64).to_le_bytes())?;
-        write(&header)?;
-        for (_, tensor) in &sorted {
-            tensor.with_bytes(fault.op, fault.site, &mut write)??;
+        let infos: Vec<_> =
+            tensors.iter().map(|(name, tensor)| (*name, tensor.dtype(), tensor.shape())).collect();
+        let (header, starts, _) = header(&fault, &infos, None)?;
+        let file = File::create(fault.path).map_err(|error| fault.error(error.to_string()))?;
+        let write = |bytes: &[u8], at: u64| {
+            file.write_all_at(bytes, at).map_err(|error| fault.error(error.to_string()))
+        };
+        write(&header, 0)?;
+        for ((_, tensor), start) in tensors.iter().zip(starts) {
+            tensor.with_bytes(fault.op, fault.site, |bytes| write(bytes, start))??;
         }
-        file.flush().map_err(|error| fault.error(error.to_string()))
+        Ok(())
     }
+}
+
+/// The header of a safetensors file of these tensors, where each begins in the file, and the length of the file.
+pub(crate) fn header(
+    fault: &Fault<'_>,
+    tensors: &[(&str, Dtype, &[usize])],
+    notes: Option<BTreeMap<String, String>>,
+) -> Result<(Vec<u8>, Vec<u64>, u64)> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    // Wide elements first, so that all are aligned.
+    order.sort_by_key(|place| (std::cmp::Reverse(tensors[*place].1.size()), tensors[*place].0));
+    let (mut infos, mut starts, mut end) = (Vec::new(), vec![0; tensors.len()], 0);
+    for place in order {
+        let (name, dtype, shape) = tensors[place];
+        if infos.iter().any(|(other, _)| other == name) || name == "__metadata__" {
+            return Err(fault.error(("each name once", format!("`{name}` again"))));
+        }
+        let start = end;
+        starts[place] = start as u64;
+        end += shape.iter().product::<usize>() * dtype.size();
+        let info = TensorInfo { dtype: file_dtype(dtype), shape: shape.to_vec(), data_offsets: (start, end) };
+        infos.push((name.to_string(), info));
+    }
+    let header = Metadata::new(notes.map(|notes| notes.into_iter().collect()), infos)
+        .map_err(|error| fault.error(error.to_string()))?;
+    let header = serde_json::to_vec(&header).map_err(|error| fault.error(error.to_string()))?;
+    let length = header.len().next_multiple_of(LENGTH_BYTES as usize);
+    let mut bytes = (length as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.resize(LENGTH_BYTES as usize + length, b' ');
+    starts.iter_mut().for_each(|start| *start += bytes.len() as u64);
+    let whole = (bytes.len() + end) as u64;
+    Ok((bytes, starts, whole))
 }
 
 fn of_array(op: &str, array: &Array, site: &'static Location<'static>) -> Result<Tensor> {
@@ -236,6 +257,8 @@ pub struct Safetensors {
     /// Where the data begin.
     start: u64,
     entries: BTreeMap<String, TensorInfo>,
+    /// What the header says besides.
+    notes: BTreeMap<String, String>,
 }
 
 impl Safetensors {
@@ -244,8 +267,11 @@ impl Safetensors {
     /// [`Safetensors`] has an example.
     #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Safetensors> {
-        let path = path.as_ref();
-        let fault = Fault { op: "safetensors", path, site: Location::caller() };
+        Safetensors::open_at(path.as_ref(), Location::caller())
+    }
+
+    pub(crate) fn open_at(path: &Path, site: &'static Location<'static>) -> Result<Safetensors> {
+        let fault = Fault { op: "safetensors", path, site };
         let (mut file, length) = fault.open()?;
         let mut header_length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut header_length)
@@ -266,7 +292,13 @@ impl Safetensors {
             return Err(fault.error((format!("{expected} bytes of data"), got.to_string())));
         }
         let entries = header.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
-        Ok(Safetensors { path: path.to_path_buf(), file, start, entries })
+        let notes = header.metadata().clone().unwrap_or_default().into_iter().collect();
+        Ok(Safetensors { path: path.to_path_buf(), file, start, entries, notes })
+    }
+
+    /// What the header says besides.
+    pub(crate) fn note(&self, key: &str) -> Option<&str> {
+        self.notes.get(key).map(String::as_str)
     }
 
     /// The names of its tensors, sorted.
@@ -388,23 +420,34 @@ impl Safetensors {
         length: usize,
         site: &'static Location<'static>,
     ) -> Result<Tensor> {
+        let (_, dtype) = self.entry(name, site)?;
+        Tensor::build("safetensors", dtype, shape, site, |bytes| {
+            let mut pieces = bytes.chunks_exact_mut(length.max(1)).take(rows).enumerate();
+            pieces.try_for_each(|(row, piece)| {
+                self.read_at(name, skip as u64 + row as u64 * apart, piece, site)
+            })
+        })
+    }
+
+    /// Reads the bytes of a tensor from `skip` on.
+    pub(crate) fn read_at(
+        &self,
+        name: &str,
+        skip: u64,
+        bytes: &mut [u8],
+        site: &'static Location<'static>,
+    ) -> Result<()> {
         let (info, dtype) = self.entry(name, site)?;
         let fault = self.fault(site);
-        let first = self.start + (info.data_offsets.0 + skip) as u64;
-        Tensor::build(fault.op, dtype, shape, site, |bytes| {
-            let pieces = bytes.chunks_exact_mut(length.max(1)).take(rows);
-            for (row, piece) in pieces.enumerate() {
-                let read = self.file.read_exact_at(piece, first + row as u64 * apart);
-                read.map_err(|error| fault.error_of(&format!("`{name}`"), error.to_string()))?;
+        let read = self.file.read_exact_at(bytes, self.start + info.data_offsets.0 as u64 + skip);
+        read.map_err(|error| fault.error_of(&format!("`{name}`"), error.to_string()))?;
+        // Readers take a bool's byte for its value, so bytes other than 0 and 1 are rejected.
+        match bytes.iter().find(|byte| dtype == Dtype::Bool && **byte > 1) {
+            Some(bad) => {
+                let message = ("every bool to be 0 or 1", bad.to_string());
+                Err(fault.error_of(&format!("`{name}`"), message))
             }
-            // Readers take a bool's byte for its value, so bytes other than 0 and 1 are rejected.
-            match bytes.iter().find(|byte| dtype == Dtype::Bool && **byte > 1) {
-                Some(bad) => {
-                    let message = ("every bool to be 0 or 1", bad.to_string());
-                    Err(fault.error_of(&format!("`{name}`"), message))
-                }
-                None => Ok(()),
-            }
-        })
+            None => Ok(()),
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Types that contain tensors: users' structs, lists, options. Their tensors can be taken out in order, and put back.
 
+use std::fmt::Display;
 use std::panic::Location;
 
 use crate::error::{Error, Result};
@@ -118,6 +119,10 @@ pub trait Visit {
     fn index(&mut self, _index: &Index) {}
     /// Any other leaf: a compiled function is recompiled if it changes.
     fn setting(&mut self, _setting: Static<'_>) {}
+    /// The leaves up to [`leave`](Visit::leave) are in this field, or at this place of a list.
+    fn enter(&mut self, _field: &dyn Display) {}
+    /// The end of a field.
+    fn leave(&mut self) {}
 }
 
 /// A map over the leaves of a value.
@@ -197,10 +202,18 @@ impl<T: Flatten> Flatten for Pending<T> {
     }
 }
 
+fn visit_list<T: Flatten>(list: &[T], visit: &mut dyn Visit) {
+    for (place, one) in list.iter().enumerate() {
+        visit.enter(&place);
+        one.visit(visit);
+        visit.leave();
+    }
+}
+
 impl<T: Flatten> Flatten for Vec<T> {
     fn visit(&self, visit: &mut dyn Visit) {
         visit.setting(Static::Int(self.len() as i128));
-        self.iter().for_each(|one| one.visit(visit));
+        visit_list(self, visit);
     }
     fn map(&self, map: &mut dyn Map) -> Vec<T> {
         self.iter().map(|one| one.map(map)).collect()
@@ -209,7 +222,7 @@ impl<T: Flatten> Flatten for Vec<T> {
 
 impl<T: Flatten, const N: usize> Flatten for [T; N] {
     fn visit(&self, visit: &mut dyn Visit) {
-        self.iter().for_each(|one| one.visit(visit));
+        visit_list(self, visit);
     }
     fn map(&self, map: &mut dyn Map) -> [T; N] {
         std::array::from_fn(|i| self[i].map(map))
@@ -239,7 +252,11 @@ macro_rules! tuples {
     ($(($($name:ident $place:tt),+))*) => {$(
         impl<$($name: Flatten),+> Flatten for ($($name,)+) {
             fn visit(&self, visit: &mut dyn Visit) {
-                $(self.$place.visit(visit);)+
+                $(
+                    visit.enter(&$place);
+                    self.$place.visit(visit);
+                    visit.leave();
+                )+
             }
             fn map(&self, map: &mut dyn Map) -> Self {
                 ($(self.$place.map(map),)+)

@@ -317,6 +317,12 @@ impl Visit for EqualOver<'_> {
     fn setting(&mut self, setting: Static<'_>) {
         self.visit.setting(setting);
     }
+    fn enter(&mut self, field: &dyn std::fmt::Display) {
+        self.visit.enter(field);
+    }
+    fn leave(&mut self) {
+        self.visit.leave();
+    }
 }
 
 /// The axes of a field's declaration. A world of one rank need not have them.

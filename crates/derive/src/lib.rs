@@ -70,15 +70,16 @@ fn arms(
         let name = variant.to_string();
         quote!(visit.setting(::consort::Static::Text(#name));)
     });
+    let visits = names.iter().zip(fields).enumerate();
     let visits =
-        names.iter().zip(fields).map(|(name, field)| visit(name, field)).collect::<syn::Result<Vec<_>>>()?;
+        visits.map(|(place, (name, field))| visit(place, name, field)).collect::<syn::Result<Vec<_>>>()?;
     let visit = quote!(#path #pattern => { #name #(#visits)* });
     let map = quote!(#path #pattern => #path #made,);
     Ok((visit, map))
 }
 
-/// The statement that visits a field.
-fn visit(name: &Ident, field: &Field) -> syn::Result<TokenStream> {
+/// The statements that visit a field.
+fn visit(place: usize, name: &Ident, field: &Field) -> syn::Result<TokenStream> {
     let mut axes: Option<Vec<String>> = None;
     for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("flatten")) {
         attribute.parse_nested_meta(|meta| {
@@ -97,9 +98,15 @@ fn visit(name: &Ident, field: &Field) -> syn::Result<TokenStream> {
             Ok(())
         })?;
     }
-    let Some(axes) = axes else { return Ok(quote!(::consort::Flatten::visit(#name, visit);)) };
-    let field = name.to_string();
-    Ok(quote! {
-        ::consort::Flatten::visit(#name, &mut ::consort::EqualOver { visit: &mut *visit, field: #field, axes: &[#(#axes),*] });
-    })
+    let visited = match axes {
+        None => quote!(::consort::Flatten::visit(#name, visit);),
+        Some(axes) => {
+            let field = name.to_string();
+            quote! {
+                ::consort::Flatten::visit(#name, &mut ::consort::EqualOver { visit: &mut *visit, field: #field, axes: &[#(#axes),*] });
+            }
+        }
+    };
+    let field = field.ident.as_ref().map_or(place.to_string(), ToString::to_string);
+    Ok(quote!(visit.enter(&#field); #visited visit.leave();))
 }

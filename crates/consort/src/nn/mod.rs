@@ -19,22 +19,26 @@
 //! ```
 
 mod attention;
+mod checkpoint;
 mod generate;
 mod layers;
 mod losses;
 mod model;
 mod optimizers;
+mod parts;
 mod schedule;
 mod shards;
 mod train;
 mod weights;
 
 pub use attention::{Attention, KvCache, rotate};
+pub use checkpoint::Checkpoint;
 pub use generate::{Generator, Sampling};
 pub use layers::{ColumnLinear, Embedding, RmsNorm, RowLinear, SwiGlu};
 pub use losses::{cross_entropy, mean_squared_error};
 pub use model::{Block, Config, Llama};
 pub use optimizers::{Adam, Moments, Sgd};
+pub use parts::Parts;
 pub use schedule::{Cosine, Linear};
 pub use shards::Shards;
 pub use train::{cast, clip, mean_of, norm};

@@ -180,6 +180,17 @@ impl Llama {
         })
     }
 
+    /// Along which dimension a weight of the model is split, by the name of its fields; `None` if every member has all of it.
+    /// [`Parts::split`](super::Parts::split) takes it.
+    pub fn split(name: &str) -> Option<usize> {
+        let mut fields = name.rsplit('.');
+        match (fields.next(), fields.next()) {
+            (Some("table"), _) | (Some("weight"), Some("query" | "key" | "value" | "gate" | "up")) => Some(0),
+            (Some("weight"), Some("out" | "down")) => Some(1),
+            _ => None,
+        }
+    }
+
     /// Caches for this member's heads.
     #[track_caller]
     pub fn caches(&self, places: usize) -> Result<Vec<KvCache>> {

@@ -1,0 +1,307 @@
+//! Checkpoints: what any number of ranks save, any number loads; a save that fails leaves the last one and nothing else.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use consort::nn::{Adam, Checkpoint, Config, Llama, Moments, Parts, share};
+use consort::{Dtype, Flatten, Init, Mesh, Reduce, Result, Steady, Tensor, compile};
+
+/// An empty folder of this test, removed at the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Temporary {
+        let path = std::env::temp_dir().join(format!("consort-checkpoints-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temporary(path)
+    }
+
+    /// What is in a folder, sorted.
+    fn names(path: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Flatten, Clone)]
+struct State {
+    rows: Tensor,
+    columns: Tensor,
+    equal: Vec<Tensor>,
+    rate: f64,
+}
+
+/// A rank's part of a state whose elements tell where they are, in two layouts of the ranks.
+fn state(mesh: &Mesh) -> Result<(State, Parts)> {
+    let (me, n) = (mesh.my_rank()?, mesh.size());
+    let whole = Tensor::from_iter((0..35i64).map(|i| i as f64))?.reshape(&[5, 7])?;
+    let part = |dim: usize| {
+        let own = share([5, 7][dim], me, n);
+        whole.narrow(dim, own.start, own.len())?.contiguous()
+    };
+    let equal = vec![Tensor::from_iter([true, false])?, Tensor::scalar(7i64)?];
+    let state = State { rows: part(0)?, columns: part(1)?.cast(Dtype::Bf16)?, equal, rate: 0.1 };
+    let parts = Parts::whole(&state).split(mesh, |name, _| match name {
+        "rows" => Some(0),
+        "columns" => Some(1),
+        _ => None,
+    })?;
+    Ok((state, parts))
+}
+
+fn elements(state: &State) -> Result<Vec<Vec<f64>>> {
+    state.flatten().iter().map(|tensor| tensor.cast(Dtype::F64)?.to_vec()).collect()
+}
+
+fn all<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
+    consort::spawn(n, f).into_iter().map(|outcome| outcome.unwrap()).collect()
+}
+
+fn checkpoint(path: &Path, is_folder: bool, mesh: &Mesh) -> Checkpoint {
+    if is_folder { Checkpoint::folder(path, mesh) } else { Checkpoint::file(path, mesh) }
+}
+
+#[test]
+fn any_number_of_ranks_loads_what_any_number_saved() {
+    for is_folder in [false, true] {
+        let folder = Temporary::new(&format!("any-{is_folder}"));
+        let path = folder.0.join("state");
+        for (saved, step) in [(1, 3), (2, 4), (4, 5), (3, 6)] {
+            all(saved, |mesh| {
+                let (state, parts) = state(&mesh)?;
+                checkpoint(&path, is_folder, &mesh).save(&state, &parts, step)
+            });
+            for n in [1, 2, 4] {
+                all(n, |mesh| {
+                    let (own, parts) = state(&mesh)?;
+                    let blank = own.unflatten(
+                        own.flatten()
+                            .iter()
+                            .map(|x| Tensor::zeros(x.dtype(), x.shape()))
+                            .collect::<Result<_>>()?,
+                    )?;
+                    let (got, at) = checkpoint(&path, is_folder, &mesh).load(&blank, &parts)?;
+                    assert_eq!((elements(&got)?, got.rate, at), (elements(&own)?, 0.1, step));
+                    Ok(())
+                });
+            }
+            // Files of earlier saves are gone.
+            let names = Temporary::names(if is_folder { &path } else { &folder.0 });
+            assert_eq!(names.len(), if is_folder { saved + 1 } else { 1 }, "{names:?}");
+        }
+        if !is_folder {
+            // Whole tensors by the names of the fields.
+            let file = Tensor::load_safetensors(&path).unwrap();
+            let names: Vec<&str> = file.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names, ["columns", "equal.0", "equal.1", "rows"]);
+            assert_eq!(file[3].1.to_vec::<f64>().unwrap(), (0..35).map(f64::from).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// The errors of all ranks, and that the last checkpoint is as it was.
+fn fails(
+    name: &str,
+    is_folder: bool,
+    break_it: impl Fn(&Path),
+    f: impl Fn(&Mesh, &Checkpoint) -> Result<()> + Sync,
+) -> Vec<String> {
+    let folder = Temporary::new(name);
+    let path = folder.0.join("state");
+    all(2, |mesh| {
+        let (state, parts) = state(&mesh)?;
+        checkpoint(&path, is_folder, &mesh).save(&state, &parts, 1)
+    });
+    let before = [Temporary::names(&folder.0), if is_folder { Temporary::names(&path) } else { vec![] }];
+    break_it(&path);
+    let errors = consort::spawn(2, |mesh| f(&mesh, &checkpoint(&path, is_folder, &mesh)));
+    for undo in ["2-1.safetensors", ".index.json.tmp"] {
+        let _ = fs::remove_dir(path.join(undo));
+    }
+    let _ = fs::remove_dir(folder.0.join(".state.tmp"));
+    let after = [Temporary::names(&folder.0), if is_folder { Temporary::names(&path) } else { vec![] }];
+    assert_eq!(before, after);
+    all(1, |mesh| {
+        let (own, parts) = state(&mesh)?;
+        let (got, step) = checkpoint(&path, is_folder, &mesh).load(&own, &parts)?;
+        assert_eq!((elements(&got)?, step), (elements(&own)?, 1));
+        Ok(())
+    });
+    errors.into_iter().map(|error| error.unwrap_err().to_string()).collect()
+}
+
+fn save(mesh: &Mesh, checkpoint: &Checkpoint) -> Result<()> {
+    let (state, parts) = state(mesh)?;
+    checkpoint.save(&state, &parts, 2)
+}
+
+#[test]
+fn a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_last() {
+    // A folder where rank 1 would write its file.
+    let block = |path: &Path| fs::create_dir(path.join("2-1.safetensors")).unwrap();
+    let errors = fails("rank", true, block, save);
+    assert!(errors[0].contains("rank 1 failed") && errors[0].contains("directory"), "{errors:?}");
+    assert!(errors[1].contains("checkpoint: ") && errors[1].contains("directory"), "{errors:?}");
+    // One where the first rank would write the index.
+    let block = |path: &Path| fs::create_dir(path.join(".index.json.tmp")).unwrap();
+    let errors = fails("index", true, block, save);
+    assert!(errors[1].contains("rank 0 failed"), "{errors:?}");
+    let block = |path: &Path| fs::create_dir(path.with_file_name(".state.tmp")).unwrap();
+    let errors = fails("file", false, block, save);
+    assert!(errors[1].contains("rank 0 failed"), "{errors:?}");
+    // Parts that are not those of the state, on one rank only.
+    let errors = fails(
+        "parts",
+        false,
+        |_| {},
+        |mesh, checkpoint| {
+            let (mut state, parts) = state(mesh)?;
+            if mesh.my_rank()? == 1 {
+                state.rows = state.columns.clone();
+            }
+            checkpoint.save(&state, &parts, 2)
+        },
+    );
+    assert!(
+        errors[0].contains("rank 1 failed") && errors[1].contains("expected tensors of shapes"),
+        "{errors:?}"
+    );
+    // Parts that are not declared as such.
+    let errors = fails(
+        "undeclared",
+        false,
+        |_| {},
+        |mesh, checkpoint| {
+            let (state, _) = state(mesh)?;
+            checkpoint.save(&state, &Parts::whole(&state), 2)
+        },
+    );
+    let expected = "names, types and whole shapes must be the same on all ranks";
+    assert!(
+        errors.iter().all(|error| error.contains(expected) && error.contains("Parts::split")),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_load_that_fails_on_one_rank_fails_on_all() {
+    for is_folder in [false, true] {
+        let errors = fails(
+            "load",
+            is_folder,
+            |_| {},
+            |mesh, checkpoint| {
+                let (state, mut parts) = state(mesh)?;
+                if mesh.my_rank()? == 1 {
+                    parts = Parts::whole(&state);
+                }
+                checkpoint.load(&state, &parts).map(drop)
+            },
+        );
+        assert!(errors[0].contains("rank 1 failed"), "{errors:?}");
+        assert!(
+            errors[1].contains("`rows`: expected the shape [3, 7], got [5, 7]")
+                || errors[1].contains("[5,7]"),
+            "{errors:?}"
+        );
+    }
+    let folder = Temporary::new("none");
+    let errors = consort::spawn(2, |mesh| {
+        let (state, parts) = state(&mesh)?;
+        Checkpoint::file(folder.0.join("none"), &mesh).load(&state, &parts).map(drop)
+    });
+    assert!(errors.into_iter().all(|error| error.unwrap_err().to_string().contains("No such file")));
+}
+
+#[test]
+fn training_goes_on_from_a_checkpoint_on_other_ranks() {
+    // One weight is split over both axes, one over tp, one over none.
+    type Weights = (Tensor, Tensor, Tensor);
+    let run = |axes: [(&str, usize); 2], path: Option<&Path>, from: u64, to: u64, save: Option<&Path>| {
+        let n = axes[0].1 * axes[1].1;
+        let all = Init::new().axes(&axes).spawn(n, |mesh| {
+            let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
+            let (a, b) = (share(4, dp.my_rank()?, dp.size()), share(6, tp.my_rank()?, tp.size()));
+            let normal = |shape: &[usize], of: &[usize], start: &[usize], key| {
+                Tensor::normal_part(Dtype::F64, shape, of, start, key)
+            };
+            let w: Weights = (
+                normal(&[a.len(), b.len()], &[4, 6], &[a.start, b.start], 1)?,
+                normal(&[b.len()], &[6], &[b.start], 2)?.equal_over(&["dp"])?,
+                Tensor::ones(Dtype::F64, &[2])?,
+            );
+            let adam = Adam::default();
+            let mut state = (w.clone(), adam.state(&w)?);
+            let parts = Parts::whole(&state).split(&dp, |name, _| name.ends_with(".0").then_some(0))?.split(
+                &tp,
+                |name, _| match name.rsplit('.').next() {
+                    Some("0") => Some(1),
+                    Some("1") => Some(0),
+                    _ => None,
+                },
+            )?;
+            let mut step = 0;
+            if let Some(path) = path {
+                (state, step) = Checkpoint::folder(path, &mesh).load(&state, &parts)?;
+            }
+            assert_eq!(step, from);
+            let group = mesh.clone();
+            let f = compile(move |(w, moments): (Weights, Moments<Weights>)| {
+                let sum =
+                    |x: &Tensor, over: &consort::Group| over.all_reduce(x.mul(x)?.sum_all()?, Reduce::Sum);
+                let loss = sum(&w.0, &group)?.add(&sum(&w.1, &tp)?)?.add(&w.2.mul(&w.2)?.sum_all()?)?;
+                let (w, moments) = adam.step(&w, &w, &moments, 0.05)?;
+                Ok((loss, (w, moments)))
+            });
+            let mut losses = Vec::new();
+            while step < to {
+                let (loss, next) = f.call(state)?;
+                (state, step) = (next, step + 1);
+                losses.push(loss.item::<f64>()?);
+            }
+            // What was loaded is placed as what was made.
+            f.expect_steady(Steady::graphs(1))?;
+            if let Some(path) = save {
+                Checkpoint::folder(path, &mesh).save(&state, &parts, step)?;
+            }
+            Ok(losses)
+        });
+        all.into_iter().map(|losses| losses.unwrap()).next().unwrap()
+    };
+    let folder = Temporary::new("train");
+    let whole = run([("dp", 1), ("tp", 1)], None, 0, 9, None);
+    let mut split = run([("dp", 2), ("tp", 2)], None, 0, 3, Some(&folder.0));
+    split.extend(run([("dp", 1), ("tp", 2)], Some(&folder.0), 3, 6, Some(&folder.0)));
+    split.extend(run([("dp", 4), ("tp", 1)], Some(&folder.0), 6, 9, None));
+    for (a, b) in whole.iter().zip(&split) {
+        assert!((a - b).abs() <= 1e-12 * a.abs(), "{whole:?} {split:?}");
+    }
+    assert_eq!(whole.len(), split.len());
+}
+
+/// The parts of all ranks, side by side, are the weights of one rank.
+#[test]
+fn initial_weights_do_not_depend_on_the_number_of_ranks() {
+    let config = Config { heads: 8, kv_heads: 4, ..Config::tiny() };
+    let folder = Temporary::new("initial");
+    let path = |n: usize| folder.0.join(format!("{n}.safetensors"));
+    for n in [1, 2, 3, 4] {
+        all(n, |mesh| {
+            let model = Llama::random(&config, &mesh, 5)?;
+            let parts = Parts::whole(&model).split(&mesh, |name, _| Llama::split(name))?;
+            Checkpoint::file(path(n), &mesh).save(&model, &parts, 0)
+        });
+        assert_eq!(fs::read(path(n)).unwrap(), fs::read(path(1)).unwrap(), "{n} ranks");
+    }
+}
