@@ -7,6 +7,7 @@
 mod bench;
 mod check;
 mod demo;
+mod doctor;
 mod exec;
 mod explain;
 mod files;
@@ -43,6 +44,7 @@ enum Command {
     Run(run::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Doctor(doctor::Args),
     #[command(name = exec::EXEC, hide = true)]
     ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
@@ -102,6 +104,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Exec(args)) => exec::run(&args),
         Some(Command::Run(args)) => run::run(args),
+        Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),

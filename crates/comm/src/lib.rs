@@ -40,6 +40,7 @@ mod job;
 mod kernels;
 pub mod launch;
 mod limits;
+pub mod mpi;
 mod op;
 mod pending;
 mod recorder;
