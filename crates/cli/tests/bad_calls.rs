@@ -211,7 +211,7 @@ const EACH: [(&str, [&[&str]; 2]); 4] = [
                 "all_gather_v[dim=0, sizes=[4, 5], over=world] f32[4]: call 0 on world: rank 1 has left the group || all_gather_v: rank 1 ",
                 "AT",
             ],
-            &["all_gather_v: expected a size of 5 along dimension 0, got 4", "AT"],
+            &["all_gather_v: expected dimension 0 to be 5, this member's entry of the sizes", "AT"],
         ],
     ),
     (

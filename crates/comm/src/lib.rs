@@ -72,6 +72,7 @@ pub use shm::heap::Heap;
 pub use shm::local::{spawn, spawn_with_heap};
 pub use shm::mail::{About, Message};
 pub use shm::probe::{Movement, Probe};
+pub use shm::siblings::look;
 pub use shm::status::Cause;
 #[doc(hidden)]
 pub use small_list::SmallList;

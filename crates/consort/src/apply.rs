@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::placement::Origin;
 use crate::storage::{Storage, alloc, check_size, fill_new};
 use crate::tensor::{CachedLayout, Tensor, Tensors};
-use crate::trace::{record, settle};
+use crate::trace::{check_sizes, record, settle};
 use crate::world::World;
 
 /// Runs a built-in or user-defined op on tensors. Operands passed by value may be overwritten in place.
@@ -144,6 +144,7 @@ fn prepare(
 ) -> Result<Prepared> {
     let name = op.info().name;
     check_name(op.info()).map_err(|failure| Error::of(call_name(name), failure, site))?;
+    check_sizes(op, site)?;
     let types = types_of(op, world, args, site)?;
     let mesh = world.mesh();
     let sizes = world.sizes(&mesh);

@@ -243,8 +243,8 @@ collectives! {
     /// });
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [2, 0, 1]);
     /// ```
-    permute (group, site; route: Route, missing: Missing)
-        ops::PermuteStart { route, missing, over: group.over };
+    permute (group, site; route: impl Into<Route>, missing: Missing)
+        ops::PermuteStart { route: route.into(), missing, over: group.over };
 
     /// Reduces the members' tensors and gives each a part of its own size along a dimension.
     ///
@@ -309,8 +309,12 @@ impl Group {
         // The size differs between ranks: the type picks the entry of the size table at this member's place.
         if let (Some(mine), Some(size)) = (mine, x.layout.shape.get(dim)) {
             if usize::try_from(mine) != Ok(*size) {
-                let message = (format!("a size of {mine} along dimension {dim}"), size.to_string());
-                return Err(Error::new("all_gather_v", message, site));
+                let numbers: Vec<String> =
+                    sizes.iter().filter_map(Index::as_const).map(|n| n.to_string()).collect();
+                let numbers = numbers.join(", ");
+                let expected =
+                    format!("dimension {dim} to be {mine}, this member's entry of the sizes [{numbers}]");
+                return Err(Error::new("all_gather_v", (expected, size.to_string()), site));
             }
             let mut shape = x.ty.shape.clone();
             shape[dim] = Index::pick(&self.rank().0, &sizes);

@@ -7,9 +7,9 @@ use consort_ir::index::Index;
 use consort_ir::ops::{self, Op};
 use consort_ir::program::Block;
 use consort_ir::types::Type;
-use consort_types::Axes;
+use consort_types::{Axes, Dtype, Failure};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Named, Result};
 use crate::flatten::{Flatten, MapTensors};
 use crate::tensor::Tensor;
 use crate::trace::{self, Session};
@@ -39,7 +39,7 @@ pub fn cond<A: Flatten, R: Flatten>(
 ) -> Result<R> {
     let site = Location::caller();
     let Some(session) = trace::current() else {
-        return if condition.item::<bool>()? { then(args) } else { otherwise(args) };
+        return if holds(condition, "cond", site)? { then(args) } else { otherwise(args) };
     };
     session.cond(condition, args, then, otherwise, site)
 }
@@ -141,9 +141,54 @@ pub fn while_loop<C: Flatten>(
     body: impl Fn(C) -> Result<C>,
 ) -> Result<C> {
     let (site, iterations) = (Location::caller(), iterations.into());
+    if iterations.expected > iterations.limit {
+        let Iterations { limit, expected } = iterations;
+        let message = (format!("at most {limit} iterations"), format!("an expected number of {expected}"));
+        return Err(Error::new("while_loop", message, site));
+    }
     match trace::current() {
         Some(session) => session.while_loop(iterations, carry, condition, body, site),
         None => eager_while(iterations.limit, carry, condition, body, site),
+    }
+}
+
+/// The iterations of a loop between two looks at the other ranks.
+const LOOK: usize = 64;
+
+/// Fails now and then in a loop if another rank has failed.
+fn look(done: usize, op: &str, site: Site) -> Result<()> {
+    match done % LOOK {
+        0 if done > 0 => consort_comm::look().map_err(|error| Error::comm(op, error, site)),
+        _ => Ok(()),
+    }
+}
+
+/// The value of a condition, outside of a trace.
+#[track_caller]
+fn holds(condition: &Tensor, op: &str, site: Site) -> Result<bool> {
+    check_condition(condition, op, site)?;
+    condition.item::<bool>().named(op, site)
+}
+
+/// Fails if a condition is no 0-d bool: at its own line, if that is known.
+fn check_condition(condition: &Tensor, op: &str, site: Site) -> Result<()> {
+    if condition.dtype() == Dtype::Bool && condition.rank() == 0 {
+        return Ok(());
+    }
+    let got = format!("{}{:?}", condition.dtype(), condition.hint_shape());
+    let failure = Failure::new(("a condition that is a 0-d bool", got));
+    let failure = match condition.dtype() {
+        Dtype::Bool => {
+            failure.note("`sum_all` of its cast to a number, compared with 0, says whether any is true")
+        }
+        _ => failure.note("compare it with a number: `gt`, `lt`, `eq`"),
+    };
+    match condition.traced.as_ref().map(|traced| traced.made()) {
+        Some(made) if made != site => {
+            let (file, line) = (site.file(), site.line());
+            Err(Error::of(op, failure.row(format!("of the {op} at {file}:{line}")), made))
+        }
+        _ => Err(Error::of(op, failure, site)),
     }
 }
 
@@ -156,9 +201,10 @@ fn eager_while<C: Flatten>(
 ) -> Result<C> {
     let mut done = 0;
     loop {
-        if !condition(&carry)?.item::<bool>()? {
+        if !holds(&condition(&carry)?, "while_loop", site)? {
             return Ok(carry);
         }
+        look(done, "while_loop", site)?;
         if done == limit {
             return Err(Error::new("while_loop", ops::Trips::unfinished(limit), site));
         }
@@ -175,7 +221,12 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
     site: &'static Location<'static>,
 ) -> Result<(C, Y)> {
     let (mut parts, mut first): (Vec<Vec<Tensor>>, Option<Y>) = (Vec::new(), None);
+    if let Some(x) = xs.flatten().iter().find(|x| x.shape().first() != Some(&length)) {
+        let got = format!("{}{:?}", x.dtype(), x.shape());
+        return Err(Error::new("scan", (format!("a first dimension of {length}"), got), site));
+    }
     for place in 0..length {
+        look(place, "scan", site)?;
         let cut = cut(&xs, |x| x.at(0, place))?;
         let (next, y) = body(carry, cut)?;
         carry = next;
@@ -215,6 +266,7 @@ impl Session {
         otherwise: impl FnOnce(A) -> Result<R>,
         site: Site,
     ) -> Result<R> {
+        check_condition(condition, "cond", site)?;
         let condition = self.operands(std::slice::from_ref(condition), "cond", site)?;
         let tensors = args.flatten();
         let mut operands = self.operands(&tensors, "cond", site)?;
@@ -298,6 +350,11 @@ impl Session {
         body: impl Fn(C) -> Result<C>,
         site: Site,
     ) -> Result<C> {
+        let condition = |carry: &C| -> Result<Tensor> {
+            let holds = condition(carry)?;
+            check_condition(&holds, "while_loop", site)?;
+            Ok(holds)
+        };
         let first = condition(&carry)?;
         let carries = [vec![first], carry.flatten()].concat();
         let mut operands = self.operands(&carries, "while_loop", site)?;

@@ -13,6 +13,7 @@ use smallvec::smallvec;
 use crate::apply::{run, run_one};
 use crate::error::{Error, Named, Result};
 use crate::operand::Operand;
+use crate::place::SliceMut;
 use crate::tensor::{Tensor, Tensors};
 
 /// The broadcast shape of two operands: sizes are aligned at the end, and sizes of one repeat. Symbolic sizes
@@ -118,6 +119,18 @@ fn in_place(
     }
 }
 
+/// Replaces a slice by the result of an op, of the same shape.
+fn in_slice(
+    slice: SliceMut<'_>,
+    op: &dyn OpDef,
+    more: Option<Operand<'_>>,
+    (method, site): (&str, &'static Location<'static>),
+) -> Result<()> {
+    let mut part = slice.view();
+    in_place(&mut part, op, more, (method, site))?;
+    slice.assign(&part, site).named(method, site)
+}
+
 macro_rules! unary {
     ($($(#[doc = $doc:expr])* $name:ident $in_place:ident $op:ident,
         $input:literal => $output:literal;)*) => {
@@ -137,6 +150,16 @@ macro_rules! unary {
 
             unary!(@in_place $name $in_place $op);
         )*}
+
+        impl SliceMut<'_> {$(unary!(@slice $name $in_place $op);)*}
+    };
+    (@slice $name:ident none $op:ident) => {};
+    (@slice $name:ident $in_place:ident $op:ident) => {
+        #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") of the slice, in place.")]
+        #[track_caller]
+        pub fn $in_place(self) -> Result<()> {
+            in_slice(self, &ops::$op {}, None, (stringify!($in_place), Location::caller()))
+        }
     };
     (@in_place $name:ident none $op:ident) => {};
     (@in_place $name:ident $in_place:ident $op:ident) => {
@@ -168,6 +191,16 @@ macro_rules! binary {
 
             binary!(@in_place $name $in_place $op);
         )*}
+
+        impl SliceMut<'_> {$(binary!(@slice $name $in_place $op);)*}
+    };
+    (@slice $name:ident none $op:ident) => {};
+    (@slice $name:ident $in_place:ident $op:ident) => {
+        #[doc = concat!("[`", stringify!($name), "`](Tensor::", stringify!($name), ") of the slice, in place.")]
+        #[track_caller]
+        pub fn $in_place<'a>(self, other: impl Into<Operand<'a>>) -> Result<()> {
+            in_slice(self, &ops::$op {}, Some(other.into()), (stringify!($in_place), Location::caller()))
+        }
     };
     (@in_place $name:ident none $op:ident) => {};
     (@in_place $name:ident $in_place:ident $op:ident) => {

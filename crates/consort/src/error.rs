@@ -62,6 +62,7 @@ impl Error {
 
     /// A plan that failed while it ran; a communication error is kept as the cause.
     pub(crate) fn run(op: &str, error: &RunError, site: &'static Location<'static>) -> Error {
+        let name = error.op().map_or(op, method_of);
         match error.comm_error() {
             Some(cause) => {
                 let failure = cause.failure();
@@ -69,12 +70,15 @@ impl Error {
                     Some(line) => failure.at(line),
                     None => failure,
                 };
-                Error::caused(error.op().unwrap_or(op), failure, site, Some(cause.clone()))
+                Error::caused(name, failure, site, Some(cause.clone()))
             }
             None if error.site().is_none() => Error::of(op, error.failure(), site),
             None => {
-                let failure = error.failure().row(format!("called at {}", Site::from(site)));
-                Error::of(error.op().unwrap_or(op), failure, site)
+                let mut failure = error.failure().row(format!("called at {}", Site::from(site)));
+                if error.op().is_some_and(|op| failure.op == op) {
+                    failure.op = name.to_string().into();
+                }
+                Error::of(name, failure, site)
             }
         }
     }
@@ -155,6 +159,15 @@ impl Error {
     /// [`Error`] has an example.
     pub fn site(&self) -> Site {
         self.0.site
+    }
+}
+
+/// The method or function by which users call an op.
+fn method_of(op: &str) -> &str {
+    match op {
+        "while" => "while_loop",
+        "to_size" => "to_sizes",
+        op => op,
     }
 }
 

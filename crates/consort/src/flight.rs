@@ -8,7 +8,7 @@ use consort_comm::Pending;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-use crate::trace::{Start, current};
+use crate::trace::Start;
 use crate::world::World;
 
 /// A pending operation, shared by its result tensors.
@@ -31,18 +31,15 @@ impl Way {
     pub(crate) fn wait(&self, site: &'static Location<'static>) -> Result<()> {
         match self {
             Way::Flying(flight) => flight.wait(),
-            Way::Traced(start) => match current() {
-                Some(session) => session.wait_for(start, site),
-                None => Ok(()),
-            },
+            Way::Traced(start) => start.wait(site),
             Way::Results(tensors) => tensors.iter().try_for_each(Tensor::wait),
         }
     }
 
-    pub(crate) fn test(&self) -> Result<bool> {
+    pub(crate) fn test(&self, site: &'static Location<'static>) -> Result<bool> {
         match self {
             Way::Flying(flight) => flight.test(),
-            Way::Traced(_) => Ok(true),
+            Way::Traced(start) => start.test(site),
             Way::Results(tensors) => tensors.iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
         }
     }

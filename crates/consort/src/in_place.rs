@@ -157,9 +157,10 @@ impl Group {
     pub fn permute_<'a>(
         &self,
         x: impl Place<'a>,
-        route: consort_types::Route,
+        route: impl Into<consort_types::Route>,
         missing: consort_types::Missing,
     ) -> Result<()> {
+        let route = route.into();
         let (op, site) = (ops::PermuteStart { route, missing, over: self.over }, Location::caller());
         self.in_place(&op, x, site).named("permute_", site)
     }

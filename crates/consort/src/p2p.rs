@@ -7,7 +7,7 @@ use consort_comm::{Buffers, Note, OperandType, Request};
 use consort_ir::index as ir;
 use consort_ir::ops::{ExchangeStart, OpDef, no_communication};
 use consort_runtime::start::start;
-use consort_types::{Dtype, Message, Peer, Route};
+use consort_types::{Dtype, Peer, Route};
 use smallvec::{SmallVec, smallvec};
 
 use crate::apply::prepared;
@@ -19,7 +19,7 @@ use crate::pending::Pending;
 use crate::place::{Place, SliceMut};
 use crate::start::check_world;
 use crate::tensor::{CachedLayout, Tensor};
-use crate::trace::{is_tracing, record_start, settle, traced_peer, uncompiled_at};
+use crate::trace::{is_tracing, record_start, settle, traced_message, uncompiled_at};
 
 /// The peer of a message: a member by its place in the group, or given by a route.
 ///
@@ -35,6 +35,18 @@ impl From<usize> for Other {
 impl From<Index> for Other {
     fn from(member: Index) -> Other {
         Other(Peer::At(member.0))
+    }
+}
+
+impl From<&Index> for Other {
+    fn from(member: &Index) -> Other {
+        Other::from(member.clone())
+    }
+}
+
+impl From<&Route> for Other {
+    fn from(route: &Route) -> Other {
+        Other::from(route.clone())
     }
 }
 
@@ -55,7 +67,7 @@ pub enum Batched<'a> {
         /// The receiver.
         to: Other,
         /// Messages match by sender, receiver and tag, in order.
-        tag: i64,
+        tag: Index,
     },
     /// A tensor or slice that takes what is received.
     Recv {
@@ -64,7 +76,7 @@ pub enum Batched<'a> {
         /// The sender.
         from: Other,
         /// Messages match by sender, receiver and tag, in order.
-        tag: i64,
+        tag: Index,
     },
 }
 
@@ -72,20 +84,21 @@ impl<'a> Batched<'a> {
     /// A tensor that is sent.
     ///
     /// [`Group::batch`] has an example.
-    pub fn send(x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Batched<'a> {
-        Batched::Send { x: x.into(), to: to.into(), tag }
+    pub fn send(x: impl Into<Tensor>, to: impl Into<Other>, tag: impl Into<Index>) -> Batched<'a> {
+        Batched::Send { x: x.into(), to: to.into(), tag: tag.into() }
     }
 
     /// A tensor or slice that takes what is received.
     ///
     /// [`Group::batch`] has an example.
-    pub fn recv(into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Batched<'a> {
-        Batched::Recv { into: into.into_slice(), from: from.into(), tag }
+    pub fn recv(into: impl Place<'a>, from: impl Into<Other>, tag: impl Into<Index>) -> Batched<'a> {
+        Batched::Recv { into: into.into_slice(), from: from.into(), tag: tag.into() }
     }
 }
 
 impl Group {
-    /// Sends a tensor to a member. The handle says when it is taken; until then the tensor can be read.
+    /// Sends a tensor to a member. The handle says when it is taken; until then the tensor can be read. Peer and tag may
+    /// be computed from the rank.
     ///
     /// ```
     /// use consort::{Dtype, Tensor};
@@ -102,7 +115,12 @@ impl Group {
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [0, 42]);
     /// ```
     #[track_caller]
-    pub fn isend(&self, x: impl Into<Tensor>, to: impl Into<Other>, tag: i64) -> Result<Pending<()>> {
+    pub fn isend(
+        &self,
+        x: impl Into<Tensor>,
+        to: impl Into<Other>,
+        tag: impl Into<Index>,
+    ) -> Result<Pending<()>> {
         let site = Location::caller();
         self.batch_at(vec![Batched::send(x, to, tag)], site).named("isend", site)
     }
@@ -117,7 +135,7 @@ impl Group {
         dtype: Dtype,
         shape: &(impl Shape + ?Sized),
         from: impl Into<Other>,
-        tag: i64,
+        tag: impl Into<Index>,
     ) -> Result<Tensor> {
         let site = Location::caller();
         let sizes: Vec<Index> = self.own_sizes("irecv", shape, site)?.into_iter().map(Index).collect();
@@ -148,7 +166,12 @@ impl Group {
     /// assert_eq!(got.into_iter().flatten().collect::<Vec<_>>(), [[2, 0], [0, 1], [1, 2]]);
     /// ```
     #[track_caller]
-    pub fn recv_into<'a>(&self, into: impl Place<'a>, from: impl Into<Other>, tag: i64) -> Result<()> {
+    pub fn recv_into<'a>(
+        &self,
+        into: impl Place<'a>,
+        from: impl Into<Other>,
+        tag: impl Into<Index>,
+    ) -> Result<()> {
         let site = Location::caller();
         self.batch_at(vec![Batched::recv(into, from, tag)], site).named("recv_into", site).map(drop)
     }
@@ -184,14 +207,11 @@ impl Group {
         for message in messages {
             match message {
                 Batched::Send { x, to, tag } => {
-                    send.push(Message { peer: traced_peer(to.0, self.over), tag: ir::Index::constant(tag) });
+                    send.push(traced_message(to.0, tag.0, self.over));
                     args.push(x);
                 }
                 Batched::Recv { into, from, tag } => {
-                    recv.push(Message {
-                        peer: traced_peer(from.0, self.over),
-                        tag: ir::Index::constant(tag),
-                    });
+                    recv.push(traced_message(from.0, tag.0, self.over));
                     places.push(into);
                 }
             }

@@ -56,10 +56,11 @@ impl<T> Pending<T> {
     /// });
     /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
     /// ```
+    #[track_caller]
     pub fn test(&self) -> Result<bool> {
-        let mut all = true;
+        let (mut all, site) = (true, Location::caller());
         for way in &self.started {
-            all &= way.test()?;
+            all &= way.test(site)?;
         }
         Ok(all)
     }

@@ -299,8 +299,11 @@ impl SliceMut<'_> {
     ///
     /// [`SliceMut`] has an example.
     #[track_caller]
-    pub fn copy_from(mut self, other: &Tensor) -> Result<()> {
-        let site = Location::caller();
+    pub fn copy_from(self, other: &Tensor) -> Result<()> {
+        self.assign(other, Location::caller())
+    }
+
+    pub(crate) fn assign(mut self, other: &Tensor, site: &'static Location<'static>) -> Result<()> {
         if is_tracing() {
             return self.replace(other.clone(), site).named("copy_from", site);
         }

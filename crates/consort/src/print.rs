@@ -120,8 +120,13 @@ impl Shown<'_> {
 
 /// The elements that are shown, in row-major order, in one format.
 fn texts(x: &Tensor) -> crate::Result<Vec<String>> {
-    // `Display` has no caller location; in a trace the line of the previous op is close.
-    let site = current().and_then(|session| session.last_site()).unwrap_or(Location::caller());
+    // `Display` has no caller location; in a trace the line of the previous op is close, and for a tensor that outlived
+    // its trace the line that made it.
+    let site = match (current(), &x.traced) {
+        (Some(session), _) => session.last_site(),
+        (None, Some(traced)) => traced.made(),
+        (None, None) => Location::caller(),
+    };
     let shown = Shown { shape: x.shape(), edge: if x.numel() > WHOLE { EDGE } else { usize::MAX } };
     let mut places = vec![0usize];
     for dim in 0..x.rank() {

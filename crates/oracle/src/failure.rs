@@ -29,8 +29,8 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
     // Two ends that do not match: the receiver is told, and both are named.
     let (from, to, what, sends, expects) = match error.unmatched {
         None => return Err(format!("no rule for what ranks say of {error}")),
-        Some(Unmatched::Peer { peer, size }) => {
-            let wanted = format!("{name}: expected a peer below {size}, got {peer}");
+        Some(Unmatched::Peer { .. }) => {
+            let wanted = format!("{name}: {error}");
             return if said(rank) == Some(&wanted) { others_follow(got, rank, op) } else { differs(&wanted) };
         }
         Some(Unmatched::Message { from, to, tag }) => {

@@ -4,7 +4,7 @@ use consort_comm::{Buffer, Buffers, CommError, Group, OperandType, Pending, Requ
 use consort_ir::index::Index;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, EvalError, OpDef, call_name};
-use consort_types::{Collective, Digest, Dtype, Failure, Message, Peer};
+use consort_types::{Collective, Digest, Dtype, Failure, Kind, Message, Peer};
 use smallvec::SmallVec;
 
 /// A digest of the types and sizes that all members of a group must have in common in a start. Sizes that may differ
@@ -84,6 +84,13 @@ pub fn start(
     let (ins, outs) = collective.splits.unwrap_or_default();
     let [parts, ins, outs] = [collective.sizes, ins, outs].map(|list| evaluated(sizes, list));
     let (parts, ins, outs) = (parts?, ins?, outs?);
+    if let (Kind::AllGatherV, Some(part), [dim], [x]) = (kind, parts.get(group.rank()), dims, types)
+        && x.shape.get(*dim) != Some(part)
+    {
+        let expected = format!("dimension {dim} to be {part}, this member's entry of the sizes {parts:?}");
+        let got = x.shape.get(*dim).map_or_else(String::new, usize::to_string);
+        return Err(CommError::Argument(Failure::new((expected, got))));
+    }
     let splits = collective.splits.map(|_| (&ins[..], &outs[..]));
     let [sends, receives] = [collective.sends, collective.receives].map(|list| messages(sizes, group, list));
     let (sends, receives) = (sends?, receives?);
@@ -120,12 +127,18 @@ fn messages(
     list: &[Message<Index>],
 ) -> Result<SmallVec<[Message<usize>; 2]>, CommError> {
     let mut messages = SmallVec::new();
+    let (me, n) = (group.rank(), group.size());
     for message in list {
         let index = |index: &Index| sizes.index(index).map_err(argument);
-        let peer = match message.peer(group.rank() as u32, group.size() as u32, index)? {
+        let peer = match message.peer(me as u32, n as u32, index)? {
             -1 => Message::NOBODY,
-            // A group refuses any number that is not a member.
-            peer => usize::try_from(peer).unwrap_or(Message::NOBODY - 1),
+            peer => match usize::try_from(peer).ok().filter(|peer| *peer < n) {
+                Some(peer) => peer,
+                None => {
+                    let expected = format!("a peer in 0..{n}, or -1 for none");
+                    return Err(CommError::Argument(Failure::new((expected, peer.to_string()))));
+                }
+            },
         };
         messages.push(Message { peer: Peer::At(peer), tag: index(&message.tag)? as usize });
     }

@@ -11,6 +11,12 @@ pub enum Route {
     Table(Vec<Option<u32>>),
 }
 
+impl From<&Route> for Route {
+    fn from(route: &Route) -> Route {
+        route.clone()
+    }
+}
+
 impl Route {
     /// The destination of member `from` in a group of `n`.
     pub fn to(&self, from: u32, n: u32) -> Option<u32> {

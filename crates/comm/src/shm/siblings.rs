@@ -66,6 +66,18 @@ pub(crate) fn advance_all() -> bool {
     })
 }
 
+/// Fails if another rank of one of the groups has failed, and the program does not know of it yet: for a program that
+/// computes for long and waits for nobody. Advances nothing, and never blocks for long.
+pub fn look() -> Result<(), CommError> {
+    groups(None).iter().try_for_each(|group| {
+        let failed = group.state().failed.is_some();
+        if !failed && let Some(error) = group.elsewhere() {
+            group.fail(&mut group.state(), error);
+        }
+        group.unseen_error().map_or(Ok(()), |error| Err(group.give(error)))
+    })
+}
+
 /// How often messages were posted or completed, on all groups of this thread but one.
 pub(crate) fn moved(but: Option<&Shm>) -> u64 {
     groups(but).iter().map(|group| group.state().mails.moved()).sum()

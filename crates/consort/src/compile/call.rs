@@ -404,7 +404,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         started: &Cell<bool>,
         site: Site,
     ) -> Result<Traced<R>> {
-        let session = self.session(meeting.world, pattern);
+        let session = self.session(meeting, pattern);
         let used: Rc<RefCell<Vec<Rc<Graph>>>> = Rc::default();
         session.set_run(self.runner(args, &used, meeting.call, site));
         let traced = self.trace_in(&session, &used, args, (pattern, meeting), site);
@@ -412,7 +412,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         traced
     }
 
-    fn session(&self, world: &Rc<World>, pattern: &Pattern) -> Rc<Session> {
+    fn session(&self, meeting: &Meeting<'_>, pattern: &Pattern) -> Rc<Session> {
         let ranks = match (self.reach.get(), &self.options.over) {
             (Reach::Declared, _) => trace::Ranks::Own,
             (_, Some(over)) => trace::Ranks::Of(over.over),
@@ -426,7 +426,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             roles_over: pattern.roles_over,
             peers: pattern.peers.clone(),
         };
-        Session::new(Rc::clone(world), about)
+        Session::new(Rc::clone(meeting.world), about, meeting.site)
     }
 
     /// Runs the function in a session.
@@ -530,7 +530,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             meeting.error(failure.note("it depends on something that is no argument; pass that as one"))
         };
         // The session has no graph runner, so a break is an error.
-        let session = self.session(meeting.world, pattern);
+        let session = self.session(meeting, pattern);
         let traced = self.trace_in(&session, &Rc::default(), args, (pattern, meeting), site);
         let traced = traced.map_err(|error| {
             differs(Failure::new(format!("expected the same program at every call, but now: {error}")))

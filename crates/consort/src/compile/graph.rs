@@ -64,6 +64,8 @@ pub(crate) struct Planned {
     varies: Vec<Vec<Axes>>,
     /// Cached types and layouts of the result tensors at the previous call, in order.
     made: RefCell<Vec<Option<Made>>>,
+    /// The conditions on sizes from data, as errors name them, and the lines that need them.
+    data_guards: Vec<(String, Site)>,
     pub(crate) func: Func,
 }
 
@@ -187,7 +189,14 @@ impl Graph {
         let made = RefCell::new(made);
         let (symbols, donated, exec) = (symbols.to_vec(), donated.clone(), RefCell::new(exec));
         let (packed, packs) = Default::default();
-        Ok(Planned { symbols, donated, exec, groups, packed, packs, varies, made, func })
+        let data_guards = func.guards.iter().filter_map(|guard| {
+            let mut is_of_data = false;
+            guard.symbols(&mut |sym| is_of_data |= matches!(sym, Sym::Unbacked(_)));
+            let site = self.guard_sites.get(guard).filter(|_| is_of_data)?;
+            Some((format!("`{}`", guard.display(mesh)), *site))
+        });
+        let data_guards = data_guards.collect();
+        Ok(Planned { symbols, donated, exec, groups, packed, packs, varies, made, data_guards, func })
     }
 
     /// The cached plans, including the last one used.
@@ -267,7 +276,8 @@ impl Planned {
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
         let before = exec.copied_bytes();
-        let outs = exec.run(&cx, &mut args).map_err(|error| Error::run("compile", &error, site));
+        let outs = exec.run(&cx, &mut args);
+        let outs = outs.map_err(|error| self.with_guard_line(Error::run("compile", &error, site)));
         world.count_copy((exec.copied_bytes() - before) as usize);
         let mut shared: SmallVec<[(Region, Rc<Storage>); 2]> = SmallVec::new();
         let (mut results, mut number) = (Results::new(), 0);
@@ -293,6 +303,21 @@ impl Planned {
             results.push(list);
         }
         Ok(results)
+    }
+
+    /// An error of a condition on sizes from data, with the line that needs it.
+    fn with_guard_line(&self, error: Error) -> Error {
+        let got = &error.failure().got;
+        match self.data_guards.iter().find(|(guard, _)| got.contains(guard)) {
+            Some((_, site)) => {
+                let (file, line) = (site.file(), site.line());
+                error.note(format!(
+                    "u0, u1, .. are the sizes read here, in order; {file}:{line} needs the condition: check the data, or \
+                     bound the size with `min` and `max`"
+                ))
+            }
+            None => error,
+        }
     }
 
     /// Counts the arguments that a call packed.

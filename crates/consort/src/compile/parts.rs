@@ -1,7 +1,6 @@
 //! The leaves of arguments and results: extracted, checked, reassembled.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
 
 use consort_ir::index::{Index, Sym};
 use consort_ir::program::Func;
@@ -154,7 +153,7 @@ pub(super) fn check_fields(
         Some(site) => failure.at(site),
         None => failure,
     };
-    Err(Error::of("compile", failure, session.last_site().unwrap_or(Location::caller())))
+    Err(Error::of("compile", failure, session.last_site()))
 }
 
 /// Replaces the traced tensors of a result by concrete ones, and its symbols by numbers.

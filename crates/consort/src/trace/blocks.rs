@@ -14,7 +14,7 @@ use consort_types::Axes;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-use super::{Session, Site, Start, Traced};
+use super::{Frame, Session, Site, Start, Traced};
 
 /// Closes the block of a function that panics, so that a program which catches the panic can continue its trace.
 pub(crate) struct OpenBlock(Rc<Session>);
@@ -35,6 +35,8 @@ impl Session {
 
     /// The values of tensors, as operands in the current block.
     pub(crate) fn operands(self: &Rc<Self>, tensors: &[Tensor], op: &str, site: Site) -> Result<Vec<Value>> {
+        // What is made next, a parameter of a block or a result, is made at this line.
+        self.last.set(site);
         tensors.iter().map(|tensor| self.operand(tensor, op, site)).collect()
     }
 
@@ -57,7 +59,10 @@ impl Session {
         let (own, inner) = values.split_at(types.len());
         let depth = {
             let mut recording = self.recording.borrow_mut();
-            recording.frames.push(captured.iter().copied().zip(inner.iter().copied()).collect());
+            let number = self.blocks.get() + 1;
+            self.blocks.set(number);
+            let captured = captured.iter().copied().zip(inner.iter().copied()).collect();
+            recording.frames.push(Frame { number, captured });
             recording.frames.len()
         };
         let tensor = |(value, ty): (&Value, Type)| match ty {
@@ -86,8 +91,9 @@ impl Session {
         };
         let waited = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
         let block = self.build(|builder| builder.end_block(results));
-        let frame = self.recording.borrow_mut().frames.pop().unwrap_or_default();
-        (joined.and(waited).and(block), frame.into_iter().map(|(outer, _)| outer).collect())
+        let frame = self.recording.borrow_mut().frames.pop();
+        let captured = frame.map_or_else(Vec::new, |frame| frame.captured);
+        (joined.and(waited).and(block), captured.into_iter().map(|(outer, _)| outer).collect())
     }
 
     pub(crate) fn add_param(&self, block: &mut Block, types: Vec<Type>) -> Result<()> {

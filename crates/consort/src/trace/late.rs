@@ -147,7 +147,7 @@ impl Session {
         let name = call_name(op.info().name);
         self.check()?;
         check_name(op.info()).map_err(|failure| Error::of(name, failure, site))?;
-        self.last.set(Some(site));
+        self.last.set(site);
         self.bind_symbols(op, site)?;
         let known = self.build(|builder| builder.guards().len())?;
         let types = self.build(|builder| builder.infer(op, &[Type::Tensor((*base.ty).clone())], &[]))?;

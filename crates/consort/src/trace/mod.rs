@@ -30,8 +30,8 @@ use crate::world::World;
 
 use late::Late;
 pub(crate) use late::{outside_of_updates, update_later};
-pub(crate) use peers::{Peers, traced_peer};
-pub(crate) use sizes::{at_most, compare, equal, number_of, pin_shape, size_here};
+pub(crate) use peers::{Peers, traced_message};
+pub(crate) use sizes::{at_most, check_sizes, compare, equal, number_of, pin_shape, size_here};
 pub(crate) use value::{Start, Traced, settle};
 
 type Site = &'static Location<'static>;
@@ -79,7 +79,7 @@ pub(crate) struct About {
     pub(crate) role: Option<String>,
     /// The axes along which the roles of its ranks differ.
     pub(crate) roles_over: Axes,
-    /// The peers that its ranks name by different numbers, if they are known.
+    /// The peers and tags that its ranks name by different numbers, if they are known.
     pub(crate) peers: Option<Rc<Peers>>,
 }
 
@@ -87,19 +87,24 @@ pub(crate) struct About {
 pub(crate) struct Session {
     pub(crate) world: Rc<World>,
     pub(crate) about: About,
-    /// The peers that were named by numbers so far.
+    /// The peers and tags that were named by numbers so far.
     numbers: RefCell<Vec<i64>>,
     recording: RefCell<Recording>,
     /// The number of the graph being recorded.
     number: Cell<u32>,
+    /// How many blocks were opened.
+    blocks: Cell<u32>,
     /// Whether it has communicated, or tried to.
     pub(crate) started: Cell<bool>,
     /// The values of the symbols at this call.
     pub(crate) hints: RefCell<BTreeMap<Sym, i64>>,
     pub(crate) breaks: RefCell<Vec<Break>>,
+    /// The sizes that were read from data, and the lines that read them.
+    read: RefCell<Vec<(Sym, Site)>>,
     /// The lines that recorded guards.
     pub(crate) guard_sites: RefCell<BTreeMap<Guard, Site>>,
-    last: Cell<Option<Site>>,
+    /// The line of the last recorded op; at first that of the call.
+    last: Cell<Site>,
     /// The first error that could not be returned where it occurred.
     failed: RefCell<Option<Error>>,
     run: RefCell<Option<Rc<RunGraph<'static>>>>,
@@ -122,8 +127,16 @@ struct Recording {
     live: Vec<Weak<Traced>>,
     starts: Vec<Rc<Start>>,
     late: Vec<Weak<Late>>,
-    /// The open blocks, each with its captured values.
-    frames: Vec<Vec<(Value, Value)>>,
+    /// The open blocks.
+    frames: Vec<Frame>,
+}
+
+/// An open block.
+struct Frame {
+    /// Its number, of which no two blocks of a trace have the same; from 1.
+    number: u32,
+    /// The values that it captured: outside and inside.
+    captured: Vec<(Value, Value)>,
 }
 
 thread_local! {
@@ -164,7 +177,7 @@ fn new_recording(world: &World) -> Recording {
 }
 
 impl Session {
-    pub(crate) fn new(world: Rc<World>, about: About) -> Rc<Session> {
+    pub(crate) fn new(world: Rc<World>, about: About, site: Site) -> Rc<Session> {
         let recording = RefCell::new(new_recording(&world));
         Rc::new(Session {
             world,
@@ -172,11 +185,13 @@ impl Session {
             numbers: RefCell::default(),
             recording,
             number: Cell::new(0),
+            blocks: Cell::new(0),
             started: Cell::new(false),
             hints: RefCell::default(),
             breaks: RefCell::default(),
+            read: RefCell::default(),
             guard_sites: RefCell::default(),
-            last: Cell::new(None),
+            last: Cell::new(site),
             failed: RefCell::default(),
             run: RefCell::default(),
         })
@@ -212,8 +227,8 @@ impl Session {
         *self.run.borrow_mut() = Some(run);
     }
 
-    /// The line of the last recorded op.
-    pub(crate) fn last_site(&self) -> Option<Site> {
+    /// The line of the last recorded op; at first that of the call.
+    pub(crate) fn last_site(&self) -> Site {
         self.last.get()
     }
 
@@ -301,8 +316,11 @@ impl Session {
     fn enter(&self, value: Value, depth: usize, blocks: usize) -> Result<Value> {
         let mut value = value;
         for frame in depth..blocks {
-            let known =
-                self.recording.borrow().frames[frame].iter().find(|(outer, _)| *outer == value).copied();
+            let known = self.recording.borrow().frames[frame]
+                .captured
+                .iter()
+                .find(|(outer, _)| *outer == value)
+                .copied();
             value = match known {
                 Some((_, inner)) => inner,
                 None => {
@@ -311,7 +329,7 @@ impl Session {
                         ty.map(|ty| builder.outside(frame + 1, |builder| builder.param(ty)))
                     })?;
                     let inner = inner.map_err(|failure| Error::of("compile", failure, Location::caller()))?;
-                    self.recording.borrow_mut().frames[frame].push((value, inner));
+                    self.recording.borrow_mut().frames[frame].captured.push((value, inner));
                     inner
                 }
             };
@@ -397,7 +415,9 @@ impl Session {
     fn bind(&self, sym: Sym, op: &str, site: Site) -> Result<()> {
         if !self.hints.borrow().contains_key(&sym) {
             let message = ("sizes of this function", "one of another, or one read from data before a break");
-            return Err(Error::new(call_name(op), message, site));
+            let failure = Failure::new(message)
+                .note("pass it as an argument, or take the size of a tensor of this function");
+            return Err(Error::of(call_name(op), failure, site));
         }
         self.build(|builder| builder.declare(sym, SymbolFacts::default()))?;
         self.param(Type::Size(Index::sym(sym), Axes::NONE), Input::Symbol(sym)).map(drop)
@@ -408,7 +428,7 @@ impl Session {
         self.check()?;
         let name = call_name(op.info().name);
         check_name(op.info()).map_err(|failure| Error::of(name, failure, site))?;
-        self.last.set(Some(site));
+        self.last.set(site);
         self.bind_symbols(op, site)?;
         let values = args.iter().map(|arg| self.operand(arg, name, site)).collect::<Result<Vec<_>>>()?;
         let known = self.build(|builder| builder.guards().len())?;
@@ -420,9 +440,26 @@ impl Session {
                 .map(|value| Ok((value, builder.ty(value)?.clone())))
                 .collect::<std::result::Result<Vec<_>, _>>()
         })?;
-        let results = results.map_err(|failure| Error::of(name, failure, site))?;
+        let results = results.map_err(|failure| Error::of(name, self.with_sizes_named(failure), site))?;
         self.check_guards(known, name, site)?;
         Ok(results)
+    }
+
+    /// A failure with a note on each size from data that it names: the line that read it.
+    fn with_sizes_named(&self, failure: Box<Failure>) -> Box<Failure> {
+        let text = failure.headline().to_string();
+        let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+        self.read.borrow().iter().fold(failure, |failure, (sym, site)| {
+            let name = Index::sym(*sym).display(&self.world.mesh()).to_string();
+            match words.contains(&&name[..]) {
+                true => failure.note(format!(
+                    "{name} is a size read from data at {}:{}: it has the properties of the tensor that it is read from",
+                    site.file(),
+                    site.line()
+                )),
+                false => failure,
+            }
+        })
     }
 
     /// Remembers the line of newly recorded guards, and checks that they hold at this call.
@@ -483,6 +520,8 @@ impl Session {
         self.breaks.borrow_mut().push(Break { op: op.to_string(), site });
         self.join_all(site)?;
         let live: Vec<Rc<Traced>> = self.recording.borrow().live.iter().filter_map(Weak::upgrade).collect();
+        // What was kept of a block that has ended is an error where it is used.
+        let live = live.into_iter().filter(|traced| traced.is_in_scope(self)).collect();
         let finished = self.finish(live, site)?;
         let this = Rc::clone(self);
         let tensors = within(None, || run(&this, &finished))?;
@@ -570,7 +609,7 @@ pub(crate) fn record_start(
         let [(pending, Type::Pending(types))] = &results[..] else {
             return Err(Error::new(call_name(op.info().name), "expected one pending", site));
         };
-        let start = Start::new(*pending, depth, types.len(), site);
+        let start = Start::new(&session, *pending, depth, types.len(), site);
         session.recording.borrow_mut().starts.push(Rc::clone(&start));
         let one = |(place, ty): (usize, &TensorType)| {
             session.tensor(ty.clone(), Traced::pending(&session, Rc::clone(&start), place))
@@ -586,6 +625,7 @@ pub(crate) fn record_sizes(x: &Tensor, n: usize, site: Site) -> Option<Result<Ve
         let symbols = session.build(|builder| (0..n).map(|_| builder.fresh_symbol()).collect::<Vec<_>>())?;
         let op = consort_ir::ops::ToSize { symbols: symbols.clone(), min: Index::constant(0), max: None };
         session.node(&op, std::slice::from_ref(x), site)?;
+        session.read.borrow_mut().extend(symbols.iter().map(|sym| (*sym, site)));
         Ok(symbols.into_iter().map(Index::sym).collect())
     })())
 }
@@ -636,5 +676,15 @@ impl Session {
     /// The number of the graph being recorded.
     pub(crate) fn graph_number(&self) -> u32 {
         self.number.get()
+    }
+
+    /// The number of the innermost open block; 0 if there is none.
+    fn block_number(&self) -> u32 {
+        self.recording.borrow().frames.last().map_or(0, |frame| frame.number)
+    }
+
+    /// Whether a block is open; what is outside of blocks always is.
+    fn is_open(&self, block: u32) -> bool {
+        block == 0 || self.recording.borrow().frames.iter().any(|frame| frame.number == block)
     }
 }

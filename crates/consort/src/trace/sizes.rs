@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use consort_ir::index::{Assumed, Guard, Index, Sym};
+use consort_ir::ops::{OpDef, call_name};
 use consort_types::Failure;
 
 use crate::error::{Error, Result};
@@ -49,9 +50,14 @@ pub(crate) fn size_here(index: &Index, world: &World, site: Site) -> Result<i64>
 /// Compares two sizes. In a trace the outcome is recorded as a guard; if it cannot be decided, the trace fails.
 pub(crate) fn compare(a: &Index, b: &Index, site: Site) -> Ordering {
     let Some(session) = current() else {
-        return match (eager(a, site), eager(b, site)) {
-            (Ok(a), Ok(b)) => a.cmp(&b),
-            _ => a.cmp(b),
+        return match eager(a, site).and_then(|a| Ok((a, eager(b, site)?))) {
+            Ok((a, b)) => a.cmp(&b),
+            Err(error) => {
+                if let Ok(world) = World::current() {
+                    world.report(&error, "a comparison with it has no outcome");
+                }
+                a.cmp(b)
+            }
         };
     };
     let outcome = (|| {
@@ -133,7 +139,34 @@ fn eager(index: &Index, site: Site) -> Result<i64> {
 
 fn value_of(index: &Index, world: &World, site: Site) -> Result<i64> {
     let mesh = world.mesh();
-    world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.headline, site))
+    match mentions(index, is_of_a_trace) {
+        true => Err(kept_size(index, "index", site)),
+        false => world.sizes(&mesh).index(index).map_err(|error| Error::new("index", error.headline, site)),
+    }
+}
+
+/// Whether a symbol has a value in a trace only.
+fn is_of_a_trace(sym: Sym) -> bool {
+    matches!(sym, Sym::Backed(_) | Sym::Unbacked(_))
+}
+
+/// The error of a size that outlived its trace.
+fn kept_size(size: &Index, op: &str, site: Site) -> Error {
+    let size = crate::Index(size.clone());
+    let got = format!("`{size}`, which a traced function kept");
+    let failure = Failure::new(("a size that is known here", got));
+    Error::of(op, failure.note("return it from the compiled function, or the tensor that has it"), site)
+}
+
+/// Fails if an op that runs now has a size that outlived its trace.
+pub(crate) fn check_sizes(op: &dyn OpDef, site: Site) -> Result<()> {
+    let mut kept = None;
+    op.indices(&mut |index| {
+        if kept.is_none() && mentions(index, is_of_a_trace) {
+            kept = Some(index.clone());
+        }
+    });
+    kept.map_or(Ok(()), |size| Err(kept_size(&size, call_name(op.info().name), site)))
 }
 
 impl Session {

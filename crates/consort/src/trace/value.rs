@@ -17,6 +17,10 @@ use super::{Session, Site};
 pub(crate) struct Traced {
     session: Weak<Session>,
     graph: u32,
+    /// The number of the block in which it was made; 0 outside of blocks.
+    block: u32,
+    /// The line that made it; for an argument that of the call.
+    made: Site,
     is: Is,
     landed: OnceCell<Tensor>,
 }
@@ -32,6 +36,7 @@ enum Is {
 
 /// A start in a trace: its wait is recorded when its results are first used.
 pub(crate) struct Start {
+    session: Weak<Session>,
     pub(crate) pending: Value,
     /// How many blocks were open around it.
     pub(crate) depth: usize,
@@ -41,18 +46,55 @@ pub(crate) struct Start {
     pub(crate) site: Site,
     waited: RefCell<Option<Vec<Value>>>,
     returned: Cell<bool>,
+    /// What it became at a graph break that its pending crossed.
+    landed: RefCell<Vec<Tensor>>,
 }
 
 impl Start {
-    pub(super) fn new(pending: Value, depth: usize, tensors: usize, site: Site) -> Rc<Start> {
+    pub(super) fn new(
+        session: &Rc<Session>,
+        pending: Value,
+        depth: usize,
+        tensors: usize,
+        site: Site,
+    ) -> Rc<Start> {
         Rc::new(Start {
+            session: Rc::downgrade(session),
             pending,
             depth,
             tensors,
             site,
             waited: RefCell::default(),
             returned: Cell::new(false),
+            landed: RefCell::default(),
         })
+    }
+
+    /// Waits for it as a handle does: records the wait in its trace, and fails once that has ended.
+    pub(crate) fn wait(self: &Rc<Self>, site: Site) -> Result<()> {
+        match (self.session.upgrade(), super::current()) {
+            (Some(_), _) if self.returned() => self.landed.borrow().iter().try_for_each(Tensor::wait),
+            (Some(own), Some(session)) if Rc::ptr_eq(&own, &session) => session.wait_for(self, site),
+            // Code that runs uncompiled inside of its trace: the graph before has ended, and with it all that it started.
+            (Some(_), _) if self.waited() => Ok(()),
+            _ => Err(self.kept("wait", site)),
+        }
+    }
+
+    /// Whether it is over, as a handle tells: all that a trace starts is, or will be waited for.
+    pub(crate) fn test(&self, site: Site) -> Result<bool> {
+        match self.session.strong_count() {
+            0 => Err(self.kept("test", site)),
+            _ => self.landed.borrow().iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
+        }
+    }
+
+    /// The error of a handle that outlived its trace.
+    fn kept(&self, method: &str, site: Site) -> Error {
+        let failure = Failure::new(("a handle of this call", "one that a traced function kept"))
+            .row(made_at(self.site))
+            .note("return the handle from the compiled function and wait for it then, or wait inside");
+        Error::of(method, failure, site)
     }
 
     pub(crate) fn waited(&self) -> bool {
@@ -100,8 +142,18 @@ impl Traced {
     }
 
     fn new(session: &Rc<Session>, is: Is) -> Traced {
-        let graph = session.graph_number();
-        Traced { session: Rc::downgrade(session), graph, is, landed: OnceCell::new() }
+        let (graph, block, made) = (session.graph_number(), session.block_number(), session.last_site());
+        Traced { session: Rc::downgrade(session), graph, block, made, is, landed: OnceCell::new() }
+    }
+
+    /// The line that made it; for an argument that of the call.
+    pub(crate) fn made(&self) -> Site {
+        self.made
+    }
+
+    /// Whether it was made outside of blocks, or in one that is open.
+    pub(super) fn is_in_scope(&self, session: &Session) -> bool {
+        session.is_open(self.block)
     }
 
     /// The tensor that it became, if its graph has run.
@@ -110,6 +162,11 @@ impl Traced {
     }
 
     pub(super) fn land(&self, tensor: Tensor) {
+        if let Is::Pending(start, _) = &self.is
+            && start.returned()
+        {
+            start.landed.borrow_mut().push(tensor.clone());
+        }
         // Set once: a graph runs once in a session.
         let _ = self.landed.set(tensor);
     }
@@ -175,10 +232,26 @@ impl Traced {
     /// Fails if it is not a value of the session's current graph.
     pub(super) fn check(&self, session: &Rc<Session>, op: &str, site: Site) -> Result<()> {
         let here = self.session.upgrade().is_some_and(|own| Rc::ptr_eq(&own, session));
-        match here && self.graph == session.graph_number() {
-            true => Ok(()),
-            false => Err(kept(op, site)),
+        if !here || self.graph != session.graph_number() {
+            return Err(self.kept(op, site));
         }
+        if !self.is_in_scope(session) {
+            let expected = "a tensor that was made outside of the loop or branch";
+            let got = "one made inside of it: in a function given to `cond`, `scan`, `while_loop` or `grad`";
+            let failure = Failure::new((expected, got))
+                .row(made_at(self.made))
+                .note("return it from that function: the results are its values outside");
+            return Err(Error::of(op, failure, site));
+        }
+        Ok(())
+    }
+
+    /// The error of a tensor that outlived its trace.
+    fn kept(&self, op: &str, site: Site) -> Error {
+        let failure = Failure::new(("a tensor of this call", "one that a traced function kept"))
+            .row(made_at(self.made))
+            .note("return it from the compiled function instead");
+        Error::of(op, failure, site)
     }
 
     /// Records the wait of its start, or waits for the tensor that it became.
@@ -196,10 +269,9 @@ impl Traced {
     }
 }
 
-/// The error of a tensor that outlived its trace.
-fn kept(op: &str, site: &'static Location<'static>) -> Error {
-    let failure = Failure::new(("a tensor of this call", "one that a traced function kept"));
-    Error::of(op, failure.note("return it from the compiled function instead"), site)
+/// Where a value was made, as errors say it.
+fn made_at(made: Site) -> String {
+    format!("it was made at {}:{}", made.file(), made.line())
 }
 
 /// The concrete tensor of a traced one, by a graph break if necessary.
@@ -214,7 +286,7 @@ pub(crate) fn settle(tensor: &Tensor, op: &str, site: &'static Location<'static>
             traced.check(&session, op, site)?;
             session.break_at(op, site)?;
         }
-        _ => return Err(kept(op, site)),
+        _ => return Err(traced.kept(op, site)),
     }
-    traced.landed().cloned().ok_or_else(|| kept(op, site))
+    traced.landed().cloned().ok_or_else(|| traced.kept(op, site))
 }

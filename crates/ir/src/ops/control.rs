@@ -47,11 +47,22 @@ fn check_carries(cx: &InferCx<'_>, rule: &'static str, carries: usize) -> Result
         if !fits(result, param, cx.facts) {
             let (expected, got) = (cx.text(param), cx.text(result));
             let violation = Failure::rule(rule, (format!("a carry of {expected}"), got.to_string()));
-            return Err(violation
-                .note("give the parameter the wider set of axes, or make the carry equal on all ranks"));
+            let differs_only = fits(&as_wide(result, param.varies()), param, cx.facts);
+            return Err(violation.note(match differs_only {
+                true => "give the parameter the wider set of axes, or make the carry equal on all ranks",
+                false => "a carry keeps its element type and shape from one iteration to the next",
+            }));
         }
     }
     Ok(())
+}
+
+/// A tensor's type with other axes; other types as they are.
+fn as_wide(ty: &Type, varies: Axes) -> Type {
+    match ty {
+        Type::Tensor(tensor) => tensor.with_varies(varies).into(),
+        other => other.clone(),
+    }
 }
 
 /// Checks that carries differ wherever the number of iterations does.

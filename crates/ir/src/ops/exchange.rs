@@ -304,6 +304,10 @@ impl OpDef for ExchangeStart {
             let n = cx.mesh.group_size(self.over);
             match &message.peer {
                 Peer::Route(route) => check_route(route, "C2", n)?,
+                Peer::At(index) if index.is_invalid() => {
+                    let got = "a number that does not fit in 64 bits";
+                    return Err(Failure::rule("C2", (format!("a peer in 0..{n}, or -1 for none"), got)));
+                }
                 Peer::At(index) => match index.as_const() {
                     Some(to) if !(-1..i64::from(n)).contains(&to) => {
                         return Err(Failure::rule(

@@ -68,7 +68,7 @@ impl OpDef for AllGatherVStart {
         cx.require_eq("C3", &mine, &x.shape[self.dim], |cx| {
             let (mine, got) =
                 (mine.display(cx.mesh).to_string(), x.shape[self.dim].display(cx.mesh).to_string());
-            (format!("dimension {} to be {mine}", self.dim), got.to_string())
+            (format!("dimension {} to be {mine}, this member's entry of the sizes", self.dim), got)
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = Index::sum(&self.sizes);

@@ -93,6 +93,8 @@ struct Defined {
 struct Condition {
     varies: Axes,
     what: &'static str,
+    /// The line that computes it, or else that of the op which has it.
+    site: Option<Site>,
 }
 
 struct Checker<'a, 'e> {
@@ -307,17 +309,25 @@ impl<'a> Checker<'a, '_> {
         }
         self.communication(node, at, conditions);
         let args: Option<Vec<Type>> = node.args.iter().map(|arg| self.func.ty(*arg).cloned()).collect();
+        let site = node.site;
         let inner = match (node.op.flow(), args.as_deref().and_then(<[Type]>::first)) {
-            (Flow::Cond, Some(condition)) => Condition { varies: condition.varies(), what: "condition" },
+            (Flow::Cond, Some(condition)) => {
+                Condition { varies: condition.varies(), what: "condition", site }
+            }
             (Flow::Loop { trips: Trips::While { .. }, .. }, _) => {
                 // The first carry is the condition, and may differ over more axes than its first value.
                 let first = node.blocks.first().and_then(|block| self.func.ty(*block.params.first()?));
-                Condition { varies: first.map_or(Axes::NONE, Type::varies), what: "condition" }
+                let next = node.blocks.first().and_then(|block| {
+                    let next = block.results.first()?;
+                    block.nodes.iter().find(|node| node.results.contains(next))?.site
+                });
+                let varies = first.map_or(Axes::NONE, Type::varies);
+                Condition { varies, what: "condition", site: next.or(site) }
             }
             (Flow::Loop { trips: Trips::Count(length), .. }, _) => {
-                Condition { varies: self.facts.varies(length), what: "loop length" }
+                Condition { varies: self.facts.varies(length), what: "loop length", site }
             }
-            _ => Condition { varies: Axes::NONE, what: "" },
+            _ => Condition { varies: Axes::NONE, what: "", site },
         };
         if !node.blocks.is_empty() {
             let inner: Vec<Condition> = conditions.iter().copied().chain([inner]).collect();
@@ -359,7 +369,8 @@ impl<'a> Checker<'a, '_> {
                 "make the {} equal over {axes}, for example by an all_reduce, or use optional peers in an exchange",
                 condition.what
             );
-            self.error(at, node.site, node.op.info().name, violation.note(note));
+            let line = condition.site.map(|site| format!("the {} is at {site}", condition.what));
+            self.error(at, node.site, node.op.info().name, violation.rows(line).note(note));
         }
     }
 

@@ -91,6 +91,7 @@ impl State {
         let ended = self.frames.pop();
         let (Some(ended), Some(line)) = (ended, self.current(blocks)) else { return Ok(Stepped::Done) };
         if let Step::Loop(each) = &line.step {
+            self.watch.iteration(each.iteration)?;
             let iteration = ended.iteration + 1;
             if self.begins(each, iteration)? {
                 self.frames.push(Frame { block: each.body, next: 0, iteration });

@@ -10,6 +10,7 @@ mod movement;
 mod start;
 mod state;
 mod step;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -38,6 +39,7 @@ use lower::Lowerer;
 use memory::{Memory, SlotId};
 use state::State;
 use step::{Blocks, FlightId, Line, Slots, Step};
+use watch::Watch;
 
 /// A plan of one rank, ready for repeated runs.
 pub struct Exec {
@@ -166,6 +168,7 @@ impl Exec {
             in_flight: vec![0; lowerer.groups.len()],
             all_in_flight: 0,
             work: 0,
+            watch: Watch::default(),
             copied: 0,
             budget: None,
             frames: Vec::new(),

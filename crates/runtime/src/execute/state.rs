@@ -20,6 +20,7 @@ use super::RunCx;
 use super::machine::Frame;
 use super::memory::{Memory, Slot, SlotId};
 use super::step::{Flight, Found, Line, Said, Step};
+use super::watch::Watch;
 use crate::RunError;
 use crate::call::{Operand, Stored, call, evaluate};
 use crate::kernels::{Kernel, KernelCx};
@@ -46,6 +47,7 @@ pub(super) struct State {
     pub(super) in_flight: Vec<usize>,
     pub(super) all_in_flight: usize,
     pub(super) work: u64,
+    pub(super) watch: Watch,
     pub(super) copied: u64,
     /// The remaining budget of this call, if it has limits.
     pub(super) budget: Option<Budget>,
