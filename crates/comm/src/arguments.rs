@@ -176,7 +176,7 @@ impl Arguments<'_> {
         unit: impl Fn(usize) -> (usize, &'static str),
         bytes: impl Fn(usize) -> Option<usize>,
     ) -> Result<Sizes, CommError> {
-        let checked = |i: usize, operand: &Buffer| {
+        let checked = |i: usize, operand: &Buffer| -> Result<usize, CommError> {
             let outer = self.outer(i, operand.len());
             check_stripes(operand, unit(i), outer)?;
             // Only members whose results are new have any.
@@ -193,7 +193,7 @@ impl Arguments<'_> {
 
     #[inline(always)]
     fn scattered(self) -> Result<Sizes, CommError> {
-        let checked = |i: usize, result: &Buffer| {
+        let checked = |i: usize, result: &Buffer| -> Result<usize, CommError> {
             let outer = self.outer(i, result.len());
             check_stripes(result, (1, "a byte"), outer)?;
             let whole = result.len().checked_mul(self.n);

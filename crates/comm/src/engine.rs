@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::CommError;
 use crate::flight_record::FlightRecord;
+use crate::mpi::engine::MpiGroup;
 use crate::op::{Lists, Op};
 use crate::recorder::Recorder;
 use crate::request::Note;
@@ -79,15 +80,15 @@ pub(crate) trait Engine {
     fn next(&self) -> u64;
     /// What this member brings to a new group of these members, if it is in one.
     fn offer(&self, list: Option<&[usize]>) -> Result<Offer, CommError>;
-    /// The engine of a new group, made by call `made.0`, of these members of this one, of which this is number `me`. All
-    /// members have agreed on the lists, and `words` are what each offered.
+    /// The engine of a new group, made by call `made.0`: its members by their place in this one, and this member's number
+    /// among them, if it is one. All members of this group have agreed on the lists, and `words` are what each offered.
     fn subgroup(
         &self,
         made: (u64, Instant),
-        list: (usize, &[usize]),
+        list: Option<(usize, &[usize])>,
         offer: Offer,
         words: &[u64],
-    ) -> Result<Made, CommError>;
+    ) -> Result<Option<Made>, CommError>;
     /// The group's error, if it has failed and the program has not seen it. Marks it as seen.
     fn unseen(&self) -> Option<CommError>;
     /// What the flight recorders of these ranks hold, as far as they can be read.
@@ -112,6 +113,8 @@ pub(crate) struct Made {
 pub(crate) enum AnyEngine {
     /// Memory that the ranks of a host share.
     Shm(Rc<Shm>),
+    /// The launcher's MPI.
+    Mpi(Rc<MpiGroup>),
 }
 
 /// Calls a method of the engine that a group has.
@@ -119,6 +122,7 @@ macro_rules! with_engine {
     ($engine:expr, $name:ident => $call:expr) => {
         match $engine {
             crate::engine::AnyEngine::Shm($name) => $call,
+            crate::engine::AnyEngine::Mpi($name) => $call,
         }
     };
 }

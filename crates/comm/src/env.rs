@@ -12,8 +12,9 @@
 //! | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
 //!
 //! `CONSORT_JOB` (the job's name) and `CONSORT_SECRET` (32 hexadecimal digits) say how to reach the job. `consort run`
-//! sets both. Under another launcher the user must set them, equal on all ranks. `CONSORT_DEADLINE` (seconds, `0.5` or
-//! `30`) is the deadline of calls that name none.
+//! sets both. Under mpirun and srun they are agreed on over MPI; under torchrun the user must set them, equal on all ranks.
+//! `CONSORT_ENGINE` (`mpi` or `shm`) says what moves the data, if it should not depend on the number of hosts.
+//! `CONSORT_DEADLINE` (seconds, `0.5` or `30`) is the deadline of calls that name none.
 //!
 //! A rank without its size, a size without its rank, or a value that is not a number is an error and not a world of
 //! one: a job whose ranks all assume that they are alone silently gives wrong results. Slurm is the exception: an
@@ -135,6 +136,14 @@ impl Launch {
             if rank >= size {
                 return Err(EnvError::OutOfRange { variable: family.rank, rank, of: family.size, size });
             }
+            if family.by == Launcher::Torchrun
+                && let Some(local) = lookup("LOCAL_WORLD_SIZE")
+            {
+                let local = number("LOCAL_WORLD_SIZE", &local)?;
+                if local != size {
+                    return Err(EnvError::SeveralHosts { size, local });
+                }
+            }
             let local_rank = match family.local_rank.and_then(|name| Some((name, lookup(name)?))) {
                 Some((name, value)) => number(name, &value)?,
                 None => rank,
@@ -146,6 +155,30 @@ impl Launch {
 }
 
 const DEADLINE: &str = "CONSORT_DEADLINE";
+const ENGINE: &str = "CONSORT_ENGINE";
+
+/// What moves the data between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Shared memory on one host, MPI over several.
+    Automatic,
+    /// Shared memory.
+    Shm,
+    /// MPI, also on one host.
+    Mpi,
+}
+
+impl Transport {
+    /// What the environment of this process asks for.
+    pub fn from_env() -> Result<Transport, EnvError> {
+        match std::env::var(ENGINE).as_deref() {
+            Err(_) | Ok("") => Ok(Transport::Automatic),
+            Ok("shm") => Ok(Transport::Shm),
+            Ok("mpi") => Ok(Transport::Mpi),
+            Ok(value) => Err(EnvError::Engine { value: value.to_string() }),
+        }
+    }
+}
 
 fn read_deadline(value: &str) -> Result<Duration, EnvError> {
     let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -223,6 +256,18 @@ pub enum EnvError {
         /// How many characters it has.
         length: usize,
     },
+    /// `CONSORT_ENGINE` names no engine.
+    Engine {
+        /// Its value.
+        value: String,
+    },
+    /// `torchrun` started ranks on several hosts.
+    SeveralHosts {
+        /// How many ranks there are.
+        size: usize,
+        /// How many of them are on this host.
+        local: usize,
+    },
     /// `CONSORT_DEADLINE` is not a number of seconds.
     Deadline {
         /// Its value.
@@ -258,6 +303,14 @@ impl EnvError {
                 Failure::new(("32 hexadecimal digits", format!("{length} characters")))
                     .of("init: CONSORT_SECRET")
                     .note("`openssl rand -hex 16` makes one")
+            }
+            EnvError::Engine { value } => Failure::new(("mpi or shm", format!("{value:?}")))
+                .of(format!("init: {ENGINE}"))
+                .note("unset it for shared memory on one host and MPI over several"),
+            EnvError::SeveralHosts { size, local } => {
+                Failure::new((format!("all {size} ranks of torchrun on one host"), format!("{local}")))
+                    .of("init")
+                    .note(format!("over several hosts start with MPI: mpirun -n {size} PROGRAM"))
             }
             EnvError::Deadline { value } => {
                 Failure::new(("a number of seconds above 0", format!("{value:?}")))
@@ -355,6 +408,17 @@ mod tests {
         }
         let ranks = [("CONSORT_RANK", "1"), ("CONSORT_SIZE", "2"), ("CONSORT_DEADLINE", "7")];
         assert_eq!(read(&ranks).unwrap().deadline, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn torchrun_is_for_one_host() {
+        let on = |local| {
+            read(&[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", local)])
+        };
+        assert_eq!(on("4").unwrap().size, 4);
+        let error = on("2").unwrap_err().to_string();
+        assert!(error.contains("all 4 ranks of torchrun on one host, got 2"), "{error}");
+        assert!(error.contains("mpirun -n 4"), "{error}");
     }
 
     #[test]

@@ -35,6 +35,12 @@ extern "C" fn end_with(code: libc::c_int, _: *mut libc::c_void) {
     }
 }
 
+/// Ends the process at once, with code 1.
+pub(crate) fn end_process() -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(1) }
+}
+
 extern "C" fn end() {
     // SAFETY: what C code has not yet written is written; then the process ends. Rust has flushed its own output before
     // functions of `atexit` run.

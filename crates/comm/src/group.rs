@@ -93,6 +93,7 @@ impl Group {
     pub(crate) fn shm(&self) -> Option<&Shm> {
         match &self.engine {
             AnyEngine::Shm(shm) => Some(shm),
+            AnyEngine::Mpi(_) => None,
         }
     }
 

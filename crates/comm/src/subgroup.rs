@@ -77,13 +77,12 @@ impl Group {
         let offer = with_engine!(&self.engine, engine => engine.offer(list.map(Vec::as_slice)))?;
         let number = with_engine!(&self.engine, engine => engine.next());
         let words = self.agree(&offer.word.to_le_bytes(), self.note_of(lists, note))?.wait(until)?;
-        let Some(list) = list else { return Ok(None) };
         let words: Vec<u64> =
             words[1].bytes()?.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let me = list.iter().position(|member| *member == self.rank()).unwrap_or(0);
-        let (made, list) = ((number, until), (me, &list[..]));
+        let place = |list: &[usize]| list.iter().position(|member| *member == self.rank()).unwrap_or(0);
+        let (made, list) = ((number, until), list.map(|list| (place(list), &list[..])));
         let made = with_engine!(&self.engine, engine => engine.subgroup(made, list, offer, &words))?;
-        Ok(Some(Group::new(made)))
+        Ok(made.map(Group::new))
     }
 
     /// The note for making groups of these lists, which must be equal on all members.

@@ -3,18 +3,23 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use consort_types::Failure;
 
+use crate::CommError;
 use crate::control::{Control, ControlError, Coordinator};
 use crate::deadline::DEFAULT_DEADLINE;
-use crate::env::{EnvError, Launch, Launcher};
+use crate::env::{EnvError, Launch, Launcher, Transport};
 use crate::flight_record::FlightRecord;
 use crate::job::Job;
 use crate::limits::way_out;
+use crate::mpi::job::Job as MpiJob;
+use crate::mpi::world::{Connected, connect};
+use crate::shm::status::Cause;
 
 /// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
 /// others of the panic.
@@ -25,8 +30,10 @@ pub struct World {
     local_rank: usize,
     /// The deadline of the join, and of calls that name none.
     deadline: Duration,
-    /// The control plane; `None` in a world of one.
+    /// The control plane; `None` in a world of one, and over MPI.
     control: Option<Control>,
+    /// The connection over MPI, if data move over it.
+    mpi: Option<Rc<MpiJob>>,
     /// How many groups of all ranks were made.
     groups: AtomicUsize,
     /// Rank 0 runs the coordinator if no launcher does. Dropped after `control`, whose goodbye it must receive.
@@ -47,19 +54,50 @@ impl World {
     #[track_caller]
     pub fn join(launch: &Launch, deadline: Duration) -> Result<World, InitError> {
         let Launch { rank, size, local_rank, by, ref job, .. } = *launch;
-        let groups = AtomicUsize::new(0);
-        let Some(job) = job else {
-            if size > 1 {
+        let transport = Transport::from_env().map_err(InitError::Env)?;
+        let connected = match (job, by) {
+            (Some(job), _) if transport != Transport::Mpi => Connected::OneHost(job.clone()),
+            (_, Launcher::Consort | Launcher::Torchrun) if transport == Transport::Mpi => {
+                return Err(InitError::NoMpi { by });
+            }
+            _ if size == 1 && transport != Transport::Mpi => Connected::Alone,
+            (_, Launcher::Consort | Launcher::Torchrun | Launcher::Alone) if size > 1 => {
                 return Err(InitError::NoJob { rank, size });
             }
-            return Ok(World { rank, size, local_rank, deadline, control: None, groups, coordinator: None });
+            _ => connect(size, transport, deadline).map_err(InitError::Mpi)?,
         };
-        let coordinator = if rank == 0 { serve(job, size, by)? } else { None };
+        let mut world = World {
+            rank,
+            size,
+            local_rank,
+            deadline,
+            control: None,
+            mpi: None,
+            groups: AtomicUsize::new(0),
+            coordinator: None,
+        };
+        let job = match connected {
+            Connected::Alone => return Ok(world),
+            Connected::OneHost(job) => job,
+            Connected::Mpi(mpi) => {
+                (world.rank, world.local_rank) = (mpi.rank(), mpi.local_rank());
+                world.mpi = Some(mpi);
+                world.check_version()?;
+                return Ok(world);
+            }
+        };
+        let job = &job;
+        world.coordinator = if rank == 0 { serve(job, size, by)? } else { None };
         let control = Control::connect(job, rank, size, deadline).map_err(InitError::Control)?;
         control.rendezvous(&[], None, deadline).map_err(InitError::Control)?;
+        world.control = Some(control);
+        world.check_version()?;
+        Ok(world)
+    }
+
+    fn check_version(&self) -> Result<(), InitError> {
         let version = [("consort version", env!("CARGO_PKG_VERSION"))];
-        control.parity(&version, deadline).map_err(InitError::Control)?;
-        Ok(World { rank, size, local_rank, deadline, control: Some(control), groups, coordinator })
+        self.parity_of(&version).map_err(InitError::Control)
     }
 
     /// This rank, from 0.
@@ -82,9 +120,30 @@ impl World {
         self.deadline
     }
 
-    /// The control plane; `None` in a world of one.
+    /// The control plane; `None` in a world of one, and over MPI.
     pub fn control(&self) -> Option<&Control> {
         self.control.as_ref()
+    }
+
+    /// The version of the MPI library that moves the data, if one does.
+    pub fn mpi(&self) -> Option<&str> {
+        self.mpi.as_ref().map(|job| job.library())
+    }
+
+    /// The connection over MPI.
+    pub(crate) fn mpi_job(&self) -> Option<&Rc<MpiJob>> {
+        self.mpi.as_ref()
+    }
+
+    /// Tells the other ranks that this one gives up.
+    #[track_caller]
+    pub fn abort(&self, reason: &str) {
+        if let Some(control) = &self.control {
+            control.abort(reason);
+        }
+        if let Some(job) = &self.mpi {
+            job.stop(&Cause::new(self.rank, Failure::new(reason.to_string()), vec![self.rank]));
+        }
     }
 
     /// What the flight recorders of all ranks hold, even of dead or stuck ranks, if this rank runs the coordinator:
@@ -106,18 +165,26 @@ impl World {
     /// arrived within the deadline of this world.
     #[track_caller]
     pub fn parity(&self, key: &str, value: &str) -> Result<(), ControlError> {
-        match &self.control {
-            Some(control) => control.parity(&[(key, value)], self.deadline),
-            None => Ok(()),
+        self.parity_of(&[(key, value)])
+    }
+
+    /// The same for several settings at once.
+    #[track_caller]
+    pub fn parity_of(&self, pairs: &[(&str, &str)]) -> Result<(), ControlError> {
+        match (&self.control, &self.mpi) {
+            (Some(control), _) => control.parity(pairs, self.deadline),
+            (None, Some(job)) => job.parity("parity", pairs, self.deadline),
+            (None, None) => Ok(()),
         }
     }
 
     /// Blocks until all ranks have arrived at the barrier of this name.
     #[track_caller]
     pub fn barrier(&self, name: &str, deadline: Duration) -> Result<(), ControlError> {
-        match &self.control {
-            Some(control) => control.barrier(name, deadline),
-            None => Ok(()),
+        match (&self.control, &self.mpi) {
+            (Some(control), _) => control.barrier(name, deadline),
+            (None, Some(job)) => job.parity("barrier", &[("the name of the barrier", name)], deadline),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -139,11 +206,19 @@ fn serve(job: &Job, size: usize, by: Launcher) -> Result<Option<Coordinator>, In
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(control) = &self.control
-            && thread::panicking()
-        {
-            // The panic's own message says where.
+        if !thread::panicking() {
+            return;
+        }
+        // The panic's own message says where.
+        if let Some(control) = &self.control {
             control.abort_at("it panicked", String::new());
+        }
+        if let Some(job) = &self.mpi {
+            job.stop(&Cause::new(
+                self.rank,
+                CommError::Panicked { rank: self.rank }.failure(),
+                vec![self.rank],
+            ));
         }
     }
 }
@@ -167,6 +242,13 @@ pub enum InitError {
         /// What to do about it.
         note: String,
     },
+    /// `CONSORT_ENGINE` asks for MPI, and the launcher has none.
+    NoMpi {
+        /// The launcher.
+        by: Launcher,
+    },
+    /// MPI cannot be used.
+    Mpi(CommError),
     /// Joining the other ranks failed.
     Control(ControlError),
 }
@@ -178,15 +260,21 @@ impl InitError {
             InitError::Env(error) => error.failure(),
             InitError::NoJob { rank, size } => {
                 let expected = format!("CONSORT_JOB and CONSORT_SECRET for rank {rank} of {size}");
-                Failure::new((expected, "neither")).of("init").note(
-                    "start with `consort run`, or export both, alike for all ranks, before mpirun or srun",
-                )
+                Failure::new((expected, "neither"))
+                    .of("init")
+                    .note("start with `consort run`, mpirun or srun; or export both, alike for all ranks, before torchrun")
             }
             InitError::Coordinator { error, note } => {
                 Failure::new(format!("rank 0 cannot serve the other ranks: {error}"))
                     .of("init")
                     .note(note.clone())
             }
+            InitError::NoMpi { by } => {
+                let by = if *by == Launcher::Torchrun { "torchrun" } else { "consort run" };
+                let headline = ("a launcher with MPI, as CONSORT_ENGINE=mpi asks for", by);
+                Failure::new(headline).of("init").note("start with mpirun or srun, or unset CONSORT_ENGINE")
+            }
+            InitError::Mpi(error) => error.failure().of("init"),
             InitError::Control(error) => error.failure(),
         }
     }

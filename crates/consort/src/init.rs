@@ -148,7 +148,6 @@ impl Init {
     /// Fails on every rank if they differ in what changes results or behaviour, besides their version.
     #[track_caller]
     fn check_parity(&self, mesh: &mesh::Mesh, control: &consort_comm::World) -> Result<(), Box<Failure>> {
-        let Some(all) = control.control() else { return Ok(()) };
         let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
         let on = |on: bool| if on { "on" } else { "off" };
         let settings = [
@@ -159,7 +158,7 @@ impl Init {
             ("strict messages (CONSORT_STRICT)", on(self.strict.unwrap_or_else(consort_comm::is_strict))),
             ("retraces (CONSORT_RETRACE)", on(is_retraced())),
         ];
-        all.parity(&settings, control.deadline()).map_err(|error| {
+        control.parity_of(&settings).map_err(|error| {
             let failure = error.failure();
             match failure.rows.iter().any(|row| row.contains("CONSORT_ISA")) {
                 true => failure
@@ -232,9 +231,7 @@ fn or_abort<T>(world: &consort_comm::World, outcome: Result<T, Box<Failure>>) ->
     match outcome {
         Ok(value) => Ok(value),
         Err(failure) => {
-            if let Some(control) = world.control() {
-                control.abort(&failure.title());
-            }
+            world.abort(&failure.title());
             Err(Error::of("init", failure, Location::caller()))
         }
     }

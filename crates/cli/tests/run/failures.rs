@@ -197,7 +197,7 @@ fn ranks_of_another_launcher_meet_over_rank_0() {
     let (name, secret) = (format!("test-{}", std::process::id()), "0123456789abcdef0123456789abcdef");
     let start = |rank: &str, secret: Option<&str>| {
         let mut command = Command::new(own_program());
-        command.args(OWN_ARGUMENTS).env("RANK_PROGRAM", "init").env("PMI_RANK", rank).env("PMI_SIZE", "2");
+        command.args(OWN_ARGUMENTS).env("RANK_PROGRAM", "init").env("RANK", rank).env("WORLD_SIZE", "2");
         if let Some(secret) = secret {
             command.env("CONSORT_JOB", &name).env("CONSORT_SECRET", secret);
         }

@@ -8,6 +8,7 @@ use consort_types::{Failure, aligned, ranks_text};
 
 use super::failure::JobFailure;
 use super::parity::Differing;
+use crate::CommError;
 
 /// Why a call on the control plane gave no result. After the first error every later call gives the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub enum ControlError {
         /// Its length, in bytes.
         length: usize,
     },
+    /// A call over MPI failed.
+    Mpi(Box<CommError>),
     /// A system call failed.
     Machine {
         /// What this rank was doing.
@@ -109,6 +112,7 @@ impl ControlError {
                     .of(format!("{call}: {what}"))
                     .note("the control plane carries names and settings; data goes over a group")
             }
+            ControlError::Mpi(error) => error.failure(),
             ControlError::Machine { during, error, note } => {
                 Failure::new(error.clone()).of(during.clone()).note(note.clone())
             }

@@ -27,6 +27,7 @@ pub use error::ControlError;
 pub use failure::{Exit, JobFailure, What};
 pub use frame::MAX_BLOB;
 pub use parity::Differing;
+pub(crate) use parity::differing;
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ pub struct Differing {
 
 /// The keys in which the ranks' pairs differ, in order. The result depends only on the pairs, so it is equal on every
 /// rank.
-pub(super) fn differing(ranks: &[Vec<(String, String)>]) -> Vec<Differing> {
+pub(crate) fn differing(ranks: &[Vec<(String, String)>]) -> Vec<Differing> {
     let settings: Vec<BTreeMap<&str, &str>> =
         ranks.iter().map(|pairs| pairs.iter().map(|(key, value)| (&**key, &**value)).collect()).collect();
     let keys: BTreeSet<&str> = settings.iter().flat_map(|settings| settings.keys().copied()).collect();

@@ -4,8 +4,6 @@
 //! as an address. All are passed as words: a callee reads the part of the register that it needs. A call that returns a
 //! handle of 32 bits writes the lower half of a word that was zero, so the machine must be little-endian.
 
-#![cfg_attr(not(test), expect(dead_code, reason = "the calls of the engine read the tables"))]
-
 use std::ffi::c_int;
 
 const _: () = assert!(cfg!(all(target_endian = "little", target_pointer_width = "64")));
@@ -98,9 +96,8 @@ pub(crate) struct Numbers {
     pub(crate) tag_ub: c_int,
     pub(crate) thread_serialized: c_int,
     pub(crate) err_truncate: c_int,
-    pub(crate) status_words: usize,
     pub(crate) status_source: usize,
-    pub(crate) status_error: usize,
+    pub(crate) status_tag: usize,
 }
 
 /// The words of the largest status.
@@ -117,9 +114,8 @@ impl Numbers {
                 tag_ub: 501,
                 thread_serialized: 2048,
                 err_truncate: 15,
-                status_words: 8,
                 status_source: 0,
-                status_error: 2,
+                status_tag: 1,
             },
             Abi::OpenMpi => Numbers {
                 in_place: 1,
@@ -129,9 +125,8 @@ impl Numbers {
                 tag_ub: 0,
                 thread_serialized: 2,
                 err_truncate: 15,
-                status_words: 6,
                 status_source: 0,
-                status_error: 2,
+                status_tag: 1,
             },
             Abi::Mpich => Numbers {
                 in_place: -1,
@@ -141,9 +136,8 @@ impl Numbers {
                 tag_ub: 0x6440_0001,
                 thread_serialized: 2,
                 err_truncate: 14,
-                status_words: 5,
                 status_source: 2,
-                status_error: 4,
+                status_tag: 3,
             },
         }
     }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use consort_types::{Failure, aligned};
 
+use crate::CommError;
 use crate::mpi::library::Tried;
 
 /// Why MPI cannot be used, or why one of its calls failed.
@@ -43,6 +44,8 @@ pub enum MpiError {
         /// How many the library knows.
         known: usize,
     },
+    /// A message was longer than its receiver expected.
+    Truncated,
     /// A call failed.
     Call {
         /// The function.
@@ -84,9 +87,16 @@ impl MpiError {
                     (format!("{launched} ranks, as many as the launcher started"), format!("{known}"));
                 Failure::new(headline).note(format!("{library} is not the MPI of the launcher")).note(NAME_IT)
             }
+            MpiError::Truncated => Failure::new("a message is longer than its receiver expects"),
             MpiError::Call { call, text } => Failure::new(format!("{call}: {text}")),
         };
         failure.of("mpi")
+    }
+}
+
+impl From<MpiError> for CommError {
+    fn from(error: MpiError) -> CommError {
+        CommError::Machine(error.failure())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::mpi::error::MpiError;
 
 /// A library that is open for as long as the process runs.
 #[derive(Clone, Copy)]
-pub(crate) struct Library(*mut c_void);
+pub(crate) struct Library(pub(super) *mut c_void);
 
 /// A name that was tried, and what was found there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -236,6 +236,11 @@ impl Buffer {
         self.0.at
     }
 
+    /// Where its bytes are in memory, for an operation that has claimed it.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.block().heap.segment().address(self.0.at, self.0.len)
+    }
+
     /// Where it lies.
     pub(crate) fn place(&self) -> Address {
         Address { at: self.0.at, len: self.0.len }

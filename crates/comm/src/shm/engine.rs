@@ -175,10 +175,11 @@ impl Engine for Shm {
     fn subgroup(
         &self,
         (number, _): (u64, Instant),
-        (me, list): (usize, &[usize]),
+        list: Option<(usize, &[usize])>,
         offer: Offer,
         words: &[u64],
-    ) -> Result<Made, CommError> {
+    ) -> Result<Option<Made>, CommError> {
+        let Some((me, list)) = list else { return Ok(None) };
         let place = |member: &usize| {
             let row = &self.members.rows[*member];
             Row::new(&row.segment, words[*member] as usize, row.rank)
@@ -189,6 +190,7 @@ impl Engine for Shm {
         let (heap, alarm, settings) = (&self.heap, Arc::clone(&self.alarm), Rc::clone(&self.settings));
         let block =
             offer.block.map(|(start, room)| Block { heap: Arc::downgrade(heap), member: me, start, room });
-        Ok(Shm::of_rows(Rows::new(rows, block), me, Arc::clone(heap), alarm, recorder, self.cores, settings))
+        let rows = Rows::new(rows, block);
+        Ok(Some(Shm::of_rows(rows, me, Arc::clone(heap), alarm, recorder, self.cores, settings)))
     }
 }

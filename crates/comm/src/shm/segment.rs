@@ -119,6 +119,12 @@ impl Segment {
         unsafe { &*word.cast() }
     }
 
+    /// Where a range lies, for a library that reads or writes it.
+    pub(crate) fn address(&self, at: usize, len: usize) -> *mut u8 {
+        self.check(at, len);
+        self.base.as_ptr().wrapping_add(at)
+    }
+
     /// A range to read.
     ///
     /// # Safety

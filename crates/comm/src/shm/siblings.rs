@@ -59,7 +59,7 @@ pub(crate) fn advance_others(but: &Shm) -> Result<bool, Stop> {
 
 /// Advances all; true if something is still in flight. A group keeps its error for the next wait on it.
 pub(crate) fn advance_all() -> bool {
-    groups(None).iter().fold(false, |busy, group| {
+    groups(None).iter().fold(crate::mpi::groups::advance_all(), |busy, group| {
         let mut state = group.state();
         let _ = group.advance(&mut state);
         busy | state.is_busy()

@@ -27,6 +27,9 @@ impl World {
     /// of the heaps are allocated on first use.
     #[track_caller]
     pub fn group(&self, heap: usize, deadline: Duration) -> Result<Group, CommError> {
+        if let Some(job) = self.mpi_job() {
+            return crate::mpi::world::group(job, heap, &self.name_group(), deadline);
+        }
         let (n, me) = (self.size(), self.rank());
         let room = heap
             .checked_add(reserved(n))

@@ -2,12 +2,13 @@
 //! run by threads (`tests/ops.rs`) and by processes (`tests/ops_on_processes.rs`).
 
 use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use consort_comm::{Buffer, Buffers, CommError, Common, Group, Message, OperandType, Pending, Request};
 use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
-use super::elements::{operand, reduced};
+use super::elements::{IS_EXACT, operand, reduced};
 
 #[path = "lists.rs"]
 mod lists;
@@ -64,9 +65,16 @@ fn counts(dtype: Dtype) -> Vec<usize> {
 }
 
 fn reductions(dtype: Dtype) -> impl Iterator<Item = Reduce> {
-    let others = Reduce::ALL.into_iter().filter(|reduce| !matches!(reduce, Reduce::PremulSum(_)));
-    // A factor that is no power of two, so that it rounds.
-    others.chain([Reduce::PremulSum(0.3)]).filter(move |reduce| reduce.takes(dtype))
+    let is_exact = IS_EXACT.load(Relaxed);
+    let is_other = move |reduce: &Reduce| match reduce {
+        Reduce::PremulSum(_) => false,
+        Reduce::Avg => !is_exact,
+        _ => true,
+    };
+    // A factor that is no power of two rounds.
+    let factor = Reduce::PremulSum(if is_exact { 0.5 } else { 0.3 });
+    let others = Reduce::ALL.into_iter().filter(is_other);
+    others.chain([factor]).filter(move |reduce| reduce.takes(dtype))
 }
 
 /// How tensors are cut or joined along each dimension: the rows before it, and the elements of one row. One dimension

@@ -25,9 +25,9 @@ fn program(abi: Abi) -> String {
         "MPI_TAG_UB",
         "MPI_THREAD_SERIALIZED",
         "MPI_ERR_TRUNCATE",
-        "sizeof(MPI_Status) / 4",
         "offsetof(MPI_Status, MPI_SOURCE) / 4",
-        "offsetof(MPI_Status, MPI_ERROR) / 4",
+        "offsetof(MPI_Status, MPI_TAG) / 4",
+        "sizeof(MPI_Status) <= 32",
     ] {
         writeln!(text, "printf(\"%lld\\n\", (long long)({value}));").unwrap();
     }
@@ -40,7 +40,7 @@ fn table(abi: Abi) -> Vec<i64> {
     let n = Numbers::new(abi);
     let numbers =
         [n.any_source, n.any_tag, n.comm_type_shared, n.tag_ub, n.thread_serialized, n.err_truncate];
-    let words = [n.status_words, n.status_source, n.status_error];
+    let words = [n.status_source, n.status_tag, usize::from(STATUS * 4 == 32)];
     let handles = handles.all().into_iter().map(|handle| handle as i64).chain([n.in_place as i64]);
     handles.chain(numbers.map(i64::from)).chain(words.map(|words| words as i64)).collect()
 }
@@ -71,6 +71,5 @@ fn the_tables_are_those_of_the_headers() {
         }
     }
     fs::remove_dir_all(&folder).unwrap();
-    assert!(STATUS >= Numbers::new(Abi::Standard).status_words);
     println!("{} of 3 skipped: {}", skipped.len(), skipped.join(", "));
 }

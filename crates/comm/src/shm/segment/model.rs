@@ -74,6 +74,11 @@ impl Segment {
         &self.halves[at / LINE]
     }
 
+    /// Models have no libraries.
+    pub(crate) fn address(&self, at: usize, _: usize) -> *mut u8 {
+        self.at(at)
+    }
+
     /// A range to read.
     ///
     /// # Safety

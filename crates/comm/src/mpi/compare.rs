@@ -1,0 +1,84 @@
+//! Whether the members make the same call, where that is checked: in debug builds, or as `CONSORT_CHECK` says. Each then
+//! tells all others what it calls, and its data begin to move only when all agree: a call takes one small gather more,
+//! about as long as a small call. A common result of a broadcast is always compared: only the root knows its size.
+
+use crate::error::{CommError, Parties};
+use crate::mpi::comm::Comm;
+use crate::mpi::engine::MpiGroup;
+use crate::mpi::error::MpiError;
+use crate::mpi::flight::Flight;
+use crate::mpi::span::Span;
+use crate::op::Key;
+
+/// The bytes that a member tells: three words, then two texts.
+const RECORD: usize = 320;
+const WORDS: usize = 24;
+
+/// Whether calls are compared.
+pub(super) fn is_checked() -> bool {
+    match std::env::var("CONSORT_CHECK") {
+        Ok(value) => !matches!(value.trim(), "" | "0" | "false" | "off"),
+        Err(_) => cfg!(debug_assertions),
+    }
+}
+
+/// A comparison in flight.
+pub(super) struct Comparison(Flight);
+
+/// What one member called.
+struct Called {
+    key: Key,
+    text: String,
+    site: String,
+}
+
+fn record(key: Key, text: &str, site: &str) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        [key.what, key.extra, key.bytes].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let clipped =
+        |text: &str, most: usize| text.chars().filter(|c| *c != '\0').take(most).collect::<String>();
+    let texts = format!("{}\0{}\0", clipped(text, 180), clipped(site, 80));
+    bytes.extend_from_slice(texts.as_bytes());
+    bytes.resize(RECORD, 0);
+    bytes
+}
+
+fn called(record: &[u8]) -> Called {
+    let word = |i: usize| record[i * 8..].first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let text = String::from_utf8_lossy(&record[WORDS..]).into_owned();
+    let mut texts = text.split('\0').map(str::to_string);
+    let mut next = || texts.next().unwrap_or_default();
+    Called { key: Key { what: word(0), extra: word(1), bytes: word(2) }, text: next(), site: next() }
+}
+
+impl Comparison {
+    pub(super) fn start(comm: &Comm, key: Key, text: &str, site: &str) -> Result<Comparison, MpiError> {
+        let mine = Span::bytes_of(record(key, text, site));
+        comm.all_gather(mine, Span::bytes_of(vec![0; RECORD * comm.size()])).map(Comparison)
+    }
+
+    pub(super) fn test(&mut self) -> Result<bool, MpiError> {
+        self.0.test()
+    }
+
+    /// The bytes of the operand that a member brings.
+    pub(super) fn bytes(&self, member: usize) -> usize {
+        called(&self.0.span(1).bytes()[member * RECORD..][..RECORD]).key.bytes as usize
+    }
+
+    /// The error if not all agree with this member's call.
+    pub(super) fn mismatch(&self, group: &MpiGroup, number: u64, mine: Key) -> Option<CommError> {
+        let all: Vec<Called> = self.0.span(1).bytes().chunks_exact(RECORD).map(called).collect();
+        all.iter().find(|other| !mine.agrees(other.key))?;
+        // The same on all members: the first that differs from the first.
+        let first = all[0].key;
+        let other = all.iter().find(|other| !first.agrees(other.key)).map_or(mine, |other| other.key);
+        let mut parties = Parties::default();
+        for (member, Called { key, text, site }) in all.into_iter().enumerate() {
+            let what = if text.is_empty() { key.describe() } else { text };
+            parties.add(group.ranks[member], what, site, key.extra);
+        }
+        let (difference, group) = (first.difference(other), group.recorder.group_name().to_string());
+        Some(CommError::Mismatch { call: number, group, difference, parties: parties.list() })
+    }
+}

@@ -1,0 +1,334 @@
+//! What the ranks of a job tell one another over MPI besides data: that one has failed or left, and who is late.
+//!
+//! A rank reads its notices while it waits, and at no other time. One that computes, is stopped or is dead does not
+//! answer a question, and so is named.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::CommError;
+use crate::control::{ControlError, differing};
+use crate::deadline::from_now;
+use crate::mpi::calls::Mpi;
+use crate::mpi::comm::Comm;
+use crate::mpi::error::MpiError;
+use crate::mpi::flight::Flight;
+use crate::mpi::groups;
+use crate::mpi::span::Span;
+use crate::shm::cores::{self, Cores};
+use crate::shm::status::Cause;
+
+/// How long a rank waits for answers after its deadline.
+const ANSWERS: Duration = Duration::from_millis(60);
+/// How often a waiting rank looks for notices.
+const LOOK: Duration = Duration::from_micros(50);
+/// How long a rank that fails makes sure that the others learn of it.
+const LAST: Duration = Duration::from_millis(100);
+
+/// What one rank tells another.
+#[derive(Serialize, Deserialize)]
+enum Notice {
+    /// It stops, and why.
+    Stopped(Cause),
+    /// It leaves a group after so many calls.
+    Left { group: u64, calls: u64 },
+    /// It asks how many calls of a group the other has started.
+    Question { id: u64, group: u64 },
+    /// The answer.
+    Answer { id: u64, answer: Answer },
+}
+
+/// What a rank answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// How many calls of the group it has started.
+    pub(crate) calls: u64,
+    /// What it does, and its source line.
+    pub(crate) doing: String,
+    pub(crate) site: String,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    sending: Vec<Flight>,
+    receiving: Vec<Flight>,
+    cause: Option<Cause>,
+    /// How many calls of a group a rank had started when it left.
+    left: BTreeMap<(u64, usize), u64>,
+    /// The question that is open, and its answers.
+    question: u64,
+    answers: BTreeMap<usize, Answer>,
+}
+
+/// This rank's connection with the others.
+pub(crate) struct Job {
+    mpi: Rc<Mpi>,
+    world: Comm,
+    /// For notices and settings only.
+    control: Comm,
+    deadline: Duration,
+    /// The cores of the ranks on this host.
+    cores: Cell<Cores>,
+    /// This rank among them.
+    local_rank: Cell<usize>,
+    mailbox: RefCell<Mailbox>,
+    looked: Cell<Option<Instant>>,
+    /// Whether this rank has told the others that it stops.
+    has_stopped: Cell<bool>,
+}
+
+impl Job {
+    pub(super) fn new(mpi: Rc<Mpi>, deadline: Duration) -> Result<Rc<Job>, MpiError> {
+        let world = Comm::world(&mpi)?;
+        let control = world.dup(deadline)?;
+        // Until they are known.
+        let cores = Cell::new(Cores::of(1, []));
+        let (mailbox, looked, has_stopped, local_rank) = Default::default();
+        Ok(Rc::new(Job { mpi, world, control, deadline, cores, local_rank, mailbox, looked, has_stopped }))
+    }
+
+    /// Finds out this rank's place on its host, and which cores the ranks there have together.
+    pub(super) fn share_cores(&self, local: &Comm) -> Result<(), CommError> {
+        self.local_rank.set(local.rank());
+        let mask = cores::mine();
+        let room = Span::bytes_of(vec![0; mask.len() * local.size()]);
+        let flight = local.all_gather(Span::bytes_of(mask.clone()), room)?;
+        let flight = self.finish("init", from_now(self.deadline), flight)?;
+        self.cores.set(Cores::of(local.size(), flight.span(1).bytes().chunks_exact(mask.len())));
+        Ok(())
+    }
+
+    pub(super) fn cores(&self) -> Cores {
+        self.cores.get()
+    }
+
+    /// Checks that settings have the same values on every rank.
+    pub(crate) fn parity(
+        &self,
+        during: &str,
+        pairs: &[(&str, &str)],
+        deadline: Duration,
+    ) -> Result<(), ControlError> {
+        let mine: Vec<(String, String)> =
+            pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let all = self.exchange(during, &mine, deadline).map_err(|error| ControlError::Mpi(error.into()))?;
+        let differing = differing(&all);
+        if differing.is_empty() { Ok(()) } else { Err(ControlError::Parity { differing }) }
+    }
+
+    pub(super) fn world(&self) -> &Comm {
+        &self.world
+    }
+
+    /// This rank among those on its host.
+    pub(crate) fn local_rank(&self) -> usize {
+        self.local_rank.get()
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.me()
+    }
+
+    fn me(&self) -> usize {
+        self.control.rank()
+    }
+
+    /// The library.
+    pub(crate) fn library(&self) -> &str {
+        &self.mpi.identity.version
+    }
+
+    /// Why another rank has stopped.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.mailbox.borrow().cause.clone()
+    }
+
+    /// How many calls of a group a rank had started when it left, if it has.
+    pub(super) fn left(&self, group: u64, rank: usize) -> Option<u64> {
+        self.mailbox.borrow().left.get(&(group, rank)).copied()
+    }
+
+    /// Reads notices, if it is time to, and answers questions.
+    pub(super) fn look(&self, now: Instant) -> Result<(), MpiError> {
+        if self.control.size() == 1 || self.looked.get().is_some_and(|before| now < before + LOOK) {
+            return Ok(());
+        }
+        self.looked.set(Some(now));
+        let mut notices = Vec::new();
+        {
+            let mailbox = &mut *self.mailbox.borrow_mut();
+            while let Some(flight) = self.control.receive_any()? {
+                mailbox.receiving.push(flight);
+            }
+            for flight in &mut mailbox.receiving {
+                if flight.test()? {
+                    notices
+                        .extend(read(flight.span(0).bytes()).map(|notice: Notice| (flight.source, notice)));
+                }
+            }
+            mailbox.receiving.retain(|flight| !flight.is_over());
+            for flight in &mut mailbox.sending {
+                flight.test()?;
+            }
+            mailbox.sending.retain(|flight| !flight.is_over());
+        }
+        notices.into_iter().try_for_each(|(from, notice)| self.heed(from, notice))
+    }
+
+    fn heed(&self, from: usize, notice: Notice) -> Result<(), MpiError> {
+        let mailbox = || self.mailbox.borrow_mut();
+        match notice {
+            Notice::Stopped(cause) => drop(mailbox().cause.get_or_insert(cause)),
+            Notice::Left { group, calls } => drop(mailbox().left.insert((group, from), calls)),
+            Notice::Question { id, group } => {
+                return self.tell([from], &Notice::Answer { id, answer: groups::answer(group) });
+            }
+            Notice::Answer { id, answer } => {
+                let mailbox = &mut *mailbox();
+                if mailbox.question == id {
+                    mailbox.answers.insert(from, answer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a notice to these ranks.
+    fn tell(&self, ranks: impl IntoIterator<Item = usize>, notice: &Notice) -> Result<(), MpiError> {
+        for rank in ranks.into_iter().filter(|rank| *rank != self.me()) {
+            let flight = self.control.send(Span::bytes_of(bytes_of(notice)), rank, 0, false)?;
+            self.mailbox.borrow_mut().sending.push(flight);
+        }
+        Ok(())
+    }
+
+    /// Asks these ranks about a group, and gives the answers that come soon.
+    pub(super) fn ask(&self, ranks: &[usize], group: u64) -> BTreeMap<usize, Answer> {
+        let id = {
+            let mailbox = &mut *self.mailbox.borrow_mut();
+            mailbox.question += 1;
+            mailbox.answers.clear();
+            mailbox.question
+        };
+        let others = || ranks.iter().copied().filter(|rank| *rank != self.me());
+        let until = Instant::now() + ANSWERS;
+        // A rank that cannot be reached does not answer.
+        let _ = self.tell(others(), &Notice::Question { id, group });
+        while Instant::now() < until && self.mailbox.borrow().answers.len() < others().count() {
+            self.looked.set(None);
+            let _ = self.look(Instant::now());
+            thread::yield_now();
+        }
+        std::mem::take(&mut self.mailbox.borrow_mut().answers)
+    }
+
+    /// Tells all others that this rank stops, once, and makes sure that they learn of it.
+    pub(crate) fn stop(&self, cause: &Cause) {
+        if self.has_stopped.replace(true) {
+            return;
+        }
+        let until = Instant::now() + LAST;
+        let _ = self.tell(0..self.control.size(), &Notice::Stopped(cause.clone()));
+        while Instant::now() < until && !self.mailbox.borrow().sending.is_empty() {
+            self.looked.set(None);
+            if self.look(Instant::now()).is_err() {
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Tells the members of a group that this rank leaves it.
+    pub(super) fn leave(&self, ranks: &[usize], group: u64, calls: u64) {
+        let _ = self.tell(ranks.iter().copied(), &Notice::Left { group, calls });
+    }
+
+    /// Waits for a call of its own, on behalf of `during`.
+    fn finish(&self, during: &str, until: Instant, mut flight: Flight) -> Result<Flight, CommError> {
+        while !flight.test()? {
+            let now = Instant::now();
+            self.look(now)?;
+            if let Some(cause) = self.cause() {
+                return Err(super::failure::elsewhere(&cause));
+            }
+            if now >= until {
+                let all: Vec<usize> = (0..self.control.size()).collect();
+                return Err(super::failure::silent(during, self.me(), &all, &self.ask(&all, 0)));
+            }
+            thread::yield_now();
+        }
+        Ok(flight)
+    }
+
+    /// What every rank says.
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
+        &self,
+        during: &str,
+        mine: &T,
+        deadline: Duration,
+    ) -> Result<Vec<T>, CommError> {
+        let (n, until) = (self.control.size(), from_now(deadline));
+        let mine = bytes_of(mine);
+        let len = Span::bytes_of((mine.len() as u64).to_le_bytes().to_vec());
+        let flight = self.control.all_gather(len, Span::bytes_of(vec![0; 8 * n]))?;
+        let flight = self.finish(during, until, flight)?;
+        let lens = flight.span(1).bytes().as_chunks::<8>().0;
+        let lens: Vec<usize> = lens.iter().map(|len| u64::from_le_bytes(*len) as usize).collect();
+        let room = Span::bytes_of(vec![0; lens.iter().sum()]);
+        let flight = self.control.all_gather_v(Span::bytes_of(mine), room, &lens)?;
+        let flight = self.finish(during, until, flight)?;
+        let mut rest = flight.span(1).bytes();
+        let mut all = Vec::with_capacity(n);
+        for len in lens {
+            let (bytes, others) = rest.split_at(len);
+            rest = others;
+            let unreadable =
+                || MpiError::Call { call: "MPI_Iallgatherv", text: "settings that cannot be read".into() };
+            all.push(read(bytes).ok_or_else(unreadable)?);
+        }
+        Ok(all)
+    }
+}
+
+fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_extend(value, Vec::new()).unwrap_or_default()
+}
+
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    postcard::from_bytes(bytes).ok()
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} over {}", self.me(), self.control.size(), self.library())
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.has_stopped.get() || self.cause().is_some() || thread::panicking() {
+            // Others may be gone, so MPI cannot be ended in an orderly way. They get a moment for their own errors.
+            thread::sleep(LAST);
+            return;
+        }
+        // Notices that nobody reads would be reported by the library. All were sent before their sender is here.
+        let all_are_here = self.control.barrier().map_err(CommError::from);
+        let finished =
+            all_are_here.and_then(|flight| self.finish("finalize", from_now(self.deadline), flight));
+        if finished.is_err() {
+            return;
+        }
+        self.looked.set(None);
+        let _ = self.look(Instant::now());
+        // An error of the last call of all concerns nobody any more.
+        let _ = self.mpi.finalize(self.deadline);
+    }
+}

@@ -1,0 +1,98 @@
+//! Ranks that mpirun starts, with every MPI that this machine has: the checks of `ops/checks.rs` over MPI, what its own
+//! reductions may round, how a job starts, and how one ends that fails. A missing MPI is a counted skip.
+//!
+//! The ranks are this program itself. It has no test harness, since MPI is started once in a process.
+#![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+#[path = "ops/checks.rs"]
+mod checks;
+#[path = "ops/elements.rs"]
+mod elements;
+#[path = "mpi/launched.rs"]
+mod launched;
+#[path = "mpi/ranks.rs"]
+mod ranks;
+
+use std::time::Duration;
+
+use launched::{Launcher, launchers, run};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, name] = &arguments[..]
+        && first == ranks::RANK
+    {
+        return ranks::run(name);
+    }
+    let (found, skipped) = launchers();
+    for launcher in &found {
+        every_operation(launcher);
+        reductions_round_a_little(launcher);
+        one_host_is_shared_memory(launcher);
+        differing_calls_are_named(launcher);
+        differing_settings_are_named(launcher);
+        a_rank_that_fails_ends_the_others(launcher);
+        a_late_rank_is_named(launcher);
+        the_wrong_library_is_seen(launcher);
+    }
+    println!("{} launchers, {} skipped: {}", found.len(), skipped.len(), skipped.join(", "));
+}
+
+fn every_operation(launcher: &Launcher) {
+    for (n, check) in checks::RANKS[1..3].iter().copied().zip(["1", "0"]) {
+        let ran = run(launcher, n, "every_operation", &[("CONSORT_ENGINE", "mpi"), ("CONSORT_CHECK", check)]);
+        ran.is_fine();
+        assert_eq!(ran.out.matches("all operations").count(), n, "{}", ran.text());
+    }
+}
+
+fn reductions_round_a_little(launcher: &Launcher) {
+    run(launcher, 3, "reductions", &[("CONSORT_ENGINE", "mpi")]).is_fine();
+}
+
+fn one_host_is_shared_memory(launcher: &Launcher) {
+    let ran = run(launcher, 2, "transport", &[]);
+    ran.is_fine();
+    assert_eq!(ran.out.matches("over shared memory").count(), 2, "{}", ran.text());
+    let ran = run(launcher, 2, "transport", &[("CONSORT_ENGINE", "mpi")]);
+    ran.is_fine();
+    assert_eq!(ran.out.matches("over MPI").count(), 2, "{}", ran.text());
+}
+
+/// Each rank prints what it got; under mpirun the first to end may end the others before they do.
+fn fails(launcher: &Launcher, n: usize, name: &str, expected: &[&str]) {
+    let ran = run(launcher, n, name, &[("CONSORT_ENGINE", "mpi"), ("CONSORT_CHECK", "1")]);
+    assert!(ran.code != Some(0), "{}", ran.text());
+    for text in expected {
+        assert!(ran.out.contains(text), "expected {text:?}: {}", ran.text());
+    }
+    assert!(ran.time < Duration::from_secs(20), "{:?}: {}", ran.time, ran.text());
+}
+
+fn differing_calls_are_named(launcher: &Launcher) {
+    fails(
+        launcher,
+        3,
+        "differs",
+        &["rank 1 got: call 0 on world: the reduction must be the same", "rank 2", "max"],
+    );
+}
+
+fn differing_settings_are_named(launcher: &Launcher) {
+    fails(launcher, 2, "settings", &["parity: expected equal values on every rank", "flash", "math"]);
+}
+
+fn a_rank_that_fails_ends_the_others(launcher: &Launcher) {
+    fails(launcher, 3, "gives_up", &["rank 0 got", "rank 1 got", "the reason of rank 2"]);
+}
+
+fn a_late_rank_is_named(launcher: &Launcher) {
+    fails(launcher, 3, "late", &["missing: rank 2", "does not answer"]);
+}
+
+fn the_wrong_library_is_seen(launcher: &Launcher) {
+    let Some(other) = launcher.other_library else { return };
+    let ran = run(launcher, 2, "transport", &[("CONSORT_MPI", other)]);
+    let expected = "expected 2 ranks, as many as the launcher started, got 1";
+    assert!(ran.code != Some(0) && ran.out.contains(expected), "{}", ran.text());
+}
