@@ -245,6 +245,8 @@ fn compute(
     for arg in args.iter() {
         arg.wait()?;
     }
+    let bytes = prepared.results.iter().map(|(ty, layout)| layout.bytes(ty.dtype).len()).sum();
+    world.poll_for(bytes).map_err(|error| Error::comm(name, error, site))?;
     let fits = |arg: &Tensor| {
         let (ty, layout) = &prepared.results[0];
         arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && arg.held(1, false).is_none()

@@ -259,6 +259,22 @@ impl Mesh {
         self.world.set_threads(n);
     }
 
+    /// Gives the groups of this rank threads that advance large reductions while it computes, eagerly or compiled. True if
+    /// this host has a core for each besides those of its ranks; without one, a rank advances them between its ops.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor};
+    ///
+    /// let sums = consort::spawn(2, |mesh| {
+    ///     mesh.start_progress_threads(); // Results do not depend on it.
+    ///     mesh.all_reduce(Tensor::from_iter([1i64])?, Reduce::Sum)?.item::<i64>()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2)));
+    /// ```
+    pub fn start_progress_threads(&self) -> bool {
+        self.world.start_progress_threads()
+    }
+
     /// Warm-up: calls compiled functions so that they are compiled and their memory is allocated before timed steps.
     /// All ranks must do so together, with arguments like those of real steps. The calls are not counted, and no rank
     /// returns before all are done.

@@ -24,6 +24,9 @@ use crate::pending::Ways;
 /// Default size of a rank's heap, in bytes. Pages are allocated on first use.
 pub(crate) const HEAP: usize = 32 << 30;
 
+/// Bytes that ops write between two polls of operations in flight: some tens of microseconds.
+const POLL: usize = 1 << 17;
+
 /// The world of a thread: this rank, and how it reaches the others.
 pub(crate) struct World {
     /// Tensors of different worlds do not mix; 0 is a thread that has joined none, whose tensors mix with any.
@@ -44,6 +47,10 @@ pub(crate) struct World {
     comm: Option<Comm>,
     threads: RefCell<Threads>,
     timeout: Cell<Duration>,
+    /// Whether groups have progress threads.
+    is_helped: Cell<bool>,
+    /// Work, in bytes, since operations in flight were last advanced.
+    work: Cell<usize>,
     copied: Cell<u64>,
     /// Whether calls are warm-up calls.
     pub(crate) warming: Cell<bool>,
@@ -109,6 +116,8 @@ impl World {
             comm,
             threads: RefCell::new(Threads::ONE),
             timeout: Cell::new(DEFAULT_DEADLINE),
+            is_helped: Cell::new(false),
+            work: Cell::new(0),
             copied: Cell::new(0),
             warming: Cell::new(false),
             unwaited: RefCell::new(Vec::new()),
@@ -214,6 +223,9 @@ impl World {
         let (text, site) = (recorder.name(&text), recorder.site(site));
         let note = Note { digest, text, site, ..Note::default() };
         let group = comm.all.subgroup_as(&lists, from_now(self.timeout()), note)?;
+        if let Some(group) = group.as_ref().filter(|_| self.is_helped.get()) {
+            group.start_progress_thread();
+        }
         comm.groups.borrow_mut().push((over, group.clone()));
         Ok(group)
     }
@@ -261,6 +273,33 @@ impl World {
     pub(crate) fn set_timeout(&self, timeout: Duration) {
         self.timeout.set(timeout);
         self.all().into_iter().for_each(|all| all.set_deadline(timeout));
+    }
+
+    /// Gives each group a progress thread; true if there are cores for them.
+    pub(crate) fn start_progress_threads(&self) -> bool {
+        self.is_helped.set(true);
+        let Some(comm) = &self.comm else { return false };
+        let groups = comm.groups.borrow();
+        let all = groups.iter().filter_map(|(_, group)| group.as_ref()).chain([&comm.all]);
+        // Not `all`, which would stop at the first.
+        all.fold(true, |helped, group| group.start_progress_thread() && helped)
+    }
+
+    /// Before work that writes so many bytes: advances operations in flight, if enough was done since the last time.
+    #[inline]
+    pub(crate) fn poll_for(&self, bytes: usize) -> std::result::Result<(), CommError> {
+        let work = self.work.get().saturating_add(bytes);
+        self.work.set(work);
+        if work < POLL { Ok(()) } else { self.poll() }
+    }
+
+    #[cold]
+    fn poll(&self) -> std::result::Result<(), CommError> {
+        self.work.set(0);
+        let Some(comm) = &self.comm else { return Ok(()) };
+        let groups = comm.groups.borrow();
+        let all = groups.iter().filter_map(|(_, group)| group.as_ref()).chain([&comm.all]);
+        all.filter(|group| group.in_flight() > 0).try_for_each(consort_comm::Group::poll)
     }
 
     /// Bytes copied so that they could take part in communication.

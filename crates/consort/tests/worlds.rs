@@ -168,3 +168,34 @@ fn a13_a_rank_that_is_no_rank_of_any_mesh_is_refused() {
         assert!(error.starts_with("mesh: expected ranks below 2, got 4294967296"), "{error}");
     }
 }
+
+#[test]
+fn what_is_in_flight_advances_while_a_rank_computes() {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    const N: usize = 1 << 20;
+    let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let sums = consort::Init::new().timeout(std::time::Duration::from_secs(20)).spawn(2, |mesh| {
+        let is_first = mesh.my_rank()? == 0;
+        while !is_first && !started.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        let sum = mesh.all_reduce(Tensor::ones(Dtype::F32, &[N])?, Reduce::Sum)?;
+        started.store(true, SeqCst);
+        if is_first {
+            let mut x = Tensor::ones(Dtype::F32, &[1 << 12])?;
+            while !done.load(SeqCst) {
+                x = x.neg()?;
+            }
+        } else {
+            // The first reduces its part of the sum only now.
+            let waited = sum.wait();
+            done.store(true, SeqCst);
+            waited?;
+        }
+        sum.sum_all()?.item::<f32>()
+    });
+    for sum in sums {
+        assert_eq!(sum.unwrap(), (2 * N) as f32);
+    }
+}
