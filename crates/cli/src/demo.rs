@@ -7,6 +7,8 @@
 mod cases;
 mod rank;
 mod summary;
+mod train;
+mod train_rank;
 
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write, stderr};
 use std::process::{Command, Stdio};
@@ -18,6 +20,7 @@ use serde_json::Value;
 use crate::report::{MACHINE, Machine, Report, wrong};
 
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
+pub(crate) use train_rank::{TRAIN, TrainArgs, run_train_rank};
 
 const EXAMPLES: &str = "\
 Each program runs traced (compiled, collectives in the graph), broken (compiled, a graph break at every collective) and
@@ -26,7 +29,8 @@ eager, and is compared with a single rank. The exit code is 1 if they differ, 2 
 Examples:
   consort demo              a tensor parallel model generates tokens on 2 ranks
   consort demo ring -n 4    ring attention on 4 ranks
-  consort demo halo --json  one JSON object per line";
+  consort demo halo --json  one JSON object per line
+  consort demo train        trains a model in three ways, and kills a rank in each";
 
 /// Run a small program on several ranks, compiled and eager, and compare the results
 #[derive(Debug, clap::Args)]
@@ -44,6 +48,9 @@ pub(crate) struct Args {
     /// Sizes for tests
     #[arg(long, hide = true)]
     small: bool,
+    /// train: kill a rank after this step [default: in the middle; 0: none]
+    #[arg(long, value_name = "STEP")]
+    kill: Option<u64>,
     /// Add an error to the difference, to test how it is reported
     #[arg(long, hide = true)]
     wrong: bool,
@@ -61,6 +68,8 @@ pub(crate) enum Which {
     Conv,
     /// A mixture of experts, one per rank; a router decides where tokens go
     Moe,
+    /// A Llama-shaped model learns a text: data parallel, ZeRO and tensor parallel
+    Train,
 }
 
 impl Which {
@@ -71,6 +80,7 @@ impl Which {
             Which::Halo => "halo",
             Which::Conv => "conv",
             Which::Moe => "moe",
+            Which::Train => "train",
         }
     }
 }
@@ -85,38 +95,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         bail!(wrong("demo: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
     }
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["run", "--timeout", LIMIT, "-n", &args.ranks.to_string(), "--", "/proc/self/exe", DEMO]);
-    command.arg(args.which.name());
-    command.args(args.small.then_some("--small")).args(args.wrong.then_some("--wrong"));
-    let failed = |what: String| anyhow::Error::from(Machine(format!("demo: {what}")));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| failed(format!("cannot start the ranks: {error}")))?;
-    let (out, errors) = (child.stdout.take(), child.stderr.take());
-    let errors = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
-        text
-    });
-    let mut found: Vec<Value> = Vec::new();
-    let bar = Bar { shown: stderr().is_terminal() };
-    for line in BufReader::new(out.context("demo: no output")?).lines() {
-        let line = line.map_err(|error| failed(format!("cannot read from the ranks: {error}")))?;
-        let Some(value) = line.find('{').and_then(|at| serde_json::from_str::<Value>(&line[at..]).ok())
-        else {
-            continue;
-        };
-        match value["done"].as_f64() {
-            Some(done) => bar.show(done, value["doing"].as_str().unwrap_or("")),
-            None => found.push(value),
-        }
+    if args.which == Which::Train {
+        return train::run(args);
     }
+    if args.kill.is_some() {
+        bail!(wrong("demo: --kill", "the demo `train`", args.which.name()));
+    }
+    let mut rank = vec![DEMO, args.which.name()];
+    rank.extend(args.small.then_some("--small"));
+    rank.extend(args.wrong.then_some("--wrong"));
+    let mut found: Vec<Value> = Vec::new();
+    let bar = Bar::new();
+    let (code, said) = run_ranks(&rank, args.ranks, |value| match value["done"].as_f64() {
+        Some(done) => bar.show(done, value["doing"].as_str().unwrap_or("")),
+        None => found.push(value),
+    })?;
     bar.clear();
-    let status = child.wait().map_err(|error| failed(format!("cannot wait for the ranks: {error}")))?;
-    let said = errors.join().unwrap_or_default();
-    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
     if code > 1 || found.is_empty() {
-        return Err(failed(format!("the ranks failed\n{}", said.trim_end())));
+        return Err(failed(&format!("the ranks failed\n{}", said.trim_end())));
     }
     let text = match args.json {
         true => found.iter().map(|value| format!("{value}\n")).collect(),
@@ -126,12 +122,43 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     Ok(Report { notes: said, ..Report::checked(text, code == 0) })
 }
 
+fn failed(what: &str) -> anyhow::Error {
+    Machine(format!("demo: {what}")).into()
+}
+
+/// Runs a hidden entry of this binary as ranks, and hands over each line of JSON that they print. Returns the exit code, and the
+/// text of their standard error.
+fn run_ranks(rank: &[&str], ranks: usize, mut seen: impl FnMut(Value)) -> anyhow::Result<(u8, String)> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["run", "--timeout", LIMIT, "-n", &ranks.to_string(), "--", "/proc/self/exe"]).args(rank);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| failed(&format!("cannot start the ranks: {error}")))?;
+    let (out, errors) = (child.stdout.take(), child.stderr.take());
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
+        text
+    });
+    for line in BufReader::new(out.context("demo: no output")?).lines() {
+        let line = line.map_err(|error| failed(&format!("cannot read from the ranks: {error}")))?;
+        let value = line.find('{').and_then(|at| serde_json::from_str::<Value>(&line[at..]).ok());
+        value.into_iter().for_each(&mut seen);
+    }
+    let status = child.wait().map_err(|error| failed(&format!("cannot wait for the ranks: {error}")))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
+    Ok((code, errors.join().unwrap_or_default()))
+}
+
 /// The progress bar, on a terminal.
 struct Bar {
     shown: bool,
 }
 
 impl Bar {
+    fn new() -> Bar {
+        Bar { shown: stderr().is_terminal() }
+    }
+
     fn show(&self, done: f64, doing: &str) {
         const WIDTH: usize = 30;
         let full = (done.clamp(0.0, 1.0) * WIDTH as f64) as usize;

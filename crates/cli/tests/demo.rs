@@ -73,6 +73,51 @@ fn a7_experts() {
     check("moe", None);
 }
 
+/// The lines of the training demo on two ranks, and a proof that it leaves nothing on the disk.
+fn trained(kill: &str) -> Vec<Value> {
+    let folder = std::env::temp_dir().join(format!("consort-demo-test-{}-{kill}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(["demo", "train", "--small", "--json", "--kill", kill]).env("TMPDIR", &folder);
+    let output = command.output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    fs::remove_dir(&folder).unwrap();
+    said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn training_goes_on_with_the_same_losses_after_a_rank_was_killed() {
+    let (whole, killed) = (trained("0"), trained("7"));
+    for (which, (whole, killed)) in ["dp", "zero", "tp"].into_iter().zip(whole.iter().zip(&killed)) {
+        assert!(whole["mode"] == which && killed["mode"] == which, "{killed}");
+        // Killed after step 7, it goes on from step 4.
+        assert!(whole["killed"].is_null() && killed["killed"] == 7 && killed["resumed"] == 4, "{killed}");
+        assert!(killed["repeated"] == 3 && killed["same"] == true, "{killed}");
+        assert_eq!(killed["losses"], whole["losses"]);
+        let losses: Vec<f64> =
+            whole["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
+        assert!(losses.len() == 12 && losses[11] < 0.8 * losses[0], "{losses:?}");
+        assert!(whole["graphs"] == 1 && whole["breaks"] == 0, "{whole}");
+    }
+    // Weights and states are divided, but for norms and counters along tp.
+    let bytes = |place: usize| whole[place]["state_bytes"].as_u64().unwrap() as f64;
+    assert!(bytes(1) <= 0.51 * bytes(0) && bytes(2) <= 0.51 * bytes(0), "{whole:?}");
+}
+
+#[test]
+fn the_summary_of_training_shows_the_curves() {
+    let output = demo(&["train", "-n", "3", "--small"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    let killed = "rank 2 was killed after step 8; from the checkpoint of step 4 on, 4 losses are the same";
+    for part in ["3 ranks", &format!("ok      zero: {killed}"), "█", "tokens/s", "received"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(text(&output.stderr), "");
+}
+
 #[test]
 fn the_summary_says_what_was_found() {
     let output = demo(&["halo", "-n", "3", "--small"]);
@@ -96,7 +141,7 @@ fn the_summary_says_what_was_found() {
 
 #[test]
 fn a_difference_is_an_exit_code() {
-    for which in ["tp", "conv"] {
+    for which in ["tp", "conv", "train"] {
         let output = demo(&[which, "--small", "--wrong"]);
         let said = text(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
@@ -150,6 +195,9 @@ fn wrong_arguments_are_refused() {
     for (args, expected) in [
         (&["nothing"][..], "invalid value 'nothing'"),
         (&["tp", "-n", "0"], "demo: -n: expected a number from 1 to 16, got 0"),
+        (&["tp", "--kill", "3"], "demo: --kill: expected the demo `train`, got tp"),
+        (&["train", "-n", "9"], "demo: -n: expected a number from 1 to 8, got 9"),
+        (&["train", "--small", "--kill", "12"], "demo: --kill: expected a step below 12, got 12"),
         (&["tp", "-n", "17"], "demo: -n: expected a number from 1 to 16, got 17"),
     ] {
         let output = demo(args);

@@ -30,8 +30,9 @@ fn about(which: Which) -> [&'static str; 3] {
         Which::Moe => [
             "a mixture of experts, one per rank; tokens go where a router sends them, and back",
             "crates/examples/src/moe.rs",
-            "consort bench programs",
+            "consort demo train",
         ],
+        Which::Train => ["a model learns a text", "crates/cli/src/demo/train_rank.rs", "consort demo tp"],
     }
 }
 

@@ -80,6 +80,15 @@ impl Checkpoint {
         Checkpoint { is_folder: true, ..Checkpoint::file(path, mesh) }
     }
 
+    /// Whether something was saved. All ranks call it, and get the answer of rank 0.
+    #[track_caller]
+    pub fn exists(&self) -> Result<bool> {
+        let path = if self.is_folder { self.path.join(INDEX) } else { self.path.clone() };
+        let mine = [i64::from(self.mesh.my_rank()? == 0 && path.exists())];
+        let all = self.mesh.world.gather("look for a checkpoint", &mine, Location::caller())?;
+        Ok(all.contains(&1))
+    }
+
     /// Saves a state, over the last one. All ranks call it; if one fails, all do, and the last checkpoint is as it was.
     ///
     /// [`Checkpoint`] has an example.

@@ -1,0 +1,253 @@
+//! `consort demo train`: trains one model in three ways to split the work, each of which loses a rank in the middle and goes on
+//! from its last checkpoint. Shows the losses side by side.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use serde_json::{Value, json};
+
+use super::train_rank::{Length, Split, TRAIN};
+use super::{Args, Bar, failed, run_ranks};
+use crate::bench::{median, size};
+use crate::report::{Report, wrong};
+
+/// The most ranks: the model has so many heads.
+const MAX_RANKS: usize = 8;
+/// By how much losses of two ways may differ, relative to them: rounding grows from step to step.
+const ALLOWED: f64 = 1e-2;
+
+/// A folder for checkpoints, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> anyhow::Result<Folder> {
+        const NAME: &str = "consort-demo-train-";
+        // A demo that was killed could not remove its own.
+        for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let process = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u32>().ok());
+            if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+        let path = std::env::temp_dir().join(format!("{NAME}{}", std::process::id()));
+        std::fs::create_dir_all(&path)
+            .map_err(|error| failed(&format!("cannot make the folder {}: {error}", path.display())))?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What ranks reported until they ended.
+#[derive(Default)]
+struct Ran {
+    /// Steps with their losses.
+    losses: Vec<(u64, f64)>,
+    speeds: Vec<f64>,
+    /// What was reported at the end; none if a rank was killed.
+    end: Option<Value>,
+    said: String,
+}
+
+/// Trains in each way, and compares.
+pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
+    if args.ranks > MAX_RANKS {
+        bail!(wrong("demo: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
+    }
+    let length = Length::new(args.small);
+    let kill = args.kill.unwrap_or(length.steps / 2 + length.save / 2);
+    if kill >= length.steps {
+        bail!(wrong("demo: --kill", format!("a step below {}", length.steps), kill));
+    }
+    let folder = Folder::new()?;
+    let bar = Bar::new();
+    let (mut found, mut notes): (Vec<Value>, String) = (Vec::new(), String::new());
+    for (place, split) in Split::ALL.into_iter().enumerate() {
+        let show = |step: u64, loss: f64, speed: f64| {
+            let done = (place as f64 + step as f64 / length.steps as f64) / Split::ALL.len() as f64;
+            let text = format!(
+                "{}: step {step} of {}, loss {loss:.3}, {speed:.0} tokens/s",
+                split.name(),
+                length.steps
+            );
+            bar.show(done, &text);
+        };
+        let mut ran = Ran::default();
+        let mut killed = None;
+        if kill > 0 {
+            ran = train(args, split, &folder.0, Some(kill), &show)?;
+            killed = Some(ran.losses.last().map_or(0, |(step, _)| *step));
+        }
+        let rest = train(args, split, &folder.0, None, &show)?;
+        notes += &rest.said;
+        found.push(one(args, split, &ran, &rest, killed));
+    }
+    bar.clear();
+    let first = losses(&found[0]);
+    let mut good = true;
+    for value in &mut found {
+        let difference =
+            first.iter().zip(losses(value)).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+        value["difference"] = json!(difference + f64::from(u8::from(args.wrong)));
+        value["allowed"] = json!(ALLOWED);
+        good &= is_good(value, length.steps);
+    }
+    let text = match args.json {
+        true => found.iter().map(|value| format!("{value}\n")).collect(),
+        false => text(args.ranks, &found, length),
+    };
+    Ok(Report { notes, ..Report::checked(text, good) })
+}
+
+fn losses(value: &Value) -> Vec<f64> {
+    value["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
+fn is_good(value: &Value, steps: u64) -> bool {
+    value["same"] == true
+        && value["difference"].as_f64().is_some_and(|difference| difference <= ALLOWED)
+        && losses(value).len() as u64 == steps
+}
+
+/// Runs ranks until the end, or until one is killed.
+fn train(
+    args: &Args,
+    split: Split,
+    folder: &Path,
+    kill: Option<u64>,
+    show: &dyn Fn(u64, f64, f64),
+) -> anyhow::Result<Ran> {
+    let (path, kill_text) = (folder.to_string_lossy().into_owned(), kill.map(|kill| kill.to_string()));
+    let mut rank = vec![TRAIN, split.name(), "--folder", &path];
+    rank.extend(args.small.then_some("--small"));
+    rank.extend(kill_text.iter().flat_map(|kill| ["--kill", kill]));
+    let mut ran = Ran::default();
+    let (code, said) = run_ranks(&rank, args.ranks, |value| {
+        let number = |key: &str| value[key].as_f64();
+        match (value["step"].as_u64(), number("loss"), number("tokens_per_second")) {
+            (Some(step), Some(loss), Some(speed)) => {
+                show(step, loss, speed);
+                ran.losses.push((step, loss));
+                ran.speeds.push(speed);
+            }
+            _ => ran.end = Some(value),
+        }
+    })?;
+    ran.said = said;
+    let was_killed = kill.is_some() && ran.end.is_none() && ran.said.contains("SIGKILL");
+    if !was_killed && (code != 0 || ran.end.is_none()) {
+        return Err(failed(&format!("the ranks failed with exit code {code}\n{}", ran.said.trim_end())));
+    }
+    Ok(ran)
+}
+
+/// What is reported of one way: its losses, and whether those that were computed twice are the same.
+fn one(args: &Args, split: Split, before: &Ran, after: &Ran, killed: Option<u64>) -> Value {
+    let end = after.end.clone().unwrap_or_default();
+    let resumed = after.losses.first().map_or(0, |(step, _)| step - 1);
+    let twice = before.losses.iter().filter(|(step, _)| *step > resumed);
+    let twice: Vec<bool> = twice.map(|both| after.losses.contains(both)).collect();
+    let losses = before.losses.iter().filter(|(step, _)| *step <= resumed).chain(&after.losses);
+    json!({
+        "demo": "train", "mode": split.name(), "ranks": args.ranks,
+        "losses": losses.map(|(_, loss)| *loss).collect::<Vec<_>>(),
+        "tokens_per_second": median(after.speeds.iter().copied()),
+        "killed": killed, "resumed": killed.map(|_| resumed), "repeated": twice.len(),
+        "same": twice.iter().all(|same| *same),
+        "state_bytes": end["state_bytes"], "step_bytes": end["step_bytes"],
+        "wire_bytes": end["wire_bytes"], "copied_bytes": end["copied_bytes"],
+        "graphs": end["graphs"], "breaks": end["breaks"],
+    })
+}
+
+/// Curves, a table, and what was checked.
+fn text(ranks: usize, found: &[Value], length: Length) -> String {
+    let mut text = format!(
+        "train: a Llama-shaped model learns a text by letters, {} steps, split in three ways\n\
+         {ranks} ranks, each a process\n\n",
+        length.steps
+    );
+    for value in found {
+        let mode = value["mode"].as_str().unwrap_or("");
+        let _ = match value["killed"].as_u64() {
+            _ if !is_good(value, length.steps) => writeln!(
+                text,
+                "  WRONG   {mode}: losses differ from those of dp by {}, and {} after the checkpoint",
+                value["difference"],
+                if value["same"] == true { "are the same" } else { "are others" },
+            ),
+            Some(killed) => writeln!(
+                text,
+                "  ok      {mode}: rank {} was killed after step {killed}; from the checkpoint of step {} on, {} losses are the same",
+                ranks - 1,
+                value["resumed"],
+                value["repeated"],
+            ),
+            None => writeln!(text, "  ok      {mode}: its losses are those of dp"),
+        };
+    }
+    text += "\n";
+    text += &curves(found);
+    let _ = writeln!(
+        text,
+        "\n  {:<6}{:>10} {:>10} {:>12} {:>12} {:>12} {:>10}",
+        "", "loss", "tokens/s", "state", "a step", "received", "copied"
+    );
+    for value in found {
+        let bytes = |key: &str| value[key].as_u64().map_or("-".to_string(), |bytes| size(bytes as usize));
+        let _ = writeln!(
+            text,
+            "  {:<6}{:>10.3} {:>10.0} {:>12} {:>12} {:>12} {:>10}",
+            value["mode"].as_str().unwrap_or(""),
+            losses(value).last().copied().unwrap_or(f64::NAN),
+            value["tokens_per_second"].as_f64().unwrap_or(f64::NAN),
+            bytes("state_bytes"),
+            bytes("step_bytes"),
+            bytes("wire_bytes"),
+            bytes("copied_bytes"),
+        );
+    }
+    text += "\n  Of each rank: bytes of weights and of Adam's state, bytes that a step needs besides, bytes that it receives\n  \
+             from other ranks, and bytes that it copies so that they can be sent.\n\n  \
+             the program: crates/cli/src/demo/train_rank.rs and docs/training.md\n  \
+             next:        consort demo tp\n";
+    text
+}
+
+/// The losses of all ways, side by side, each on a scale from 0.
+fn curves(found: &[Value]) -> String {
+    const WIDTH: usize = 24;
+    const HEIGHT: usize = 8;
+    const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let all: Vec<Vec<f64>> = found.iter().map(losses).collect();
+    let top = all.iter().flatten().copied().fold(0.0, f64::max);
+    let column = |losses: &[f64], place: usize| {
+        let (from, to) = (place * losses.len() / WIDTH, ((place + 1) * losses.len()).div_ceil(WIDTH));
+        let part = losses.get(from..to.min(losses.len())).unwrap_or(&[]);
+        part.iter().sum::<f64>() / part.len().max(1) as f64
+    };
+    let mut text = String::new();
+    for row in (0..HEIGHT).rev() {
+        let scale = if row + 1 == HEIGHT { format!("{top:>5.2} ") } else { "      ".to_string() };
+        text += &scale;
+        for losses in &all {
+            text.extend((0..WIDTH).map(|place| {
+                let height = column(losses, place) / top * (HEIGHT * 8) as f64;
+                LEVELS[(height - (row * 8) as f64).clamp(0.0, 8.0).round() as usize]
+            }));
+            text += "  ";
+        }
+        text = format!("{}\n", text.trim_end());
+    }
+    text += "      ";
+    for value in found {
+        let _ = write!(text, "{:^WIDTH$}  ", value["mode"].as_str().unwrap_or(""));
+    }
+    format!("{}\n", text.trim_end())
+}
