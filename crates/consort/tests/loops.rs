@@ -71,8 +71,10 @@ fn d8_a_rank_that_knows_of_a_failure_may_go_on_alone() {
     assert_eq!(sums.into_iter().next().unwrap().unwrap(), 1001.0);
 }
 
+type Step = fn(Tensor) -> Result<Tensor>;
+
 /// The error of a function of a tensor, eager or traced.
-fn error_of(f: fn(Tensor) -> Result<Tensor>, traced: bool) -> String {
+fn error_of(f: Step, traced: bool) -> String {
     let errors = consort::spawn(1, move |_| {
         let got = if traced { compile(f).call(ones(4)?) } else { f(ones(4)?) };
         Ok(got.map(drop).unwrap_err().to_string())
@@ -91,7 +93,7 @@ fn a_condition_that_is_no_bool_is_named_with_its_line() {
         cond(&sum, x, |x: Tensor| x.exp(), |x: Tensor| x.neg())
     };
     let branch_line = line!() - 3;
-    let cases: [(&str, &str, u32, fn(Tensor) -> Result<Tensor>); 3] = [
+    let cases: [(&str, &str, u32, Step); 3] = [
         ("while_loop", "bool[4]", vector_line, vector),
         ("while_loop", "f32[]", number_line, number),
         ("cond", "f32[]", branch_line, branch),

@@ -93,6 +93,17 @@ fn f1_what_does_not_fit_is_refused_with_lines() {
 }
 
 #[test]
+fn f1_the_program_of_the_page_on_messages_is_refused_as_the_page_says() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let page = std::fs::read_to_string(format!("{root}/docs/messages.md")).expect("the page");
+    let options = "examples/pipeline.csr --role first=0,1 --role last=2,3";
+    let outcome = Scratch::new().run(&format!("check {root}/{options}"));
+    let shown = page.split_once(&format!("$ consort check {options}\n")).map(|(_, shown)| shown);
+    assert_eq!(outcome.code, 1);
+    assert!(shown.is_some_and(|shown| shown.starts_with(&outcome.stderr)), "{}", outcome.stderr);
+}
+
+#[test]
 fn f1_arguments_of_check() {
     let scratch = Scratch::new();
     scratch.write("sum.csr", SUM);

@@ -83,10 +83,15 @@ impl Start {
 
     /// Whether it is over, as a handle tells: all that a trace starts is, or will be waited for.
     pub(crate) fn test(&self, site: Site) -> Result<bool> {
-        match self.session.strong_count() {
-            0 => Err(self.kept("test", site)),
-            _ => self.landed.borrow().iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
+        match self.has_ended() {
+            true => Err(self.kept("test", site)),
+            false => self.landed.borrow().iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
         }
+    }
+
+    /// Whether its trace has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.session.strong_count() == 0
     }
 
     /// The error of a handle that outlived its trace.
