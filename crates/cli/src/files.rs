@@ -8,26 +8,33 @@ use anyhow::anyhow;
 
 use crate::report::{Machine, wrong};
 
-/// The most bytes a file may have: a pipe or a device may never end.
-const MAX_BYTES: u64 = 1 << 32;
+/// The most bytes of a program's text.
+pub(crate) const MAX_TEXT: u64 = 1 << 26;
 
-/// The bytes of a file.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// The most bytes of a file with arrays.
+pub(crate) const MAX_ARRAYS: u64 = 1 << 32;
+
+/// The most bytes of a pipe or a device, which may never end.
+const MAX_STREAM: u64 = 1 << 28;
+
+/// The bytes of a file, of which there may be so many.
+pub(crate) fn read(path: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|error| unreadable(&name, &error))?;
-    read_all(file, &name)
+    let is_file = file.metadata().is_ok_and(|of| of.is_file());
+    read_all(file, &name, if is_file { limit } else { limit.min(MAX_STREAM) })
 }
 
-/// The bytes of the standard input.
-pub(crate) fn read_stdin() -> anyhow::Result<Vec<u8>> {
-    read_all(io::stdin().lock(), "the standard input")
+/// The bytes of the standard input, of which there may be so many.
+pub(crate) fn read_stdin(limit: u64) -> anyhow::Result<Vec<u8>> {
+    read_all(io::stdin().lock(), "the standard input", limit)
 }
 
-fn read_all(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
+fn read_all(from: impl Read, name: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| unreadable(name, &error))?;
-    if bytes.len() as u64 > MAX_BYTES {
-        let expected = format!("at most {MAX_BYTES} bytes");
+    from.take(limit + 1).read_to_end(&mut bytes).map_err(|error| unreadable(name, &error))?;
+    if bytes.len() as u64 > limit {
+        let expected = format!("at most {limit} bytes");
         return Err(anyhow!(wrong(format!("cannot read {name}"), expected, "more")));
     }
     Ok(bytes)

@@ -36,7 +36,8 @@ impl Source {
     pub(crate) fn read(file: &Path) -> anyhow::Result<Source> {
         let stdin = file.as_os_str() == "-";
         let name = if stdin { "<stdin>".to_string() } else { file.display().to_string() };
-        let bytes = if stdin { files::read_stdin()? } else { files::read(file)? };
+        let bytes =
+            if stdin { files::read_stdin(files::MAX_TEXT)? } else { files::read(file, files::MAX_TEXT)? };
         let text = String::from_utf8(bytes).map_err(|error| {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();

@@ -167,7 +167,7 @@ fn what_differs_is_refused_by_every_member() {
 #[test]
 fn a_rank_that_cannot_start_tells_the_others_why_at_their_line() {
     let product = "expected axes whose sizes multiply to 2, the number of ranks, got (dp: 3)";
-    let name = "`d p` is not a name (letters, digits and _, not a digit first)";
+    let name = "`d p` is not a name (letters, digits and _, not a digit first, at most 64)";
     for (case, why) in
         [("axes_product", product), ("axes_name", name), ("heap_size", "the heap is too large")]
     {

@@ -334,6 +334,10 @@ fn deadlock(cycle: &[Side], has_messages: bool) -> Box<Failure> {
         .of("deadlock")
         .rows(rows_of(cycle))
         .note("start the operations that others wait for before you wait yourself");
+    let failure = match cycle {
+        [_] => failure.note("a message to the own rank needs both a send and a receive before the wait"),
+        _ => failure,
+    };
     if !has_messages {
         return failure;
     }

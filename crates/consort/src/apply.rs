@@ -331,7 +331,7 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     let bytes = from.read().map_err(|error| Error::run("copy", &error, site))?;
     let view = call::view(from.dtype, from.layout, &bytes);
     fill_new("copy", buffer, site, |out| {
-        copy::copy(&world.threads(), &view, out).map_err(|error| Error::new("copy", error.0, site))
+        copy::copy(&world.threads(), &view, out).map_err(|error| Error::of("copy", error.0, site))
     })
 }
 
@@ -391,5 +391,5 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     let view = call::view(given.dtype, given.layout, &bytes);
     let layout = Layout { start: 0, ..(**to.layout).clone() };
     copy::copy_into(&world.threads(), &view, &mut out, &layout)
-        .map_err(|error| Error::new("copy", error.0, site))
+        .map_err(|error| Error::of("copy", error.0, site))
 }

@@ -133,6 +133,12 @@ impl Error {
         self.noted()
     }
 
+    /// The same with one more row.
+    pub(crate) fn row(mut self, row: impl Into<String>) -> Error {
+        self.0.failure.rows.push(row.into());
+        self.noted()
+    }
+
     /// The facts.
     ///
     /// [`Error`] has an example.

@@ -1,5 +1,6 @@
 //! Meshes and groups: which ranks there are, and which of them communicate.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::panic::Location;
 use std::rc::Rc;
@@ -209,7 +210,7 @@ impl Mesh {
             all.chunks(3).map(|one| (one[0] == 1).then_some(one[1] as u32)).collect();
         let keys: Vec<i64> = all.chunks(3).map(|one| one[2]).collect();
         let id = self.world.change_mesh(|mesh| mesh.add_split_group(name, &colours, &keys));
-        let id = id.map_err(|error| refused(error, site))?;
+        let id = id.map_err(|error| refused_split(error, &colours, site))?;
         self.world.splits.borrow_mut().insert(name.to_string(), (colour, key));
         group(Rc::clone(&self.world), GroupName::List(id), "mesh", site)
     }
@@ -391,6 +392,19 @@ fn group(world: Rc<World>, over: GroupName, op: &str, site: &'static Location<'s
 /// The error of a mesh or a group that cannot be.
 fn refused(error: mesh::MeshError, site: &'static Location<'static>) -> Error {
     Error::new("mesh", error.0.trim_start_matches("mesh: "), site)
+}
+
+/// The error of a split, with the ranks of each colour.
+fn refused_split(error: mesh::MeshError, colours: &[Option<u32>], site: &'static Location<'static>) -> Error {
+    let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (rank, colour) in colours.iter().enumerate() {
+        colour.iter().for_each(|colour| ranks.entry(*colour).or_default().push(rank));
+    }
+    // More than a few colours say no more.
+    let rows = ranks.iter().take(8).map(|(colour, ranks)| format!("colour {colour}: {}", ranks_text(ranks)));
+    let note = "give each colour to the same number of ranks; a rank with `None` has no part in the group";
+    let failure = Failure::new(error.0.trim_start_matches("mesh: ")).rows(rows).note(note);
+    Error::of("mesh", failure, site)
 }
 
 fn lists_text(lists: &[Vec<Rank>]) -> String {

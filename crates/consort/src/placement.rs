@@ -3,8 +3,9 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::Note;
+use consort_comm::{CommError, Note};
 use consort_ir::index::Facts;
+use consort_ir::literal::{Literal, unravel};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{self, OpDef};
 use consort_types::{Axes, Digest, Failure, GroupName, Headline};
@@ -16,7 +17,7 @@ use crate::flatten::{Static, Visit};
 use crate::index::Index;
 use crate::tensor::Tensor;
 use crate::trace::{is_tracing, record_start, settle};
-use crate::world::World;
+use crate::world::{World, gather};
 
 type Site = &'static Location<'static>;
 
@@ -143,7 +144,8 @@ impl Tensor {
     }
 
     /// Declares it equal over axes, and compares in every build: fails on all ranks along these axes if it is not equal.
-    /// That reads all its elements, in a trace twice, and costs one exchange of 8 bytes for each axis.
+    /// That reads all its elements, in a trace twice, and costs one exchange of 8 bytes for each axis. Outside of traces
+    /// the error shows the elements of a small tensor, or else the first one that differs.
     ///
     /// ```
     /// use consort::Tensor;
@@ -156,7 +158,7 @@ impl Tensor {
     /// });
     /// for result in results {
     ///     let error = result.unwrap_err().to_string();
-    ///     assert!(error.contains("expected a tensor that is equal over world, got one that differs"), "{error}");
+    ///     assert!(error.contains("expected a tensor that is equal over world, got different ones on rank 0 and on rank 1"), "{error}");
     /// }
     /// ```
     #[track_caller]
@@ -278,10 +280,11 @@ fn compare_over(x: &Tensor, op: &str, axis: Axes, world: &World, site: Site) -> 
     let Some(group) = world.group(over, site).map_err(failed)?.filter(|group| group.size() > 1) else {
         return Ok(());
     };
+    let mesh = world.mesh();
     let mine = x.with_bytes(op, site, Digest::of_many)?;
     let recorder = group.recorder();
-    let (text, line) = (recorder.name("compare what is declared equal"), recorder.site(site));
-    let note = Note { text, site: line, ..Note::default() };
+    let text = recorder.name(&format!("{op}[over={}] {}", mesh.axes_text(axis), kind_of(x)));
+    let note = Note { text, site: recorder.site(site), ..Note::default() };
     let got = group.agree(&mine.to_le_bytes(), note).map_err(failed)?;
     let got = got.wait_within(world.timeout()).map_err(failed)?;
     let digests = got[1].bytes().map_err(failed)?;
@@ -289,11 +292,60 @@ fn compare_over(x: &Tensor, op: &str, axis: Axes, world: &World, site: Site) -> 
     if digests.iter().all(|other| *other == digests[0]) {
         return Ok(());
     }
-    let mesh = world.mesh();
     let members = mesh.members(over, world.rank).unwrap_or_default();
     let ranks: Vec<usize> = members.iter().map(|rank| rank.0 as usize).collect();
-    let failure = Failure::new(Headline::unequal(&mesh.axes_text(axis), &ranks, &digests));
+    // All members have seen that they differ, so all of them exchange what their errors show.
+    let values = x.with_bytes(op, site, |bytes| {
+        values_that_differ(x, bytes, |mine| gather(&group, world.timeout(), || note, mine))
+    })?;
+    let rows =
+        ranks.iter().zip(values.map_err(failed)?).map(|(rank, value)| format!("rank {rank} has {value}"));
+    let expected = format!("a tensor that is equal over {}", mesh.axes_text(axis));
+    let failure = Failure::new(Headline::unequal(expected, &ranks, &digests)).rows(rows);
     Err(Error::of(op, failure, site))
+}
+
+/// Element type and shape of a tensor.
+fn kind_of(x: &Tensor) -> String {
+    format!("{}{:?}", x.dtype(), x.hint_shape())
+}
+
+/// The most elements that an error shows.
+pub(crate) const SHOWN: usize = 8;
+
+/// What each rank has where tensors differ: another type, all elements of a small one, or the first element that differs.
+fn values_that_differ(
+    x: &Tensor,
+    bytes: &[u8],
+    gather: impl Fn(&[u8]) -> std::result::Result<Vec<Vec<u8>>, CommError>,
+) -> std::result::Result<Vec<String>, CommError> {
+    let kinds = gather(kind_of(x).as_bytes())?;
+    if kinds.iter().any(|kind| *kind != kinds[0]) {
+        return Ok(kinds.iter().map(|kind| String::from_utf8_lossy(kind).into_owned()).collect());
+    }
+    let (dtype, shape, size) = (x.dtype(), x.hint_shape().to_vec(), x.dtype().size());
+    let text = |shape: &[usize], bytes: &[u8]| {
+        Literal::from_bytes(dtype, shape.to_vec(), bytes).map_or_else(String::new, |own| own.text())
+    };
+    if bytes.len() <= SHOWN * size {
+        return Ok(gather(bytes)?.iter().map(|bytes| text(&shape, bytes)).collect());
+    }
+    // First the part in which the first element lies that differs, by digests of the parts, and then the element.
+    let part = size * (bytes.len() / size).div_ceil(1024);
+    let digests: Vec<u8> = bytes.chunks(part).flat_map(|part| Digest::of_many(part).to_le_bytes()).collect();
+    let start = part * first_that_differs(&gather(&digests)?, 8);
+    let parts = gather(&bytes[start.min(bytes.len())..(start + part).min(bytes.len())])?;
+    let at = first_that_differs(&parts, size);
+    let place = unravel(start / size + at, &shape);
+    let element = |part: &Vec<u8>| text(&[], part.get(at * size..(at + 1) * size).unwrap_or_default());
+    Ok(parts.iter().map(|part| format!("{} at {place:?}", element(part))).collect())
+}
+
+/// The place of the first pieces of this length that are not equal in all lists.
+fn first_that_differs(lists: &[Vec<u8>], length: usize) -> usize {
+    let piece = |list: &Vec<u8>, at: usize| list.get(at * length..(at + 1) * length).map(<[u8]>::to_vec);
+    let pieces = lists.first().map_or(0, |list| list.len() / length);
+    (0..pieces).find(|at| lists.iter().any(|list| piece(list, *at) != piece(&lists[0], *at))).unwrap_or(0)
 }
 
 /// A visitor of a field that is declared equal over axes; `#[derive(Flatten)]` uses it.

@@ -49,21 +49,77 @@ fn d4_a_recompile_names_the_argument_the_dimension_and_the_call() {
         reasons(&f),
         [
             format!("dimension 1 of tensor 0 of the arguments: expected 3, got 5{}", at("other size")),
-            format!("number 0 of the arguments: expected 3, got 4{}", at("other number")),
             format!(
-                "setting 0 of the arguments: expected 0.5, got 0.25{}\n  note: a 0-d tensor in its place may \
-                 change without a compilation",
+                "number 0 of the arguments: expected 3, got 4{}\n  compared with graph 1, the nearest of 2",
+                at("other number")
+            ),
+            format!(
+                "setting 0 of the arguments: expected 0.5, got 0.25{}\n  compared with graph 2, the nearest of 3\n  \
+                 note: a 0-d tensor in its place may change without a compilation",
                 at("other setting")
             ),
-            format!("element type of tensor 1 of the arguments: expected f32, got f64{}", at("other type")),
             format!(
-                "shape of tensor 0 of the arguments: expected 2 dimensions, got 1 dimension{}\n  and setting 0 of \
-                 the arguments: expected 0.25, got 0.5\n  and element type of tensor 1 of the arguments: expected \
-                 f64, got f32\n  note: a 0-d tensor in its place may change without a compilation",
+                "element type of tensor 1 of the arguments: expected f32, got f64{}\n  compared with graph 3, the \
+                 nearest of 4",
+                at("other type")
+            ),
+            // Of the last one three conditions fail, of the one before the other setting a single one.
+            format!(
+                "shape of tensor 0 of the arguments: expected 2 dimensions, got 1 dimension{}\n  compared with graph \
+                 2, the nearest of 5",
                 at("several")
             ),
         ]
     );
+}
+
+#[derive(Flatten)]
+struct Step {
+    x: Tensor,
+    rate: f64,
+}
+
+#[test]
+fn d4_explain_names_settings_and_the_graph_and_the_plans_that_are_kept() {
+    let _mesh = alone();
+    let f = compile(|(step, power): (Step, i32)| step.x.mul(step.rate)?.mul(f64::from(power))).name("f");
+    let call = |n: usize, rate: f64| {
+        let x = ones(&[n]).unwrap();
+        f.call((Step { x, rate }, 2)).unwrap();
+    };
+    [2, 3, 4, 3].into_iter().for_each(|n| call(n, 1.0));
+    call(3, 2.0);
+    assert!(
+        reasons(&f)[1].starts_with("setting `rate` of the arguments: expected 1.0, got 2.0\n"),
+        "{}",
+        f.explain()
+    );
+    f.call((Step { x: ones(&[3]).unwrap(), rate: 2.0 }, 3)).unwrap();
+    // This setting is in no field.
+    assert!(reasons(&f)[2].starts_with("setting 1 of the arguments: expected 2, got 3\n"), "{}", f.explain());
+    call(3, 1.0);
+    let explained = f.explain();
+    assert_eq!((explained.graphs.len(), explained.last), (4, Some(1)));
+    let plans = ["s0 = 3, v0 donated", "s0 = 4, v0 donated"];
+    assert_eq!(explained.graphs[1].plans, plans, "{explained}");
+    // The plan that ran last is shown, and it is not the one that was made last.
+    let shown = "    plans: for s0 = 4, v0 donated; below, which ran last: for s0 = 3, v0 donated\n";
+    let text = explained.to_string();
+    assert!(text.contains(shown) && text.contains("\n  graph 1, which ran last: "), "{text}");
+    assert!(explained.graphs[1].plan.as_ref().unwrap().contains("s0 = 3"), "{text}");
+}
+
+#[test]
+fn d4_explain_names_the_role() {
+    on(2, |mesh| {
+        let (me, group) = (mesh.my_rank()?, mesh.clone());
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)).name("f");
+        let f = f.role(["first", "last"][me]);
+        f.call(ones(&[2])?)?.wait()?;
+        let head = format!("f as role `{}`: 1 call, 1 graph,", ["first", "last"][me]);
+        assert!(f.explain().to_string().starts_with(&head), "{}", f.explain());
+        Ok(())
+    });
 }
 
 #[test]

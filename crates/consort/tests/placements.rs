@@ -99,7 +99,7 @@ fn a14_fields_that_are_not_as_declared_are_an_error_of_the_first_call() {
         Ok(sums.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string())
     });
     for error in results.into_iter().map(Result::unwrap) {
-        assert!(error.contains("expected field `scale` to be equal, but ranks 0 and 1 differ"), "{error}");
+        assert!(error.contains("expected field `scale` equal over dp,tp, as it is declared, got different ones on rank 0, on rank 1, on rank 2 and on rank 3"), "{error}");
     }
 }
 
@@ -149,8 +149,7 @@ fn a14_equality_in_a_trace_follows_from_types_or_is_compared() {
             continue;
         }
         let error = outcome.unwrap_err().to_string();
-        let wanted = "equal_over: expected a tensor that is equal over dp, got one that differs: rank 1: value 1; \
-                      rank 3: value 2";
+        let wanted = "equal_over: expected a tensor that is equal over dp, got different ones on rank 1 and on rank 3\n";
         assert!(error.starts_with(wanted), "{error}");
         assert!(error.contains(&format!("\n  at {}", line("equal_over(&[\"dp\"])?.exp()"))), "{error}");
     }
@@ -174,7 +173,7 @@ fn a14_a_whole_value_in_a_trace_is_compared_along_each_axis() {
     for (dp, error) in results.into_iter().map(Result::unwrap) {
         let (a, b) = (2 * dp, 2 * dp + 1);
         let wanted = format!(
-            "expected a tensor that is equal over tp, got one that differs: rank {a}: value 1; rank {b}: value 2"
+            "expected a tensor that is equal over tp, got different ones on rank {a} and on rank {b}\n"
         );
         assert!(error.contains(&wanted), "{error}");
     }
@@ -240,8 +239,62 @@ fn a14_declared_tensors_are_compared_axis_by_axis() {
         Ok((error, place(&dp)?))
     });
     for (error, dp) in results.into_iter().map(Result::unwrap) {
-        assert!(error.contains("expected a tensor that is equal over tp, got one that differs"), "{error}");
-        assert!(error.contains(&format!("rank {}: value 1", 2 * dp)), "{error}");
+        let (a, b) = (2 * dp, 2 * dp + 1);
+        let wanted = format!(
+            "equal over tp, got different ones on rank {a} and on rank {b}\n  at {}\n  rank {a} has [0]\n  rank {b} has [1]",
+            line("let error = x.expect_equal_over")
+        );
+        assert!(error.contains(&wanted), "{error}");
+    }
+}
+
+#[test]
+fn a14_of_a_large_tensor_the_first_element_that_differs_is_shown() {
+    let results = on_2_by_2(|mesh, dp, _| {
+        let mut elements = vec![1.0f32; 5000];
+        if place(&mesh)? == 3 {
+            elements[4321] = 2.0;
+            elements[4999] = 3.0;
+        }
+        let x = || Tensor::from_slice(&elements, &[50, 100]);
+        let eager = x()?.expect_equal_over(&["dp"]).map(drop);
+        let f = compile(|(_, x): (Tensor, Tensor)| x.equal_over(&["dp"])?.expect_equal_over(&["dp"])); // the argument
+        let traced = f.call((Tensor::from_iter([1.0])?, x()?)).and_then(|y| y.wait());
+        let shapes = Tensor::ones(Dtype::F32, &[1 + place(&dp)?])?.expect_equal_over(&["dp"]).map(drop);
+        let text = |outcome: Result<()>| outcome.err().map(|error| error.to_string());
+        Ok([text(eager), text(traced), text(shapes)])
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let [eager, traced, shapes] = result.unwrap();
+        assert!(shapes.unwrap().contains(" has f32[1]\n"));
+        if rank % 2 == 0 {
+            assert_eq!((eager, traced), (None, None));
+            continue;
+        }
+        let (eager, traced) = (eager.unwrap(), traced.unwrap());
+        assert!(eager.ends_with("\n  rank 1 has 1 at [43, 21]\n  rank 3 has 2 at [43, 21]"), "{eager}");
+        let parts = [
+            "equal_over: expected a tensor that is equal over dp, got different ones on rank 1 and on rank 3",
+            &line("// the argument"),
+            "it is tensor 1 of the arguments",
+            "note: outside of a compiled function, `expect_equal_over` names the first element that differs",
+        ];
+        assert!(parts.iter().all(|part| traced.contains(part)), "{traced}");
+    }
+}
+
+#[test]
+fn a14_a_comparison_under_a_condition_that_may_differ_names_the_users_call() {
+    let results = on_2_by_2(|_, _, _| {
+        let f = compile(|x: Tensor| {
+            let is_large = x.sum_all()?.gt(0.5)?;
+            consort::cond(&is_large, x, |x| x.neg()?.equal_over(&["dp"]), |x| x.exp()) // one branch
+        });
+        Ok(f.call(Tensor::from_iter([1.0])?).unwrap_err().to_string())
+    });
+    for error in results.into_iter().map(Result::unwrap) {
+        assert!(error.starts_with("equal_over: stands under a condition that may differ over dp"), "{error}");
+        assert!(error.contains(&line("// one branch")), "{error}");
     }
 }
 

@@ -7,7 +7,9 @@ mod cases;
 use std::time::Duration;
 
 use cases::{GPIPE, batches, first, last, weights};
-use consort::{Dtype, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, while_loop};
+use consort::{
+    Dtype, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, cond, while_loop,
+};
 
 fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().axes(&[("pp", 2), ("tp", 2)]).timeout(Duration::from_secs(20)).spawn(4, |mesh| {
@@ -59,8 +61,10 @@ fn f1_a_missing_receive_is_refused_on_all_ranks() {
     let errors = refused([GPIPE[0], "f0 f1 f2 b0 b1 b2"]);
     have(&errors, &[HEAD, "rank 0 at", LINE, "(J1)", "every message must be received"]);
     // Either of the two messages without another end may be named.
-    let one =
-        ["sends to rank 2 with tag 3, but rank 2 does not receive it", "receives from rank 2 with tag 103"];
+    let one = [
+        "sends f64[2,3] to rank 2 with tag 3, but rank 2 does not receive it",
+        "receives f64[2,3] from rank 2 with tag 103",
+    ];
     assert!(errors.iter().all(|error| one.iter().any(|part| error.contains(part))), "{errors:?}");
     assert!(errors.iter().all(|error| *error.lines().next().unwrap() == *errors[0].lines().next().unwrap()));
 }
@@ -205,6 +209,60 @@ fn f1_a_result_that_one_role_takes_to_be_equal_must_be_equal() {
     });
     have(&errors, &[HEAD, "call 0 on `pp` must be the same on all its ranks (J2)", "tests/roles.rs:"]);
     have(&errors, &["rank 0: all_reduce sum f64[1]  ", "rank 2: all_reduce sum f64[1] -> {tp}  "]);
+}
+
+#[test]
+fn a14_a_comparison_in_one_role_only_names_the_users_call() {
+    let errors = errors(|_, pp, _| {
+        let (stage, x) = (pp.my_rank()?, Tensor::from_iter([1.0f64])?);
+        let compares = compile(|x: Tensor| x.neg()?.equal_over(&["pp"]));
+        let f = if stage == 0 { compares.role("first") } else { compile(|x: Tensor| x.neg()).role("last") };
+        f.call(x).map(drop)
+    });
+    have(&errors, &[HEAD, "call 0 on `pp` must be the same on all its ranks (J2)", "tests/roles.rs:"]);
+    have(&errors, &["rank 0: equal_over f64[1]  ", "rank 2: nothing more"]);
+    // In one block of a choice.
+    let errors = self::errors(|_, pp, _| {
+        let stage = pp.my_rank()?;
+        let chooses = compile(|(x, c): (Tensor, Tensor)| {
+            cond(&c.gt(0.5)?, x, |x| x.neg()?.equal_over(&["tp"]), |x| x.exp())
+        });
+        let other = compile(|(x, _): (Tensor, Tensor)| x.neg());
+        let f = if stage == 0 { chooses.role("first") } else { other.role("last") };
+        f.call((Tensor::from_iter([1.0f64])?, Tensor::scalar(1.0f64)?.replicated()?)).map(drop)
+    });
+    have(
+        &errors,
+        &["cond: expected the same communication in both blocks", "first block: equal_over f64[1]  "],
+    );
+    have(&errors, &["second block: nothing more", "tests/roles.rs:"]);
+}
+
+#[test]
+fn f1_a_message_of_another_size_names_both_ends() {
+    let errors = errors(|_, pp, _| {
+        let (stage, group) = (pp.my_rank()?, pp.clone());
+        let send = {
+            let group = group.clone();
+            compile(move |x: Tensor| {
+                group.isend(x.neg()?, 1, 7)?.wait()?; // sends one
+                Ok(x)
+            })
+        };
+        let recv = compile(move |_: Tensor| group.irecv(Dtype::F32, &[3], 0, 7)?.neg()); // receives three
+        let x = Tensor::from_iter([1.0f64])?;
+        if stage == 0 { send.role("first").call(x) } else { recv.role("last").call(x) }.map(drop)
+    });
+    let line =
+        |mark: &str| 1 + include_str!("roles.rs").lines().position(|line| line.ends_with(mark)).unwrap();
+    let rows = [
+        format!("rank 0 at crates/consort/tests/roles.rs:{} sends f64[1]", line("// sends one")),
+        format!("rank 2 at crates/consort/tests/roles.rs:{} receives f32[3]", line("// receives three")),
+    ];
+    have(
+        &errors,
+        &[HEAD, "must have one element type and shape (J1)", &rows[0], &rows[1], "note: a receive must"],
+    );
 }
 
 #[test]

@@ -187,6 +187,24 @@ fn d3_ranks_may_meet_at_every_nth_call_only() {
     for error in errors(run(&ODD)) {
         let wanted = "`step`: expected a call for which it was compiled, got another, call 3";
         assert!(error.contains(wanted) && error.contains("sub_meshes.rs:"), "{error}");
+        let why = "dimension 0 of tensor 0 of the arguments: expected 2, got 3";
+        let way_out =
+            "note: with `lockstep(4)` its ranks meet at calls 1, 5, 9, .., and can compile only there";
+        assert!(error.contains(why) && error.contains(way_out), "{error}");
+    }
+}
+
+#[test]
+fn d3_ranks_that_meet_differently_often_are_refused_with_both_numbers() {
+    let results = consort::spawn(3, |mesh| {
+        let (group, every) = (mesh.clone(), if mesh.my_rank()? == 1 { 3 } else { 4 });
+        let f = compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum)).lockstep(every).name("step");
+        f.call(Tensor::from_iter([1.0f64])?)?.to_vec::<f64>()
+    });
+    for error in errors(results) {
+        let wanted = "compile: `step`: its ranks must compare their calls equally often\n  at ";
+        assert!(error.starts_with(wanted) && error.contains("sub_meshes.rs:"), "{error}");
+        assert!(error.contains("\n  ranks 0,2: `lockstep(4)`\n  rank 1: `lockstep(3)`\n  note: "), "{error}");
     }
 }
 

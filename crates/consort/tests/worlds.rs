@@ -60,6 +60,61 @@ fn axes_that_do_not_fit_the_ranks_name_the_way_out() {
 }
 
 #[test]
+fn a_split_into_groups_of_different_sizes_names_the_ranks_of_each_colour() {
+    let errors = |colour: fn(usize) -> Option<u32>| {
+        let results = consort::spawn(4, move |mesh| {
+            let group = mesh.split("parts", colour(mesh.my_rank()?), 0);
+            Ok(group.map(drop).unwrap_err().to_string())
+        });
+        results.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    for error in errors(|rank| Some(u32::from(rank == 2))) {
+        let rows = "\n  colour 0: ranks 0,1,3\n  colour 1: rank 2\n  note: give each colour to the same number of ranks";
+        assert!(error.starts_with("mesh: group `parts`: lists must have equal sizes"), "{error}");
+        assert!(error.contains(rows) && error.contains("tests/worlds.rs:"), "{error}");
+    }
+    for error in errors(|_| None) {
+        assert!(error.starts_with("mesh: group `parts`: no list of ranks\n"), "{error}");
+        assert!(error.contains("\n  note: give each colour"), "{error}");
+    }
+}
+
+#[test]
+fn names_of_groups_and_functions_are_checked() {
+    let long = "x".repeat(65);
+    let mesh = consort::init().unwrap();
+    for (name, shown) in [("", "``"), ("a b", "`a b`"), ("a\u{1b}", "`a\\u{1b}`"), (&long, "x..`")] {
+        let error = mesh.lists(name, &[&[0]]).map(drop).unwrap_err().to_string();
+        assert!(error.starts_with("mesh: ") && error.contains(&format!("{shown} is not a name")), "{error}");
+    }
+    drop(mesh);
+    for name in ["", " ", "a\tb", "\u{1b}[31m", "a`b", &long] {
+        // One rank alone has a wrong one, and every rank hears of it.
+        let results = consort::spawn(2, |mesh| {
+            let (me, x) = (mesh.my_rank()?, Tensor::scalar(1.0f64)?);
+            let group = mesh.clone();
+            let f = consort::compile(move |x: Tensor| group.all_reduce(x, Reduce::Sum));
+            Ok(f.name("f")
+                .role(if me == 1 { name } else { "first" })
+                .call(x)
+                .map(drop)
+                .unwrap_err()
+                .to_string())
+        });
+        for error in results.into_iter().map(Result::unwrap) {
+            let wanted =
+                "expected a role of 1 to 64 characters, none of which is a backtick or a control, got";
+            assert!(error.contains(wanted) && error.contains("tests/worlds.rs:"), "{error}");
+        }
+        let local = consort::spawn(1, |_| {
+            consort::compile(|x: Tensor| x.neg()).name(name).local().call(Tensor::scalar(1.0)?)?.wait()
+        });
+        let error = local[0].as_ref().unwrap_err().to_string();
+        assert!(error.starts_with("compile: expected a name of 1 to 64 characters"), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_in_no_list_has_no_number_there() {
     let errors = consort::spawn(3, |mesh| {
         let pair = mesh.lists("pair", &[&[2, 0]])?;

@@ -29,6 +29,9 @@ pub struct Mesh {
     group_names: BTreeMap<String, GroupId>,
 }
 
+/// The most characters of the name of an axis or a group.
+const MAX_NAME: usize = 64;
+
 /// Why a mesh or a group over it was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshError(pub String);
@@ -135,9 +138,12 @@ impl Mesh {
     }
 
     fn check_new_name(&self, name: &str) -> Result<(), MeshError> {
-        if !is_name(name) {
+        if !is_name(name) || name.len() > MAX_NAME {
+            // Shortened and without control characters, which would break the lines of an error.
+            let shown: String = name.chars().take(MAX_NAME).collect();
+            let (shown, rest) = (shown.escape_debug(), if shown.len() < name.len() { ".." } else { "" });
             return Err(MeshError(format!(
-                "mesh: `{name}` is not a name (letters, digits and _, not a digit first)"
+                "mesh: `{shown}{rest}` is not a name (letters, digits and _, not a digit first, at most {MAX_NAME})"
             )));
         }
         if self.axis(name).is_some() || self.list_group(name).is_some() {
@@ -355,8 +361,12 @@ mod tests {
         assert_eq!(Mesh::new([("a", 1 << 20), ("b", 2)]).unwrap_err().0, "mesh: more than 1048576 ranks");
         assert_eq!(
             Mesh::new([("2x", 2)]).unwrap_err().0,
-            "mesh: `2x` is not a name (letters, digits and _, not a digit first)"
+            "mesh: `2x` is not a name (letters, digits and _, not a digit first, at most 64)"
         );
+        let long = Mesh::new([("x".repeat(65), 2)]).unwrap_err().0;
+        assert!(long.starts_with(&format!("mesh: `{}..` is not a name", "x".repeat(64))), "{long}");
+        let odd = mesh().add_list_group("a\n", vec![ranks(&[0])]).unwrap_err().0;
+        assert!(odd.starts_with("mesh: `a\\n` is not a name"), "{odd}");
         let axes = (0..33).map(|i| (format!("a{i}"), 1));
         assert_eq!(Mesh::new(axes).unwrap_err().0, "mesh: more than 32 axes");
     }

@@ -109,7 +109,7 @@ impl From<CommError> for RunError {
 
 impl From<KernelError> for RunError {
     fn from(error: KernelError) -> RunError {
-        RunError::new(error.0)
+        RunError::caused(Cause::Failure(error.0))
     }
 }
 

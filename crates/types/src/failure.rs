@@ -70,7 +70,7 @@ impl Headline {
     }
 
     /// Ranks that must have equal tensors and do not, by what stands for the tensor of each.
-    pub fn unequal<T: PartialEq>(over: &str, ranks: &[usize], values: &[T]) -> Headline {
+    pub fn unequal<T: PartialEq>(expected: impl Into<String>, ranks: &[usize], values: &[T]) -> Headline {
         let mut groups: Vec<(&T, Vec<usize>)> = Vec::new();
         for (rank, value) in ranks.iter().zip(values) {
             match groups.iter_mut().find(|(other, _)| *other == value) {
@@ -78,11 +78,14 @@ impl Headline {
                 None => groups.push((value, vec![*rank])),
             }
         }
-        let rows = groups.iter().enumerate();
-        let rows: Vec<String> =
-            rows.map(|(i, (_, ranks))| format!("{}: value {}", ranks_text(ranks), i + 1)).collect();
-        let got = format!("one that differs: {}", rows.join("; "));
-        (format!("a tensor that is equal over {over}"), got).into()
+        let on: Vec<String> = groups.iter().map(|(_, ranks)| format!("on {}", ranks_text(ranks))).collect();
+        let got = match on.split_last() {
+            Some((last, others)) if !others.is_empty() => {
+                format!("different ones {} and {last}", others.join(", "))
+            }
+            _ => "different ones".to_string(),
+        };
+        (expected, got).into()
     }
 }
 
@@ -240,9 +243,11 @@ mod tests {
     #[test]
     fn ranks_with_equal_tensors_are_named_together() {
         assert_eq!(
-            Headline::unequal("dp", &[1, 3, 5], &[7, 9, 7]).to_string(),
-            "expected a tensor that is equal over dp, got one that differs: ranks 1,5: value 1; rank 3: value 2"
+            Headline::unequal("equal tensors", &[1, 3, 5], &[7, 9, 7]).to_string(),
+            "expected equal tensors, got different ones on ranks 1,5 and on rank 3"
         );
+        let three = Headline::unequal("equal tensors", &[0, 1, 2], &[7, 8, 9]).to_string();
+        assert!(three.ends_with("got different ones on rank 0, on rank 1 and on rank 2"), "{three}");
     }
 
     #[test]

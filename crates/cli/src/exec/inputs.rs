@@ -161,7 +161,7 @@ fn file_of(place: &str) -> &str {
 /// Reads the tensor that a pattern, with its rank filled in, names.
 fn tensor(place: &str) -> anyhow::Result<Literal> {
     let file = file_of(place);
-    let bytes = files::read(Path::new(file))?;
+    let bytes = files::read(Path::new(file), files::MAX_ARRAYS)?;
     let tensor = if file.ends_with(IN_SAFETENSORS.trim_end_matches(':')) {
         from_safetensors(&bytes, place[file.len()..].strip_prefix(':'))
     } else {

@@ -73,11 +73,11 @@ fn f1_what_does_not_fit_is_refused_with_lines() {
     let cases = [
         (
             pipeline(missing),
-            "rank 0 at first.rs:3 sends to rank 2 with tag 2, but rank 2 does not receive it (J1)",
+            "rank 0 at first.rs:3 sends f32[2] to rank 2 with tag 2, but rank 2 does not receive it (J1)",
         ),
         (
             pipeline(GPIPE).replacen("send=[at(1) tag 2]", "send=[at(1) tag 9]", 1),
-            "rank 2 at last.rs:3 receives from rank 0 with tag 2, but rank 0 does not send it (J1)\n  rank 0 at first.rs:3 sends tag 9 instead",
+            "rank 2 at last.rs:3 receives f32[2] from rank 0 with tag 2, but rank 0 does not send it (J1)\n  rank 0 at first.rs:3 sends f32[2] with tag 9 instead",
         ),
         (
             pipeline(crossed),
@@ -101,6 +101,19 @@ fn f1_the_program_of_the_page_on_messages_is_refused_as_the_page_says() {
     let shown = page.split_once(&format!("$ consort check {options}\n")).map(|(_, shown)| shown);
     assert_eq!(outcome.code, 1);
     assert!(shown.is_some_and(|shown| shown.starts_with(&outcome.stderr)), "{}", outcome.stderr);
+}
+
+#[test]
+fn an_endless_file_is_refused_after_a_bounded_read() {
+    let scratch = Scratch::new();
+    for command in ["check", "explain", "opt", "exec -n 2"] {
+        let outcome = scratch.run(&format!("{command} /dev/zero"));
+        let wanted = "error: cannot read /dev/zero: expected at most 67108864 bytes, got more\n";
+        assert_eq!(outcome.parts(), (1, "", wanted), "{command}");
+    }
+    scratch.write("sum.csr", SUM);
+    let input = scratch.run("exec sum.csr -n 2 --input /dev/zero");
+    assert_eq!(input.code, 1, "{}", input.stderr);
 }
 
 #[test]

@@ -5,16 +5,17 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use consort_ir::index::{Index, Sym};
+use consort_ir::ops::{EqualOver, call_name};
 use consort_types::{Digest, Failure};
 use smallvec::SmallVec;
 
 use super::agree::{Difference, MISS, Meeting, digest_of, same_program};
 use super::entries::Graphs;
-use super::graph::{Donated, Given, Graph, Results};
-use super::guards::{self, Bound, Pattern, Signature, leaves_of};
+use super::graph::{Compared, Donated, Given, Graph, Planned, Results};
+use super::guards::{self, Bound, Leaf, Pattern, Signature, leaves_of, setting_names};
 use super::misfit::Misfit;
 use super::parts::{Part, check_declared, check_fields, check_tensors, fill, has_shapes, parts_of};
-use super::{Compiled, Reach, Site};
+use super::{Compiled, MAX_NAME, Options, Reach, Site};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, MapTensors};
 use crate::placement::check_axes;
@@ -94,7 +95,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         } else if let Some(error) = stale {
             return Err(error);
         } else if self.is_joint() && found.is_none() {
-            return Err(self.missed(&meeting));
+            return Err(self.missed(args, &meeting));
         }
         match found {
             Some((entry, bound)) => match &entry.replay {
@@ -132,17 +133,33 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         Err(Error::of("compile", failure, site))
     }
 
+    /// The error of a name or a role that is none.
+    fn refused_name(&self, site: Site) -> Option<Error> {
+        let (what, name) = self.options.refused.as_ref()?;
+        let expected =
+            format!("a {what} of 1 to {MAX_NAME} characters, none of which is a backtick or a control");
+        Some(Error::new("compile", (expected, format!("{name:?}")), site))
+    }
+
     /// Whether its ranks meet at the call of this number, counted from 0 among those that they count together.
     fn meets(&self, number: u64) -> bool {
         self.reach.get() == Reach::Unknown || number.is_multiple_of(self.options.lockstep)
     }
 
     /// The error of a rank that needs another compilation between the calls at which its ranks meet.
-    fn missed(&self, meeting: &Meeting<'_>) -> Error {
+    fn missed(&self, args: &A, meeting: &Meeting<'_>) -> Error {
+        let leaves = leaves_of(args);
         let (every, call) = (self.options.lockstep, meeting.call);
-        let failure = Failure::new(("a call for which it was compiled", format!("another, call {call}")))
-            .note(format!("its ranks meet at every call number 1 + {every} n, and can compile only there"));
-        meeting.error(failure)
+        let failure = Failure::new(("a call for which it was compiled", format!("another, call {call}")));
+        let world = meeting.world;
+        let own = Signature::new(&leaves, None, &self.options.dynamic, &world.mesh());
+        let why = self.nearest(args, &leaves, (&[own], &[world.rank.0 as usize]), meeting.site);
+        let failure = why.into_iter().fold(failure, |failure, why| failure.row(why.message()));
+        meeting.error(failure.note(format!(
+            "with `lockstep({every})` its ranks meet at calls 1, {}, {}, .., and can compile only there",
+            1 + every,
+            1 + 2 * every
+        )))
     }
 
     /// This call, as the ranks identify it.
@@ -203,6 +220,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         site: Site,
     ) -> Result<R> {
         let (start, world) = (Instant::now(), meeting.world);
+        let stale = stale.or_else(|| self.refused_name(site));
+        if let (Some(error), false) = (&stale, self.is_joint()) {
+            return Err(error.clone());
+        }
         let leaves = leaves_of(args);
         let own = {
             let entries = self.entries.borrow();
@@ -254,13 +275,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
         let traced = traced?;
         let digest = digest_of(&traced.text) | 1;
-        let mesh = world.mesh();
-        let recompiled = self.entries.borrow().last().map(|last| {
-            let (pattern, graph) = (&last.pattern, last.replay.as_ref().map(|replay| &*replay.graph));
-            let (leaves, mesh) = (&leaves[..], &*mesh);
-            let (signatures, ranks) = (&signatures.0[..], &signatures.1[..]);
-            Misfit { pattern, graph, leaves, signatures, ranks, mesh, site }.failure()
-        });
+        let recompiled = self.nearest(args, &leaves, (&signatures.0, &signatures.1), site);
         self.log.borrow_mut().compiled(&traced, recompiled);
         let (replay, communicates) = (traced.replay, traced.communicates);
         let entry = Entry { pattern, replay, communicates, digest, joint: number };
@@ -277,6 +292,35 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         }
     }
 
+    /// Why a call fits none of the compilations: the conditions of the nearest one that failed, which are the fewest; of
+    /// several the most recent ones. `None` if there is no compilation.
+    fn nearest(
+        &self,
+        args: &A,
+        leaves: &[Leaf],
+        (signatures, ranks): (&[Signature], &[usize]),
+        site: Site,
+    ) -> Option<Box<Failure>> {
+        let world = World::current().ok()?;
+        let (entries, mesh, settings) = (self.entries.borrow(), world.mesh(), setting_names(args));
+        let (mesh, settings) = (&*mesh, &settings[..]);
+        let misfit = |entry: &Rc<Entry<R>>| {
+            let (pattern, graph) = (&entry.pattern, entry.graph().map(|graph| &**graph));
+            let misfit = Misfit { pattern, graph, leaves, settings, signatures, ranks, mesh, site };
+            (misfit.failed(), misfit.failure(), entry.graph().map(Rc::clone))
+        };
+        let (_, failure, graph) =
+            entries.all().iter().rev().map(misfit).min_by_key(|(failed, ..)| *failed)?;
+        let graphs = self.graphs.borrow().list();
+        let number = graph.and_then(|graph| graphs.iter().position(|own| Rc::ptr_eq(own, &graph)));
+        Some(match number {
+            Some(number) if entries.len() > 1 => {
+                failure.row(format!("compared with graph {number}, the nearest of {}", entries.len()))
+            }
+            _ => failure,
+        })
+    }
+
     /// Does a part of the agreement with other ranks.
     pub(super) fn agreeing<T>(&self, part: impl FnOnce() -> T) -> T {
         let start = Instant::now();
@@ -289,9 +333,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// arguments differ, or if one of them reports an error.
     fn signatures(&self, meeting: &Meeting<'_>, own: &Signature, stale: Option<Error>) -> Result<Signatures> {
         let site = meeting.site;
-        let role = self.options.role.as_ref();
-        let name = self.options.given_name.as_deref().unwrap_or_default();
-        let head = role.map_or(String::new(), |role| format!("{role}\t{name}\n"));
+        let Options { role, given_name, lockstep, .. } = &self.options;
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let head = format!("{}\t{}\t{lockstep}\n", text(role), text(given_name));
         let bytes = [head.into_bytes(), own.bytes()].concat();
         let mine = stale.as_ref().map_or(Ok(&bytes[..]), Err);
         let outcomes = self.agreeing(|| meeting.gather_outcomes("its arguments", mine))?;
@@ -299,21 +343,26 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             return Err(error);
         }
         let lost = || Error::new("compile", "another rank's signature cannot be read", site);
-        let (mut all, mut given, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut all, mut given, mut names, mut meets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for bytes in meeting.all_fine(outcomes)? {
-            let mut bytes = &bytes[..];
-            if role.is_some() {
-                let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(lost)?;
-                let head = String::from_utf8_lossy(&bytes[..end]);
-                let (role, name) = head.split_once('\t').ok_or_else(lost)?;
-                given.push(role.to_string());
-                names.push(name.to_string());
-                bytes = &bytes[end + 1..];
-            }
-            all.push(Signature::read(bytes).ok_or_else(lost)?);
+            let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(lost)?;
+            let head = String::from_utf8_lossy(&bytes[..end]);
+            let [role, name, every] = head.split('\t').collect::<Vec<_>>()[..] else { return Err(lost()) };
+            given.push(role.to_string());
+            names.push(name.to_string());
+            meets.push(format!("`lockstep({every})`"));
+            all.push(Signature::read(&bytes[end + 1..]).ok_or_else(lost)?);
         }
+        let note = "all ranks of a function must give `lockstep` the same number; without it, every call is compared";
+        meeting.check_alike("its ranks must compare their calls equally often", &meets, note)?;
         if role.is_some() {
-            meeting.check_names(&names)?;
+            let named =
+                names.iter().map(|name| if name.is_empty() { String::new() } else { format!("`{name}`") });
+            meeting.check_alike(
+                "ranks must call the function of one name together",
+                &named.collect::<Vec<_>>(),
+                "all roles of a function have its name",
+            )?;
             meeting.set_roles(&given);
         }
         for (places, over) in meeting.sets_alike() {
@@ -583,13 +632,40 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             });
         }
         let planned = replay.graph.plan(world, &symbols, &donated, site)?;
-        let outcome = planned.run(world, &given, site)?;
+        let outcome = planned.run(world, &given, site);
+        let outcome = outcome.map_err(|error| name_compared(error, &planned, replay, entry))?;
         let hints = symbols.iter().copied().collect();
         Ok(fill(&replay.template, &replay.outs, &outcome, &hints))
     }
 }
 
+/// A failed comparison with the tensor that was compared, which the user knows as an argument or by the line that made it.
+fn name_compared<R>(error: Error, planned: &Planned, replay: &Replay<R>, entry: &Entry<R>) -> Error {
+    let made = match planned.compared_at(error.site()).filter(|_| error.op() == EqualOver::INFO.name) {
+        Some(Compared::Argument(place)) => match replay.inputs.get(place) {
+            Some(Input::Leaf(leaf)) => {
+                let is_tensor = |leaf: &&guards::Expected| matches!(leaf, guards::Expected::Tensor { .. });
+                let before = entry.pattern.leaves.iter().take(*leaf).filter(is_tensor).count();
+                format!("it is tensor {before} of the arguments")
+            }
+            Some(Input::Constant(_, site)) => format!("it was captured at {}:{}", site.file(), site.line()),
+            _ => return error,
+        },
+        Some(Compared::Result(op, site)) => {
+            let at = site.map_or(String::new(), |site| format!(" at {site}"));
+            format!("it is the result of `{}`{at}", call_name(op))
+        }
+        None => return error,
+    };
+    error.row(made)
+}
+
 impl<R> Entry<R> {
+    /// The graph of its program, if the function has no breaks.
+    pub(super) fn graph(&self) -> Option<&Rc<Graph>> {
+        self.replay.as_ref().map(|replay| &replay.graph)
+    }
+
     /// The values of the symbols, or `None` if a guard fails.
     pub(super) fn fits(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let bound = self.pattern.bind(args, world)?;

@@ -19,21 +19,27 @@ pub(super) struct Entries<R> {
     last: Option<Rc<Entry<R>>>,
     /// All entries, by a digest of the kinds of their arguments.
     by_kind: BTreeMap<u64, Vec<Rc<Entry<R>>>>,
-    len: usize,
+    /// All entries, in the order in which they were compiled.
+    all: Vec<Rc<Entry<R>>>,
     /// For each structure of arguments, the sizes common to all compilations; `None` for a size that has changed.
     sizes: BTreeMap<u64, Vec<Option<i64>>>,
 }
 
 impl<R> Default for Entries<R> {
     fn default() -> Entries<R> {
-        Entries { last: None, by_kind: BTreeMap::new(), len: 0, sizes: BTreeMap::new() }
+        Entries { last: None, by_kind: BTreeMap::new(), all: Vec::new(), sizes: BTreeMap::new() }
     }
 }
 
 impl<R> Entries<R> {
     /// The number of compilations.
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.all.len()
+    }
+
+    /// The compilations, in order.
+    pub(super) fn all(&self) -> &[Rc<Entry<R>>] {
+        &self.all
     }
 
     /// The most recently used entry.
@@ -48,7 +54,7 @@ impl<R> Entries<R> {
         {
             return Some((Rc::clone(last), bound));
         }
-        if self.len < 2 {
+        if self.all.len() < 2 {
             return None;
         }
         let (entry, bound) = self.by_kind.get(&kind_of(args))?.iter().find_map(|entry| {
@@ -77,7 +83,7 @@ impl<R> Entries<R> {
         let seen = self.sizes.entry(structure_of(leaves)).or_insert_with(|| now.clone());
         seen.iter_mut().zip(now).filter(|(seen, now)| **seen != *now).for_each(|(seen, _)| *seen = None);
         self.by_kind.entry(kind_of(args)).or_default().push(Rc::clone(&entry));
-        self.len += 1;
+        self.all.push(Rc::clone(&entry));
         self.last = Some(entry);
     }
 }

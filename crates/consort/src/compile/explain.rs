@@ -115,15 +115,24 @@ impl Log {
         }
     }
 
-    pub(crate) fn explain(&self, name: &str, stats: Stats, graphs: &[Rc<Graph>]) -> Explanation {
+    pub(crate) fn explain(
+        &self,
+        (name, role): (String, Option<String>),
+        stats: Stats,
+        graphs: &[Rc<Graph>],
+        last: Option<usize>,
+    ) -> Explanation {
         let explained = |graph: &Rc<Graph>| {
             let mesh = graph.decided.mesh();
-            let plan = graph.plans().into_iter().next();
+            let plans = graph.plans();
+            let about = plans.iter().map(|plan| plan.about(mesh)).collect();
+            let plan = plans.into_iter().next();
             let func = plan.as_ref().map(|plan| &plan.func).or(graph.func());
             let mut explained = func.map_or_else(ExplainedGraph::default, |func| {
                 ExplainedGraph::new(mesh, graph.text.clone(), func)
             });
             explained.guards = graph.guards_text();
+            explained.plans = about;
             if let Some(plan) = plan {
                 explained.evaluated = plan.evaluated();
                 for (param, bytes) in plan.packs() {
@@ -134,13 +143,15 @@ impl Log {
             explained
         };
         Explanation {
-            name: name.to_string(),
+            name,
+            role,
             stats,
             breaks: self.breaks.clone(),
             recompiles: self.recompiles.clone(),
             constants: self.constants.clone(),
             limit: (self.uncompiled > 0).then_some(self.limit),
             graphs: graphs.iter().map(explained).collect(),
+            last,
         }
     }
 }
@@ -163,6 +174,8 @@ pub struct Cost {
 pub struct Explanation {
     /// The name of the function.
     pub name: String,
+    /// Its role on this rank, if it was declared with one.
+    pub role: Option<String>,
     /// The counters.
     pub stats: Stats,
     /// Where traced values were read on the host.
@@ -175,6 +188,8 @@ pub struct Explanation {
     pub limit: Option<usize>,
     /// The programs.
     pub graphs: Vec<ExplainedGraph>,
+    /// The program that ran last, by its number; `None` if the function has breaks or was not called.
+    pub last: Option<usize>,
 }
 
 /// A program that was compiled.
@@ -192,6 +207,8 @@ pub struct ExplainedGraph {
     pub guards: Vec<String>,
     /// The plan that ran last on this rank.
     pub plan: Option<String>,
+    /// What each plan that is kept was made for, that one first: values of symbols, and arguments that it may write.
+    pub plans: Vec<String>,
     /// Bytes that the plan needs besides its arguments.
     pub peak_bytes: u64,
     /// The largest sum of values that are alive at one time.
@@ -261,6 +278,11 @@ impl fmt::Display for ExplainedGraph {
         for guard in &self.guards {
             writeln!(f, "guard: {guard}")?;
         }
+        if let [shown, others @ ..] = &self.plans[..]
+            && !others.is_empty()
+        {
+            writeln!(f, "plans: for {}; below, which ran last: for {shown}", others.join("; for "))?;
+        }
         writeln!(f, "cost: {flops} operations, {bytes} bytes moved, {wire} bytes received")?;
         for estimate in &self.estimates {
             writeln!(f, "  {estimate}")?;
@@ -296,7 +318,8 @@ impl fmt::Display for Explanation {
             (plans, "plan"),
         ];
         let counts: Vec<String> = counts.into_iter().map(|(n, word)| count(n, word)).collect();
-        writeln!(f, "{}: {}", self.name, counts.join(", "))?;
+        let role = self.role.as_ref().map_or(String::new(), |role| format!(" as role `{role}`"));
+        writeln!(f, "{}{role}: {}", self.name, counts.join(", "))?;
         if let Some(limit) = self.limit {
             writeln!(
                 f,
@@ -320,6 +343,9 @@ impl fmt::Display for Explanation {
             let text = graph.to_string();
             for (line, text) in text.lines().enumerate() {
                 match line {
+                    0 if self.graphs.len() > 1 && self.last == Some(number) => {
+                        writeln!(f, "  graph {number}, which ran last: {text}")?;
+                    }
                     0 => writeln!(f, "  graph {number}: {text}")?,
                     _ => writeln!(f, "    {text}")?,
                 }

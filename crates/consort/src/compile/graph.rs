@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use consort_ir::entity::Value;
 use consort_ir::index::{Guard, Sym};
-use consort_ir::ops::{Effects, call_name};
+use consort_ir::mesh::Mesh;
+use consort_ir::ops::{Effects, EqualOver, call_name};
 use consort_ir::plan::Region;
-use consort_ir::program::{Block, Func, Program};
+use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::text::print_used;
 use consort_ir::types::{TensorType, Type};
 use consort_passes::{Binding, CompileError, Decided, PassCx, PassError, compile};
@@ -48,6 +49,14 @@ pub(crate) struct Graph {
     pub(crate) planned: Cell<u64>,
     /// How long that took.
     pub(crate) planning: Cell<Duration>,
+}
+
+/// The tensor that an `equal_over` compares.
+pub(crate) enum Compared {
+    /// The argument of this number.
+    Argument(usize),
+    /// The result of an op, and the line that called it.
+    Result(&'static str, Option<consort_types::Site>),
 }
 
 /// A plan, ready to run.
@@ -142,8 +151,12 @@ impl Graph {
         site: Site,
     ) -> Result<Rc<Planned>> {
         let fits = |planned: &&Rc<Planned>| planned.symbols == symbols && planned.donated == *donated;
-        if let Some(planned) = self.plans.borrow().iter().find(fits) {
-            return Ok(Rc::clone(planned));
+        let found = self.plans.borrow().iter().position(|planned| fits(&planned));
+        if let Some(at) = found {
+            // The plan that runs is the first of the list.
+            let mut plans = self.plans.borrow_mut();
+            plans[..=at].rotate_right(1);
+            return Ok(Rc::clone(&plans[0]));
         }
         let start = Instant::now();
         let planned = Rc::new(self.make_plan(world, symbols, donated, site)?);
@@ -199,7 +212,7 @@ impl Graph {
         Ok(Planned { symbols, donated, exec, groups, packed, packs, varies, made, data_guards, func })
     }
 
-    /// The cached plans, including the last one used.
+    /// The cached plans, the last one used first.
     pub(crate) fn plans(&self) -> Vec<Rc<Planned>> {
         self.plans.borrow().clone()
     }
@@ -222,6 +235,44 @@ impl Planned {
     /// Bytes that were copied so that they could take part in communication, in all calls.
     pub(crate) fn copied_bytes(&self) -> u64 {
         self.packed.get() + self.exec.try_borrow().map_or(0, |exec| exec.copied_bytes())
+    }
+
+    /// What it is for: the values of its symbols, and the arguments that it may write.
+    pub(crate) fn about(&self, mesh: &Mesh) -> String {
+        let donated = (0..self.func.body.params.len())
+            .filter(|place| self.donated.get(place / 64).is_some_and(|bits| bits >> (place % 64) & 1 == 1));
+        let donated = donated.filter_map(|place| self.func.body.params.get(place));
+        let symbols = self
+            .symbols
+            .iter()
+            .map(|(sym, value)| format!("{} = {value}", consort_ir::index::Index::sym(*sym).display(mesh)));
+        let parts: Vec<String> = symbols.chain(donated.map(|value| format!("{value} donated"))).collect();
+        if parts.is_empty() { "no argument donated".to_string() } else { parts.join(", ") }
+    }
+
+    /// The tensor that the `equal_over` of a source line compares.
+    pub(crate) fn compared_at(&self, site: consort_types::Site) -> Option<Compared> {
+        fn find<'a>(block: &'a Block, is_wanted: &impl Fn(&Node) -> bool) -> Option<&'a Node> {
+            block.nodes.iter().find_map(|node| match is_wanted(node) {
+                true => Some(node),
+                false => node.blocks.iter().find_map(|block| find(block, is_wanted)),
+            })
+        }
+        let body = &self.func.body;
+        let node =
+            find(body, &|node| node.op.info().name == EqualOver::INFO.name && node.site == Some(site))?;
+        let mut tensor = *node.args.first()?;
+        loop {
+            if let Some(place) = body.params.iter().position(|param| *param == tensor) {
+                return Some(Compared::Argument(place));
+            }
+            let made = find(body, &|node| node.results.contains(&tensor))?;
+            // Of several axes each has a comparison: of the result of the one before.
+            match (made.op.info().name == EqualOver::INFO.name, made.args.first()) {
+                (true, Some(before)) => tensor = *before,
+                _ => return Some(Compared::Result(made.op.info().name, made.site)),
+            }
+        }
     }
 
     /// The arguments with gaps that the previous call packed: parameters with their bytes.

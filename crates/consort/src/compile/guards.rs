@@ -1,6 +1,6 @@
 //! The guards of a compiled function on its arguments, and the leaves of a call's arguments.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::rc::Rc;
 
 use consort_ir::index::{Index, Sym, SymbolFacts};
@@ -132,6 +132,32 @@ pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
     let mut collect = Collect(Vec::new());
     args.visit(&mut collect);
     collect.0
+}
+
+/// The fields of the settings among the arguments, in order; empty for those in no field.
+pub(crate) fn setting_names(args: &impl Flatten) -> Vec<String> {
+    #[derive(Default)]
+    struct Names {
+        names: Vec<String>,
+        path: Vec<String>,
+    }
+    impl Visit for Names {
+        fn tensor(&mut self, _: &Tensor) {}
+        fn setting(&mut self, _: Static<'_>) {
+            // Places in lists and tuples are numbers.
+            let field = self.path.iter().rev().find(|field| !field.starts_with(|c: char| c.is_ascii_digit()));
+            self.names.push(field.cloned().unwrap_or_default());
+        }
+        fn enter(&mut self, field: &dyn Display) {
+            self.path.push(field.to_string());
+        }
+        fn leave(&mut self) {
+            self.path.pop();
+        }
+    }
+    let mut names = Names::default();
+    args.visit(&mut names);
+    names.names
 }
 
 /// Calls `f` with each tensor of the arguments.

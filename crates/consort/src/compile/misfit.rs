@@ -14,6 +14,8 @@ pub(super) struct Misfit<'a> {
     /// The program, if the function has no breaks.
     pub(super) graph: Option<&'a Graph>,
     pub(super) leaves: &'a [Leaf],
+    /// The fields of the settings among them; empty for those in no field.
+    pub(super) settings: &'a [String],
     /// What the ranks of the function proposed to trace with, and which ranks these are.
     pub(super) signatures: &'a [Signature],
     pub(super) ranks: &'a [usize],
@@ -23,6 +25,14 @@ pub(super) struct Misfit<'a> {
 }
 
 impl Misfit<'_> {
+    /// How many conditions failed.
+    pub(super) fn failed(&self) -> usize {
+        match self.pattern.leaves.len() == self.leaves.len() {
+            true => self.arguments().len().max(1),
+            false => usize::MAX,
+        }
+    }
+
     /// The conditions that failed, as one failure: the first is its headline, the others are rows.
     pub(super) fn failure(&self) -> Box<Failure> {
         let (expected, got) = (self.pattern.leaves.len(), self.leaves.len());
@@ -48,7 +58,10 @@ impl Misfit<'_> {
                 Expected::Number(_) | Expected::Expression(_) => (1, "number"),
                 Expected::Setting(_) => (2, "setting"),
             };
-            let name = format!("{noun} {} of the arguments", counts[kind]);
+            let name = match self.settings.get(counts[2]).filter(|field| kind == 2 && !field.is_empty()) {
+                Some(field) => format!("{noun} `{field}` of the arguments"),
+                None => format!("{noun} {} of the arguments", counts[kind]),
+            };
             counts[kind] += 1;
             self.argument(expected, leaf, &name, &mut failed);
         }

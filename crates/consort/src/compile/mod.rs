@@ -39,6 +39,17 @@ type Site = &'static Location<'static>;
 /// The default limit of compilations, after which a function runs uncompiled.
 const LIMIT: usize = 8;
 
+/// The most characters of the name of a function or a role.
+const MAX_NAME: usize = 64;
+
+/// A name as errors and logs print it, and the name as it was given if it is none.
+fn checked_name(what: &'static str, name: &str) -> (String, Option<(&'static str, String)>) {
+    let shown: String = name.chars().take(MAX_NAME).collect();
+    let shown = shown.replace(|c: char| c.is_control() || c == '`', " ");
+    let is_name = shown == name && !name.trim().is_empty();
+    (shown, (!is_name).then(|| (what, name.chars().take(MAX_NAME + 1).collect())))
+}
+
 /// A compiled function.
 ///
 /// [`compile`] has an example.
@@ -78,6 +89,8 @@ struct Options {
     over: Option<Group>,
     /// Its role on this rank.
     role: Option<String>,
+    /// A name or role that was given and is none, which the first call refuses: what it is, and its text.
+    refused: Option<(&'static str, String)>,
     /// Its ranks meet at every call of which the number, counted from 0, is a multiple of this.
     lockstep: u64,
 }
@@ -160,6 +173,7 @@ pub fn compile<A: Flatten, R: Flatten>(f: impl Fn(A) -> Result<R> + 'static) -> 
             retrace: is_retraced(),
             over: None,
             role: None,
+            refused: None,
             lockstep: 1,
         },
         entries: RefCell::default(),
@@ -203,8 +217,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// A name for explanations and logs; the source line otherwise.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
-        self.options.name = name_of(name, self.made);
-        self.options.given_name = Some(name.replace(['\t', '\n'], " "));
+        let (name, refused) = checked_name("name", name);
+        self.options.name = name_of(&name, self.made);
+        self.options.given_name = Some(name);
+        self.options.refused = self.options.refused.or(refused);
         self
     }
 
@@ -268,7 +284,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// ```
     #[must_use]
     pub fn role(mut self, name: &str) -> Self {
-        self.options.role = Some(name.replace(['\t', '\n'], " "));
+        let (role, refused) = checked_name("role", name);
+        self.options.role = Some(role);
+        self.options.refused = self.options.refused.or(refused);
         self
     }
 
@@ -353,7 +371,11 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// ```
     pub fn explain(&self) -> Explanation {
         let graphs = self.graphs.borrow().list();
-        self.log.borrow().explain(&self.options.name, self.stats(), &graphs)
+        let entries = self.entries.borrow();
+        let last = entries.last().and_then(|entry| entry.graph());
+        let last = last.and_then(|last| graphs.iter().position(|graph| Rc::ptr_eq(graph, last)));
+        let (name, role) = (self.options.name.clone(), self.options.role.clone());
+        self.log.borrow().explain((name, role), self.stats(), &graphs, last)
     }
 
     /// Counts, for tests.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use consort_ir::index::{Index, Sym};
+use consort_ir::literal::Literal;
 use consort_ir::program::Func;
-use consort_types::{Axes, Axis, Failure, Rank};
+use consort_types::{Axes, Axis, Failure, Headline, Rank};
 use smallvec::SmallVec;
 
 use super::agree::{Meeting, digest};
@@ -13,7 +14,7 @@ use super::guards::Pattern;
 use super::{Site, guards};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, Static, Visit};
-use crate::placement::declared_axes;
+use crate::placement::{SHOWN, declared_axes};
 use crate::tensor::Tensor;
 use crate::trace::Session;
 use crate::world::World;
@@ -55,6 +56,7 @@ pub(super) fn check_tensors(args: &impl Flatten, world: &World, site: Site) -> R
 pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &Meeting<'_>) -> Result<()> {
     let (world, site) = (meeting.world, meeting.site);
     let (mut declared, mut fields, mut failed) = (Vec::new(), Vec::new(), None);
+    let mut tensors_declared = Vec::new();
     let all_axes = world.mesh().all_axes();
     let mut tensors = 0;
     let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
@@ -69,12 +71,13 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
             Err(error) => failed = Some(error),
         }
         fields.push((field, tensors - 1));
+        tensors_declared.push(tensor.clone());
     });
     if let Some(error) = failed {
         return Err(error);
     }
     let declared: Vec<u8> = declared.iter().flat_map(|number: &u64| number.to_le_bytes()).collect();
-    let all = meeting.gather("what is declared equal", &declared)?;
+    let all = meeting.gather(COMPARED, &declared)?;
     let number = |at: usize, place: usize| {
         let bytes = all.get(at).and_then(|bytes| bytes.as_chunks::<8>().0.get(place));
         bytes.map(|bytes| u64::from_le_bytes(*bytes))
@@ -98,14 +101,42 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
                     Some((None, tensor)) => format!("tensor {tensor} of the arguments"),
                     None => format!("tensor {place} of those declared equal"),
                 };
-                let (first, rank) = (ranks[first], ranks[at]);
-                let message = format!("expected {what} to be equal, but ranks {first} and {rank} differ");
-                let error = Error::new("compile", message, site);
-                return Err(error.note("declare only tensors that are equal on these ranks"));
+                // The ranks on which it should be equal to that of the first, and what stands for it there. All ranks find
+                // the same difference, so all of them exchange what their errors show.
+                let mine =
+                    tensors_declared.get(place).map_or(Ok(String::new()), |own| short_text(own, site))?;
+                let shown = meeting.gather(COMPARED, mine.as_bytes())?;
+                let alike: Vec<usize> = (0..all.len().min(ranks.len()))
+                    .filter(|other| !is_other(first, *other, varies))
+                    .collect();
+                let digests: Vec<Option<u64>> = alike.iter().map(|at| number(*at, 2 * place)).collect();
+                let over = mesh.axes_text(all_axes.iter().filter(|axis| varies >> axis.0 & 1 == 0).collect());
+                let expected = format!("{what} equal over {over}, as it is declared");
+                let headline = Headline::unequal(expected, &meeting.ranks_at(&alike), &digests);
+                let rows = alike
+                    .iter()
+                    .filter(|at| !shown[**at].is_empty())
+                    .map(|at| format!("rank {} has {}", ranks[*at], String::from_utf8_lossy(&shown[*at])));
+                let failure = Failure::new(headline).rows(rows);
+                return Err(meeting.error(failure.note("declare only tensors that are equal on these ranks")));
             }
         }
     }
     Ok(())
+}
+
+/// What a rank compares at the first call, as other ranks read it if they do something else.
+const COMPARED: &str = "comparison of the arguments that are declared equal";
+
+/// The elements of a small tensor; empty for a large one.
+fn short_text(tensor: &Tensor, site: Site) -> Result<String> {
+    if tensor.numel() > SHOWN {
+        return Ok(String::new());
+    }
+    tensor.with_bytes("compile", site, |bytes| {
+        let elements = Literal::from_bytes(tensor.dtype(), tensor.hint_shape().to_vec(), bytes);
+        elements.map_or_else(String::new, |elements| elements.text())
+    })
 }
 
 /// Calls `f` with each tensor of a value, the axes over which it may differ, and the field that declares it, if one does.

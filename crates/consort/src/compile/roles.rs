@@ -203,21 +203,20 @@ impl Meeting<'_> {
         Err(self.difference((&places, &roles.all_text(*first)), &texts, "its program", "line"))
     }
 
-    /// Fails on all ranks if roles call functions of different names together; those without a name fit any.
-    pub(super) fn check_names(&self, names: &[String]) -> Result<()> {
+    /// Fails on all ranks if they declare a function in different ways. Ranks that declare nothing fit any.
+    pub(super) fn check_alike(&self, rule: &str, declared: &[String], note: &str) -> Result<()> {
         let mut given: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (name, rank) in names.iter().zip(self.ranks()).filter(|(name, _)| !name.is_empty()) {
-            match given.iter_mut().find(|(other, _)| other == name) {
+        for (text, rank) in declared.iter().zip(self.ranks()).filter(|(text, _)| !text.is_empty()) {
+            match given.iter_mut().find(|(other, _)| other == text) {
                 Some((_, ranks)) => ranks.push(rank),
-                None => given.push((name, vec![rank])),
+                None => given.push((text, vec![rank])),
             }
         }
         if given.len() < 2 {
             return Ok(());
         }
-        let rows = given.iter().map(|(name, ranks)| format!("{}: `{name}`", ranks_text(ranks)));
-        let failure = Failure::new("ranks must call the function of one name together");
-        Err(self.error(failure.rows(rows).note("all roles of a function have its name")))
+        let rows = given.iter().map(|(text, ranks)| format!("{}: {text}", ranks_text(ranks)));
+        Err(self.error(Failure::new(rule).rows(rows).note(note)))
     }
 
     /// Learns the roles of its ranks, by place.

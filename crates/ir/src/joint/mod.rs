@@ -3,9 +3,9 @@
 //! What a rank starts and waits for is a finite list, its [`Script`]. Ranks may have different programs (roles); their
 //! scripts must fit together:
 //!
-//! - (J1) every send meets a receive of the same tag, element type and shape, and the reverse;
-//! - (J2) every member of a group makes the same calls on it in the same order;
-//! - (J3) no rank waits in a circle: some order of steps completes every wait.
+//! - **J1** Every send meets a receive of the same tag, element type and shape, and the reverse.
+//! - **J2** Every member of a group makes the same calls on it in the same order.
+//! - **J3** No rank waits in a circle: some order of steps completes every wait.
 //!
 //! Matching needs no timing: calls on a group match by their number, messages by sender, receiver and tag, in order. A start
 //! never blocks, a wait blocks until all that its start takes part in has been started by all partners, so one simulation
@@ -224,7 +224,9 @@ impl<'a> Joint<'a> {
                     let headline = format!(
                         "a message from rank {from} to rank {to} with tag {tag} must have one element type and shape"
                     );
-                    return Err(Failure::rule("J1", headline).rows(rows));
+                    let note = "a receive must state the element type and the shape of what is sent: convert with \
+                                `cast` or `reshape` before the send";
+                    return Err(Failure::rule("J1", headline).rows(rows).note(note));
                 }
                 meetings.add(vec![*send, *receive]);
             }
@@ -240,36 +242,40 @@ impl<'a> Joint<'a> {
     fn unmatched(&self, pairs: &BTreeMap<Channel<'a>, Ends<'a>>, channel: Channel<'a>) -> Box<Failure> {
         // The first end without another, and whether it is sent.
         let alone = |[sent, received]: &Ends<'a>| match sent.len() > received.len() {
-            true => sent.get(received.len()).map(|(start, _)| (*start, true)),
-            false => received.get(sent.len()).map(|(start, _)| (*start, false)),
+            true => sent.get(received.len()).map(|(start, what)| (*start, &what.kind, true)),
+            false => received.get(sent.len()).map(|(start, what)| (*start, &what.kind, false)),
         };
         let (group, from, to, tag) = channel;
-        let headline = match pairs.get(&channel).and_then(alone) {
-            Some((start, true)) => {
-                format!(
-                    "{} sends to rank {to} with tag {tag}, but rank {to} does not receive it",
-                    self.who(start)
-                )
+        let (headline, other) = match pairs.get(&channel).and_then(alone) {
+            Some((start, kind, true)) => {
+                let (who, what) = (self.who(start), format!("{kind} to rank {to} with tag {tag}"));
+                (format!("{who} sends {what}, but rank {to} does not receive it"), to)
             }
-            Some((start, false)) => {
-                format!(
-                    "{} receives from rank {from} with tag {tag}, but rank {from} does not send it",
-                    self.who(start)
-                )
+            Some((start, kind, false)) => {
+                let (who, what) = (self.who(start), format!("{kind} from rank {from} with tag {tag}"));
+                (format!("{who} receives {what}, but rank {from} does not send it"), from)
             }
-            None => "a message has one end only".to_string(),
+            None => ("a message has one end only".to_string(), to),
         };
         let others = pairs
             .iter()
             .filter(|((own, a, b, other), _)| (*own, *a, *b) == (group, from, to) && *other != tag);
         let rows = others.filter_map(|((.., tag), ends)| {
-            let (start, is_sent) = alone(ends)?;
+            let (start, kind, is_sent) = alone(ends)?;
             let verb = if is_sent { "sends" } else { "receives" };
-            Some(format!("{} {verb} tag {tag} instead", self.who(start)))
+            Some(format!("{} {verb} {kind} with tag {tag} instead", self.who(start)))
         });
-        Failure::rule("J1", headline)
-            .rows(rows.take(4))
-            .note("every message must be received, with the tag that it was sent with")
+        let mut rows: Vec<String> = rows.take(4).collect();
+        if rows.is_empty() {
+            let end =
+                if other == to { format!("receive from rank {from}") } else { format!("send to rank {to}") };
+            rows.push(format!("rank {other} has no {end} left over on `{}`", group.0));
+        }
+        let failure = Failure::rule("J1", headline).rows(rows);
+        match from == to {
+            true => failure.note("a message to the own rank needs both a send and a receive there"),
+            false => failure.note("every message must be received, with the tag that it was sent with"),
+        }
     }
 
     /// (J3)

@@ -8,7 +8,7 @@ use super::{Action, Event, MessageEnd, Script};
 use crate::entity::{Value, ValueMap};
 use crate::index::{Index, Sym};
 use crate::mesh::Mesh;
-use crate::ops::{Effects, EvalCx, Flow, Trips, peer_of};
+use crate::ops::{Digest, Effects, EvalCx, Flow, Trips, peer_of};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
 
@@ -24,7 +24,8 @@ impl Script {
         symbols: &BTreeMap<Sym, i64>,
     ) -> Result<Script, Box<Failure>> {
         let script = Script { rank: rank.0, groups: Vec::new(), events: Vec::new() };
-        let mut writer = Writer { func, cx: EvalCx { mesh, rank, symbols }, script };
+        let compared = ValueMap::default();
+        let mut writer = Writer { func, cx: EvalCx { mesh, rank, symbols }, script, compared };
         writer.block(&func.body, &mut ValueMap::default())?;
         Ok(writer.script)
     }
@@ -59,6 +60,8 @@ struct Writer<'a> {
     func: &'a Func,
     cx: EvalCx<'a>,
     script: Script,
+    /// The tensor of each digest: a gather of digests is the comparison of an `equal_over`.
+    compared: ValueMap<Value>,
 }
 
 /// The start of each pending, by its position among the events.
@@ -96,7 +99,14 @@ impl Writer<'_> {
             }
             (effects, Flow::Straight) => match (effects.starts(), node.op.collective()) {
                 (Some(_), Some(collective)) => self.start(node, &collective, starts),
-                _ => Ok(()),
+                _ => {
+                    if let (true, [tensor], [digest]) =
+                        (node.op.info().name == Digest::INFO.name, &node.args[..], &node.results[..])
+                    {
+                        self.compared.insert(*digest, *tensor);
+                    }
+                    Ok(())
+                }
             },
             (_, Flow::Cond) => self.cond(node, starts),
             (_, Flow::Loop { trips, carries, .. }) => self.repeat(node, trips, carries, starts),
@@ -176,6 +186,10 @@ impl Writer<'_> {
 
     /// All of a collective that must be equal on its members.
     fn call(&self, collective: &Collective<'_, Index>, operands: &[&TensorType], node: &Node) -> String {
+        let compared = node.args.first().and_then(|arg| self.compared.get(*arg));
+        if let Some(tensor) = compared.and_then(|tensor| self.tensor(*tensor)) {
+            return format!("equal_over {}", self.kind(tensor, None));
+        }
         let mut text = collective.kind.name().to_string();
         if let Some(reduce) = collective.reduce {
             text.push_str(&format!(" {reduce:?}").to_lowercase());
@@ -211,11 +225,19 @@ impl Writer<'_> {
             self.block(block, &mut inside)?;
             outcomes.push((self.script.events.split_off(before), leave(block, &inside)));
         }
-        let actions = |events: &[Event]| events.iter().map(|event| event.action.clone()).collect::<Vec<_>>();
         let Some((events, results)) = outcomes.pop() else { return Ok(()) };
-        if outcomes.iter().any(|(other, _)| actions(other) != actions(&events)) {
-            let failure = Failure::new(("the same communication in both blocks", "different ones"));
-            return Err(failure.of("cond").note("which block runs is known only when it runs"));
+        for (other, _) in &outcomes {
+            let longest = other.len().max(events.len());
+            let action = |events: &[Event], at: usize| events.get(at).map(|event| event.action.clone());
+            let Some(at) = (0..longest).find(|at| action(other, *at) != action(&events, *at)) else {
+                continue;
+            };
+            let failure = Failure::new(("the same communication in both blocks", "different ones"))
+                .row(format!("first block: {}", step_text(other.get(at))))
+                .row(format!("second block: {}", step_text(events.get(at))));
+            return Err(failure.of("cond").note(
+                "which block runs is known only when it runs: communicate before the cond, or alike in both blocks",
+            ));
         }
         self.script.events.extend(events);
         give(node, &results, starts);
@@ -260,6 +282,17 @@ impl Writer<'_> {
         give(node, &carried, starts);
         Ok(())
     }
+}
+
+/// A step of a block in words, with its line.
+fn step_text(event: Option<&Event>) -> String {
+    let Some(Event { action, site }) = event else { return "nothing more".to_string() };
+    let what = match action {
+        Action::Collective { call, .. } => &call[..],
+        Action::Exchange { .. } => "messages",
+        Action::Wait(_) => "a wait",
+    };
+    if site.is_empty() { what.to_string() } else { format!("{what}  {site}") }
 }
 
 /// Whether a block starts or completes communication.

@@ -51,18 +51,22 @@ fn f1_schedules_that_fit() {
 
 #[test]
 fn f1_what_does_not_fit_is_named() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (
             &["s1.0 w0", ""],
-            "rank 0 at r0.rs:0 sends to rank 1 with tag 0, but rank 1 does not receive it (J1)\n  note: every message must be received, with the tag that it was sent with",
+            "rank 0 at r0.rs:0 sends f32[2] to rank 1 with tag 0, but rank 1 does not receive it (J1)\n  rank 1 has no receive from rank 0 left over on `world`\n  note: every message must be received, with the tag that it was sent with",
         ),
         (
             &["r1.3", ""],
-            "rank 0 at r0.rs:0 receives from rank 1 with tag 3, but rank 1 does not send it (J1)\n  note: every message must be received, with the tag that it was sent with",
+            "rank 0 at r0.rs:0 receives f32[2] from rank 1 with tag 3, but rank 1 does not send it (J1)\n  rank 1 has no send to rank 0 left over on `world`\n  note: every message must be received, with the tag that it was sent with",
         ),
         (
             &["s1.0 s1.2 w0 w1", "r0.0 r0.1 w0 w1"],
-            "rank 1 at r1.rs:1 receives from rank 0 with tag 1, but rank 0 does not send it (J1)\n  rank 0 at r0.rs:1 sends tag 2 instead\n  note: every message must be received, with the tag that it was sent with",
+            "rank 1 at r1.rs:1 receives f32[2] from rank 0 with tag 1, but rank 0 does not send it (J1)\n  rank 0 at r0.rs:1 sends f32[2] with tag 2 instead\n  note: every message must be received, with the tag that it was sent with",
+        ),
+        (
+            &["s0.0 w0", ""],
+            "rank 0 at r0.rs:0 sends f32[2] to rank 0 with tag 0, but rank 0 does not receive it (J1)\n  rank 0 has no receive from rank 0 left over on `world`\n  note: a message to the own rank needs both a send and a receive there",
         ),
         (
             &["csum w0", "cmax w0", "csum w0"],
@@ -138,5 +142,5 @@ func @f(v0: f32[4]{pp,tp}, v1: f32[3,4]{pp,tp}) -> f32[4]{pp,tp} {
     // One rank of three iterations, the other of two.
     let mut uneven = scripts.clone();
     uneven[0].events.drain(..2);
-    assert!(check(&uneven).unwrap_err().to_string().contains("rank 2 at p.rs:4 receives from rank 0"));
+    assert!(check(&uneven).unwrap_err().to_string().contains("rank 2 at p.rs:4 receives f32[4] from rank 0"));
 }

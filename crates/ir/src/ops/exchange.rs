@@ -310,9 +310,9 @@ impl OpDef for ExchangeStart {
                 }
                 Peer::At(index) => match index.as_const() {
                     Some(to) if !(-1..i64::from(n)).contains(&to) => {
-                        return Err(Failure::rule(
-                            "C2",
-                            (format!("a peer in 0..{n}, or -1 for none"), to.to_string()),
+                        let headline = (format!("a peer in 0..{n}, or -1 for none"), to.to_string());
+                        return Err(Failure::rule("C2", headline).note(
+                            "peers are numbered within the group, as `my_rank` of the group numbers them",
                         ));
                     }
                     _ => {}

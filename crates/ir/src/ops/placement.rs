@@ -128,7 +128,8 @@ impl OpDef for EqualOver {
             .iter()
             .map(|rank| rank.0 as usize)
             .collect();
-        Err(EvalError::new(Headline::unequal(&cx.mesh.group_text(self.over), &ranks, all)))
+        let expected = format!("a tensor that is equal over {}", cx.mesh.group_text(self.over));
+        Err(EvalError::new(Headline::unequal(expected, &ranks, all)))
     }
     fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
         // The result is any of the equal operands, so each has an equal share in it.

@@ -36,7 +36,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Index, Sym, Waiting};
 use crate::infer::{fits, infer, same_type};
 use crate::mesh::Mesh;
-use crate::ops::{Flow, Takes, Trips, Undecided, count};
+use crate::ops::{Digest, EqualOver, Flow, Takes, Trips, Undecided, count};
 use crate::program::{Block, Func, Node, Program};
 use crate::types::Type;
 
@@ -61,6 +61,7 @@ pub fn verify(program: &Program) -> Vec<Diagnostic> {
             waiting,
             defined_symbols: BTreeSet::new(),
             values: ValueMap::default(),
+            digests: ValueMap::default(),
             next_node: 0,
             next_block: 0,
             errors: &mut errors,
@@ -107,6 +108,8 @@ struct Checker<'a, 'e> {
     /// Unbacked symbols that some block has defined.
     defined_symbols: BTreeSet<Sym>,
     values: ValueMap<Defined>,
+    /// The results of `digest`.
+    digests: ValueMap<()>,
     next_node: usize,
     next_block: usize,
     errors: &'e mut Vec<Diagnostic>,
@@ -342,6 +345,9 @@ impl<'a> Checker<'a, '_> {
         }
         for result in &node.results {
             self.define(*result, block, at);
+            if node.op.info().name == Digest::INFO.name {
+                self.digests.insert(*result, ());
+            }
         }
         symbols
     }
@@ -370,7 +376,10 @@ impl<'a> Checker<'a, '_> {
                 condition.what
             );
             let line = condition.site.map(|site| format!("the {} is at {site}", condition.what));
-            self.error(at, node.site, node.op.info().name, violation.rows(line).note(note));
+            // A gather of digests is a part of `equal_over`, which is what the user called.
+            let compares = node.args.first().is_some_and(|arg| self.digests.get(*arg).is_some());
+            let op = if compares { EqualOver::INFO.name } else { node.op.info().name };
+            self.error(at, node.site, op, violation.rows(line).note(note));
         }
     }
 

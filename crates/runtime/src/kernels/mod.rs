@@ -46,7 +46,7 @@ use std::sync::OnceLock;
 use bytemuck::Pod;
 use consort_ir::ops::{EvalCx, OpDef};
 use consort_types::layout::{is_row_major, span};
-use consort_types::{Dtype, Headline};
+use consort_types::{Dtype, Failure, Headline};
 
 use crate::threads::Threads;
 
@@ -77,12 +77,12 @@ pub struct KernelCx<'a> {
 
 /// Why a kernel did not compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelError(pub Headline);
+pub struct KernelError(pub Box<Failure>);
 
 impl KernelError {
     /// What was expected and got, or what happened.
     pub fn new(headline: impl Into<Headline>) -> KernelError {
-        KernelError(headline.into())
+        KernelError(Failure::new(headline))
     }
 }
 

@@ -70,6 +70,6 @@ impl Storage {
 
 impl From<EvalError> for KernelError {
     fn from(error: EvalError) -> KernelError {
-        KernelError(error.headline)
+        KernelError::new(error.headline)
     }
 }

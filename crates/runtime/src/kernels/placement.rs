@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use consort_ir::literal::Literal;
 use consort_ir::ops::{EqualOver, OpDef};
-use consort_types::{Digest, Headline};
+use consort_types::{Digest, Failure, Headline};
 
 use crate::kernels::operand::attributes;
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut, copy};
@@ -31,6 +32,9 @@ fn view<'a>(args: &[Arg<'a>], number: usize) -> Result<View<'a>, KernelError> {
     }
 }
 
+/// The most elements that an error prints.
+const SHOWN: usize = 8;
+
 fn digest(
     cx: &KernelCx<'_>,
     _: &dyn OpDef,
@@ -57,7 +61,15 @@ fn equal_over(
     if all.iter().any(|other| *other != own) {
         let members = cx.sizes.mesh.members(over, cx.sizes.rank).unwrap_or_default();
         let ranks: Vec<usize> = members.iter().map(|rank| rank.0 as usize).collect();
-        return Err(KernelError::new(Headline::unequal(&cx.sizes.mesh.group_text(over), &ranks, all)));
+        let expected = format!("a tensor that is equal over {}", cx.sizes.mesh.group_text(over));
+        let failure = Failure::new(Headline::unequal(expected, &ranks, all));
+        let text = (x.numel() <= SHOWN).then(|| Literal::from_bytes(x.dtype, x.shape.to_vec(), &bytes));
+        return Err(KernelError(match text.flatten() {
+            Some(own) => failure.row(format!("rank {} has {}", cx.sizes.rank.0, own.text())),
+            None => failure.note(
+                "outside of a compiled function, `expect_equal_over` names the first element that differs",
+            ),
+        }));
     }
     if let [out] = out {
         out.bytes.copy_from_slice(&bytes);
