@@ -317,9 +317,12 @@ fn a14_shards_of_files_that_differ_are_an_error_of_the_first_call() {
         Ok(f.call(part).unwrap_err().to_string())
     });
     for error in results.into_iter().map(|error| error.unwrap()) {
-        let wanted =
-            "compile: expected tensor 0 of the arguments to be equal, but ranks 0 and 1 differ\n  at ";
-        assert!(error.starts_with(wanted), "{error}");
+        let wanted = "expected tensor 0 of the arguments equal over dp, as its placement says, got different ones on rank 0 and on rank 1\n  at ";
+        assert!(error.contains(wanted), "{error}");
+        assert!(
+            error.contains("\n  rank 0 has [[1, 2], [3, 0]]\n  rank 1 has [[1, 2], [3, 1]]\n"),
+            "{error}"
+        );
     }
     [0, 1].into_iter().for_each(|rank| std::fs::remove_file(path(rank)).unwrap());
 }

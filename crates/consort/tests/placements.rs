@@ -99,7 +99,7 @@ fn a14_fields_that_are_not_as_declared_are_an_error_of_the_first_call() {
         Ok(sums.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string())
     });
     for error in results.into_iter().map(Result::unwrap) {
-        assert!(error.contains("expected field `scale` equal over dp,tp, as it is declared, got different ones on rank 0, on rank 1, on rank 2 and on rank 3"), "{error}");
+        assert!(error.contains("expected field `scale` equal over dp,tp, as its placement says, got different ones on rank 0, on rank 1, on rank 2 and on rank 3"), "{error}");
     }
 }
 

@@ -111,7 +111,7 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
                     .collect();
                 let digests: Vec<Option<u64>> = alike.iter().map(|at| number(*at, 2 * place)).collect();
                 let over = mesh.axes_text(all_axes.iter().filter(|axis| varies >> axis.0 & 1 == 0).collect());
-                let expected = format!("{what} equal over {over}, as it is declared");
+                let expected = format!("{what} equal over {over}, as its placement says");
                 let headline = Headline::unequal(expected, &meeting.ranks_at(&alike), &digests);
                 let rows = alike
                     .iter()
