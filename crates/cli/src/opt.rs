@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use consort_ir::program::Program;
 use consort_ir::text::print;
-use consort_passes::{PASSES, Pass, PassCx, PassError, Stage, float_arguments, gradient, pass, simplify};
+use consort_passes::{
+    PASSES, Pass, PassCx, PassError, Stage, Wanted, float_arguments, gradient, pass, simplify,
+};
+use consort_types::Dtype;
 use serde_json::{Value, json};
 
 use crate::files;
@@ -24,7 +27,8 @@ Examples:
   consort opt tp.csr --passes --dump stages     write stages/00-input.csr, stages/01-fold.csr, ..
   consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to bisect a wrong one
   consort opt loss.csr --grad                   print it with the gradient of its first result
-  consort opt loss.csr --grad=0,2               by arguments 0 and 2 alone";
+  consort opt loss.csr --grad=0,2               by arguments 0 and 2 alone
+  consort opt loss.csr --grad --sums f32        sums of 16-bit gradients over ranks are in f32";
 
 /// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
@@ -51,6 +55,9 @@ pub(crate) struct Args {
     /// Add the gradient of the first result, by all floats or by these
     #[arg(long, value_name = "ARG,..", num_args = 0..=1, require_equals = true, value_delimiter = ',')]
     grad: Option<Vec<usize>>,
+    /// Sum the gradient over ranks in this element type, where its own is smaller
+    #[arg(long, value_name = "TYPE", requires = "grad")]
+    sums: Option<String>,
     /// List the passes
     #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel", "grad"])]
     list: bool,
@@ -81,30 +88,51 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         }
         _ => return Err(Rendered(source.render(&checked.errors, &lines)).into()),
     };
-    let program = match differentiated(program, args.grad.as_deref()) {
+    let (program, notes) = match differentiated(program, args) {
         Err(error) if args.json => return Ok(json_report(None, None, &[unusable(&error)])),
         other => other?,
     };
+    let shown = |program: &Program| print(program) + &notes;
     let Some(passes) = passes else {
-        let text = print(&program);
+        let text = shown(&program);
         return Ok(if args.json { json_report(Some(text), None, &[]) } else { Report::fine(text) });
     };
     let mut ran = Vec::new();
     match simplified(&program, passes, args, &mut ran) {
-        Ok(program) if args.json => Ok(json_report(Some(print(&program)), Some(&ran), &[])),
-        Ok(program) => Ok(Report::fine(print(&program))),
+        Ok(program) if args.json => Ok(json_report(Some(shown(&program)), Some(&ran), &[])),
+        Ok(program) => Ok(Report::fine(shown(&program))),
         Err(error) if args.json && exit_code(&error) != MACHINE => {
-            Ok(json_report(Some(print(&program)), Some(&ran), &[unusable(&error)]))
+            Ok(json_report(Some(shown(&program)), Some(&ran), &[unusable(&error)]))
         }
         Err(error) => Err(error),
     }
 }
 
-/// The first function with its gradient, if that was asked for.
-fn differentiated(program: Program, grad: Option<&[usize]>) -> anyhow::Result<Program> {
-    let (Some(grad), Some(func)) = (grad, program.funcs.first()) else { return Ok(program) };
-    let wrt = if grad.is_empty() { float_arguments(func) } else { grad.to_vec() };
-    gradient(&program, &func.name, &wrt).map_err(|failure| anyhow!(failure))
+/// The first function with its gradient, if that was asked for, and comments on it: where it is summed over ranks, and
+/// warnings.
+fn differentiated(program: Program, args: &Args) -> anyhow::Result<(Program, String)> {
+    let (Some(grad), Some(func)) = (&args.grad, program.funcs.first()) else {
+        return Ok((program, String::new()));
+    };
+    let sums = match &args.sums {
+        None => None,
+        Some(name) => Some(
+            Dtype::from_name(name)
+                .filter(|dtype| dtype.is_float())
+                .ok_or_else(|| anyhow!(wrong("--sums", "an element type of floats", format!("`{name}`"))))?,
+        ),
+    };
+    let by = if grad.is_empty() { float_arguments(func) } else { grad.clone() };
+    let wanted = Wanted { sums, ..Wanted::by(by) };
+    let made = gradient(&program, &func.name, &wanted).map_err(|failure| anyhow!(failure))?;
+    let sums = made.sums.iter().map(|one| format!("gradient by {}", one.display(&program.mesh)));
+    let warnings = made.warnings.iter().map(|warning| format!("warning: {warning}"));
+    let lines: Vec<String> = sums.chain(warnings).collect();
+    let comments = lines
+        .iter()
+        .flat_map(|line| line.lines())
+        .fold(String::from("\n"), |text, line| text + "; " + line + "\n");
+    Ok((made.program, comments))
 }
 
 /// The passes selected by the arguments.

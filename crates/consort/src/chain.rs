@@ -58,7 +58,7 @@ pub trait Chain: Sized {
     chain! {
         [] () -> Tensor: neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt recip sin cos tanh sigmoid erf gelu silu
             softplus relu floor ceil round not is_nan is_finite sum_all mean_all max_all min_all t contiguous replicated
-            stop_gradient;
+            stop_gradient regather;
         ['a] (other: impl Into<Operand<'a>>) -> Tensor: add sub mul div rem pow atan2 maximum minimum xor eq ne lt le gt
             ge;
         ['a, 'b] (yes: impl Into<Operand<'a>>, no: impl Into<Operand<'b>>) -> Tensor: select;

@@ -1,11 +1,13 @@
 //! Gradients of functions over tensors.
 
+use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
 
+use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Program};
-use consort_passes::gradient;
-use consort_types::Failure;
+use consort_passes::{Gradient, Wanted, gradient};
+use consort_types::{Dtype, Failure};
 
 use crate::compile::{Compiled, compile};
 use crate::error::{Error, Result};
@@ -51,8 +53,7 @@ type Site = &'static Location<'static>;
 pub fn grad<A: Flatten + 'static, R: Flatten + 'static>(
     f: impl Fn(A) -> Result<R> + 'static,
 ) -> Compiled<A, A> {
-    let site = Location::caller();
-    compile(move |args| Ok(differentiate(&f, args, ("grad", site))?.1))
+    Backward::new().grad(f)
 }
 
 /// What a function returns, and its gradient as by [`grad`]. Its other results are returned unchanged.
@@ -82,64 +83,277 @@ pub fn grad<A: Flatten + 'static, R: Flatten + 'static>(
 pub fn value_and_grad<A: Flatten + 'static, R: Flatten + 'static>(
     f: impl Fn(A) -> Result<R> + 'static,
 ) -> Compiled<A, (R, A)> {
-    let site = Location::caller();
-    compile(move |args| differentiate(&f, args, ("value_and_grad", site)))
+    Backward::new().value_and_grad(f)
 }
 
-fn differentiate<A: Flatten, R: Flatten>(
-    f: &impl Fn(A) -> Result<R>,
-    args: A,
-    (name, site): (&str, Site),
-) -> Result<(R, A)> {
-    let Some(session) = trace::current() else {
-        let failure = Failure::new("a gradient needs a compiled function, and this one runs uncompiled");
-        return Err(Error::of(name, failure, site));
-    };
-    session.differentiate(f, args, (name, site))
+/// What a function returns, and the gradient of it all weighed by a cotangent: a compiled function of the arguments and a
+/// value like the result, with a cotangent in place of each tensor. It has the element type and the shape of its result,
+/// and differs over no more axes; that of a result without floats is not read.
+///
+/// A stage of a pipeline goes forward in one call and backward in another: `vjp` of its function is the second, and
+/// computes again what the first has computed.
+///
+/// ```
+/// use consort::{Tensor, vjp};
+///
+/// # fn main() -> consort::Result<()> {
+/// let pull = vjp(|(x, w): (Tensor, Tensor)| x.mul(&w));
+/// let (x, w) = (Tensor::from_iter([1.0f64, 2.0])?, Tensor::from_iter([3.0f64, 4.0])?);
+/// let (y, (of_x, of_w)) = pull.call(((x, w), Tensor::from_iter([1.0f64, 10.0])?))?;
+/// assert_eq!(y.to_vec::<f64>()?, [3.0, 8.0]);
+/// assert_eq!((of_x.to_vec::<f64>()?, of_w.to_vec::<f64>()?), (vec![3.0, 40.0], vec![1.0, 20.0]));
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn vjp<A: Flatten + 'static, R: Flatten + 'static>(
+    f: impl Fn(A) -> Result<R> + 'static,
+) -> Compiled<(A, R), (R, A)> {
+    Backward::new().vjp(f)
 }
 
-impl Session {
-    /// Traces a function as a block of its own, and records its gradient in place of it.
-    fn differentiate<A: Flatten, R: Flatten>(
-        self: &Rc<Self>,
-        f: &impl Fn(A) -> Result<R>,
-        args: A,
-        (name, site): (&str, Site),
-    ) -> Result<(R, A)> {
-        let tensors = args.flatten();
-        let operands = self.operands(&tensors, name, site)?;
-        let params = self.begin(self.types(&operands)?, &[])?;
-        let open = self.open_block();
-        let outcome = f(args.unflatten(params)?).and_then(|made| {
-            let results = self.operands(&made.flatten(), name, site)?;
-            Ok((made, results))
-        });
-        drop(open);
-        let (made, results) = self.ended(outcome)?;
-        let (block, captured) = self.end(&results);
-        let func = self.func_of(block?)?;
-        let mut program = Program { mesh: self.world.mesh().clone(), funcs: vec![func] };
-        let func_name = program.funcs[0].name.clone();
-        let wrt: Vec<usize> = (0..tensors.len()).collect();
-        let failed = |mut failure: Box<Failure>| {
-            failure.op = failure.op.strip_prefix("grad: ").unwrap_or(&failure.op).to_string().into();
-            Error::of(name, failure, site)
-        };
-        program = gradient(&program, &func_name, &wrt).map_err(failed)?;
-        let func = &program.funcs[0];
-        self.check_starts(&func.body, site)?;
-        let all = [operands, captured].concat();
-        let values = self.splice(func, &all, (name, site))?;
-        let (values, cotangents) = values.split_at(results.len());
-        Ok((made.unflatten(values.to_vec())?, args.unflatten(cotangents.to_vec())?))
+/// How a gradient is computed, where the defaults do not fit.
+///
+/// ```
+/// use consort::{Backward, Dtype, Tensor};
+///
+/// # fn main() -> consort::Result<()> {
+/// // Gradients of 16 bits are summed over ranks with 32.
+/// let slope = Backward::new().sums_in(Dtype::F32).grad(|x: Tensor| x.mul(&x)?.sum_all());
+/// let x = Tensor::from_iter([1.0f32, 2.0])?.cast(Dtype::Bf16)?;
+/// assert_eq!(slope.call(x)?.cast(Dtype::F32)?.to_vec::<f32>()?, [2.0, 4.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backward {
+    sums: Option<Dtype>,
+    budget: Option<Budget>,
+}
+
+/// How much of the forward a gradient may keep for the backward.
+///
+/// ```
+/// use consort::{Backward, Budget, Tensor};
+///
+/// # fn main() -> consort::Result<()> {
+/// let f = |x: Tensor| x.exp()?.sin()?.exp()?.sum_all();
+/// let slope = Backward::new().within(Budget::bytes(0)).grad(f);
+/// slope.call(Tensor::from_iter([1.0f64, 2.0])?)?;
+/// assert_eq!(slope.explain().gradients[0].kept, Some(0)); // The argument is there anyway.
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget(u64);
+
+impl Budget {
+    /// At most this number of bytes on a rank, besides arguments. What does not fit is computed again for the backward, that
+    /// first which frees the most bytes for the fewest operations. Communication is never repeated for it, so more is kept if
+    /// less is not possible. A size that is not known when the function is traced counts as 1024.
+    ///
+    /// [`Budget`] has an example.
+    pub fn bytes(n: u64) -> Budget {
+        Budget(n)
+    }
+}
+
+impl Backward {
+    /// The defaults.
+    ///
+    /// [`Backward`] has an example.
+    pub fn new() -> Backward {
+        Backward::default()
     }
 
-    /// Fails if a gradient communicates where its function may not.
-    fn check_starts(&self, block: &Block, site: Site) -> Result<()> {
-        for node in &block.nodes {
-            self.check_reach(&*node.op, site)?;
-            node.blocks.iter().try_for_each(|inside| self.check_starts(inside, site))?;
-        }
-        Ok(())
+    /// Sums gradients over ranks in this element type, where theirs is smaller. The sum is converted back.
+    ///
+    /// [`Backward`] has an example.
+    #[must_use]
+    pub fn sums_in(self, dtype: Dtype) -> Backward {
+        Backward { sums: Some(dtype), ..self }
+    }
+
+    /// Keeps no more of the forward than a budget allows, if that is possible.
+    ///
+    /// [`Budget`] has an example.
+    #[must_use]
+    pub fn within(self, budget: Budget) -> Backward {
+        Backward { budget: Some(budget), ..self }
+    }
+
+    /// The function [`grad`].
+    ///
+    /// [`Backward`] has an example.
+    #[track_caller]
+    pub fn grad<A: Flatten + 'static, R: Flatten + 'static>(
+        self,
+        f: impl Fn(A) -> Result<R> + 'static,
+    ) -> Compiled<A, A> {
+        let call = self.call("grad");
+        compile(move |args| Ok(call.differentiate(&f, args, None)?.1))
+    }
+
+    /// The function [`value_and_grad`].
+    ///
+    /// ```
+    /// use consort::{Backward, Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let slope = Backward::new().sums_in(Dtype::F64).value_and_grad(|x: Tensor| x.mul(&x)?.sum_all());
+    /// let (loss, slope) = slope.call(Tensor::from_iter([1.0f32, 2.0])?)?;
+    /// assert_eq!((loss.item::<f32>()?, slope.to_vec::<f32>()?), (5.0, vec![2.0, 4.0]));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn value_and_grad<A: Flatten + 'static, R: Flatten + 'static>(
+        self,
+        f: impl Fn(A) -> Result<R> + 'static,
+    ) -> Compiled<A, (R, A)> {
+        let call = self.call("value_and_grad");
+        compile(move |args| call.differentiate(&f, args, None))
+    }
+
+    /// The function [`vjp`].
+    ///
+    /// ```
+    /// use consort::{Backward, Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let pull = Backward::new().sums_in(Dtype::F64).vjp(|x: Tensor| x.mul(&x));
+    /// let (y, slope) = pull.call((Tensor::from_iter([3.0f32])?, Tensor::from_iter([1.0f32])?))?;
+    /// assert_eq!((y.item::<f32>()?, slope.item::<f32>()?), (9.0, 6.0));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn vjp<A: Flatten + 'static, R: Flatten + 'static>(
+        self,
+        f: impl Fn(A) -> Result<R> + 'static,
+    ) -> Compiled<(A, R), (R, A)> {
+        let call = self.call("vjp");
+        compile(move |(args, cotangents): (A, R)| call.differentiate(&f, args, Some(cotangents)))
+    }
+
+    #[track_caller]
+    fn call(self, name: &'static str) -> Call {
+        Call { name, site: Location::caller(), how: self }
+    }
+}
+
+/// A call of `grad` or one of its kind.
+#[derive(Clone, Copy)]
+struct Call {
+    name: &'static str,
+    site: Site,
+    how: Backward,
+}
+
+impl Call {
+    fn failed(&self, failure: Box<Failure>) -> Error {
+        Error::of(self.name, failure, self.site)
+    }
+
+    /// Traces a function as a block of its own, and records its gradient in place of it.
+    fn differentiate<A: Flatten, R: Flatten>(
+        self,
+        f: &impl Fn(A) -> Result<R>,
+        args: A,
+        cotangents: Option<R>,
+    ) -> Result<(R, A)> {
+        let Some(session) = trace::current() else {
+            let failure = Failure::new("a gradient needs a compiled function, and this one runs uncompiled");
+            return Err(self.failed(failure));
+        };
+        let at @ (name, site) = (self.name, self.site);
+        let mut tensors = args.flatten();
+        let n_args = tensors.len();
+        let seeds = cotangents.map(|cotangents| cotangents.flatten());
+        tensors.extend(seeds.iter().flatten().cloned());
+        let operands = session.operands(&tensors, name, site)?;
+        let types = session.types(&operands)?;
+        let own = session.taking_gradient(|| {
+            session.own_function(types, at, |params| f(args.unflatten(params[..n_args].to_vec())?))
+        })?;
+        let results = own.func.results.len();
+        let cotangents = match seeds {
+            None => None,
+            Some(seeds) if seeds.len() != results => {
+                let expected = format!("a cotangent for each of the {results} results");
+                return Err(Error::new(name, (expected, seeds.len().to_string()), site));
+            }
+            Some(_) => Some((0..results).map(|i| Some(n_args + i)).collect()),
+        };
+        let program = Program { mesh: session.world.mesh().clone(), funcs: vec![own.func] };
+        let wanted = Wanted {
+            by: (0..n_args).collect(),
+            cotangents,
+            sums: self.how.sums,
+            budget: self.how.budget.map(|Budget(bytes)| bytes),
+            keeps_rules: session.takes_gradient(),
+        };
+        let made_of = gradient(&program, &program.funcs[0].name, &wanted);
+        let gradient = made_of.map_err(|mut failure| {
+            let part = failure.op.strip_prefix("grad").map(|part| part.trim_start_matches(": ").to_string());
+            failure.op = part.map_or(failure.op, Into::into);
+            self.failed(failure)
+        })?;
+        let func = &gradient.program.funcs[0];
+        check_starts(&session, &func.body, site)?;
+        let values = session.splice(func, &[operands, own.captured].concat(), at)?;
+        let (values, slopes) = values.split_at(results);
+        let outcome = (own.made.unflatten(values.to_vec())?, args.unflatten(slopes.to_vec())?);
+        session.explain_gradient(ExplainedGradient::new(name, site, &program.mesh, gradient));
+        Ok(outcome)
+    }
+}
+
+/// Fails if a gradient communicates where its function may not.
+fn check_starts(session: &Rc<Session>, block: &Block, site: Site) -> Result<()> {
+    for node in &block.nodes {
+        session.check_reach(&*node.op, site)?;
+        node.blocks.iter().try_for_each(|inside| check_starts(session, inside, site))?;
+    }
+    Ok(())
+}
+
+/// A gradient of a compiled function: where it is summed over ranks, and what is probably not meant.
+///
+/// ```
+/// use consort::{Reduce, Tensor, grad};
+///
+/// let texts = consort::spawn(2, |mesh| {
+///     let group = mesh.clone();
+///     let x = Tensor::from_iter([mesh.my_rank()? as f64])?; // Each rank has its own data.
+///     let slope = grad(move |w: Tensor| group.all_reduce(w.mul(&x)?.sum_all()?, Reduce::Avg));
+///     slope.call(Tensor::from_iter([0.5f64])?.equal_over(&["world"])?)?;
+///     Ok(slope.explain().gradients[0].to_string())
+/// });
+/// assert!(texts.into_iter().all(|text| text.is_ok_and(|text| text.contains("argument 0: summed over world for"))));
+/// ```
+#[derive(Clone, Debug)]
+pub struct ExplainedGradient {
+    /// The line that asks for it.
+    pub site: Site,
+    /// For each tensor of the argument, the axes over which its gradient is summed, and for which line.
+    pub sums: Vec<String>,
+    /// The bytes that are kept for the backward, if it has a [`Budget`].
+    pub kept: Option<u64>,
+    /// What is probably not meant.
+    pub warnings: Vec<Failure>,
+    name: &'static str,
+}
+
+impl ExplainedGradient {
+    fn new(name: &'static str, site: Site, mesh: &Mesh, made: Gradient) -> ExplainedGradient {
+        let sums = made.sums.iter().map(|one| one.display(mesh).to_string()).collect();
+        ExplainedGradient { site, sums, kept: made.kept, warnings: made.warnings, name }
+    }
+}
+
+impl fmt::Display for ExplainedGradient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}:{}", self.name, self.site.file(), self.site.line())?;
+        self.sums.iter().try_for_each(|sum| write!(f, "\n  {sum}"))?;
+        self.kept.map_or(Ok(()), |kept| write!(f, "\n  {kept} bytes are kept for the backward"))?;
+        let warning =
+            |warning: &Failure| write!(f, "\n  warning: {}", warning.to_string().replace('\n', "\n  "));
+        self.warnings.iter().try_for_each(warning)
     }
 }

@@ -55,6 +55,27 @@ impl Tensor {
         run_one(&ops::StopGradient {}, smallvec![self.clone()], Location::caller())
     }
 
+    /// The same elements, the result of an all_gather: a gradient gathers them again instead of keeping them.
+    ///
+    /// ```
+    /// use consort::{Reduce, Tensor, grad};
+    ///
+    /// let parts = consort::spawn(2, |mesh| {
+    ///     let (group, x) = (mesh.clone(), Tensor::from_iter([1.0f64, 2.0])?);
+    ///     let slope = grad(move |part: Tensor| {
+    ///         let w = group.all_gather(&part, 0)?.regather()?; // Whole only while it is used.
+    ///         group.all_reduce(w.mul(&w)?.mul(&x)?.sum_all()?, Reduce::Avg)
+    ///     });
+    ///     slope.call(Tensor::from_iter([3.0f64])?)?.item::<f64>()
+    /// });
+    /// let parts: Vec<f64> = parts.into_iter().filter_map(|part| part.ok()).collect();
+    /// assert_eq!(parts, [6.0, 12.0]);
+    /// ```
+    #[track_caller]
+    pub fn regather(&self) -> Result<Tensor> {
+        run_one(&ops::Regather {}, smallvec![self.clone()], Location::caller())
+    }
+
     /// Two dimensions exchanged, as a view.
     ///
     /// ```

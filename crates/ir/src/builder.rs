@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::entity::Value;
+use crate::entity::{Value, ValueMap};
 use crate::index::{Assumed, Facts, Guard, Index, Sym, SymbolFacts};
 use crate::infer::infer;
 use crate::mesh::Mesh;
@@ -270,12 +270,36 @@ impl<'a> Builder<'a> {
     pub fn splice(&mut self, func: &Func, args: &[Value]) -> Result<Vec<Value>, Box<Failure>> {
         let mut values: BTreeMap<Value, Value> = BTreeMap::new();
         values.extend(func.body.params.iter().copied().zip(args.iter().copied()));
-        self.splice_nodes(func, &func.body, &mut values)
+        let mut types = BTreeMap::new();
+        params_of(&func.body, &func.types, &mut types);
+        self.splice_nodes(&types, &func.body, &mut values)
+    }
+
+    /// Copies of blocks of this function, which define values of their own.
+    pub fn copies(&mut self, blocks: &[Block]) -> Result<Vec<Block>, Box<Failure>> {
+        let mut types = BTreeMap::new();
+        blocks.iter().for_each(|block| params_of(block, &self.draft.func.types, &mut types));
+        blocks.iter().map(|block| self.splice_block(&types, block, &mut BTreeMap::new())).collect()
+    }
+
+    /// A copy of a block; `types` has those of the parameters.
+    fn splice_block(
+        &mut self,
+        types: &BTreeMap<Value, Type>,
+        block: &Block,
+        values: &mut BTreeMap<Value, Value>,
+    ) -> Result<Block, Box<Failure>> {
+        let params = block.params.iter().filter_map(|param| types.get(param).cloned()).collect();
+        let params = self.begin_block(params);
+        values.extend(block.params.iter().copied().zip(params));
+        let results = self.splice_nodes(types, block, values);
+        let block = self.end_block(results.as_deref().unwrap_or(&[]));
+        results.map(|_| block)
     }
 
     fn splice_nodes(
         &mut self,
-        func: &Func,
+        types: &BTreeMap<Value, Type>,
         block: &Block,
         values: &mut BTreeMap<Value, Value>,
     ) -> Result<Vec<Value>, Box<Failure>> {
@@ -285,21 +309,27 @@ impl<'a> Builder<'a> {
         };
         for node in &block.nodes {
             let args = here(values, &node.args)?;
-            let mut blocks = Vec::new();
-            for inside in &node.blocks {
-                let types = inside.params.iter().filter_map(|param| func.ty(*param).cloned()).collect();
-                let params = self.begin_block(types);
-                values.extend(inside.params.iter().copied().zip(params));
-                let results = self.splice_nodes(func, inside, values);
-                let block = self.end_block(results.as_deref().unwrap_or(&[]));
-                results?;
-                blocks.push(block);
-            }
+            let inside = node.blocks.iter().map(|inside| self.splice_block(types, inside, values));
+            let blocks = inside.collect::<Result<Vec<Block>, _>>()?;
             self.set_site(node.site);
             let results = self.node(node.op.clone(), &args, blocks)?;
             values.extend(node.results.iter().copied().zip(results));
         }
         here(values, &block.results)
+    }
+
+    /// The state to which `undo` goes back: the number of nodes of the current block, and the next value.
+    pub fn mark(&self) -> (usize, Value) {
+        (self.nodes().len(), Value(self.draft.next_value))
+    }
+
+    /// Takes out the nodes and the values that were added since a mark. All of them are in the current block.
+    pub fn undo(&mut self, (nodes, next): (usize, Value)) {
+        self.take_nodes(nodes);
+        for value in next.0..self.draft.next_value {
+            self.draft.func.types.remove(Value(value));
+        }
+        self.draft.next_value = next.0;
     }
 
     /// Adds a node with blocks.
@@ -352,6 +382,12 @@ impl<'a> Builder<'a> {
         self.draft.func.symbols.retain(|(sym, _)| bound.contains(sym));
         self.draft.func
     }
+}
+
+/// The types of all parameters of blocks inside a block, and of its own.
+fn params_of(block: &Block, types: &ValueMap<Type>, all: &mut BTreeMap<Value, Type>) {
+    all.extend(block.params.iter().filter_map(|param| Some((*param, types.get(*param)?.clone()))));
+    block.nodes.iter().flat_map(|node| &node.blocks).for_each(|inside| params_of(inside, types, all));
 }
 
 fn undefined(value: Value) -> Box<Failure> {

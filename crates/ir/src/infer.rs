@@ -25,8 +25,8 @@ pub fn infer(
     let mut results = op.infer(&mut InferCx { mesh, args, blocks, facts, undecided })?;
     check_facets(op, mesh, args, &results, facts)?;
     let mut differs = Axes::NONE;
-    // A view that checks its operands states its own axes: it may find that they are equal.
-    let states = op.effects() == Effects::Host && op.alias() == Alias::View;
+    // A view that checks its operands states its own axes: it may find that they are equal. So does what returns operands.
+    let states = op.is_rule_alone() || op.effects() == Effects::Host && op.alias() == Alias::View;
     if matches!(op.effects(), Effects::Pure | Effects::Host) && op.flow() == Flow::Straight && !states {
         differs = args.iter().fold(Axes::NONE, |set, ty| set.union(ty.varies()));
     }

@@ -16,6 +16,6 @@ mod scope;
 mod share;
 
 pub use compile::{CompileError, Decided, PassCx, Stage, compile};
-pub use grad::{float_arguments, gradient};
+pub use grad::{Gradient, Summed, Wanted, float_arguments, gradient};
 pub use pipeline::{PASSES, Pass, PassError, Ran, pass, simplify};
 pub use plan::{Binding, Copy, PlanError, PlanReport, Why, plan, report};

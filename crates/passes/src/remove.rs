@@ -8,16 +8,19 @@
 
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::ops::Effects;
-use consort_ir::program::{Block, Node, Program};
+use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::types::Type;
 
 use crate::pipeline::Fuel;
 
 /// Runs the pass.
 pub(crate) fn run(program: &mut Program, fuel: &mut Fuel) {
-    for func in &mut program.funcs {
-        Remover { types: &mut func.types, fuel, used: ValueMap::default() }.block(&mut func.body);
-    }
+    program.funcs.iter_mut().for_each(|func| from(func, fuel));
+}
+
+/// Removes from one function.
+pub(crate) fn from(func: &mut Func, fuel: &mut Fuel) {
+    Remover { types: &mut func.types, fuel, used: ValueMap::default() }.block(&mut func.body);
 }
 
 struct Remover<'a> {

@@ -5,13 +5,13 @@
 //! have exactly the same type.
 //!
 //! Does not: share messages, whose matching counts them; barriers, which exist for their effect; reads of sizes, which
-//! define symbols; nodes with blocks; anything across blocks.
+//! define symbols; nodes with blocks; `again`, which separates what is equal; anything across blocks.
 
 use std::collections::BTreeMap;
 
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::Effects;
+use consort_ir::ops::{Again, Effects};
 use consort_ir::program::{Block, Node, Program};
 use consort_ir::types::Type;
 use consort_types::Digest;
@@ -108,7 +108,9 @@ impl Sharer<'_> {
 /// Whether an equal node may replace this one. A start needs a wait in its own block.
 fn may_share(node: &Node, waits: &ValueMap<Vec<Value>>) -> bool {
     match node.op.effects() {
-        Effects::Pure => node.blocks.is_empty() && !node.results.is_empty(),
+        Effects::Pure => {
+            node.blocks.is_empty() && !node.results.is_empty() && node.op.as_op::<Again>().is_none()
+        }
         Effects::Collective(_) => {
             !node.args.is_empty() && node.results.iter().all(|pending| waits.get(*pending).is_some())
         }

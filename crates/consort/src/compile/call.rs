@@ -18,6 +18,7 @@ use super::parts::{Part, check_declared, check_fields, check_tensors, fill, has_
 use super::{Compiled, MAX_NAME, Options, Reach, Site};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, MapTensors};
+use crate::grad::ExplainedGradient;
 use crate::placement::check_axes;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -498,7 +499,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             tensors.iter().filter_map(|tensor| tensor.traced.clone()).collect();
         let finished = session.finish(live, site)?;
         let graph = graph_of(&self.graphs, session, &finished, site)?;
-        let breaks = session.breaks.borrow().clone();
+        let (breaks, gradients) = (session.breaks.borrow().clone(), session.gradients.borrow().clone());
         let constants = constants(&finished);
         let place = |tensor: &Tensor| {
             let traced = tensor.traced.as_ref().filter(|traced| traced.landed().is_none())?;
@@ -518,7 +519,17 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let captured = captured(&finished.inputs);
             let replay = Replay { graph, inputs: finished.inputs, template: result, outs, captured };
             let (replay, result, peers) = (Some(replay), None, session.peers());
-            return Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs });
+            return Ok(Traced {
+                replay,
+                result,
+                communicates,
+                text,
+                peers,
+                breaks,
+                constants,
+                gradients,
+                graphs,
+            });
         }
         // The earlier graphs have run already; this runs the last one.
         agree_on_graph(meeting, session, &graph, &used.borrow(), true)?;
@@ -528,7 +539,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         graphs.push(graph);
         // Graphs have run already, so their peers cannot become tables.
         let (replay, result, peers) = (None, Some(result), Vec::new());
-        Ok(Traced { replay, result, communicates, text, peers, breaks, constants, graphs })
+        Ok(Traced { replay, result, communicates, text, peers, breaks, constants, gradients, graphs })
     }
 
     /// The callback by which a graph break runs the graph before it.
@@ -710,6 +721,7 @@ pub(crate) struct Traced<R> {
     pub(super) peers: Vec<i64>,
     pub(crate) breaks: Vec<trace::Break>,
     pub(crate) constants: Vec<(String, Site)>,
+    pub(crate) gradients: Vec<ExplainedGradient>,
     pub(crate) graphs: Vec<Rc<Graph>>,
 }
 

@@ -15,6 +15,7 @@ use consort_ir::text::print_used;
 use consort_passes::{Copy, PlanReport, report};
 use consort_types::Failure;
 
+use crate::grad::ExplainedGradient;
 use crate::trace::Break;
 
 use super::graph::Graph;
@@ -58,6 +59,7 @@ pub(crate) struct Log {
     recompiles: Vec<Failure>,
     recompiled: u64,
     constants: Vec<(String, &'static Location<'static>)>,
+    gradients: Vec<ExplainedGradient>,
     pub(crate) retraced: u64,
     pub(crate) compiling: Duration,
     pub(crate) agreeing: Duration,
@@ -79,6 +81,7 @@ impl Log {
             log("recompiles", || why.to_string());
         }
         self.breaks.extend(traced.breaks.iter().cloned());
+        self.gradients.extend(traced.gradients.iter().cloned());
         for constant in &traced.constants {
             if !self.constants.contains(constant) {
                 self.constants.push(constant.clone());
@@ -149,6 +152,7 @@ impl Log {
             breaks: self.breaks.clone(),
             recompiles: self.recompiles.clone(),
             constants: self.constants.clone(),
+            gradients: self.gradients.clone(),
             limit: (self.uncompiled > 0).then_some(self.limit),
             graphs: graphs.iter().map(explained).collect(),
             last,
@@ -184,6 +188,8 @@ pub struct Explanation {
     pub recompiles: Vec<Failure>,
     /// Tensors that were captured, with the line that used them first: their elements are those of the first call.
     pub constants: Vec<(String, &'static Location<'static>)>,
+    /// The gradients that it takes.
+    pub gradients: Vec<ExplainedGradient>,
     /// The limit of compilations, if it was reached.
     pub limit: Option<usize>,
     /// The programs.
@@ -338,6 +344,9 @@ impl fmt::Display for Explanation {
         }
         for (what, site) in &self.constants {
             writeln!(f, "  constant: {what} at {}:{}", site.file(), site.line())?;
+        }
+        for gradient in &self.gradients {
+            writeln!(f, "  gradient: {}", gradient.to_string().replace('\n', "\n  "))?;
         }
         for (number, graph) in self.graphs.iter().enumerate() {
             let text = graph.to_string();

@@ -1,20 +1,34 @@
-//! Blocks of cond and scan: opened, filled by a function, closed, with their captured values.
+//! Blocks of cond and scan: opened, filled by a function, closed, with their captured values. Functions that are traced
+//! as one of their own, for gradients.
 
+use std::cell::Cell;
 use std::panic::Location;
 use std::rc::{Rc, Weak};
 
 use consort_ir::builder::Draft;
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
-use consort_ir::ops::Op;
+use consort_ir::infer::fits;
+use consort_ir::ops::{Op, OpDef};
 use consort_ir::program::{Block, Func};
 use consort_ir::types::Type;
 use consort_types::Axes;
 
 use crate::error::{Error, Result};
+use crate::flatten::Flatten;
 use crate::tensor::Tensor;
 
 use super::{Frame, Session, Site, Start, Traced};
+
+/// A function that was traced as one of its own.
+pub(crate) struct Own<R> {
+    /// Its parameters are those of the block, and then the captured values.
+    pub(crate) func: Func,
+    /// The values outside that it reads.
+    pub(crate) captured: Vec<Value>,
+    /// What it returned; its tensors are results of the function.
+    pub(crate) made: R,
+}
 
 /// Closes the block of a function that panics, so that a program which catches the panic can continue its trace.
 pub(crate) struct OpenBlock(Rc<Session>);
@@ -132,9 +146,24 @@ impl Session {
         results.into_iter().map(tensor).collect()
     }
 
-    /// A closed block as a function of its own.
-    pub(crate) fn func_of(&self, block: Block) -> Result<Func> {
-        self.build(|builder| builder.func_of(block))
+    /// Traces a function as a block of parameters of these types, and takes it out as a function of its own.
+    pub(crate) fn own_function<R: Flatten>(
+        self: &Rc<Self>,
+        types: Vec<Type>,
+        (name, site): (&str, Site),
+        run: impl FnOnce(Vec<Tensor>) -> Result<R>,
+    ) -> Result<Own<R>> {
+        let params = self.begin(types, &[])?;
+        let open = self.open_block();
+        let outcome = run(params).and_then(|made| {
+            let results = self.operands(&made.flatten(), name, site)?;
+            Ok((made, results))
+        });
+        drop(open);
+        let (made, results) = self.ended(outcome)?;
+        let (block, captured) = self.end(&results);
+        let block = block?;
+        Ok(Own { func: self.build(|builder| builder.func_of(block))?, captured, made })
     }
 
     /// Records the nodes of a function, with these values as its arguments.
@@ -145,15 +174,61 @@ impl Session {
         (name, site): (&str, Site),
     ) -> Result<Vec<Tensor>> {
         self.check()?;
-        let depth = self.recording.borrow().frames.len();
         let values = self.build(|builder| builder.splice(func, args))?;
         let values = values.map_err(|failure| Error::of(name, failure, site))?;
-        let types = self.types(&values)?;
-        let tensor = |(value, ty): (Value, Type)| match ty {
-            Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, value, depth))),
+        self.tensors(&values, (name, site))
+    }
+
+    /// Values of the current block as tensors.
+    pub(crate) fn tensors(
+        self: &Rc<Self>,
+        values: &[Value],
+        (name, site): (&str, Site),
+    ) -> Result<Vec<Tensor>> {
+        let depth = self.recording.borrow().frames.len();
+        let tensor = |(value, ty): (&Value, Type)| match ty {
+            Type::Tensor(ty) => Ok(self.tensor(ty, Traced::at(self, *value, depth))),
             _ => Err(Error::new(name, "expected tensors", site)),
         };
-        values.into_iter().zip(types).map(tensor).collect()
+        values.iter().zip(self.types(values)?).map(tensor).collect()
+    }
+
+    /// Records a node that is no tensor's own, such as a mark for gradients; returns its results.
+    pub(crate) fn mark(
+        &self,
+        op: &dyn OpDef,
+        args: &[Value],
+        (name, site): (&str, Site),
+    ) -> Result<Vec<Value>> {
+        let made = self.build(|builder| {
+            builder.set_site(Some(site.into()));
+            builder.node(op.to_op(), args, Vec::new())
+        })?;
+        made.map_err(|failure| Error::of(name, failure, site))
+    }
+
+    /// Whether a value of one type may stand where another type is expected.
+    pub(crate) fn fits(&self, value: &Type, expected: &Type) -> Result<bool> {
+        self.build(|builder| fits(value, expected, builder.facts()))
+    }
+
+    /// Whether what is traced is a function of which a gradient is taken.
+    pub(crate) fn takes_gradient(&self) -> bool {
+        self.gradients_open.get() > 0
+    }
+
+    /// Says that what `run` traces is a function of which a gradient is taken.
+    pub(crate) fn taking_gradient<T>(&self, run: impl FnOnce() -> T) -> T {
+        /// Counts down, also after a panic.
+        struct Open<'a>(&'a Cell<usize>);
+        impl Drop for Open<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.0.get() - 1);
+            }
+        }
+        self.gradients_open.set(self.gradients_open.get() + 1);
+        let _open = Open(&self.gradients_open);
+        run()
     }
 
     /// A snapshot of the trace, for `restore`.

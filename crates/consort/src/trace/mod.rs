@@ -25,6 +25,7 @@ use consort_types::{Axes, Failure, GroupName};
 
 use crate::compile::Results;
 use crate::error::{Error, Result};
+use crate::grad::ExplainedGradient;
 use crate::tensor::{Tensor, Tensors};
 use crate::world::World;
 
@@ -101,6 +102,10 @@ pub(crate) struct Session {
     pub(crate) breaks: RefCell<Vec<Break>>,
     /// The sizes that were read from data, and the lines that read them.
     read: RefCell<Vec<(Sym, Site)>>,
+    /// The gradients that it takes.
+    pub(crate) gradients: RefCell<Vec<ExplainedGradient>>,
+    /// How many functions of which gradients are taken are being traced, one in another.
+    gradients_open: Cell<usize>,
     /// The lines that recorded guards.
     pub(crate) guard_sites: RefCell<BTreeMap<Guard, Site>>,
     /// The line of the last recorded op; at first that of the call.
@@ -190,6 +195,8 @@ impl Session {
             hints: RefCell::default(),
             breaks: RefCell::default(),
             read: RefCell::default(),
+            gradients: RefCell::default(),
+            gradients_open: Cell::new(0),
             guard_sites: RefCell::default(),
             last: Cell::new(site),
             failed: RefCell::default(),
@@ -239,6 +246,10 @@ impl Session {
 
     pub(crate) fn check(&self) -> Result<()> {
         self.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn explain_gradient(&self, gradient: ExplainedGradient) {
+        self.gradients.borrow_mut().push(gradient);
     }
 
     /// Calls `f` with the graph's builder.

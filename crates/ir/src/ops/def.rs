@@ -236,6 +236,17 @@ pub trait OpDef: OpBase {
         false
     }
 
+    /// Whether a gradient passes from its results to an operand.
+    fn passes_gradient(&self, _operand: usize) -> bool {
+        !self.stops_gradient()
+    }
+
+    /// Whether its results are its first operands, with no work and no wider type: then it is there for its gradient alone,
+    /// and goes when that has been taken.
+    fn is_rule_alone(&self) -> bool {
+        false
+    }
+
     /// The gradient rule: emits the cotangents of the operands, given those of the results; or says why there are none.
     /// A cotangent has the element type and the shape of its operand, and differs over no more axes. It is asked only
     /// where a cotangent reaches a result; ops with blocks have none, since the pass that takes gradients enters them.

@@ -183,7 +183,10 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
         "Composites",
         &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],
     ),
-    ("Gradients", &[Spread::INFO, StopGradient::INFO]),
+    (
+        "Gradients",
+        &[Spread::INFO, StopGradient::INFO, Recompute::INFO, Keep::INFO, Regather::INFO, Again::INFO],
+    ),
     ("Control", &[Cond::INFO, Scan::INFO, While::INFO]),
 ];
 

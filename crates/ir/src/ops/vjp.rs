@@ -18,6 +18,7 @@ use crate::ops::{
     self, Broadcast, Cast, Constant, Effects, Elements, Flow, IndexValue, Op, OpDef, Permute, Reshape,
     Select, Slice, Sum, Trips,
 };
+use crate::program::Func;
 use crate::types::{TensorType, Type};
 
 /// The cotangents of an op's operands; `None` for zero, and for operands whose cotangent nothing needs.
@@ -34,6 +35,8 @@ pub struct VjpNode {
     pub cotangents: Vec<Option<Value>>,
     /// Whether the cotangent of an operand is needed.
     pub wanted: Vec<bool>,
+    /// The element type of sums over ranks, where the summands have a smaller one.
+    pub sums: Option<Dtype>,
 }
 
 /// The context of a gradient rule.
@@ -173,6 +176,24 @@ impl<'m> VjpCx<'m> {
             Ok(values) => values.into_iter().map(|value| Term { cx: self, value }).collect(),
             Err(failure) => vec![self.fail(failure)],
         }
+    }
+
+    /// Adds the nodes of a function, with these terms as its first arguments; the others are sizes.
+    pub fn splice<'c>(&'c self, func: &Func, args: &[Term<'c, 'm>]) -> Vec<Term<'c, 'm>> {
+        if self.failure.borrow().is_some() {
+            return Vec::new();
+        }
+        let args: Vec<Value> = args.iter().map(|term| term.value).collect();
+        let made = self.builder.borrow_mut().splice(func, &args);
+        match made {
+            Ok(values) => values.into_iter().map(|value| Term { cx: self, value }).collect(),
+            Err(failure) => vec![self.fail(failure)],
+        }
+    }
+
+    /// The element type of sums over ranks, where the summands have a smaller one.
+    pub fn sums(&self) -> Option<Dtype> {
+        self.node.sums
     }
 
     /// What `build` makes of a term with the builder itself.
@@ -405,7 +426,7 @@ fn try_rule(mesh: &Mesh, op: &Op, args: &[Type]) -> Result<&'static str, Box<Fai
     if op.stops_gradient() {
         return Ok("none: it is there to stop gradients");
     }
-    let cx = VjpCx::new(builder, VjpNode { args, results, cotangents, wanted });
+    let cx = VjpCx::new(builder, VjpNode { args, results, cotangents, wanted, sums: None });
     let flat = op.vjp(&cx)?.iter().all(Option::is_none);
     match cx.finish().1 {
         Some(failure) => Err(failure),

@@ -1,5 +1,5 @@
-//! Which values a gradient passes through: those that depend on an argument that it is taken by, and that the loss
-//! depends on.
+//! Which values a gradient passes through: those that depend on an argument that it is taken by, and that the loss, or
+//! another result with a cotangent, depends on.
 //!
 //! Only floats carry gradients. Messages of a group are taken together: a value may come from any send of its group,
 //! so all of a group's messages are passed through or none is, on all ranks alike.
@@ -24,8 +24,8 @@ pub(super) fn has_floats(ty: &Type) -> bool {
 }
 
 impl Active {
-    /// Of a function by these parameters, for a loss.
-    pub(super) fn new(func: &Func, wrt: &[Value], loss: Value) -> Active {
+    /// Of a function by these parameters, for these results.
+    pub(super) fn new(func: &Func, wrt: &[Value], results: &[Value]) -> Active {
         let (varied, useful) = (ValueMap::default(), ValueMap::default());
         let mut finder = Finder {
             func,
@@ -34,7 +34,7 @@ impl Active {
         };
         wrt.iter().for_each(|param| finder.vary(*param));
         finder.until_stable(|finder| finder.forward(&func.body));
-        finder.need(loss);
+        results.iter().for_each(|result| finder.need(*result));
         finder.until_stable(|finder| finder.backward(&func.body));
         finder.active
     }
@@ -106,9 +106,6 @@ impl Finder<'_> {
     /// What depends on the arguments.
     fn forward(&mut self, block: &Block) {
         for node in &block.nodes {
-            if node.op.stops_gradient() {
-                continue;
-            }
             for (from, to) in links_in(node) {
                 if self.varied(&from) {
                     self.vary(to);
@@ -123,7 +120,7 @@ impl Finder<'_> {
             if node.op.flow() != Flow::Straight {
                 continue;
             }
-            let mut depends = node.args.iter().any(|arg| self.varied(arg));
+            let mut depends = passing(node).any(|arg| self.varied(arg));
             if let Effects::Messages(group) = node.op.effects() {
                 if depends && !self.active.sent.contains(&group) {
                     self.active.sent.push(group);
@@ -140,9 +137,6 @@ impl Finder<'_> {
     /// What the loss depends on.
     fn backward(&mut self, block: &Block) {
         for node in block.nodes.iter().rev() {
-            if node.op.stops_gradient() {
-                continue;
-            }
             for (from, to) in links_out(node) {
                 if self.useful(&to) {
                     self.need(from);
@@ -166,14 +160,19 @@ impl Finder<'_> {
                 serves = self.active.needed.contains(&group);
             }
             if serves {
-                node.args.iter().for_each(|arg| self.need(*arg));
+                passing(node).for_each(|arg| self.need(*arg));
             }
         }
     }
 }
 
+/// The operands to which a gradient passes from the results.
+fn passing(node: &Node) -> impl Iterator<Item = &Value> {
+    node.args.iter().enumerate().filter(|(i, _)| node.op.passes_gradient(*i)).map(|(_, arg)| arg)
+}
+
 /// Operands with the parameters that they become.
-fn links_in(node: &Node) -> Vec<(Value, Value)> {
+pub(super) fn links_in(node: &Node) -> Vec<(Value, Value)> {
     let skip = usize::from(node.op.flow() == Flow::Cond).min(node.args.len());
     let links = |block: &Block| {
         node.args[skip..].iter().copied().zip(block.params.iter().copied()).collect::<Vec<_>>()
@@ -182,7 +181,7 @@ fn links_in(node: &Node) -> Vec<(Value, Value)> {
 }
 
 /// Results of blocks with what they become: results of the node, and parameters of the next iteration.
-fn links_out(node: &Node) -> Vec<(Value, Value)> {
+pub(super) fn links_out(node: &Node) -> Vec<(Value, Value)> {
     let mut links = Vec::new();
     for block in &node.blocks {
         links.extend(block.results.iter().copied().zip(node.results.iter().copied()));

@@ -4,54 +4,40 @@
 //! a start and its wait can run there in the backward too, and the order in which ranks wait for one another is
 //! reversed exactly, so that a program that completes has a gradient that completes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::builder::Builder;
-use consort_ir::entity::{Value, ValueMap};
+use consort_ir::entity::Value;
 use consort_ir::infer::fits;
-use consort_ir::ops::{Add, Constant, Effects, Elements, Flow, Op, VjpCx, VjpNode};
+use consort_ir::ops::{Add, Constant, Effects, Elements, Flow, VjpCx, VjpNode};
 use consort_ir::program::Node;
 use consort_ir::types::{TensorType, Type};
-use consort_types::Failure;
+use consort_types::{Dtype, Failure};
 
 use super::active::Active;
 use super::copy::located;
-use super::tape::{Entry, Tape, is_made_again};
+use super::tape::{Entry, Tape};
+use super::values::Values;
 
 /// The cotangents of tensors: of a value, or of a tensor inside a pending.
 pub(super) type Cotangents = BTreeMap<(Value, usize), Value>;
 
-/// Where values of the forward are in the block of the backward.
-pub(super) enum Values {
-    /// In the same block.
-    Same,
-    /// Parameters, and values that were made again.
-    Known(ValueMap<Value>),
-}
-
-impl Values {
-    pub(super) fn get(&self, value: Value) -> Option<Value> {
-        match self {
-            Values::Same => Some(value),
-            Values::Known(known) => known.get(value).copied(),
-        }
-    }
-}
-
-/// A value that the block of the backward cannot have.
-const NOWHERE: Value = Value(u32::MAX);
+/// Operands with their cotangents.
+type Made = Vec<(Value, Value)>;
 
 /// The rest of a start's rule, from its first wait on, and the cotangents of the start's operands.
 #[derive(Default)]
 struct Rest {
     nodes: Vec<Node>,
-    cotangents: Vec<(Value, Value)>,
+    cotangents: Made,
 }
 
 /// A backward being emitted.
 pub(super) struct Backward<'a, 'b> {
     pub(super) builder: Builder<'a>,
     pub(super) active: &'b Active,
+    /// The element type of sums over ranks, where the summands have a smaller one.
+    pub(super) sums: Option<Dtype>,
 }
 
 impl Backward<'_, '_> {
@@ -59,7 +45,7 @@ impl Backward<'_, '_> {
     pub(super) fn block(
         &mut self,
         tape: &Tape<'_>,
-        values: &Values,
+        values: &mut Values,
         cotangents: &mut Cotangents,
     ) -> Result<(), Box<Failure>> {
         let is_start = |entry: &Entry<'_>| entry.node.op.effects().starts().is_some();
@@ -70,15 +56,15 @@ impl Backward<'_, '_> {
         for (at, entry) in tape.entries.iter().enumerate().rev() {
             self.builder.set_site(entry.node.site);
             let emitted = if entry.node.op.effects() == Effects::Wait {
-                self.wait(tape, entry, &starts, &mut rests, (values, &mut *cotangents))
+                self.wait(tape, entry, &starts, &mut rests, (&mut *values, &mut *cotangents))
             } else if is_start(entry) {
-                let rest = rests.remove(&at).map_or_else(|| self.start(entry, values, cotangents), Ok);
+                let rest = rests.remove(&at).map_or_else(|| self.start(tape, entry, values, cotangents), Ok);
                 rest.and_then(|rest| {
                     self.builder.put_nodes(rest.nodes);
                     self.add_all(rest.cotangents, cotangents)
                 })
             } else {
-                self.entry(entry, values, cotangents)
+                self.entry(tape, entry, values, cotangents)
             };
             emitted.map_err(|failure| located(failure, entry.node))?;
         }
@@ -87,18 +73,19 @@ impl Backward<'_, '_> {
 
     fn entry(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
-        values: &Values,
+        values: &mut Values,
         cotangents: &mut Cotangents,
     ) -> Result<(), Box<Failure>> {
         match entry.node.op.flow() {
             Flow::Straight => {
                 let own = self.taken(entry, cotangents);
-                let made = self.rule(entry, values, own)?;
+                let (made, _) = self.rule(tape, entry, values, own)?;
                 self.add_all(made, cotangents)
             }
-            Flow::Cond => self.cond(entry, values, cotangents),
-            Flow::Loop { .. } => self.looped(entry, values, cotangents),
+            Flow::Cond => self.cond(tape, entry, values, cotangents),
+            Flow::Loop { .. } => self.looped(tape, entry, values, cotangents),
         }
     }
 
@@ -109,7 +96,7 @@ impl Backward<'_, '_> {
         entry: &Entry<'_>,
         starts: &BTreeMap<Value, usize>,
         rests: &mut BTreeMap<usize, Rest>,
-        (values, cotangents): (&Values, &mut Cotangents),
+        (values, cotangents): (&mut Values, &mut Cotangents),
     ) -> Result<(), Box<Failure>> {
         for (i, result) in entry.results.iter().enumerate() {
             if let Some(cotangent) = cotangents.remove(&(*result, 0)) {
@@ -119,7 +106,7 @@ impl Backward<'_, '_> {
         if let Some(at) = starts.get(&entry.args[0]) {
             let start = &tape.entries[*at];
             self.builder.set_site(start.node.site);
-            let rest = self.start(start, values, cotangents);
+            let rest = self.start(tape, start, values, cotangents);
             rests.insert(*at, rest.map_err(|failure| located(failure, start.node))?);
         }
         Ok(())
@@ -150,46 +137,79 @@ impl Backward<'_, '_> {
         Ok(())
     }
 
-    fn add_all(
-        &mut self,
-        made: Vec<(Value, Value)>,
-        cotangents: &mut Cotangents,
-    ) -> Result<(), Box<Failure>> {
+    fn add_all(&mut self, made: Made, cotangents: &mut Cotangents) -> Result<(), Box<Failure>> {
         made.into_iter().try_for_each(|(operand, value)| self.add(cotangents, (operand, 0), value))
     }
 
     /// Emits the rule of a start up to its first wait.
     fn start(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
-        values: &Values,
+        values: &mut Values,
         cotangents: &mut Cotangents,
     ) -> Result<Rest, Box<Failure>> {
         let own = self.taken(entry, cotangents);
-        let from = self.builder.nodes().len();
-        let cotangents = self.rule(entry, values, own)?;
+        let (cotangents, from) = self.rule(tape, entry, values, own)?;
         let is_wait = |node: &Node| node.op.effects() == Effects::Wait;
         let wait = self.builder.nodes().iter().skip(from).position(is_wait);
         let nodes = wait.map(|wait| self.builder.take_nodes(from + wait)).unwrap_or_default();
         Ok(Rest { nodes, cotangents })
     }
 
-    /// Emits the rule of an op: the operands with their cotangents.
+    /// Emits the rule of an op: the operands with their cotangents, and the number of its first node. What it reads of the
+    /// forward and was not kept is computed again before it.
     fn rule(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
-        values: &Values,
+        values: &mut Values,
         own: Vec<Option<Value>>,
-    ) -> Result<Vec<(Value, Value)>, Box<Failure>> {
+    ) -> Result<(Made, usize), Box<Failure>> {
+        let from = self.builder.nodes().len();
         let (op, node) = (&entry.node.op, entry.node);
         if op.stops_gradient() || own.iter().all(Option::is_none) && !self.active.has_messages_in(node) {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), from));
         }
         let wanted: Vec<bool> = node.args.iter().map(|arg| self.active.has(*arg)).collect();
         if !wanted.contains(&true) && !self.active.has_messages_in(node) {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), from));
         }
-        let here = |value: Value| values.get(value).unwrap_or(NOWHERE);
+        let before = self.builder.mark();
+        let mut made = self.emit(tape, entry, values, &own, &wanted)?;
+        // What it reads is known only now. A value that is not there stood for itself.
+        let here = |value: &Value| values.get(tape, *value).is_some();
+        let missing: Vec<Value> =
+            entry.args.iter().chain(&entry.results).copied().filter(|value| !here(value)).collect();
+        let emitted = self.builder.nodes().iter().skip(before.0);
+        let mut read: BTreeSet<Value> = emitted.flat_map(|node| &node.args).copied().collect();
+        read.extend(made.iter().flatten());
+        read.retain(|value| missing.contains(value));
+        if !read.is_empty() {
+            self.builder.undo(before);
+            for value in read {
+                if self.have(tape, values, value)?.is_none() {
+                    return Err(not_kept());
+                }
+            }
+            self.builder.set_site(entry.node.site);
+            let from = self.builder.nodes().len();
+            made = self.emit(tape, entry, values, &own, &wanted)?;
+            return Ok((self.checked(entry, made)?, from));
+        }
+        Ok((self.checked(entry, made)?, from))
+    }
+
+    /// Emits the rule of an op: the cotangents of its operands. A value of the forward that is not there stands for itself.
+    fn emit(
+        &mut self,
+        tape: &Tape<'_>,
+        entry: &Entry<'_>,
+        values: &Values,
+        own: &[Option<Value>],
+        wanted: &[bool],
+    ) -> Result<Vec<Option<Value>>, Box<Failure>> {
+        let here = |value: Value| values.get(tape, value).unwrap_or(value);
         let mut results = Vec::new();
         for result in &entry.results {
             match self.builder.ty(*result)? {
@@ -201,20 +221,26 @@ impl Backward<'_, '_> {
         let args: Vec<Value> = entry.args.iter().map(|arg| here(*arg)).collect();
         let emptied = Builder::new(self.builder.mesh(), "");
         let builder = std::mem::replace(&mut self.builder, emptied);
-        let asked = VjpNode { args, results, cotangents: own, wanted: wanted.clone() };
-        let cx = VjpCx::new(builder, asked);
-        let made = op.vjp(&cx).map(|terms| {
+        let (cotangents, wanted) = (own.to_vec(), wanted.to_vec());
+        let cx = VjpCx::new(builder, VjpNode { args, results, cotangents, wanted, sums: self.sums });
+        let made = entry.node.op.vjp(&cx).map(|terms| {
             terms.into_iter().map(|term| term.map(|term| term.value())).collect::<Vec<Option<Value>>>()
         });
         let (builder, failure) = cx.finish();
         self.builder = builder;
-        let made = match (made, failure) {
-            (Err(failure), _) | (_, Some(failure)) => return Err(failure),
-            (Ok(made), None) => made,
-        };
+        match (made, failure) {
+            // A size of an iteration, which its backward does not have.
+            (Err(failure), _) | (_, Some(failure)) if failure.rule == "V5" => Err(not_kept()),
+            (Err(failure), _) | (_, Some(failure)) => Err(failure),
+            (Ok(made), None) => Ok(made),
+        }
+    }
+
+    /// The operands whose cotangents are needed, with these, which must fit them.
+    fn checked(&self, entry: &Entry<'_>, made: Vec<Option<Value>>) -> Result<Made, Box<Failure>> {
         let mut kept = Vec::new();
         for (i, (operand, made)) in entry.args.iter().zip(made).enumerate() {
-            let Some(cotangent) = made.filter(|_| wanted[i]) else { continue };
+            let Some(cotangent) = made.filter(|_| self.active.has(entry.node.args[i])) else { continue };
             self.check(*operand, cotangent, i)?;
             kept.push((*operand, cotangent));
         }
@@ -254,26 +280,10 @@ impl Backward<'_, '_> {
     ) -> Result<Vec<(usize, TensorType)>, Box<Failure>> {
         if self.active.has(old) { self.slots(value) } else { Ok(Vec::new()) }
     }
+}
 
-    /// Makes values of a block again that cost nothing.
-    pub(super) fn make_again(
-        &mut self,
-        tape: &Tape<'_>,
-        known: &mut ValueMap<Value>,
-    ) -> Result<(), Box<Failure>> {
-        for entry in &tape.entries {
-            let args: Option<Vec<Value>> = entry.args.iter().map(|arg| known.get(*arg).copied()).collect();
-            let Some(args) = args else { continue };
-            if !is_made_again(entry, |value| self.builder.tensor_ty(value).ok()) {
-                continue;
-            }
-            self.builder.set_site(entry.node.site);
-            // An op that reads a size of its own iteration is left out; its result cannot be had.
-            let Ok(made) = self.builder.node(Op::clone(&entry.node.op), &args, Vec::new()) else { continue };
-            for (old, new) in entry.results.iter().zip(made) {
-                known.insert(*old, new);
-            }
-        }
-        Ok(())
-    }
+/// A value that the backward of an iteration reads and that cannot be kept.
+pub(super) fn not_kept() -> Box<Failure> {
+    Failure::new("the gradient reads a value whose size is read from data inside a loop or a condition, and which so cannot be kept")
+        .note("read the size outside, with `to_sizes`, or pad to a size that is the same each time")
 }

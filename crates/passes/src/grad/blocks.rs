@@ -1,13 +1,14 @@
 //! The backward of ops with blocks: of a conditional, a conditional; of a loop, a loop in reverse.
 
-use consort_ir::entity::{Value, ValueMap};
-use consort_ir::ops::{Add, AllReduceStart, Cond, Flip, Op, Scan};
+use consort_ir::entity::Value;
+use consort_ir::ops::{Add, Cond, Flip, Op, Scan, sum_over};
 use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
-use consort_types::{Axes, Failure, GroupName, Reduce};
+use consort_types::{Axes, Failure, GroupName};
 
-use super::backward::{Backward, Cotangents, Values};
-use super::tape::{Entry, Inside};
+use super::backward::{Backward, Cotangents, not_kept};
+use super::tape::{Entry, Inside, Tape};
+use super::values::Values;
 
 /// Values that enter a block of the backward, and what they are in the forward.
 #[derive(Default)]
@@ -47,7 +48,7 @@ impl Backward<'_, '_> {
         bound: &[(Role, Value)],
     ) -> Result<Cotangents, Box<Failure>> {
         let tape = &inside.tape;
-        let (mut known, mut cotangents) = (ValueMap::default(), Cotangents::new());
+        let (mut values, mut cotangents) = (Values::default(), Cotangents::new());
         for (role, value) in bound {
             match *role {
                 Role::Cotangent(result, i) => {
@@ -55,17 +56,12 @@ impl Backward<'_, '_> {
                     let value = self.summed_to_pending(*value, key)?;
                     self.add(&mut cotangents, key, value)?;
                 }
-                Role::Param(param) => {
-                    known.insert(tape.params[param], *value);
-                }
-                Role::Saved(block, inner) if block == number => {
-                    known.insert(inner, *value);
-                }
+                Role::Param(param) => values.know(tape.params[param], *value),
+                Role::Saved(block, inner) if block == number => values.know(inner, *value),
                 Role::Saved(..) => {}
             }
         }
-        self.make_again(tape, &mut known)?;
-        self.block(tape, &Values::Known(known), &mut cotangents)?;
+        self.block(tape, &mut values, &mut cotangents)?;
         Ok(cotangents)
     }
 
@@ -80,8 +76,7 @@ impl Backward<'_, '_> {
         if more.is_empty() {
             return Ok(value);
         }
-        let sum = AllReduceStart { reduce: Reduce::Sum, over: GroupName::Axes(more) };
-        Ok(self.builder.start_wait(sum, &[value])?[0])
+        sum_over(&mut self.builder, value, GroupName::Axes(more), self.sums)
     }
 
     /// The cotangents of a node's results that there are, as operands.
@@ -104,8 +99,9 @@ impl Backward<'_, '_> {
 
     pub(super) fn cond(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
-        values: &Values,
+        values: &mut Values,
         cotangents: &mut Cotangents,
     ) -> Result<(), Box<Failure>> {
         let mut entering = Entering::default();
@@ -113,16 +109,16 @@ impl Backward<'_, '_> {
         if entering.operands.is_empty() && !self.active.has_messages_in(entry.node) {
             return Ok(());
         }
-        let Some(condition) = values.get(entry.args[0]) else { return Err(not_kept()) };
+        let Some(condition) = self.have(tape, values, entry.args[0])? else { return Err(not_kept()) };
         for (number, arg) in entry.args[1..].iter().enumerate() {
             let is_pending = self.builder.ty(*arg)?.is_pending();
-            if let Some(value) = values.get(*arg).filter(|_| !is_pending) {
+            if let Some(value) = self.have(tape, values, *arg)?.filter(|_| !is_pending) {
                 entering.push(value, Role::Param(number));
             }
         }
         for (number, inside) in entry.blocks.iter().enumerate() {
             for (inner, outer) in &inside.saved {
-                if let Some(value) = values.get(*outer) {
+                if let Some(value) = self.have(tape, values, *outer)? {
                     entering.push(value, Role::Saved(number, *inner));
                 }
             }
@@ -168,8 +164,9 @@ impl Backward<'_, '_> {
 
     pub(super) fn looped(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
-        values: &Values,
+        values: &mut Values,
         cotangents: &mut Cotangents,
     ) -> Result<(), Box<Failure>> {
         let reached =
@@ -197,14 +194,14 @@ impl Backward<'_, '_> {
             types.push(Type::Tensor(ty.clone()));
         }
         let carries = enter.len();
-        let sliced = self.sliced(entry, scan, values, cotangents)?;
+        let sliced = self.sliced(tape, entry, scan, (values, cotangents))?;
         for operand in &sliced.operands {
             let ty = self.builder.tensor_ty(*operand)?;
             types.push(ty.with_shape(ty.shape.get(1..).unwrap_or(&[]).to_vec()).into());
         }
         let mut rest = Entering::default();
         for (number, arg) in entry.args.iter().enumerate().skip(first_rest) {
-            if let Some(value) = values.get(*arg) {
+            if let Some(value) = self.have(tape, values, *arg)? {
                 rest.push(value, Role::Param(number));
             }
         }
@@ -276,20 +273,20 @@ impl Backward<'_, '_> {
     /// what it saved, the last entry first.
     fn sliced(
         &mut self,
+        tape: &Tape<'_>,
         entry: &Entry<'_>,
         scan: &Scan,
-        values: &Values,
-        cotangents: &mut Cotangents,
+        (values, cotangents): (&mut Values, &mut Cotangents),
     ) -> Result<Entering, Box<Failure>> {
         let mut sliced = Entering::default();
         self.of_results(entry, scan.carries, cotangents, &mut sliced)?;
         for (number, arg) in entry.args.iter().enumerate().skip(scan.carries).take(scan.slices) {
-            if let Some(value) = values.get(*arg) {
+            if let Some(value) = self.have(tape, values, *arg)? {
                 sliced.push(value, Role::Param(number));
             }
         }
         for (inner, outer) in &entry.blocks[0].saved {
-            if let Some(value) = values.get(*outer) {
+            if let Some(value) = self.have(tape, values, *outer)? {
                 sliced.push(value, Role::Saved(0, *inner));
             }
         }
@@ -298,9 +295,4 @@ impl Backward<'_, '_> {
         }
         Ok(sliced)
     }
-}
-
-/// A value of an iteration that its backward needs, and that cannot be saved.
-fn not_kept() -> Box<Failure> {
-    Failure::new("a condition that depends on sizes of one iteration has no gradient yet")
 }

@@ -4,38 +4,84 @@
 //!
 //! - `spread` makes explicit where a value that is equal on ranks enters a computation that differs between them. Only
 //!   there does a gradient sum over ranks, whatever the program communicates.
-//! - `tape` copies the forward, and lets blocks return what their backward needs; `prune` takes out the rest.
-//! - `backward` emits the rules of the ops (`OpDef::vjp`) in reverse order, `blocks` those of ops with blocks.
+//! - `tape` copies the forward, and lets blocks return what their backward needs; `prune` takes out the rest. `keep` says
+//!   what is not kept; `values` computes it again.
+//! - `backward` emits the rules of the ops (`OpDef::vjp`) in reverse order, `blocks` those of ops with blocks. Then
+//!   `scatter` makes a sum of which a rank reads its own slice alone a reduce_scatter.
 //!
-//! The result is an ordinary function of the same name: its results are those of the function, the first of which is
-//! the loss, and then a cotangent for each argument asked for. Each node of the backward has the source line of the
+//! The result is an ordinary function of the same name: its results are those of the function, and then a cotangent for
+//! each argument asked for. `notes` tells where these are summed over ranks. Each node of the backward has the source line of the
 //! node of the forward that it comes from.
 
 mod active;
 mod backward;
 mod blocks;
+mod budget;
 mod copy;
+mod keep;
+mod notes;
 mod prune;
+mod scatter;
 mod spread;
 mod tape;
+mod values;
 
 use consort_ir::entity::Value;
+use consort_ir::infer::fits;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Constant, Elements};
 use consort_ir::program::{Func, Program};
 use consort_ir::types::Type;
 use consort_ir::verify::verify;
-use consort_types::{Axes, Axis, Failure};
+use consort_types::{Axes, Axis, Dtype, Failure};
 
 use active::{Active, has_floats};
-use backward::{Backward, Cotangents, Values};
+use backward::{Backward, Cotangents};
+use keep::Again;
+pub use notes::Summed;
+use tape::Tape;
+use values::Values;
 
-/// The program of a function and its gradient by some of its arguments, given by their numbers. The program must verify.
-///
-/// The function's first result is the loss: a 0-d float that is equal on all ranks.
-pub fn gradient(program: &Program, func: &str, wrt: &[usize]) -> Result<Program, Box<Failure>> {
+/// What is asked of a gradient.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The arguments that it is taken by, by their numbers.
+    pub by: Vec<usize>,
+    /// For each result, the number of the argument that is its cotangent; none for zero. Without it the first result is
+    /// the loss: a 0-d float that is equal on all ranks.
+    pub cotangents: Option<Vec<Option<usize>>>,
+    /// The element type of the sums that it takes over ranks, where the summands have a smaller one.
+    pub sums: Option<Dtype>,
+    /// How many bytes may be kept for the backward; more is kept only if less is not possible.
+    pub budget: Option<u64>,
+    /// Whether ops that are there for their gradient alone stay, because another gradient will be taken of this one.
+    pub keeps_rules: bool,
+}
+
+impl Wanted {
+    /// The gradient of the loss by some arguments, given by their numbers.
+    pub fn by(arguments: impl Into<Vec<usize>>) -> Wanted {
+        Wanted { by: arguments.into(), ..Wanted::default() }
+    }
+}
+
+/// A function with its gradient.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradient {
+    /// The program of the function, which also returns the cotangents.
+    pub program: Program,
+    /// For each argument that it is taken by, where its gradient is summed over ranks.
+    pub sums: Vec<Summed>,
+    /// The bytes that are kept for the backward besides arguments, if there is a budget for them.
+    pub kept: Option<u64>,
+    /// What is probably not meant.
+    pub warnings: Vec<Failure>,
+}
+
+/// The program of a function and its gradient. The program must verify.
+pub fn gradient(program: &Program, func: &str, wanted: &Wanted) -> Result<Gradient, Box<Failure>> {
     let found = program.func(func).ok_or_else(|| Failure::new(format!("there is no function @{func}")))?;
-    gradient_of(&program.mesh, found, wrt).map_err(|failure| failure.of("grad"))
+    gradient_of(&program.mesh, found, wanted).map_err(|failure| failure.of("grad"))
 }
 
 /// The numbers of the arguments that a gradient may be taken by: tensors of floats.
@@ -45,47 +91,115 @@ pub fn float_arguments(func: &Func) -> Vec<usize> {
     params.filter(|(_, param)| is_float(**param)).map(|(number, _)| number).collect()
 }
 
-fn gradient_of(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Program, Box<Failure>> {
+fn gradient_of(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Gradient, Box<Failure>> {
     if func.plan.is_some() {
         return Err(Failure::new(("a program", "a plan")));
     }
-    let loss = check_loss(mesh, func)?;
-    let by = arguments(mesh, func, wrt)?;
-    let active = Active::new(func, &by, loss);
+    let seeds = seeds(mesh, func, wanted)?;
+    let from: Vec<Value> = seeds.iter().map(|(result, _)| func.body.results[*result]).collect();
+    let active = Active::new(func, &arguments(mesh, func, &wanted.by)?, &from);
+    let warnings = notes::warnings(mesh, func, &active);
     let explicit = spread::make_spreads_explicit(mesh, func, &active)?;
-    let by: Vec<Value> = wrt.iter().map(|number| explicit.body.params[*number]).collect();
-    let active = Active::new(&explicit, &by, explicit.body.results[0]);
-    let (copier, tape) = tape::record(mesh, &explicit, &active)?;
-    let mut backward = Backward { builder: copier.builder, active: &active };
-    let mut cotangents = Cotangents::new();
-    let loss = backward.builder.tensor_ty(tape.results[0])?;
-    let one = Constant { dtype: loss.dtype, shape: vec![], value: Elements::Float(1.0) };
-    backward.builder.set_site(None);
-    let one = backward.builder.one(one, &[])?;
-    cotangents.insert((tape.results[0], 0), one);
-    backward.block(&tape, &Values::Same, &mut cotangents)?;
-    backward.builder.set_site(None);
-    let mut results = tape.results.clone();
-    for number in wrt {
-        let param = tape.params[*number];
-        let ty = backward.builder.tensor_ty(param)?;
-        let made = cotangents.get(&(param, 0)).copied();
-        results.push(made.map_or_else(|| backward.zeros(&ty), Ok)?);
+    let by: Vec<Value> = wanted.by.iter().map(|number| explicit.body.params[*number]).collect();
+    let from: Vec<Value> = seeds.iter().map(|(result, _)| explicit.body.results[*result]).collect();
+    let active = Active::new(&explicit, &by, &from);
+    let sums = notes::sums(mesh, &explicit, &active, &wanted.by);
+    let mut again = Again::marked(&explicit)?;
+    let derive = |again: &Again| derive(mesh, (&explicit, &active, again), &seeds, wanted);
+    let mut made = derive(&again)?;
+    let mut kept = None;
+    if let Some(budget) = wanted.budget {
+        kept = Some(budget::fit(mesh, &explicit, &made, &mut again, budget));
+        made = derive(&again)?;
     }
-    let func = backward.builder.finish(&results);
-    let mut program = Program { mesh: mesh.clone(), funcs: vec![func] };
-    prune::prune(&mut program);
+    let Made { mut func, first, .. } = made;
+    scatter::scatter_sums(mesh, &mut func, first);
+    if !wanted.keeps_rules {
+        prune::take_out_rules(&mut func);
+    }
+    prune::prune(&mut func);
+    let program = Program { mesh: mesh.clone(), funcs: vec![func] };
     match verify(&program).first() {
         Some(error) => {
             let broken = "the gradient does not verify; this is a defect of consort";
             Err(Failure::new(broken).row(error.headline()))
         }
-        None => Ok(program),
+        None => Ok(Gradient { program, sums, kept, warnings }),
     }
 }
 
+/// A function with its gradient, before it is finished.
+struct Made<'a> {
+    func: Func,
+    tape: Tape<'a>,
+    /// The first value of the backward.
+    first: Value,
+}
+
+/// Makes the gradient, with some values of the forward computed again.
+fn derive<'a>(
+    mesh: &'a Mesh,
+    (func, active, again): (&'a Func, &Active, &Again),
+    seeds: &[(usize, Option<usize>)],
+    wanted: &Wanted,
+) -> Result<Made<'a>, Box<Failure>> {
+    let (copier, tape) = tape::record(mesh, func, active, again)?;
+    let mut backward = Backward { builder: copier.builder, active, sums: wanted.sums };
+    let mut cotangents = Cotangents::new();
+    backward.builder.set_site(None);
+    let (_, first) = backward.builder.mark();
+    for (result, cotangent) in seeds {
+        let cotangent = match cotangent {
+            Some(number) => tape.params[*number],
+            None => {
+                let dtype = backward.builder.tensor_ty(tape.results[*result])?.dtype;
+                let one = Constant { dtype, shape: vec![], value: Elements::Float(1.0) };
+                backward.builder.one(one, &[])?
+            }
+        };
+        backward.add(&mut cotangents, (tape.results[*result], 0), cotangent)?;
+    }
+    backward.block(&tape, &mut Values::same(), &mut cotangents)?;
+    backward.builder.set_site(None);
+    let mut results = tape.results.clone();
+    for number in &wanted.by {
+        let param = tape.params[*number];
+        let ty = backward.builder.tensor_ty(param)?;
+        let made = cotangents.get(&(param, 0)).copied();
+        results.push(made.map_or_else(|| backward.zeros(&ty), Ok)?);
+    }
+    let mut func = backward.builder.finish(&results);
+    prune::prune(&mut func);
+    Ok(Made { func, tape, first })
+}
+
+/// The results that cotangents start from, each with the argument that is its cotangent; a loss has none, and its
+/// cotangent is 1.
+fn seeds(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Vec<(usize, Option<usize>)>, Box<Failure>> {
+    let Some(cotangents) = &wanted.cotangents else {
+        check_loss(mesh, func)?;
+        return Ok(vec![(0, None)]);
+    };
+    let facts = func.entry_facts(mesh);
+    let mut seeds = Vec::new();
+    for (i, (result, number)) in func.body.results.iter().zip(cotangents).enumerate() {
+        let (Some(number), Some(ty)) = (number, func.ty(*result).filter(|ty| has_floats(ty))) else {
+            continue;
+        };
+        let given = func.body.params.get(*number).and_then(|param| func.ty(*param));
+        if !given.is_some_and(|given| fits(given, ty, &facts)) {
+            let given = given.map_or_else(|| "none".to_string(), |ty| ty.display(mesh).to_string());
+            let expected = format!("a cotangent of result {i} of type {}", ty.display(mesh));
+            return Err(Failure::new((expected, given))
+                .note("it has the element type and the shape of the result, and differs over no more axes"));
+        }
+        seeds.push((i, Some(*number)));
+    }
+    Ok(seeds)
+}
+
 /// The loss: the first result, a 0-d float that is equal on all ranks.
-fn check_loss(mesh: &Mesh, func: &Func) -> Result<Value, Box<Failure>> {
+fn check_loss(mesh: &Mesh, func: &Func) -> Result<(), Box<Failure>> {
     let Some(loss) = func.body.results.first() else {
         return Err(Failure::new(("a loss as the first result", "no results")));
     };
@@ -100,7 +214,7 @@ fn check_loss(mesh: &Mesh, func: &Func) -> Result<Value, Box<Failure>> {
     // Over an axis of one rank nothing differs.
     let differs: Axes = ty.varies.iter().filter(|axis| mesh.axis_size(*axis) > 1).collect();
     if differs.is_empty() {
-        return Ok(*loss);
+        return Ok(());
     }
     let axes = mesh.axes_text(differs);
     let failure =
@@ -142,7 +256,9 @@ fn arguments(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Vec<Value>, Box<
             Some(ty @ Type::Tensor(_)) if has_floats(ty) => Ok(*param),
             ty => {
                 let ty = ty.map_or_else(String::new, |ty| ty.display(mesh).to_string());
-                Err(Failure::new(("a float tensor", ty)).of(format!("argument {number}")))
+                let failure = Failure::new(("a float tensor", ty)).of(format!("argument {number}"));
+                Err(failure
+                    .note("what has no derivative is captured by the function: there it is a constant"))
             }
         }
     };

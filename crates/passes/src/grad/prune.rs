@@ -5,21 +5,17 @@ use std::collections::BTreeSet;
 
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::ops::{Cond, Op, Scan};
-use consort_ir::program::{Block, Func, Node, Program};
+use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::Type;
 
 use crate::pipeline::Fuel;
 use crate::remove;
 
 /// Prunes until nothing changes.
-pub(super) fn prune(program: &mut Program) {
+pub(super) fn prune(func: &mut Func) {
     loop {
-        remove::run(program, &mut Fuel::new(u64::MAX));
-        let mut changed = false;
-        for Func { body, types, .. } in &mut program.funcs {
-            changed |= block(body, types);
-        }
-        if !changed {
+        remove::from(func, &mut Fuel::new(u64::MAX));
+        if !block(&mut func.body, &mut func.types) {
             break;
         }
     }
@@ -94,4 +90,27 @@ fn retain(list: &mut Vec<Value>, keeps: &[bool], gone: &mut Vec<Value>) {
         }
         keep
     });
+}
+
+/// Takes out ops that are there for their gradient alone.
+pub(super) fn take_out_rules(func: &mut Func) {
+    let mut replaced: ValueMap<Value> = ValueMap::default();
+    take_out(&mut func.body, &mut func.types, &mut replaced);
+}
+
+fn take_out(block: &mut Block, types: &mut ValueMap<Type>, replaced: &mut ValueMap<Value>) {
+    let resolve = |replaced: &ValueMap<Value>, value: &mut Value| {
+        *value = replaced.get(*value).copied().unwrap_or(*value);
+    };
+    block.nodes.retain_mut(|node| {
+        node.args.iter_mut().for_each(|arg| resolve(replaced, arg));
+        node.blocks.iter_mut().for_each(|inside| take_out(inside, types, replaced));
+        let stays = !node.op.is_rule_alone();
+        for (result, operand) in node.results.iter().zip(&node.args).filter(|_| !stays) {
+            types.remove(*result);
+            replaced.insert(*result, *operand);
+        }
+        stays
+    });
+    block.results.iter_mut().for_each(|result| resolve(replaced, result));
 }

@@ -137,7 +137,7 @@ impl<'a> Spreader<'a> {
             let axes = match node.op.collective() {
                 Some(collective) if meets_elsewhere(&collective, &types) => mesh.all_axes(),
                 Some(collective) => starts(mesh, &collective, &types[i], all, own),
-                None if matches!(node.op.effects(), Effects::Pure) => all,
+                None if matches!(node.op.effects(), Effects::Pure) && !node.op.is_rule_alone() => all,
                 None => continue,
             };
             *arg = self.spread(*arg, axes)?;

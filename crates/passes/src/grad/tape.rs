@@ -1,12 +1,13 @@
 //! Copies the forward function, and remembers each node that a gradient passes through.
 //!
 //! What the backward needs of a block's values, the block must return. Which ones it needs is known only later, so a
-//! block returns all of its tensors, and `prune` takes out what nothing reads. Values that cost nothing are made again
-//! instead: those of ops without operands, and views that are not smaller than their operand.
+//! block returns all of its tensors, and `prune` takes out what nothing reads. What is computed again is not returned, as
+//! `keep` says, nor is what costs nothing: results of ops without operands, and views that are not smaller than their
+//! operand.
 
 use std::collections::BTreeSet;
 
-use consort_ir::entity::Value;
+use consort_ir::entity::{Value, ValueMap};
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Constant, Effects, Elements, Flow, Trips};
@@ -16,6 +17,7 @@ use consort_types::Failure;
 
 use super::active::Active;
 use super::copy::{Copier, located};
+use super::keep::Again;
 
 /// A block of the forward function.
 #[derive(Debug, Default)]
@@ -24,6 +26,8 @@ pub(super) struct Tape<'a> {
     pub(super) results: Vec<Value>,
     /// Its nodes in order.
     pub(super) entries: Vec<Entry<'a>>,
+    /// The values that the backward computes again, with the numbers of their entries.
+    pub(super) again: ValueMap<usize>,
 }
 
 /// A node of the forward function.
@@ -35,6 +39,8 @@ pub(super) struct Entry<'a> {
     pub(super) results: Vec<Value>,
     /// Its blocks, if a gradient passes through them.
     pub(super) blocks: Vec<Inside<'a>>,
+    /// Its blocks as they were made, if it is computed again.
+    pub(super) made: Vec<Block>,
 }
 
 /// A block of a node, and what it returns for the backward.
@@ -50,15 +56,16 @@ pub(super) fn record<'a>(
     mesh: &'a Mesh,
     func: &'a Func,
     active: &Active,
+    again: &Again,
 ) -> Result<(Copier<'a>, Tape<'a>), Box<Failure>> {
-    let mut recorder = Recorder { active, copier: Copier::new(mesh, func) };
+    let mut recorder = Recorder { active, again, copier: Copier::new(mesh, func) };
     let params = recorder.copier.values(&func.body.params)?;
     let tape = recorder.block(&func.body, params)?;
     Ok((recorder.copier, tape))
 }
 
-/// Whether a value is made again instead of being saved.
-pub(super) fn is_made_again(entry: &Entry<'_>, ty: impl Fn(Value) -> Option<TensorType>) -> bool {
+/// Whether results are made again because they cost nothing.
+fn costs_nothing(entry: &Entry<'_>, ty: impl Fn(Value) -> Option<TensorType>) -> bool {
     let op = &entry.node.op;
     if op.effects() != Effects::Pure || op.flow() != Flow::Straight {
         return false;
@@ -74,6 +81,7 @@ pub(super) fn is_made_again(entry: &Entry<'_>, ty: impl Fn(Value) -> Option<Tens
 
 struct Recorder<'a, 'b> {
     active: &'b Active,
+    again: &'b Again,
     copier: Copier<'a>,
 }
 
@@ -85,7 +93,17 @@ impl<'a> Recorder<'a, '_> {
             entries.push(self.node(node).map_err(|failure| located(failure, node))?);
         }
         let results = self.copier.values(&block.results)?;
-        Ok(Tape { params, results, entries })
+        let mut again = ValueMap::default();
+        let ty = |value| self.copier.builder.tensor_ty(value).ok();
+        for (at, entry) in entries.iter().enumerate() {
+            if self.again.has(entry.node) || self.copier.builder.depth() > 0 && costs_nothing(entry, ty) {
+                let saved = entry.blocks.iter().flat_map(|inside| &inside.saved).map(|(_, outside)| *outside);
+                for value in entry.results.iter().copied().chain(saved) {
+                    again.insert(value, at);
+                }
+            }
+        }
+        Ok(Tape { params, results, entries, again })
     }
 
     fn types(&self, values: &[Value]) -> Vec<Type> {
@@ -113,6 +131,7 @@ impl<'a> Recorder<'a, '_> {
                 block.results.extend(values);
             }
         }
+        let own = if self.again.has(node) { made.clone() } else { Vec::new() };
         self.copier.node(node, node.op.clone(), &args, made)?;
         let results = self.copier.values(&node.results)?;
         let mut extra = self.copier.extra_results(node.results.len()).into_iter();
@@ -120,7 +139,8 @@ impl<'a> Recorder<'a, '_> {
             let saved = kept.into_iter().zip(extra.by_ref()).collect();
             Inside { tape, saved }
         };
-        Ok(Entry { node, args, results, blocks: blocks.into_iter().map(inside).collect() })
+        let blocks = blocks.into_iter().map(inside).collect();
+        Ok(Entry { node, args, results, blocks, made: own })
     }
 
     /// The tensors of a block that its backward may read and cannot have from elsewhere.
@@ -139,13 +159,12 @@ impl<'a> Recorder<'a, '_> {
             ty.shape.iter().for_each(|size| size.symbols(&mut |sym| lasts &= !local.contains(&sym)));
             lasts
         };
-        let made = tape.entries.iter().filter(|entry| !is_made_again(entry, ty));
         let mut values = tape.params[..carries].to_vec();
-        for entry in made {
+        for entry in &tape.entries {
             values.extend(&entry.results);
             values.extend(entry.blocks.iter().flat_map(|inside| &inside.saved).map(|(_, outside)| *outside));
         }
-        values.retain(lasts);
+        values.retain(|value| tape.again.get(*value).is_none() && lasts(value));
         values
     }
 
