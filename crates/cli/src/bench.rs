@@ -3,7 +3,7 @@
 //! `comm` runs two teams of ranks, ours (`worker.rs`, `live.rs`) and the peer's (`benches/peer_mpi.c`), that follow one
 //! protocol (`team.rs`). `points.rs` lets them take turns, `figures.rs` computes figures from the samples, `table.rs`
 //! prints them. `launch.rs` times the start of a job, `eager.rs` tensors against the operations beneath them,
-//! `programs.rs` whole programs, `compile.rs` compiled functions against eager ones.
+//! `programs.rs` whole programs, `train.rs` steps of training, `compile.rs` compiled functions against eager ones.
 
 mod compile;
 mod compile_cases;
@@ -23,6 +23,8 @@ mod ranks;
 mod table;
 mod team;
 mod tp_block;
+mod train;
+mod train_cases;
 mod worker;
 
 use crate::report::Report;
@@ -32,9 +34,10 @@ pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
 pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
+pub(crate) use train_cases::{TRAIN, TrainArgs, run_train_rank};
 pub(crate) use worker::{WORKER, WorkerArgs, cpu_time, run_worker};
 
-/// Measure communication, eager tensors, compiled functions, programs, or the launcher
+/// Measure communication, eager tensors, compiled functions, programs, training, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -48,6 +51,7 @@ enum What {
     Eager(eager::Args),
     Launch(launch::Args),
     Programs(programs::Args),
+    Train(train::Args),
 }
 
 /// Runs the subcommand. Prints each figure when it is measured, before the report.
@@ -58,5 +62,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         What::Eager(args) => eager::run(args),
         What::Launch(args) => launch::run(args),
         What::Programs(args) => programs::run(args),
+        What::Train(args) => train::run(args),
     }
 }

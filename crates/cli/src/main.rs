@@ -57,6 +57,8 @@ enum Command {
     DemoRank(demo::DemoArgs),
     #[command(name = demo::TRAIN, hide = true)]
     TrainRank(demo::TrainArgs),
+    #[command(name = bench::TRAIN, hide = true)]
+    BenchTrainRank(bench::TrainArgs),
     #[command(name = bench::COMPILE, hide = true)]
     CompileRank(bench::CompileArgs),
 }
@@ -114,6 +116,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::ProgramsRank(args)) => bench::run_programs_rank(&args),
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::DemoRank(args)) => demo::run_rank(&args),
+        Some(Command::BenchTrainRank(args)) => bench::run_train_rank(args),
         Some(Command::TrainRank(args)) => demo::run_train_rank(&args),
         Some(Command::CompileRank(args)) => bench::run_compile_rank(&args),
     }

@@ -72,6 +72,26 @@ impl Mode {
     }
 }
 
+/// Measures modes in turns, for some seconds; `small` only once.
+pub(crate) fn in_turns(mesh: &Mesh, modes: &mut [Mode], seconds: f64, small: bool) -> Result<Vec<Measured>> {
+    let mut steps = Vec::new();
+    for mode in modes.iter_mut() {
+        (0..2).try_for_each(|_| (mode.step)())?;
+        steps.push(mode.steps_in(mesh, if small { 0.0 } else { 0.02 })?);
+    }
+    let mut all: Vec<Measured> = modes.iter().map(|_| Measured::default()).collect();
+    let start = Instant::now();
+    loop {
+        for ((mode, steps), measured) in modes.iter_mut().zip(&steps).zip(&mut all) {
+            mode.sample(mesh, *steps, measured)?;
+        }
+        let spent = largest(mesh, start.elapsed().as_secs_f64())?;
+        if spent >= seconds && (small || all[0].seconds.len() >= 5) {
+            return Ok(all);
+        }
+    }
+}
+
 /// The largest of the ranks' numbers.
 pub(crate) fn largest(mesh: &Mesh, number: f64) -> Result<f64> {
     mesh.all_reduce(Tensor::from_slice(&[number], &[1])?, Reduce::Max)?.item()

@@ -110,6 +110,8 @@ fn wrong_arguments_are_one_error() {
         "comm|--peer|peer|--transport|local",
         "--peer: expected --transport shm, got local\n  note: a peer's ranks are processes",
     );
+    check("train|-n|3", "-n: expected 1, 2, 4 or 8, got 3");
+    check("train|--batch|0", "--batch: expected a number above 0, got 0");
     check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
     check("programs|--peer|halo", "--peer: expected CASE=COMMAND, got `halo`");
     check("programs|--rounds|0", "--rounds: expected a number from 1 to 1000, got 0");
@@ -202,6 +204,37 @@ fn programs_are_measured_in_their_modes() {
     }
     let (code, out, err) = bench("programs|--cases|ring_k|--seconds|0.01|--small");
     assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 3));
+}
+
+#[test]
+fn steps_of_training_are_measured_beside_themselves() {
+    let peer = "dp=printf {\"ms\":25,\"variant\":\"flat\"}\\n{\"ms\":7.5,\"variant\":\"ddp\"}\\n";
+    for more in ["", "|--adam"] {
+        let figures = objects(&format!("train|--seconds|0.01|--json|--small|--batch|4|--peer|{peer}{more}"));
+        let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
+        assert_eq!(cases, ["dp", "zero", "tp", "llama"]);
+        for figure in &figures {
+            assert!(
+                figure["bench"] == "train"
+                    && figure["ranks"] == 2
+                    && figure["batch"] == 4
+                    && figure["breaks"] == 0,
+                "{figure}"
+            );
+            for field in ["ms", "peak_bytes", "state_bytes", "copied_bytes", "compile_ms", "wire_bytes"] {
+                assert!(figure[field].is_number(), "{field} in {figure}");
+            }
+            assert_eq!(figure["no_collectives_ms"].is_number(), figure["case"] != "llama", "{figure}");
+            let expected = if figure["case"] == "dp" { 7.5.into() } else { Value::Null };
+            assert_eq!(figure["peer_ms"], expected, "{figure}");
+        }
+        let bytes = |place: usize| figures[place]["state_bytes"].as_u64().unwrap();
+        // Two blocks of two weights of 8 x 8, and for Adam as many twice and a counter; half of it on each rank.
+        let of_adam = |weights: u64| if more.is_empty() { weights } else { 3 * weights + 8 };
+        assert_eq!([bytes(0), bytes(1), bytes(2)], [1024, 512, 512].map(of_adam));
+    }
+    let (code, out, err) = bench("train|--cases|dp|--seconds|0.01|--small");
+    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 2));
 }
 
 #[test]

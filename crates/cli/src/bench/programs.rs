@@ -50,16 +50,16 @@ pub(crate) struct Args {
 
 /// How long all cases may take, or a peer.
 const LIMIT: Duration = Duration::from_secs(1800);
-const MAX_ROUNDS: usize = 1000;
+pub(super) const MAX_ROUNDS: usize = 1000;
 
 /// A command that measures a case with its own implementation.
-struct Peer {
+pub(super) struct Peer {
     case: String,
     command: Vec<String>,
 }
 
 impl Peer {
-    fn parse(text: &str) -> anyhow::Result<Peer> {
+    pub(super) fn parse(text: &str) -> anyhow::Result<Peer> {
         let (case, command) = text.split_once('=').unwrap_or(("", ""));
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
         if case.is_empty() || command.is_empty() {
@@ -69,7 +69,7 @@ impl Peer {
     }
 
     /// The figures that it prints, of its own case unless they name another.
-    fn figures(&self) -> anyhow::Result<Vec<Value>> {
+    pub(super) fn figures(&self) -> anyhow::Result<Vec<Value>> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
         let mut process = Process::start(command).context("bench: --peer")?;
@@ -100,8 +100,8 @@ impl Peer {
     }
 }
 
-/// One figure for each case and mode, the median of all rounds; grouped by case.
-fn merged(all: Vec<Value>) -> Vec<Value> {
+/// One figure for each case and mode, with the medians of these fields over all rounds; grouped by case.
+pub(super) fn merged(all: Vec<Value>, fields: &[&str]) -> Vec<Value> {
     let mut groups: Vec<Vec<Value>> = Vec::new();
     for figure in all {
         let is = |other: &Value, keys: &[&str]| keys.iter().all(|key| other[*key] == figure[*key]);
@@ -115,8 +115,8 @@ fn merged(all: Vec<Value>) -> Vec<Value> {
     }
     let merge = |group: Vec<Value>| {
         let mut first = group[0].clone();
-        for key in ["ms", "cpu_ms"].into_iter().filter(|key| group[0][*key].is_number()) {
-            first[key] = json!(median(group.iter().filter_map(|figure| figure[key].as_f64())));
+        for key in fields.iter().filter(|key| group[0][**key].is_number()) {
+            first[*key] = json!(median(group.iter().filter_map(|figure| figure[*key].as_f64())));
         }
         if first["samples"].is_number() {
             first["samples"] =
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
             all.extend(peer.figures()?);
         }
     }
-    let figures = merged(all);
+    let figures = merged(all, &["ms", "cpu_ms"]);
     if args.json {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }

@@ -1,7 +1,7 @@
 //! A rank of `consort bench programs`: the cases, each in several modes.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use consort::{Batched, Dtype, Flatten, Group, Index, Init, Mesh, Reduce, Result, Route, Tensor, compile};
 use consort_examples::{halo, ring_attention};
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::figures::median;
 use super::table::write_out;
 use super::tp_block::{Model, SIZES, Sizes};
-use crate::modes::{Measured, Mode, round};
+use crate::modes::{Mode, in_turns, round};
 use crate::report::{Machine, Report};
 
 /// The name of the entry that becomes a rank. It is not for users.
@@ -135,22 +135,7 @@ impl Bench {
             return Ok(());
         }
         let mut ways = ways()?;
-        let mut steps = Vec::new();
-        for way in &mut ways {
-            (0..2).try_for_each(|_| (way.step)())?;
-            steps.push(way.steps_in(&self.mesh, if self.small { 0.0 } else { 0.02 })?);
-        }
-        let mut all: Vec<Measured> = ways.iter().map(|_| Measured::default()).collect();
-        let start = Instant::now();
-        loop {
-            for ((way, steps), measured) in ways.iter_mut().zip(&steps).zip(&mut all) {
-                way.sample(&self.mesh, *steps, measured)?;
-            }
-            let seconds = crate::modes::largest(&self.mesh, start.elapsed().as_secs_f64())?;
-            if seconds >= self.seconds && (self.small || all[0].seconds.len() >= 5) {
-                break;
-            }
-        }
+        let all = in_turns(&self.mesh, &mut ways, self.seconds, self.small)?;
         for (way, measured) in ways.iter().zip(&all) {
             let ms = |samples: &[f64]| round(1e3 * median(samples.iter().copied()).unwrap_or(f64::NAN));
             if self.mesh.my_rank()? == 0 {
