@@ -60,7 +60,7 @@ impl<P: Flatten> Shards<P> {
         Ok(Shards { rows: whole.unflatten(rows)?, sizes, group: group.clone() })
     }
 
-    /// The parameters, gathered, equal on all members.
+    /// The parameters, gathered, equal on all members. A gradient does not keep them: it gathers them again.
     ///
     /// [`Shards`] has an example.
     #[track_caller]
@@ -70,11 +70,11 @@ impl<P: Flatten> Shards<P> {
         for (rows, size) in self.rows.flatten().into_iter().zip(&self.sizes) {
             whole.push(match rows.rank() {
                 0 => rows,
-                _ if size.is_multiple_of(members) => self.group.all_gather(rows, 0)?,
+                _ if size.is_multiple_of(members) => self.group.all_gather(rows, 0)?.regather()?,
                 _ => {
                     let sizes: Vec<usize> =
                         (0..members).map(|member| share(*size, member, members).len()).collect();
-                    self.group.all_gather_v(rows, 0, &sizes)?
+                    self.group.all_gather_v(rows, 0, &sizes)?.regather()?
                 }
             });
         }
