@@ -16,6 +16,7 @@ mod ops;
 mod opt;
 mod report;
 mod run;
+mod run_hosts;
 mod source;
 
 use std::ffi::OsString;

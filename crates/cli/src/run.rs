@@ -11,6 +11,7 @@ use anyhow::bail;
 use consort_comm::launch::{LaunchError, Options, Orphans, Outcome, Sink, enter, launch};
 
 use crate::report::{Machine, Report, wrong};
+use crate::run_hosts;
 
 const EXAMPLES: &str = "\
 Each line of the ranks' output is prefixed with its rank: `[2] loss 0.1`. Their standard input is empty.
@@ -31,6 +32,7 @@ Examples:
   consort run -n 4 --only 0 -- ./train        prints the standard output of rank 0 alone
   consort run -n 2 --timeout 60 -- ./train    stops the job after a minute
   consort run -n 2 --deadline 10 -- ./train   a call that waits 10 seconds for another rank fails
+  consort run --hosts a:2,b:2 -- ./train      four ranks on two hosts, started by mpirun: docs/hosts.md
   consort run -n 2 --flight f.jsonl -- ./train   on a failure or SIGUSR1, all recorded events as JSON lines";
 
 /// Run a program as the ranks of a job on this host
@@ -38,8 +40,11 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Number of ranks
-    #[arg(short = 'n', value_name = "N")]
-    ranks: usize,
+    #[arg(short = 'n', value_name = "N", required_unless_present = "hosts")]
+    ranks: Option<usize>,
+    /// Run on several hosts, with so many ranks on each: `a:2,b:2`. The mpirun of this host starts them
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["ranks", "tee", "only", "flight", "timeout", "grace"])]
+    hosts: Option<String>,
     /// Also write each rank's output to DIR/rank-N.out and DIR/rank-N.err
     #[arg(long, value_name = "DIR")]
     tee: Option<PathBuf>,
@@ -76,12 +81,16 @@ pub(crate) fn entry() -> Vec<OsString> {
 
 /// Runs the subcommand. The ranks' output does not wait for the report.
 pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
-    let timeout = seconds("timeout", args.timeout)?;
-    if let Some(only) = args.only.filter(|only| *only >= args.ranks) {
-        bail!(wrong("run: --only", format!("a rank below {}", args.ranks), only));
+    let deadline = seconds("deadline", args.deadline)?;
+    if let Some(hosts) = &args.hosts {
+        return run_hosts::run(hosts, deadline, &args.program);
+    }
+    let (ranks, timeout) = (args.ranks.unwrap_or(0), seconds("timeout", args.timeout)?);
+    if let Some(only) = args.only.filter(|only| *only >= ranks) {
+        bail!(wrong("run: --only", format!("a rank below {ranks}"), only));
     }
     let options = Options {
-        ranks: args.ranks,
+        ranks,
         program: args.program,
         entry: entry(),
         tee: args.tee,
@@ -89,7 +98,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
         flight: args.flight,
         timeout,
         grace: seconds("grace", Some(args.grace))?.unwrap_or(GRACE),
-        deadline: seconds("deadline", args.deadline)?,
+        deadline,
     };
     let outcome = launch_alone(&options, sink(stdout())?, sink(stderr())?)?;
     Ok(Report { text: String::new(), notes: outcome.summary, code: outcome.code })

@@ -13,7 +13,9 @@ mod launched;
 #[path = "mpi/ranks.rs"]
 mod ranks;
 
-use std::time::Duration;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use launched::{Launcher, launchers, run};
 
@@ -33,6 +35,9 @@ fn main() {
         differing_settings_are_named(launcher);
         a_rank_that_fails_ends_the_others(launcher);
         a_late_rank_is_named(launcher);
+        a_stopped_rank_is_named(launcher);
+        a_killed_rank_ends_the_job(launcher);
+        differing_messages_are_named(launcher);
         the_wrong_library_is_seen(launcher);
     }
     println!("{} launchers, {} skipped: {}", found.len(), skipped.len(), skipped.join(", "));
@@ -88,6 +93,40 @@ fn a_rank_that_fails_ends_the_others(launcher: &Launcher) {
 
 fn a_late_rank_is_named(launcher: &Launcher) {
     fails(launcher, 3, "late", &["missing: rank 2", "does not answer"]);
+}
+
+fn a_stopped_rank_is_named(launcher: &Launcher) {
+    fails(launcher, 3, "stops", &["missing: rank 1", "does not answer"]);
+}
+
+/// Most launchers end the others before they can say anything; otherwise they name the rank.
+fn a_killed_rank_ends_the_job(launcher: &Launcher) {
+    let ran = run(launcher, 3, "dies", &[("CONSORT_ENGINE", "mpi")]);
+    assert!(ran.code != Some(0) && ran.time < Duration::from_secs(20), "{}", ran.text());
+    assert!(!ran.out.contains("has an outcome"), "{}", ran.text());
+    assert!(
+        ran.out.contains("KILLED") || ran.out.contains("ignal 9") || ran.out.contains("EXIT CODE: 9"),
+        "{}",
+        ran.text()
+    );
+    let left = |line: &str| {
+        let pid = line.strip_prefix("process ").map(str::trim);
+        pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
+    };
+    let start = Instant::now();
+    while ran.out.lines().any(left) {
+        assert!(start.elapsed() < Duration::from_secs(10), "left behind: {}", ran.text());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn differing_messages_are_named(launcher: &Launcher) {
+    fails(
+        launcher,
+        2,
+        "messages",
+        &["a message must have the type and shape", "send 8 bytes", "receive 4 bytes"],
+    );
 }
 
 fn the_wrong_library_is_seen(launcher: &Launcher) {

@@ -1,6 +1,7 @@
 //! What ends a group over MPI, and whom it blames.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use consort_types::Failure;
 
@@ -113,6 +114,15 @@ impl MpiGroup {
         };
         let rank = members.iter().map(|member| self.ranks[*member]).find(has_left)?;
         Some(CommError::Left { rank, what: what.into(), called: self.doing().into_iter().collect() })
+    }
+
+    /// Fails if another rank has, and the program does not know of it yet. Advances nothing, and never blocks for long.
+    pub(super) fn look(&self) -> Result<(), CommError> {
+        let failed = self.state.borrow().failed.is_some();
+        let looked = self.job.look(Instant::now()).map_err(CommError::from);
+        let found = looked.map_or_else(Some, |()| self.job.cause().map(|cause| elsewhere(&cause)));
+        found.filter(|_| !failed).into_iter().for_each(|error| drop(self.fail(error)));
+        self.unseen_error().map_or(Ok(()), |error| Err(self.give(error)))
     }
 
     /// The group's error, unless the program has seen it or the error that it follows from.

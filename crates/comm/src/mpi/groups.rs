@@ -46,6 +46,11 @@ pub(crate) fn advance_all() -> bool {
     })
 }
 
+/// Fails if another rank of one of the groups has failed, and the program does not know of it yet.
+pub(crate) fn look() -> Result<(), CommError> {
+    groups().iter().try_for_each(|group| group.look())
+}
+
 /// What this rank answers to a question about a group.
 pub(super) fn answer(id: u64) -> Answer {
     let groups = groups();

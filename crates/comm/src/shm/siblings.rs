@@ -69,6 +69,7 @@ pub(crate) fn advance_all() -> bool {
 /// Fails if another rank of one of the groups has failed, and the program does not know of it yet: for a program that
 /// computes for long and waits for nobody. Advances nothing, and never blocks for long.
 pub fn look() -> Result<(), CommError> {
+    crate::mpi::groups::look()?;
     groups(None).iter().try_for_each(|group| {
         let failed = group.state().failed.is_some();
         if !failed && let Some(error) = group.elsewhere() {

@@ -1,11 +1,11 @@
 //! What a rank does in each test. It prints what it got, and fails if that is an error.
 
-use std::process::exit;
+use std::process::{self, Command, exit};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Group, World, init};
+use consort_comm::{Group, Message, World, init};
 use consort_types::{Dtype, Reduce};
 use half::{bf16, f16};
 
@@ -71,6 +71,40 @@ pub(crate) fn run(name: &str) {
                 fail(rank, "its own");
             }
             let outcome = group.barrier().and_then(|pending| pending.wait(soon() + Duration::from_secs(10)));
+            fail(rank, outcome.err().unwrap());
+        }
+        "stops" => {
+            let group = group(&world);
+            group.barrier().unwrap().wait(soon()).unwrap();
+            if rank == 1 {
+                // Another process continues it, or else mpirun could not end it.
+                let stop = "(sleep 6; kill -CONT $0) >&- 2>&- & kill -STOP $0";
+                Command::new("sh").args(["-c", stop, &process::id().to_string()]).status().unwrap();
+            }
+            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
+            fail(rank, outcome.err().unwrap());
+        }
+        "dies" => {
+            let group = group(&world);
+            println!("process {}", process::id());
+            group.barrier().unwrap().wait(soon()).unwrap();
+            if rank == 1 {
+                Command::new("kill").args(["-KILL", &process::id().to_string()]).status().unwrap();
+            }
+            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
+            assert!(outcome.is_err(), "has an outcome");
+            fail(rank, outcome.err().unwrap());
+        }
+        "messages" => {
+            let group = group(&world);
+            let message = |len: usize| {
+                let buffer = group.heap().alloc_from(&vec![7; len]).unwrap();
+                Message::new(1 - rank, 5, buffer)
+            };
+            let pending = if rank == 0 { group.send(message(8)) } else { group.recv(message(4)) };
+            let outcome = pending.and_then(|pending| pending.wait(soon()));
+            // The send of a small message may be over before its receiver sees what differs.
+            let outcome = outcome.map(drop).and_then(|()| group.barrier()?.wait(soon()).map(drop));
             fail(rank, outcome.err().unwrap());
         }
         "late" => {

@@ -1,0 +1,143 @@
+//! `consort run --hosts`: runs a program as the ranks of a job on several hosts, through the mpirun of this one.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write, stderr, stdout};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::report::{Machine, Report, wrong};
+
+/// The environment variable that names another mpirun.
+const MPIRUN: &str = "CONSORT_MPIRUN";
+
+/// Whose mpirun it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    OpenMpi4,
+    /// From version 5 on.
+    OpenMpi,
+    /// Also of Intel MPI, and others that use Hydra.
+    Mpich,
+}
+
+impl Family {
+    fn of_version(text: &str) -> Family {
+        if text.contains("Open MPI) 4") || text.contains("OpenRTE") {
+            Family::OpenMpi4
+        } else if text.contains("Open MPI") || text.contains("PRRTE") {
+            Family::OpenMpi
+        } else {
+            Family::Mpich
+        }
+    }
+
+    /// The arguments for these hosts, with the variable of the deadline, which must reach all of them.
+    fn arguments(self, hosts: &str, ranks: usize) -> Vec<String> {
+        let own: &[&str] = match self {
+            Family::OpenMpi4 => &["--tag-output", "-x", "CONSORT_DEADLINE", "--host", hosts],
+            Family::OpenMpi => &["--output", "tag", "-x", "CONSORT_DEADLINE", "--host", hosts],
+            Family::Mpich => &["-prepend-rank", "-hosts", hosts],
+        };
+        let count = ["-n".to_string(), ranks.to_string()];
+        own.iter().map(|argument| argument.to_string()).chain(count).collect()
+    }
+}
+
+/// How many ranks a list `a:2,b:2` asks for.
+fn ranks(hosts: &str) -> Option<usize> {
+    let of = |host: &str| match host.rsplit_once(':') {
+        Some((name, count)) if !name.is_empty() => count.parse().ok().filter(|count| *count > 0),
+        Some(_) => None,
+        None => (!host.is_empty()).then_some(1),
+    };
+    hosts.split(',').map(of).sum()
+}
+
+/// A line of a rank as `consort run` prints it: `[2] text`. Lines of mpirun itself stay as they are.
+fn prefixed(line: &str, family: Family) -> String {
+    let tagged = || {
+        let (tag, rest) = line.strip_prefix('[')?.split_once("]<std")?;
+        let (_, text) = rest.split_once('>')?;
+        let rank: usize = tag.rsplit(',').next()?.parse().ok()?;
+        let colon = if family == Family::OpenMpi4 { ":" } else { ": " };
+        Some(format!("[{rank}] {}", text.strip_prefix(colon).unwrap_or(text)))
+    };
+    tagged().unwrap_or_else(|| line.to_string())
+}
+
+/// Runs the program on these hosts, and gives mpirun's exit code.
+pub(crate) fn run(hosts: &str, deadline: Option<Duration>, program: &[OsString]) -> anyhow::Result<Report> {
+    let Some(count) = ranks(hosts) else {
+        bail!(wrong("run: --hosts", "hosts with their numbers of ranks, such as a:2,b:2", hosts));
+    };
+    let mpirun = env::var_os(MPIRUN).unwrap_or("mpirun".into());
+    let failed = |error| {
+        let name = mpirun.to_string_lossy().into_owned();
+        Machine(format!(
+            "run: cannot run {name}: {error}\n  note: install an MPI, or name its mpirun by {MPIRUN}"
+        ))
+    };
+    let version = Command::new(&mpirun).arg("--version").output().map_err(failed)?;
+    let family = Family::of_version(&String::from_utf8_lossy(&version.stdout));
+    let mut command = Command::new(&mpirun);
+    command.args(family.arguments(hosts, count)).args(program);
+    if let Some(deadline) = deadline {
+        command.env("CONSORT_DEADLINE", deadline.as_secs_f64().to_string());
+    }
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().map_err(failed)?;
+    let errors = child.stderr.take().map(|from| thread::spawn(move || copy(from, stderr(), family)));
+    child.stdout.take().into_iter().for_each(|from| copy(from, stdout(), family));
+    errors.into_iter().for_each(|errors| drop(errors.join()));
+    let status = child.wait().map_err(failed)?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(Report { code: u8::try_from(code).unwrap_or(1), ..Report::fine(String::new()) })
+}
+
+/// Copies lines with their prefixes. A closed pipe is no error: the reader has stopped.
+fn copy(from: impl Read, mut to: impl Write, family: Family) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let _ = writeln!(to, "{}", prefixed(text.trim_end_matches('\n'), family));
+        line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_counted() {
+        assert_eq!(ranks("a:2,b:2"), Some(4));
+        assert_eq!(ranks("a,b:3"), Some(4));
+        for wrong in ["", "a:", "a:0", "a:x", ":2", "a,,b"] {
+            assert_eq!(ranks(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lines_of_each_mpirun_get_the_same_prefix() {
+        assert_eq!(prefixed("[1,2]<stdout>: loss 0.1", Family::OpenMpi4), "[2]  loss 0.1");
+        assert_eq!(prefixed("[prterun-vm-77@1,3]<stderr>: error", Family::OpenMpi), "[3] error");
+        assert_eq!(prefixed("[2] loss 0.1", Family::Mpich), "[2] loss 0.1");
+        assert_eq!(prefixed("mpirun detected [something]", Family::OpenMpi), "mpirun detected [something]");
+    }
+
+    #[test]
+    fn each_mpirun_says_whose_it_is() {
+        assert_eq!(Family::of_version("mpirun (Open MPI) 4.1.4\n"), Family::OpenMpi4);
+        assert_eq!(Family::of_version("mpirun.openmpi (OpenRTE) 4.1.4\n"), Family::OpenMpi4);
+        assert_eq!(Family::of_version("mpirun (Open MPI) 5.0.11\n"), Family::OpenMpi);
+        assert_eq!(Family::of_version("HYDRA build details:\n    Version: 4.0.2\n"), Family::Mpich);
+        let arguments = Family::Mpich.arguments("a:2,b:1", 3);
+        assert_eq!(arguments, ["-prepend-rank", "-hosts", "a:2,b:1", "-n", "3"]);
+    }
+}
