@@ -52,7 +52,8 @@ fn parts(mesh: Mesh) -> Result<()> {
     let program = slope.explain().graphs[0].program.clone();
     if mesh.size() > 1 {
         assert_eq!(program.matches("reduce_scatter_start").count(), 1, "{program}");
-        assert_eq!(program.matches("all_gather_start").count(), 2, "{program}");
+        // The backward reads the product, and not the whole weights.
+        assert_eq!(program.matches("all_gather_start").count(), 1, "{program}");
     }
     Ok(())
 }

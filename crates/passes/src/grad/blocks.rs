@@ -111,8 +111,10 @@ impl Backward<'_, '_> {
         }
         let Some(condition) = self.have(tape, values, entry.args[0])? else { return Err(not_kept()) };
         for (number, arg) in entry.args[1..].iter().enumerate() {
-            let is_pending = self.builder.ty(*arg)?.is_pending();
-            if let Some(value) = self.have(tape, values, *arg)?.filter(|_| !is_pending) {
+            if self.builder.ty(*arg)?.is_pending() {
+                continue;
+            }
+            if let Some(value) = self.have(tape, values, *arg)? {
                 entering.push(value, Role::Param(number));
             }
         }
