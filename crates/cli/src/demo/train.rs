@@ -161,7 +161,7 @@ fn one(args: &Args, split: Split, before: &Ran, after: &Ran, killed: Option<u64>
         "killed": killed, "resumed": killed.map(|_| resumed), "repeated": twice.len(),
         "same": twice.iter().all(|same| *same),
         "state_bytes": end["state_bytes"], "step_bytes": end["step_bytes"],
-        "wire_bytes": end["wire_bytes"], "copied_bytes": end["copied_bytes"],
+        "wire_bytes": end["wire_bytes"], "copied_bytes": end["copied_bytes"], "copies": end["copies"],
         "graphs": end["graphs"], "breaks": end["breaks"],
     })
 }
@@ -212,6 +212,11 @@ fn text(ranks: usize, found: &[Value], length: Length) -> String {
             bytes("wire_bytes"),
             bytes("copied_bytes"),
         );
+    }
+    for value in found {
+        for copy in value["copies"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            let _ = writeln!(text, "  {} copies: {copy}", value["mode"].as_str().unwrap_or(""));
+        }
     }
     text += "\n  Of each rank: bytes of weights and of Adam's state, bytes that a step needs besides, bytes that it receives\n  \
              from other ranks, and bytes that it copies so that they can be sent.\n\n  \
