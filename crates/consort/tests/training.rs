@@ -6,7 +6,9 @@ use consort::nn::{
     Adam, Config, Cosine, Embedding, Linear, Llama, Moments, Sgd, Shards, cast, clip, cross_entropy, mean_of,
     mean_squared_error, norm, share,
 };
-use consort::{Dtype, Flatten, Init, Mesh, Reduce, Result, Steady, Tensor, compile, grad, value_and_grad};
+use consort::{
+    Dtype, Flatten, Init, Mesh, Reduce, Result, Steady, Tensor, compile, grad, recompute, value_and_grad,
+};
 
 /// What each rank returns.
 fn on<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
@@ -251,6 +253,25 @@ fn an_accumulation_is_one_batch_and_has_one_sum() {
         });
         assert!(all.iter().all(|loss| *loss == all[0]));
     }
+}
+
+/// With the loss computed again, one micro-batch's intermediate values are kept instead of those of all.
+#[test]
+fn an_accumulation_needs_the_memory_of_one_micro_batch() {
+    let peak = |batches: usize, again: bool| {
+        let f = grad(move |(w, _): (Tensor, Tensor)| {
+            let x = Tensor::ones(Dtype::F32, &[batches, 64, 32])?;
+            let loss = |x: Tensor| x.matmul(&w)?.tanh()?.matmul(&w)?.tanh()?.matmul(&w)?.exp()?.mean_all();
+            if again { mean_of(x, recompute(loss)) } else { mean_of(x, loss) }
+        });
+        let w = Tensor::normal(Dtype::F32, &[32, 32], 1).unwrap().mul(0.1).unwrap();
+        let slope = f.call((w, Tensor::scalar(0.0f32).unwrap())).unwrap().0.to_vec::<f32>().unwrap();
+        // What is in the batch itself does not count.
+        (slope, f.explain().graphs[0].peak_bytes - (batches * 64 * 32 * 4) as u64)
+    };
+    let ((plain, kept), (slope, again)) = (peak(16, false), peak(16, true));
+    assert_eq!(plain, slope);
+    assert!(again < 2 * peak(2, true).1 && 3 * again < kept, "{again} {kept} {}", peak(2, true).1);
 }
 
 #[test]

@@ -299,7 +299,7 @@ impl Checkpoint {
             let parsed = name.to_str().and_then(|name| name.strip_suffix(".safetensors")?.split_once('-'));
             let parsed = parsed
                 .and_then(|(save, rank)| Some((save.parse::<i64>().ok()?, rank.parse::<usize>().ok()?)));
-            if parsed.is_some_and(|(other, _)| other != save) {
+            if parsed.is_some_and(|(other, rank)| other != save || rank >= self.mesh.size()) {
                 let _ = fs::remove_file(entry.path());
             }
         }

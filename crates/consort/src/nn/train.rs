@@ -87,7 +87,8 @@ pub fn clip<P: Flatten>(grads: &P, most: f64) -> Result<(P, Tensor)> {
 }
 
 /// The mean of a loss over micro-batches, which are the entries of the batch along the first dimension. They are computed one
-/// after the other, and the gradient of the mean has one sum over ranks, not one for each.
+/// after the other, and the gradient of the mean has one sum over ranks, not one for each. In
+/// [`recompute`](crate::recompute) the loss keeps the intermediate values of one micro-batch at a time.
 ///
 /// ```
 /// use consort::nn::mean_of;
