@@ -204,7 +204,9 @@ impl Job {
     /// Sends a notice to these ranks.
     fn tell(&self, ranks: impl IntoIterator<Item = usize>, notice: &Notice) -> Result<(), MpiError> {
         for rank in ranks.into_iter().filter(|rank| *rank != self.me()) {
-            let flight = self.control.send(Span::bytes_of(bytes_of(notice)), rank, 0, false)?;
+            // The last notice of a rank is over when it is read, so that none is left when MPI ends.
+            let strict = matches!(notice, Notice::Left { .. });
+            let flight = self.control.send(Span::bytes_of(bytes_of(notice)), rank, 0, strict)?;
             self.mailbox.borrow_mut().sending.push(flight);
         }
         Ok(())
@@ -268,6 +270,16 @@ impl Job {
         Ok(flight)
     }
 
+    /// Waits until all ranks have read all notices.
+    fn close(&self, until: Instant) -> Result<(), CommError> {
+        while !self.mailbox.borrow().sending.is_empty() && Instant::now() < until {
+            self.looked.set(None);
+            self.look(Instant::now())?;
+            thread::yield_now();
+        }
+        self.finish("finalize", until, self.control.barrier()?).map(drop)
+    }
+
     /// What every rank says.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
         &self,
@@ -319,15 +331,9 @@ impl Drop for Job {
             thread::sleep(LAST);
             return;
         }
-        // Notices that nobody reads would be reported by the library. All were sent before their sender is here.
-        let all_are_here = self.control.barrier().map_err(CommError::from);
-        let finished =
-            all_are_here.and_then(|flight| self.finish("finalize", from_now(self.deadline), flight));
-        if finished.is_err() {
+        if self.close(from_now(self.deadline)).is_err() {
             return;
         }
-        self.looked.set(None);
-        let _ = self.look(Instant::now());
         // An error of the last call of all concerns nobody any more.
         let _ = self.mpi.finalize(self.deadline);
     }

@@ -11,21 +11,31 @@ use super::ranks::RANK;
 pub(crate) struct Launcher {
     program: &'static str,
     arguments: &'static [&'static str],
+    /// Starts ranks over the network between the hosts of `hosts.sh`.
+    on_hosts: &'static [&'static str],
     pub(crate) other_library: Option<&'static str>,
 }
 
 /// The launchers of this machine, and those that it lacks.
 pub(crate) fn launchers() -> (Vec<Launcher>, Vec<&'static str>) {
-    let known = [
-        ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"][..], "libmpich.so.12"),
-        ("mpirun.mpich", &[][..], "libmpi.so.40"),
-    ];
-    let there = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    let (found, lacks): (Vec<_>, Vec<_>) = known.into_iter().partition(|(program, ..)| there(program));
-    let both = lacks.is_empty();
-    let launcher =
-        |(program, arguments, other)| Launcher { program, arguments, other_library: both.then_some(other) };
-    (found.into_iter().map(launcher).collect(), lacks.into_iter().map(|(program, ..)| program).collect())
+    let open_mpi = Launcher {
+        program: "mpirun.openmpi",
+        arguments: &["--allow-run-as-root", "--oversubscribe"],
+        on_hosts: OPEN_MPI_ON_HOSTS,
+        other_library: Some("libmpich.so.12"),
+    };
+    let mpich = Launcher {
+        program: "mpirun.mpich",
+        arguments: &[],
+        on_hosts: MPICH_ON_HOSTS,
+        other_library: Some("libmpi.so.40"),
+    };
+    let there = |launcher: &Launcher| Command::new(launcher.program).arg("--version").output().is_ok();
+    let (mut found, lacks): (Vec<_>, Vec<_>) = [open_mpi, mpich].into_iter().partition(there);
+    if !lacks.is_empty() {
+        found.iter_mut().for_each(|launcher| launcher.other_library = None);
+    }
+    (found, lacks.into_iter().map(|launcher| launcher.program).collect())
 }
 
 /// What came of a run.
@@ -49,11 +59,61 @@ impl Ran {
 
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// Where `hosts.sh` puts the program that starts others on a host; and its hosts, with their numbers of ranks.
+const AGENT: &str = "/run/netns/agent";
+const HOSTS: &str = "h1:1,h2:2";
+const SCRIPT: &str = include_str!("hosts.sh");
+
+/// Only the network, although both hosts are one machine.
+const OPEN_MPI_ON_HOSTS: &[&str] = &[
+    "--mca",
+    "plm_rsh_agent",
+    AGENT,
+    "--mca",
+    "pml",
+    "ob1",
+    "--mca",
+    "btl",
+    "tcp,self",
+    "--mca",
+    "btl_tcp_if_include",
+    "eth0",
+    "--mca",
+    "oob_tcp_if_include",
+    "eth0",
+    "--host",
+    HOSTS,
+];
+const MPICH_ON_HOSTS: &[&str] = &["-launcher", "rsh", "-launcher-exec", AGENT, "-hosts", HOSTS];
+
+/// The command that runs another where `hosts.sh` has made two hosts.
+fn among_hosts() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount", "--uts", "sh", "-ec", SCRIPT, "hosts.sh"]);
+    command
+}
+
+/// Whether this machine lets a test make hosts.
+pub(crate) fn can_make_hosts() -> bool {
+    among_hosts().arg("true").output().is_ok_and(|output| output.status.success())
+}
+
 /// Runs `name` of `ranks.rs` on `n` ranks.
 pub(crate) fn run(launcher: &Launcher, n: usize, name: &str, variables: &[(&str, &str)]) -> Ran {
-    let start = Instant::now();
     let mut command = Command::new(launcher.program);
     command.args(launcher.arguments).args(["-n", &n.to_string()]);
+    finish(command, format!("{} -n {n} {name}", launcher.program), name, variables)
+}
+
+/// Runs `name` of `ranks.rs` on three ranks of two hosts.
+pub(crate) fn run_on_hosts(launcher: &Launcher, name: &str, variables: &[(&str, &str)]) -> Ran {
+    let mut command = among_hosts();
+    command.arg(launcher.program).args(launcher.arguments).args(launcher.on_hosts).args(["-n", "3"]);
+    finish(command, format!("{} on two hosts: {name}", launcher.program), name, variables)
+}
+
+fn finish(mut command: Command, what: String, name: &str, variables: &[(&str, &str)]) -> Ran {
+    let start = Instant::now();
     command.arg(std::env::current_exe().unwrap()).args([RANK, name]);
     command
         .envs(variables.iter().copied())
@@ -65,8 +125,7 @@ pub(crate) fn run(launcher: &Launcher, n: usize, name: &str, variables: &[(&str,
     let [out, err] = [read(out), read(err)];
     let code = wait(&mut child, start);
     let out = out.join().unwrap() + &err.join().unwrap();
-    let what = format!("{} -n {n} {name} {variables:?}", launcher.program);
-    println!("{what}: {:?}", start.elapsed());
+    println!("{what} {variables:?}: {:?}", start.elapsed());
     Ran { what, code, out, time: start.elapsed() }
 }
 

@@ -107,6 +107,22 @@ pub(crate) fn run(name: &str) {
             let outcome = outcome.map(drop).and_then(|()| group.barrier()?.wait(soon()).map(drop));
             fail(rank, outcome.err().unwrap());
         }
+        "cut" => {
+            let group = group(&world);
+            group.barrier().unwrap().wait(soon()).unwrap();
+            if rank == 1 {
+                // In a session of its own, or else the launcher ends it with this rank.
+                let cut = "setsid sh -c 'sleep 6; ip link set eth0 up' >&- 2>&- & ip link set eth0 down";
+                Command::new("sh").args(["-c", cut]).status().unwrap();
+            }
+            // Until the network is cut.
+            thread::sleep(Duration::from_millis(500));
+            let start = Instant::now();
+            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
+            let late = start.elapsed().saturating_sub(Duration::from_secs(3));
+            assert!(late < Duration::from_millis(100), "{late:?}");
+            fail(rank, outcome.err().unwrap());
+        }
         "late" => {
             let group = group(&world);
             group.barrier().unwrap().wait(soon()).unwrap();
