@@ -35,7 +35,7 @@ pub(super) fn fit(mesh: &Mesh, func: &Func, made: &Made<'_>, again: &mut Again, 
     let read: BTreeSet<Value> =
         backward.flat_map(|node| &node.args).copied().filter(|value| *value < made.first).collect();
     let mut levels = Vec::new();
-    add_levels(&sizes, func, (&made.tape, &func.body.params, 1), &read, &mut levels);
+    add_levels(&sizes, func, (&made.tape, &func.body.params, 0, 1), &read, &mut levels);
     loop {
         let kept = levels.iter().fold(0u64, |all, level| all.saturating_add(level.kept()));
         let best = levels.iter().enumerate().flat_map(|(number, level)| {
@@ -68,8 +68,10 @@ struct Level<'a, 'b> {
     entries: BTreeMap<usize, u64>,
     /// The entries that are computed again.
     again: BTreeSet<usize>,
-    /// Bytes that are kept in any case.
-    fixed: u64,
+    /// How many of its parameters are carries, which are known to the backward only where they are kept.
+    carries: usize,
+    /// The carries that are kept, with their bytes.
+    kept_carries: BTreeMap<Value, u64>,
 }
 
 /// An entry that may be given up.
@@ -79,6 +81,8 @@ struct Offer {
     again: BTreeSet<usize>,
     /// What has to be kept instead, with its bytes.
     instead: BTreeMap<usize, u64>,
+    /// The carries that have to be kept besides.
+    carries: BTreeMap<Value, u64>,
     /// Bytes that it frees.
     frees: u64,
     /// Operations that it costs.
@@ -96,13 +100,15 @@ impl Offer {
 fn add_levels<'a, 'b>(
     sizes: &'b EvalCx<'b>,
     func: &'b Func,
-    (tape, params, times): (&'b Tape<'a>, &'b [Value], u64),
+    (tape, params, carries, times): (&'b Tape<'a>, &'b [Value], usize, u64),
     read: &BTreeSet<Value>,
     levels: &mut Vec<Level<'a, 'b>>,
 ) {
     let (defs, entries, again) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     let shares = std::ptr::eq(params, &*func.body.params);
-    let mut level = Level { func, sizes, tape, params, times, shares, defs, entries, again, fixed: 0 };
+    let kept_carries = BTreeMap::new();
+    let mut level =
+        Level { func, sizes, tape, params, times, shares, defs, entries, again, carries, kept_carries };
     let mut stacked = BTreeSet::new();
     for (at, entry) in tape.entries.iter().enumerate() {
         level.defs.extend(entry.results.iter().enumerate().map(|(i, result)| (*result, (at, i))));
@@ -113,14 +119,14 @@ fn add_levels<'a, 'b>(
             let kept = inside.saved.iter().filter(|(_, outside)| read.contains(outside));
             stacked.extend(inside.saved.iter().map(|(_, outside)| *outside));
             let inner: BTreeSet<Value> = kept.map(|(inner, _)| *inner).collect();
-            let trips = match entry.node.op.flow() {
-                Flow::Loop { trips: Trips::Count(length), .. } => number(sizes, length),
-                _ => 1,
+            let (trips, carries) = match entry.node.op.flow() {
+                Flow::Loop { trips: Trips::Count(length), carries, .. } => (number(sizes, length), carries),
+                _ => (1, 0),
             };
             add_levels(
                 sizes,
                 func,
-                (&inside.tape, &block.params, times.saturating_mul(trips)),
+                (&inside.tape, &block.params, carries, times.saturating_mul(trips)),
                 &inner,
                 levels,
             );
@@ -135,7 +141,9 @@ fn add_levels<'a, 'b>(
         let bytes = level.bytes(root);
         match level.defs.get(&root) {
             Some((at, _)) => *level.entries.entry(*at).or_default() += bytes,
-            None => level.fixed += bytes,
+            None => {
+                level.kept_carries.insert(root, bytes);
+            }
         }
     }
     levels.push(level);
@@ -147,7 +155,8 @@ impl<'a, 'b> Level<'a, 'b> {
     }
 
     fn kept(&self) -> u64 {
-        self.entries.values().fold(self.fixed, |all, bytes| all.saturating_add(*bytes))
+        let all = self.entries.values().chain(self.kept_carries.values());
+        all.fold(0u64, |all, bytes| all.saturating_add(*bytes))
     }
 
     /// The value whose storage a view has.
@@ -187,8 +196,14 @@ impl<'a, 'b> Level<'a, 'b> {
         if !can_repeat(self.entry(at)) {
             return None;
         }
-        let mut offer =
-            Offer { at, again: BTreeSet::from([at]), instead: BTreeMap::new(), frees: 0, costs: 0 };
+        let mut offer = Offer {
+            at,
+            again: BTreeSet::from([at]),
+            instead: BTreeMap::new(),
+            carries: BTreeMap::new(),
+            frees: 0,
+            costs: 0,
+        };
         let mut open = vec![at];
         while let Some(at) = open.pop() {
             let entry = self.entry(at);
@@ -196,7 +211,14 @@ impl<'a, 'b> Level<'a, 'b> {
             offer.costs = offer.costs.saturating_add(costs.saturating_mul(self.times));
             for arg in &entry.args {
                 let root = self.root(*arg);
-                let Some((own, _)) = self.defs.get(arg) else { continue };
+                let Some((own, _)) = self.defs.get(arg) else {
+                    let place = self.tape.params.iter().position(|param| param == arg);
+                    if place.is_some_and(|place| place < self.carries) && !self.kept_carries.contains_key(arg)
+                    {
+                        offer.carries.insert(*arg, self.bytes(*arg));
+                    }
+                    continue;
+                };
                 let is_kept = |value| {
                     let at = self.defs.get(&value).map(|(at, _)| *at);
                     at.is_some_and(|at| self.entries.contains_key(&at) && at != offer.at)
@@ -213,7 +235,8 @@ impl<'a, 'b> Level<'a, 'b> {
                 }
             }
         }
-        let more = offer.instead.values().fold(0u64, |all, bytes| all.saturating_add(*bytes));
+        let more = offer.instead.values().chain(offer.carries.values());
+        let more = more.fold(0u64, |all, bytes| all.saturating_add(*bytes));
         offer.frees = self.entries.get(&at)?.checked_sub(more).filter(|frees| *frees > 0)?;
         Some(offer)
     }
@@ -222,6 +245,7 @@ impl<'a, 'b> Level<'a, 'b> {
     fn take(&mut self, offer: &Offer, again: &mut Again) {
         self.entries.remove(&offer.at);
         self.entries.extend(&offer.instead);
+        self.kept_carries.extend(&offer.carries);
         let views = (0..self.tape.entries.len()).filter(|at| {
             let root = self.entry(*at).results.first().map(|result| self.root(*result));
             let root = root.and_then(|root| self.defs.get(&root));
