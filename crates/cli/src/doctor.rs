@@ -25,7 +25,11 @@ pub(crate) fn run(_: &Args) -> anyhow::Result<Report> {
     }
     text += &match chosen {
         Ok(library) => format!("A program started like this uses {}.\n", library.path),
-        Err(error) => format!("A program started like this uses none: {error}\n"),
+        Err(error) => {
+            let failure = error.failure();
+            let notes: String = failure.notes.iter().map(|note| format!("  note: {note}\n")).collect();
+            format!("A program started like this uses none: {}\n{notes}", failure.title())
+        }
     };
     Ok(Report::fine(text))
 }

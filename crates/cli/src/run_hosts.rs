@@ -14,6 +14,8 @@ use crate::report::{Machine, Report, wrong};
 
 /// The environment variable that names another mpirun.
 const MPIRUN: &str = "CONSORT_MPIRUN";
+/// The one that `--deadline` sets.
+const DEADLINE: &str = "CONSORT_DEADLINE";
 
 /// Whose mpirun it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +38,18 @@ impl Family {
         }
     }
 
-    /// The arguments for these hosts, with the variable of the deadline, which must reach all of them.
-    fn arguments(self, hosts: &str, ranks: usize) -> Vec<String> {
+    /// The arguments for these hosts. All of them must see these variables: MPICH's mpirun passes all that there are.
+    fn arguments(self, hosts: &str, ranks: usize, variables: &[String]) -> Vec<String> {
+        let count = ranks.to_string();
         let own: &[&str] = match self {
-            Family::OpenMpi4 => &["--tag-output", "-x", "CONSORT_DEADLINE", "--host", hosts],
-            Family::OpenMpi => &["--output", "tag", "-x", "CONSORT_DEADLINE", "--host", hosts],
-            Family::Mpich => &["-prepend-rank", "-hosts", hosts],
+            Family::OpenMpi4 => &["--tag-output", "--host", hosts, "-n", &count],
+            Family::OpenMpi => &["--output", "tag", "--host", hosts, "-n", &count],
+            Family::Mpich => {
+                return ["-prepend-rank", "-hosts", hosts, "-n", &count].map(str::to_string).into();
+            }
         };
-        let count = ["-n".to_string(), ranks.to_string()];
-        own.iter().map(|argument| argument.to_string()).chain(count).collect()
+        let passed = variables.iter().flat_map(|name| ["-x".to_string(), name.clone()]);
+        own.iter().map(|argument| argument.to_string()).chain(passed).collect()
     }
 }
 
@@ -84,11 +89,16 @@ pub(crate) fn run(hosts: &str, deadline: Option<Duration>, program: &[OsString])
     };
     let version = Command::new(&mpirun).arg("--version").output().map_err(failed)?;
     let family = Family::of_version(&String::from_utf8_lossy(&version.stdout));
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut variables: Vec<String> = names.filter(|name| name.starts_with("CONSORT_")).collect();
     let mut command = Command::new(&mpirun);
-    command.args(family.arguments(hosts, count)).args(program);
     if let Some(deadline) = deadline {
-        command.env("CONSORT_DEADLINE", deadline.as_secs_f64().to_string());
+        command.env(DEADLINE, deadline.as_secs_f64().to_string());
+        variables.push(DEADLINE.to_string());
     }
+    variables.sort_unstable();
+    variables.dedup();
+    command.args(family.arguments(hosts, count, &variables)).args(program);
     let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(failed)?;
     let errors = child.stderr.take().map(|from| thread::spawn(move || copy(from, stderr(), family)));
@@ -137,7 +147,9 @@ mod tests {
         assert_eq!(Family::of_version("mpirun.openmpi (OpenRTE) 4.1.4\n"), Family::OpenMpi4);
         assert_eq!(Family::of_version("mpirun (Open MPI) 5.0.11\n"), Family::OpenMpi);
         assert_eq!(Family::of_version("HYDRA build details:\n    Version: 4.0.2\n"), Family::Mpich);
-        let arguments = Family::Mpich.arguments("a:2,b:1", 3);
+        let arguments = Family::Mpich.arguments("a:2,b:1", 3, &["CONSORT_DEADLINE".to_string()]);
         assert_eq!(arguments, ["-prepend-rank", "-hosts", "a:2,b:1", "-n", "3"]);
+        let arguments = Family::OpenMpi4.arguments("a", 1, &["CONSORT_DEADLINE".to_string()]);
+        assert_eq!(arguments, ["--tag-output", "--host", "a", "-n", "1", "-x", "CONSORT_DEADLINE"]);
     }
 }

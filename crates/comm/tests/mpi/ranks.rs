@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use consort_comm::{Group, Message, World, init};
+use consort_comm::{Buffer, Group, Message, World, init};
 use consort_types::{Dtype, Reduce};
 use half::{bf16, f16};
 
@@ -44,6 +44,7 @@ pub(crate) fn run(name: &str) {
             checks::check_all(&group);
             println!("all operations");
         }
+        "large" => large(&world),
         "reductions" => reductions(&group(&world)),
         "transport" => {
             let group = group(&world);
@@ -136,6 +137,35 @@ pub(crate) fn run(name: &str) {
             fail(rank, outcome.err().unwrap());
         }
         other => panic!("no test {other}"),
+    }
+}
+
+/// A reduction and a gather of more than 2^31 bytes, checked at their ends and around the edges of the pieces.
+fn large(world: &World) {
+    let (n, rank) = (world.size(), world.rank());
+    let group = world.group(5 << 30, Duration::from_secs(250)).unwrap();
+    let until = || Instant::now() + Duration::from_secs(250);
+    let fill = |buffer: &mut Buffer, of: usize| {
+        let mut bytes = buffer.bytes_mut(until()).unwrap();
+        bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i >> 20) as u8 ^ i as u8 ^ of as u8);
+    };
+    let value = |i: usize, of: usize| (i >> 20) as u8 ^ i as u8 ^ of as u8;
+    let len = (1 << 31) + 7;
+    let places = || [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, len - 1].into_iter();
+    let mut operand = group.heap().alloc(len).unwrap();
+    fill(&mut operand, rank);
+    let got = group.all_reduce(operand, Dtype::U8, Reduce::Xor).unwrap().wait(until()).unwrap();
+    for i in places() {
+        assert_eq!(got[0].bytes().unwrap()[i], (0..n).fold(0, |all, of| all ^ value(i, of)), "{i}");
+    }
+    drop(got);
+    let part = (1 << 30) + 9;
+    let mut operand = group.heap().alloc(part).unwrap();
+    fill(&mut operand, rank);
+    let result = group.heap().alloc(part * n).unwrap();
+    let got = group.all_gather(operand, result, 1).unwrap().wait(until()).unwrap();
+    for (of, i) in (0..n).flat_map(|of| [0, part - 9, part - 1].map(|i| (of, i))) {
+        assert_eq!(got[1].bytes().unwrap()[of * part + i], value(i, of), "{of} {i}");
     }
 }
 
