@@ -281,8 +281,8 @@ impl World {
         let Some(comm) = &self.comm else { return false };
         let groups = comm.groups.borrow();
         let all = groups.iter().filter_map(|(_, group)| group.as_ref()).chain([&comm.all]);
-        // Not `all`, which would stop at the first.
-        all.fold(true, |helped, group| group.start_progress_thread() && helped)
+        // Counted, since `all` would stop at the first group without a core.
+        all.filter(|group| !group.start_progress_thread()).count() == 0
     }
 
     /// Before work that writes so many bytes: advances operations in flight, if enough was done since the last time.
