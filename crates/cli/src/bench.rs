@@ -37,7 +37,7 @@ pub(crate) use table::{size, write_out};
 pub(crate) use train_cases::{TRAIN, TrainArgs, run_train_rank};
 pub(crate) use worker::{WORKER, WorkerArgs, cpu_time, run_worker};
 
-/// Measure communication, eager tensors, compiled functions, programs, training, or the launcher
+/// Measure communication, tensors, compiled functions, programs, training, or the launcher
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

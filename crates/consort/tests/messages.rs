@@ -136,7 +136,7 @@ fn a_condition_on_sizes_from_data_says_where_they_are_read_and_what_needs_it() {
         let read = line!() - 3;
         let error =
             f.call((ones(4)?, Tensor::from_slice(&[9i64, 2], &[2])?)).map(drop).unwrap_err().to_string();
-        assert!(error.starts_with("to_sizes: guard `u0 <= 4` does not hold: 9 and 4\n"), "{error}");
+        assert!(error.starts_with("to_sizes: guard `u0 <= 4` failed: 9 and 4\n"), "{error}");
         assert!(error.contains(&format!("\n  at crates/consort/tests/messages.rs:{read}\n")), "{error}");
         let needs = format!("crates/consort/tests/messages.rs:{} needs the condition", read + 1);
         assert!(

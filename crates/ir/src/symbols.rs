@@ -47,7 +47,7 @@ pub fn check_guards<'a>(
         let (a, b) = (cx.index(a).map_err(|e| e.to_string())?, cx.index(b).map_err(|e| e.to_string())?);
         let holds = if matches!(guard, Guard::Eq(..)) { a == b } else { a <= b };
         if !holds {
-            return Err(format!("guard `{}` does not hold: {a} and {b}", guard.display(mesh)));
+            return Err(format!("guard `{}` failed: {a} and {b}", guard.display(mesh)));
         }
     }
     Ok(())

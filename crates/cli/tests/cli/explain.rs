@@ -54,7 +54,7 @@ fn explain_takes_sizes_and_asks_for_them() {
     assert!(text.stdout.starts_with("@f: 3 ops, 1 start\nguard: s0 == s1\n"), "{}", text.stdout);
     let error = "error: sized.csr: @f: expected a value for s1, got none\n  note: give --sizes s1=8\n";
     scratch.refuses("explain sized.csr --sizes s0=8", error);
-    let error = "error: sized.csr: @f: --sizes: guard `s0 == s1` does not hold: 8 and 9\n";
+    let error = "error: sized.csr: @f: --sizes: guard `s0 == s1` failed: 8 and 9\n";
     scratch.refuses("explain sized.csr --sizes s0=8,s1=9", error);
     for wrong in ["s0", "v0=8", "s0=-1", "s0=x"] {
         let error = format!("error: --sizes: expected items such as s0=8, got `{wrong}`\n");

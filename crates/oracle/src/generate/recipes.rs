@@ -28,6 +28,7 @@ const RECIPES: &[Recipe] = &[
     elementwise,
     elementwise,
     example,
+    mark,
     select,
     cast,
     fold,
@@ -234,6 +235,19 @@ fn example(g: &mut Growing<'_>) -> Option<()> {
         });
     }
     g.add_op(op, &args)
+}
+
+/// A view that only gradients ask for.
+fn mark(g: &mut Growing<'_>) -> Option<()> {
+    let (x, _) = g.any_where(|_| true)?;
+    match g.rng.below(5) {
+        0 => g.add(StopGradient {}, &[x]),
+        1 => g.add(Recompute {}, &[x]),
+        2 => g.add(Keep {}, &[x]),
+        3 => g.add(Again {}, &[x]),
+        _ => g.add(Regather {}, &[x]),
+    }
+    .map(drop)
 }
 
 fn select(g: &mut Growing<'_>) -> Option<()> {

@@ -197,6 +197,8 @@ fn shapes(list: &mut Vec<Case>, x: &dyn Fn(&[usize]) -> Operand) {
     }
     for shape in [&[4, 6][..], &[], &[0, 3]] {
         list.push(case(Spread { over: GroupName::Axes(Axes::NONE) }, &[x(shape)]));
+        list.push(case(Keep {}, &[x(shape)]));
+        list.push(case(Regather {}, &[x(shape)]));
     }
     for (shape, dims) in [
         (&[4, 6][..], &[1, 0][..]),
