@@ -337,7 +337,7 @@ impl Group {
         self.start(&ops::BarrierStart { over: self.over }, &[], 1, &[], site)?;
         match has_handle {
             true => Ok(()),
-            false => starts.finish().iter().try_for_each(|barrier| barrier.wait(site)),
+            false => starts.finish().wait(site),
         }
     }
 }

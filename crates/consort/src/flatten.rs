@@ -4,12 +4,10 @@ use std::fmt::Display;
 use std::panic::Location;
 
 use crate::error::{Error, Result};
-use crate::flight::Way;
 use crate::index::Index;
 use crate::mesh::{Group, Mesh};
-use crate::pending::Pending;
+use crate::pending::{Pending, Started};
 use crate::tensor::Tensor;
-use crate::trace::is_tracing;
 
 /// A type that contains tensors, in a fixed order. Derive it for your own structs and enums; numbers, strings and the
 /// like contain none and are kept. Nothing here blocks: pending tensors stay pending.
@@ -62,7 +60,7 @@ use crate::trace::is_tracing;
 /// assert!(results.into_iter().all(|weight| weight.is_ok_and(|weight| weight == [0.0])));
 /// ```
 pub trait Flatten: Sized {
-    /// Visits every tensor, size and setting, in order.
+    /// Visits every tensor, size, handle and setting, in order.
     fn visit(&self, visit: &mut dyn Visit);
 
     /// A copy with its tensors and sizes replaced, in order.
@@ -117,6 +115,8 @@ pub trait Visit {
     }
     /// A size or place.
     fn index(&mut self, _index: &Index) {}
+    /// What a handle waits for.
+    fn started(&mut self, _started: &Started) {}
     /// Any other leaf: a compiled function is recompiled if it changes.
     fn setting(&mut self, _setting: Static<'_>) {}
     /// The leaves up to [`leave`](Visit::leave) are in this field, or at this place of a list.
@@ -134,6 +134,10 @@ pub trait Map {
     /// The replacement of a size or index.
     fn index(&mut self, index: &Index) -> Index {
         index.clone()
+    }
+    /// The replacement of what a handle waits for.
+    fn started(&mut self, started: &Started) -> Started {
+        started.clone()
     }
 }
 
@@ -189,16 +193,10 @@ impl Flatten for Index {
 impl<T: Flatten> Flatten for Pending<T> {
     fn visit(&self, visit: &mut dyn Visit) {
         self.gives.visit(visit);
+        visit.started(&self.started);
     }
     fn map(&self, map: &mut dyn Map) -> Pending<T> {
-        let gives = self.gives.map(map);
-        let mut started = self.started.clone();
-        // A compiled function has returned it: its results tell when they are there.
-        if !is_tracing() && started.iter().any(|way| matches!(way, Way::Traced(_))) {
-            started.retain(|way| !matches!(way, Way::Traced(_)));
-            started.push(Way::Results(gives.flatten()));
-        }
-        Pending { gives, started }
+        Pending { gives: self.gives.map(map), started: map.started(&self.started) }
     }
 }
 

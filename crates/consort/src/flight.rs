@@ -7,7 +7,6 @@ use std::rc::Rc;
 use consort_comm::Pending;
 
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
 use crate::trace::Start;
 use crate::world::World;
 
@@ -18,21 +17,23 @@ pub(crate) struct Flight {
     site: &'static Location<'static>,
 }
 
-/// What a handle waits for: a pending operation, a start in a trace, or the results of one that a compiled function
-/// returned.
+/// What a handle waits for: a pending operation, or a start in a trace.
 #[derive(Clone)]
 pub(crate) enum Way {
     Flying(Rc<Flight>),
     Traced(Rc<Start>),
-    Results(Vec<Tensor>),
 }
 
 impl Way {
+    /// The start, if it was made in a trace.
+    pub(crate) fn traced(&self) -> Option<&Rc<Start>> {
+        if let Way::Traced(start) = self { Some(start) } else { None }
+    }
+
     pub(crate) fn wait(&self, site: &'static Location<'static>) -> Result<()> {
         match self {
             Way::Flying(flight) => flight.wait(),
             Way::Traced(start) => start.wait(site),
-            Way::Results(tensors) => tensors.iter().try_for_each(Tensor::wait),
         }
     }
 
@@ -40,7 +41,6 @@ impl Way {
         match self {
             Way::Flying(flight) => flight.test(),
             Way::Traced(start) => start.test(site),
-            Way::Results(tensors) => tensors.iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
         }
     }
 }

@@ -86,7 +86,7 @@ pub use init::{Init, init, spawn};
 pub use mesh::{Group, Mesh};
 pub use operand::Operand;
 pub use p2p::{Batched, Other};
-pub use pending::Pending;
+pub use pending::{Pending, Started};
 pub use place::{Place, SliceMut};
 pub use placement::EqualOver;
 pub use recompute::recompute;

@@ -15,7 +15,7 @@ use crate::error::{Error, Named, Result};
 use crate::flight::{Flight, Way};
 use crate::index::{Index, Shape};
 use crate::mesh::Group;
-use crate::pending::Pending;
+use crate::pending::{Pending, Started};
 use crate::place::{Place, SliceMut};
 use crate::start::check_world;
 use crate::tensor::{CachedLayout, Tensor};
@@ -227,7 +227,7 @@ impl Group {
                 place.take_result(result, site)?;
             }
             world.add_start(|| Way::Traced(Rc::clone(&start)));
-            return Ok(Pending { gives: (), started: smallvec![Way::Traced(start)] });
+            return Ok(Pending { gives: (), started: Started(smallvec![Way::Traced(start)]) });
         }
         for arg in args.iter_mut().filter(|arg| arg.traced.is_some()) {
             *arg = settle(arg, name, site)?;
@@ -237,7 +237,7 @@ impl Group {
         let (true, Some(heap), Some(comm)) = (has_data, world.heap(), &self.comm) else {
             let kinds = places.iter_mut().zip(&prepared.results);
             kinds.for_each(|(place, (ty, _))| place.may_differ(ty.varies));
-            return Ok(Pending { gives: (), started: smallvec![] });
+            return Ok(Pending { gives: (), started: Started::default() });
         };
         let layouts: Vec<Rc<CachedLayout>> = args.iter().map(|arg| Rc::clone(&arg.layout)).collect();
         args.truncate(n_sent);
@@ -281,7 +281,7 @@ impl Group {
         for (mut place, result) in places.into_iter().zip(results) {
             place.take_result(result, site)?;
         }
-        Ok(Pending { gives: (), started: smallvec![Way::Flying(flight)] })
+        Ok(Pending { gives: (), started: Started(smallvec![Way::Flying(flight)]) })
     }
 }
 
@@ -313,6 +313,6 @@ impl Group {
         for (mut place, result) in places.into_iter().zip(landed) {
             place.take_result(result, site)?;
         }
-        Ok(Pending { gives: (), started: smallvec![] })
+        Ok(Pending { gives: (), started: Started::default() })
     }
 }

@@ -26,12 +26,20 @@ use crate::world::World;
 #[must_use = "what an operation gives comes by waiting for it"]
 pub struct Pending<T> {
     pub(crate) gives: T,
-    /// Empty if there are only shapes.
-    pub(crate) started: Ways,
+    pub(crate) started: Started,
 }
 
-/// Operations that a handle waits for.
-pub(crate) type Ways = SmallVec<[Way; 1]>;
+/// The operations that a handle waits for; none if there are only shapes.
+///
+/// [`Visit::started`](crate::Visit::started) and [`Map::started`](crate::Map::started) see it.
+#[derive(Clone, Default)]
+pub struct Started(pub(crate) SmallVec<[Way; 1]>);
+
+impl Started {
+    pub(crate) fn wait(&self, site: &'static Location<'static>) -> Result<()> {
+        self.0.iter().try_for_each(|way| way.wait(site))
+    }
+}
 
 impl<T> Pending<T> {
     /// Waits for the operations and returns the result.
@@ -39,8 +47,7 @@ impl<T> Pending<T> {
     /// [`Pending`] has an example.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
-        let site = Location::caller();
-        self.started.iter().try_for_each(|way| way.wait(site))?;
+        self.started.wait(Location::caller())?;
         Ok(self.gives)
     }
 
@@ -59,7 +66,7 @@ impl<T> Pending<T> {
     #[track_caller]
     pub fn test(&self) -> Result<bool> {
         let (mut all, site) = (true, Location::caller());
-        for way in &self.started {
+        for way in &self.started.0 {
             all &= way.test(site)?;
         }
         Ok(all)
@@ -98,19 +105,19 @@ impl Group {
 pub(crate) struct Starts<'a> {
     world: &'a World,
     /// Those of the handle in whose calls this one is made.
-    outer: Option<Ways>,
+    outer: Option<Started>,
 }
 
 impl Starts<'_> {
     pub(crate) fn collect(world: &World) -> Starts<'_> {
-        Starts { world, outer: world.starts.replace(Some(Ways::new())) }
+        Starts { world, outer: world.starts.replace(Some(Started::default())) }
     }
 
-    pub(crate) fn finish(self) -> Ways {
-        let mut ways = self.world.starts.borrow().clone().unwrap_or_default();
+    pub(crate) fn finish(self) -> Started {
+        let mut started = self.world.starts.borrow().clone().unwrap_or_default();
         // A compiled call that traced: what it then ran is among the others.
-        ways.retain(|way| !matches!(way, Way::Traced(start) if start.has_ended()));
-        ways
+        started.0.retain(|way| !matches!(way, Way::Traced(start) if start.has_ended()));
+        started
     }
 }
 
@@ -118,7 +125,7 @@ impl Drop for Starts<'_> {
     fn drop(&mut self) {
         let inner = self.world.starts.replace(self.outer.take());
         if let (Some(outer), Some(inner)) = (&mut *self.world.starts.borrow_mut(), inner) {
-            outer.extend(inner);
+            outer.0.extend(inner.0);
         }
     }
 }

@@ -145,7 +145,8 @@ impl Tensor {
 
     /// Declares it equal over axes, and compares in every build: fails on all ranks along these axes if it is not equal.
     /// That reads all its elements, in a trace twice, and costs one exchange of 8 bytes for each axis. Outside of traces
-    /// the error shows the elements of a small tensor, or else the first one that differs.
+    /// the error shows the elements of a small tensor, or else the first one that differs. In a compiled function each call
+    /// compares, also where the type says that it is equal.
     ///
     /// ```
     /// use consort::Tensor;
@@ -217,7 +218,7 @@ impl Tensor {
         let world = World::current()?;
         let unknown: Axes = axes.iter().filter(|axis| self.ty.varies.contains(*axis)).collect();
         let tracing = is_tracing();
-        if unknown.is_empty() && (compare != Compare::Always || tracing) {
+        if unknown.is_empty() && compare != Compare::Always {
             return Ok(self);
         }
         if tracing && compare == Compare::ByType {
@@ -229,7 +230,9 @@ impl Tensor {
             return Err(Error::of(op, failure, site));
         }
         if tracing {
-            return self.declared_in_trace(unknown, site).named(op, site);
+            // A type may rest on a declaration, which later calls of a release build do not compare.
+            let compared = if compare == Compare::Always { axes } else { unknown };
+            return self.declared_in_trace(compared, site).named(op, site);
         }
         if self.traced.is_some() {
             self = settle(&self, op, site)?;

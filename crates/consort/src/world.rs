@@ -19,7 +19,7 @@ use consort_types::{Digest, GroupName, Rank};
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Way};
 use crate::memo::Memo;
-use crate::pending::Ways;
+use crate::pending::Started;
 
 /// Default size of a rank's heap, in bytes. Pages are allocated on first use.
 pub(crate) const HEAP: usize = 32 << 30;
@@ -42,7 +42,7 @@ pub(crate) struct World {
     /// The last completed operation: the next one reuses its allocation, if it has no other owner.
     pub(crate) landed: Cell<Option<Rc<Flight>>>,
     /// The operations of the handle that is being made, if one is.
-    pub(crate) starts: RefCell<Option<Ways>>,
+    pub(crate) starts: RefCell<Option<Started>>,
     /// `None` if there are only shapes.
     comm: Option<Comm>,
     threads: RefCell<Threads>,
@@ -330,7 +330,7 @@ impl World {
     #[inline]
     pub(crate) fn add_start(&self, way: impl FnOnce() -> Way) {
         if let Some(starts) = &mut *self.starts.borrow_mut() {
-            starts.push(way());
+            starts.0.push(way());
         }
     }
 

@@ -249,6 +249,33 @@ fn a14_declared_tensors_are_compared_axis_by_axis() {
 }
 
 #[test]
+fn a14_expect_equal_over_compares_at_each_call_what_is_only_declared() {
+    let results = on_2_by_2(|_, dp, _| {
+        let f = compile(|x: Tensor| x.neg()?.expect_equal_over(&["dp"])); // each call
+        let me = place(&dp)? as f64;
+        let mut outcomes = Vec::new();
+        for drift in [0.0, 0.0, me] {
+            // In a debug build the declaration compares too, before the call.
+            let x = Tensor::from_iter([drift])?.equal_over(&["dp"]);
+            outcomes.push(x.and_then(|x| f.call(x)).and_then(|y| y.to_vec::<f64>()));
+        }
+        Ok((outcomes, f.explain().graphs[0].program.clone()))
+    });
+    for result in results {
+        let (outcomes, program) = result.unwrap();
+        let [Ok(first), Ok(second), Err(error)] = &outcomes[..] else { panic!("{outcomes:?}") };
+        assert_eq!((&first[..], &second[..]), (&[0.0][..], &[0.0][..]));
+        let error = error.to_string();
+        assert!(
+            error.contains("expected a tensor that is equal over dp, got different ones on rank"),
+            "{error}"
+        );
+        assert!(cfg!(debug_assertions) || error.contains(&line("// each call")), "{error}");
+        assert!(program.contains("= equal_over[over=dp] "), "{program}");
+    }
+}
+
+#[test]
 fn a14_of_a_large_tensor_the_first_element_that_differs_is_shown() {
     let results = on_2_by_2(|mesh, dp, _| {
         let mut elements = vec![1.0f32; 5000];

@@ -9,9 +9,9 @@ use consort_ir::joint::Script;
 
 use super::Compiled;
 use super::agree::{MISS, Meeting};
-use super::call::Traced;
 use super::guards::Pattern;
 use super::roles::{Part, Verdict};
+use super::traced::Traced;
 use crate::error::{Error, Result};
 use crate::flatten::Flatten;
 use crate::trace::Peers;

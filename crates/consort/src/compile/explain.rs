@@ -69,7 +69,11 @@ pub(crate) struct Log {
 
 impl Log {
     /// Records a compilation.
-    pub(crate) fn compiled<R>(&mut self, traced: &super::call::Traced<R>, recompiled: Option<Box<Failure>>) {
+    pub(crate) fn compiled<R>(
+        &mut self,
+        traced: &super::traced::Traced<R>,
+        recompiled: Option<Box<Failure>>,
+    ) {
         for graph in &traced.graphs {
             log("program", || graph.text.clone());
             log("guards", || graph.guards_text().join("\n"));

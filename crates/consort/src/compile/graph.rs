@@ -72,21 +72,26 @@ pub(crate) struct Planned {
     /// The axes over which each tensor of each result may differ.
     varies: Vec<Vec<Axes>>,
     /// Cached types and layouts of the result tensors at the previous call, in order.
-    made: RefCell<Vec<Option<Made>>>,
+    made: RefCell<Vec<Option<Typed>>>,
     /// The conditions on sizes from data, as errors name them, and the lines that need them.
     data_guards: Vec<(String, Site)>,
     pub(crate) func: Func,
 }
 
 /// The type and layout of a result tensor, and the plan's layout that they were derived from.
-struct Made {
+struct Typed {
     from: Rc<Layout>,
     ty: Rc<TensorType>,
     layout: Rc<CachedLayout>,
 }
 
-/// Results, each a list of tensors.
-pub(crate) type Results = SmallVec<[SmallVec<[Tensor; 1]>; 1]>;
+pub(crate) type Results = SmallVec<[Made; 1]>;
+
+/// A result of a graph: one tensor, or those of a pending operation. `flight` is `None` if that is over.
+pub(crate) struct Made {
+    pub(crate) tensors: SmallVec<[Tensor; 1]>,
+    pub(crate) flight: Option<Rc<Flight>>,
+}
 
 /// Which parameters were donated, one bit for each.
 pub(crate) type Donated = SmallVec<[u64; 2]>;
@@ -344,14 +349,12 @@ impl Planned {
                 list.push(self.tensor(world, argument, &mut shared, out, number, *varies));
                 number += 1;
             }
-            if let Some(pending) = pending {
-                let flight = Flight::new(pending, world, "compile", site);
-                for tensor in &list {
-                    let storage = tensor.storage.iter();
-                    storage.for_each(|storage| storage.add_flight(tensor.byte_range(), Rc::clone(&flight)));
-                }
+            let flight = pending.map(|pending| Flight::new(pending, world, "compile", site));
+            for (tensor, flight) in list.iter().zip(flight.iter().cycle()) {
+                let storage = tensor.storage.iter();
+                storage.for_each(|storage| storage.add_flight(tensor.byte_range(), Rc::clone(flight)));
             }
-            results.push(list);
+            results.push(Made { tensors: list, flight });
         }
         Ok(results)
     }
@@ -422,16 +425,16 @@ impl Planned {
         };
         let mut made = self.made.borrow_mut();
         let made = &mut made[number];
-        let same = |made: &&mut Made| {
+        let same = |made: &&mut Typed| {
             Rc::ptr_eq(&made.from, &out.layout) && made.layout.start == first + out.layout.start
         };
-        let Made { ty, layout, .. } = match made.as_mut().filter(same) {
+        let Typed { ty, layout, .. } = match made.as_mut().filter(same) {
             Some(made) => made,
             None => {
                 let ty = TensorType::new(out.dtype, constant_shape(&out.layout.shape), varies);
                 let layout = Layout { start: first + out.layout.start, ..Layout::clone(&out.layout) };
                 let (ty, layout) = (world.memo().share(ty), CachedLayout::new(layout));
-                made.insert(Made { from: out.layout, ty, layout })
+                made.insert(Typed { from: out.layout, ty, layout })
             }
         };
         let (ty, layout) = (Rc::clone(ty), Rc::clone(layout));

@@ -13,6 +13,7 @@ mod misfit;
 mod parts;
 mod roles;
 mod steady;
+mod traced;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! The leaves of arguments and results: extracted, checked, reassembled.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use consort_ir::index::{Index, Sym};
 use consort_ir::literal::Literal;
@@ -14,9 +15,11 @@ use super::guards::Pattern;
 use super::{Site, guards};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, Map, Static, Visit};
+use crate::flight::Way;
+use crate::pending::Started;
 use crate::placement::{SHOWN, declared_axes};
 use crate::tensor::Tensor;
-use crate::trace::Session;
+use crate::trace::{Session, Start};
 use crate::world::World;
 
 /// A leaf of the arguments.
@@ -27,7 +30,11 @@ pub(super) enum Part {
     Other,
 }
 
-pub(super) type Parts = SmallVec<[Part; 4]>;
+pub(super) struct Parts {
+    pub(super) leaves: SmallVec<[Part; 4]>,
+    /// What the handles among the arguments wait for.
+    pub(super) given: Started,
+}
 
 /// Whether some tensor of the arguments has no data.
 pub(super) fn has_shapes(args: &impl Flatten) -> bool {
@@ -163,7 +170,7 @@ pub(super) fn check_fields(
     result: &impl Flatten,
     session: &Session,
     func: &Func,
-    made: &[Option<usize>],
+    made: &[Option<(usize, usize)>],
 ) -> Result<()> {
     let (mut place, mut wrong) = (0, None);
     for_each_typed(result, &session.world, |tensor, varies, field| {
@@ -174,7 +181,8 @@ pub(super) fn check_fields(
     });
     let Some((field, axes, place)) = wrong else { return Ok(()) };
     let over = session.world.mesh().axes_text(axes);
-    let value = made.get(place).copied().flatten().and_then(|out| func.body.results.get(out).copied());
+    let value =
+        made.get(place).copied().flatten().and_then(|(result, _)| func.body.results.get(result).copied());
     let node = value.and_then(|value| func.body.nodes.iter().find(|node| node.results.contains(&value)));
     let expected = format!("field `{field}` equal over {over}, as it is declared");
     let failure = Failure::new((expected, format!("one that may differ over {over}")))
@@ -187,49 +195,86 @@ pub(super) fn check_fields(
     Err(Error::of("compile", failure, session.last_site()))
 }
 
-/// Replaces the traced tensors of a result by concrete ones, and its symbols by numbers.
+/// Where the parts of a function's result come from.
+pub(super) struct Outs {
+    /// For each tensor the result of the graph that gives it, and its place there; `None` if the tensor itself is returned.
+    pub(super) tensors: Vec<Option<(usize, usize)>>,
+    /// For each start that a handle waits for the result of the graph that is its pending; `None` if it is waited for.
+    pub(super) starts: Vec<Option<usize>>,
+}
+
+/// The starts for which the handles in a result of a trace wait.
+pub(super) fn starts_of(result: &impl Flatten) -> Vec<Rc<Start>> {
+    struct Starts(Vec<Rc<Start>>);
+    impl Visit for Starts {
+        fn tensor(&mut self, _: &Tensor) {}
+        fn started(&mut self, started: &Started) {
+            self.0.extend(started.0.iter().filter_map(Way::traced).cloned());
+        }
+    }
+    let mut starts = Starts(Vec::new());
+    result.visit(&mut starts);
+    starts.0
+}
+
+/// Replaces the traced tensors of a result by concrete ones, its symbols by numbers, and what its handles wait for.
 pub(super) fn fill<R: Flatten>(
     template: &R,
-    outs: &[Option<usize>],
+    outs: &Outs,
     results: &Results,
     hints: &BTreeMap<Sym, i64>,
 ) -> R {
     struct Fill<'a> {
-        outs: std::slice::Iter<'a, Option<usize>>,
+        tensors: std::slice::Iter<'a, Option<(usize, usize)>>,
+        starts: std::slice::Iter<'a, Option<usize>>,
         results: &'a Results,
         hints: &'a BTreeMap<Sym, i64>,
     }
     impl Map for Fill<'_> {
         fn tensor(&mut self, tensor: &Tensor) -> Tensor {
-            let made = self.outs.next().copied().flatten();
-            let made = made.and_then(|place| self.results.get(place)?.first());
+            let made = self.tensors.next().copied().flatten();
+            let made = made.and_then(|(result, place)| self.results.get(result)?.tensors.get(place));
             let landed = || tensor.traced.as_ref().and_then(|traced| traced.landed().cloned());
             made.cloned().or_else(landed).unwrap_or_else(|| tensor.clone())
         }
         fn index(&mut self, index: &crate::Index) -> crate::Index {
             crate::Index(index.0.substitute(&|sym| self.hints.get(&sym).map(|value| Index::constant(*value))))
         }
+        fn started(&mut self, started: &Started) -> Started {
+            let flights = started.0.iter().filter_map(|way| match way {
+                Way::Flying(flight) => Some(flight.clone()),
+                Way::Traced(start) => {
+                    let made = self.starts.next().copied().flatten();
+                    let flight = made.and_then(|result| self.results.get(result)?.flight.as_ref());
+                    flight.or_else(|| start.flight()).cloned()
+                }
+            });
+            Started(flights.map(Way::Flying).collect())
+        }
     }
-    template.map(&mut Fill { outs: outs.iter(), results, hints })
+    template.map(&mut Fill { tensors: outs.tensors.iter(), starts: outs.starts.iter(), results, hints })
+}
+
+impl Visit for Parts {
+    fn tensor(&mut self, tensor: &Tensor) {
+        // A tensor that peers still read is not donated: a plan that writes it would wait for them.
+        let own = tensor.storage.is_some() && tensor.held(1, false).is_none();
+        self.leaves.push(Part::Tensor(tensor.clone(), own));
+    }
+    fn index(&mut self, index: &crate::Index) {
+        self.leaves.push(index.0.as_const().map_or(Part::Other, Part::Number));
+    }
+    fn started(&mut self, started: &Started) {
+        self.given.0.extend(started.0.iter().cloned());
+    }
+    fn setting(&mut self, _: Static<'_>) {
+        self.leaves.push(Part::Other);
+    }
 }
 
 /// The leaves of the arguments.
 pub(super) fn parts_of(args: &impl Flatten) -> Parts {
-    struct Collect(Parts);
-    impl Visit for Collect {
-        fn tensor(&mut self, tensor: &Tensor) {
-            // A tensor that peers still read is not donated: a plan that writes it would wait for them.
-            let own = tensor.storage.is_some() && tensor.held(1, false).is_none();
-            self.0.push(Part::Tensor(tensor.clone(), own));
-        }
-        fn index(&mut self, index: &crate::Index) {
-            self.0.push(index.0.as_const().map_or(Part::Other, Part::Number));
-        }
-        fn setting(&mut self, _: Static<'_>) {
-            self.0.push(Part::Other);
-        }
-    }
-    let mut collect = Collect(Parts::new());
-    args.visit(&mut collect);
-    collect.0
+    let mut parts = Parts { leaves: SmallVec::new(), given: Started::default() };
+    args.visit(&mut parts);
+    parts
 }

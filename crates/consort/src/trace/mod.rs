@@ -54,8 +54,29 @@ pub(crate) enum Input {
 pub(crate) struct Finished {
     pub(crate) func: Func,
     pub(crate) inputs: Vec<Input>,
-    /// For each result of the function, the tensors that it gives.
-    pub(crate) results: Vec<Vec<Rc<Traced>>>,
+    pub(crate) results: Vec<Returned>,
+}
+
+/// A result of a graph: a tensor, or a pending with the start that made it.
+pub(crate) struct Returned {
+    value: Value,
+    start: Option<Rc<Start>>,
+    /// The tensors that are it, or among those of the pending.
+    tensors: Vec<Rc<Traced>>,
+}
+
+impl Finished {
+    /// The result that gives a tensor, and the tensor's place in it.
+    pub(crate) fn place(&self, tensor: &Rc<Traced>) -> Option<(usize, usize)> {
+        let is_in = |result: &Returned| result.tensors.iter().any(|own| Rc::ptr_eq(own, tensor));
+        Some((self.results.iter().position(is_in)?, tensor.number()))
+    }
+
+    /// The result that is the pending of a start.
+    pub(crate) fn place_of(&self, start: &Rc<Start>) -> Option<usize> {
+        let is_it = |result: &Returned| result.start.as_ref().is_some_and(|own| Rc::ptr_eq(own, start));
+        self.results.iter().position(is_it)
+    }
 }
 
 /// Compiles and runs a graph; returns a tensor for each one in the results.
@@ -533,17 +554,26 @@ impl Session {
         let live: Vec<Rc<Traced>> = self.recording.borrow().live.iter().filter_map(Weak::upgrade).collect();
         // What was kept of a block that has ended is an error where it is used.
         let live = live.into_iter().filter(|traced| traced.is_in_scope(self)).collect();
-        let finished = self.finish(live, site)?;
+        let finished = self.finish(live, &[], site)?;
         let this = Rc::clone(self);
-        let tensors = within(None, || run(&this, &finished))?;
-        for (traced, tensors) in finished.results.iter().zip(tensors) {
-            traced.iter().zip(tensors).for_each(|(traced, tensor)| traced.land(tensor));
+        let made = within(None, || run(&this, &finished))?;
+        for (result, made) in finished.results.iter().zip(made) {
+            for traced in &result.tensors {
+                made.tensors.get(traced.number()).into_iter().for_each(|tensor| traced.land(tensor.clone()));
+            }
+            result.start.iter().for_each(|start| start.land(made.flight.clone()));
         }
         Ok(())
     }
 
-    /// Finishes the graph with these values as its results, and begins a new one.
-    pub(crate) fn finish(self: &Rc<Self>, live: Vec<Rc<Traced>>, site: Site) -> Result<Finished> {
+    /// Finishes the graph with these values as its results, and begins a new one. What handles wait for is returned
+    /// as a pending.
+    pub(crate) fn finish(
+        self: &Rc<Self>,
+        live: Vec<Rc<Traced>>,
+        handles: &[Rc<Start>],
+        site: Site,
+    ) -> Result<Finished> {
         self.check()?;
         let live: Vec<Rc<Traced>> = live.into_iter().filter(|traced| traced.landed().is_none()).collect();
         // First, because what waits for a pending uses it up.
@@ -552,25 +582,32 @@ impl Session {
             // Here and below at the line of the start: the program must not depend on the caller's line.
             traced.join(self, traced.start_site().unwrap_or(site))?;
         }
-        let mut results: Vec<(Value, Vec<Rc<Traced>>)> = Vec::new();
+        let mut results: Vec<Returned> = Vec::new();
         for traced in live {
-            // A pending of several tensors is waited for: a handle of one of them cannot be returned alone.
-            let value = match traced.start().filter(|start| !start.waited()) {
-                Some(start) if start.tensors == 1 => start.return_pending(),
-                Some(start) => {
-                    self.wait_for(&start, start.site)?;
+            let start = traced.start().filter(|start| !start.waited());
+            let value = match &start {
+                // Without a handle, several tensors are used one by one: their pending is waited for.
+                Some(start) if start.tensors > 1 && !handles.iter().any(|own| Rc::ptr_eq(own, start)) => {
+                    self.wait_for(start, start.site)?;
                     traced.place().0
                 }
+                Some(start) => start.return_pending(),
                 None => traced.place().0,
             };
-            match results.iter_mut().find(|(other, _)| *other == value) {
-                Some((_, list)) => list.push(traced),
-                None => results.push((value, vec![traced])),
+            match results.iter_mut().find(|result| result.value == value) {
+                Some(result) => result.tensors.push(traced),
+                None => {
+                    let start = start.filter(|start| start.returned());
+                    results.push(Returned { value, start, tensors: vec![traced] });
+                }
             }
         }
-        let dropped: Vec<Rc<Start>> = self.recording.borrow().starts.clone();
-        for start in dropped {
-            if !start.returned() {
+        let started: Vec<Rc<Start>> = self.recording.borrow().starts.clone();
+        for start in started.into_iter().filter(|start| !start.returned() && !start.waited()) {
+            if handles.iter().any(|own| Rc::ptr_eq(own, &start)) {
+                let value = start.return_pending();
+                results.push(Returned { value, start: Some(start), tensors: Vec::new() });
+            } else {
                 self.wait_for(&start, start.site)?;
             }
         }
@@ -579,10 +616,10 @@ impl Session {
         let draft = recording.draft.ok_or_else(|| {
             Error::new("compile", "the trace is already borrowed, which is a defect of consort", site)
         })?;
-        let values: Vec<Value> = results.iter().map(|(value, _)| *value).collect();
+        let values: Vec<Value> = results.iter().map(|result| result.value).collect();
         let func = Builder::resume(&self.world.mesh(), draft).finish(&values);
         let inputs = recording.inputs.into_iter().map(|(_, input)| input).collect();
-        Ok(Finished { func, inputs, results: results.into_iter().map(|(_, list)| list).collect() })
+        Ok(Finished { func, inputs, results })
     }
 }
 

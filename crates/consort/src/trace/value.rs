@@ -8,6 +8,7 @@ use consort_ir::entity::Value;
 use consort_types::Failure;
 
 use crate::error::{Error, Result};
+use crate::flight::Flight;
 use crate::tensor::Tensor;
 
 use super::late::{Late, Update};
@@ -46,8 +47,8 @@ pub(crate) struct Start {
     pub(crate) site: Site,
     waited: RefCell<Option<Vec<Value>>>,
     returned: Cell<bool>,
-    /// What it became at a graph break that its pending crossed.
-    landed: RefCell<Vec<Tensor>>,
+    /// What it became at a graph break that its pending crossed; `None` if it was over by then.
+    landed: OnceCell<Option<Rc<Flight>>>,
 }
 
 impl Start {
@@ -66,14 +67,14 @@ impl Start {
             site,
             waited: RefCell::default(),
             returned: Cell::new(false),
-            landed: RefCell::default(),
+            landed: OnceCell::new(),
         })
     }
 
     /// Waits for it as a handle does: records the wait in its trace, and fails once that has ended.
     pub(crate) fn wait(self: &Rc<Self>, site: Site) -> Result<()> {
         match (self.session.upgrade(), super::current()) {
-            (Some(_), _) if self.returned() => self.landed.borrow().iter().try_for_each(Tensor::wait),
+            (Some(_), _) if self.returned() => self.flight().map_or(Ok(()), Flight::wait),
             (Some(own), Some(session)) if Rc::ptr_eq(&own, &session) => session.wait_for(self, site),
             // Code that runs uncompiled inside of its trace: the graph before has ended, and with it all that it started.
             (Some(_), _) if self.waited() => Ok(()),
@@ -85,8 +86,18 @@ impl Start {
     pub(crate) fn test(&self, site: Site) -> Result<bool> {
         match self.has_ended() {
             true => Err(self.kept("test", site)),
-            false => self.landed.borrow().iter().try_fold(true, |ready, one| Ok(one.is_ready()? && ready)),
+            false => self.flight().map_or(Ok(true), |flight| flight.test()),
         }
+    }
+
+    /// What it became at a graph break, unless it was over by then.
+    pub(crate) fn flight(&self) -> Option<&Rc<Flight>> {
+        self.landed.get()?.as_ref()
+    }
+
+    pub(super) fn land(&self, flight: Option<Rc<Flight>>) {
+        // Set once: a graph runs once in a session.
+        let _ = self.landed.set(flight);
     }
 
     /// Whether its trace has ended.
@@ -167,13 +178,16 @@ impl Traced {
     }
 
     pub(super) fn land(&self, tensor: Tensor) {
-        if let Is::Pending(start, _) = &self.is
-            && start.returned()
-        {
-            start.landed.borrow_mut().push(tensor.clone());
-        }
         // Set once: a graph runs once in a session.
         let _ = self.landed.set(tensor);
+    }
+
+    /// Its place among the tensors of the pending that the function returns; 0 if it is returned as a tensor.
+    pub(super) fn number(&self) -> usize {
+        match &self.is {
+            Is::Pending(start, number) if start.returned() => *number,
+            _ => 0,
+        }
     }
 
     /// The start, if it is a result of one.

@@ -14,6 +14,8 @@ mod more;
 
 use more::{
     a16_pendings_inside_structs_cross, b3_a_returned_handle_is_the_real_one,
+    b3_handles_of_lists_of_what_is_written_and_of_messages_are_returned,
+    b3_what_a_handle_among_the_arguments_waits_for_is_over_when_the_call_returns,
     b4_what_is_in_flight_is_not_overwritten, b19_all_ranks_have_one_text, b20_ops_of_users_are_compiled,
     c7_plans_name_op_buffer_queue_and_line, d7_steps_are_warmed_up_together,
     trace_a_while_loop_ends_where_the_data_say, trace_compiled_inside_compiled_is_one_program,
@@ -51,6 +53,8 @@ cases! {
     b2_independent_work_stands_between_start_and_wait [2];
     b3_a_start_may_be_waited_for_on_the_other_side [2];
     b3_a_returned_handle_is_the_real_one [1, 2, 3];
+    b3_handles_of_lists_of_what_is_written_and_of_messages_are_returned [1, 2, 3];
+    b3_what_a_handle_among_the_arguments_waits_for_is_over_when_the_call_returns [1, 2, 3];
     b7_scalars_gaps_and_unused_results [2];
     b8_splits_read_from_a_tensor_are_symbols [2];
     b12_many_calls_leave_nothing_behind [2];

@@ -1,8 +1,8 @@
 //! More cases of compiled functions: memory, users' ops, structs, control flow, graph breaks.
 
 use consort::{
-    Batched, Dtype, Flatten, Mesh, Missing, Reduce, Result, Route, Steady, Tensor, compile, cond, scan,
-    while_loop,
+    Batched, Dtype, Flatten, Mesh, Missing, Pending, Reduce, Result, Route, Steady, Tensor, compile,
+    compile_mut, cond, scan, while_loop,
 };
 
 use super::{numbers, same};
@@ -193,6 +193,80 @@ pub(crate) fn b3_a_returned_handle_is_the_real_one(mesh: Mesh) -> Result<()> {
         assert_eq!(got.to_vec::<f64>()?, [-(sum as f64)]);
     }
     f.expect_steady(Steady::graphs(1))
+}
+
+pub(crate) fn b3_handles_of_lists_of_what_is_written_and_of_messages_are_returned(mesh: Mesh) -> Result<()> {
+    let (me, n) = (mesh.my_rank()?, mesh.size());
+    let group = mesh.clone();
+    let listed = compile(move |(x, y): (Tensor, Tensor)| {
+        group.pending(|| group.all_reduce_coalesced(vec![x.neg()?, y.neg()?], Reduce::Sum))
+    });
+    let group = mesh.clone();
+    let written = compile_mut(move |x: &mut Tensor, y: Tensor| {
+        x.add_(&y)?;
+        group.pending(|| group.all_reduce_(x, Reduce::Sum))
+    });
+    let group = mesh.clone();
+    let sent = compile(move |x: Tensor| group.isend(&x.neg()?, Route::Ring(1), 0));
+    for round in 0..4 {
+        let number = |rank: usize| (rank + round) as f64;
+        let sum: f64 = (0..n).map(number).sum();
+        let own = || Tensor::from_iter([number(me)]);
+        // What a handle waits for is over when it says so, not when a result is read.
+        let two = listed.call((own()?, own()?.reshape(&[1, 1])?))?.wait()?;
+        assert_eq!(mesh.in_flight(), 0);
+        assert_eq!((two[0].to_vec::<f64>()?, two[1].to_vec::<f64>()?), (vec![-sum], vec![-sum]));
+        let mut x = own()?;
+        let pending = written.call(&mut x, own()?)?;
+        while !pending.test()? {}
+        assert_eq!(mesh.in_flight(), 0);
+        pending.wait()?;
+        assert_eq!(x.to_vec::<f64>()?, [2.0 * sum]);
+        let pending = sent.call(own()?)?;
+        let got = mesh.irecv(Dtype::F64, &[1], Route::Ring(-1), 0)?;
+        assert_eq!(got.to_vec::<f64>()?, [-number((me + n - 1) % n)]);
+        pending.wait()?;
+        assert_eq!(mesh.in_flight(), 0);
+    }
+    for explained in [listed.explain(), written.explain(), sent.explain()] {
+        assert_eq!(explained.graphs.len(), 1);
+        assert!(!explained.graphs[0].program.contains("= wait "), "{}", explained.graphs[0].program);
+    }
+    assert!(mesh.unwaited().is_empty());
+    Ok(())
+}
+
+pub(crate) fn b3_what_a_handle_among_the_arguments_waits_for_is_over_when_the_call_returns(
+    mesh: Mesh,
+) -> Result<()> {
+    let (me, n) = (mesh.my_rank()?, mesh.size());
+    let summed = compile(|(pending, y): (Pending<Tensor>, Tensor)| pending.wait()?.add(&y)).name("summed");
+    let after = compile(|(sent, y): (Pending<()>, Tensor)| {
+        let read = y.to_vec::<f64>()?;
+        sent.wait()?;
+        y.mul(read.len() as f64)
+    });
+    let returned = compile(|(pending, y): (Pending<Tensor>, Tensor)| Ok((pending, y.neg()?)));
+    for round in 0..4 {
+        let number = |rank: usize| (rank + round) as f64;
+        let (sum, own) = ((0..n).map(number).sum::<f64>(), || Tensor::from_iter([number(me)]));
+        let pending = mesh.pending(|| mesh.all_reduce(own()?, Reduce::Sum))?;
+        assert_eq!(summed.call((pending, own()?))?.to_vec::<f64>()?, [sum + number(me)]);
+        assert_eq!(mesh.in_flight(), 0);
+        // Of a message; the function has a graph break.
+        let sent = mesh.isend(&own()?, Route::Ring(1), 0)?;
+        let got = mesh.irecv(Dtype::F64, &[1], Route::Ring(-1), 0)?;
+        assert_eq!(after.call((sent, got))?.to_vec::<f64>()?, [number((me + n - 1) % n)]);
+        assert_eq!(mesh.in_flight(), 0);
+        let pending = mesh.pending(|| mesh.all_reduce(own()?, Reduce::Sum))?;
+        let (pending, negated) = returned.call((pending, own()?))?;
+        assert_eq!(mesh.in_flight(), 0);
+        assert_eq!(pending.wait()?.to_vec::<f64>()?, [sum]);
+        assert_eq!(negated.to_vec::<f64>()?, [-number(me)]);
+    }
+    assert!(mesh.unwaited().is_empty());
+    summed.expect_steady(Steady::graphs(1))?;
+    returned.expect_steady(Steady::graphs(1))
 }
 
 /// Jacobi steps on a ring of `4 * ranks` cells until the largest change of all ranks is small.
