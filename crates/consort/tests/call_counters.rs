@@ -32,6 +32,14 @@ fn on_two(
     results.into_iter().map(Result::unwrap).collect()
 }
 
+/// That ranks call different things was found by comparison and not by the deadline; the errors name both.
+fn is_found(error: &str) {
+    let found = ["must be the same on all ranks\n", ": deadlock: no rank can go on"];
+    assert!(found.iter().any(|found| error.contains(found)), "{error}");
+    assert_eq!(error.matches("\n  rank ").count(), 2, "{error}");
+    assert!(error.contains("call_counters.rs:"), "{error}");
+}
+
 #[test]
 fn d3_a_call_too_many_is_an_error_on_all_ranks() {
     for every in [1, 4] {
@@ -44,7 +52,8 @@ fn d3_a_call_too_many_is_an_error_on_all_ranks() {
             every,
         );
         for (error, graphs) in results {
-            assert!(error.contains("call_counters.rs:"), "{error}");
+            is_found(&error);
+            assert!(every > 1 || error.contains("rank 1   call 3 of `step` "), "{error}");
             assert_eq!(graphs, 1, "{error}");
         }
     }
@@ -65,7 +74,8 @@ fn d3_a_call_that_meets_the_same_operation_elsewhere_is_found_at_the_next_call()
             every,
         );
         for (error, graphs) in results {
-            assert!(error.contains("call_counters.rs:"), "{error}");
+            is_found(&error);
+            assert!(every > 1 || error.contains("rank 1   call 3 of `step` "), "{error}");
             assert_eq!(graphs, 1, "{error}");
         }
     }
@@ -86,7 +96,7 @@ fn d3_a_warm_up_of_one_rank_alone_is_an_error_on_all_ranks() {
             every,
         );
         for (error, graphs) in results {
-            assert!(error.contains("call_counters.rs:"), "{error}");
+            is_found(&error);
             assert!(
                 every > 1
                     || error.contains("rank 0   call 2 of `step` ")
@@ -115,7 +125,7 @@ fn d3_counters_that_differ_over_groups_are_an_error_and_no_hang() {
                 Ok((outcome.map_err(|error| error.to_string()).unwrap_err(), f.stats().graphs))
             });
         for (error, graphs) in results.into_iter().map(Result::unwrap) {
-            assert!(error.contains("call_counters.rs:"), "{error}");
+            is_found(&error);
             assert_eq!(graphs, 1, "{error}");
         }
     }
