@@ -1,6 +1,7 @@
 //! Control flow that stays in a compiled program: a choice and two loops.
 
 use std::panic::Location;
+use std::time::{Duration, Instant};
 
 use consort_ir::entity::Value;
 use consort_ir::index::Index;
@@ -152,14 +153,27 @@ pub fn while_loop<C: Flatten>(
     }
 }
 
-/// The iterations of a loop between two looks at the other ranks.
-const LOOK: usize = 64;
+/// The iterations of a loop between two looks at the other ranks, and the time, if that is over first.
+const LOOK: (usize, Duration) = (64, Duration::from_millis(5));
 
-/// Fails now and then in a loop if another rank has failed.
-fn look(done: usize, op: &str, site: Site) -> Result<()> {
-    match done % LOOK {
-        0 if done > 0 => consort_comm::look().map_err(|error| Error::comm(op, error, site)),
-        _ => Ok(()),
+/// Looks from a loop now and then whether another rank has failed.
+struct Watch {
+    iterations: usize,
+    last: Instant,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        Watch { iterations: 0, last: Instant::now() }
+    }
+
+    fn iteration(&mut self, op: &str, site: Site) -> Result<()> {
+        self.iterations += 1;
+        if self.iterations <= LOOK.0 && self.last.elapsed() < LOOK.1 {
+            return Ok(());
+        }
+        *self = Watch::new();
+        consort_comm::look().map_err(|error| Error::comm(op, error, site))
     }
 }
 
@@ -199,12 +213,12 @@ fn eager_while<C: Flatten>(
     body: impl Fn(C) -> Result<C>,
     site: Site,
 ) -> Result<C> {
-    let mut done = 0;
+    let (mut done, mut watch) = (0, Watch::new());
     loop {
         if !holds(&condition(&carry)?, "while_loop", site)? {
             return Ok(carry);
         }
-        look(done, "while_loop", site)?;
+        watch.iteration("while_loop", site)?;
         if done == limit {
             return Err(Error::new("while_loop", ops::Trips::unfinished(limit), site));
         }
@@ -225,8 +239,9 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
         let got = format!("{}{:?}", x.dtype(), x.shape());
         return Err(Error::new("scan", (format!("a first dimension of {length}"), got), site));
     }
+    let mut watch = Watch::new();
     for place in 0..length {
-        look(place, "scan", site)?;
+        watch.iteration("scan", site)?;
         let cut = cut(&xs, |x| x.at(0, place))?;
         let (next, y) = body(carry, cut)?;
         carry = next;

@@ -1,7 +1,8 @@
 //! Loops: their conditions and bounds, and their end when another rank fails.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use consort::{Dtype, Init, Iterations, Reduce, Result, Tensor, compile, cond, scan, while_loop};
 
@@ -39,6 +40,26 @@ fn d8_a_loop_without_communication_ends_when_a_rank_that_waits_for_it_fails() {
         assert!(errors.iter().all(|error| error.contains("missing: rank 0")), "{errors:?}");
         assert!(errors[0].contains("tests/loops.rs:"), "{}", errors[0]);
     }
+}
+
+#[test]
+fn d8_a_loop_of_slow_iterations_looks_more_often() {
+    let iterations = AtomicUsize::new(0);
+    let errors = Init::new().timeout(Duration::from_millis(500)).spawn(2, |mesh| {
+        if mesh.my_rank()? == 1 {
+            return mesh.all_reduce(ones(1)?, Reduce::Sum)?.wait();
+        }
+        let slow = |x: Tensor| {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(100) {}
+            iterations.fetch_add(1, Ordering::Relaxed);
+            Ok(x)
+        };
+        while_loop(10_000usize, ones(1)?, |x| x.sum_all()?.gt(0.0), slow).map(drop)
+    });
+    let error = errors[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("missing: rank 0"), "{error}");
+    assert!(iterations.into_inner() < 32);
 }
 
 #[test]
