@@ -121,7 +121,7 @@ impl Adam {
     /// [`Adam`] has an example.
     #[track_caller]
     pub fn state<P: Flatten>(&self, params: &P) -> Result<Moments<P>> {
-        let step = Tensor::zeros(Dtype::I64, &[0usize; 0])?;
+        let step = Tensor::zeros(Dtype::I64, &())?;
         Ok(Moments { step, first: zeros(params)?, second: zeros(params)? })
     }
 

@@ -43,7 +43,7 @@ pub fn norm<P: Flatten>(tensors: &P) -> Result<Tensor> {
             None => sums.push((axes, squares)),
         }
     }
-    let mut all = Tensor::zeros(Dtype::F64, &[0usize; 0])?;
+    let mut all = Tensor::zeros(Dtype::F64, &())?;
     for (axes, sum) in sums {
         all = all.add(&sum_over(axes, sum, site).named("norm", site)?)?;
     }
