@@ -222,7 +222,14 @@ fn c6_bytes_that_are_copied_back_into_a_slice_are_counted() {
         assert_eq!(graph.copied_bytes, 2 * bytes, "{}", column.explain());
         assert_eq!(column.stats().copied_bytes, 2 * bytes, "{}", column.explain());
         let reasons: Vec<&str> = graph.copies.iter().filter_map(|copy| copy.split(": ").nth(1)).collect();
-        assert_eq!(reasons, ["64 bytes (gaps)", "64 bytes (back into a slice)"]);
+        let line = line!() - 11; // The all_reduce.
+        let wanted = [
+            format!("64 bytes (gaps), for `all_reduce` at crates/consort/tests/explain.rs:{line}"),
+            format!(
+                "64 bytes (back into a slice), for `update_slice` at crates/consort/tests/explain.rs:{line}"
+            ),
+        ];
+        assert_eq!(reasons, wanted);
         // Eager code copies the same bytes.
         let (mut x, before) = (ones(&[8, 4])?, mesh.copied_bytes());
         mesh.all_reduce_(x.narrow_mut(1, 1, 2)?, Reduce::Sum)?;
@@ -260,7 +267,7 @@ fn c6_an_argument_that_was_kept_is_copied_and_counted() {
         assert_eq!(graph.copied_bytes, rows.stats().copied_bytes, "{}", rows.explain());
         // The two rows are copied to be reduced, and at least the other six to the result.
         assert!((128..=160).contains(&graph.copied_bytes), "{}", rows.explain());
-        assert!(graph.copies.iter().all(|copy| copy.ends_with("(argument)")), "{}", rows.explain());
+        assert!(graph.copies.iter().all(|copy| copy.contains(" bytes (argument), for `")), "{}", rows.explain());
         Ok(())
     });
 }

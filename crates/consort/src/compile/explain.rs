@@ -9,8 +9,8 @@ use std::time::Duration;
 use consort_ir::cost::{self, Estimate};
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::EvalCx;
-use consort_ir::program::{Block, Func, Program};
+use consort_ir::ops::{EvalCx, call_name};
+use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::text::print_used;
 use consort_passes::{Copy, PlanReport, report};
 use consort_types::Failure;
@@ -256,7 +256,12 @@ impl ExplainedGraph {
         if let Some(plan) = &func.plan {
             let PlanReport { peak_bytes, live_bytes, copied_bytes, copies } = report(mesh, func);
             (graph.peak_bytes, graph.live_bytes, graph.copied_bytes) = (peak_bytes, live_bytes, copied_bytes);
-            let copy = |copy: &Copy| format!("{}: {} bytes ({})", copy.value, copy.bytes, copy.why.name());
+            let mut nodes = Vec::new();
+            all_nodes(&func.body, &mut nodes);
+            let copy = |copy: &Copy| {
+                let of = nodes.get(copy.node).map_or_else(String::new, |node| of_node(node));
+                format!("{}: {} bytes ({}){of}", copy.value, copy.bytes, copy.why.name())
+            };
             graph.copies = copies.iter().map(copy).collect();
             let mut symbols = plan.symbols.iter().copied().collect();
             graph.estimates =
@@ -279,6 +284,20 @@ impl ExplainedGraph {
             node.blocks.iter().for_each(|block| self.count(block));
         }
     }
+}
+
+/// All nodes, those of a block after the node that has it.
+fn all_nodes<'a>(block: &'a Block, all: &mut Vec<&'a Node>) {
+    for node in &block.nodes {
+        all.push(node);
+        node.blocks.iter().for_each(|block| all_nodes(block, all));
+    }
+}
+
+/// The call that a node is, and its source line.
+fn of_node(node: &Node) -> String {
+    let at = node.site.map_or_else(String::new, |site| format!(" at {site}"));
+    format!(", for `{}`{at}", call_name(node.op.info().name))
 }
 
 impl fmt::Display for ExplainedGraph {
