@@ -2,7 +2,7 @@
 //! ranks. The ops come from the list: a new op without a rule, or without a reason to have none, fails here.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::builder::Builder;
 use consort_ir::index::Index;
@@ -161,7 +161,37 @@ fn starts(over: GroupName, n: u32, mesh: &Mesh) -> Vec<Case> {
         over,
     };
     list.push(case(ring, &[x(&[1]), x(&[1]), x(&[1]), x(&[1])]));
+    list.extend(starts_by_member(over, n, mesh));
     list
+}
+
+/// Communication of which sizes, peers and tags differ between the members of a group of `n`.
+fn starts_by_member(over: GroupName, n: u32, mesh: &Mesh) -> Vec<Case> {
+    let me = group_rank(mesh, over);
+    let by_member = |of: &dyn Fn(u32) -> i64| {
+        let table: Vec<Index> = (0..n).map(|member| Index::from(of(member))).collect();
+        Index::pick(&me, &table)
+    };
+    // What member i sends to member j: nothing, a row or two.
+    let rows = |i: u32, j: u32| i64::from((i + 2 * j + 1) % 3);
+    let in_splits: Vec<Index> = (0..n).map(|j| by_member(&|i| rows(i, j))).collect();
+    let out_splits: Vec<Index> = (0..n).map(|j| by_member(&|i| rows(j, i))).collect();
+    let total = in_splits.iter().fold(Index::constant(0), |sum, size| &sum + size);
+    let own = TensorType::new(Dtype::F64, vec![total, Index::constant(2)], Axes::NONE);
+    let uneven = AllToAllStart { in_splits: Some(in_splits), out_splits: Some(out_splits), over };
+    // A ring whose messages are numbered by their senders; and the last member sends to the first, which alone receives.
+    let at = |peer: &dyn Fn(u32) -> i64, tag: &dyn Fn(u32) -> i64| Message {
+        peer: Peer::At(by_member(peer)),
+        tag: by_member(tag),
+    };
+    let (next, before) = (|i: u32| i64::from((i + 1) % n), |i: u32| i64::from((i + n - 1) % n));
+    let only = |member: u32, peer: u32| move |i: u32| if i == member { i64::from(peer) } else { -1 };
+    let exchange = ExchangeStart {
+        send: vec![at(&next, &i64::from), at(&only(n - 1, 0), &|_| 7)],
+        recv: vec![at(&before, &before), at(&only(0, n - 1), &|_| 7)],
+        over,
+    };
+    vec![case(uneven, &[own]), case(exchange, &[x(&[1]), x(&[2]), x(&[1]), x(&[2])])]
 }
 
 trait FromU32 {
@@ -181,7 +211,7 @@ fn subsets(mesh: &Mesh) -> Vec<Axes> {
     (0..1 << n).map(subset).collect()
 }
 
-/// All ways to place `n` operands; only some of them where they are many.
+/// All ways to place `n` operands.
 fn placements(mesh: &Mesh, n: usize) -> Vec<Vec<Axes>> {
     let mut all: Vec<Vec<Axes>> = vec![Vec::new()];
     for _ in 0..n {
@@ -190,8 +220,35 @@ fn placements(mesh: &Mesh, n: usize) -> Vec<Vec<Axes>> {
             .flat_map(|before| subsets(mesh).into_iter().map(move |axes| [&before[..], &[axes]].concat()))
             .collect();
     }
-    let step = all.len().div_ceil(32);
-    all.into_iter().step_by(step).collect()
+    all
+}
+
+/// Up to this many placements of the operands of one case are all tried.
+const ALL: usize = 64;
+
+/// The programs of a case: one for each placement that its operands can have. Of more than [`ALL`] placements, some in which
+/// every two operands have all pairs of placements that they can have.
+fn placed(mesh: &Mesh, op: &Op, types: &[TensorType]) -> Vec<Program> {
+    let all = placements(mesh, types.len());
+    let (some, mut pairs) = (all.len() > ALL, BTreeSet::new());
+    let mut programs = Vec::new();
+    for number in 0..all.len() {
+        // Their number is a power of two. Steps of an odd number visit all, and change all operands.
+        let placement = &all[number * 37 % all.len()];
+        let placed: Vec<TensorType> =
+            types.iter().zip(placement).map(|(ty, axes)| ty.with_varies(*axes)).collect();
+        let Some(program) = program(mesh, op, &placed).filter(|program| verify(program).is_empty()) else {
+            continue;
+        };
+        let known = pairs.len();
+        for (j, b) in placement.iter().enumerate() {
+            pairs.extend(placement[..j].iter().enumerate().map(|(i, a)| (i, j, *a, *b)));
+        }
+        if !some || pairs.len() > known {
+            programs.push(program);
+        }
+    }
+    programs
 }
 
 /// The loss: results times weights that differ everywhere, summed over all elements and ranks. Returns the program and
@@ -263,15 +320,10 @@ fn try_case(mesh: &Mesh, (op, types): &Case, tried: &mut Tried) {
         return;
     }
     let floats: Vec<usize> = (0..types.len()).filter(|i| types[*i].dtype.is_float()).collect();
-    for placement in placements(mesh, types.len()) {
-        let placed: Vec<TensorType> =
-            types.iter().zip(placement).map(|(ty, axes)| ty.with_varies(axes)).collect();
-        let Some(program) = program(mesh, op, &placed).filter(|program| verify(program).is_empty()) else {
-            continue;
-        };
-        if floats.is_empty() {
-            continue;
-        }
+    if floats.is_empty() {
+        return;
+    }
+    for program in placed(mesh, op, types) {
         let text = print(&program);
         let made = match gradient(&program, "f", &Wanted::by(&floats[..])) {
             Ok(made) => made.program,
@@ -303,7 +355,7 @@ const REFUSALS: [(&str, &str); 1] =
 
 #[test]
 fn every_op_has_a_gradient_or_a_reason_to_have_none() {
-    let mut tried: BTreeMap<&str, Tried> = BTreeMap::new();
+    let mut tried: BTreeMap<(&str, u32), Tried> = BTreeMap::new();
     for mesh in meshes() {
         let mut cases = local_cases();
         let rows = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter());
@@ -318,7 +370,7 @@ fn every_op_has_a_gradient_or_a_reason_to_have_none() {
             cases.extend(starts(over, mesh.group_size(over), &mesh));
         }
         for case in &cases {
-            try_case(&mesh, case, tried.entry(case.0.info().name).or_default());
+            try_case(&mesh, case, tried.entry((case.0.info().name, mesh.n_ranks())).or_default());
         }
     }
     let mut wrong = Vec::new();
@@ -332,19 +384,23 @@ fn every_op_has_a_gradient_or_a_reason_to_have_none() {
             }
             continue;
         }
-        let none = Tried::default();
-        let own = tried.get(name).unwrap_or(&none);
         let (mesh, types) = (Mesh::new([("tp", 2u32), ("b", 2)]).unwrap(), example(info).map(|case| case.1));
         let types: Option<Vec<Type>> = types.map(|types| types.into_iter().map(Type::Tensor).collect());
         let words = types.map(|types| gradient_words(&mesh, &op, &types));
-        let refused: Vec<&String> = own.refusals.keys().collect();
-        println!(
-            "{name}: {} programs, {} elements, refused: {refused:?}, {words:?}",
-            own.programs, own.elements
-        );
         let passes = words.as_deref().is_some_and(|words| words == "rule") && !HAVE_CASES.contains(&name);
-        if passes && own.elements == 0 || !refused.is_empty() {
-            wrong.push(format!("{name}: {} elements compared, refused: {refused:?}", own.elements));
+        for ranks in [1, 2, 4] {
+            let none = Tried::default();
+            let own = tried.get(&(name, ranks)).unwrap_or(&none);
+            let refused: Vec<&String> = own.refusals.keys().collect();
+            let what = format!(
+                "{name} on {ranks}: {} programs, {} elements, refused: {refused:?}, {words:?}",
+                own.programs, own.elements
+            );
+            if passes && own.elements == 0 || !refused.is_empty() {
+                wrong.push(what);
+            } else {
+                println!("{what}");
+            }
         }
         if words.is_some_and(|words| words.contains("yet")) {
             wrong.push(format!("{name}: no rule"));

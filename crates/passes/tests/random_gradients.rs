@@ -1,7 +1,9 @@
-//! Gradients of random programs against differences, before and after all passes.
+//! Gradients of random programs against differences, before and after all passes, and planned: the plans of all ranks have
+//! no hazards, and give the bits of the program oracle under every timing.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 mod grown;
+mod planned;
 
 use std::collections::BTreeMap;
 
@@ -12,8 +14,10 @@ use consort_ir::program::{Block, Node, Program};
 use consort_ir::text::print;
 use consort_ir::verify::verify;
 use consort_oracle::differences::check_gradient;
+use consort_oracle::plan::Timing;
 use consort_oracle::run;
 use consort_passes::{PASSES, PassCx, Wanted, float_arguments, gradient, simplify};
+use consort_types::Rank;
 
 /// Reasons for which a gradient may be refused.
 const REFUSALS: [&str; 4] = [
@@ -23,15 +27,26 @@ const REFUSALS: [&str; 4] = [
     "the gradient reads a value whose size is read from data",
 ];
 
+/// Plans a program for each rank, some arguments donated, and runs the plans under every kind of timing.
+fn check_plans(program: &Program, inputs: &[Vec<Literal>], seed: u64) {
+    let func = &program.funcs[0];
+    let given = |rank: u32, param: usize| seed >> ((rank as usize + param) % 5) & 1 == 1;
+    let plans = planned::plans(program, func, inputs, given);
+    let ahead = Rank((seed % u64::from(program.mesh.n_ranks())) as u32);
+    let timings = [Timing::Earliest, Timing::Latest, Timing::Ahead(ahead), Timing::Mixed(seed)];
+    planned::check(program, func, &plans, inputs, &timings, &format!("seed {seed}"));
+}
+
 #[test]
 fn random_programs_have_the_gradients_that_differences_give() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seeds =
         number("CONSORT_SEED").map_or(0..number("CONSORT_PROGRAMS").unwrap_or(120), |seed| seed..seed + 1);
-    let (mut elements, mut gradients, mut refused) = (0, 0, BTreeMap::<String, usize>::new());
+    let (mut elements, mut tried, mut gradients, mut refused) = (0, 0, 0, BTreeMap::<String, usize>::new());
     let (mut wrong, one) = (Vec::new(), seeds.end - seeds.start == 1);
     for seed in seeds {
         let Some(program) = grown::program(seed, 16) else { continue };
+        tried += 1;
         let text = print(&program);
         assert_eq!(verify(&program), [], "seed {seed}\n{text}");
         let wrt = float_arguments(&program.funcs[0]);
@@ -54,11 +69,13 @@ fn random_programs_have_the_gradients_that_differences_give() {
                 Err(error) if one => wrong.push(format!("seed {seed}: {error}\n{text}\n{}", print(made))),
                 Err(error) => wrong.push(format!("seed {seed}: {error}")),
             }
+            check_plans(made, &inputs, seed);
         }
         gradients += 1;
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     println!("{gradients} gradients, {elements} elements, refused: {refused:?}");
+    assert!(one || 2 * gradients > tried, "{gradients} gradients of {tried} programs");
 }
 
 /// A program all of which is computed again: its float arguments are read through `recompute`.
@@ -102,6 +119,7 @@ fn random_programs_have_the_same_gradients_whatever_is_kept() {
             assert!(same(&got, &expected), "seed {seed}\n{text}");
             let simple = simplify(&made.program, PASSES, &mut PassCx::default()).unwrap();
             assert!(same(&run(&simple, "f", &inputs).unwrap(), &expected), "seed {seed}, simplified\n{text}");
+            check_plans(&simple, &inputs, seed);
             compared += 1;
             again += usize::from(text.contains("again"));
         }
