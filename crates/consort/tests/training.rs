@@ -255,6 +255,67 @@ fn an_accumulation_is_one_batch_and_has_one_sum() {
     }
 }
 
+/// The layers of a model transpose their weights in the loss, so in the loop over micro-batches; `recompute` marks them there.
+#[test]
+fn a_model_over_micro_batches_has_one_sum_for_each_weight() {
+    let config = Config { vocabulary: 11, hidden: 8, feed_forward: 12, dtype: Dtype::F64, ..Config::tiny() };
+    let (batches, rows, length) = (3, 4, 5);
+    let all: Vec<i64> = (0..batches * rows * (length + 1)).map(|i| (i * i % 11) as i64).collect();
+    let run = |n: usize, again: bool| {
+        let init = Init::new().axes(&[("dp", n), ("tp", 1)]);
+        let outcomes = init.spawn(n, |mesh| {
+            let model = Llama::random(&config, &mesh.axis("tp")?, 3)?;
+            let (dp, own) = (mesh.axis("dp")?, rows / n);
+            let text = Tensor::from_slice(&all, &[batches, rows, length + 1])?;
+            let text = text.narrow(1, dp.my_rank()? * own, own)?;
+            let batch = (text.narrow(2, 0, length)?, text.narrow(2, 1, length)?);
+            let f = value_and_grad(move |model: Llama| {
+                let loss = |(tokens, targets): (Tensor, Tensor)| model.loss(&tokens, &targets);
+                let batch = batch.clone();
+                let mean = if again { mean_of(batch, recompute(loss)) } else { mean_of(batch, loss) };
+                dp.all_reduce(mean?, Reduce::Avg)
+            });
+            let (loss, slope) = f.call(model.clone())?;
+            let program = f.explain().graphs[0].program.clone();
+            let sums: Vec<&str> = program
+                .lines()
+                .filter(|line| line.contains("all_reduce_start") && line.contains("over=dp"))
+                .collect();
+            // One for each weight and one for the loss, none of them in a loop.
+            assert_eq!(sums.len(), model.flatten().len() + 1, "{program}");
+            assert!(sums.iter().all(|line| line.starts_with("    v")), "{program}");
+            let mut slopes = vec![loss.item::<f64>()?];
+            for slope in slope.flatten() {
+                assert!(slope.varies().iter().all(|axis| *axis != "dp"));
+                slopes.extend(slope.to_vec::<f64>()?);
+            }
+            Ok(slopes)
+        });
+        outcomes.into_iter().map(|outcome| outcome.unwrap()).collect::<Vec<_>>()
+    };
+    for again in [false, true] {
+        let one = run(1, again).remove(0);
+        for n in [2, 4] {
+            run(n, again).iter().for_each(|many| close(many, &one));
+        }
+    }
+}
+
+/// 2^-9 is less than bf16 has beside 1: of sums in bf16 nothing but the ones would remain.
+#[test]
+fn gradients_of_masters_are_summed_in_their_element_type() {
+    let ends = on(4, |mesh| {
+        let (tp, mine) = (mesh.axis("tp")?, if mesh.my_rank()? == 0 { 1.0 } else { 2f64.powi(-9) });
+        let x = Tensor::full(Dtype::Bf16, &[3, 1], mine)?;
+        let f = grad(move |w: Tensor| {
+            let loss = mean_of(x.clone(), |x: Tensor| cast(&w, Dtype::Bf16)?.mul(&x)?.sum_all())?;
+            tp.all_reduce(loss.cast(Dtype::F32)?, Reduce::Sum)
+        });
+        f.call(Tensor::ones(Dtype::F32, &[1])?.replicated()?)?.item::<f32>()
+    });
+    assert!(ends.iter().all(|slope| (slope - (1.0 + 3.0 * 2f32.powi(-9))).abs() < 1e-6), "{ends:?}");
+}
+
 /// With the loss computed again, one micro-batch's intermediate values are kept instead of those of all.
 #[test]
 fn an_accumulation_needs_the_memory_of_one_micro_batch() {
@@ -321,6 +382,43 @@ fn shards_of_any_size_are_gathered_and_have_gradients() {
             slope.2.item::<f64>()
         });
         assert!(all.iter().all(|slope| *slope == (n as f64 + 1.0) / 2.0), "{all:?}");
+    }
+}
+
+/// Neither 3 nor 7 rows are equal parts of 2 or 4 ranks; one of 4 has none of 3.
+#[test]
+fn gradients_of_uneven_shards_are_scattered() {
+    let run = |n: usize| {
+        let all = on(n, |mesh| {
+            let tp = mesh.axis("tp")?;
+            let params = (Tensor::normal(Dtype::F64, &[3, 4], 1)?, Tensor::normal(Dtype::F64, &[7], 2)?);
+            let shards = Shards::of(&params, &tp)?;
+            let own = 12 / n;
+            let x = Tensor::normal_part(Dtype::F64, &[own, 4], &[12, 4], &[own * mesh.my_rank()?, 0], 3)?;
+            let y = Tensor::normal_part(Dtype::F64, &[own, 7], &[12, 7], &[own * mesh.my_rank()?, 0], 4)?;
+            let group = tp.clone();
+            let f = grad(move |shards: Shards<(Tensor, Tensor)>| {
+                let (weight, bias) = shards.whole()?;
+                let hidden = x.matmul(&weight.t()?)?.tanh()?.sum(&[1], true)?;
+                let off = y.add(&bias)?.mul(&hidden)?;
+                group.all_reduce(off.mul(&off)?.mean_all()?, Reduce::Avg)
+            });
+            let slope = f.call(shards)?;
+            let program = f.explain().graphs[0].program.clone();
+            if n > 1 {
+                // The loss alone is summed whole.
+                assert_eq!(program.matches("all_reduce_start").count(), 1, "{program}");
+                assert_eq!(program.matches("reduce_scatter_v_start").count(), 2, "{program}");
+            }
+            Ok((slope.rows.0.to_vec::<f64>()?, slope.rows.1.to_vec::<f64>()?))
+        });
+        let weight: Vec<f64> = all.iter().flat_map(|(weight, _)| weight).copied().collect();
+        let bias: Vec<f64> = all.iter().flat_map(|(_, bias)| bias).copied().collect();
+        [weight, bias].concat()
+    };
+    let one = run(1);
+    for n in [2, 4] {
+        close(&run(n), &one);
     }
 }
 

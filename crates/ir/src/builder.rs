@@ -85,6 +85,11 @@ impl<'a> Builder<'a> {
         self.draft.site = site;
     }
 
+    /// The source line of the nodes that follow.
+    pub fn site(&self) -> Option<Site> {
+        self.draft.site
+    }
+
     /// Declares the facts of a backed symbol before a parameter binds it.
     pub fn declare(&mut self, sym: Sym, facts: SymbolFacts) {
         if self.draft.func.symbols.iter().all(|(other, _)| *other != sym) {

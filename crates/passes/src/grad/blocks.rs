@@ -61,7 +61,9 @@ impl Backward<'_, '_> {
                 Role::Saved(..) => {}
             }
         }
+        let site = self.builder.site();
         self.block(tape, &mut values, &mut cotangents)?;
+        self.builder.set_site(site);
         Ok(cotangents)
     }
 

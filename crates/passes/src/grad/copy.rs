@@ -66,6 +66,11 @@ impl<'a> Copier<'a> {
         old.iter().map(|value| self.value(*value)).collect()
     }
 
+    /// Sets the new value of an old one.
+    pub(super) fn know(&mut self, old: Value, new: Value) {
+        self.values.insert(old, new);
+    }
+
     /// Opens a copy of a block whose parameters have these types.
     pub(super) fn begin(&mut self, block: &Block, types: Vec<Type>) -> Vec<Value> {
         let params = self.builder.begin_block(types);

@@ -20,10 +20,12 @@ mod budget;
 mod copy;
 mod keep;
 mod notes;
+mod origin;
 mod prune;
 mod scatter;
 mod spread;
 mod tape;
+mod tiles;
 mod values;
 
 use consort_ir::entity::Value;

@@ -1,4 +1,5 @@
-//! The own slice of a sum over ranks is a reduce_scatter: each rank gets what it keeps, and no more.
+//! The own slice of a sum over ranks is a reduce_scatter: each rank gets what it keeps, and no more. Slices may have a size
+//! of their own on each rank.
 //!
 //! A parameter that is gathered where it is used, on data that differs between the ranks that it is gathered from, has
 //! such a gradient: the sum of a spread, of which the gradient of the all_gather takes the rank's own slice. Between the
@@ -9,10 +10,11 @@
 //! Does not: touch sums that the function itself computes, or a sum that something else reads whole.
 
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::index::Index;
+use consort_ir::index::{Index, Sym};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{
-    AllReduceStart, Broadcast, Effects, Op, Permute, ReduceScatterStart, Reshape, Slice, Wait, group_rank,
+    AllReduceStart, Broadcast, Effects, Op, Permute, ReduceScatterStart, ReduceScatterVStart, Reshape, Slice,
+    Wait, group_rank,
 };
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::{TensorType, Type};
@@ -32,15 +34,43 @@ struct Scatterer<'a> {
     next: u32,
 }
 
+/// How a tensor is split: along which dimension, and the size of each member's part.
+#[derive(Clone)]
+struct Cut {
+    dim: usize,
+    sizes: Vec<Index>,
+}
+
+impl Cut {
+    fn is_even(&self) -> bool {
+        self.sizes.iter().all(|size| *size == self.sizes[0])
+    }
+
+    /// How a dimension of size `of` is split that has the same parts as one of size `to`, split like this.
+    fn scaled(&self, dim: usize, of: &Index, to: &Index) -> Option<Cut> {
+        let n = Index::from(self.sizes.len());
+        let quotient = |product: Index, by: &Index| {
+            let quotient = product.div(by);
+            (&quotient * by == product).then_some(quotient)
+        };
+        let sizes = if self.is_even() {
+            vec![quotient(of.clone(), &n)?; self.sizes.len()]
+        } else {
+            self.sizes.iter().map(|size| quotient(size * of, to)).collect::<Option<Vec<Index>>>()?
+        };
+        Some(Cut { dim, sizes })
+    }
+}
+
 /// A slice of a sum that becomes a reduce_scatter.
 struct Found {
     /// The numbers of the start and its wait.
     start: usize,
     wait: usize,
-    /// The ops between, the last first: the number of each, and the dimension of its result that is split.
-    between: Vec<(usize, usize)>,
-    /// The dimension of the sum that is split, and over which axes.
-    dim: usize,
+    /// The ops between, the last first: the number of each, and how its result is split.
+    between: Vec<(usize, Cut)>,
+    /// How the sum is split, and over which axes.
+    cut: Cut,
     over: Axes,
     /// Over which axes it is summed besides.
     rest: Axes,
@@ -104,8 +134,7 @@ impl Scatterer<'_> {
     ) -> Option<Found> {
         let node = &block.nodes[at];
         let mut value = *node.args.first()?;
-        let (mut dim, over) = self.own_slice(node.op.as_op()?, &self.tensor(value)?.shape)?;
-        let parts = self.parts(over);
+        let (mut cut, over) = self.own_slice(node.op.as_op()?, &self.tensor(value)?.shape)?;
         let mut between = Vec::new();
         let wait = loop {
             let number = *places.get(value)?;
@@ -116,8 +145,9 @@ impl Scatterer<'_> {
             if node.op.effects() == Effects::Wait {
                 break number;
             }
-            between.push((number, dim));
-            (value, dim) = self.before(block, node, dim, &parts, places)?;
+            let before = self.before(block, node, &cut, places)?;
+            between.push((number, cut));
+            (value, cut) = before;
         };
         let start = *places.get(*block.nodes[wait].args.first()?)?;
         let node = &block.nodes[start];
@@ -125,16 +155,11 @@ impl Scatterer<'_> {
             return None;
         };
         let is_own = node.args.len() == 1 && *node.results.first()? >= self.from && over.is_subset(axes);
-        is_own.then_some(Found { start, wait, between, dim, over, rest: axes.minus(over) })
+        is_own.then_some(Found { start, wait, between, cut, over, rest: axes.minus(over) })
     }
 
-    /// How many members a group of axes has.
-    fn parts(&self, over: Axes) -> Index {
-        Index::from(i64::from(self.mesh.group_size(GroupName::Axes(over))))
-    }
-
-    /// The dimension along which a slice is the part of the executing rank, and the axes along which the parts lie.
-    fn own_slice(&self, slice: &Slice, shape: &[Index]) -> Option<(usize, Axes)> {
+    /// How a tensor is split of which a slice is the part of the executing rank, and the axes along which the parts lie.
+    fn own_slice(&self, slice: &Slice, shape: &[Index]) -> Option<(Cut, Axes)> {
         let is_full = |i: usize| slice.size[i] == shape[i] && slice.start[i].as_const() == Some(0);
         let mut cut = (0..shape.len()).filter(|i| !is_full(*i));
         let (Some(dim), None) = (cut.next(), cut.next()) else { return None };
@@ -142,38 +167,58 @@ impl Scatterer<'_> {
         if start.as_const().is_some() || slice.step[dim] != 1 {
             return None;
         }
-        let is_own = |over: &Axes| {
-            let first = &group_rank(self.mesh, GroupName::Axes(*over)) * size;
-            first == *start && &self.parts(*over) * size == shape[dim]
+        let cut = |over: Axes| {
+            let (me, n) = (self.me(over), self.mesh.group_size(GroupName::Axes(over)));
+            let sizes: Vec<Index> = (0..n).map(|member| self.of_member(size, over, member)).collect();
+            let starts: Vec<Index> = (0..sizes.len()).map(|i| Index::sum(&sizes[..i])).collect();
+            let is_own = &me * size == *start || Index::pick(&me, &starts) == *start;
+            let is_all = Index::pick(&me, &sizes) == *size && Index::sum(&sizes) == shape[dim];
+            (is_own && is_all).then_some((Cut { dim, sizes }, over))
         };
-        Some((dim, subsets(self.mesh.all_axes()).find(is_own)?))
+        subsets(self.mesh.all_axes()).find_map(cut)
     }
 
-    /// The operand of an op through which a slice is pushed, and the dimension that is split there.
+    /// The place of the executing rank in its group.
+    fn me(&self, over: Axes) -> Index {
+        group_rank(self.mesh, GroupName::Axes(over))
+    }
+
+    /// A size on a member of a group.
+    fn of_member(&self, size: &Index, over: Axes, member: u32) -> Index {
+        let mut places: Vec<(Sym, Index)> = Vec::new();
+        let mut rest = member;
+        // The last axis counts fastest.
+        for axis in over.iter().collect::<Vec<_>>().into_iter().rev() {
+            let n = self.mesh.axis_size(axis).max(1);
+            places.push((Sym::Rank(axis), Index::from(i64::from(rest % n))));
+            rest /= n;
+        }
+        size.substitute(&|sym| places.iter().find(|(other, _)| *other == sym).map(|(_, place)| place.clone()))
+    }
+
+    /// The operand of an op through which a slice is pushed, and how it is split.
     fn before(
         &self,
         block: &Block,
         node: &Node,
-        dim: usize,
-        parts: &Index,
+        cut: &Cut,
         places: &ValueMap<usize>,
-    ) -> Option<(Value, usize)> {
+    ) -> Option<(Value, Cut)> {
         let first = *node.args.first()?;
         if let Some(op) = node.op.as_op::<Permute>() {
-            return Some((first, *op.dims.get(dim)?));
+            return Some((first, Cut { dim: *op.dims.get(cut.dim)?, sizes: cut.sizes.clone() }));
         }
         if let Some(op) = node.op.as_op::<Reshape>() {
-            let (from, before) = (&self.tensor(first)?.shape, Index::product(&op.shape[..dim]));
-            let splits =
-                |i: &usize| Index::product(&from[..*i]) == before && &from[*i].div(parts) * parts == from[*i];
-            return Some((first, (0..from.len()).find(splits)?));
+            let (from, before) = (&self.tensor(first)?.shape, Index::product(&op.shape[..cut.dim]));
+            let mut at = (0..from.len()).filter(|i| Index::product(&from[..*i]) == before);
+            return Some((first, at.find_map(|i| cut.scaled(i, &from[i], &op.shape[cut.dim]))?));
         }
         if !node.op.is_elementwise() {
             return None;
         }
         let mut tensors = node.args.iter().filter(|arg| self.number(block, **arg, places).is_none());
         let (Some(tensor), None) = (tensors.next(), tensors.next()) else { return None };
-        Some((*tensor, dim))
+        Some((*tensor, cut.clone()))
     }
 
     /// The number that a tensor repeats, if it is one.
@@ -190,10 +235,10 @@ impl Scatterer<'_> {
     }
 
     /// The type of a tensor of which each member of a group has its part.
-    fn part(&self, value: Value, dim: usize, over: Axes) -> Option<TensorType> {
+    fn part(&self, value: Value, cut: &Cut, over: Axes) -> Option<TensorType> {
         let ty = self.tensor(value)?;
         let mut shape = ty.shape.clone();
-        shape[dim] = shape[dim].div(&self.parts(over));
+        shape[cut.dim] = Index::pick(&self.me(over), &cut.sizes);
         Some(ty.with_shape(shape).with_varies(ty.varies.union(over)))
     }
 
@@ -205,13 +250,17 @@ impl Scatterer<'_> {
         places: &ValueMap<usize>,
         more: &mut Vec<(usize, Node)>,
     ) -> Option<Value> {
-        let Found { start, wait, dim, over, rest, .. } = *found;
+        let Found { start, wait, over, rest, ref cut, .. } = *found;
         let sum = block.nodes[wait].results[0];
-        let part = self.part(sum, dim, over)?;
+        let part = self.part(sum, cut, over)?;
         let x = self.tensor(block.nodes[start].args[0])?.varies;
         let scattered = part.with_varies(x.union(over));
-        let op = ReduceScatterStart { reduce: Reduce::Sum, dims: vec![dim], over: GroupName::Axes(over) };
-        block.nodes[start].op = Op::new(op);
+        let (reduce, group) = (Reduce::Sum, GroupName::Axes(over));
+        block.nodes[start].op = if cut.is_even() {
+            Op::new(ReduceScatterStart { reduce, dims: vec![cut.dim], over: group })
+        } else {
+            Op::new(ReduceScatterVStart { reduce, dim: cut.dim, sizes: cut.sizes.clone(), over: group })
+        };
         self.types.insert(block.nodes[start].results[0], Type::Pending(vec![scattered.clone()]));
         self.types.insert(sum, scattered.into());
         let mut end = sum;
@@ -223,13 +272,16 @@ impl Scatterer<'_> {
                 more.push((wait + 1, node_like(&block.nodes[wait], op, arg, result)));
             }
         }
-        for (at, dim) in found.between.iter().rev() {
+        for (at, cut) in found.between.iter().rev() {
             let result = block.nodes[*at].results[0];
-            let ty = self.part(result, *dim, over)?;
+            let ty = self.part(result, cut, over)?;
             for i in 0..block.nodes[*at].args.len() {
                 let arg = block.nodes[*at].args[i];
                 if let Some(number) = self.number(block, arg, places) {
                     let repeated = self.tensor(arg)?.with_shape(ty.shape.clone());
+                    // A size of its own on each rank differs over the axes.
+                    let differs = if cut.is_even() { Axes::NONE } else { over };
+                    let repeated = repeated.with_varies(repeated.varies.union(differs));
                     let repeated = self.value(repeated.into());
                     let op = Op::new(Broadcast { shape: ty.shape.clone() });
                     more.push((*at, node_like(&block.nodes[*at], op, number, repeated)));

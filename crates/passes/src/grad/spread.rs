@@ -9,6 +9,15 @@
 //! its sum is taken once; of a tensor that is sliced, the whole is spread. For axes over which a condition or a number
 //! of iterations differs, operands are spread before the block, since no communication over these axes may stand in it.
 //! Only values that a gradient passes through are spread.
+//!
+//! A value that is a view, a cast or a function by elements of one other is spread by spreading the other, where that
+//! makes sums fewer or smaller (`origin`):
+//!
+//! - before a broadcast there are fewer elements to sum;
+//! - before a split there is one sum instead of one for each part;
+//! - what comes from before a loop is spread there. What is computed in a loop from what every iteration sees is computed
+//!   before the loop, if it is not such a form of one value;
+//! - before a cast to a smaller element type, an argument of the function is summed in its own.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +31,17 @@ use consort_types::{Axes, Collective, Failure, GroupName, Kind};
 
 use super::active::Active;
 use super::copy::{Copier, located};
+use super::origin::{Enters, Made, Origins};
+use super::tiles::Tiles;
 
 /// The function with explicit spreads.
 pub(super) fn make_spreads_explicit(mesh: &Mesh, func: &Func, active: &Active) -> Result<Func, Box<Failure>> {
     let copier = Copier::new(mesh, func);
-    let mut spreader = Spreader { func, active, copier, levels: vec![Level::default()] };
+    let (tiles, levels) = (Tiles::of(func, active), vec![Level::default()]);
+    let mut spreader = Spreader { func, active, tiles, splits: BTreeMap::new(), copier, levels };
+    for param in spreader.copier.values(&func.body.params)? {
+        spreader.levels[0].origins.add_argument(param);
+    }
     spreader.nodes(&func.body)?;
     let results = spreader.copier.values(&func.body.results)?;
     Ok(spreader.copier.finish(&results))
@@ -41,18 +56,26 @@ struct Level {
     outer: BTreeMap<Value, (Value, Enters)>,
     /// What a loop takes besides its own operands: the value outside, the parameter, and how it enters.
     more: Vec<(Value, Value, Enters)>,
+    /// How its values were made.
+    origins: Origins,
+    /// Values that are computed before the loop instead, with those there.
+    hoisted: BTreeMap<Value, Value>,
 }
 
-/// How a value from before a loop enters an iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Enters {
-    Sliced,
-    Whole,
+impl Level {
+    /// A parameter whose value comes from before the loop.
+    fn add_outer(&mut self, param: Value, outer: Value, enters: Enters) {
+        self.outer.insert(param, (outer, enters));
+        self.origins.add_outer(param, enters);
+    }
 }
 
 struct Spreader<'a> {
     func: &'a Func,
     active: &'a Active,
+    tiles: Tiles,
+    /// The results of the splits that slices became.
+    splits: BTreeMap<usize, Vec<Value>>,
     copier: Copier<'a>,
     levels: Vec<Level>,
 }
@@ -80,29 +103,91 @@ impl<'a> Spreader<'a> {
         if let Some(known) = self.levels[level].spreads.get(&(value, axes)) {
             return Ok(*known);
         }
-        let spread = match self.levels[level].outer.get(&value).copied() {
-            Some((outer, enters)) => {
-                let outer = self.spread_in(level - 1, outer, axes)?;
-                let ty = self.copier.builder.ty(value)?.widened(axes);
-                let param = self.builder().outside(level, |b| b.param(ty));
-                self.levels[level].outer.insert(param, (outer, enters));
-                self.levels[level].more.push((outer, param, enters));
-                param
-            }
-            None => {
-                let spread = Spread { over: GroupName::Axes(axes) };
-                self.builder().outside(level, |b| b.one(spread, &[value]))?
-            }
+        let outer = self.levels[level].outer.get(&value).copied();
+        let outer = outer.map_or_else(|| self.hoisted(level, value), |outer| Ok(Some(outer)))?;
+        if let Some((outer, enters)) = outer {
+            let outer = self.spread_in(level - 1, outer, axes)?;
+            let ty = self.copier.builder.ty(value)?.widened(axes);
+            let param = self.builder().outside(level, |b| b.param(ty));
+            self.levels[level].add_outer(param, outer, enters);
+            self.levels[level].more.push((outer, param, enters));
+            self.levels[level].spreads.insert((value, axes), param);
+            return Ok(param);
+        }
+        let earlier = self.levels[level].origins.earlier(value);
+        let Some((mut made, through)) = earlier.map(|(made, through)| (made.clone(), through)) else {
+            let spread = Spread { over: GroupName::Axes(axes) };
+            let spread = self.builder().outside(level, |b| b.one(spread, &[value]))?;
+            self.levels[level].spreads.insert((value, axes), spread);
+            return Ok(spread);
         };
-        self.levels[level].spreads.insert((value, axes), spread);
-        Ok(spread)
+        made.args[through] = self.spread_in(level, made.args[through], axes)?;
+        let results = made.results.clone();
+        let spreads = self.make(level, made)?;
+        self.levels[level].spreads.extend(results.into_iter().map(|result| (result, axes)).zip(spreads));
+        self.levels[level].spreads.get(&(value, axes)).copied().ok_or_else(|| Failure::new("no result"))
+    }
+
+    /// Adds a node like another to an open block: its results.
+    fn make(&mut self, level: usize, mut made: Made) -> Result<Vec<Value>, Box<Failure>> {
+        let (site, op, args) = (self.copier.builder.site(), made.op.clone(), made.args.clone());
+        self.builder().set_site(made.site);
+        let results = self.builder().outside(level, |b| b.node(op, &args, Vec::new()));
+        self.builder().set_site(site);
+        made.results = results?;
+        let results = made.results.clone();
+        self.remember(level, made);
+        Ok(results)
+    }
+
+    /// Adds the split that slices of a value become.
+    fn split(&mut self, number: usize, made: Made) -> Result<Vec<Value>, Box<Failure>> {
+        let parts = self.make(self.levels.len() - 1, made)?;
+        self.splits.insert(number, parts.clone());
+        Ok(parts)
+    }
+
+    fn remember(&mut self, level: usize, made: Made) {
+        let ty = |value: &Value| self.copier.builder.ty(*value).ok().cloned();
+        let args: Vec<Type> = made.args.iter().filter_map(ty).collect();
+        let result = made.results.first().and_then(ty);
+        self.levels[level].origins.add(made, &args, result.as_ref());
+    }
+
+    /// Computes a value before the loop, if it is the same in every iteration and is not spread by spreading an operand.
+    fn hoisted(&mut self, level: usize, value: Value) -> Result<Option<(Value, Enters)>, Box<Failure>> {
+        let origins = &self.levels[level].origins;
+        if level == 0 || origins.invariant(value).is_none() || origins.earlier(value).is_some() {
+            return Ok(None);
+        }
+        Ok(Some((self.hoist(level, value)?, Enters::Whole)))
+    }
+
+    /// A value that is the same in every iteration, before the loop.
+    fn hoist(&mut self, level: usize, value: Value) -> Result<Value, Box<Failure>> {
+        let known = &self.levels[level];
+        let known = known.hoisted.get(&value).or(known.outer.get(&value).map(|(outer, _)| outer));
+        if let Some(known) = known {
+            return Ok(*known);
+        }
+        let made = self.levels[level].origins.invariant(value).cloned();
+        let mut made = made.ok_or_else(|| Failure::new(format!("{value} differs between iterations")))?;
+        for arg in &mut made.args {
+            *arg = self.hoist(level, *arg)?;
+        }
+        let results = made.results.clone();
+        let outer = self.make(level - 1, made)?;
+        self.levels[level].hoisted.extend(results.into_iter().zip(outer));
+        self.levels[level].hoisted.get(&value).copied().ok_or_else(|| Failure::new("no result"))
     }
 
     fn nodes(&mut self, block: &Block) -> Result<(), Box<Failure>> {
+        let site = self.copier.builder.site();
         for node in &block.nodes {
             self.copier.builder.set_site(node.site);
             self.node(node).map_err(|failure| located(failure, node))?;
         }
+        self.copier.builder.set_site(site);
         Ok(())
     }
 
@@ -111,7 +196,20 @@ impl<'a> Spreader<'a> {
         match node.op.flow() {
             Flow::Straight => {
                 let args = self.operands(node, args)?;
-                self.copier.node(node, node.op.clone(), &args, Vec::new())
+                if let Some((split, op, part)) = self.tiles.get(node) {
+                    let parts = match self.splits.get(&split) {
+                        Some(parts) => parts.clone(),
+                        None => self.split(split, Made::new(op.clone(), args, node.site))?,
+                    };
+                    self.copier.know(node.results[0], parts[part]);
+                    return Ok(());
+                }
+                self.copier.node(node, node.op.clone(), &args, Vec::new())?;
+                let mut varied = (0..args.len()).filter(|i| self.active.is_varied(node.args[*i]));
+                let through = varied.next().filter(|_| varied.next().is_none());
+                let (op, results) = (node.op.clone(), self.copier.values(&node.results)?);
+                self.remember(self.levels.len() - 1, Made { op, args, results, site: node.site, through });
+                Ok(())
             }
             Flow::Cond => self.cond(node, args),
             Flow::Loop { trips, carries, slices } => self.looped(node, args, trips, carries, slices),
@@ -250,10 +348,9 @@ impl<'a> Spreader<'a> {
         let params = self.copier.begin(block, types);
         for (i, (param, (_, outer))) in params.iter().zip(&operands).enumerate().skip(carries) {
             let enters = if i < carries + slices { Enters::Sliced } else { Enters::Whole };
-            level.outer.insert(*param, (*outer, enters));
-        }
-        if !is_loop {
-            level.outer.clear();
+            if is_loop {
+                level.add_outer(*param, *outer, enters);
+            }
         }
         self.levels.push(level);
         self.nodes(block)?;

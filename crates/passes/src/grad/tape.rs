@@ -87,11 +87,12 @@ struct Recorder<'a, 'b> {
 
 impl<'a> Recorder<'a, '_> {
     fn block(&mut self, block: &'a Block, params: Vec<Value>) -> Result<Tape<'a>, Box<Failure>> {
-        let mut entries = Vec::new();
+        let (mut entries, site) = (Vec::new(), self.copier.builder.site());
         for node in &block.nodes {
             self.copier.builder.set_site(node.site);
             entries.push(self.node(node).map_err(|failure| located(failure, node))?);
         }
+        self.copier.builder.set_site(site);
         let results = self.copier.values(&block.results)?;
         let mut again = ValueMap::default();
         let ty = |value| self.copier.builder.tensor_ty(value).ok();
