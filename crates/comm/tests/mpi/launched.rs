@@ -37,10 +37,11 @@ impl Family {
         })
     }
 
-    /// More ranks than cores, as any user.
-    fn arguments(self) -> &'static [&'static str] {
+    /// As any user; more ranks than cores, if no hosts are given with their numbers.
+    fn arguments(self, on_hosts: bool) -> &'static [&'static str] {
         match self {
             Family::OpenMpi4 => &["--allow-run-as-root", "--oversubscribe"],
+            Family::OpenMpi5 if on_hosts => &["--allow-run-as-root"],
             Family::OpenMpi5 => &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE"],
             Family::Mpich => &[],
         }
@@ -273,7 +274,8 @@ impl Drop for Folder {
 
 /// The arguments of an mpirun, up to the program.
 fn started(mut command: Command, launcher: &Launcher, more: &[&str], n: usize) -> Command {
-    command.args(launcher.family.arguments()).args(more).args(["-n", &n.to_string()]);
+    let on_hosts = more.starts_with(launcher.family.on_hosts());
+    command.args(launcher.family.arguments(on_hosts)).args(more).args(["-n", &n.to_string()]);
     command
 }
 
