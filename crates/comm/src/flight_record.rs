@@ -133,7 +133,11 @@ impl FlightRecord {
         let mut rows: Vec<Ranks> = Vec::new();
         for (rank, events) in self.by_rank() {
             let (cells, state, time) = match self.last(&events) {
-                None => (["nothing recorded".into(), String::new(), String::new()], None, Duration::ZERO),
+                None => {
+                    let is_read = self.lost.get(&rank).is_none_or(Option::is_some);
+                    let text = if is_read { "nothing recorded" } else { "recorder not read" };
+                    ([text.into(), String::new(), String::new()], None, Duration::ZERO)
+                }
                 Some(Last { event, state, time }) => {
                     ([event.place(), event.what(), event.site.clone()], Some(state), time)
                 }

@@ -340,7 +340,7 @@ pub(crate) fn ranks_in(group: &str) -> Option<Vec<usize>> {
 }
 
 /// What a reader found in a rank's ring.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tape {
     /// The events that are left, oldest first.
     pub(crate) events: Vec<Event>,

@@ -96,8 +96,10 @@ impl World {
     }
 
     fn check_version(&self) -> Result<(), InitError> {
-        let version = [("consort version", env!("CARGO_PKG_VERSION"))];
-        self.parity_of(&version).map_err(InitError::Control)
+        let of_mpi = self.mpi.as_ref().map(|job| job.options().settings());
+        let mut settings = vec![("consort version", env!("CARGO_PKG_VERSION"))];
+        settings.extend(of_mpi.iter().flatten().map(|(key, value)| (*key, value.as_str())));
+        self.parity_of(&settings).map_err(InitError::Control)
     }
 
     /// This rank, from 0.
@@ -142,7 +144,7 @@ impl World {
             control.abort(reason);
         }
         if let Some(job) = &self.mpi {
-            job.stop(&Cause::new(self.rank, Failure::new(reason.to_string()), vec![self.rank]));
+            job.give_up(&Cause::new(self.rank, Failure::new(reason.to_string()), vec![self.rank]));
         }
     }
 
@@ -214,7 +216,7 @@ impl Drop for World {
             control.abort_at("it panicked", String::new());
         }
         if let Some(job) = &self.mpi {
-            job.stop(&Cause::new(
+            job.give_up(&Cause::new(
                 self.rank,
                 CommError::Panicked { rank: self.rank }.failure(),
                 vec![self.rank],

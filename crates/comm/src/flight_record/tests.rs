@@ -159,11 +159,11 @@ fn a_summary_says_what_each_rank_was_in() {
         event(4, 50, EventKind::Start, "world", 7, SUM),
     ];
     let expected = "last operation of each rank:
-  rank 0      world call 8       barrier, 40 bytes              src/x.rs:10   waiting for 89.0ms
-  ranks 1,4   world call 7       all_reduce sum f32, 40 bytes   src/x.rs:10   in flight for 80.0ms
-  rank 2      world kernel       matmul, 40 bytes               src/x.rs:10   finished 40.0ms before
-  rank 3      world call 7       all_reduce sum f32, 40 bytes   src/x.rs:10   failed after 5.0ms
-  rank 5      nothing recorded
+  rank 0      world call 8        barrier, 40 bytes              src/x.rs:10   waiting for 89.0ms
+  ranks 1,4   world call 7        all_reduce sum f32, 40 bytes   src/x.rs:10   in flight for 80.0ms
+  rank 2      world kernel        matmul, 40 bytes               src/x.rs:10   finished 40.0ms before
+  rank 3      world call 7        all_reduce sum f32, 40 bytes   src/x.rs:10   failed after 5.0ms
+  rank 5      recorder not read
 first divergence: world call 8: ranks 0,1 barrier, 40 bytes at src/x.rs:10; ranks 2,3,4 have not started it";
     let flight = flight(&[Some(0), Some(0), Some(0), Some(0), Some(0), None], events);
     assert_eq!(flight.to_string(), expected);

@@ -45,6 +45,8 @@ macro_rules! functions {
 functions! {
     init_thread "MPI_Init_thread" (Out, *mut *mut *mut c_char, c_int, Out)
     initialized "MPI_Initialized" (Out)
+    query_thread "MPI_Query_thread" (Out)
+    is_thread_main "MPI_Is_thread_main" (Out)
     finalize "MPI_Finalize" ()
     error_string "MPI_Error_string" (c_int, *mut c_char, Out)
     error_class "MPI_Error_class" (c_int, Out)
@@ -72,6 +74,7 @@ functions! {
     isend "MPI_Isend" (Bytes, c_int, Handle, c_int, c_int, Handle, New)
     issend "MPI_Issend" (Bytes, c_int, Handle, c_int, c_int, Handle, New)
     irecv "MPI_Irecv" (Room, c_int, Handle, c_int, c_int, Handle, New)
+    iprobe "MPI_Iprobe" (c_int, c_int, Handle, Out, *mut Status)
     improbe "MPI_Improbe" (c_int, c_int, Handle, Out, New, *mut Status)
     imrecv "MPI_Imrecv" (Room, c_int, Handle, New, New)
 }
@@ -100,6 +103,7 @@ impl Mpi {
         // SAFETY: may be called at any time.
         mpi.check("MPI_Initialized", unsafe { (mpi.functions.initialized)(&mut before) })?;
         if before == 0 {
+            // Whether it was this call or the program that initialised MPI, the library is asked afterwards.
             let mut provided = 0;
             let init = || {
                 let none = std::ptr::null_mut();
@@ -109,6 +113,7 @@ impl Mpi {
             };
             mpi.check("MPI_Init_thread", watched("MPI_Init_thread", deadline, init))?;
         }
+        mpi.check_thread()?;
         for comm in [mpi.handles.comm_world, mpi.handles.comm_self] {
             // SAFETY: both are communicators of an initialised library.
             let code = unsafe { (mpi.functions.comm_set_errhandler)(comm, mpi.handles.errors_return) };
@@ -119,6 +124,30 @@ impl Mpi {
             return Err(MpiError::Count { library: mpi.identity.path.clone(), launched, known });
         }
         Ok(mpi)
+    }
+
+    /// Fails if this thread may not call MPI. All calls come from one thread, which is enough for every level of threads;
+    /// below that of `MPI_THREAD_SERIALIZED` it must be the one that initialised MPI.
+    fn check_thread(&self) -> Result<(), MpiError> {
+        let (mut provided, mut is_main) = (0, 0);
+        // SAFETY: MPI is initialised, and the number is written there.
+        self.check("MPI_Query_thread", unsafe { (self.functions.query_thread)(&mut provided) })?;
+        // SAFETY: as above.
+        self.check("MPI_Is_thread_main", unsafe { (self.functions.is_thread_main)(&mut is_main) })?;
+        match provided >= self.numbers.thread_serialized || is_main != 0 {
+            true => Ok(()),
+            false => Err(MpiError::Thread { library: self.identity.path.clone() }),
+        }
+    }
+
+    /// The source, the tag and the bytes of a message, given its status.
+    pub(super) fn envelope(&self, status: &Status) -> (usize, u64, usize) {
+        let mut count = 0;
+        // SAFETY: the status is one that a call has written.
+        unsafe { (self.functions.get_count)(status, self.handles.byte, &mut count) };
+        let source = usize::try_from(status[self.numbers.status_source]).unwrap_or(0);
+        let tag = u64::try_from(status[self.numbers.status_tag]).unwrap_or(0);
+        (source, tag, usize::try_from(count).unwrap_or(0))
     }
 
     /// Ends MPI. All ranks must call it.

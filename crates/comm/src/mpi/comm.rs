@@ -349,6 +349,17 @@ impl Comm {
         })
     }
 
+    /// Whose message has come that nobody receives: its sender, its tag, and its bytes. It stays where it is.
+    pub(crate) fn unreceived(&self) -> Result<Option<(usize, u64, usize)>, MpiError> {
+        let (functions, numbers) = (&self.mpi.functions, &self.mpi.numbers);
+        let (mut flag, mut status): (c_int, Status) = (0, [0; STATUS]);
+        let (source, tag) = (numbers.any_source, numbers.any_tag);
+        // SAFETY: everything that is written is here.
+        let code = unsafe { (functions.iprobe)(source, tag, self.handle, &mut flag, &mut status) };
+        self.mpi.check("MPI_Iprobe", code)?;
+        Ok((flag != 0).then(|| self.mpi.envelope(&status)))
+    }
+
     /// Starts to receive a message of any sender and tag, if one has come.
     pub(crate) fn receive_any(&self) -> Result<Option<Flight>, MpiError> {
         let (functions, numbers) = (&self.mpi.functions, &self.mpi.numbers);
@@ -368,11 +379,9 @@ impl Comm {
         if flag == 0 {
             return Ok(None);
         }
-        let mut count = 0;
-        // SAFETY: the status is of the message.
-        unsafe { (functions.get_count)(&status, self.mpi.handles.byte, &mut count) };
-        let span = Span::bytes_of(vec![0; usize::try_from(count).unwrap_or(0)]);
-        let (at, byte) = (span.address().cast(), self.mpi.handles.byte);
+        let (_, _, len) = self.mpi.envelope(&status);
+        let span = Span::bytes_of(vec![0; len]);
+        let (at, count, byte) = (span.address().cast(), int(len), self.mpi.handles.byte);
         self.start("MPI_Imrecv", uses([span]), |request| {
             // SAFETY: the flight keeps the span, which is as long as the message.
             unsafe { (functions.imrecv)(at, count, byte, &mut message, request) }

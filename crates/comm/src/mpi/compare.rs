@@ -14,14 +14,6 @@ use crate::op::Key;
 const RECORD: usize = 320;
 const WORDS: usize = 24;
 
-/// Whether calls are compared.
-pub(super) fn is_checked() -> bool {
-    match std::env::var("CONSORT_CHECK") {
-        Ok(value) => !matches!(value.trim(), "" | "0" | "false" | "off"),
-        Err(_) => cfg!(debug_assertions),
-    }
-}
-
 /// A comparison in flight.
 pub(super) struct Comparison(Flight);
 

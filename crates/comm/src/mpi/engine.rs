@@ -21,15 +21,14 @@ use crate::event::EventKind;
 use crate::flight_record::FlightRecord;
 use crate::mpi::call::{Call, Stage};
 use crate::mpi::comm::Comm;
-use crate::mpi::compare::{Comparison, is_checked};
+use crate::mpi::compare::Comparison;
 use crate::mpi::error::MpiError;
 use crate::mpi::groups;
 use crate::mpi::job::Job;
-use crate::mpi::mail::unreceived;
 use crate::mpi::state::State;
 use crate::mpi::transfers::Transfers;
 use crate::op::{AGREEMENT, Lists, Op, describe};
-use crate::recorder::{CallRecord, CallText, Recorder, read_segment};
+use crate::recorder::{CallRecord, CallText, Recorder, Tape, read_segment};
 use crate::settings::Settings;
 use crate::shm::buffer::{Access, Buffer, claim_all};
 use crate::shm::buffers::{Buffers, bytes};
@@ -38,8 +37,6 @@ use crate::shm::heap::Heap;
 use crate::shm::mail::Parcel;
 use crate::unseen::{UNSEEN_NOTE, forget_trouble, report_unseen, trouble};
 
-/// The most bytes that are passed to one call of MPI, whose counts have 31 bits. A multiple of every element.
-const MOST: usize = 1 << 30;
 /// How often a waiting member tests before it lets others run.
 const LOOKS: usize = 200;
 /// After this a waiting member sleeps a little between tests.
@@ -55,7 +52,6 @@ pub(crate) struct MpiGroup {
     pub(super) data: Comm,
     /// For comparing calls, and headers of messages.
     pub(super) check: Comm,
-    pub(super) is_checked: bool,
     /// The tag of messages that belong to collectives; those of the program are smaller.
     tag: u64,
     pub(super) ranks: Rc<[usize]>,
@@ -83,7 +79,6 @@ impl MpiGroup {
             job: Rc::clone(job),
             data,
             check,
-            is_checked: is_checked(),
             tag,
             ranks: ranks.clone().into(),
             heap,
@@ -102,6 +97,11 @@ impl MpiGroup {
         self.ranks[self.data.rank()]
     }
 
+    /// Whether members compare their calls.
+    pub(super) fn is_checked(&self) -> bool {
+        self.job.options().is_checked
+    }
+
     /// How many calls this member has started.
     pub(super) fn calls(&self) -> u64 {
         self.state.borrow().next()
@@ -113,7 +113,14 @@ impl MpiGroup {
 
     /// What this rank does, by its flight recorder.
     pub(super) fn doing(&self) -> Option<Side> {
-        self.flight_record(&[self.rank()]).sides().pop()
+        let mut flight = FlightRecord::new([self.rank()]);
+        flight.add(self.rank(), self.tape());
+        flight.sorted().sides().pop()
+    }
+
+    /// What this rank's flight recorder holds.
+    pub(super) fn tape(&self) -> Option<Tape> {
+        read_segment(self.heap.segment(), self.rank())
     }
 
     /// Advances everything in flight; an error ends the group.
@@ -144,7 +151,8 @@ impl MpiGroup {
             }
             if state.begun == index && matches!(call.stage, Stage::Ready) {
                 let (comm, heap, tag) = (&self.data, &self.heap, self.tag);
-                let transfers = Transfers { comm, heap, tag, most: MOST, moves: Default::default() };
+                let most = self.job.options().most;
+                let transfers = Transfers { comm, heap, tag, most, moves: Default::default() };
                 call.stage = Stage::Moving(transfers.begin(call)?);
                 state.begun += 1;
             }
@@ -312,7 +320,7 @@ impl Engine for MpiGroup {
             is_abandoned,
         };
         call.event = self.recorder.call(EventKind::Start, call.record(), site);
-        if self.is_checked || common && op.kind == Kind::Broadcast {
+        if self.is_checked() || common && op.kind == Kind::Broadcast {
             let segment = self.heap.segment();
             let text = if text.name.is_empty() { String::new() } else { text.text(segment) };
             let comparison = Comparison::start(&self.check, key, &text, &site.text(segment));
@@ -425,9 +433,7 @@ impl Engine for MpiGroup {
     }
 
     fn flight_record(&self, ranks: &[usize]) -> FlightRecord {
-        let mut flight = FlightRecord::new(ranks.iter().copied());
-        flight.add(self.rank(), read_segment(self.heap.segment(), self.rank()));
-        flight.sorted()
+        self.job.flight_record(ranks, self.tape())
     }
 
     fn offer(&self, _: Option<&[usize]>) -> Result<Offer, CommError> {
@@ -464,11 +470,12 @@ impl MpiGroup {
         if !failed && self.wait_for(None, until).is_ok() {
             match trouble(self.rank()) {
                 Some((error, culprits)) => {
-                    self.job.stop(&crate::shm::status::Cause::new(self.rank(), error, culprits));
+                    let cause = crate::shm::status::Cause::new(self.rank(), error, culprits);
+                    self.job.stop(&cause, self.tape());
                 }
                 None => {
                     self.job.leave(&self.ranks, self.id, self.calls());
-                    if let Ok(Some((from, tag, len))) = unreceived(&self.data) {
+                    if let Ok(Some((from, tag, len))) = self.data.unreceived() {
                         let (what, site) = (format!("{len} bytes"), String::new());
                         let (from, to) = (self.ranks[from], self.rank());
                         self.fail(CommError::Unreceived { from, to, tag, what, site });

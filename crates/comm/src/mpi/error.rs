@@ -44,6 +44,11 @@ pub enum MpiError {
         /// How many the library knows.
         known: usize,
     },
+    /// The library allows calls only on the thread that initialised it, and this is another.
+    Thread {
+        /// The library.
+        library: String,
+    },
     /// A message was longer than its receiver expected.
     Truncated,
     /// A call failed.
@@ -87,6 +92,10 @@ impl MpiError {
                     (format!("{launched} ranks, as many as the launcher started"), format!("{known}"));
                 Failure::new(headline).note(format!("{library} is not the MPI of the launcher")).note(NAME_IT)
             }
+            MpiError::Thread { library } => Failure::new(("the thread that initialised MPI", "another one"))
+                .note(format!(
+                    "initialise {library} for MPI_THREAD_SERIALIZED, or call `init` on that thread"
+                )),
             MpiError::Truncated => Failure::new("a message is longer than its receiver expects"),
             MpiError::Call { call, text } => Failure::new(format!("{call}: {text}")),
         };

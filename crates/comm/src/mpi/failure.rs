@@ -61,7 +61,7 @@ impl MpiGroup {
         state.failed = Some(error.clone());
         drop(state);
         if !matches!(error, CommError::OtherGroup { .. }) {
-            self.job.stop(&cause(self.rank(), &error));
+            self.job.stop(&cause(self.rank(), &error), self.tape());
         }
         error
     }

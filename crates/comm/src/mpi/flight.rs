@@ -61,12 +61,7 @@ impl Flight {
         if flag == 0 {
             return Ok(false);
         }
-        self.source = usize::try_from(status[mpi.numbers.status_source]).unwrap_or(0);
-        self.tag = u64::try_from(status[mpi.numbers.status_tag]).unwrap_or(0);
-        let mut count = 0;
-        // SAFETY: the status is of a call that is over.
-        unsafe { (mpi.functions.get_count)(&status, mpi.handles.byte, &mut count) };
-        self.received = usize::try_from(count).unwrap_or(0);
+        (self.source, self.tag, self.received) = mpi.envelope(&status);
         self.is_over = true;
         Ok(true)
     }

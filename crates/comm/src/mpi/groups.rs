@@ -7,6 +7,7 @@ use crate::CommError;
 use crate::error::Side;
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::job::Answer;
+use crate::recorder::Tape;
 
 thread_local! {
     static GROUPS: RefCell<Vec<Weak<MpiGroup>>> = const { RefCell::new(Vec::new()) };
@@ -49,6 +50,11 @@ pub(crate) fn advance_all() -> bool {
 /// Fails if another rank of one of the groups has failed, and the program does not know of it yet.
 pub(crate) fn look() -> Result<(), CommError> {
     groups().iter().try_for_each(|group| group.look())
+}
+
+/// What this rank's flight recorder holds, if it has a group.
+pub(crate) fn tape() -> Option<Tape> {
+    groups().first().and_then(|group| group.tape())
 }
 
 /// What this rank answers to a question about a group.

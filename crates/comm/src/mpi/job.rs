@@ -4,7 +4,7 @@
 //! answer a question, and so is named.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 use std::thread;
@@ -16,21 +16,28 @@ use serde::{Deserialize, Serialize};
 use crate::CommError;
 use crate::control::{ControlError, differing};
 use crate::deadline::from_now;
+use crate::flight_record::FlightRecord;
 use crate::mpi::calls::Mpi;
 use crate::mpi::comm::Comm;
 use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
 use crate::mpi::groups;
+use crate::mpi::options::Options;
 use crate::mpi::span::Span;
+use crate::mpi::tape::Sent;
+use crate::recorder::Tape;
 use crate::shm::cores::{self, Cores};
 use crate::shm::status::Cause;
 
-/// How long a rank waits for answers after its deadline.
-const ANSWERS: Duration = Duration::from_millis(60);
+/// How long a rank waits for answers. After its deadline it asks, then tells the others that it stops, and a call must end
+/// within 100 ms: so there is time left in which it may not run.
+const ANSWERS: Duration = Duration::from_millis(50);
 /// How often a waiting rank looks for notices.
 const LOOK: Duration = Duration::from_micros(50);
 /// How long a rank that fails makes sure that the others learn of it.
-const LAST: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_millis(25);
+/// How long a rank of a job that failed stays, so that the others hear of it and print their own errors.
+const LINGER: Duration = Duration::from_millis(100);
 
 /// What one rank tells another.
 #[derive(Serialize, Deserialize)]
@@ -43,6 +50,10 @@ enum Notice {
     Question { id: u64, group: u64 },
     /// The answer.
     Answer { id: u64, answer: Answer },
+    /// It asks for the flight recorder of the other.
+    TapeQuestion,
+    /// What its flight recorder holds.
+    Tape(Sent),
 }
 
 /// What a rank answers.
@@ -65,6 +76,10 @@ struct Mailbox {
     /// The question that is open, and its answers.
     question: u64,
     answers: BTreeMap<usize, Answer>,
+    /// The ranks that have stopped, this one included.
+    stopped: BTreeSet<usize>,
+    /// What flight recorders hold: those of stopped ranks, which nothing changes any more, and answers.
+    tapes: BTreeMap<usize, Tape>,
 }
 
 /// This rank's connection with the others.
@@ -74,6 +89,7 @@ pub(crate) struct Job {
     /// For notices and settings only.
     control: Comm,
     deadline: Duration,
+    options: Options,
     /// The cores of the ranks on this host.
     cores: Cell<Cores>,
     /// This rank among them.
@@ -85,24 +101,36 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(mpi: Rc<Mpi>, deadline: Duration) -> Result<Rc<Job>, MpiError> {
+    /// Connects the ranks, given the deadline of later calls, and what is left of this one's.
+    pub(super) fn new(
+        mpi: Rc<Mpi>,
+        options: Options,
+        (deadline, left): (Duration, Duration),
+    ) -> Result<Rc<Job>, MpiError> {
         let world = Comm::world(&mpi)?;
-        let control = world.dup(deadline)?;
+        let control = world.dup(left)?;
         // Until they are known.
         let cores = Cell::new(Cores::of(1, []));
         let (mailbox, looked, has_stopped, local_rank) = Default::default();
-        Ok(Rc::new(Job { mpi, world, control, deadline, cores, local_rank, mailbox, looked, has_stopped }))
+        let job =
+            Job { mpi, world, control, deadline, options, cores, local_rank, mailbox, looked, has_stopped };
+        Ok(Rc::new(job))
     }
 
     /// Finds out this rank's place on its host, and which cores the ranks there have together.
-    pub(super) fn share_cores(&self, local: &Comm) -> Result<(), CommError> {
+    pub(super) fn share_cores(&self, local: &Comm, until: Instant) -> Result<(), CommError> {
         self.local_rank.set(local.rank());
         let mask = cores::mine();
         let room = Span::bytes_of(vec![0; mask.len() * local.size()]);
         let flight = local.all_gather(Span::bytes_of(mask.clone()), room)?;
-        let flight = self.finish("init", from_now(self.deadline), flight)?;
+        let flight = self.finish("init", until, flight)?;
         self.cores.set(Cores::of(local.size(), flight.span(1).bytes().chunks_exact(mask.len())));
         Ok(())
+    }
+
+    /// What the environment says.
+    pub(crate) fn options(&self) -> Options {
+        self.options
     }
 
     pub(super) fn cores(&self) -> Cores {
@@ -168,17 +196,28 @@ impl Job {
             while let Some(flight) = self.control.receive_any()? {
                 mailbox.receiving.push(flight);
             }
-            for flight in &mut mailbox.receiving {
-                if flight.test()? {
+            let mut outcome = Ok(());
+            // What fails is tested once: its rank is gone.
+            mailbox.receiving.retain_mut(|flight| match flight.test() {
+                Ok(true) => {
                     notices
                         .extend(read(flight.span(0).bytes()).map(|notice: Notice| (flight.source, notice)));
+                    false
                 }
-            }
-            mailbox.receiving.retain(|flight| !flight.is_over());
-            for flight in &mut mailbox.sending {
-                flight.test()?;
-            }
-            mailbox.sending.retain(|flight| !flight.is_over());
+                Ok(false) => true,
+                Err(error) => {
+                    outcome = Err(error);
+                    false
+                }
+            });
+            mailbox.sending.retain_mut(|flight| match flight.test() {
+                Ok(over) => !over,
+                Err(error) => {
+                    outcome = Err(error);
+                    false
+                }
+            });
+            outcome?;
         }
         notices.into_iter().try_for_each(|(from, notice)| self.heed(from, notice))
     }
@@ -186,7 +225,11 @@ impl Job {
     fn heed(&self, from: usize, notice: Notice) -> Result<(), MpiError> {
         let mailbox = || self.mailbox.borrow_mut();
         match notice {
-            Notice::Stopped(cause) => drop(mailbox().cause.get_or_insert(cause)),
+            Notice::Stopped(cause) => {
+                let mailbox = &mut *mailbox();
+                mailbox.stopped.insert(from);
+                mailbox.cause.get_or_insert(cause);
+            }
             Notice::Left { group, calls } => drop(mailbox().left.insert((group, from), calls)),
             Notice::Question { id, group } => {
                 return self.tell([from], &Notice::Answer { id, answer: groups::answer(group) });
@@ -196,6 +239,13 @@ impl Job {
                 if mailbox.question == id {
                     mailbox.answers.insert(from, answer);
                 }
+            }
+            Notice::TapeQuestion => {
+                let tape = groups::tape();
+                return tape.map_or(Ok(()), |tape| self.tell([from], &Notice::Tape(Sent::new(tape))));
+            }
+            Notice::Tape(sent) => {
+                sent.tape(from).into_iter().for_each(|tape| drop(mailbox().tapes.insert(from, tape)));
             }
         }
         Ok(())
@@ -221,30 +271,71 @@ impl Job {
             mailbox.question
         };
         let others = || ranks.iter().copied().filter(|rank| *rank != self.me());
-        let until = Instant::now() + ANSWERS;
         // A rank that cannot be reached does not answer.
         let _ = self.tell(others(), &Notice::Question { id, group });
-        while Instant::now() < until && self.mailbox.borrow().answers.len() < others().count() {
+        self.look_for(ANSWERS, |mailbox| mailbox.answers.len() == others().count());
+        std::mem::take(&mut self.mailbox.borrow_mut().answers)
+    }
+
+    /// What the flight recorders of these ranks hold: of those that have stopped, and of those that answer now.
+    pub(super) fn flight_record(&self, ranks: &[usize], mine: Option<Tape>) -> FlightRecord {
+        let unknown: Vec<usize> = {
+            let Mailbox { stopped, tapes, .. } = &mut *self.mailbox.borrow_mut();
+            tapes.retain(|rank, _| stopped.contains(rank));
+            ranks.iter().copied().filter(|rank| *rank != self.me() && !tapes.contains_key(rank)).collect()
+        };
+        let _ = self.tell(unknown.iter().copied(), &Notice::TapeQuestion);
+        self.look_for(ANSWERS, |mailbox| unknown.iter().all(|rank| mailbox.tapes.contains_key(rank)));
+        let mailbox = self.mailbox.borrow();
+        let mut flight = FlightRecord::new(ranks.iter().copied());
+        for rank in ranks {
+            let tape = if *rank == self.me() { mine.as_ref() } else { mailbox.tapes.get(rank) };
+            flight.add(*rank, tape.cloned());
+        }
+        flight.sorted()
+    }
+
+    /// Reads notices for a while, until there is no more to wait for. Whoever cannot be reached does not answer.
+    fn look_for(&self, limit: Duration, is_over: impl Fn(&Mailbox) -> bool) {
+        let until = Instant::now() + limit;
+        while !is_over(&self.mailbox.borrow()) && Instant::now() < until {
             self.looked.set(None);
             let _ = self.look(Instant::now());
             thread::yield_now();
         }
-        std::mem::take(&mut self.mailbox.borrow_mut().answers)
     }
 
-    /// Tells all others that this rank stops, once, and makes sure that they learn of it.
-    pub(crate) fn stop(&self, cause: &Cause) {
+    /// Tells all others that this rank gives up.
+    pub(crate) fn give_up(&self, cause: &Cause) {
+        self.stop(cause, groups::tape());
+    }
+
+    /// Tells all others that this rank stops, once, with what its flight recorder holds, and makes sure that they learn of
+    /// it.
+    pub(super) fn stop(&self, cause: &Cause, tape: Option<Tape>) {
         if self.has_stopped.replace(true) {
             return;
         }
-        let until = Instant::now() + LAST;
+        // The cause is sent first and alone: so short a message arrives even if its receiver looks later.
         let _ = self.tell(0..self.control.size(), &Notice::Stopped(cause.clone()));
-        while Instant::now() < until && !self.mailbox.borrow().sending.is_empty() {
-            self.looked.set(None);
-            if self.look(Instant::now()).is_err() {
-                return;
-            }
-            thread::yield_now();
+        if let Some(tape) = &tape {
+            let _ = self.tell(0..self.control.size(), &Notice::Tape(Sent::new(tape.clone())));
+        }
+        {
+            let mailbox = &mut *self.mailbox.borrow_mut();
+            mailbox.stopped.insert(self.me());
+            mailbox.tapes.extend(tape.map(|tape| (self.me(), tape)));
+        }
+        self.look_for(LAST, |mailbox| mailbox.sending.is_empty());
+    }
+
+    /// Prints what the flight recorders of the ranks hold, if no lower rank has stopped, which does so.
+    fn report(&self) {
+        let ranks: Vec<usize> = (0..self.control.size()).collect();
+        let mine = self.mailbox.borrow().tapes.get(&self.me()).cloned();
+        let flight = self.flight_record(&ranks, mine);
+        if self.mailbox.borrow().stopped.first() == Some(&self.me()) && !flight.is_empty() {
+            eprintln!("{flight}");
         }
     }
 
@@ -272,11 +363,8 @@ impl Job {
 
     /// Waits until all ranks have read all notices.
     fn close(&self, until: Instant) -> Result<(), CommError> {
-        while !self.mailbox.borrow().sending.is_empty() && Instant::now() < until {
-            self.looked.set(None);
-            self.look(Instant::now())?;
-            thread::yield_now();
-        }
+        let left = until.saturating_duration_since(Instant::now());
+        self.look_for(left, |mailbox| mailbox.sending.is_empty());
         self.finish("finalize", until, self.control.barrier()?).map(drop)
     }
 
@@ -328,7 +416,11 @@ impl Drop for Job {
     fn drop(&mut self) {
         if self.has_stopped.get() || self.cause().is_some() || thread::panicking() {
             // Others may be gone, so MPI cannot be ended in an orderly way. They get a moment for their own errors.
-            thread::sleep(LAST);
+            let until = Instant::now() + LINGER;
+            if self.has_stopped.get() {
+                self.report();
+            }
+            self.look_for(until.saturating_duration_since(Instant::now()), |_| false);
             return;
         }
         if self.close(from_now(self.deadline)).is_err() {

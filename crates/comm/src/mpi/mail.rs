@@ -1,12 +1,14 @@
 //! Batches of messages over MPI. A message is one of MPI's, with its tag; where calls are compared, a header on another
 //! communicator says what it is, so that its receiver can tell what differs.
 
+use smallvec::SmallVec;
+
 use crate::error::{CommError, Side, message_text};
-use crate::mpi::comm::Comm;
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
 use crate::mpi::span::Span;
+use crate::mpi::transfers::message_pieces;
 use crate::recorder::Name;
 use crate::shm::buffer::Access;
 use crate::shm::buffers::Buffers;
@@ -32,7 +34,8 @@ struct Letter {
     end: End,
     /// The buffer's length.
     len: usize,
-    flight: Flight,
+    /// Its pieces.
+    flights: SmallVec<[Flight; 1]>,
     header: Option<Flight>,
 }
 
@@ -54,18 +57,22 @@ impl MpiGroup {
         let mut letters = Vec::with_capacity(ends.len());
         for (i, (end, buffer)) in ends.iter().zip(buffers.iter()).enumerate() {
             let (span, len) = (Span::of(buffer), buffer.len());
-            let (flight, told) = if i < sends {
+            let pieces = message_pieces(len, self.job.options().most);
+            let pieces = pieces.map(|(at, len)| span.part(at, len));
+            let (flights, told) = if i < sends {
                 let text = end.about.text.text(self.heap.segment());
                 let told = || {
                     let bytes = header(end, len, &text, &site.text(self.heap.segment()));
                     self.check.send(Span::bytes_of(bytes), end.peer, end.tag, false)
                 };
-                (self.data.send(span, end.peer, end.tag, strict)?, self.is_checked.then(told))
+                let flights = pieces.map(|piece| self.data.send(piece, end.peer, end.tag, strict));
+                (flights.collect::<Result<_, MpiError>>()?, self.is_checked().then(told))
             } else {
                 let room = || self.check.receive(Span::bytes_of(vec![0; HEADER]), end.peer, end.tag);
-                (self.data.receive(span, end.peer, end.tag)?, self.is_checked.then(room))
+                let flights = pieces.map(|piece| self.data.receive(piece, end.peer, end.tag));
+                (flights.collect::<Result<_, MpiError>>()?, self.is_checked().then(room))
             };
-            letters.push(Letter { end: *end, len, flight, header: told.transpose()? });
+            letters.push(Letter { end: *end, len, flights, header: told.transpose()? });
         }
         let (event, is_abandoned, is_finished) = Default::default();
         Ok(Batch { buffers, sends, noted, letters, event, site, is_abandoned, is_finished })
@@ -104,15 +111,22 @@ impl MpiGroup {
             }
             letter.header = None;
         }
-        match letter.flight.test() {
-            Ok(true) if is_receive && letter.flight.received != letter.len => {
-                Err(self.wrong_length(letter, format!("{} bytes", letter.flight.received), site))
+        let (mut over, mut before, mut sent) = (true, 0, None);
+        for flight in &mut letter.flights {
+            match flight.test() {
+                Ok(true) if is_receive && flight.received != flight.span(0).len() => {
+                    sent = Some(format!("{} bytes", before + flight.received));
+                    break;
+                }
+                Err(MpiError::Truncated) => {
+                    sent = Some(format!("more than {} bytes", letter.len));
+                    break;
+                }
+                other => over &= other?,
             }
-            Err(MpiError::Truncated) => {
-                Err(self.wrong_length(letter, format!("more than {} bytes", letter.len), site))
-            }
-            other => Ok(other?),
+            before += flight.span(0).len();
         }
+        sent.map_or(Ok(over), |sent| Err(self.differing(letter, sent, String::new(), site)))
     }
 
     /// Compares what a sender says of its message with what this member expects.
@@ -128,10 +142,6 @@ impl MpiGroup {
         let (text, sent_at) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
         let text = if text.is_empty() { format!("{} bytes", word(1)) } else { text };
         Err(self.differing(letter, text, sent_at, site))
-    }
-
-    fn wrong_length(&self, letter: &Letter, sent: String, site: Name) -> CommError {
-        self.differing(letter, sent, String::new(), site)
     }
 
     fn differing(&self, letter: &Letter, sent: String, sent_at: String, site: Name) -> CommError {
@@ -153,19 +163,12 @@ impl Batch {
 
     /// The members of messages that are not over.
     pub(super) fn open(&self) -> Vec<usize> {
-        let open = self.letters.iter().filter(|letter| letter.header.is_some() || !letter.flight.is_over());
+        let is_open =
+            |letter: &&Letter| letter.header.is_some() || !letter.flights.iter().all(Flight::is_over);
+        let open = self.letters.iter().filter(is_open);
         let mut members: Vec<usize> = open.map(|letter| letter.end.peer).collect();
         members.sort_unstable();
         members.dedup();
         members
     }
-}
-
-/// A message that came and that no receive of this rank expects: its sender, its tag and its bytes.
-pub(super) fn unreceived(data: &Comm) -> Result<Option<(usize, u64, usize)>, MpiError> {
-    let Some(mut flight) = data.receive_any()? else { return Ok(None) };
-    while !flight.test()? {
-        std::thread::yield_now();
-    }
-    Ok(Some((flight.source, flight.tag, flight.received)))
 }

@@ -4,7 +4,8 @@
 //! - `abi`: the handles, constants and sizes of each binary interface;
 //! - `calls`, `comm`, `flight`, `span`, `user_ops`, `watchdog`: the functions, with memory that stays in place while a
 //!   call is in flight, and with a limit for those that block;
-//! - `job`: what the ranks tell one another besides data: settings, errors, who is late;
+//! - `job`, `tape`: what the ranks tell one another besides data: settings, errors, who is late, flight recorders;
+//! - `options`: what the environment says of this engine;
 //! - `engine`, `state`, `call`, `transfers`, `compare`, `mail`: the operations of a group;
 //! - `failure`: what ends a group, and whom it blames;
 //! - `groups`: the groups of a thread, which advance together;
@@ -23,8 +24,10 @@ pub(crate) mod groups;
 pub(crate) mod job;
 pub(crate) mod library;
 mod mail;
+mod options;
 mod span;
 mod state;
+mod tape;
 mod transfers;
 mod user_ops;
 mod watchdog;

@@ -33,6 +33,12 @@ pub(super) fn scale(bytes: &mut [u8], dtype: Dtype, factor: f64) {
     reduce(bytes, &[Part::Own], dtype, Reduce::PremulSum(factor));
 }
 
+/// The pieces of a message, of at most `most` bytes. The last one is always shorter than that, and may be empty: so a
+/// receiver that expects another length sees it in the first piece that differs.
+pub(super) fn message_pieces(len: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..=len / most).map(move |piece| (piece * most, most.min(len - piece * most)))
+}
+
 /// Where each member's part of a stripe begins.
 fn starts(sizes: &[usize]) -> impl Iterator<Item = (usize, usize)> {
     sizes.iter().scan(0, |next, size| Some((std::mem::replace(next, *next + size), *size)))
@@ -336,21 +342,17 @@ impl Transfers<'_> {
         to[me].map_or(Ok(()), |to| self.send(operand, to))
     }
 
-    /// Sends to a member, in pieces. Something is sent in any case, so that a wrong size is seen.
+    /// Sends to a member, in pieces.
     fn send(&mut self, span: &Span, to: usize) -> Outcome<()> {
-        for (at, len) in self.pieces(span.len().max(1)) {
-            let piece = span.part(at, len.min(span.len()));
-            self.push(self.comm.send(piece, to, self.tag, false))?;
-        }
-        Ok(())
+        message_pieces(span.len(), self.most)
+            .try_for_each(|(at, len)| self.push(self.comm.send(span.part(at, len), to, self.tag, false)))
     }
 
     /// Receives from a member, in the same pieces.
     fn receive(&mut self, span: &Span, from: usize) -> Outcome<()> {
-        for (at, len) in self.pieces(span.len().max(1)) {
-            let piece = span.part(at, len.min(span.len()));
+        for (at, len) in message_pieces(span.len(), self.most) {
             self.moves.expected.push((self.moves.flights.len(), from));
-            self.push(self.comm.receive(piece, from, self.tag))?;
+            self.push(self.comm.receive(span.part(at, len), from, self.tag))?;
         }
         Ok(())
     }
@@ -367,6 +369,18 @@ fn sizes(call: &Call) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pieces_of_a_message_tell_its_length() {
+        let pieces = |len| message_pieces(len, 8).collect::<Vec<_>>();
+        assert_eq!(pieces(0), [(0, 0)]);
+        assert_eq!(pieces(7), [(0, 7)]);
+        assert_eq!(pieces(8), [(0, 8), (8, 0)]);
+        assert_eq!(pieces(19), [(0, 8), (8, 8), (16, 3)]);
+        // Whatever else is expected, one of the pieces that both have differs.
+        let differs = |a: usize, b: usize| pieces(a).iter().zip(pieces(b)).any(|(a, b)| *a != b);
+        assert!((0..40).all(|a| (0..40).all(|b| differs(a, b) == (a != b))));
+    }
 
     #[test]
     fn what_is_cut_is_joined_again() {

@@ -13,7 +13,7 @@ pub(super) fn watched<T>(what: &'static str, deadline: Duration, call: impl FnOn
     let (over, is_over) = channel::<()>();
     let watch = move || {
         if is_over.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
-            let failure = Failure::new(format!("{what} did not return within {deadline:?}")).of("mpi").note(
+            let failure = Failure::new(format!("{what} did not return within {deadline:.1?}")).of("mpi").note(
                 "every rank must call it, so one of them has not started, is stopped, or cannot be reached",
             );
             eprintln!("error: {failure}");

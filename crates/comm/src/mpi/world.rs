@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use consort_types::Failure;
 
 use crate::CommError;
+use crate::deadline::from_now;
 use crate::env::Transport;
 use crate::group::Group;
 use crate::job::{Job, Secret};
@@ -15,6 +16,7 @@ use crate::mpi::calls::Mpi;
 use crate::mpi::comm::Comm;
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::job::Job as MpiJob;
+use crate::mpi::options::Options;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::layout::{prepare, reserved};
@@ -36,13 +38,21 @@ pub(crate) fn connect(
     transport: Transport,
     deadline: Duration,
 ) -> Result<Connected, CommError> {
+    let until = from_now(deadline);
+    let left = || until.saturating_duration_since(Instant::now());
     let mpi = Mpi::start(launched, deadline)?;
-    let all = MpiJob::new(Rc::clone(&mpi), deadline)?;
-    let local = Comm::world(&mpi)?.split_by_host(deadline)?;
+    let options = Options::from_env();
+    let all = MpiJob::new(Rc::clone(&mpi), options.clone().unwrap_or_default(), (deadline, left()))?;
+    let local = Comm::world(&mpi)?.split_by_host(left())?;
+    // Only now, since nobody hears of an error in a call that blocks.
+    if let Err(error) = options {
+        all.give_up(&super::failure::cause(all.rank(), &error));
+        return Err(error);
+    }
     let is_one_host = local.size() == launched;
     if is_one_host && transport != Transport::Mpi {
         let made = if all.rank() == 0 { Some(made_job()?) } else { None };
-        let first = all.exchange("init", &made, deadline)?.into_iter().next().flatten();
+        let first = all.exchange("init", &made, left())?.into_iter().next().flatten();
         let job = first.and_then(|(name, secret)| Some(Job { name, secret: Secret::from_hex(&secret)? }));
         // This is all that is asked of MPI: it ends with the last handle.
         return Ok(Connected::OneHost(job.ok_or_else(|| machine("rank 0 made no job", String::new()))?));
@@ -52,7 +62,7 @@ pub(crate) fn connect(
         let failure = Failure::new(headline).note("unset CONSORT_ENGINE, or start all ranks on one host");
         return Err(CommError::Argument(failure));
     }
-    all.share_cores(&local)?;
+    all.share_cores(&local, until)?;
     local.free()?;
     Ok(Connected::Mpi(all))
 }
@@ -81,7 +91,7 @@ pub(crate) fn group(
         .and_then(Segment::private);
     let segment = segment
         .map_err(|error| machine(&format!("a heap of {heap} bytes: {error}"), way_out(&error)))
-        .inspect_err(|error| job.stop(&super::failure::cause(job.rank(), error)))?;
+        .inspect_err(|error| job.give_up(&super::failure::cause(job.rank(), error)))?;
     let alarm = Arc::new(Alarm::default());
     let (heap, recorder) = prepare(&[Arc::new(segment)], 0, &alarm, job.cores(), name);
     let shared = (heap, recorder, Rc::new(Settings::new(deadline, true)));

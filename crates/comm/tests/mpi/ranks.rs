@@ -1,172 +1,311 @@
-//! What a rank does in each test. It prints what it got, and fails if that is an error.
+//! What a rank does in each test. If it gets an error, it tells the test which, and fails.
 
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{self, Command, exit};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
-use consort_comm::{Buffer, Group, Message, World, init};
+use consort_comm::env::Launch;
+use consort_comm::{CommError, Group, Message, Pending, World, init};
 use consort_types::{Dtype, Reduce};
 use half::{bf16, f16};
 
 use super::checks;
 use super::elements::IS_EXACT;
 
+#[path = "large.rs"]
+mod large;
+
 /// The first argument of a rank.
 pub(crate) const RANK: &str = "__rank";
+/// The deadline of calls that are late.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(3)
+    Instant::now() + DEADLINE
+}
+
+/// The deadline of calls that must end long before it.
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn group(world: &World) -> Group {
     world.group(checks::HEAP, Duration::from_secs(20)).unwrap()
 }
 
-fn fail(rank: usize, error: impl std::fmt::Display) -> ! {
-    println!("rank {rank} got: {error}");
-    // The other ranks print theirs before mpirun ends them.
-    thread::sleep(Duration::from_millis(500));
-    exit(3)
+/// The error of a call that must fail, and how long it took.
+type Failed = (String, Duration);
+
+/// Waits for a call that must fail.
+fn failed(pending: Result<Pending, CommError>, until: Instant) -> Failed {
+    let start = Instant::now();
+    let error = pending.and_then(|pending| pending.wait(until)).map(drop).expect_err("an error");
+    (error.to_string(), start.elapsed())
 }
 
-pub(crate) fn run(name: &str) {
-    let world = match init() {
-        Ok(world) => world,
-        Err(error) => fail(0, error),
+/// The files by which the ranks of a test wait for one another, where they cannot call one another any more.
+struct Files(PathBuf);
+
+impl Files {
+    fn has(&self, name: &str) -> bool {
+        self.0.join(name).exists()
+    }
+
+    /// Waits until this is so, and not forever: the test then fails by what it lacks.
+    fn wait(&self, is_so: impl Fn(&Files) -> bool) {
+        let start = Instant::now();
+        while !is_so(self) && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        // At once for all readers.
+        let part = self.0.join(format!("part-{name}"));
+        fs::write(&part, text).unwrap();
+        fs::rename(part, self.0.join(name)).unwrap();
+    }
+
+    /// Waits until these ranks have told their errors.
+    fn wait_for(&self, ranks: &[usize]) {
+        self.wait(|files| ranks.iter().all(|rank| files.has(&format!("rank-{rank}"))));
+    }
+
+    /// A command of the shell that waits for the same.
+    fn shell_waits_for(&self, ranks: &[usize]) -> String {
+        let folder = self.0.display();
+        let there: Vec<String> = ranks.iter().map(|rank| format!("[ -e {folder}/rank-{rank} ]")).collect();
+        format!("for i in $(seq 200); do if {}; then break; fi; sleep 0.1; done", there.join(" && "))
+    }
+}
+
+pub(crate) fn run(name: &str, folder: &str) {
+    let Launch { rank, size, .. } = Launch::from_env().unwrap();
+    let files = Files(PathBuf::from(folder));
+    let outcome = match name {
+        "never" if rank == 1 => return files.wait(|files| files.has("over")),
+        // As if each rank had an environment of its own.
+        "compares" if env::var_os("CONSORT_CHECK").is_none() => {
+            let own = if rank == 1 { "1" } else { "0" };
+            let error = Command::new(env::current_exe().unwrap())
+                .args(env::args().skip(1))
+                .env("CONSORT_CHECK", own)
+                .exec();
+            panic!("{error}");
+        }
+        "cuts" if env::var_os("CONSORT_MPI_MOST").is_none() && rank == 1 => {
+            let error = Command::new(env::current_exe().unwrap())
+                .args(env::args().skip(1))
+                .env("CONSORT_MPI_MOST", "12")
+                .exec();
+            panic!("{error}");
+        }
+        _ => {
+            let start = Instant::now();
+            match init() {
+                // The world ends before the rank tells of it: that takes part in the error.
+                Ok(world) => act(name, &world, &files),
+                Err(error) => Err((error.to_string(), start.elapsed())),
+            }
+        }
     };
-    let rank = world.rank();
+    if let Err((text, took)) = outcome {
+        println!("rank {rank} got: {text}");
+        files.write(&format!("rank-{rank}"), &format!("{}\n{text}", took.as_micros()));
+        // The first to end may end all others.
+        let alive = (0..size).filter(|rank| name != "dies" || *rank != 1);
+        files.wait_for(&alive.collect::<Vec<_>>());
+        exit(3);
+    }
+}
+
+/// Runs a command of the shell that outlives this rank, and that no launcher ends with it.
+fn leave_running(command: &str) {
+    let command = format!("setsid sh -c '{command}' >&- 2>&- &");
+    assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
+}
+
+fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
+    let (rank, size) = (world.rank(), world.size());
     match name {
         "every_operation" => {
             IS_EXACT.store(true, Relaxed);
-            let group = group(&world);
+            let group = group(world);
             assert!(world.mpi().is_some());
             checks::check_all(&group);
             println!("all operations");
         }
-        "large" => large(&world),
-        "reductions" => reductions(&group(&world)),
+        "large" => large::large(world),
+        "reductions" => reductions(&group(world)),
+        "advances" => advances(&group(world)),
         "transport" => {
-            let group = group(&world);
+            let group = group(world);
             let sum =
                 group.all_reduce(group.heap().alloc_from(&[1]).unwrap(), Dtype::U8, Reduce::Sum).unwrap();
-            assert_eq!(sum.wait(soon()).unwrap()[0].bytes().unwrap()[0] as usize, world.size());
+            assert_eq!(sum.wait(later()).unwrap()[0].bytes().unwrap()[0] as usize, size);
             println!("over {}", if world.mpi().is_some() { "MPI" } else { "shared memory" });
+            files.write(&format!("listens-{rank}"), &listening().join("\n"));
         }
+        "compares" | "cuts" | "never" => unreachable!("init fails"),
         "differs" => {
-            let group = group(&world);
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
             let reduce = if rank == 2 { Reduce::Max } else { Reduce::Sum };
             let operand = group.heap().alloc_from(&[1, 2, 3]).unwrap();
-            let outcome =
-                group.all_reduce(operand, Dtype::U8, reduce).and_then(|pending| pending.wait(soon()));
-            fail(rank, outcome.err().unwrap());
+            let (text, took) = failed(group.all_reduce(operand, Dtype::U8, reduce), later());
+            let recorded = group.flight_record();
+            let divergence = recorded.divergence().map(|found| found.to_string()).unwrap_or_default();
+            return Err((format!("{text}\nrecorded: {divergence}"), took));
         }
         "settings" => {
+            let start = Instant::now();
             let outcome = world.parity("attention", if rank == 0 { "flash" } else { "math" });
-            fail(rank, outcome.err().unwrap());
+            return Err((outcome.unwrap_err().to_string(), start.elapsed()));
         }
         "gives_up" => {
-            let group = group(&world);
+            let group = group(world);
             if rank == 2 {
                 world.abort("the reason of rank 2");
-                fail(rank, "its own");
+                return Err(("its own".to_string(), Duration::ZERO));
             }
-            let outcome = group.barrier().and_then(|pending| pending.wait(soon() + Duration::from_secs(10)));
-            fail(rank, outcome.err().unwrap());
+            return Err(failed(group.barrier(), later()));
+        }
+        "late" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 2 {
+                files.wait_for(&[0, 1]);
+            }
+            return Err(until_it_fails(&group));
+        }
+        // It waits elsewhere, so it answers.
+        "elsewhere" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 2 {
+                let room = group.heap().alloc(4).unwrap();
+                return Err(failed(group.recv(Message::new(0, 9, room)), later()));
+            }
+            let (text, took) = failed(group.barrier(), soon());
+            let divergence = group.flight_record().divergence().map(|found| found.to_string());
+            return Err((format!("{text}\nrecorded: {}", divergence.unwrap_or_default()), took));
         }
         "stops" => {
-            let group = group(&world);
-            group.barrier().unwrap().wait(soon()).unwrap();
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
             if rank == 1 {
                 // Another process continues it, or else mpirun could not end it.
-                let stop = "(sleep 6; kill -CONT $0) >&- 2>&- & kill -STOP $0";
-                Command::new("sh").args(["-c", stop, &process::id().to_string()]).status().unwrap();
+                let others: Vec<usize> = (0..size).filter(|other| *other != rank).collect();
+                let waits = files.shell_waits_for(&others);
+                leave_running(&format!("{waits}; kill -CONT {}", process::id()));
+                Command::new("kill").args(["-STOP", &process::id().to_string()]).status().unwrap();
             }
-            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
-            fail(rank, outcome.err().unwrap());
+            return Err(until_it_fails(&group));
         }
         "dies" => {
-            let group = group(&world);
+            let group = group(world);
             println!("process {}", process::id());
-            group.barrier().unwrap().wait(soon()).unwrap();
+            group.barrier().unwrap().wait(later()).unwrap();
             if rank == 1 {
                 Command::new("kill").args(["-KILL", &process::id().to_string()]).status().unwrap();
             }
-            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
-            assert!(outcome.is_err(), "has an outcome");
-            fail(rank, outcome.err().unwrap());
+            return Err(failed(group.barrier(), soon()));
         }
         "messages" => {
-            let group = group(&world);
+            let group = group(world);
             let message = |len: usize| {
                 let buffer = group.heap().alloc_from(&vec![7; len]).unwrap();
                 Message::new(1 - rank, 5, buffer)
             };
+            let start = Instant::now();
             let pending = if rank == 0 { group.send(message(8)) } else { group.recv(message(4)) };
-            let outcome = pending.and_then(|pending| pending.wait(soon()));
+            let outcome = pending.and_then(|pending| pending.wait(later()));
             // The send of a small message may be over before its receiver sees what differs.
-            let outcome = outcome.map(drop).and_then(|()| group.barrier()?.wait(soon()).map(drop));
-            fail(rank, outcome.err().unwrap());
+            let outcome = outcome.map(drop).and_then(|()| group.barrier()?.wait(later()).map(drop));
+            return Err((outcome.unwrap_err().to_string(), start.elapsed()));
+        }
+        "unreceived" => {
+            let group = group(world);
+            // Too long to be under way without its receiver.
+            let operand = group.heap().alloc(4 << 20).unwrap();
+            let pending = (rank == 0).then(|| group.send(Message::new(1, 5, operand)).unwrap());
+            group.barrier().unwrap().wait(later()).unwrap();
+            let start = Instant::now();
+            drop(pending);
+            drop(group);
+            let unseen = consort_comm::take_unseen().into_iter().next().expect("an error");
+            return Err((unseen.to_string(), start.elapsed()));
         }
         "cut" => {
-            let group = group(&world);
-            group.barrier().unwrap().wait(soon()).unwrap();
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
             if rank == 1 {
-                // In a session of its own, or else the launcher ends it with this rank.
-                let cut = "setsid sh -c 'sleep 6; ip link set eth0 up' >&- 2>&- & ip link set eth0 down";
-                Command::new("sh").args(["-c", cut]).status().unwrap();
+                let waits = files.shell_waits_for(&(0..size).collect::<Vec<_>>());
+                leave_running(&format!("{waits}; ip link set eth0 up"));
+                Command::new("ip").args(["link", "set", "eth0", "down"]).status().unwrap();
+                files.write("cut", "");
             }
-            // Until the network is cut.
-            thread::sleep(Duration::from_millis(500));
-            let start = Instant::now();
-            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
-            let late = start.elapsed().saturating_sub(Duration::from_secs(3));
-            assert!(late < Duration::from_millis(100), "{late:?}");
-            fail(rank, outcome.err().unwrap());
-        }
-        "late" => {
-            let group = group(&world);
-            group.barrier().unwrap().wait(soon()).unwrap();
-            if rank == 2 {
-                thread::sleep(Duration::from_secs(10));
-            }
-            let start = Instant::now();
-            let outcome = group.barrier().and_then(|pending| pending.wait(soon()));
-            let late = start.elapsed().saturating_sub(Duration::from_secs(3));
-            assert!(late < Duration::from_millis(100), "{late:?}");
-            fail(rank, outcome.err().unwrap());
+            files.wait(|files| files.has("cut"));
+            return Err(failed(group.barrier(), soon()));
         }
         other => panic!("no test {other}"),
     }
+    Ok(())
 }
 
-/// A reduction and a gather of more than 2^31 bytes, checked at their ends and around the edges of the pieces.
-fn large(world: &World) {
-    let (n, rank) = (world.size(), world.rank());
-    let group = world.group(5 << 30, Duration::from_secs(250)).unwrap();
-    let until = || Instant::now() + Duration::from_secs(250);
-    let fill = |buffer: &mut Buffer, of: usize| {
-        let mut bytes = buffer.bytes_mut(until()).unwrap();
-        bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i >> 20) as u8 ^ i as u8 ^ of as u8);
-    };
-    let value = |i: usize, of: usize| (i >> 20) as u8 ^ i as u8 ^ of as u8;
-    let len = (1 << 31) + 7;
-    let places = || [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, len - 1].into_iter();
-    let mut operand = group.heap().alloc(len).unwrap();
-    fill(&mut operand, rank);
-    let got = group.all_reduce(operand, Dtype::U8, Reduce::Xor).unwrap().wait(until()).unwrap();
-    for i in places() {
-        assert_eq!(got[0].bytes().unwrap()[i], (0..n).fold(0, |all, of| all ^ value(i, of)), "{i}");
+/// A rank that comes late may find the call of the others in flight, and complete it; the next one fails.
+fn until_it_fails(group: &Group) -> Failed {
+    for _ in 0..3 {
+        let start = Instant::now();
+        if let Err(error) = group.barrier().and_then(|pending| pending.wait(soon())) {
+            return (error.to_string(), start.elapsed());
+        }
     }
-    drop(got);
-    let part = (1 << 30) + 9;
-    let mut operand = group.heap().alloc(part).unwrap();
-    fill(&mut operand, rank);
-    let result = group.heap().alloc(part * n).unwrap();
-    let got = group.all_gather(operand, result, 1).unwrap().wait(until()).unwrap();
-    for (of, i) in (0..n).flat_map(|of| [0, part - 9, part - 1].map(|i| (of, i))) {
-        assert_eq!(got[1].bytes().unwrap()[of * part + i], value(i, of), "{of} {i}");
+    panic!("three calls that others have not made");
+}
+
+/// A wait on one group advances another. With `CONSORT_CHECK=1` a call moves its data only when this rank has compared it,
+/// which no call of MPI does by itself.
+fn advances(all: &Group) {
+    let (n, rank) = (all.size(), all.rank());
+    let other = all.subgroup(&[(0..n).rev().collect()], later()).unwrap().unwrap();
+    for round in 0..20u8 {
+        let operand = other.heap().alloc_from(&[round + rank as u8]).unwrap();
+        let pending = other.all_reduce(operand, Dtype::U8, Reduce::Max).unwrap();
+        // Rank 0 waits on one group only, the others for the sum on the other first.
+        let first = if rank == 0 { Some(all.barrier().unwrap().wait(later()).unwrap()) } else { None };
+        let got = pending.wait(later()).unwrap();
+        assert_eq!(got[0].bytes().unwrap()[0], round + n as u8 - 1);
+        if first.is_none() {
+            all.barrier().unwrap().wait(later()).unwrap();
+        }
     }
+    println!("both groups advance");
+}
+
+/// The addresses on which this process listens, over any network.
+fn listening() -> Vec<String> {
+    let sockets = fs::read_dir("/proc/self/fd").unwrap().filter_map(|file| {
+        let name = fs::read_link(file.ok()?.path()).ok()?.to_string_lossy().into_owned();
+        Some(name.strip_prefix("socket:[")?.strip_suffix(']')?.to_string())
+    });
+    let sockets: Vec<String> = sockets.collect();
+    let mut found = Vec::new();
+    // 0A is the state of a socket that listens; one of UDP receives in the state 07.
+    for (table, state) in [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")] {
+        let lines = fs::read_to_string(Path::new("/proc/net").join(table)).unwrap_or_default();
+        for line in lines.lines().skip(1) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if words[3] == state && sockets.iter().any(|socket| socket == words[9]) {
+                found.push(format!("{table} {}", words[1]));
+            }
+        }
+    }
+    found
 }
 
 /// Averages, factors and 16-bit sums against sums in f64: each operation may round once.
@@ -192,7 +331,7 @@ fn reductions(group: &Group) {
         {
             let mine: Vec<u8> = (0..count).flat_map(|i| stored(value(group.rank(), i))).collect();
             let operand = group.heap().alloc_from(&mine).unwrap();
-            let got = group.all_reduce(operand, dtype, reduce).unwrap().wait(soon()).unwrap();
+            let got = group.all_reduce(operand, dtype, reduce).unwrap().wait(later()).unwrap();
             let bytes = got[0].bytes().unwrap();
             for (i, bytes) in bytes.chunks_exact(dtype.size()).enumerate() {
                 let want = factor * (0..n).map(|member| loaded(&stored(value(member, i)))).sum::<f64>();
@@ -210,7 +349,7 @@ fn reductions(group: &Group) {
             .flat_map(f32::to_le_bytes)
             .collect();
     let operand = group.heap().alloc_from(&mine).unwrap();
-    let got = group.all_reduce(operand, Dtype::F32, Reduce::Max).unwrap().wait(soon()).unwrap();
+    let got = group.all_reduce(operand, Dtype::F32, Reduce::Max).unwrap().wait(later()).unwrap();
     let bytes = got[0].bytes().unwrap();
     let [nan, zero] = [0, 4].map(|at| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
     assert!(nan.is_nan() && zero.is_sign_positive(), "{nan} {zero}");
