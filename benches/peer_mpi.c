@@ -2,11 +2,14 @@
  *
  *   mpicc -O3 -march=native benches/peer_mpi.c -o target/peer_mpi
  *   consort bench comm --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'
+ *   consort bench comm --transport mpi --mpirun 'mpirun --bind-to core -n {ranks}' \
+ *       --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'
  *
  * Each rank connects to the abstract socket that its last argument names, says `RANK SIZE`, and obeys lines
- * `KIND OP BYTES ITERATIONS`: `prepare` takes buffers and checks the operation once, `op` and `base` time a loop that
- * writes the whole input and reads the whole result, with the operation and without. An answer is
- * `NANOSECONDS CPU_NANOSECONDS`, or `error` and why. It ends with the connection. */
+ * `KIND OP BYTES ITERATIONS`: `prepare` takes buffers and checks the operation in both its forms, `op`, `nonblocking` and
+ * `base` time a loop that writes the whole input and reads the whole result: with the blocking call, with the nonblocking
+ * one, which is tested until it is over, and with neither. An answer is `NANOSECONDS CPU_NANOSECONDS`, or `error` and why.
+ * It ends with the connection. */
 #define _GNU_SOURCE
 #include <mpi.h>
 #include <stddef.h>
@@ -33,7 +36,9 @@ static int *counts;
 
 static int in_place(enum op op) { return op == ALL_REDUCE || op == BROADCAST; }
 
-static void once(enum op op, long iteration) {
+enum form { BASE, BLOCKING, NONBLOCKING };
+
+static void blocking(enum op op, long iteration) {
     int next = (rank + 1) % size, before = (rank + size - 1) % size;
     switch (op) {
     case ALL_REDUCE:
@@ -66,6 +71,54 @@ static void once(enum op op, long iteration) {
     default:
         MPI_Sendrecv(operand, FLOATS(block), next, 0, result, FLOATS(block), before, 0, WORLD, MPI_STATUS_IGNORE);
     }
+}
+
+static void test(MPI_Request *request) {
+    int over = 0;
+    while (!over) MPI_Test(request, &over, MPI_STATUS_IGNORE);
+}
+
+static void nonblocking(enum op op, long iteration) {
+    int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    MPI_Request requests[2];
+    switch (op) {
+    case ALL_REDUCE:
+        MPI_Iallreduce(MPI_IN_PLACE, operand, FLOATS(block), MPI_SUM, WORLD, requests);
+        break;
+    case ALL_GATHER:
+        MPI_Iallgather(operand, FLOATS(block), result, FLOATS(block), WORLD, requests);
+        break;
+    case REDUCE_SCATTER:
+        MPI_Ireduce_scatter_block(operand, result, FLOATS(block), MPI_SUM, WORLD, requests);
+        break;
+    case REDUCE_SCATTER_V:
+        MPI_Ireduce_scatter(operand, result, counts, MPI_FLOAT, MPI_SUM, WORLD, requests);
+        break;
+    case ALL_TO_ALL:
+        MPI_Ialltoall(operand, FLOATS(block), result, FLOATS(block), WORLD, requests);
+        break;
+    case BROADCAST:
+        MPI_Ibcast(operand, FLOATS(block), (int)(iteration % size), WORLD, requests);
+        break;
+    case PINGPONG:
+        if (rank > 1) return;
+        MPI_Irecv(result, FLOATS(block), 1 - rank, 0, WORLD, requests);
+        if (rank == 1) test(requests);
+        MPI_Isend(operand, FLOATS(block), 1 - rank, 0, WORLD, requests + 1);
+        test(requests + 1);
+        if (rank == 1) return;
+        break;
+    default:
+        MPI_Irecv(result, FLOATS(block), before, 0, WORLD, requests);
+        MPI_Isend(operand, FLOATS(block), next, 0, WORLD, requests + 1);
+        test(requests + 1);
+    }
+    test(requests);
+}
+
+static void once(enum op op, enum form form, long iteration) {
+    if (form == BLOCKING) blocking(op, iteration);
+    if (form == NONBLOCKING) nonblocking(op, iteration);
 }
 
 /* What rank r brings r + 1 to leaves in a block of the result. */
@@ -122,33 +175,40 @@ static const char *prepare(enum op op, size_t bytes) {
     if (posix_memalign((void **)&result, 4096, result_floats * sizeof(float)) != 0) result = NULL;
     if (!operand || !result) return "out of memory";
     for (int i = 0; i < size; i++) counts[i] = (int)block;
-    for (size_t i = 0; i < operand_floats; i++) operand[i] = (float)(rank + 1);
-    for (size_t i = 0; i < result_floats; i++) result[i] = 0;
-    once(op, 0);
     const float *got = in_place(op) ? operand : result;
-    for (size_t i = 0; i < result_floats && !(op == PINGPONG && rank > 1); i++)
-        if (got[i] != expected(op, i)) return "the result is wrong";
+    for (enum form form = BLOCKING; form <= NONBLOCKING; form++) {
+        for (size_t i = 0; i < operand_floats; i++) operand[i] = (float)(rank + 1);
+        for (size_t i = 0; i < result_floats; i++) result[i] = 0;
+        once(op, form, 0);
+        for (size_t i = 0; i < result_floats && !(op == PINGPONG && rank > 1); i++)
+            if (got[i] != expected(op, i)) return "the result is wrong";
+    }
     return NULL;
 }
 
-static void iterate(enum op op, int with, long iterations) {
+static void iterate(enum op op, enum form form, long iterations) {
     const float *arrived = in_place(op) ? operand : result;
     for (long i = 0; i < iterations; i++) {
         write_operand(i);
-        if (with) once(op, i);
+        once(op, form, i);
         read_result(arrived);
     }
 }
 
-static void run(enum op op, int with, long iterations, long *spent, long *cpu) {
+static void run(enum op op, enum form form, long iterations, long *spent, long *cpu) {
     /* The first time finds lines where other work has left them, so it does not count. */
-    iterate(op, with, 1);
+    iterate(op, form, 1);
     for (int i = 0; i < 3; i++) MPI_Barrier(WORLD);
     *cpu = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
     *spent = nanoseconds(CLOCK_MONOTONIC);
-    iterate(op, with, iterations);
+    iterate(op, form, iterations);
     *spent = nanoseconds(CLOCK_MONOTONIC) - *spent;
     *cpu = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - *cpu;
+}
+
+static enum form form_of(const char *kind) {
+    if (strcmp(kind, "nonblocking") == 0) return NONBLOCKING;
+    return strcmp(kind, "op") == 0 ? BLOCKING : BASE;
 }
 
 static int connect_to(const char *name) {
@@ -184,7 +244,7 @@ int main(int argc, char **argv) {
         if (!wrong && strcmp(kind, "prepare") == 0)
             wrong = prepare(op, bytes);
         else if (!wrong && operand && result)
-            run(op, strcmp(kind, "op") == 0, iterations, &spent, &cpu);
+            run(op, form_of(kind), iterations, &spent, &cpu);
         if (wrong)
             dprintf(fd, "error %s: %s\n", name, wrong);
         else

@@ -32,6 +32,7 @@ use crate::report::Report;
 pub(crate) use compile_cases::{COMPILE, CompileArgs, run_compile_rank};
 pub(crate) use eager_cases::{EAGER, EagerArgs, run_eager_rank};
 pub(crate) use figures::median;
+pub(crate) use launch::{START, run_start};
 pub(crate) use programs_cases::{PROGRAMS, ProgramsArgs, run_programs_rank};
 pub(crate) use table::{size, write_out};
 pub(crate) use train_cases::{TRAIN, TrainArgs, run_train_rank};

@@ -17,6 +17,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
+use crate::mpirun::{SELF, over_mpi};
 use crate::report::{MACHINE, Machine, Report, wrong};
 
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
@@ -30,6 +31,7 @@ Examples:
   consort demo              a tensor parallel model generates tokens on 2 ranks
   consort demo ring -n 4    ring attention on 4 ranks
   consort demo halo --json  one JSON object per line
+  consort demo --mpirun 'mpirun -n {ranks}'   over MPI
   consort demo train        trains a model in three ways, and kills a rank in each";
 
 /// Run a small program on several ranks, compiled and eager, and compare the results
@@ -42,6 +44,9 @@ pub(crate) struct Args {
     /// Number of ranks
     #[arg(short = 'n', value_name = "N", default_value_t = 2)]
     ranks: usize,
+    /// The command that starts the ranks, which use MPI then, split at spaces; {ranks} becomes their number
+    #[arg(long, value_name = "COMMAND")]
+    mpirun: Option<String>,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -106,7 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     rank.extend(args.wrong.then_some("--wrong"));
     let mut found: Vec<Value> = Vec::new();
     let bar = Bar::new();
-    let (code, said) = run_ranks(&rank, args.ranks, |value| match value["done"].as_f64() {
+    let (code, said) = run_ranks(&rank, args, |value| match value["done"].as_f64() {
         Some(done) => bar.show(done, value["doing"].as_str().unwrap_or("")),
         None => found.push(value),
     })?;
@@ -128,9 +133,16 @@ fn failed(what: &str) -> anyhow::Error {
 
 /// Runs a hidden entry of this binary as ranks, and hands over each line of JSON that they print. Returns the exit code, and the
 /// text of their standard error.
-fn run_ranks(rank: &[&str], ranks: usize, mut seen: impl FnMut(Value)) -> anyhow::Result<(u8, String)> {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["run", "--timeout", LIMIT, "-n", &ranks.to_string(), "--", "/proc/self/exe"]).args(rank);
+fn run_ranks(rank: &[&str], args: &Args, mut seen: impl FnMut(Value)) -> anyhow::Result<(u8, String)> {
+    let mut command = match &args.mpirun {
+        Some(mpirun) => over_mpi("demo: --mpirun", mpirun, args.ranks)?,
+        None => {
+            let mut command = Command::new(SELF);
+            command.args(["run", "--timeout", LIMIT, "-n", &args.ranks.to_string(), "--", SELF]);
+            command
+        }
+    };
+    command.args(rank);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(&format!("cannot start the ranks: {error}")))?;
     let (out, errors) = (child.stdout.take(), child.stderr.take());

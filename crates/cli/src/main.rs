@@ -12,6 +12,7 @@ mod exec;
 mod explain;
 mod files;
 mod modes;
+mod mpirun;
 mod ops;
 mod opt;
 mod report;
@@ -50,6 +51,8 @@ enum Command {
     ExecRank(exec::RankArgs),
     #[command(name = bench::WORKER, hide = true)]
     BenchRank(bench::WorkerArgs),
+    #[command(name = bench::START, hide = true)]
+    StartRank,
     #[command(name = bench::EAGER, hide = true)]
     EagerRank(bench::EagerArgs),
     #[command(name = bench::PROGRAMS, hide = true)]
@@ -113,6 +116,7 @@ fn run(command: Option<Command>) -> anyhow::Result<Report> {
         Some(Command::ExecRank(args)) => exec::run_rank(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::BenchRank(args)) => bench::run_worker(&args),
+        Some(Command::StartRank) => bench::run_start(),
         Some(Command::EagerRank(args)) => bench::run_eager_rank(&args),
         Some(Command::ProgramsRank(args)) => bench::run_programs_rank(&args),
         Some(Command::Demo(args)) => demo::run(&args),

@@ -3,7 +3,11 @@
 //! No time is compared with anything: the speed of the machine is not tested.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+#[path = "../../consort/tests/processes/mpirun.rs"]
+mod mpirun;
+
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -108,8 +112,14 @@ fn wrong_arguments_are_one_error() {
     );
     check(
         "comm|--peer|peer|--transport|local",
-        "--peer: expected --transport shm, got local\n  note: a peer's ranks are processes",
+        "--peer: expected --transport shm or mpi, got local\n  note: a peer's ranks are processes",
     );
+    check("comm|--transport|mpi|--mpirun| ", "--mpirun: expected a command, got nothing");
+    check(
+        "comm|--transport|mpi|--mpirun|mpirun|--ranks|2,4",
+        "--mpirun: expected {ranks} in the command, because --ranks has several numbers",
+    );
+    check("launch|--mpirun| ", "--mpirun: expected a command, got nothing");
     check("train|-n|3", "-n: expected 1, 2, 4 or 8, got 3");
     check("train|--batch|0", "--batch: expected a number above 0, got 0");
     check("programs|--seconds|0", "--seconds: expected a number above 0 and up to 3600, got 0");
@@ -157,6 +167,59 @@ fn the_launcher_is_measured_beside_a_peer() {
         (code, out.as_str(), err.as_str()),
         (1, "", "error: bench: peer: `false` ended with exit status: 1\n")
     );
+}
+
+/// The mpiruns of this machine that can compile C programs, each with a peer of `benches`; prints which cannot.
+fn with_peer(name: &str) -> Vec<(&'static str, PathBuf)> {
+    let mut found = Vec::new();
+    for mpirun in mpirun::mpiruns() {
+        // mpirun.mpich has mpicc.mpich.
+        let family = mpirun.split([' ', '.']).nth(1).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../benches/{name}.c"));
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{family}"));
+        let mut compiler = Command::new(format!("mpicc.{family}"));
+        match compiler.args(["-O1", "-o"]).args([&program, &source]).output() {
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                found.push((mpirun, program));
+            }
+            Err(_) => println!("1 skipped: no mpicc.{family}"),
+        }
+    }
+    found
+}
+
+#[test]
+fn operations_over_mpi_are_measured_beside_the_same_calls() {
+    for (mpirun, peer) in with_peer("peer_mpi") {
+        let peer = format!("{mpirun} {}", peer.display());
+        let start = format!("comm|--transport|mpi|--mpirun|{mpirun}|--seconds|0.01");
+        let figures = objects(&format!("{start}|--peer|{peer}|--sizes|4,64k|--json"));
+        check(&figures, "mpi", 2, &OPS[..7], &[4, 65536]);
+        for figure in &figures {
+            for field in ["peer_us", "nonblocking_us", "nonblocking_more_us", "check_us"] {
+                assert!(figure[field].is_number(), "{field} in {figure}");
+            }
+        }
+        let (code, out, err) = bench(&format!("{start}|--ops|all_reduce|--sizes|4"));
+        assert_eq!((code, err.as_str()), (0, ""));
+        assert!(out.starts_with("2 processes over MPI, live data, medians\n\nop "), "{out}");
+        assert!(out.lines().all(|line| line.chars().count() <= 100), "{out}");
+    }
+}
+
+#[test]
+fn a_start_and_a_compiled_call_over_mpi_are_measured() {
+    for (mpirun, peer) in with_peer("peer_start") {
+        let peer = format!("{mpirun} {}", peer.display());
+        let launches = objects(&format!("launch|--seconds|0.01|--mpirun|{mpirun}|--peer|{peer}|--json"));
+        assert_eq!((&launches[0]["bench"], &launches[0]["ranks"]), (&"launch".into(), &2.into()));
+        assert!(launches[0]["us"].as_f64().unwrap() > 0.0 && launches[0]["more_us"].is_number());
+        let figures = objects(&format!("compile|--cases|one_op|--mpirun|{mpirun}|--seconds|0.01|--json"));
+        let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
+        assert_eq!(cases, ["one_op", "one_op_comm"]);
+        assert!(figures.iter().all(|figure| figure["overhead_us"].is_number()), "{figures:?}");
+    }
 }
 
 #[test]

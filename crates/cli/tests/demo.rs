@@ -1,6 +1,9 @@
 //! `consort demo`: every program, with small sizes, on processes.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+#[path = "../../consort/tests/processes/mpirun.rs"]
+mod mpirun;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -17,15 +20,20 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The lines of a demo on two ranks.
-fn lines(which: &str) -> Vec<Value> {
-    let output = demo(&[which, "-n", "2", "--small", "--json"]);
+fn lines(which: &str, more: &[&str]) -> Vec<Value> {
+    let output = demo(&[&[which, "-n", "2", "--small", "--json"], more].concat());
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Checks the lines; `broken` is the number of breaks in a step with broken graphs, if the demo has that mode.
 fn check(which: &str, broken: Option<u64>) {
-    let lines = lines(which);
+    check_started(which, broken, &[]);
+}
+
+/// The same of ranks that are started in another way.
+fn check_started(which: &str, broken: Option<u64>, more: &[&str]) {
+    let lines = lines(which, more);
     let modes: Vec<&str> = lines.iter().map(|line| line["mode"].as_str().unwrap()).collect();
     let expected: &[&str] =
         if broken.is_some() { &["traced", "broken", "eager"] } else { &["traced", "eager"] };
@@ -60,7 +68,7 @@ fn c4_ring() {
 #[test]
 fn c3_halo() {
     check("halo", Some(2));
-    assert_eq!(lines("halo")[0]["copied_bytes"], 0);
+    assert_eq!(lines("halo", &[])[0]["copied_bytes"], 0);
 }
 
 #[test]
@@ -71,6 +79,21 @@ fn c8_conv() {
 #[test]
 fn a7_experts() {
     check("moe", None);
+}
+
+#[test]
+fn every_demo_runs_over_mpi() {
+    for mpirun in mpirun::mpiruns() {
+        for (which, broken) in
+            [("tp", Some(6)), ("ring", Some(1)), ("halo", Some(2)), ("conv", Some(2)), ("moe", None)]
+        {
+            check_started(which, broken, &["--mpirun", mpirun]);
+        }
+        let lines = lines("train", &["--mpirun", mpirun]);
+        let modes: Vec<&str> = lines.iter().map(|line| line["mode"].as_str().unwrap()).collect();
+        assert_eq!(modes, ["dp", "zero", "tp"]);
+        assert!(lines.iter().all(|line| line["killed"].is_null() && line["same"] == true), "{lines:?}");
+    }
 }
 
 /// The lines of the training demo on two ranks, and a proof that it leaves nothing on the disk.
@@ -196,6 +219,11 @@ fn wrong_arguments_are_refused() {
         (&["nothing"][..], "invalid value 'nothing'"),
         (&["tp", "-n", "0"], "demo: -n: expected a number from 1 to 16, got 0"),
         (&["tp", "--kill", "3"], "demo: --kill: expected the demo `train`, got tp"),
+        (&["tp", "--mpirun", " "], "demo: --mpirun: expected a command, got nothing"),
+        (
+            &["train", "--small", "--mpirun", "mpirun", "--kill", "3"],
+            "demo: --kill: expected 0 with --mpirun, which ends all ranks with the first, got 3",
+        ),
         (&["train", "-n", "9"], "demo: -n: expected a number from 1 to 8, got 9"),
         (&["train", "--small", "--kill", "12"], "demo: --kill: expected a step below 12, got 12"),
         (&["tp", "-n", "17"], "demo: -n: expected a number from 1 to 16, got 17"),

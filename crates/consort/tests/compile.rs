@@ -3,6 +3,8 @@
 
 #[path = "compile/cases.rs"]
 mod cases;
+#[path = "processes/sums.rs"]
+mod sums;
 
 /// Runs the cases whose names begin with the prefix.
 fn run(prefix: &str) {

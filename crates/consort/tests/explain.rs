@@ -267,7 +267,11 @@ fn c6_an_argument_that_was_kept_is_copied_and_counted() {
         assert_eq!(graph.copied_bytes, rows.stats().copied_bytes, "{}", rows.explain());
         // The two rows are copied to be reduced, and at least the other six to the result.
         assert!((128..=160).contains(&graph.copied_bytes), "{}", rows.explain());
-        assert!(graph.copies.iter().all(|copy| copy.contains(" bytes (argument), for `")), "{}", rows.explain());
+        assert!(
+            graph.copies.iter().all(|copy| copy.contains(" bytes (argument), for `")),
+            "{}",
+            rows.explain()
+        );
         Ok(())
     });
 }

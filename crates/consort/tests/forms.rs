@@ -1,17 +1,16 @@
 //! Every form of every collective: with a handle, compiled, on shapes alone, and against plain loops.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-#[path = "forms/cases.rs"]
-mod cases;
-#[path = "forms/table.rs"]
-mod table;
+#[path = "forms/mod.rs"]
+mod of;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use consort::{Dtype, Reduce, Tensor, spawn};
-use table::forms;
+use of::cases;
+use of::table::forms;
 
 const RANKS: [usize; 4] = [1, 2, 3, 4];
 
@@ -53,7 +52,7 @@ fn every_method_has_a_row() {
 fn row(row: &str) {
     for (name, case) in cases::CASES.iter().filter(|(name, _)| name.split('_').next() == Some(row)) {
         for n in RANKS {
-            for (rank, outcome) in spawn(n, |mesh| case(&mesh)).into_iter().enumerate() {
+            for (rank, outcome) in spawn(n, *case).into_iter().enumerate() {
                 outcome.unwrap_or_else(|error| panic!("{name}, rank {rank} of {n}: {error}"));
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::Value;
 
-use super::ranks::figures_of;
+use super::ranks::{Start, figures_of};
 use super::table::{size, time};
 use crate::report::{Report, wrong};
 
@@ -17,7 +17,8 @@ The last column shows the targets, and `missed` for a target that is not met. do
 Examples:
   consort bench compile
   consort bench compile --cases tp_,one_op --json
-  consort bench compile --cases agree -n 8";
+  consort bench compile --cases agree -n 8
+  consort bench compile --cases one_op --mpirun 'mpirun -n {ranks}'   what a compiled call costs over MPI";
 
 /// Measure compiled functions against eager ones
 #[derive(Debug, clap::Args)]
@@ -32,6 +33,9 @@ pub(crate) struct Args {
     /// Number of ranks, as processes
     #[arg(short = 'n', value_name = "RANKS", default_value_t = 2)]
     ranks: usize,
+    /// The command that starts the ranks, which use MPI then, split at spaces; {ranks} becomes their number
+    #[arg(long, value_name = "COMMAND")]
+    mpirun: Option<String>,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -67,7 +71,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !(1..=MAX_RANKS).contains(&args.ranks) {
         bail!(wrong("bench: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
     }
-    let figures = figures_of(super::COMPILE, args.ranks, args.seconds, &args.cases, &[], LIMIT)?;
+    let start = Start { entry: super::COMPILE, ranks: args.ranks, mpirun: args.mpirun.as_deref() };
+    let figures = figures_of(&start, args.seconds, &args.cases, &[], LIMIT)?;
     if args.json {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::ranks::figures_of;
+use super::ranks::{Start, figures_of};
 use super::table::time;
 use crate::report::Report;
 
@@ -37,7 +37,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 /// Starts the ranks and shows what they measured.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
-    let figures = figures_of(super::EAGER, 2, args.seconds, &args.cases, &[], LIMIT)?;
+    let figures = figures_of(
+        &Start { entry: super::EAGER, ranks: 2, mpirun: None },
+        args.seconds,
+        &args.cases,
+        &[],
+        LIMIT,
+    )?;
     let mut text = String::new();
     if !args.json {
         text += &format!("{:<28} {:>10} {:>10} {:>7}  beside\n", "case", "time", "limit", "ratio");

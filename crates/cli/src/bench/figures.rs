@@ -52,6 +52,9 @@ pub(crate) struct Sample {
     pub(crate) bound: Cost,
     pub(crate) plain: Option<Cost>,
     pub(crate) peer: Option<Cost>,
+    /// Over MPI: the peer's nonblocking call, and ours where members compare every call.
+    pub(crate) nonblocking: Option<Cost>,
+    pub(crate) checked: Option<Cost>,
 }
 
 impl Sample {
@@ -83,6 +86,11 @@ pub(crate) struct Figure {
     pub(crate) bound_ratio: Option<f64>,
     pub(crate) plain_ratio: Option<f64>,
     pub(crate) ratio: Option<f64>,
+    pub(crate) nonblocking_us: Option<f64>,
+    pub(crate) nonblocking_ratio: Option<f64>,
+    /// Medians of the differences of the samples.
+    pub(crate) nonblocking_more_us: Option<f64>,
+    pub(crate) check_us: Option<f64>,
 }
 
 impl Figure {
@@ -129,6 +137,10 @@ pub(crate) fn figures(op: Op, ranks: usize, bytes: usize, near: f64, samples: &[
             bound_ratio: maybe(&|sample| to(Some(sample.bound), sample.ours)),
             plain_ratio: maybe(&|sample| to(sample.plain, sample.ours)),
             ratio: maybe(&|sample| to(sample.peer, sample.ours)),
+            nonblocking_us: maybe(&|sample| sample.nonblocking.map(|other| other.us)),
+            nonblocking_ratio: maybe(&|sample| to(sample.nonblocking, sample.ours)),
+            nonblocking_more_us: maybe(&|sample| sample.nonblocking.map(|other| sample.ours.us - other.us)),
+            check_us: maybe(&|sample| sample.checked.map(|other| other.us - sample.ours.us)),
         });
     }
     found
@@ -149,7 +161,16 @@ mod tests {
 
     fn sample(lines: [f64; 2], ours: f64, peer: f64) -> Sample {
         let cost = |us| Cost { us, cpu_us: 2.0 * us };
-        Sample { lines, ours: cost(ours), bound: cost(1.0), plain: None, peer: Some(cost(peer)) }
+        let (plain, nonblocking, checked) = (None, Some(cost(peer + 1.0)), Some(cost(ours + 2.0)));
+        Sample {
+            lines,
+            ours: cost(ours),
+            bound: cost(1.0),
+            plain,
+            peer: Some(cost(peer)),
+            nonblocking,
+            checked,
+        }
     }
 
     #[test]
@@ -167,6 +188,10 @@ mod tests {
             text,
             [(Mode::Near, 3, 2.0, Some(2.0), Some(0.5)), (Mode::Far, 1, 10.0, Some(5.0), Some(2.0))]
         );
+        // Of 1 - 3, 3 - 3 and 2 - 9, and of 1 / 3, 3 / 3 and 2 / 9.
+        let near = &figures[0];
+        assert_eq!((near.nonblocking_more_us, near.nonblocking_ratio), (Some(-2.0), Some(1.0 / 3.0)));
+        assert_eq!((near.nonblocking_us, near.check_us), (Some(3.0), Some(2.0)));
         let mixed = super::figures(Op::AllReduce, 2, 4, 0.1, &samples[4..]);
         assert_eq!((mixed.len(), mixed[0].mode), (1, Mode::Mixed));
     }

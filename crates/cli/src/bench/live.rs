@@ -1,11 +1,12 @@
 //! The loops of a rank on live data: each iteration writes the whole input and reads the whole result.
 
 use std::hint::black_box;
+use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use consort_comm::{Buffer, Common, Group, Message, Probe};
-use consort_types::{Dtype, Reduce};
+use consort_comm::{Buffer, Common, Group, Message, Note, OperandType, Pending, Probe, Request};
+use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce};
 
 use super::ops::Op;
 use crate::report::wrong;
@@ -13,10 +14,9 @@ use crate::report::wrong;
 /// One rank's group, its buffers for the operation under test, and the probe of the machine.
 pub(crate) struct Live {
     group: Group,
-    probe: Probe,
+    /// None over MPI, where ranks share no memory.
+    probe: Option<Probe>,
     block: usize,
-    /// A block for each rank.
-    splits: Vec<usize>,
     /// Both are present between loops. For an in-place operation the result is only for the probe.
     operand: Option<Buffer>,
     result: Option<Buffer>,
@@ -69,22 +69,13 @@ fn read(from: &[u8]) {
 }
 
 impl Live {
-    pub(crate) fn new(group: Group) -> anyhow::Result<Live> {
-        let probe = Probe::new(&group, until())?;
-        Ok(Live {
-            group,
-            probe,
-            block: 0,
-            splits: Vec::new(),
-            operand: None,
-            result: None,
-            common: None,
-            outside: Vec::new(),
-        })
+    pub(crate) fn new(group: Group, is_mpi: bool) -> anyhow::Result<Live> {
+        let probe = if is_mpi { None } else { Some(Probe::new(&group, until())?) };
+        Ok(Live { group, probe, block: 0, operand: None, result: None, common: None, outside: Vec::new() })
     }
 
-    pub(crate) fn probe(&mut self) -> &mut Probe {
-        &mut self.probe
+    pub(crate) fn probe(&mut self) -> anyhow::Result<&mut Probe> {
+        self.probe.as_mut().context("no probe over MPI")
     }
 
     /// Allocates the buffers of an operation, touches them, and checks the operation's result.
@@ -94,7 +85,6 @@ impl Live {
         self.meet()?;
         let (n, me) = (self.group.size(), self.group.rank());
         self.block = block;
-        self.splits = vec![block; n];
         if op.is_outside() {
             self.outside = vec![0; block];
         }
@@ -160,7 +150,7 @@ impl Live {
         let buffers = [take(&mut self.operand)?, take(&mut self.result)?];
         let write = |to: &mut [u8], iteration| write(to, &changing(iteration));
         let (spent, [operand, result]) =
-            self.probe.run(op.movement(), iterations, buffers, write, read, until())?;
+            self.probe()?.run(op.movement(), iterations, buffers, write, read, until())?;
         (self.operand, self.result) = (Some(operand), Some(result));
         Ok(spent)
     }
@@ -212,7 +202,7 @@ impl Live {
             Op::Broadcast => group.broadcast(operand, iteration as usize % n)?,
             Op::AllGather => group.all_gather(operand, result()?, 1)?,
             Op::ReduceScatter => group.reduce_scatter(operand, result()?, Dtype::F32, Reduce::Sum, 1)?,
-            Op::AllToAll => group.all_to_all(operand, result()?, &self.splits, &self.splits)?,
+            Op::AllToAll => all_to_all(group, operand, result()?)?,
             Op::Ring => {
                 let send = Message::new((me + 1) % n, 0, operand);
                 let recv = Message::new((me + n - 1) % n, 0, result()?);
@@ -279,6 +269,14 @@ impl Live {
         }
         Ok(())
     }
+}
+
+/// A block of the operand for each member.
+fn all_to_all(group: &Group, operand: Buffer, result: Buffer) -> anyhow::Result<Pending> {
+    let collective = &Collective::new(Kind::AllToAll, GroupName::Axes(Axes::NONE));
+    let types = &[OperandType::new(Dtype::U8, &[])];
+    let (note, site) = (Note::default(), Location::caller());
+    Ok(group.start(Request { collective, types, operands: operand, results: [result], note, site })?)
 }
 
 const MISSING: &str = "expected `prepare` before a loop";

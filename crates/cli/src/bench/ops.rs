@@ -43,6 +43,11 @@ impl Op {
         Op::ALL.into_iter().filter(|op| *op != Op::AllReduceCopied).collect()
     }
 
+    /// Those that are calls of MPI.
+    pub(crate) fn plain_ones() -> Vec<Op> {
+        Op::usual().into_iter().filter(|op| op.plain().is_none()).collect()
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Op::AllReduce => "all_reduce",
@@ -94,6 +99,11 @@ impl Op {
             Op::Ring => &["ring"],
             _ => &["all_reduce"],
         }
+    }
+
+    /// The peer's name for the call that our engine over MPI makes.
+    pub(crate) fn same_call(self) -> &'static str {
+        if self == Op::ReduceScatter { "reduce_scatter_v" } else { self.peer_names()[0] }
     }
 
     /// The bytes of the operand on `n` ranks.

@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 
 use super::ops::Op;
+use crate::mpirun::{RANKS, words};
 use crate::report::wrong;
 
 const EXAMPLES: &str = "\
@@ -15,7 +16,8 @@ without the operation is subtracted. The bound is a plain loop that moves the sa
 Examples:
   consort bench comm --ops all_reduce --sizes 4,64k,16m
   consort bench comm --ranks 2,4,8 --json
-  consort bench comm --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'   beside Open MPI";
+  consort bench comm --peer 'mpirun --bind-to core -n {ranks} target/peer_mpi'   beside Open MPI
+  consort bench comm --transport mpi --peer 'mpirun -n {ranks} target/peer_mpi'  over MPI, beside the same calls in C";
 
 /// Measure communication on live data, against the bound of the machine and a peer
 #[derive(Debug, clap::Args)]
@@ -33,9 +35,12 @@ pub(crate) struct CommArgs {
     /// Time per figure; up to four times as long if samples are few
     #[arg(long, value_name = "SECS", default_value_t = 1.5)]
     seconds: f64,
-    /// Ranks as processes or as threads
+    /// What moves the data
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     transport: Transport,
+    /// With `--transport mpi`: the command that starts our ranks, split at spaces; {ranks} becomes their number
+    #[arg(long, value_name = "COMMAND", default_value = MPIRUN)]
+    mpirun: String,
     /// A command that starts the peer's ranks, split at spaces; {ranks} becomes their number, and the name of the
     /// socket they report to is appended
     #[arg(long, value_name = "COMMAND")]
@@ -54,6 +59,8 @@ pub(crate) enum Transport {
     Shm,
     /// Threads of one process
     Local,
+    /// Processes over MPI
+    Mpi,
 }
 
 impl Transport {
@@ -61,6 +68,7 @@ impl Transport {
         match self {
             Transport::Shm => "shm",
             Transport::Local => "local",
+            Transport::Mpi => "mpi",
         }
     }
 }
@@ -73,6 +81,7 @@ pub(crate) struct Options {
     pub(crate) sizes: Vec<usize>,
     pub(crate) time: Duration,
     pub(crate) transport: Transport,
+    pub(crate) mpirun: String,
     pub(crate) peer: Option<String>,
     pub(crate) near: f64,
     pub(crate) json: bool,
@@ -88,7 +97,8 @@ impl CommArgs {
         let expected = format!("numbers from 2 to {MAX_RANKS}");
         let ranks = ranks.map_err(|got| refused("bench: --ranks", expected, got))?;
         let names = || Op::ALL.map(Op::name).join(", ");
-        let ops = self.ops.as_deref().map_or_else(|| Ok(Op::usual()), |ops| list(ops, Op::named));
+        let usual = || if self.transport == Transport::Mpi { Op::plain_ones() } else { Op::usual() };
+        let ops = self.ops.as_deref().map_or_else(|| Ok(usual()), |ops| list(ops, Op::named));
         let ops = ops.map_err(|got| refused("bench: --ops", format!("some of {}", names()), got))?;
         let expected = "multiples of 4 such as 1024, 64k or 16m, up to 1024m".to_string();
         let sizes = list(&self.sizes, size).map_err(|got| refused("bench: --sizes", expected, got))?;
@@ -96,25 +106,27 @@ impl CommArgs {
         if !(self.near > 0.0 && self.near.is_finite()) {
             bail!(wrong("bench: --near", "a number of microseconds above 0", self.near));
         }
-        if let Some(peer) = &self.peer {
-            if peer.trim().is_empty() {
-                bail!(wrong("bench: --peer", "a command", "nothing"));
-            }
-            if ranks.len() > 1 && !peer.contains(RANKS) {
-                bail!("bench: --peer: expected {RANKS} in the command, because --ranks has several numbers");
-            }
-            if self.transport == Transport::Local {
-                let failure = wrong("bench: --peer", "--transport shm", "local");
-                bail!(failure.note("a peer's ranks are processes"));
+        let commands = [("--mpirun", Some(&self.mpirun)), ("--peer", self.peer.as_ref())];
+        for (option, command) in commands.into_iter().filter_map(|(option, text)| Some((option, text?))) {
+            words(&format!("bench: {option}"), command, 0)?;
+            if ranks.len() > 1 && !command.contains(RANKS) {
+                bail!(
+                    "bench: {option}: expected {RANKS} in the command, because --ranks has several numbers"
+                );
             }
         }
+        if self.transport == Transport::Local && self.peer.is_some() {
+            let failure = wrong("bench: --peer", "--transport shm or mpi", "local");
+            bail!(failure.note("a peer's ranks are processes"));
+        }
         let CommArgs { transport, near, json, .. } = *self;
-        Ok(Options { ranks, ops, sizes, time, transport, peer: self.peer.clone(), near, json })
+        let (mpirun, peer) = (self.mpirun.clone(), self.peer.clone());
+        Ok(Options { ranks, ops, sizes, time, transport, mpirun, peer, near, json })
     }
 }
 
-/// The placeholder for the number of ranks in the command of a peer.
-pub(crate) const RANKS: &str = "{ranks}";
+/// The mpirun that is found.
+const MPIRUN: &str = "mpirun -n {ranks}";
 
 /// A duration, which must be positive and at most an hour.
 pub(crate) fn seconds(seconds: f64) -> anyhow::Result<Duration> {

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::figures::{Cost, Mode, Sample, figures};
 use super::ops::Op;
-use super::options::{Options, RANKS, Transport};
+use super::options::{Options, Transport};
 use super::table::{Output, heading, row, summary};
-use super::team::{Answer, Team};
+use super::team::Team;
 use super::worker::WORKER;
+use crate::mpirun::{SELF, over_mpi, words};
 use crate::report::{Machine, Report};
 
 /// How long a loop should last, unless one operation takes longer.
@@ -42,59 +43,89 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
                 let samples = teams.sample(*op, *bytes, options)?;
                 let found = figures(*op, *ranks, *bytes, options.near, &samples);
                 for figure in &found {
-                    open = open && output.figure(&row(figure), figure, options.transport);
+                    open = open && output.figure(&row(figure, options.transport), figure, options.transport);
                 }
                 all.extend(found);
             }
         }
     }
-    Ok(Report::fine(if options.json { String::new() } else { summary(&all) }))
+    Ok(Report::fine(if options.json { String::new() } else { summary(&all, options.transport) }))
 }
 
-/// Our team, and the peer's if there is one.
+/// Our team, and those beside it.
 struct Teams {
     ours: Team,
+    /// Over MPI: ours, but members compare every call.
+    checked: Option<Team>,
+    /// Over MPI: ranks that share memory, for what is measured by plain loops.
+    shared: Option<Team>,
     peer: Option<Team>,
+}
+
+/// The peer's forms of an operation, with the iterations of a loop.
+#[derive(Default)]
+struct Peers {
+    blocking: Vec<(&'static str, u64)>,
+    nonblocking: Option<u64>,
 }
 
 impl Teams {
     fn start(options: &Options, ranks: usize) -> anyhow::Result<Teams> {
-        let ours = machine(Team::start("consort", our_command(options, ranks), ranks))?;
-        let peer = options.peer.as_ref().map(|peer| Team::start("peer", peer_command(peer, ranks), ranks));
-        Ok(Teams { ours, peer: peer.transpose()? })
+        let is_mpi = options.transport == Transport::Mpi;
+        let ours = |transport, check| {
+            let command = our_command(options, transport, ranks, check)?;
+            machine(Team::start("consort", command, ranks))
+        };
+        let peer = options.peer.as_ref().map(|peer| {
+            let words = words("bench: --peer", peer, ranks)?;
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]);
+            Team::start("peer", command, ranks)
+        });
+        Ok(Teams {
+            ours: ours(options.transport, "0")?,
+            checked: is_mpi.then(|| ours(Transport::Mpi, "1")).transpose()?,
+            shared: is_mpi.then(|| ours(Transport::Shm, "0")).transpose()?,
+            peer: peer.transpose()?,
+        })
     }
 
-    fn ask(&mut self, kind: &str, op: Op, bytes: usize, iterations: u64) -> anyhow::Result<Vec<Answer>> {
-        machine(self.ours.ask(kind, op.name(), bytes, iterations))
-    }
-
-    /// The cost of an operation in some form: a loop with it less one without it.
-    fn cost(&mut self, kind: &str, op: Op, bytes: usize, iterations: u64) -> anyhow::Result<Cost> {
-        let with = self.ask(kind, op, bytes, iterations)?;
-        let without = self.ask("base", op, bytes, iterations)?;
-        Ok(Cost::of(op, iterations, &with, &without))
+    /// The team that can measure by plain loops.
+    fn shared(&mut self) -> &mut Team {
+        self.shared.as_mut().unwrap_or(&mut self.ours)
     }
 
     fn line(&mut self) -> anyhow::Result<f64> {
-        let answers = machine(self.ours.ask("line", "-", 0, LINE_ROUNDS))?;
+        let answers = machine(self.shared().ask("line", "-", 0, LINE_ROUNDS))?;
         let slowest = answers.iter().map(|answer| answer.nanos).fold(0.0, f64::max);
         Ok(slowest / 1e3 / (2 * LINE_ROUNDS) as f64)
     }
 
-    /// Samples of one operation and size until the time is up.
-    fn sample(&mut self, op: Op, bytes: usize, options: &Options) -> anyhow::Result<Vec<Sample>> {
-        self.ask("prepare", op, bytes, 0)?;
-        let iterations = calibrate(|iterations| self.ask("op", op, bytes, iterations))?;
-        let mut peers = Vec::new();
+    /// Prepares all teams for an operation; the iterations of our loops, and those of the peer's.
+    fn prepare(&mut self, op: Op, bytes: usize) -> anyhow::Result<(u64, Peers)> {
+        for team in [Some(&mut self.ours), self.checked.as_mut(), self.shared.as_mut()].into_iter().flatten()
+        {
+            machine(team.ask("prepare", op.name(), bytes, 0))?;
+        }
+        let iterations = machine(calibrate(&mut self.ours, "op", op.name(), bytes))?;
+        let mut peers = Peers::default();
         if let Some(peer) = &mut self.peer {
             for name in op.peer_names() {
                 peer.ask("prepare", name, bytes, 0)?;
-                let iterations = calibrate(|iterations| peer.ask("op", name, bytes, iterations))?;
-                peers.push((*name, iterations));
+                peers.blocking.push((name, calibrate(peer, "op", name, bytes)?));
+            }
+            if self.checked.is_some() {
+                peers.nonblocking = Some(calibrate(peer, "nonblocking", op.same_call(), bytes)?);
             }
         }
         // Touches all memory once, before timing.
-        self.cost("bound", op, bytes, iterations)?;
+        machine(cost(self.shared(), "bound", (op, op.name()), bytes, iterations))?;
+        Ok((iterations, peers))
+    }
+
+    /// Samples of one operation and size until the time is up.
+    fn sample(&mut self, op: Op, bytes: usize, options: &Options) -> anyhow::Result<Vec<Sample>> {
+        let (iterations, peers) = self.prepare(op, bytes)?;
         let (start, mut samples) = (Instant::now(), Vec::new());
         // Large operations, and cores whose distance keeps changing, get more time to collect clear samples.
         let is_over = |samples: &[Sample]| {
@@ -105,35 +136,60 @@ impl Teams {
         while !is_over(&samples) {
             let before = self.line()?;
             // The teams alternate in who begins, so that neither always follows the other.
-            let first = if samples.len() % 2 == 1 { self.peer_cost(op, bytes, &peers)? } else { None };
-            let ours = self.cost("op", op, bytes, iterations)?;
-            let bound = self.cost("bound", op, bytes, iterations)?;
-            let plain = op.plain().map(|plain| self.cost("op", plain, bytes, iterations)).transpose()?;
-            let peer = if samples.len() % 2 == 1 { first } else { self.peer_cost(op, bytes, &peers)? };
-            samples.push(Sample { lines: [before, self.line()?], ours, bound, plain, peer });
+            let is_second = samples.len() % 2 == 1;
+            let first = if is_second { self.peer_costs(op, bytes, &peers)? } else { Default::default() };
+            let of =
+                |team: &mut Team, kind, op: Op| machine(cost(team, kind, (op, op.name()), bytes, iterations));
+            let ours = of(&mut self.ours, "op", op)?;
+            let checked = self.checked.as_mut().map(|team| of(team, "op", op)).transpose()?;
+            let plain = op.plain().map(|plain| of(&mut self.ours, "op", plain)).transpose()?;
+            let bound = of(self.shared(), "bound", op)?;
+            let (peer, nonblocking) = if is_second { first } else { self.peer_costs(op, bytes, &peers)? };
+            let lines = [before, self.line()?];
+            samples.push(Sample { lines, ours, bound, plain, peer, nonblocking, checked });
         }
         Ok(samples)
     }
 
-    /// The best of the peer's variants of an operation.
-    fn peer_cost(&mut self, op: Op, bytes: usize, names: &[(&str, u64)]) -> anyhow::Result<Option<Cost>> {
-        let Some(peer) = &mut self.peer else { return Ok(None) };
+    /// The best of the peer's blocking calls for an operation, and its nonblocking one.
+    fn peer_costs(
+        &mut self,
+        op: Op,
+        bytes: usize,
+        peers: &Peers,
+    ) -> anyhow::Result<(Option<Cost>, Option<Cost>)> {
+        let Some(peer) = &mut self.peer else { return Ok((None, None)) };
         let mut best: Option<Cost> = None;
-        for (name, iterations) in names {
-            let with = peer.ask("op", name, bytes, *iterations)?;
-            let without = peer.ask("base", name, bytes, *iterations)?;
-            let cost = Cost::of(op, *iterations, &with, &without);
+        for (name, iterations) in &peers.blocking {
+            let cost = cost(peer, "op", (op, name), bytes, *iterations)?;
             best = Some(best.map_or(cost, |best| best.better(cost)));
         }
-        Ok(best)
+        let same = (op, op.same_call());
+        let nonblocking =
+            peers.nonblocking.map(|iterations| cost(peer, "nonblocking", same, bytes, iterations));
+        Ok((best, nonblocking.transpose()?))
     }
 }
 
+/// The cost of an operation in some form, by the team's name for it: a loop with it less one without it.
+fn cost(
+    team: &mut Team,
+    kind: &str,
+    (op, name): (Op, &str),
+    bytes: usize,
+    iterations: u64,
+) -> anyhow::Result<Cost> {
+    let with = team.ask(kind, name, bytes, iterations)?;
+    let without = team.ask("base", name, bytes, iterations)?;
+    Ok(Cost::of(op, iterations, &with, &without))
+}
+
 /// The number of iterations that fill a loop. The first loops also warm up.
-fn calibrate(mut run: impl FnMut(u64) -> anyhow::Result<Vec<Answer>>) -> anyhow::Result<u64> {
+fn calibrate(team: &mut Team, kind: &str, name: &str, bytes: usize) -> anyhow::Result<u64> {
     let mut iterations = 1;
     for _ in 0..3 {
-        let slowest = run(iterations)?.iter().map(|answer| answer.nanos).fold(1.0, f64::max);
+        let answers = team.ask(kind, name, bytes, iterations)?;
+        let slowest = answers.iter().map(|answer| answer.nanos).fold(1.0, f64::max);
         let fits = LOOP.as_nanos() as f64 / (slowest / iterations as f64);
         iterations = (fits as u64).clamp(ITERATIONS.0, ITERATIONS.1);
     }
@@ -145,27 +201,25 @@ fn machine<T>(outcome: anyhow::Result<T>) -> anyhow::Result<T> {
     outcome.map_err(|error| Machine(format!("{error:#}")).into())
 }
 
-/// Not the path of this program, which may have been replaced since it started.
-const SELF: &str = "/proc/self/exe";
-
-fn our_command(options: &Options, ranks: usize) -> Command {
+/// The command of our ranks; over MPI members compare their calls if `check` is 1.
+fn our_command(
+    options: &Options,
+    transport: Transport,
+    ranks: usize,
+    check: &str,
+) -> anyhow::Result<Command> {
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
     // Operand, result, and one more of each that peers still read. Pages of the heap are allocated on first use.
     let heap = (largest * ranks * 4 + (64 << 20)).to_string();
+    if transport == Transport::Mpi {
+        let mut command = over_mpi("bench: --mpirun", &options.mpirun, ranks)?;
+        command.args([WORKER, "--heap", &heap]).env("CONSORT_CHECK", check);
+        return Ok(command);
+    }
     let mut command = Command::new(SELF);
-    match options.transport {
-        Transport::Shm => {
-            command.args(["run", "-n", &ranks.to_string(), "--", SELF, WORKER, "--heap", &heap])
-        }
+    match transport {
         Transport::Local => command.args([WORKER, "--heap", &heap, "--local", &ranks.to_string()]),
+        _ => command.args(["run", "-n", &ranks.to_string(), "--", SELF, WORKER, "--heap", &heap]),
     };
-    command
-}
-
-fn peer_command(peer: &str, ranks: usize) -> Command {
-    let peer = peer.replace(RANKS, &ranks.to_string());
-    let mut words = peer.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
-    command
+    Ok(command)
 }

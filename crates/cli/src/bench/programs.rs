@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::figures::median;
 use super::process::Process;
-use super::ranks::figures_of;
+use super::ranks::{Start, figures_of};
 use super::table::{size, time};
 use crate::report::{Machine, Report, wrong};
 
@@ -136,7 +136,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     }
     let mut all = Vec::new();
     for _ in 0..args.rounds {
-        all.extend(figures_of(super::PROGRAMS, 2, args.seconds, &args.cases, more, LIMIT)?);
+        all.extend(figures_of(
+            &Start { entry: super::PROGRAMS, ranks: 2, mpirun: None },
+            args.seconds,
+            &args.cases,
+            more,
+            LIMIT,
+        )?);
         for peer in &peers {
             all.extend(peer.figures()?);
         }

@@ -8,20 +8,39 @@ use serde_json::Value;
 
 use super::options::seconds;
 use super::process::Process;
+use crate::mpirun::{SELF, over_mpi};
 use crate::report::Machine;
 
-/// The figures measured by ranks of a hidden entry of this binary, `sampled` seconds per case; fails if there are none.
+/// How many ranks of a hidden entry of this binary are started, and by which mpirun, if they are to use MPI.
+pub(super) struct Start<'a> {
+    pub(super) entry: &'a str,
+    pub(super) ranks: usize,
+    pub(super) mpirun: Option<&'a str>,
+}
+
+impl Start<'_> {
+    fn command(&self) -> anyhow::Result<Command> {
+        if let Some(mpirun) = self.mpirun {
+            let mut command = over_mpi("bench: --mpirun", mpirun, self.ranks)?;
+            command.arg(self.entry);
+            return Ok(command);
+        }
+        let mut command = Command::new(SELF);
+        command.args(["run", "-n", &self.ranks.to_string(), "--", SELF, self.entry]);
+        Ok(command)
+    }
+}
+
+/// The figures that ranks measure, `sampled` seconds per case; fails if there are none.
 pub(super) fn figures_of(
-    entry: &str,
-    ranks: usize,
+    start: &Start<'_>,
     sampled: f64,
     cases: &str,
     more: &[&str],
     limit: Duration,
 ) -> anyhow::Result<Vec<Value>> {
     seconds(sampled)?;
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["run", "-n", &ranks.to_string(), "--", "/proc/self/exe", entry]);
+    let mut command = start.command()?;
     command.args(["--seconds", &sampled.to_string(), "--cases", cases]).args(more);
     let mut process = Process::start(command).map_err(|error| Machine(format!("bench: {error:#}")))?;
     process.wait(limit);
@@ -36,7 +55,7 @@ pub(super) fn figures_of(
         .collect::<Result<_, _>>()
         .context("bench: cannot parse a figure")?;
     match figures.is_empty() {
-        true => bail!("bench: --cases: no case for {ranks} ranks begins with `{cases}`"),
+        true => bail!("bench: --cases: no case for {} ranks begins with `{cases}`", start.ranks),
         false => Ok(figures),
     }
 }

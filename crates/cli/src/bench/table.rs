@@ -63,6 +63,10 @@ fn object(figure: &Figure, transport: Transport) -> String {
         ("peer_us", figure.peer_us.map(number)),
         ("peer_cpu_us", figure.peer_cpu_us.map(number)),
         ("ratio", figure.ratio.map(number)),
+        ("nonblocking_us", figure.nonblocking_us.map(number)),
+        ("nonblocking_ratio", figure.nonblocking_ratio.map(number)),
+        ("nonblocking_more_us", figure.nonblocking_more_us.map(number)),
+        ("check_us", figure.check_us.map(number)),
     ];
     let text = |(key, value): (&str, Option<Value>)| Some(format!("{}:{}", json!(key), value?));
     format!("{{{}}}", fields.into_iter().filter_map(text).collect::<Vec<_>>().join(","))
@@ -70,17 +74,45 @@ fn object(figure: &Figure, transport: Transport) -> String {
 
 /// The heading above the rows of a number of ranks.
 pub(crate) fn heading(options: &Options, ranks: usize) -> String {
-    let kind = if options.transport == Transport::Shm { "processes" } else { "threads" };
+    let kind = match options.transport {
+        Transport::Shm => "processes",
+        Transport::Local => "threads",
+        Transport::Mpi => "processes over MPI",
+    };
     let peer = options.peer.as_ref().map_or(String::new(), |peer| format!(", peer `{peer}`"));
-    format!(
-        "{ranks} {kind}, live data, medians{peer}\n\n{:<18} {:>8} {:<5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7} {:>9} {:>4}\n",
+    let head = format!("{ranks} {kind}, live data, medians{peer}\n\n");
+    if options.transport == Transport::Mpi {
+        return head
+            + &format!(
+                "{:<15} {:>8} {:<5} {:>9} {:>11} {:>8} {:>6} {:>9} {:>6} {:>8} {:>4}\n",
+                "op", "block", "cores", "time", "nonblocking", "more", "x", "blocking", "x", "check", "of"
+            );
+    }
+    head + &format!(
+        "{:<18} {:>8} {:<5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7} {:>9} {:>4}\n",
         "op", "block", "cores", "time", "bound", "x", "peer", "x", "GB/s", "cpu", "of"
     )
 }
 
 /// A row of the table.
-pub(crate) fn row(figure: &Figure) -> String {
+pub(crate) fn row(figure: &Figure, transport: Transport) -> String {
     let none = || "-".to_string();
+    if transport == Transport::Mpi {
+        return format!(
+            "{:<15} {:>8} {:<5} {:>9} {:>11} {:>8} {:>6} {:>9} {:>6} {:>8} {:>4}\n",
+            figure.op.name(),
+            size(figure.bytes),
+            figure.mode.name(),
+            time(figure.us),
+            figure.nonblocking_us.map_or_else(none, time),
+            figure.nonblocking_more_us.map_or_else(none, time),
+            figure.nonblocking_ratio.map_or_else(none, ratio),
+            figure.peer_us.map_or_else(none, time),
+            figure.ratio.map_or_else(none, ratio),
+            figure.check_us.map_or_else(none, time),
+            figure.samples,
+        );
+    }
     format!(
         "{:<18} {:>8} {:<5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7} {:>9} {:>4}\n",
         figure.op.name(),
@@ -97,12 +129,29 @@ pub(crate) fn row(figure: &Figure) -> String {
     )
 }
 
+/// The most that our time may be over MPI's nonblocking call: microseconds for 4 B, and a ratio from 64 KiB on.
+const BARS: (f64, f64) = (0.5, 1.05);
+
+/// Whether a figure over MPI misses its target.
+fn misses(figure: &Figure) -> bool {
+    let [more, ratio] =
+        [figure.nonblocking_more_us, figure.nonblocking_ratio].map(|value| value.unwrap_or(0.0));
+    figure.bytes == 4 && more > BARS.0 || figure.bytes >= 64 << 10 && ratio > BARS.1
+}
+
 /// A summary of all figures.
-pub(crate) fn summary(figures: &[Figure]) -> String {
-    let mut text = String::from(
-        "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
-         x: time over the column before; cpu: CPU time of all ranks; of: samples in that mode.\n",
-    );
+pub(crate) fn summary(figures: &[Figure], transport: Transport) -> String {
+    let mut text = match transport {
+        Transport::Mpi => String::from(
+            "\ntime: one operation on the slowest rank; nonblocking, blocking: the same call of MPI in the peer;\n\
+             more: time less nonblocking; x: time over the column before; check: what CONSORT_CHECK=1 adds;\n\
+             of: samples in that mode.\n",
+        ),
+        _ => String::from(
+            "\ntime: one operation on the slowest rank; bound: plain loops that move the same bytes;\n\
+             x: time over the column before; cpu: CPU time of all ranks; of: samples in that mode.\n",
+        ),
+    };
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
             let _ = write!(text, "\n{title}\n{}", lines.concat());
@@ -114,6 +163,15 @@ pub(crate) fn summary(figures: &[Figure]) -> String {
         Some(format!("  {name:<40} {:>9}, {} of {}\n", time(figure.us), ratio(times), time(us)))
     });
     section("Against the plain form: separate results, or one extra copy each way", plain.collect());
+    let missed = figures.iter().filter(|figure| misses(figure)).map(|figure| {
+        let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());
+        format!("  {name:<40} {} ranks\n", figure.ranks)
+    });
+    let title = format!("More than {} us (4 B) or {}x (from 64 KiB) of the nonblocking call", BARS.0, BARS.1);
+    section(&title, missed.collect());
+    if transport == Transport::Mpi {
+        return text;
+    }
     let slower =
         figures.iter().filter(|figure| figure.ratio.is_some_and(|ratio| ratio > 1.0)).map(|figure| {
             let name = format!("{} {} {}", figure.op.name(), size(figure.bytes), figure.mode.name());

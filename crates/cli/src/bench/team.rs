@@ -81,7 +81,7 @@ impl Team {
             [rank, size] if size == ranks && rank < ranks => Ok((rank, stream)),
             [_, size] => {
                 let failure = wrong(format!("bench: {}", self.name), format!("{ranks} ranks"), size);
-                bail!(failure.note(format!("use {} in the command of the peer", super::options::RANKS)))
+                bail!(failure.note(format!("use {} in the command of the peer", crate::mpirun::RANKS)))
             }
             _ => Err(self.lost("without saying which rank it is")),
         }

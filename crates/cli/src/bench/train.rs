@@ -8,7 +8,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::programs::{MAX_ROUNDS, Peer, merged};
-use super::ranks::figures_of;
+use super::ranks::{Start, figures_of};
 use super::table::{size, time};
 use crate::report::{Report, wrong};
 
@@ -75,9 +75,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut more = vec!["--batch", &batch];
     more.extend(args.small.then_some("--small"));
     more.extend(args.adam.then_some("--adam"));
+    let start = Start { entry: super::TRAIN, ranks: args.ranks, mpirun: None };
     let mut all = Vec::new();
     for _ in 0..args.rounds {
-        all.extend(figures_of(super::TRAIN, args.ranks, args.seconds, &args.cases, &more, LIMIT)?);
+        all.extend(figures_of(&start, args.seconds, &args.cases, &more, LIMIT)?);
         for peer in &peers {
             all.extend(peer.figures()?);
         }

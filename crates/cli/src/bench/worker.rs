@@ -32,20 +32,20 @@ pub(crate) struct WorkerArgs {
 pub(crate) fn run_worker(args: &WorkerArgs) -> anyhow::Result<Report> {
     let served = match args.local {
         Some(n) => {
-            let all = spawn_with_heap(n, args.heap, |group| serve(group, &args.socket));
+            let all = spawn_with_heap(n, args.heap, |group| serve(group, false, &args.socket));
             all.into_iter().collect::<anyhow::Result<()>>()
         }
         None => {
             let world = init()?;
             let group = world.group(args.heap, Duration::from_secs(30))?;
-            serve(group, &args.socket)
+            serve(group, world.mpi().is_some(), &args.socket)
         }
     };
     served.map_err(|error| Machine(format!("{error:#}")))?;
     Ok(Report::fine(String::new()))
 }
 
-fn serve(group: Group, socket: &str) -> anyhow::Result<()> {
+fn serve(group: Group, is_mpi: bool, socket: &str) -> anyhow::Result<()> {
     let (rank, n) = (group.rank(), group.size());
     let stream =
         SocketAddr::from_abstract_name(socket).and_then(|address| UnixStream::connect_addr(&address));
@@ -55,7 +55,7 @@ fn serve(group: Group, socket: &str) -> anyhow::Result<()> {
     // After the group is created, which counts the cores.
     let cores = Cores::of_this_process()?;
     cores.pin(rank, n)?;
-    let mut live = Live::new(group)?;
+    let mut live = Live::new(group, is_mpi)?;
     let mut answer = format!("{rank} {n}\n");
     loop {
         // The process that asked may have gone.
@@ -94,7 +94,7 @@ fn obey(
         // Two ranks on one core would measure the scheduler.
         cores.pin(rank, cores.0.len())?;
         live.meet()?;
-        let spent = live.probe().line(iterations, Instant::now() + LIMIT);
+        let spent = live.probe()?.line(iterations, Instant::now() + LIMIT);
         cores.pin(rank, n)?;
         return Ok((spent?, Duration::ZERO));
     }

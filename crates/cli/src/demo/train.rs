@@ -61,7 +61,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
         bail!(wrong("demo: -n", format!("a number from 1 to {MAX_RANKS}"), args.ranks));
     }
     let length = Length::new(args.small);
-    let kill = args.kill.unwrap_or(length.steps / 2 + length.save / 2);
+    let usual = if args.mpirun.is_some() { 0 } else { length.steps / 2 + length.save / 2 };
+    let kill = args.kill.unwrap_or(usual);
+    if kill > 0 && args.mpirun.is_some() {
+        bail!(wrong("demo: --kill", "0 with --mpirun, which ends all ranks with the first", kill));
+    }
     if kill >= length.steps {
         bail!(wrong("demo: --kill", format!("a step below {}", length.steps), kill));
     }
@@ -128,7 +132,7 @@ fn train(
     rank.extend(args.small.then_some("--small"));
     rank.extend(kill_text.iter().flat_map(|kill| ["--kill", kill]));
     let mut ran = Ran::default();
-    let (code, said) = run_ranks(&rank, args.ranks, |value| {
+    let (code, said) = run_ranks(&rank, args, |value| {
         let number = |key: &str| value[key].as_f64();
         match (value["step"].as_u64(), number("loss"), number("tokens_per_second")) {
             (Some(step), Some(loss), Some(speed)) => {

@@ -1,4 +1,4 @@
-//! Gradients on the ranks of a mesh, as threads or as processes. Each case compares with numbers that follow from the ranks.
+//! Gradients on the ranks of a mesh, as threads, as processes, and over MPI. Each case compares with numbers that follow from the ranks.
 
 use consort::{Batched, Mesh, Reduce, Result, Route, Tensor, compile, grad, value_and_grad, vjp};
 

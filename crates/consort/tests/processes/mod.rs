@@ -1,30 +1,88 @@
-//! Runs cases on ranks that are processes, under the launcher. The ranks are the test program itself, which has no test
-//! harness, since the launcher needs a program that it can enter.
+//! Runs jobs on ranks that are processes: under the launcher, which lets them share memory, and under every mpirun of this
+//! machine, over MPI. The ranks are the test program itself, which has no test harness, since the launcher needs a program
+//! that it can enter, and MPI is started once in a process.
+
+mod mpirun;
 
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use consort::{Init, Mesh};
 use consort_comm::launch::{Options, Orphans, Sink, enter, launch};
+use mpirun::mpiruns;
 
 const ENTRY: &str = "__entry";
 const RANK: &str = "__rank";
+/// How long a job may take.
+const LIMIT: Duration = Duration::from_secs(300);
 
-/// The whole of a test program: runs `rank` on each of these numbers of processes.
-pub(crate) fn run(sizes: &[usize], rank: fn()) {
+/// Ranks of one start, and what they do.
+pub(crate) struct Job {
+    pub(crate) name: &'static str,
+    pub(crate) ranks: usize,
+    /// None: one axis over all ranks.
+    pub(crate) axes: &'static [(&'static str, usize)],
+    pub(crate) run: fn(Mesh),
+}
+
+/// The whole of a test program.
+pub(crate) fn run(jobs: &[Job]) {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.split_first() {
         Some((first, rest)) if first == ENTRY => enter(rest).unwrap(),
-        Some((first, _)) if first == RANK => rank(),
-        _ => sizes.iter().copied().for_each(on_processes),
+        Some((first, rest)) if first == RANK => {
+            let job = jobs.iter().find(|job| rest == [job.name]).unwrap();
+            let mesh = Init::new().axes(job.axes).start().unwrap();
+            assert_eq!(mesh.size(), job.ranks);
+            (job.run)(mesh);
+        }
+        _ => run_all(jobs),
     }
 }
 
-fn on_processes(n: usize) {
-    let program = vec![std::env::current_exe().unwrap().into(), RANK.into()];
+fn run_all(jobs: &[Job]) {
+    for job in jobs {
+        let start = Instant::now();
+        share_memory(job);
+        println!("{} on {} processes: {:?}", job.name, job.ranks, start.elapsed());
+    }
+    for mpirun in mpiruns() {
+        for job in jobs {
+            let start = Instant::now();
+            over_mpi(mpirun, job);
+            println!("{} over MPI, {mpirun}, {} ranks: {:?}", job.name, job.ranks, start.elapsed());
+        }
+    }
+}
+
+fn over_mpi(mpirun: &str, job: &Job) {
+    let start = Instant::now();
+    let words = mpirun.replace("{ranks}", &job.ranks.to_string());
+    let mut words = words.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).arg(std::env::current_exe().unwrap()).args([RANK, job.name]).stdin(Stdio::null());
+    command.env("CONSORT_ENGINE", "mpi").env("CONSORT_DEADLINE", "60");
+    let mut child = command.spawn().unwrap();
+    while start.elapsed() < LIMIT {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{command:?}: {status}");
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    panic!("{command:?}: still running after {LIMIT:?}");
+}
+
+fn share_memory(job: &Job) {
+    let program = vec![std::env::current_exe().unwrap().into(), RANK.into(), job.name.into()];
     let entry = vec!["/proc/self/exe".into(), ENTRY.into()];
-    let options = Options::new(n, program, entry, Duration::from_secs(300));
+    let options = Options::new(job.ranks, program, entry, LIMIT);
     let _orphans = Orphans::adopt().unwrap();
     let outcome = launch(&options, Sink::new(stdout()), Sink::new(stderr())).unwrap();
-    assert_eq!(outcome.code, 0, "{n} ranks: {}", outcome.summary);
+    assert_eq!(outcome.code, 0, "{} on {} ranks: {}", job.name, job.ranks, outcome.summary);
 }

@@ -1,5 +1,5 @@
 //! Pipelines of two stages, each of two tensor parallel ranks, whose stages are roles of one compiled call; peers given by
-//! numbers. On threads (`tests/roles.rs`) and on processes (`tests/roles_on_processes.rs`).
+//! numbers. On threads (`tests/roles.rs`) and on processes and over MPI (`tests/on_processes.rs`).
 
 use consort::{Compiled, Dtype, Group, Mesh, Pending, Reduce, Result, Steady, Tensor, compile};
 
