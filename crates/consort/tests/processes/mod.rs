@@ -12,19 +12,24 @@ const RANK: &str = "__rank";
 
 /// The whole of a test program: runs `rank` on each of these numbers of processes.
 pub(crate) fn run(sizes: &[usize], rank: fn()) {
+    run_each(sizes, &[""], |_| rank());
+}
+
+/// The same, in a job of its own for each of these names, which `rank` is told.
+pub(crate) fn run_each(sizes: &[usize], names: &[&str], rank: impl Fn(&str)) {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.split_first() {
         Some((first, rest)) if first == ENTRY => enter(rest).unwrap(),
-        Some((first, _)) if first == RANK => rank(),
-        _ => sizes.iter().copied().for_each(on_processes),
+        Some((first, rest)) if first == RANK => rank(rest[0].to_str().unwrap()),
+        _ => names.iter().for_each(|name| sizes.iter().for_each(|n| on_processes(*n, name))),
     }
 }
 
-fn on_processes(n: usize) {
-    let program = vec![std::env::current_exe().unwrap().into(), RANK.into()];
+fn on_processes(n: usize, name: &str) {
+    let program = vec![std::env::current_exe().unwrap().into(), RANK.into(), name.into()];
     let entry = vec!["/proc/self/exe".into(), ENTRY.into()];
     let options = Options::new(n, program, entry, Duration::from_secs(300));
     let _orphans = Orphans::adopt().unwrap();
     let outcome = launch(&options, Sink::new(stdout()), Sink::new(stderr())).unwrap();
-    assert_eq!(outcome.code, 0, "{n} ranks: {}", outcome.summary);
+    assert_eq!(outcome.code, 0, "{n} ranks: {name}: {}", outcome.summary);
 }
