@@ -20,7 +20,9 @@ type Site = &'static Location<'static>;
 /// argument, with the derivative of the loss in place of each tensor.
 ///
 /// The first tensor that the function returns is the loss: a 0-d float that is equal on all ranks. Tensors that are
-/// captured are constants. In a compiled function the gradient becomes part of its program.
+/// captured are constants. In a compiled function the gradient becomes part of its program; in one of some ranks
+/// ([`over`](Compiled::over), [`role`](Compiled::role), [`local`](Compiled::local)) the loss is equal on these, and on those of
+/// the same role.
 ///
 /// ```
 /// use consort::{Tensor, grad};
@@ -284,6 +286,7 @@ impl Call {
         let wanted = Wanted {
             by: (0..n_args).collect(),
             cotangents,
+            apart: session.about.apart(&session.world.mesh()),
             sums: self.how.sums,
             budget: self.how.budget.map(|Budget(bytes)| bytes),
             keeps_rules: session.takes_gradient(),

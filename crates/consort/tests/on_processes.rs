@@ -14,31 +14,42 @@ mod gradients;
 #[path = "nn/cases.rs"]
 mod nn;
 mod processes;
-#[path = "roles/cases.rs"]
+#[path = "roles/mod.rs"]
 mod roles;
 #[path = "processes/sums.rs"]
 mod sums;
 
 use consort::{Mesh, Result};
 use processes::Job;
+use roles::refusals;
 
 fn main() {
-    let world = |name, ranks| Job { name, ranks, axes: &[], run: any_number };
-    processes::run(&[
+    let world = |name, ranks| Job { name, ranks, axes: &[], over_mpi: true, run: any_number };
+    let mesh = |name, axes: &'static [(&str, usize)], run| {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        Job { name, ranks, axes, over_mpi: true, run }
+    };
+    let mut jobs = vec![
         world("two", 2),
         world("three", 3),
         world("four", 4),
-        Job { name: "dp_tp", ranks: 4, axes: &[("dp", 2), ("tp", 2)], run: dp_tp },
-        Job { name: "pp_tp", ranks: 4, axes: &[("pp", 2), ("tp", 2)], run: pp_tp },
-        Job { name: "two_by_three", ranks: 6, axes: &[("dp", 2), ("tp", 3)], run: two_by_three },
-    ]);
+        mesh("dp_tp", &[("dp", 2), ("tp", 2)], dp_tp),
+        mesh("pp_tp", PP_TP, pp_tp),
+        mesh("two_by_three", &[("dp", 2), ("tp", 3)], two_by_three),
+    ];
+    // A call that is refused may end its job's groups, so each has a job of its own.
+    let refused = |(name, ..): &refusals::Refusal| Job { over_mpi: false, ..mesh(name, PP_TP, refused) };
+    jobs.extend(refusals::REFUSALS.iter().map(refused));
+    processes::run(&jobs);
 }
+
+const PP_TP: &[(&str, usize)] = &[("pp", 2), ("tp", 2)];
 
 fn check(name: &str, case: fn(Mesh) -> Result<()>, mesh: &Mesh) {
     case(mesh.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-fn any_number(mesh: Mesh) {
+fn any_number(mesh: Mesh, _: &str) {
     // Some cases divide the ranks by two, and averages over three are rounded.
     let fits = |sizes: &[usize]| mesh.size() != 3 || sizes.contains(&3);
     for (name, _, case) in compiled::CASES.iter().chain(nn::CASES).filter(|(_, sizes, _)| fits(sizes)) {
@@ -50,14 +61,21 @@ fn any_number(mesh: Mesh) {
     halves.for_each(|(name, case)| check(name, *case, &mesh));
 }
 
-fn dp_tp(mesh: Mesh) {
+fn dp_tp(mesh: Mesh, _: &str) {
     nn::PLACED.iter().for_each(|(name, case)| check(name, *case, &mesh));
 }
 
-fn pp_tp(mesh: Mesh) {
-    roles::CASES.iter().for_each(|(name, case)| check(name, *case, &mesh));
+fn pp_tp(mesh: Mesh, _: &str) {
+    roles::cases::CASES.iter().for_each(|(name, case)| check(name, *case, &mesh));
 }
 
-fn two_by_three(mesh: Mesh) {
+fn two_by_three(mesh: Mesh, _: &str) {
     check("a13", collectives::a13_groups_by_axis_lists_and_split_and_placements_follow, &mesh);
+}
+
+fn refused(mesh: Mesh, name: &str) {
+    let refusal = refusals::REFUSALS.iter().find(|(own, ..)| *own == name).unwrap();
+    refusals::check(&mesh, *refusal).unwrap();
+    // A rank that leaves before the others have their errors gives them another.
+    mesh.barrier().unwrap_or(());
 }

@@ -175,6 +175,31 @@ fn d2_what_is_declared_equal_is_compared_within_the_sub_mesh() {
 }
 
 #[test]
+fn a14_a_loss_of_a_sub_mesh_is_equal_on_its_ranks() {
+    // Each stage takes the gradient of its own loss: w x in the first, w w x in the last, averaged over its ranks.
+    let results = on_2_by_2(|_, pp, tp| {
+        let (stage, me, group) = (place(&pp)?, place(&tp)?, tp.clone());
+        let f = consort::value_and_grad(move |(w, x): (Tensor, Tensor)| {
+            let y = if stage == 0 { w.mul(&x)? } else { w.mul(&w)?.mul(&x)? };
+            group.all_reduce(y.sum_all()?, Reduce::Avg)
+        });
+        let w = Tensor::from_iter([3.0f64])?.equal_over(&["tp"])?;
+        let (loss, (of_w, of_x)) = f.over(&tp).call((w, Tensor::from_iter([1.0 + 4.0 * me as f64])?))?;
+        Ok((loss.item::<f64>()?, of_w.to_vec::<f64>()?[0], of_x.to_vec::<f64>()?[0]))
+    });
+    let got: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    // The mean of the data is 3.
+    assert_eq!(got, [(9.0, 3.0, 1.5), (9.0, 3.0, 1.5), (27.0, 18.0, 4.5), (27.0, 18.0, 4.5)]);
+    // Not equal on the ranks of the sub-mesh: refused.
+    let errors = errors(on_2_by_2(|_, _, tp| {
+        let f = consort::grad(|x: Tensor| x.sum_all()).over(&tp);
+        f.call(Tensor::from_iter([1.0f64])?)?.to_vec::<f64>()
+    }));
+    let wanted = "grad: expected a loss that is equal on all ranks, got one that differs over tp";
+    assert!(errors.iter().all(|error| error.contains(wanted)), "{errors:?}");
+}
+
+#[test]
 fn d3_ranks_may_meet_at_every_nth_call_only() {
     // The sizes of the ranks change at a call at which they meet, which compiles, and then at one at which they do not.
     let run = |sizes: &'static [usize]| {

@@ -1,60 +1,60 @@
-//! A step of a pipeline of two stages, each of two tensor parallel ranks. Each stage is a role of one compiled call, with the
-//! messages inside: micro-batches go forward, gradients (of half the sum of all squares, by hand) back, in the order 1F1B.
+//! Training by a pipeline of stages, each of tensor parallel ranks. A stage is a role of one compiled call, with the messages
+//! inside: micro-batches go forward, gradients back, in the order 1F1B. The backward of a stage is its `vjp`.
 //! ```text
 //! cargo build --release -p consort-examples --example pipeline_parallel
-//! consort run -n 4 -- target/release/examples/pipeline_parallel
+//! consort run -n 4 --only 0 -- target/release/examples/pipeline_parallel
 //! ```
-use consort::{Chain, Compiled, Dtype::F32, Init, Mesh, Reduce, Result, Tensor, compile};
-const SHAPE: [usize; 2] = [4, 8]; // Rows of a micro-batch, and its width.
+use consort::{Chain, Dtype, Group, Init, Mesh, Reduce, Result, Tensor, compile_mut, nn, vjp};
 type Weights = (Tensor, Tensor);
-type Results = (Vec<Tensor>, Weights);
-/// Part `i` of `n` of a stage's weights: columns of the first, rows of the second.
-pub fn weights(stage: usize, i: usize, n: usize) -> Result<Weights> {
-    let whole = |key: usize| Tensor::normal(F32, &[SHAPE[1], SHAPE[1]], key as i64);
-    let (from, size) = (i * SHAPE[1] / n, SHAPE[1] / n);
-    Ok((whole(stage).narrow(1, from, size)?, whole(stage + 10).narrow(0, from, size)?))
+const BATCHES: usize = 5; // Of four rows, of width 8.
+/// Part of four layers: those of this rank's stage; of these, its columns of the first weight and rows of the second.
+fn weights(pp: &Group, tp: &Group, dtype: Dtype) -> Result<Weights> {
+    let ([p, t], [i, j]) = ([4 / pp.size(), 8 / tp.size()], [pp.my_rank()?, tp.my_rank()?]);
+    let a = Tensor::normal_part(dtype, &[p, 8, t], &[4, 8, 8], &[p * i, 0, t * j], 1)?.mul(0.3)?;
+    Ok((a, Tensor::normal_part(dtype, &[p, t, 8], &[4, 8, 8], &[p * i, t * j, 0], 2)?.mul(0.3)?))
 }
-/// Forward and backward steps in turn, after as many forward steps as there are stages `behind` this one.
-fn schedule(behind: usize, batches: usize) -> std::collections::BTreeSet<(usize, bool, usize)> {
-    let forward = (0..batches).map(|m| (m + m.saturating_sub(behind), true, m));
-    forward.chain((0..batches).map(|m| (2 * m + behind + 1, false, m))).collect()
+/// The layers of a stage: x + tanh(x a) b.
+fn forward(tp: &Group, x: &Tensor, (a, b): &Weights) -> Result<Tensor> {
+    (0..a.shape()[0]).try_fold(x.clone(), |x, i| {
+        tp.all_reduce(x.matmul(&a.at(0, i)?).tanh().matmul(&b.at(0, i)?)?, Reduce::Sum)?.add(&x)
+    })
 }
-/// Takes weights and, in the first stage, micro-batches. Gives results, and the gradients of the weights.
-pub fn step(mesh: &Mesh, batches: usize) -> Result<Compiled<(Weights, Vec<Tensor>), Results>> {
-    let (pp, tp) = (mesh.axis("pp")?, mesh.axis("tp")?);
-    let (stage, last) = (pp.my_rank()?, pp.size() - 1);
-    let step = compile(move |((a, b), mut xs): (Weights, Vec<Tensor>)| {
-        let (mut ys, mut sent, mut grads) = (Vec::<Tensor>::new(), vec![], (a.mul(0.0)?, b.mul(0.0)?));
-        let recv = |from: usize, m: usize| pp.irecv(F32, &SHAPE, from, m as i64);
-        for (_, is_forward, m) in schedule(last - stage, batches) {
+/// The loss before each step, and this rank's weights after the last.
+pub fn train(mesh: &Mesh, dtype: Dtype, steps: usize) -> Result<(Vec<f64>, Weights)> {
+    let (pp, tp, data) = (mesh.axis("pp")?, mesh.axis("tp")?, Tensor::normal(dtype, &[BATCHES, 4, 8], 3)?);
+    let (stage, behind, mut w) = (pp.my_rank()?, pp.size() - 1 - pp.my_rank()?, weights(&pp, &tp, dtype)?);
+    let step = compile_mut(move |w: &mut Weights, data: Tensor| {
+        let (mut xs, mut sent, mut slope) = (vec![], vec![], (w.0.mul(0.0)?, w.1.mul(0.0)?));
+        let mut loss = Tensor::zeros(dtype, &[0usize; 0])?;
+        let recv = |from: usize, m: usize| pp.irecv(dtype, &[4, 8], from, m as i64)?.equal_over(&["tp"]);
+        let order = (0..BATCHES + behind).flat_map(|k| [(true, k), (false, k.wrapping_sub(behind))]);
+        for (is_forward, m) in order.filter(|(_, m)| *m < BATCHES) {
             let (out, to) = if is_forward {
-                xs.extend((stage > 0).then(|| recv(stage - 1, m)).transpose()?);
-                ys.push(tp.all_reduce(xs[m].matmul(&a).matmul(&b)?, Reduce::Sum)?);
-                (ys[m].clone(), stage + 1)
+                xs.push(if stage == 0 { data.at(0, m)? } else { recv(stage - 1, m)? });
+                (forward(&tp, &xs[m], w)?, stage + 1)
             } else {
-                let grad = if stage == last { ys[m].clone() } else { recv(stage + 1, m)? };
-                let inner = grad.matmul(&b.t()?)?;
-                grads.0 = xs[m].t().matmul(&inner).add(&grads.0)?;
-                grads.1 = xs[m].matmul(&a).t().matmul(&grad).add(&grads.1)?;
-                (tp.all_reduce(inner.matmul(&a.t()?)?, Reduce::Sum)?, stage.wrapping_sub(1))
+                let (tp, target) = (tp.clone(), data.at(0, m)?.sin()?);
+                let backward = vjp(move |(x, w): (Tensor, Weights)| {
+                    let y = forward(&tp, &x, &w)?;
+                    if behind > 0 { Ok(y) } else { nn::mean_squared_error(&y, &target)?.div(BATCHES as f64) }
+                });
+                let by = if behind > 0 { recv(stage + 1, m)? } else { Tensor::ones(dtype, &[0usize; 0])? };
+                let (y, (of_x, of_w)) = backward.call(((xs[m].clone(), w.clone()), by))?;
+                slope = (slope.0.add(&of_w.0)?, slope.1.add(&of_w.1)?);
+                loss = if behind > 0 { loss } else { loss.add(&y)? };
+                (of_x, stage.wrapping_sub(1))
             };
-            sent.extend((to <= last).then(|| pp.isend(out, to, m as i64)).transpose()?);
+            sent.extend((to < pp.size()).then(|| pp.isend(out, to, m as i64)).transpose()?);
         }
         sent.into_iter().try_for_each(|sent| sent.wait())?;
-        Ok((ys, grads))
+        *w = nn::Sgd::default().step(&*w, &slope, &None, 0.1)?.0;
+        pp.broadcast(loss, pp.size() - 1)?.cast(Dtype::F64)
     });
-    Ok(step.role(&format!("stage {stage}")))
-}
-/// The step on this rank's data.
-pub fn run(mesh: &Mesh, batches: usize) -> Result<Results> {
-    let (stage, tp) = (mesh.axis("pp")?.my_rank()?, mesh.axis("tp")?);
-    let (step, w) = (step(mesh, batches)?, weights(stage, tp.my_rank()?, tp.size())?);
-    let xs = (0..batches * usize::from(stage == 0)).map(|m| Tensor::uniform(F32, &SHAPE, 100 + m as i64));
-    step.call((w, xs.collect::<Result<_>>()?))
+    let step = step.role(&format!("stage {stage}"));
+    let losses = (0..steps).map(|_| step.call(&mut w, data.clone())?.item::<f64>()).collect::<Result<_>>()?;
+    Ok((losses, w))
 }
 fn main() -> Result<()> {
     let mesh = Init::new().axes(&[("pp", 2), ("tp", 2)]).start()?;
-    let (_, (a, _)) = run(&mesh, 4)?;
-    println!("the gradient of this rank's part of the first weight: norm {}", a.mul(&a)?.sum_all()?.sqrt()?);
-    Ok(())
+    train(&mesh, Dtype::F32, 10).map(|(losses, _)| println!("losses {losses:.4?}"))
 }

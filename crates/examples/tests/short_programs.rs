@@ -127,45 +127,65 @@ fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
 
 #[test]
 fn a_pipeline_of_tensor_parallel_stages_is_one_loop() {
-    let (batches, rows, width) = (5, 4, 8);
+    const STEPS: usize = 3;
+    let (batches, layers, width) = (5, 4, 8);
     let got = on(&Init::new().axes(&[("pp", 2), ("tp", 2)]), 4, |mesh| {
-        let (ys, (a, b)) = pipeline_parallel::run(&mesh, batches)?;
-        let ys = ys.iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()?;
-        Ok((ys, a.t()?.to_vec::<f32>()?, b.to_vec::<f32>()?))
+        let (losses, (a, b)) = pipeline_parallel::train(&mesh, Dtype::F32, STEPS)?;
+        // Columns of the first weights as rows, so that those of two ranks are one after the other.
+        Ok((losses, a.permute(&[0, 2, 1])?.to_vec::<f32>()?, b.to_vec::<f32>()?))
     });
-    let w: Vec<[Vec<f32>; 2]> = (0..2)
-        .map(|stage| {
-            let (a, b) = pipeline_parallel::weights(stage, 0, 1).unwrap();
-            [a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap()]
-        })
-        .collect();
-    let mut grads = vec![[vec![0f32; width * width], vec![0f32; width * width]]; 2];
-    for m in 0..batches {
-        let x = Tensor::uniform(Dtype::F32, &[rows, width], 100 + m as i64).unwrap();
-        let (mut xs, mut hs) = (vec![x.to_vec::<f32>().unwrap()], Vec::new());
-        for [a, b] in &w {
-            hs.push(product(xs.last().unwrap(), a, width));
-            xs.push(product(hs.last().unwrap(), b, width));
-        }
-        let mut grad = xs[2].clone();
-        for stage in [1, 0] {
-            close(&got[2 * stage].0[m], &xs[stage + 1]);
-            let inner = product(&grad, &transposed(&w[stage][1], width), width);
-            let own = [
-                product(&transposed(&xs[stage], width), &inner, rows),
-                product(&transposed(&hs[stage], width), &grad, rows),
-            ];
-            for (sum, own) in grads[stage].iter_mut().zip(own) {
-                sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+    let weight = |key| Tensor::normal(Dtype::F32, &[layers, width, width], key).unwrap().mul(0.3).unwrap();
+    let matrices = |key| {
+        let all = weight(key).to_vec::<f32>().unwrap();
+        all.chunks(width * width).map(<[f32]>::to_vec).collect::<Vec<_>>()
+    };
+    let (mut a, mut b) = (matrices(1), matrices(2));
+    let data = Tensor::normal(Dtype::F32, &[batches, 4, width], 3).unwrap().to_vec::<f32>().unwrap();
+    let mut losses = Vec::new();
+    for _ in 0..STEPS {
+        let (mut loss, mut of_a, mut of_b) = (0.0, vec![vec![0f32; width * width]; layers], Vec::new());
+        of_b.clone_from(&of_a);
+        for batch in data.chunks(4 * width) {
+            // Layers x + tanh(x a) b; the loss is the mean of the squares of what the last gives, less the sines of the data.
+            let (mut xs, mut hs) = (vec![batch.to_vec()], Vec::new());
+            for (a, b) in a.iter().zip(&b) {
+                let x = &xs[xs.len() - 1];
+                let h: Vec<f32> = product(x, a, width).into_iter().map(f32::tanh).collect();
+                let next = product(&h, b, width).iter().zip(x).map(|(y, x)| y + x).collect();
+                xs.push(next);
+                hs.push(h);
             }
-            grad = product(&inner, &transposed(&w[stage][0], width), width);
+            let off: Vec<f32> = xs[layers].iter().zip(batch).map(|(y, x)| y - x.sin()).collect();
+            let share = 1.0 / (off.len() * batches) as f32;
+            loss += off.iter().map(|off| off * off * share).sum::<f32>();
+            let mut grad: Vec<f32> = off.iter().map(|off| 2.0 * off * share).collect();
+            for layer in (0..layers).rev() {
+                let (x, h) = (&xs[layer], &hs[layer]);
+                let inner = product(&grad, &transposed(&b[layer], width), width);
+                let inner: Vec<f32> = inner.iter().zip(h).map(|(slope, h)| slope * (1.0 - h * h)).collect();
+                let own =
+                    [product(&transposed(x, width), &inner, 4), product(&transposed(h, width), &grad, 4)];
+                for (sum, own) in [&mut of_a[layer], &mut of_b[layer]].into_iter().zip(own) {
+                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+                }
+                let through = product(&inner, &transposed(&a[layer], width), width);
+                grad.iter_mut().zip(through).for_each(|(grad, through)| *grad += through);
+            }
+        }
+        losses.push(loss);
+        for (w, slope) in a.iter_mut().zip(&of_a).chain(b.iter_mut().zip(&of_b)) {
+            w.iter_mut().zip(slope).for_each(|(w, slope)| *w -= 0.1 * slope);
         }
     }
-    for stage in [0, 1] {
-        // Ranks of a stage have columns of the first weight, here transposed, and rows of the second.
-        let (one, two) = (&got[2 * stage], &got[2 * stage + 1]);
-        close(&[&one.1[..], &two.1].concat(), &transposed(&grads[stage][0], width));
-        close(&[&one.2[..], &two.2].concat(), &grads[stage][1]);
+    let half = layers / 2;
+    for (rank, (own_losses, columns, rows)) in got.iter().enumerate() {
+        close(&own_losses.iter().map(|loss| *loss as f32).collect::<Vec<_>>(), &losses);
+        let (stage, part) = (rank / 2, rank % 2 * width * width / 2);
+        for (at, layer) in (stage * half..(stage + 1) * half).enumerate() {
+            let (from, size) = (at * width * width / 2, width * width / 2);
+            close(&columns[from..from + size], &transposed(&a[layer], width)[part..part + size]);
+            close(&rows[from..from + size], &b[layer][part..part + size]);
+        }
     }
 }
 

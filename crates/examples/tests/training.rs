@@ -3,7 +3,7 @@
 
 use consort::{Dtype, Init, Mesh, Result};
 use consort_examples::{
-    data_parallel, train_experts, train_mesh, train_pipeline, train_sequence, train_zero,
+    data_parallel, pipeline_parallel, train_experts, train_mesh, train_pipeline, train_sequence, train_zero,
 };
 
 type Train = fn(&Mesh, Dtype, usize) -> Result<Vec<f64>>;
@@ -66,6 +66,12 @@ fn expert_parallel_is_one_rank() {
 #[test]
 fn a_pipeline_is_one_rank() {
     equals_one_rank(train_pipeline::train, &["pp"], &[&[2], &[4]]);
+}
+
+#[test]
+fn a_pipeline_of_roles_is_one_rank() {
+    let train: Train = |mesh, dtype, steps| Ok(pipeline_parallel::train(mesh, dtype, steps)?.0);
+    equals_one_rank(train, &["pp", "tp"], &[&[2, 1], &[2, 2], &[4, 1], &[1, 2]]);
 }
 
 #[test]

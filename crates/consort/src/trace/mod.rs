@@ -18,6 +18,7 @@ use std::rc::{Rc, Weak};
 use consort_ir::builder::{Builder, Draft};
 use consort_ir::entity::Value;
 use consort_ir::index::{Guard, Index, Sym, SymbolFacts};
+use consort_ir::mesh::Mesh;
 use consort_ir::ops::{OpDef, Wait, call_name, check_name};
 use consort_ir::program::Func;
 use consort_ir::types::{TensorType, Type};
@@ -200,6 +201,18 @@ fn new_recording(world: &World) -> Recording {
     let draft = Some(Builder::new(&world.mesh(), "f").pause());
     let (inputs, live, starts, late, frames) = Default::default();
     Recording { draft, inputs, live, starts, late, frames }
+}
+
+impl About {
+    /// The axes along which ranks take gradients of losses of their own: those of other roles, and of ranks outside.
+    pub(crate) fn apart(&self, mesh: &Mesh) -> Axes {
+        let outside = match self.ranks {
+            Ranks::All | Ranks::Of(GroupName::List(_)) => Axes::NONE,
+            Ranks::Of(GroupName::Axes(axes)) => mesh.all_axes().minus(axes),
+            Ranks::Own => mesh.all_axes(),
+        };
+        outside.union(self.roles_over)
+    }
 }
 
 impl Session {

@@ -53,7 +53,8 @@ fn elements(list: &[Tensor]) -> Result<Vec<Vec<f64>>> {
     list.iter().map(|x| x.cast(Dtype::F64)?.to_vec::<f64>()).collect()
 }
 
-pub(crate) fn a15_shapes_types_and_placements_are_those_of_real_runs(mesh: &Mesh) -> Result<()> {
+pub(crate) fn a15_shapes_types_and_placements_are_those_of_real_runs(mesh: Mesh) -> Result<()> {
+    let mesh = &mesh;
     let shapes = Mesh::of_shapes(&[("world", mesh.size())], me(mesh))?;
     for form in forms() {
         for (dtype, varies) in Dtype::ALL.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]) {
@@ -83,8 +84,9 @@ pub(crate) fn a15_shapes_types_and_placements_are_those_of_real_runs(mesh: &Mesh
 }
 
 pub(crate) fn a12_every_form_is_the_plain_loop_with_and_without_a_handle_and_compiled(
-    mesh: &Mesh,
+    mesh: Mesh,
 ) -> Result<()> {
+    let mesh = &mesh;
     let n = mesh.size();
     for form in forms() {
         let what = format!("{} on rank {} of {n}", form.name, me(mesh));
@@ -116,7 +118,8 @@ pub(crate) fn a12_every_form_is_the_plain_loop_with_and_without_a_handle_and_com
     Ok(())
 }
 
-pub(crate) fn a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy(mesh: &Mesh) -> Result<()> {
+pub(crate) fn a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy(mesh: Mesh) -> Result<()> {
+    let mesh = &mesh;
     let (n, me, part) = (mesh.size(), me(mesh), 30_001);
     let number = |member: usize, i: usize| ((member * 7 + i) % 1000) as i64;
     let tensor = || Tensor::from_iter((0..n * part).map(|i| number(me, i)));
@@ -167,7 +170,8 @@ pub(crate) fn a12_lists_of_different_shapes_are_exchanged(mesh: Mesh) -> Result<
     Ok(())
 }
 
-pub(crate) fn a2_an_empty_list_gives_an_empty_list_without_communication(mesh: &Mesh) -> Result<()> {
+pub(crate) fn a2_an_empty_list_gives_an_empty_list_without_communication(mesh: Mesh) -> Result<()> {
+    let mesh = &mesh;
     // One rank alone makes the calls: nobody is waited for.
     if me(mesh) == 0 {
         assert!(mesh.all_reduce_coalesced(Vec::new(), Reduce::Sum)?.is_empty());
@@ -189,7 +193,8 @@ fn small(member: usize, i: usize) -> i64 {
     ((member + i) % 3) as i64
 }
 
-pub(crate) fn a2_a_list_of_all_element_types_is_one_communication(mesh: &Mesh) -> Result<()> {
+pub(crate) fn a2_a_list_of_all_element_types_is_one_communication(mesh: Mesh) -> Result<()> {
+    let mesh = &mesh;
     // All together in a slot's staging area; and more than fits there, in parts that are not cut at tensors.
     for sizes in [[3usize; 8], [1001, 7, 3000, 1, 513, 0, 77, 4099]] {
         let (n, me) = (mesh.size(), me(mesh));
@@ -232,7 +237,8 @@ pub(crate) fn a2_a_list_of_all_element_types_is_one_communication(mesh: &Mesh) -
 }
 
 /// Shapes without data are those of real runs, over an axis and over a list: uneven sizes, and reductions of floats.
-pub(crate) fn a15_uneven_sizes_and_other_reductions_over_axes_and_lists(mesh: &Mesh) -> Result<()> {
+pub(crate) fn a15_uneven_sizes_and_other_reductions_over_axes_and_lists(mesh: Mesh) -> Result<()> {
+    let mesh = &mesh;
     let n = mesh.size();
     let bare = Mesh::of_shapes(&[("world", n)], me(mesh))?;
     let reversed: Vec<usize> = (0..n).rev().collect();

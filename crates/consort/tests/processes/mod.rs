@@ -25,7 +25,10 @@ pub(crate) struct Job {
     pub(crate) ranks: usize,
     /// None: one axis over all ranks.
     pub(crate) axes: &'static [(&'static str, usize)],
-    pub(crate) run: fn(Mesh),
+    /// Whether it runs over MPI too.
+    pub(crate) over_mpi: bool,
+    /// Is given the job's name.
+    pub(crate) run: fn(Mesh, &str),
 }
 
 /// The whole of a test program.
@@ -37,7 +40,7 @@ pub(crate) fn run(jobs: &[Job]) {
             let job = jobs.iter().find(|job| rest == [job.name]).unwrap();
             let mesh = Init::new().axes(job.axes).start().unwrap();
             assert_eq!(mesh.size(), job.ranks);
-            (job.run)(mesh);
+            (job.run)(mesh, job.name);
         }
         _ => run_all(jobs),
     }
@@ -50,7 +53,7 @@ fn run_all(jobs: &[Job]) {
         println!("{} on {} processes: {:?}", job.name, job.ranks, start.elapsed());
     }
     for mpirun in mpiruns() {
-        for job in jobs {
+        for job in jobs.iter().filter(|job| job.over_mpi) {
             let start = Instant::now();
             over_mpi(mpirun, job);
             println!("{} over MPI, {mpirun}, {} ranks: {:?}", job.name, job.ranks, start.elapsed());

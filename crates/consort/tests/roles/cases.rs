@@ -1,7 +1,9 @@
 //! Pipelines of two stages, each of two tensor parallel ranks, whose stages are roles of one compiled call; peers given by
 //! numbers. On threads (`tests/roles.rs`) and on processes and over MPI (`tests/on_processes.rs`).
 
-use consort::{Compiled, Dtype, Group, Mesh, Pending, Reduce, Result, Steady, Tensor, compile};
+use consort::{
+    Compiled, Dtype, Group, Mesh, Pending, Reduce, Result, Steady, Tensor, compile, value_and_grad, vjp,
+};
 
 type Case = fn(Mesh) -> Result<()>;
 
@@ -13,6 +15,10 @@ pub(crate) const CASES: &[(&str, Case)] = &[
     ("c1_peers_given_by_numbers_are_a_table", c1_peers_given_by_numbers_are_a_table),
     ("f1_peers_given_by_numbers_within_a_role", f1_peers_given_by_numbers_within_a_role),
     ("d2_source_lines_stand_beside_the_program", d2_source_lines_stand_beside_the_program),
+    ("a14_gradients_in_roles", a14_gradients_in_roles),
+    ("a14_the_vjp_of_a_stage_in_its_role", a14_the_vjp_of_a_stage_in_its_role),
+    ("d2_roles_of_a_sub_mesh_beside_free_ranks", d2_roles_of_a_sub_mesh_beside_free_ranks),
+    ("d3_roles_that_meet_at_every_fourth_call", d3_roles_that_meet_at_every_fourth_call),
 ];
 
 /// Forward and backward steps of each stage, in order: `f2` is the forward step of micro-batch 2.
@@ -279,4 +285,126 @@ fn d2_source_lines_stand_beside_the_program(mesh: Mesh) -> Result<()> {
         assert_eq!(f.call(Tensor::from_iter([me as f64])?)?.to_vec::<f64>()?, [12.0]);
     }
     f.expect_steady(Steady::graphs(1))
+}
+
+fn a14_gradients_in_roles(mesh: Mesh) -> Result<()> {
+    // Each stage has a loss of its own, averaged over its ranks, which have different data: the first is linear in its
+    // weights, the last quadratic.
+    let (pp, tp) = groups(&mesh)?;
+    let (stage, group) = (pp.my_rank()?, tp.clone());
+    let step = compile(move |(w, x): (Tensor, Tensor)| {
+        let group = group.clone();
+        let loss = value_and_grad(move |w: Tensor| {
+            let y = if stage == 0 { w.mul(&x)? } else { w.mul(&w)?.mul(&x)? };
+            group.all_reduce(y.sum_all()?, Reduce::Avg)
+        });
+        loss.call(w)
+    });
+    let step = step.role(if stage == 0 { "first" } else { "last" });
+    let data = |tp: usize, call: usize| [1.0 + (tp * call) as f64, 3.0 - 2.0 * tp as f64];
+    for call in 0..4 {
+        let w = [0.5, call as f64];
+        let x = Tensor::from_iter(data(tp.my_rank()?, call))?;
+        let (loss, slope) = step.call((Tensor::from_iter(w)?.equal_over(&["tp"])?, x))?;
+        let mean = |i: usize| (data(0, call)[i] + data(1, call)[i]) / 2.0;
+        let (loss_of, slope_of): (fn(f64) -> f64, fn(f64) -> f64) =
+            if stage == 0 { (|w| w, |_| 1.0) } else { (|w| w * w, |w| 2.0 * w) };
+        assert_eq!(loss.item::<f64>()?, (0..2).map(|i| loss_of(w[i]) * mean(i)).sum::<f64>());
+        assert_eq!(slope.to_vec::<f64>()?, [0, 1].map(|i| slope_of(w[i]) * mean(i)));
+        // The gradient is equal on the ranks of a stage, and nothing is known of the other stage.
+        assert_eq!(slope.varies(), ["pp"]);
+    }
+    step.expect_steady(Steady::graphs(1))?;
+    let sums = step.explain().gradients[0].sums.clone();
+    assert!(sums.len() == 1 && sums[0].contains("summed over tp"), "{sums:?}");
+    Ok(())
+}
+
+fn a14_the_vjp_of_a_stage_in_its_role(mesh: Mesh) -> Result<()> {
+    // A stage multiplies by its weight, which is equal on its ranks, and these have parts of the rows. The loss is half the
+    // sum of the squares of the last stage's results.
+    let (pp, tp) = groups(&mesh)?;
+    let (stage, group) = (pp.my_rank()?, tp.clone());
+    let step = compile(move |(w, x): (Tensor, Tensor)| {
+        let shape = [2usize];
+        let x = if stage == 0 { x } else { pp.irecv(Dtype::F64, &shape, 0, 0)? };
+        let (y, sent) = match stage {
+            0 => {
+                let y = x.mul(&w)?;
+                (y.clone(), Some(pp.isend(y, 1, 0)?))
+            }
+            _ => (x.mul(&w)?, None),
+        };
+        let by = if stage == 0 { pp.irecv(Dtype::F64, &shape, 1, 1)? } else { y };
+        let (_, (of_x, of_w)) = vjp(|(x, w): (Tensor, Tensor)| x.mul(&w)).call(((x, w), by))?;
+        let back = if stage == 1 { Some(pp.isend(of_x, 0, 1)?) } else { None };
+        sent.into_iter().chain(back).try_for_each(|sent| sent.wait())?;
+        Ok(of_w)
+    });
+    let step = step.role(if stage == 0 { "first" } else { "last" });
+    for call in 0..4 {
+        let rows = |tp: usize| [(call + tp) as f64, 1.0 - tp as f64];
+        let weights = [2.0, 3.0 + call as f64];
+        let w = Tensor::from_iter([weights[stage]])?.equal_over(&["tp"])?;
+        let slope = step.call((w, Tensor::from_iter(rows(group.my_rank()?))?))?;
+        // Of (x a b)^2 / 2, summed over the rows of all ranks: by `a`, a b^2 x^2.
+        let squares: f64 = [rows(0), rows(1)].concat().iter().map(|x| x * x).sum();
+        let [a, b] = weights;
+        let expected = squares * if stage == 0 { a * b * b } else { a * a * b };
+        assert_eq!((slope.to_vec::<f64>()?, slope.varies()), (vec![expected], vec!["pp".to_string()]));
+    }
+    step.expect_steady(Steady::graphs(1))
+}
+
+/// Calls of a function of the two ranks of a stage: in the first stage they have roles, and one sends to the other; in the
+/// last they have none.
+pub(crate) fn roles_of_a_sub_mesh(tp: &Group, stage: usize, calls: usize) -> Result<()> {
+    let (me, group) = (tp.my_rank()?, tp.clone());
+    let f = compile(move |x: Tensor| match (stage, me) {
+        (0, 0) => {
+            group.isend(x.neg()?, 1, 0)?.wait()?;
+            Ok(x)
+        }
+        (0, _) => group.irecv(Dtype::F64, &[1], 0, 0)?.mul(&x),
+        _ => group.all_reduce(x, Reduce::Sum),
+    });
+    let f = f.over(tp);
+    let f = if stage == 0 { f.role(["left", "right"][me]) } else { f };
+    for call in 0..calls {
+        let x = (call + 1) as f64;
+        let got = f.call(Tensor::from_iter([x])?)?.to_vec::<f64>()?;
+        let expected = match (stage, me) {
+            (0, 0) => x,
+            (0, _) => -x * x,
+            _ => 2.0 * x,
+        };
+        assert_eq!(got, [expected]);
+    }
+    f.expect_steady(Steady::graphs(1))
+}
+
+fn d2_roles_of_a_sub_mesh_beside_free_ranks(mesh: Mesh) -> Result<()> {
+    let (pp, tp) = groups(&mesh)?;
+    let stage = pp.my_rank()?;
+    roles_of_a_sub_mesh(&tp, stage, [3, 20][stage])
+}
+
+/// This rank's function of a relay.
+pub(crate) fn one_of_relay(pp: &Group) -> Result<Compiled<Tensor, Tensor>> {
+    let (first, last) = relay(pp);
+    Ok(if pp.my_rank()? == 0 { first } else { last })
+}
+
+fn d3_roles_that_meet_at_every_fourth_call(mesh: Mesh) -> Result<()> {
+    let (pp, _) = groups(&mesh)?;
+    let (f, is_first) = (one_of_relay(&pp)?.lockstep(4), pp.my_rank()? == 0);
+    // New sizes at a call at which they meet.
+    for (call, n) in [2, 2, 2, 2, 3, 3, 3, 3, 3].into_iter().enumerate() {
+        let x: Vec<f64> = (0..n).map(|i| (i + call) as f64).collect();
+        let got = f.call(Tensor::from_iter(x.iter().copied())?)?.to_vec::<f64>()?;
+        let expected = x.iter().map(|x| if is_first { *x } else { -x * x });
+        assert_eq!(got, expected.collect::<Vec<_>>());
+    }
+    assert_eq!((f.stats().recompiles, f.stats().breaks), (1, 0));
+    Ok(())
 }

@@ -52,6 +52,8 @@ pub struct Wanted {
     /// For each result, the number of the argument that is its cotangent; none for zero. Without it the first result is
     /// the loss: a 0-d float that is equal on all ranks.
     pub cotangents: Option<Vec<Option<usize>>>,
+    /// Axes over which the loss may differ: ranks apart along them have losses of their own, of which the sum is meant.
+    pub apart: Axes,
     /// The element type of the sums that it takes over ranks, where the summands have a smaller one.
     pub sums: Option<Dtype>,
     /// How many bytes may be kept for the backward; more is kept only if less is not possible.
@@ -179,7 +181,7 @@ fn derive<'a>(
 /// cotangent is 1.
 fn seeds(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Vec<(usize, Option<usize>)>, Box<Failure>> {
     let Some(cotangents) = &wanted.cotangents else {
-        check_loss(mesh, func)?;
+        check_loss(mesh, func, wanted.apart)?;
         return Ok(vec![(0, None)]);
     };
     let facts = func.entry_facts(mesh);
@@ -200,8 +202,8 @@ fn seeds(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Vec<(usize, Option
     Ok(seeds)
 }
 
-/// The loss: the first result, a 0-d float that is equal on all ranks.
-fn check_loss(mesh: &Mesh, func: &Func) -> Result<(), Box<Failure>> {
+/// The loss: the first result, a 0-d float that is equal on all ranks but those apart.
+fn check_loss(mesh: &Mesh, func: &Func, apart: Axes) -> Result<(), Box<Failure>> {
     let Some(loss) = func.body.results.first() else {
         return Err(Failure::new(("a loss as the first result", "no results")));
     };
@@ -214,7 +216,7 @@ fn check_loss(mesh: &Mesh, func: &Func) -> Result<(), Box<Failure>> {
         None => return Err(Failure::new(format!("{loss} has no type"))),
     };
     // Over an axis of one rank nothing differs.
-    let differs: Axes = ty.varies.iter().filter(|axis| mesh.axis_size(*axis) > 1).collect();
+    let differs = ty.varies.minus(apart).iter().filter(|axis| mesh.axis_size(*axis) > 1).collect::<Axes>();
     if differs.is_empty() {
         return Ok(());
     }
