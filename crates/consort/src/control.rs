@@ -443,7 +443,7 @@ const KEEPS: &str = "expected what is carried to keep its numbers and lists besi
 fn same_settings<T: Flatten>(a: &T, b: &T) -> bool {
     use crate::compile::Leaf;
     let settings = |value: &T| {
-        let leaves = crate::compile::leaves_of(value).into_iter();
+        let leaves = crate::compile::leaves_of(value, Axes::NONE).into_iter();
         leaves.filter(|leaf| !matches!(leaf, Leaf::Tensor(..))).collect::<Vec<_>>()
     };
     settings(a) == settings(b)

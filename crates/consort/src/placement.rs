@@ -37,10 +37,11 @@ pub(crate) struct Origin {
 impl Origin {
     pub(crate) const NONE: Origin = Origin { digest: 0, varies: Axes::NONE };
 
-    /// Whether it says that the tensor differs over these axes only.
+    /// The axes over which a tensor of this type may differ if its origin is equal on ranks that span the axes in
+    /// `covered`.
     #[inline]
-    pub(crate) fn gives(self, varies: Axes) -> bool {
-        self.digest != 0 && self.varies == varies
+    pub(crate) fn varies(self, ty: &consort_ir::types::TensorType, covered: Axes) -> Axes {
+        if self.digest == 0 { ty.varies } else { self.varies.union(ty.varies.minus(covered)) }
     }
 
     /// The part of an op and its attributes.
@@ -380,10 +381,10 @@ impl Visit for EqualOver<'_> {
     }
 }
 
-/// The axes of a field's declaration. A world of one rank need not have them.
-pub(crate) fn declared_axes(world: &World, names: &[&str]) -> Axes {
+/// The axes of a field's declaration that can be compared: those in `covered`. A world of one rank need not have them.
+pub(crate) fn declared_axes(world: &World, names: &[&str], covered: Axes) -> Axes {
     let mesh = world.mesh();
-    names.iter().filter_map(|name| mesh.axis(name)).collect()
+    names.iter().filter_map(|name| mesh.axis(name)).filter(|axis| covered.contains(*axis)).collect()
 }
 
 /// Fails if a value declares a field equal over an axis that the mesh does not have.
@@ -413,6 +414,7 @@ pub(crate) fn as_declared(
     tensor: &Tensor,
     world: &World,
     names: &[&str],
+    covered: Axes,
 ) -> Rc<consort_ir::types::TensorType> {
-    world.memo().varying(&tensor.ty, tensor.ty.varies.minus(declared_axes(world, names)))
+    world.memo().varying(&tensor.ty, tensor.ty.varies.minus(declared_axes(world, names, covered)))
 }

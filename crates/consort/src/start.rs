@@ -348,7 +348,8 @@ pub(crate) fn check_world<'a>(
     mut tensors: impl Iterator<Item = &'a Tensor>,
     site: &'static Location<'static>,
 ) -> Result<()> {
-    match tensors.any(|tensor| tensor.world != 0 && tensor.world != world.id && tensor.storage.is_some()) {
+    let is_of_one = |tensor: &Tensor| tensor.storage.is_some() || tensor.traced.is_some();
+    match tensors.any(|tensor| tensor.world != 0 && tensor.world != world.id && is_of_one(tensor)) {
         true => Err(Error::new(op, ("tensors of the group's world", "one of another"), site)),
         false => Ok(()),
     }

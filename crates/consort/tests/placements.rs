@@ -99,7 +99,34 @@ fn a14_fields_that_are_not_as_declared_are_an_error_of_the_first_call() {
         Ok(sums.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string())
     });
     for error in results.into_iter().map(Result::unwrap) {
-        assert!(error.contains("expected field `scale` equal over dp,tp, as its placement says, got different ones on rank 0, on rank 1, on rank 2 and on rank 3"), "{error}");
+        assert!(error.contains("expected field `scale` equal over dp,tp, as it is declared, got different ones on rank 0, on rank 1, on rank 2 and on rank 3"), "{error}");
+    }
+}
+
+#[derive(Flatten)]
+struct Declared {
+    #[flatten(equal_over = "dp, tp")]
+    weight: Tensor,
+}
+
+#[test]
+fn a14_fields_of_a_function_without_communication_are_compared() {
+    let results = on_2_by_2(|mesh, _, _| {
+        let doubled = || compile(|own: Declared| own.weight.mul(2.0));
+        let own = |x: usize| Ok(Declared { weight: Tensor::from_iter([x as f64])? });
+        let error = doubled().call(own(place(&mesh)?)?).unwrap_err().to_string();
+        let f = doubled();
+        let first = f.call(own(3)?)?;
+        // Later calls are compared in debug builds.
+        let later = f.call(own(place(&mesh)?)?).and_then(|y| y.wait()).is_err();
+        Ok((error, first.varies(), first.item::<f64>()?, later))
+    });
+    for (error, varies, first, later) in results.into_iter().map(Result::unwrap) {
+        assert!(
+            error.contains("expected field `weight` equal over dp,tp, as it is declared, got"),
+            "{error}"
+        );
+        assert_eq!((varies, first, later), (Vec::<String>::new(), 6.0, cfg!(debug_assertions)));
     }
 }
 
@@ -425,6 +452,51 @@ fn a14_sizes_of_a_tensor_that_is_equal_over_an_axis_are_equal_over_it() {
         let (first, error) = sum.unwrap();
         assert_eq!(first, -7.0);
         assert!(error.contains("replicated"), "{error}");
+    }
+}
+
+#[test]
+fn a14_numbers_that_begin_to_differ_in_a_function_of_one_rank_are_not_taken_as_equal() {
+    let results = on_2_by_2(|mesh, _, _| {
+        let f = compile(|x: Tensor| x.exp());
+        let full = |x: usize| Tensor::full(Dtype::F64, &[1], x as f64);
+        let first = f.call(full(1)?)?.varies();
+        Ok([first, f.call(full(place(&mesh)?)?)?.varies()])
+    });
+    for [first, later] in results.into_iter().map(Result::unwrap) {
+        // The ranks do not meet at later calls, so what the first call compared does not hold for them.
+        assert_eq!(
+            (first, later),
+            (vec!["dp".to_string(), "tp".into()], vec!["dp".to_string(), "tp".into()])
+        );
+    }
+}
+
+#[test]
+fn a14_ranks_of_a_sub_mesh_take_nothing_as_equal_on_others() {
+    let results = on_2_by_2(|mesh, _, tp| {
+        let group = tp.clone();
+        let sum = |own: Declared, group: &Group| group.all_reduce(own.weight, Reduce::Sum);
+        let f = compile(move |own: Declared| sum(own, &group)).over(&tp);
+        let alone = compile(|own: Declared| own.weight.neg()).local();
+        let made = compile(|x: Tensor| x.neg()).over(&tp);
+        let own = |x: usize| Ok(Declared { weight: Tensor::from_iter([x as f64])? });
+        // Equal over tp, and not over dp, as its field says.
+        let row = place(&mesh)? / 2;
+        let sums = (0..3).map(|_| f.call(own(row)?)).collect::<Result<Vec<_>>>()?;
+        let varies = [
+            sums[2].varies(),
+            alone.call(own(row)?)?.varies(),
+            made.call(Tensor::full(Dtype::F64, &[1], row as f64)?)?.varies(),
+        ];
+        f.expect_steady(Steady::graphs(1))?;
+        Ok((sums[2].item::<f64>()?, varies))
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let (sum, varies) = result.unwrap();
+        assert_eq!(sum, 2.0 * (rank / 2) as f64);
+        let [sum, alone, made] = varies.each_ref().map(|axes| axes.join(","));
+        assert_eq!((&sum[..], &alone[..], &made[..]), ("dp", "dp,tp", "dp,tp"));
     }
 }
 

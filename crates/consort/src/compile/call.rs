@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use consort_ir::index::Sym;
 use consort_ir::ops::{EqualOver, call_name};
-use consort_types::{Digest, Failure};
+use consort_types::{Axes, Digest, Failure, GroupName};
 use smallvec::SmallVec;
 
 use super::agree::{MISS, Meeting, digest_of};
 use super::graph::{Compared, Donated, Given, Graph, Planned};
 use super::guards::{self, Bound, Leaf, Pattern, Signature, leaves_of, setting_names};
 use super::misfit::Misfit;
-use super::parts::{Outs, Part, check_declared, check_tensors, fill, has_shapes, parts_of};
+use super::parts::{Outs, Part, check_declared, check_tensors, fill, has_fields, has_shapes, parts_of};
+use super::traced::Traced;
 use super::{Compiled, MAX_NAME, Options, Reach, Site};
 use crate::error::{Error, Result};
 use crate::flatten::{Flatten, MapTensors};
@@ -31,8 +32,8 @@ pub(super) struct Entry<R> {
     pub(super) pattern: Pattern,
     /// `None` if the function has graph breaks: each call then traces it again.
     replay: Option<Replay<R>>,
-    /// Whether it communicates.
-    communicates: bool,
+    /// Whether its ranks are in each of its calls together: it communicates, or fields of its arguments are declared equal.
+    is_joint: bool,
     /// What ranks compare at each call.
     digest: u64,
     /// The number of the agreement of ranks with roles, which they compare too.
@@ -98,7 +99,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         match found {
             Some((entry, bound)) => match &entry.replay {
                 Some(replay) => {
-                    if cfg!(debug_assertions) && entry.communicates {
+                    if cfg!(debug_assertions) && entry.is_joint {
                         check_declared(args, &entry.pattern, &meeting)?;
                     }
                     self.replay(&entry, replay, args, &world, &bound, site)
@@ -113,6 +114,20 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
     /// Whether its ranks meet at calls.
     fn is_joint(&self) -> bool {
         matches!(self.reach.get(), Reach::Unknown | Reach::Joint)
+    }
+
+    /// The axes that the ranks which compare its arguments span.
+    fn covered(&self, world: &World) -> Axes {
+        let all = world.mesh().all_axes();
+        match (self.reach.get(), &self.options.over) {
+            (Reach::Declared, _) if world.mesh().n_ranks() > 1 => Axes::NONE,
+            (_, None) => all,
+            (_, Some(group)) => match group.over {
+                GroupName::Axes(axes) => axes,
+                // Its ranks may be any.
+                GroupName::List(_) => Axes::NONE,
+            },
+        }
     }
 
     /// Fails if this rank is none of those that call it, or if it is the only one and has a role.
@@ -146,7 +161,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 
     /// The error of a rank that needs another compilation between the calls at which its ranks meet.
     fn missed(&self, args: &A, meeting: &Meeting<'_>) -> Error {
-        let leaves = leaves_of(args);
+        let leaves = leaves_of(args, self.covered(meeting.world));
         let (every, call) = (self.options.lockstep, meeting.call);
         let failure = Failure::new(("a call for which it was compiled", format!("another, call {call}")));
         let world = meeting.world;
@@ -222,24 +237,27 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         if let (Some(error), false) = (&stale, self.is_joint()) {
             return Err(error.clone());
         }
-        let leaves = leaves_of(args);
+        let covered = self.covered(world);
+        let leaves = leaves_of(args, covered);
         let own = {
             let entries = self.entries.borrow();
             Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
         };
         let agreed = || -> Result<(Pattern, Signatures)> {
             let signatures = self.signatures(meeting, &own, stale.clone())?;
-            let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), true);
+            let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), covered, true);
             pattern.roles_over = meeting.roles_over();
             Ok((pattern, signatures))
         };
         let joint = self.is_joint();
+        // What a field declares is taken as true, and a call of one rank alone cannot compare it.
+        let declares = joint && has_fields(args, world);
         let (mut pattern, mut signatures) = match joint {
             true => agreed()?,
             false => {
                 let alone = world.mesh().n_ranks() == 1;
-                let pattern = Signature::pattern(&leaves, std::slice::from_ref(&own), &world.mesh(), alone);
-                (pattern, Default::default())
+                let own = std::slice::from_ref(&own);
+                (Signature::pattern(&leaves, own, &world.mesh(), covered, alone), Default::default())
             }
         };
         let started = Cell::new(false);
@@ -263,20 +281,26 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let mut number = MISS;
         if self.is_joint() {
             let agreed = self.agreeing(|| self.agree_on_program(args, meeting, &mut pattern, traced))?;
-            let is_joint = agreed.0.communicates || self.options.role.is_some();
+            let is_joint = agreed.0.communicates || self.options.role.is_some() || declares;
             self.reach.set(if is_joint { Reach::Joint } else { self.reach.get().without() });
-            if is_joint || self.reach.get() == Reach::Joint {
-                check_declared(args, &pattern, meeting)?;
-            }
+            check_declared(args, &pattern, meeting)?;
             number = agreed.1;
             traced = Ok(agreed.0);
+            if self.reach.get() == Reach::Local && pattern.has_origins() {
+                // Later calls are calls of one rank, which compare nothing.
+                pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), covered, false);
+                if let Ok(Traced { replay: Some(replay), .. }) = &traced {
+                    self.graphs.borrow_mut().forget(&replay.graph);
+                    traced = self.trace(args, meeting, &pattern, &started, site);
+                }
+            }
         }
         let traced = traced?;
         let digest = digest_of(&traced.text) | 1;
         let recompiled = self.nearest(args, &leaves, (&signatures.0, &signatures.1), site);
         self.log.borrow_mut().compiled(&traced, recompiled);
-        let (replay, communicates) = (traced.replay, traced.communicates);
-        let entry = Entry { pattern, replay, communicates, digest, joint: number };
+        let (replay, is_joint) = (traced.replay, traced.communicates || declares);
+        let entry = Entry { pattern, replay, is_joint, digest, joint: number };
         let entry = Rc::new(entry);
         self.entries.borrow_mut().add(Rc::clone(&entry), args, &leaves);
         self.log.borrow_mut().compiling += start.elapsed();

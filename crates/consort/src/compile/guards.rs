@@ -95,6 +95,8 @@ pub(crate) struct Pattern {
     pub(crate) peers: Option<Rc<Peers>>,
     /// The axes along which the roles of its ranks differ: its arguments differ over them too.
     pub(crate) roles_over: Axes,
+    /// The axes that the ranks which compare its arguments span: what is declared over others is not known here.
+    pub(crate) covered: Axes,
     /// Symbols that may have one value only, since what was checked with other roles depends on it.
     pub(crate) fixed: Vec<(Sym, i64)>,
 }
@@ -108,15 +110,15 @@ pub(crate) struct Bound {
     pub(crate) origins: u64,
 }
 
-/// The leaves of the arguments.
-pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
-    struct Collect(Vec<Leaf>);
+/// The leaves of the arguments, of which declarations over the axes in `covered` count.
+pub(crate) fn leaves_of(args: &impl Flatten, covered: Axes) -> Vec<Leaf> {
+    struct Collect(Vec<Leaf>, Axes);
     impl Visit for Collect {
         fn tensor(&mut self, tensor: &Tensor) {
             self.0.push(Leaf::Tensor(Rc::clone(&tensor.ty), tensor.origin));
         }
         fn equal_over(&mut self, tensor: &Tensor, _: &'static str, axes: &[&'static str]) {
-            let ty = World::current().map(|world| as_declared(tensor, &world, axes));
+            let ty = World::current().map(|world| as_declared(tensor, &world, axes, self.1));
             self.0.push(Leaf::Tensor(ty.unwrap_or_else(|_| Rc::clone(&tensor.ty)), tensor.origin));
         }
         fn index(&mut self, index: &crate::Index) {
@@ -129,7 +131,7 @@ pub(crate) fn leaves_of(args: &impl Flatten) -> Vec<Leaf> {
             self.0.push(Leaf::Setting(Setting::new(setting)));
         }
     }
-    let mut collect = Collect(Vec::new());
+    let mut collect = Collect(Vec::new(), covered);
     args.visit(&mut collect);
     collect.0
 }
@@ -171,6 +173,7 @@ struct Check<'a> {
     bound: Bound,
     fits: bool,
     roles_over: Axes,
+    covered: Axes,
 }
 
 impl Check<'_> {
@@ -197,7 +200,7 @@ impl Check<'_> {
         // Along the axes of roles, all tensors are taken to differ.
         let is_placed = ty.varies.union(self.roles_over) == varies.union(self.roles_over);
         if *by_origin {
-            self.fits &= is_placed || tensor.origin.gives(*varies);
+            self.fits &= is_placed || tensor.origin.varies(ty, self.covered) == *varies;
             self.bound.origins = self.bound.origins.rotate_left(5) ^ tensor.origin.digest;
         }
         if !Rc::ptr_eq(ty, seen) {
@@ -215,7 +218,7 @@ impl Visit for Check<'_> {
         self.tensor_of(tensor, &tensor.ty);
     }
     fn equal_over(&mut self, tensor: &Tensor, _: &'static str, axes: &[&'static str]) {
-        self.tensor_of(tensor, &as_declared(tensor, self.world, axes));
+        self.tensor_of(tensor, &as_declared(tensor, self.world, axes, self.covered));
     }
     fn index(&mut self, index: &crate::Index) {
         match (self.expected.next(), index.0.as_const()) {
@@ -230,11 +233,17 @@ impl Visit for Check<'_> {
 }
 
 impl Pattern {
+    /// Whether a tensor is taken as equal because of how it was made.
+    pub(crate) fn has_origins(&self) -> bool {
+        self.leaves.iter().any(|leaf| matches!(leaf, Expected::Tensor { by_origin: true, .. }))
+    }
+
     /// The values of the symbols, or `None` if a guard fails.
     #[inline]
     pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
-        let (expected, bound, roles_over) = (self.leaves.iter(), Bound::default(), self.roles_over);
-        let mut check = Check { world, expected, bound, fits: true, roles_over };
+        let (expected, bound) = (self.leaves.iter(), Bound::default());
+        let (roles_over, covered) = (self.roles_over, self.covered);
+        let mut check = Check { world, expected, bound, fits: true, roles_over, covered };
         args.visit(&mut check);
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
@@ -435,8 +444,14 @@ impl Signature {
 
     /// The pattern to trace with, from all ranks' signatures of equal kinds: a size is a symbol if a rank proposes one,
     /// or if ranks differ.
-    /// Without the signatures of other ranks, nothing is taken as equal because of how it was made.
-    pub(crate) fn pattern(leaves: &[Leaf], all: &[Signature], mesh: &Mesh, compared: bool) -> Pattern {
+    /// Unless later calls compare origins, nothing is taken as equal because of how it was made.
+    pub(crate) fn pattern(
+        leaves: &[Leaf],
+        all: &[Signature],
+        mesh: &Mesh,
+        covered: Axes,
+        compared: bool,
+    ) -> Pattern {
         let (mut next, mut tensors) = (0, 0);
         let mut symbols: Vec<(Sym, SymbolFacts)> = Vec::new();
         let mut size = |own: i64, is_number: bool, over: Axes| {
@@ -465,7 +480,7 @@ impl Signature {
                 let by_origin = compared
                     && *origin != Origin::NONE
                     && all.iter().all(|one| one.origins.get(at).copied() == Some(origin.digest));
-                let varies = if by_origin { origin.varies } else { ty.varies };
+                let varies = if by_origin { origin.varies(ty, covered) } else { ty.varies };
                 let size = |own: &Index| size(own.as_const().unwrap_or(-1), false, varies);
                 Expected::Tensor {
                     dtype: ty.dtype,
@@ -480,6 +495,6 @@ impl Signature {
             Leaf::Setting(setting) => Expected::Setting(setting.clone()),
         });
         let leaves = leaves.collect();
-        Pattern { leaves, symbols, peers: None, roles_over: Axes::NONE, fixed: Vec::new() }
+        Pattern { leaves, symbols, peers: None, roles_over: Axes::NONE, covered, fixed: Vec::new() }
     }
 }

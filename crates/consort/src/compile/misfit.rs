@@ -79,7 +79,8 @@ impl Misfit<'_> {
                     fail(format!("element type of {name}"), dtype.to_string(), ty.dtype.to_string());
                 }
                 let over = self.pattern.roles_over;
-                if ty.varies.union(over) != varies.union(over) && !(*by_origin && origin.gives(*varies)) {
+                let is_made = *by_origin && origin.varies(ty, self.pattern.covered) == *varies;
+                if ty.varies.union(over) != varies.union(over) && !is_made {
                     let text = |varies: Axes| match varies.is_empty() {
                         true => "equal on all ranks".to_string(),
                         false => format!("one that may differ over {}", mesh.axes_text(varies)),

@@ -67,7 +67,7 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
     let all_axes = world.mesh().all_axes();
     let mut tensors = 0;
     let mut placements = pattern.leaves.iter().filter_map(guards::Expected::varies);
-    for_each_typed(args, world, |tensor, _, field| {
+    for_each_typed(args, world, pattern.covered, |tensor, _, field| {
         tensors += 1;
         let varies = placements.next().unwrap_or(all_axes);
         if varies == all_axes {
@@ -118,7 +118,9 @@ pub(super) fn check_declared(args: &impl Flatten, pattern: &Pattern, meeting: &M
                     .collect();
                 let digests: Vec<Option<u64>> = alike.iter().map(|at| number(*at, 2 * place)).collect();
                 let over = mesh.axes_text(all_axes.iter().filter(|axis| varies >> axis.0 & 1 == 0).collect());
-                let expected = format!("{what} equal over {over}, as its placement says");
+                let is_field = fields.get(place).is_some_and(|(field, _)| field.is_some());
+                let says = if is_field { "it is declared" } else { "its placement says" };
+                let expected = format!("{what} equal over {over}, as {says}");
                 let headline = Headline::unequal(expected, &meeting.ranks_at(&alike), &digests);
                 let rows = alike
                     .iter()
@@ -147,33 +149,43 @@ fn short_text(tensor: &Tensor, site: Site) -> Result<String> {
 }
 
 /// Calls `f` with each tensor of a value, the axes over which it may differ, and the field that declares it, if one does.
+/// Declarations over axes that are not in `covered` do not count.
 pub(super) fn for_each_typed(
     value: &impl Flatten,
     world: &World,
+    covered: Axes,
     f: impl FnMut(&Tensor, Axes, Option<&'static str>),
 ) {
-    struct Typed<'a, F>(&'a World, F);
+    struct Typed<'a, F>(&'a World, Axes, F);
     impl<F: FnMut(&Tensor, Axes, Option<&'static str>)> Visit for Typed<'_, F> {
         fn tensor(&mut self, tensor: &Tensor) {
-            self.1(tensor, tensor.ty.varies, None);
+            self.2(tensor, tensor.ty.varies, None);
         }
         fn equal_over(&mut self, tensor: &Tensor, field: &'static str, axes: &[&'static str]) {
-            let declared = declared_axes(self.0, axes);
-            self.1(tensor, tensor.ty.varies.minus(declared), Some(field));
+            let declared = declared_axes(self.0, axes, self.1);
+            self.2(tensor, tensor.ty.varies.minus(declared), Some(field));
         }
     }
-    value.visit(&mut Typed(world, f));
+    value.visit(&mut Typed(world, covered, f));
+}
+
+/// Whether fields of the arguments are declared equal.
+pub(super) fn has_fields(args: &impl Flatten, world: &World) -> bool {
+    let mut found = false;
+    for_each_typed(args, world, Axes::NONE, |_, _, field| found |= field.is_some());
+    found
 }
 
 /// Fails if a field of a result may differ over axes over which it is declared equal.
 pub(super) fn check_fields(
     result: &impl Flatten,
     session: &Session,
+    covered: Axes,
     func: &Func,
     made: &[Option<(usize, usize)>],
 ) -> Result<()> {
     let (mut place, mut wrong) = (0, None);
-    for_each_typed(result, &session.world, |tensor, varies, field| {
+    for_each_typed(result, &session.world, covered, |tensor, varies, field| {
         place += 1;
         if let (Some(field), true, None) = (field, varies != tensor.ty.varies, &wrong) {
             wrong = Some((field, tensor.ty.varies.minus(varies), place - 1));

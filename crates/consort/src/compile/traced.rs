@@ -164,7 +164,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             tensors: tensors.iter().map(place).collect(),
             starts: handles.iter().map(|start| finished.place_of(start)).collect(),
         };
-        check_fields(&result, session, &finished.func, &outs.tensors)?;
+        check_fields(&result, session, pattern.covered, &finished.func, &outs.tensors)?;
         let mut communicates = graph.communicates;
         let mut text = String::new();
         for graph in used.borrow().iter() {
