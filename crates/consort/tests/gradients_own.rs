@@ -279,7 +279,7 @@ fn b14_a_budget_bounds_what_is_kept_and_the_peak() {
 }
 
 /// Of layers on two arguments, one of which is much smaller than the other on the first rank and much larger on the second.
-fn of_two_sizes(how: Backward, mesh: &Mesh) -> Result<((Vec<f64>, Vec<f64>), String, Option<u64>)> {
+fn of_two_sizes(how: Backward, mesh: &Mesh) -> Result<([Vec<f64>; 2], String, Option<u64>)> {
     let (tp, rank) = (mesh.axis("tp")?, mesh.my_rank()?);
     let slope = how.grad(move |(x, y): (Tensor, Tensor)| {
         let layer = |x: Tensor| x.sin()?.exp()?.cos()?.mul(&x)?.tanh();
@@ -290,7 +290,7 @@ fn of_two_sizes(how: Backward, mesh: &Mesh) -> Result<((Vec<f64>, Vec<f64>), Str
     let (x, y) = slope.call((list([3, 300][rank])?, list([200, 5][rank])?))?;
     let explained = slope.explain();
     let program = explained.graphs[0].program.clone();
-    Ok(((x.to_vec()?, y.to_vec()?), program, explained.gradients[0].kept))
+    Ok(([x.to_vec()?, y.to_vec()?], program, explained.gradients[0].kept))
 }
 
 #[test]
