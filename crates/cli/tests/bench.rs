@@ -287,6 +287,13 @@ fn steps_of_training_are_measured_beside_themselves() {
             for field in ["ms", "peak_bytes", "state_bytes", "copied_bytes", "compile_ms", "wire_bytes"] {
                 assert!(figure[field].is_number(), "{field} in {figure}");
             }
+            // Bytes that are copied for communication have their reasons, and there is no reason without bytes.
+            let copies = figure["copies"].as_array().unwrap();
+            assert_eq!(figure["copied_bytes"] == 0, copies.is_empty(), "{figure}");
+            assert!(copies.iter().all(|copy| copy.as_str().is_some_and(|copy| !copy.is_empty())), "{figure}");
+            if figure["case"] == "dp" || figure["case"] == "zero" {
+                assert_eq!(figure["copied_bytes"], 0, "{figure}");
+            }
             assert_eq!(figure["no_collectives_ms"].is_number(), figure["case"] != "llama", "{figure}");
             let expected = if figure["case"] == "dp" { 7.5.into() } else { Value::Null };
             assert_eq!(figure["peer_ms"], expected, "{figure}");

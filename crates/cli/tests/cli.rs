@@ -10,6 +10,8 @@ mod check;
 mod exec;
 #[path = "cli/explain.rs"]
 mod explain;
+#[path = "cli/grad.rs"]
+mod grad;
 #[path = "cli/limits.rs"]
 mod limits;
 #[path = "cli/ops_and_opt.rs"]

@@ -1,8 +1,8 @@
 //! Random programs through all stages: verified, simplified, planned for each rank, checked for hazards, run by the plan
 //! oracle under every timing, and by the executor on ranks: threads for all of them, processes for one in forty. Every
-//! result must equal that of the program oracle.
+//! result must equal that of the program oracle. So are gradients of random programs, one for every four programs.
 //!
-//! CONSORT_PROGRAMS=N tries N programs, CONSORT_SEED=k only that one. The long run, which reports its progress:
+//! CONSORT_PROGRAMS=N tries N programs, CONSORT_SEED=k only that one: a gradient, if k is 2^32 or more. The long run, which reports its progress:
 //!
 //! ```text
 //! CONSORT_PROGRAMS=20000 cargo test --release -p consort-cli --test random -- --nocapture
@@ -13,6 +13,8 @@
 
 #[path = "random/case.rs"]
 mod case;
+#[path = "../../passes/tests/grown/mod.rs"]
+mod grown;
 #[path = "random/job.rs"]
 mod job;
 #[allow(dead_code, reason = "the command uses the rest")]
@@ -29,7 +31,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use case::{Case, Outcome};
+use case::{Case, GRADIENTS, Outcome};
 
 const PROGRAMS: u64 = 400;
 
@@ -56,8 +58,9 @@ fn batch_program() {
     let Some(first) = number("CONSORT_RANDOM_BATCH") else { return };
     for seed in first..number("CONSORT_RANDOM_END").unwrap_or(first) {
         match try_program(seed) {
-            Ok(Outcome::Same) => {}
-            Ok(Outcome::Rounded) => println!("\nROUNDED CONSORT_SEED={seed}"),
+            Ok(None) => println!("\nSKIPPED CONSORT_SEED={seed}"),
+            Ok(Some(Outcome::Same)) => {}
+            Ok(Some(Outcome::Rounded)) => println!("\nROUNDED CONSORT_SEED={seed}"),
             Err(error) => println!("\nFAILED CONSORT_SEED={seed}: {error}"),
         }
     }
@@ -74,12 +77,12 @@ fn is_child() -> bool {
     number("CONSORT_RANDOM_RANK").or(number("CONSORT_RANDOM_BATCH")).is_some()
 }
 
-/// Takes the program of a seed through all stages, including ranks that are threads.
-fn try_program(seed: u64) -> Result<Outcome, String> {
+/// Takes the program of a seed, if it has one, through all stages, including ranks that are threads.
+fn try_program(seed: u64) -> Result<Option<Outcome>, String> {
     let tried = catch_unwind(AssertUnwindSafe(|| {
-        let case = Case::new(seed)?;
+        let Some(case) = Case::new(seed)? else { return Ok(None) };
         case.check_plans()?;
-        case.run_on_threads()
+        case.run_on_threads().map(Some)
     }));
     tried.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -92,6 +95,7 @@ fn try_program(seed: u64) -> Result<Outcome, String> {
 struct Tally {
     tried: u64,
     rounded: u64,
+    skipped: u64,
     failures: Vec<String>,
     said: Option<Instant>,
 }
@@ -100,7 +104,9 @@ impl Tally {
     /// Adds the output of a batch, without that of the test harness.
     fn add(&mut self, batch: &Range<u64>, said: &str) {
         self.tried += batch.end - batch.start;
-        self.rounded += said.lines().filter(|line| line.starts_with("ROUNDED ")).count() as u64;
+        let lines = |word: &str| said.lines().filter(|line| line.starts_with(word)).count() as u64;
+        self.rounded += lines("ROUNDED ");
+        self.skipped += lines("SKIPPED ");
         self.failures.extend(said.split("\nFAILED ").skip(1).map(|failure| failure.trim_end().to_string()));
         if !said.contains(DONE) {
             self.failures.push(format!("programs {batch:?} ended badly\n{said}"));
@@ -136,9 +142,10 @@ fn try_all(
     };
     thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
     let tally = tally.into_inner().unwrap();
-    let (failed, rounded) = (tally.failures.len(), tally.rounded);
+    let Tally { rounded, skipped, .. } = tally;
+    let failed = tally.failures.len();
     println!(
-        "{what}: {all} programs in {:.1?}, {failed} failed, {rounded} rounded otherwise",
+        "{what}: {all} programs in {:.1?}, {failed} failed, {rounded} rounded otherwise, {skipped} seeds without a gradient",
         start.elapsed()
     );
     assert!(failed == 0, "{failed} of {all} failed\n{}", tally.failures.join("\n\n"));
@@ -167,11 +174,16 @@ fn every_stage_keeps_the_results() {
         return;
     }
     let count = number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS);
-    let batches: Vec<Range<u64>> =
-        (0..count).step_by(BATCH as usize).map(|first| first..count.min(first + BATCH)).collect();
+    let batches = |all: Range<u64>| {
+        let firsts = all.clone().step_by(BATCH as usize);
+        firsts.map(move |first| first..all.end.min(first + BATCH))
+    };
+    let gradients = GRADIENTS..GRADIENTS + count.div_ceil(4);
+    let batches: Vec<Range<u64>> = batches(0..count).chain(batches(gradients.clone())).collect();
     // Ranks are threads that mostly wait.
     let at_once = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
-    let Tally { tried, rounded, .. } = try_all("threads", &batches, at_once, try_batch);
+    let Tally { tried, rounded, skipped, .. } = try_all("threads", &batches, at_once, try_batch);
+    assert!(2 * skipped <= gradients.end - gradients.start, "{skipped} seeds without a gradient");
     assert!(rounded <= 1 + tried / 500, "{rounded} of {tried} results are off");
 }
 
@@ -181,13 +193,14 @@ fn processes_give_the_same() {
         return;
     }
     let count = number("CONSORT_PROGRAMS").unwrap_or(PROGRAMS).div_ceil(ONE_IN);
-    let several = |seed: &u64| (2..=4).contains(&case::ranks(*seed));
+    let several = |seed: &u64| case::ranks(*seed).is_some_and(|ranks| (2..=4).contains(&ranks));
+    let first = |from: u64, count: u64| (from..).filter(several).take(count as usize);
     let seeds: Vec<u64> = match number("CONSORT_SEED") {
         Some(seed) => Some(seed).filter(several).into_iter().collect(),
-        None => (0..).filter(several).take(count as usize).collect(),
+        None => first(0, count).chain(first(GRADIENTS, count.div_ceil(2))).collect(),
     };
     let jobs: Vec<Range<u64>> = seeds.into_iter().map(|seed| seed..seed + 1).collect();
-    try_all("processes", &jobs, 1, |job| match job::run(job.start, case::ranks(job.start)) {
+    try_all("processes", &jobs, 1, |job| match job::run(job.start, case::ranks(job.start).unwrap_or(0)) {
         Ok(()) => DONE.to_string(),
         Err(error) => format!("\nFAILED CONSORT_SEED={}: {error}\n{DONE}", job.start),
     });

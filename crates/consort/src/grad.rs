@@ -147,9 +147,9 @@ pub struct Backward {
 pub struct Budget(u64);
 
 impl Budget {
-    /// At most this number of bytes on a rank, besides arguments. What does not fit is computed again for the backward, that
-    /// first which frees the most bytes for the fewest operations. Communication is never repeated for it, so more is kept if
-    /// less is not possible. A size that is not known when the function is traced counts as 1024.
+    /// At most this number of bytes on a rank, besides arguments. What does not fit is computed again for the backward, of
+    /// all choices one with the fewest operations. Communication is never repeated for it, so more is kept if less is not
+    /// possible. A size that is not known when the function is traced counts as 1024.
     ///
     /// [`Budget`] has an example.
     pub fn bytes(n: u64) -> Budget {

@@ -277,3 +277,64 @@ fn b14_a_budget_bounds_what_is_kept_and_the_peak() {
         assert!(half.2 < plain.2, "{} of {} bytes", half.2, plain.2);
     }
 }
+
+/// Of layers on two arguments, one of which is much smaller than the other on the first rank and much larger on the second.
+fn of_two_sizes(how: Backward, mesh: &Mesh) -> Result<([Vec<f64>; 2], String, Option<u64>)> {
+    let (tp, rank) = (mesh.axis("tp")?, mesh.my_rank()?);
+    let slope = how.grad(move |(x, y): (Tensor, Tensor)| {
+        let layer = |x: Tensor| x.sin()?.exp()?.cos()?.mul(&x)?.tanh();
+        let (x, y) = (layer(layer(x)?)?, layer(layer(y)?)?);
+        tp.all_reduce(x.sum_all()?.add(&y.sum_all()?)?, Reduce::Sum)
+    });
+    let list = |n: usize| Tensor::from_iter((0..n).map(|i| 0.5 + i as f64 / n as f64));
+    let (x, y) = slope.call((list([3, 300][rank])?, list([200, 5][rank])?))?;
+    let explained = slope.explain();
+    let program = explained.graphs[0].program.clone();
+    Ok(([x.to_vec()?, y.to_vec()?], program, explained.gradients[0].kept))
+}
+
+#[test]
+fn b14_ranks_with_other_sizes_choose_alike() {
+    let made = on_two(|mesh| {
+        let all = of_two_sizes(Backward::new().within(Budget::bytes(u64::MAX)), &mesh)?;
+        let half = all.2.map(|kept| kept / 2).unwrap_or(0);
+        Ok([
+            of_two_sizes(Backward::new(), &mesh)?,
+            all,
+            of_two_sizes(Backward::new().within(Budget::bytes(half)), &mesh)?,
+            of_two_sizes(Backward::new().within(Budget::bytes(0)), &mesh)?,
+        ])
+    });
+    for (one, other) in made[0].iter().zip(&made[1]) {
+        // One program for all sizes, and one number of bytes, for which unknown sizes count as they do everywhere.
+        assert_eq!((&one.1, one.2), (&other.1, other.2));
+    }
+    for [plain, all, half, least] in &made {
+        for other in [all, half, least] {
+            assert_eq!(plain.0, other.0);
+        }
+        assert!(half.2 <= all.2.map(|kept| kept / 2) && half.2 > Some(0), "{:?} of {:?}", half.2, all.2);
+        assert_eq!(least.2, Some(0));
+        // What is kept of the half is neither all nor nothing.
+        assert!(half.1 != all.1 && half.1 != least.1, "{}", half.1);
+    }
+}
+
+/// Budgets that differ make other programs of one function: an error on all ranks, before anything runs.
+#[test]
+fn b14_budgets_that_differ_are_an_error_on_every_rank() {
+    let made = on_two(|mesh| {
+        let budget = Budget::bytes([0, u64::MAX][mesh.my_rank()?]);
+        Ok(of_two_sizes(Backward::new().within(budget), &mesh).map(drop).unwrap_err().to_string())
+    });
+    for error in made {
+        let said = [
+            "its program must be the same on all ranks",
+            "rank 0: ",
+            "rank 1: ",
+            "gradients_own.rs",
+            "note: ",
+        ];
+        said.iter().for_each(|said| assert!(error.contains(said), "{error}"));
+    }
+}

@@ -6,7 +6,7 @@ use consort::layout::{Dims, Layout};
 use consort::ops::{
     Alias, Cost, CostCx, Cotangents, Effects, EvalCx, EvalError, InferCx, Joined, Layouts, OpDef, VjpCx,
 };
-use consort::{Collective, Dtype, GroupName, Kind, Route, Tensor, apply, compile, spawn};
+use consort::{Collective, Dtype, GroupName, Kind, Reduce, Route, Tensor, apply, compile, spawn};
 use consort_ir::literal::{Data, Literal};
 use consort_ir::op;
 use consort_ir::types::Type;
@@ -203,6 +203,10 @@ impl OpDef for NextStart {
     fn collective(&self) -> Option<Collective<'_, consort_ir::index::Index>> {
         Some(Collective { route: Some(&self.route), ..Collective::new(Kind::Permute, self.over) })
     }
+    fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
+        let Route::Ring(by) = self.route else { return Err(Failure::new("expected a ring")) };
+        cx.together(|_, terms| cx.start_wait(NextStart { route: Route::Ring(-by), over: self.over }, terms))
+    }
 }
 
 /// Every facet, eager and compiled, in a function that also computes the operands in the storage of the joined result.
@@ -337,5 +341,55 @@ fn b20_a_user_op_is_differentiated() {
     // 2 z times 3 and times 1, with z = 3 x + y.
     for outcome in outcomes {
         assert_eq!(outcome.unwrap(), (vec![78.0, 156.0], vec![26.0, 52.0]));
+    }
+}
+
+/// An operand that is equal has the sum of what all ranks contribute, by the op's own rule.
+#[test]
+fn b20_the_gradient_of_a_user_op_follows_from_placements() {
+    let outcomes = spawn(2, |mesh| {
+        let (rank, group) = (mesh.my_rank()? as f64, mesh.clone());
+        let loss = move |(x, y): (Tensor, Tensor)| {
+            let z = apply(&Axpy { a: 3.0 }, [x, y])?.remove(0);
+            group.all_reduce(z.mul(&z)?.sum_all()?, Reduce::Sum)
+        };
+        let (alone, whole) = (loss.clone(), loss);
+        let x = Tensor::from_iter([1.0f64, 2.0])?.replicated()?;
+        let y = Tensor::from_iter([10.0 + rank, 20.0])?;
+        let alone = consort::grad(alone).call((x.clone(), y.clone()))?;
+        let whole =
+            compile(move |args: (Tensor, Tensor)| consort::grad(whole.clone()).call(args)).call((x, y))?;
+        for (x, y) in [&alone, &whole] {
+            assert_eq!((x.varies().len(), y.varies().len()), (0, 1));
+        }
+        let lists = [alone.0, alone.1, whole.0, whole.1];
+        lists.iter().map(Tensor::to_vec::<f64>).collect::<consort::Result<Vec<_>>>()
+    });
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        // z = 3 x + y is [13 + rank, 26]. By x: 6 z, summed over both ranks; by y: 2 z.
+        let (x, y) = (vec![6.0 * 27.0, 6.0 * 52.0], vec![26.0 + 2.0 * rank as f64, 52.0]);
+        assert_eq!(outcome.unwrap(), [x.clone(), y.clone(), x, y]);
+    }
+}
+
+/// What comes from the next rank has its cotangent from there, by the collective's own rule.
+#[test]
+fn b20_a_user_collective_is_differentiated() {
+    let outcomes = spawn(3, |mesh| {
+        let (rank, group) = (mesh.my_rank()? as f64, mesh.clone());
+        let world = mesh.axis("world")?;
+        let op = NextStart { route: Route::Ring(-1), over: world.name() };
+        let weight = Tensor::from_iter([rank + 1.0])?;
+        let slope = consort::grad(move |x: Tensor| {
+            let next = world.apply(&op, [x])?.remove(0);
+            group.all_reduce(next.mul(&next)?.mul(&weight)?.sum_all()?, Reduce::Sum)
+        });
+        let made = slope.call(Tensor::from_iter([rank + 2.0])?)?.item::<f64>()?;
+        Ok((made, slope.explain().graphs[0].program.matches("next_start").count()))
+    });
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        // The rank before reads x, and weighs its square by its number and 1.
+        let before = ((rank + 2) % 3) as f64;
+        assert_eq!(outcome.unwrap(), (2.0 * (rank as f64 + 2.0) * (before + 1.0), 2));
     }
 }

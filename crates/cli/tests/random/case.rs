@@ -13,10 +13,10 @@ use consort_ir::types::Type;
 use consort_ir::verify::{hazards, verify};
 use consort_oracle::plan::{Timing, run};
 use consort_oracle::{bind, generate, naive};
-use consort_passes::{Binding, PASSES, PassCx, plan, simplify};
+use consort_passes::{Binding, PASSES, PassCx, Wanted, float_arguments, gradient, plan, simplify};
 use consort_types::{Dtype, Rank, Reduce};
 
-use super::rank;
+use super::{grown, rank};
 
 /// How long an operation may wait for other ranks, on a machine that is busy with many.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ pub(crate) struct Case {
     program: Program,
     inputs: Vec<Vec<Literal>>,
     expected: Vec<Vec<Literal>>,
-    /// The tolerance of results; zero for every other program.
+    /// The tolerance of results; zero for every other program that is no gradient.
     tolerance: f64,
     /// The plans of all ranks: first of the program as written, then of the simplified one.
     plans: [Vec<Func>; 2],
@@ -58,36 +58,50 @@ fn is_exact(mesh: &Mesh, op: &dyn OpDef, args: &[Type]) -> bool {
     }
 }
 
-/// The program of a seed: every other one consists of exact ops.
-fn program(seed: u64) -> Program {
+/// Seeds from here on are those of gradients.
+pub(crate) const GRADIENTS: u64 = 1 << 32;
+
+/// The program of a seed and its inputs: every other program consists of exact ops. That of a gradient is the program of a
+/// loss with its gradient by all floats, for every third seed with nothing kept that can be computed again; `None` if there is
+/// no such gradient. Which refusals are right is tested with the passes.
+fn program(seed: u64) -> Option<(Program, Vec<Vec<Literal>>)> {
     let size = 4 + seed as usize % 28;
-    match seed.is_multiple_of(2) {
+    if seed >= GRADIENTS {
+        let loss = grown::program(seed - GRADIENTS, size)?;
+        let budget = seed.is_multiple_of(3).then_some(0);
+        let wanted = Wanted { budget, ..Wanted::by(float_arguments(&loss.funcs[0])) };
+        let inputs = grown::inputs(&loss, seed);
+        return Some((gradient(&loss, "f", &wanted).ok()?.program, inputs));
+    }
+    let program = match seed.is_multiple_of(2) {
         true => generate::program_of(seed, size, &is_exact),
         false => generate::program(seed, size),
-    }
+    };
+    let inputs = generate::inputs(&program, seed);
+    Some((program, inputs))
 }
 
-/// The number of ranks of a seed's program.
-pub(crate) fn ranks(seed: u64) -> usize {
-    program(seed).mesh.n_ranks() as usize
+/// The number of ranks of a seed's program; `None` if the seed has none.
+pub(crate) fn ranks(seed: u64) -> Option<usize> {
+    program(seed).map(|(program, _)| program.mesh.n_ranks() as usize)
 }
 
 impl Case {
-    /// The case of a seed, up to its plans.
-    pub(crate) fn new(seed: u64) -> Result<Case, String> {
-        let program = program(seed);
+    /// The case of a seed, up to its plans; `None` if the seed has no program.
+    pub(crate) fn new(seed: u64) -> Result<Option<Case>, String> {
+        let Some((program, inputs)) = program(seed) else { return Ok(None) };
         let text = || print(&program);
         if let Some(error) = verify(&program).first() {
             return Err(format!("verify: {}\n{}", error.headline(), text()));
         }
-        let inputs = generate::inputs(&program, seed);
         let expected = consort_oracle::run(&program, "f", &inputs)
             .map_err(|error| format!("oracle: {error}\n{}", text()))?;
         let simple = simplify(&program, PASSES, &mut PassCx::default())
             .map_err(|error| format!("simplify: {error}\n{}", text()))?;
-        let tolerance = if seed.is_multiple_of(2) { 0.0 } else { tolerance::of_func(&program.funcs[0]) };
+        let exact = seed.is_multiple_of(2) && seed < GRADIENTS;
+        let tolerance = if exact { 0.0 } else { tolerance::of_func(&program.funcs[0]) };
         let plans = [Case::plans(&program, &inputs, seed)?, Case::plans(&simple, &inputs, seed)?];
-        Ok(Case { seed, program, inputs, expected, tolerance, plans })
+        Ok(Some(Case { seed, program, inputs, expected, tolerance, plans }))
     }
 
     fn plans(program: &Program, inputs: &[Vec<Literal>], seed: u64) -> Result<Vec<Func>, String> {

@@ -33,7 +33,7 @@ pub(crate) fn run(seed: u64, ranks: usize) -> Result<(), String> {
 
 /// One rank of such a job.
 pub(crate) fn play(seed: u64) {
-    let case = Case::new(seed).unwrap_or_else(|error| panic!("{error}"));
+    let case = Case::new(seed).unwrap_or_else(|error| panic!("{error}")).unwrap();
     let world = init().unwrap();
     let all = world.group(HEAP, TIMEOUT).unwrap();
     case.run_here(&all).unwrap_or_else(|error| panic!("{error}"));

@@ -1,13 +1,25 @@
 //! Gradients on the ranks of a mesh, as threads, as processes, and over MPI. Each case compares with numbers that follow from the ranks.
 
-use consort::{Batched, Mesh, Reduce, Result, Route, Tensor, compile, grad, value_and_grad, vjp};
+use consort::nn::{Checkpoint, Parts, Sgd, Shards};
+use consort::{
+    Backward, Batched, Budget, Mesh, Reduce, Result, Route, Tensor, compile, grad, recompute, value_and_grad,
+    vjp,
+};
 
 /// A case by name.
 pub(crate) type Case = (&'static str, fn(Mesh) -> Result<()>);
 
 /// All cases.
-pub(crate) const CASES: [Case; 4] =
-    [("backwards", backwards), ("parts", parts), ("messages", messages), ("micro_batches", micro_batches)];
+pub(crate) const CASES: [Case; 8] = [
+    ("backwards", backwards),
+    ("parts", parts),
+    ("messages", messages),
+    ("micro_batches", micro_batches),
+    ("recomputed", recomputed),
+    ("within_a_budget", within_a_budget),
+    ("zero", zero),
+    ("resumed", resumed),
+];
 
 fn own(mesh: &Mesh) -> Result<f64> {
     Ok(mesh.my_rank()? as f64)
@@ -94,5 +106,131 @@ fn micro_batches(mesh: Mesh) -> Result<()> {
     let program = step.explain().graphs[0].program.clone();
     // One for the loss, and one for the gradient.
     assert_eq!(program.matches("all_reduce_start").count(), 2, "{program}");
+    Ok(())
+}
+
+/// What a function under `recompute` communicates is communicated again, and gives the same.
+fn recomputed(mesh: Mesh) -> Result<()> {
+    let rank = own(&mesh)?;
+    let of = |again: bool| {
+        let (group, outer) = (mesh.clone(), mesh.clone());
+        let layer = move |x: Tensor| {
+            let y = group.all_reduce(x.mul(&x)?, Reduce::Sum)?;
+            y.mul(&y)?.mul(&x)
+        };
+        // With the loss, so that what it needs is communicated besides.
+        let slope = value_and_grad(move |x: Tensor| {
+            let y = if again { recompute(layer.clone())(x)? } else { layer(x)? };
+            outer.all_reduce(y.sum_all()?, Reduce::Sum)
+        });
+        let made = slope.call(Tensor::from_iter([rank + 1.0])?)?.1.item::<f64>()?;
+        Ok::<_, consort::Error>((made, slope.explain().graphs[0].program.matches("all_reduce_start").count()))
+    };
+    let ((plain, once), (made, twice)) = (of(false)?, of(true)?);
+    // The loss is q^2 s with q the sum of squares and s the sum of all x.
+    let (q, s) = (sum(&mesh, |r| (r + 1.0).powi(2)), sum(&mesh, |r| r + 1.0));
+    let expected = q * q + 4.0 * q * (rank + 1.0) * s;
+    assert_eq!((plain, made), (expected, expected));
+    if mesh.size() > 1 {
+        assert_eq!(twice, once + 1);
+    }
+    Ok(())
+}
+
+/// A budget of nothing keeps only what was communicated; all ranks make the same program.
+fn within_a_budget(mesh: Mesh) -> Result<()> {
+    let rank = own(&mesh)?;
+    let group = mesh.clone();
+    let none = Backward::new().within(Budget::bytes(0));
+    let slope = none.grad(move |x: Tensor| {
+        let y = group.all_reduce(x.sin()?, Reduce::Sum)?;
+        group.all_reduce(y.exp()?.mul(&x.cos()?)?.sum_all()?, Reduce::Sum)
+    });
+    let made = slope.call(Tensor::from_iter([rank + 0.5])?)?.item::<f64>()?;
+    // The loss is e^s c, with the sums s of all sin x and c of all cos x.
+    let (s, c) = (sum(&mesh, |r| (r + 0.5).sin()), sum(&mesh, |r| (r + 0.5).cos()));
+    let expected = s.exp() * (c * (rank + 0.5).cos() - (rank + 0.5).sin());
+    assert!((made - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{made} and {expected}");
+    if mesh.size() > 1 {
+        assert_eq!(slope.explain().gradients[0].kept, Some(8));
+    }
+    Ok(())
+}
+
+/// ZeRO: rows of the weights, gathered where they are used, and the steps of whole weights on one rank.
+fn zero(mesh: Mesh) -> Result<()> {
+    let (rank, n) = (own(&mesh)?, mesh.size() as f64);
+    let start = [1.0, -2.0, 0.5, 3.0, 0.25];
+    let shards = Shards::of(&Tensor::from_iter(start)?.replicated()?, &mesh)?;
+    let x = Tensor::from_iter((0..5).map(|i| f64::from(i) + rank))?;
+    let group = mesh.clone();
+    let step = compile(move |shards: Shards<Tensor>| {
+        let (group, x) = (group.clone(), x.clone());
+        let slope = grad(move |shards: Shards<Tensor>| {
+            let y = shards.whole()?.mul(&x)?;
+            group.all_reduce(y.mul(&y)?.sum_all()?, Reduce::Avg)
+        });
+        let slope = slope.call(shards.clone())?;
+        Ok(Sgd::default().step(&shards, &slope, &None, 1.0 / 64.0)?.0)
+    });
+    let mut shards = step.call(shards)?;
+    shards = step.call(shards)?;
+    let made = shards.whole()?.to_vec::<f64>()?;
+    for (i, (start, made)) in start.iter().zip(made).enumerate() {
+        let slope = 2.0 * sum(&mesh, |r| (i as f64 + r).powi(2)) / n;
+        let expected = start * (1.0 - slope / 64.0).powi(2);
+        assert!((made - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{made} and {expected}");
+    }
+    Ok(())
+}
+
+/// Training that is saved and loaded in the middle ends with the bits of training that is not.
+fn resumed(mesh: Mesh) -> Result<()> {
+    let rank = own(&mesh)?;
+    let group = mesh.clone();
+    let x = Tensor::from_iter([0.1 + rank, 0.7])?;
+    // Each rank has a part of the weights of its own, and all have one in common.
+    let step = compile(move |(part, common): (Tensor, Tensor)| {
+        let (group, x) = (group.clone(), x.clone());
+        let slope = grad(move |(part, common): (Tensor, Tensor)| {
+            let y = part.mul(&x)?.add(&common)?.sin()?;
+            group.all_reduce(y.sum_all()?, Reduce::Avg)
+        });
+        let slope = slope.call((part.clone(), common.clone()))?;
+        Ok(Sgd::default().step(&(part, common), &slope, &None, 0.125)?.0)
+    });
+    let start = || {
+        Ok::<_, consort::Error>((
+            Tensor::from_iter([rank, 1.0])?,
+            Tensor::from_iter([0.5, 0.25])?.replicated()?,
+        ))
+    };
+    let bits = |state: &(Tensor, Tensor)| {
+        Ok::<_, consort::Error>((state.0.to_vec::<f64>()?, state.1.to_vec::<f64>()?))
+    };
+    let mut whole = start()?;
+    for _ in 0..4 {
+        whole = step.call(whole)?;
+    }
+    let mut state = start()?;
+    let parts = Parts::whole(&state).split(&mesh, |name, _| (name == "0").then_some(0))?;
+    // One name for all ranks, which may be processes.
+    let job = Tensor::scalar(i64::from(std::process::id()))?;
+    let job = mesh.broadcast(job, 0)?.item::<i64>()?;
+    let path = std::env::temp_dir().join(format!("consort-resumed-{job}-{}", mesh.size()));
+    for time in 0..4 {
+        if time == 2 {
+            Checkpoint::folder(&path, &mesh).save(&state, &parts, time)?;
+            let (loaded, at) = Checkpoint::folder(&path, &mesh).load(&start()?, &parts)?;
+            assert_eq!((bits(&loaded)?, at), (bits(&state)?, 2));
+            state = loaded;
+        }
+        state = step.call(state)?;
+    }
+    mesh.barrier()?;
+    if mesh.my_rank()? == 0 {
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+    assert_eq!(bits(&state)?, bits(&whole)?);
     Ok(())
 }

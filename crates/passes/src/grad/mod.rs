@@ -17,6 +17,7 @@ mod active;
 mod backward;
 mod blocks;
 mod budget;
+mod choose;
 mod copy;
 mod keep;
 mod notes;
@@ -113,8 +114,9 @@ fn gradient_of(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Gradient, Bo
     let mut made = derive(&again)?;
     let mut kept = None;
     if let Some(budget) = wanted.budget {
-        kept = Some(budget::fit(mesh, &explicit, &made, &mut again, budget));
+        budget::fit(mesh, &explicit, &made, &mut again, budget);
         made = derive(&again)?;
+        kept = Some(budget::kept(mesh, &explicit, &made));
     }
     let Made { mut func, first, .. } = made;
     scatter::scatter_sums(mesh, &mut func, first);
