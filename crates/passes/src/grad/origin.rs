@@ -114,12 +114,9 @@ impl Origins {
         } else if op.as_op::<Cast>().is_some() {
             // An argument is summed in its own element type, if that is the wider one.
             of(gains || from.argument && x.dtype.size() > result.dtype.size(), from.argument)
-        } else if [
-            op.as_op::<Reshape>().is_some(),
-            op.as_op::<Permute>().is_some(),
-            op.as_op::<Recompute>().is_some(),
-        ]
-        .contains(&true)
+        } else if op.as_op::<Reshape>().is_some()
+            || op.as_op::<Permute>().is_some()
+            || op.as_op::<Recompute>().is_some()
         {
             of(gains, from.argument)
         } else if op.is_elementwise() {
