@@ -143,25 +143,52 @@ fn says(ran: Ran, text: &str, ranks: usize) {
     assert_eq!(ran.out.matches(text).count(), ranks, "{}", ran.text());
 }
 
-/// A job fails, and these ranks tell what they got: the texts of each, and the most time that its call takes.
-fn fails(ran: &Ran, expected: &[(usize, &[&str], Duration)]) {
+/// What ranks tell: each one, the texts in what it got, and the most time that its call takes.
+type Expected<'a> = &'a [(usize, &'a [&'a str], Duration)];
+
+/// A job fails, and exactly these ranks tell this.
+fn fails(ran: &Ran, expected: Expected<'_>) {
     assert!(ran.code != Some(0), "{}", ran.text());
-    tell(ran, expected);
+    tell(ran, expected).unwrap_or_else(|error| panic!("{error}: {}", ran.text()));
 }
 
-fn tell(ran: &Ran, expected: &[(usize, &[&str], Duration)]) {
-    assert!(ran.told.keys().eq(expected.iter().map(|(rank, ..)| rank)), "{}", ran.text());
-    for (rank, texts, most) in expected {
-        let Told { text, took } = &ran.told[rank];
-        for expected in *texts {
-            assert!(text.contains(expected), "expected {expected:?} of rank {rank}: {}", ran.text());
-        }
-        assert!(took < most, "rank {rank} took {took:?}: {}", ran.text());
+fn tell(ran: &Ran, expected: Expected<'_>) -> Result<(), String> {
+    let told: Vec<usize> = ran.told.keys().copied().collect();
+    if !told.iter().eq(expected.iter().map(|(rank, ..)| rank)) {
+        return Err(format!("only ranks {told:?} tell what they got"));
     }
-    assert!(ran.time < Duration::from_secs(30), "{}", ran.text());
+    for (rank, texts, most) in expected {
+        let Told { text, took, .. } = &ran.told[rank];
+        if let Some(missing) = texts.iter().find(|expected| !text.contains(**expected)) {
+            return Err(format!("expected {missing:?} of rank {rank}"));
+        }
+        if took > most {
+            return Err(format!("rank {rank} took {took:?}, which is more than {most:?}"));
+        }
+    }
+    if ran.time > Duration::from_secs(30) { Err("it took too long".to_string()) } else { Ok(()) }
 }
 
-/// What the flight recorders hold is printed once.
+/// A test in which ranks keep their deadline and answer in time. Where one of them waited for a core for most of the
+/// time after its deadline, since the machine was busy, a run that fails says nothing of that, and is repeated.
+fn timed(run: impl Fn() -> Ran, expected: Expected<'_>) -> Ran {
+    for _ in 0..5 {
+        let ran = run();
+        let starved = ran.told.values().map(|told| told.starved).max().unwrap_or_default();
+        match tell(&ran, expected) {
+            Err(error) if starved > LATE / 2 => {
+                println!("repeated, since a rank waited {starved:?} for a core after its deadline: {error}");
+            }
+            Err(error) => panic!("{error}: {}", ran.text()),
+            Ok(()) => return ran,
+        }
+    }
+    let ran = run();
+    tell(&ran, expected).unwrap_or_else(|error| panic!("{error}: {}", ran.text()));
+    ran
+}
+
+/// What the flight recorders hold is printed once (SPEC D10).
 fn records(ran: &Ran, text: &str) {
     assert_eq!(ran.out.matches("last operation of each rank:").count(), 1, "{}", ran.text());
     assert!(ran.out.contains(text), "expected {text:?}: {}", ran.text());
@@ -208,32 +235,34 @@ fn a_rank_that_fails_ends_the_others(launcher: &Launcher) {
 }
 
 fn a_late_rank_is_named(launcher: &Launcher) {
-    let ran = run(launcher, 3, "late", &[MPI, CHECKED]);
     let (text, most): (&[&str], _) =
         (&["missing: rank 2", "rank 2   does not answer"], ranks::DEADLINE + LATE);
     // It comes when the others have failed, and hears of that.
-    fails(&ran, &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most)]);
+    let expected: Expected<'_> = &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most)];
+    let ran = timed(|| run(launcher, 3, "late", &[MPI, CHECKED]), expected);
     records(&ran, "  rank 2      recorder not read");
 }
 
 /// It answers, so that it is known what it does, and what it has not called.
 fn a_rank_that_waits_elsewhere_is_named(launcher: &Launcher) {
-    let ran = run(launcher, 3, "elsewhere", &[MPI, UNCHECKED]);
     let text: &[&str] =
         &["missing: rank 2", "waiting: world batch 0, exchange", "recorded: world call 1: ranks 0,1 barrier"];
     let most = ranks::DEADLINE + LATE;
-    fails(&ran, &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most + MOMENT)]);
+    let expected: Expected<'_> =
+        &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most + MOMENT)];
+    let ran = timed(|| run(launcher, 3, "elsewhere", &[MPI, UNCHECKED]), expected);
     records(&ran, "; rank 2 has not started it");
 }
 
 fn a_stopped_rank_is_named(launcher: &Launcher) {
-    stopped(&run(launcher, 3, "stops", &[MPI, CHECKED]));
+    stopped(|| run(launcher, 3, "stops", &[MPI, CHECKED]));
 }
 
-fn stopped(ran: &Ran) {
+fn stopped(run: impl Fn() -> Ran) {
     let (text, most): (&[&str], _) =
         (&["missing: rank 1", "rank 1   does not answer"], ranks::DEADLINE + LATE);
-    fails(ran, &[(0, text, most), (1, &["missing: rank 1"], most), (2, text, most)]);
+    let ran = timed(run, &[(0, text, most), (1, &["missing: rank 1"], most), (2, text, most)]);
+    assert!(ran.code != Some(0), "{}", ran.text());
 }
 
 /// Most launchers end the others before they can say anything.
@@ -250,11 +279,10 @@ fn a_killed_rank_ends_the_job(launcher: &Launcher) {
 
 /// Where the launcher lets the others go on, they name it.
 fn a_killed_rank_is_named(launcher: &Launcher) {
-    let ran = run_without_cleanup(launcher, 3, "dies", &[MPI]);
     let (text, most): (&[&str], _) = (&["rank 1"], ranks::DEADLINE + LATE);
     // Open MPI 4.1 then ends with 0.
-    tell(&ran, &[(0, text, most), (2, text, most)]);
-    leaves_no_process(&ran);
+    let run = || run_without_cleanup(launcher, 3, "dies", &[MPI]);
+    leaves_no_process(&timed(run, &[(0, text, most), (2, text, most)]));
 }
 
 fn leaves_no_process(ran: &Ran) {
@@ -318,7 +346,7 @@ fn shared_memory_is_for_one_host(launcher: &Launcher) {
 }
 
 fn a_stopped_rank_leaves_nothing_on_any_host(launcher: &Launcher) {
-    stopped(&run_on_hosts(launcher, &[1, 1, 1], SLOW, "stops", &[NETWORK]));
+    stopped(|| run_on_hosts(launcher, &[1, 1, 1], SLOW, "stops", &[NETWORK]));
 }
 
 /// Makes MPICH use the network, although all hosts are one machine. (Only where nobody reaches `MPI_Finalize`: over TCP,
@@ -327,11 +355,12 @@ const NETWORK: (&str, &str) = ("UCX_TLS", "tcp,self");
 
 /// Each side names those that it cannot reach. The network comes back when all have, so that mpirun can end.
 fn a_cut_network_ends_the_job(launcher: &Launcher) {
-    let ran = run_on_hosts(launcher, &[1, 2, 1], SLOW, "cut", &[NETWORK]);
     // Rank 1 has cut the network of its host, which it shares with rank 2.
     let most = ranks::DEADLINE + LATE;
     let (here, there): (&[&str], &[&str]) = (&["missing: ranks 0,3"], &["missing: ranks 1,2"]);
-    fails(&ran, &[(0, there, most), (1, here, most), (2, here, most), (3, there, most)]);
+    let expected: Expected<'_> = &[(0, there, most), (1, here, most), (2, here, most), (3, there, most)];
+    let ran = timed(|| run_on_hosts(launcher, &[1, 2, 1], SLOW, "cut", &[NETWORK]), expected);
+    assert!(ran.code != Some(0), "{}", ran.text());
 }
 
 fn the_wrong_library_is_seen(launcher: &Launcher) {

@@ -251,15 +251,18 @@ impl Job {
         Ok(())
     }
 
-    /// Sends a notice to these ranks.
+    /// Sends a notice to these ranks, also if some of them cannot be reached.
     fn tell(&self, ranks: impl IntoIterator<Item = usize>, notice: &Notice) -> Result<(), MpiError> {
+        let mut outcome = Ok(());
         for rank in ranks.into_iter().filter(|rank| *rank != self.me()) {
             // The last notice of a rank is over when it is read, so that none is left when MPI ends.
             let strict = matches!(notice, Notice::Left { .. });
-            let flight = self.control.send(Span::bytes_of(bytes_of(notice)), rank, 0, strict)?;
-            self.mailbox.borrow_mut().sending.push(flight);
+            match self.control.send(Span::bytes_of(bytes_of(notice)), rank, 0, strict) {
+                Ok(flight) => self.mailbox.borrow_mut().sending.push(flight),
+                Err(error) => outcome = Err(error),
+            }
         }
-        Ok(())
+        outcome
     }
 
     /// Asks these ranks about a group, and gives the answers that come soon.
@@ -361,10 +364,13 @@ impl Job {
         Ok(flight)
     }
 
-    /// Waits until all ranks have read all notices.
+    /// Waits until all ranks have read all notices, unless one of them stops.
     fn close(&self, until: Instant) -> Result<(), CommError> {
-        let left = until.saturating_duration_since(Instant::now());
-        self.look_for(left, |mailbox| mailbox.sending.is_empty());
+        while !self.mailbox.borrow().sending.is_empty() && self.cause().is_none() && Instant::now() < until {
+            self.looked.set(None);
+            self.look(Instant::now())?;
+            thread::yield_now();
+        }
         self.finish("finalize", until, self.control.barrier()?).map(drop)
     }
 

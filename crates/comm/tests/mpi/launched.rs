@@ -150,6 +150,8 @@ pub(crate) struct Told {
     pub(crate) text: String,
     /// How long the call took that failed.
     pub(crate) took: Duration,
+    /// For how much of the time after its deadline it was ready to run, and other processes had its core.
+    pub(crate) starved: Duration,
 }
 
 /// What came of a run.
@@ -258,9 +260,10 @@ impl Folder {
         let told = |file: &Path| {
             let rank = file.file_name()?.to_str()?.strip_prefix("rank-")?.parse().ok()?;
             let text = fs::read_to_string(file).unwrap();
-            let (took, text) = text.split_once('\n').unwrap();
-            let took = Duration::from_micros(took.parse().unwrap());
-            Some((rank, Told { text: text.to_string(), took }))
+            let (times, text) = text.split_once('\n').unwrap();
+            let (took, starved) = times.split_once(' ').unwrap();
+            let [took, starved] = [took, starved].map(|time| Duration::from_micros(time.parse().unwrap()));
+            Some((rank, Told { text: text.to_string(), took, starved }))
         };
         fs::read_dir(&self.0).unwrap().filter_map(|file| told(&file.unwrap().path())).collect()
     }

@@ -37,14 +37,33 @@ fn group(world: &World) -> Group {
     world.group(checks::HEAP, Duration::from_secs(20)).unwrap()
 }
 
-/// The error of a call that must fail, and how long it took.
-type Failed = (String, Duration);
+/// The error of a call that must fail, how long it took, and for how much of the time after its deadline other processes
+/// had this one's core.
+type Failed = (String, Duration, Duration);
+
+/// For how long this thread, the first of its process, was ready to run and did not.
+fn starved() -> Duration {
+    let text = fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
+    let nanoseconds = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or(0))
+}
 
 /// Waits for a call that must fail.
 fn failed(pending: Result<Pending, CommError>, until: Instant) -> Failed {
+    outcome_of(until, || pending.and_then(|pending| pending.wait(until)).map(drop)).expect("an error")
+}
+
+/// The error of a call, if it fails.
+fn outcome_of(until: Instant, call: impl FnOnce() -> Result<(), CommError>) -> Option<Failed> {
+    let before = thread::spawn(move || {
+        thread::sleep(until.saturating_duration_since(Instant::now()).min(2 * DEADLINE));
+        starved()
+    });
     let start = Instant::now();
-    let error = pending.and_then(|pending| pending.wait(until)).map(drop).expect_err("an error");
-    (error.to_string(), start.elapsed())
+    let error = call().err()?;
+    let (took, after) = (start.elapsed(), starved());
+    let before = if Instant::now() < until { after } else { before.join().unwrap() };
+    Some((error.to_string(), took, after.saturating_sub(before)))
 }
 
 /// The files by which the ranks of a test wait for one another, where they cannot call one another any more.
@@ -109,13 +128,14 @@ pub(crate) fn run(name: &str, folder: &str) {
             match init() {
                 // The world ends before the rank tells of it: that takes part in the error.
                 Ok(world) => act(name, &world, &files),
-                Err(error) => Err((error.to_string(), start.elapsed())),
+                Err(error) => Err((error.to_string(), start.elapsed(), Duration::ZERO)),
             }
         }
     };
-    if let Err((text, took)) = outcome {
+    if let Err((text, took, starved)) = outcome {
         println!("rank {rank} got: {text}");
-        files.write(&format!("rank-{rank}"), &format!("{}\n{text}", took.as_micros()));
+        files
+            .write(&format!("rank-{rank}"), &format!("{} {}\n{text}", took.as_micros(), starved.as_micros()));
         // The first to end may end all others.
         let alive = (0..size).filter(|rank| name != "dies" || *rank != 1);
         files.wait_for(&alive.collect::<Vec<_>>());
@@ -156,21 +176,21 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
             group.barrier().unwrap().wait(later()).unwrap();
             let reduce = if rank == 2 { Reduce::Max } else { Reduce::Sum };
             let operand = group.heap().alloc_from(&[1, 2, 3]).unwrap();
-            let (text, took) = failed(group.all_reduce(operand, Dtype::U8, reduce), later());
+            let (text, took, starved) = failed(group.all_reduce(operand, Dtype::U8, reduce), later());
             let recorded = group.flight_record();
             let divergence = recorded.divergence().map(|found| found.to_string()).unwrap_or_default();
-            return Err((format!("{text}\nrecorded: {divergence}"), took));
+            return Err((format!("{text}\nrecorded: {divergence}"), took, starved));
         }
         "settings" => {
             let start = Instant::now();
             let outcome = world.parity("attention", if rank == 0 { "flash" } else { "math" });
-            return Err((outcome.unwrap_err().to_string(), start.elapsed()));
+            return Err((outcome.unwrap_err().to_string(), start.elapsed(), Duration::ZERO));
         }
         "gives_up" => {
             let group = group(world);
             if rank == 2 {
                 world.abort("the reason of rank 2");
-                return Err(("its own".to_string(), Duration::ZERO));
+                return Err(("its own".to_string(), Duration::ZERO, Duration::ZERO));
             }
             return Err(failed(group.barrier(), later()));
         }
@@ -190,9 +210,9 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
                 let room = group.heap().alloc(4).unwrap();
                 return Err(failed(group.recv(Message::new(0, 9, room)), later()));
             }
-            let (text, took) = failed(group.barrier(), soon());
+            let (text, took, starved) = failed(group.barrier(), soon());
             let divergence = group.flight_record().divergence().map(|found| found.to_string());
-            return Err((format!("{text}\nrecorded: {}", divergence.unwrap_or_default()), took));
+            return Err((format!("{text}\nrecorded: {}", divergence.unwrap_or_default()), took, starved));
         }
         "stops" => {
             let group = group(world);
@@ -226,7 +246,7 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
             let outcome = pending.and_then(|pending| pending.wait(later()));
             // The send of a small message may be over before its receiver sees what differs.
             let outcome = outcome.map(drop).and_then(|()| group.barrier()?.wait(later()).map(drop));
-            return Err((outcome.unwrap_err().to_string(), start.elapsed()));
+            return Err((outcome.unwrap_err().to_string(), start.elapsed(), Duration::ZERO));
         }
         "unreceived" => {
             let group = group(world);
@@ -238,7 +258,7 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
             drop(pending);
             drop(group);
             let unseen = consort_comm::take_unseen().into_iter().next().expect("an error");
-            return Err((unseen.to_string(), start.elapsed()));
+            return Err((unseen.to_string(), start.elapsed(), Duration::ZERO));
         }
         "cut" => {
             let group = group(world);
@@ -260,9 +280,10 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
 /// A rank that comes late may find the call of the others in flight, and complete it; the next one fails.
 fn until_it_fails(group: &Group) -> Failed {
     for _ in 0..3 {
-        let start = Instant::now();
-        if let Err(error) = group.barrier().and_then(|pending| pending.wait(soon())) {
-            return (error.to_string(), start.elapsed());
+        let until = soon();
+        let call = || group.barrier().and_then(|pending| pending.wait(until)).map(drop);
+        if let Some(failed) = outcome_of(until, call) {
+            return failed;
         }
     }
     panic!("three calls that others have not made");
