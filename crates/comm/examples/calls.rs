@@ -1,4 +1,4 @@
-//! Many small all_reduces, or steps of a ring, between threads, to count what one costs in instructions.
+//! Many small all_reduces, or steps of a ring, between threads or over MPI, to count what one costs in instructions.
 //!
 //! ```text
 //! cargo build --profile dist -p consort-comm --example calls
@@ -10,11 +10,19 @@
 //! they are instructions per call. On one core, which `taskset` sees to, a rank that waits sleeps at once and does not
 //! count its turns, so that two runs agree within half a percent. Runs with different numbers of calls, subtracted,
 //! leave out what happens once. With one rank nothing waits, and two runs are equal.
+//!
+//! Over MPI a rank that waits counts its turns; what starting a call costs is the inclusive count of the engine's `start`:
+//!
+//! ```text
+//! CONSORT_ENGINE=mpi CONSORT_CHECK=0 mpirun -n 2 \
+//!     valgrind --tool=callgrind --callgrind-out-file=calls.%p target/dist/examples/calls 20000 all_reduce mpi
+//! callgrind_annotate --inclusive=yes calls.PID
+//! ```
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use consort_comm::{CommError, Group, Message, spawn};
+use consort_comm::{CommError, Group, Message, init, spawn};
 use consort_types::{Dtype, Reduce};
 
 fn main() -> ExitCode {
@@ -23,10 +31,13 @@ fn main() -> ExitCode {
         None | Some("all_reduce") => all_reduces,
         Some("ring") => ring_steps,
         Some(_) => {
-            eprintln!("usage: calls [COUNT] [all_reduce|ring] [RANKS]");
+            eprintln!("usage: calls [COUNT] [all_reduce|ring] [RANKS|mpi]");
             return ExitCode::FAILURE;
         }
     };
+    if let (Ok(count), Some("mpi")) = (&count, std::env::args().nth(3).as_deref()) {
+        return over_mpi(|group| calls(group, *count));
+    }
     let ranks = std::env::args().nth(3).map_or(Ok(2), |text| text.parse::<usize>());
     let (Ok(count), Ok(ranks)) = (count, ranks) else {
         eprintln!("error: calls: expected a number of calls, and of ranks");
@@ -40,6 +51,25 @@ fn main() -> ExitCode {
     }
     println!("{} calls: {count} on each of {ranks} ranks", count * ranks as u64);
     ExitCode::SUCCESS
+}
+
+/// This process is one of the ranks that mpirun started.
+fn over_mpi(calls: impl Fn(&Group) -> Result<(), CommError>) -> ExitCode {
+    let world = match init() {
+        Ok(world) => world,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = world.group(1 << 20, Duration::from_secs(600)).and_then(|group| calls(&group));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Takes the mean of ones, `count` times.
