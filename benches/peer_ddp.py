@@ -1,6 +1,6 @@
 """The case `dp` of `consort bench train` in PyTorch: DistributedDataParallel over gloo, one thread for each rank.
 
-torchrun --nproc-per-node 2 benches/peer_ddp.py [--seconds 2] [--batch 64]
+torchrun --standalone --nproc-per-node 2 benches/peer_ddp.py [--seconds 2] [--batch 64]
 
 A step is forward, backward and gradient descent, of 50 blocks x + relu(x a) b of width 128. Prints the median of a step on
 the slowest rank, as one line of JSON.
@@ -69,7 +69,8 @@ def main():
     if rank == 0:
         ms = round(1e3 * statistics.median(times), 3)
         print(json.dumps({"mode": "ddp", "ranks": ranks, "ms": ms, "samples": len(times)}), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # The end of the interpreter aborts now and then, in threads of PyTorch: "terminate called".
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ times are medians, on the slowest rank. `x` is the time over that of the column 
 Examples:
   consort bench train
   consort bench train --cases dp,zero -n 4 --batch 1 --adam --json
-  consort bench train --cases dp --rounds 5 --peer 'dp=torchrun --nproc-per-node 2 ddp.py'";
+  consort bench train --cases dp --rounds 5 --peer 'dp=torchrun --standalone --nproc-per-node 2 benches/peer_ddp.py'";
 
 /// Measure steps of training
 #[derive(Debug, clap::Args)]
