@@ -25,6 +25,7 @@ mod team;
 mod tp_block;
 mod train;
 mod train_cases;
+mod train_memory;
 mod worker;
 
 use crate::report::Report;

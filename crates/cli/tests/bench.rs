@@ -275,7 +275,7 @@ fn steps_of_training_are_measured_beside_themselves() {
     for more in ["", "|--adam"] {
         let figures = objects(&format!("train|--seconds|0.01|--json|--small|--batch|4|--peer|{peer}{more}"));
         let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
-        assert_eq!(cases, ["dp", "zero", "tp", "llama"]);
+        assert_eq!(cases, ["dp", "zero", "tp", "recompute", "llama"]);
         for figure in &figures {
             assert!(
                 figure["bench"] == "train"
@@ -294,7 +294,13 @@ fn steps_of_training_are_measured_beside_themselves() {
             if figure["case"] == "dp" || figure["case"] == "zero" {
                 assert_eq!(figure["copied_bytes"], 0, "{figure}");
             }
-            assert_eq!(figure["no_collectives_ms"].is_number(), figure["case"] != "llama", "{figure}");
+            let case = figure["case"].as_str().unwrap();
+            assert_eq!(
+                figure["no_collectives_ms"].is_number(),
+                ["dp", "zero", "tp"].contains(&case),
+                "{figure}"
+            );
+            assert_eq!(figure["kept_ms"].is_number(), case == "recompute", "{figure}");
             let expected = if figure["case"] == "dp" { 7.5.into() } else { Value::Null };
             assert_eq!(figure["peer_ms"], expected, "{figure}");
         }
@@ -302,9 +308,46 @@ fn steps_of_training_are_measured_beside_themselves() {
         // Two blocks of two weights of 8 x 8, and for Adam as many twice and a counter; half of it on each rank.
         let of_adam = |weights: u64| if more.is_empty() { weights } else { 3 * weights + 8 };
         assert_eq!([bytes(0), bytes(1), bytes(2)], [1024, 512, 512].map(of_adam));
+        assert!(
+            figures[4]["weights_bytes"].is_null() && figures[4]["saved_bytes"].is_null(),
+            "{}",
+            figures[4]
+        );
     }
-    let (code, out, err) = bench("train|--cases|dp|--seconds|0.01|--small");
-    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 2));
+    let (code, out, err) = bench("train|--cases|dp,recompute|--seconds|0.01|--small");
+    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 4), "{out}");
+    let dp: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();
+    // After the time of the step and that without communication, each with its unit.
+    assert!(dp[0] == "dp" && dp[5].ends_with('x'), "{out}");
+    assert!(out.contains("x of its saved activations (4 KiB of 40 KiB)"), "{out}");
+}
+
+#[test]
+fn memory_of_training_is_weights_and_activations() {
+    // Two blocks of two weights of 8 x 8 floats, and four rows of data on each rank.
+    let (weight, row) = (8 * 8 * 4, 4 * 8 * 4);
+    for (ranks, adam) in [(1, true), (2, false), (2, true), (4, false), (4, true)] {
+        let more = if adam { "|--adam" } else { "" };
+        let figures = objects(&format!(
+            "train|--cases|dp,zero,rec|--seconds|0.01|--json|--small|--batch|4|-n|{ranks}{more}"
+        ));
+        for (figure, parts) in figures.iter().zip([1, ranks]) {
+            let bytes = |key: &str| figure[key].as_u64().unwrap();
+            // Parameters and gradients, and for Adam twice as much and a counter.
+            let own = 4 * weight / parts;
+            let least = 2 * own + if adam { 2 * own + 8 } else { 0 };
+            // One whole weight or gradient that is gathered or not yet scattered, or what Adam computes of one; and numbers.
+            let whole = if adam || parts > 1 { weight } else { 0 };
+            let expected = least + whole..least + whole + 64;
+            assert!(expected.contains(&bytes("weights_bytes")), "{expected:?} {figure}");
+            // What relu takes and gives in each block, what the first block gives, and what the last does.
+            assert_eq!(bytes("saved_bytes"), 6 * row, "{figure}");
+            assert!(bytes("activations_bytes") > 6 * row && bytes("state_bytes") == least - own, "{figure}");
+        }
+        let [saved, kept] = ["saved_bytes", "kept_saved_bytes"].map(|key| figures[2][key].as_u64().unwrap());
+        // What each of the two layers gives; else also its norm, and four times as wide what gelu takes and gives.
+        assert_eq!([saved, kept], [2 * row, 2 * row + 2 * 9 * row]);
+    }
 }
 
 #[test]

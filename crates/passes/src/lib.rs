@@ -18,4 +18,4 @@ mod share;
 pub use compile::{CompileError, Decided, PassCx, Stage, compile};
 pub use grad::{Gradient, Summed, Wanted, float_arguments, gradient};
 pub use pipeline::{PASSES, Pass, PassError, Ran, pass, simplify};
-pub use plan::{Binding, Copy, PlanError, PlanReport, Why, plan, report};
+pub use plan::{Binding, Copy, PlanError, PlanReport, Why, alive, plan, report};

@@ -216,8 +216,10 @@ pub(crate) fn time(us: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-fn ratio(value: f64) -> String {
-    format!("{value:.2}x")
+/// `1.23x`; large ones, as on a machine that is busy, without digits that a column has no room for.
+pub(super) fn ratio(value: f64) -> String {
+    let digits = if value.abs() < 99.995 { 2 } else { 0 };
+    format!("{value:.digits$}x")
 }
 
 #[cfg(test)]
@@ -230,6 +232,7 @@ mod tests {
             [4, 1024, 1536, 65536, 64 << 20].map(size),
             ["4 B", "1 KiB", "1.5 KiB", "64 KiB", "64 MiB"]
         );
+        assert_eq!([1.234, 99.99, 1569.72].map(ratio), ["1.23x", "99.99x", "1570x"]);
         assert_eq!([0.254, 12.34, 999.0, 4264.0].map(time), ["0.25 us", "12.3 us", "999 us", "4.26 ms"]);
     }
 }

@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use super::programs::{MAX_ROUNDS, Peer, merged};
 use super::ranks::{Start, figures_of};
-use super::table::{size, time};
+use super::table::{ratio, size, time};
 use crate::report::{Report, wrong};
 
 const EXAMPLES: &str = "\
-A step with communication and the same step without alternate in one run; times are medians, on the slowest rank.
-docs/bench.md describes the cases.
+A step with communication and the same step without alternate in one run, and so do one with `recompute` and one without;
+times are medians, on the slowest rank. `x` is the time over that of the column before it. docs/bench.md describes the cases.
 
 Examples:
   consort bench train
   consort bench train --cases dp,zero -n 4 --batch 1 --adam --json
-  consort bench train --cases dp --rounds 5 --peer 'dp=torchrun --nproc-per-node 2 buckets.py'";
+  consort bench train --cases dp --rounds 5 --peer 'dp=torchrun --standalone --nproc-per-node 2 benches/peer_ddp.py'";
 
 /// Measure steps of training
 #[derive(Debug, clap::Args)]
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
             all.extend(peer.figures()?);
         }
     }
-    let all = merged(all, &["ms", "no_collectives_ms", "compile_ms"]);
+    let all = merged(all, &["ms", "no_collectives_ms", "kept_ms", "compile_ms"]);
     let is_peer = |figure: &Value| figure["mode"].as_str().is_some_and(|mode| mode.starts_with("peer:"));
     let (peers, mut figures): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_peer);
     for figure in &mut figures {
@@ -95,23 +95,56 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
     }
     let mut text = format!(
-        "{:<8} {:>10} {:>14} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
-        "case", "step", "no collectives", "peer", "state", "peak", "copied", "compile"
+        "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
+        "case",
+        "step",
+        "no collectives",
+        "x",
+        "peer",
+        "x",
+        "state",
+        "peak",
+        "weights",
+        "saved",
+        "copied",
+        "compile"
     );
     for figure in &figures {
         let ms = |key: &str| figure[key].as_f64().map_or("-".to_string(), |ms| time(1e3 * ms));
         let bytes = |key: &str| figure[key].as_u64().map_or("-".to_string(), |bytes| size(bytes as usize));
         text += &format!(
-            "{:<8} {:>10} {:>14} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
+            "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
             figure["case"].as_str().unwrap_or(""),
             ms("ms"),
             ms("no_collectives_ms"),
+            over(figure, "ms", "no_collectives_ms"),
             ms("peer_ms"),
+            over(figure, "ms", "peer_ms"),
             bytes("state_bytes"),
             bytes("peak_bytes"),
+            bytes("weights_bytes"),
+            bytes("saved_bytes"),
             bytes("copied_bytes"),
             ms("compile_ms"),
         );
     }
+    for figure in figures.iter().filter(|figure| figure["kept_ms"].is_number()) {
+        let [saved, of] = ["saved_bytes", "kept_saved_bytes"]
+            .map(|key| size(figure[key].as_u64().unwrap_or_default() as usize));
+        text += &format!(
+            "{}: {} of the time of the same step without it, {} of its saved activations ({saved} of {of})\n",
+            figure["case"].as_str().unwrap_or(""),
+            over(figure, "ms", "kept_ms"),
+            over(figure, "saved_bytes", "kept_saved_bytes"),
+        );
+    }
     Ok(Report::fine(text))
+}
+
+/// One number of a figure over another, if it has both.
+fn over(figure: &Value, key: &str, of: &str) -> String {
+    match (figure[key].as_f64(), figure[of].as_f64()) {
+        (Some(a), Some(b)) => ratio(a / b),
+        _ => "-".to_string(),
+    }
 }

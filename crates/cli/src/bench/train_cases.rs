@@ -4,11 +4,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use consort::nn::{Adam, Config, Llama, Moments, Sgd, Shards};
-use consort::{Chain, Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Tensor, compile, value_and_grad};
-use serde_json::json;
+use consort::{
+    Chain, Compiled, Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Tensor, compile, recompute,
+    value_and_grad,
+};
+use serde_json::{Value, json};
 
 use super::figures::median;
 use super::table::write_out;
+use super::train_memory::Memory;
 use crate::modes::{Mode, in_turns, round};
 use crate::report::{Machine, Report};
 
@@ -29,11 +33,17 @@ pub(crate) struct TrainArgs {
     small: bool,
 }
 
+/// What a case alternates with: the same step without communication, or one that keeps what the case computes again.
+const NO_COLLECTIVES: &str = "no_collectives";
+const KEPT: &str = "kept";
+
 /// How long ranks wait for one another.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The two weights of a block: x + relu(x a) b.
 type Block = (Tensor, Tensor);
+/// The weights of a layer: x + gelu(norm(x) a) b.
+type Layer = (Tensor, Tensor, Tensor);
 /// The loss, and its gradient by the parameters, for some rows of data.
 type Slope<P> = Rc<dyn Fn(&P, &Tensor) -> Result<(Tensor, P)>>;
 
@@ -43,10 +53,14 @@ struct Way<P> {
     slope: Slope<P>,
 }
 
+/// A step: from parameters, the state of the optimizer and data to the loss and the next ones.
+type Step<P> = Compiled<(P, Option<Moments<P>>, Tensor), (Tensor, P, Option<Moments<P>>)>;
+
 struct Bench {
     mesh: Mesh,
     args: TrainArgs,
     blocks: usize,
+    layers: usize,
     width: usize,
 }
 
@@ -56,12 +70,15 @@ pub(crate) fn run_train_rank(args: TrainArgs) -> anyhow::Result<Report> {
         let mesh = Init::new().timeout(TIMEOUT).start()?;
         // One thread for each rank, as the peers are measured.
         mesh.set_threads(1);
-        let (blocks, width) = if args.small { (2, 8) } else { (50, 128) };
-        let bench = Bench { mesh, args, blocks, width };
-        bench.case("dp", bench.data_parallel()?, Some(bench.alone(1)?))?;
-        bench.case("zero", bench.zero()?, Some(bench.zero_alone()?))?;
-        bench.case("tp", bench.tensor_parallel()?, Some(bench.alone(bench.mesh.size())?))?;
-        bench.case("llama", bench.llama()?, None::<Way<Llama>>)?;
+        let (blocks, layers, width) = if args.small { (2, 2, 8) } else { (50, 8, 128) };
+        let bench = Bench { mesh, args, blocks, layers, width };
+        bench.case("dp", Bench::data_parallel, Some((NO_COLLECTIVES, |bench: &Bench| bench.alone(1))))?;
+        bench.case("zero", Bench::zero, Some((NO_COLLECTIVES, Bench::zero_alone)))?;
+        let alone = |bench: &Bench| bench.alone(bench.mesh.size());
+        bench.case("tp", Bench::tensor_parallel, Some((NO_COLLECTIVES, alone)))?;
+        let [again, kept] = [true, false].map(|again| move |bench: &Bench| bench.deep(again));
+        bench.case("recompute", again, Some((KEPT, kept)))?;
+        bench.case("llama", Bench::llama, None::<(_, fn(&Bench) -> Result<Way<Llama>>)>)?;
         bench.mesh.barrier()
     };
     run().map_err(|error| Machine(format!("{error}")))?;
@@ -157,6 +174,30 @@ impl Bench {
         Ok(Way { params: self.weights(parts, || 0.into())?, slope })
     }
 
+    /// Data parallel layers, four times as wide between their weights; all are under `recompute` or none.
+    fn deep(&self, again: bool) -> Result<Way<Vec<Layer>>> {
+        let (dp, width) = (self.mesh.clone(), self.width);
+        let weight = |key: usize, shape: [usize; 2]| {
+            Tensor::normal(Dtype::F32, &shape, key as i64)?.mul((shape[0] as f64).powf(-0.5))
+        };
+        let layer = |at: usize| -> Result<Layer> {
+            let norm = Tensor::ones(Dtype::F32, &[width])?;
+            Ok((norm, weight(2 * at, [width, 4 * width])?, weight(2 * at + 1, [4 * width, width])?))
+        };
+        let params = (0..self.layers).map(layer).collect::<Result<_>>()?;
+        let forward = |((norm, a, b), x): (Layer, Tensor)| {
+            x.rms_norm(&norm, 1e-6)?.matmul(&a).gelu().matmul(&b).add(&x)
+        };
+        let slope = slope_of(move |layers: &Vec<Layer>, x| {
+            let x = layers.iter().try_fold(x.clone(), |x, layer| {
+                let args = (layer.clone(), x);
+                if again { recompute(forward)(args) } else { forward(args) }
+            })?;
+            dp.all_reduce(x.mul(&x)?.mean_all()?, Reduce::Avg)
+        });
+        Ok(Way { params, slope })
+    }
+
     /// Eight layers of a transformer, tensor parallel: for the time that compiling them takes.
     fn llama(&self) -> Result<Way<Llama>> {
         let config = Config { hidden: 128, layers: 8, feed_forward: 256, ..Config::tiny() };
@@ -172,16 +213,9 @@ impl Bench {
         if is_own { key.add(&Tensor::index(self.mesh.rank())?.cast(Dtype::F32)?.mul(1e-3)?) } else { Ok(key) }
     }
 
-    /// Steps of a way, and what each has on this rank: its state and what the plan needs besides.
-    fn mode<P: Flatten + Clone + 'static>(
-        &self,
-        mode: &'static str,
-        way: Way<P>,
-        x: Tensor,
-    ) -> Result<(Mode, usize)> {
-        let (adam, slope) = (self.args.adam.then(Adam::default), way.slope);
-        let moments = adam.map(|adam| adam.state(&way.params)).transpose()?;
-        let function = compile(move |(params, moments, x): (P, Option<Moments<P>>, Tensor)| {
+    fn step<P: Flatten + Clone + 'static>(&self, mode: &str, slope: Slope<P>) -> Step<P> {
+        let adam = self.args.adam.then(Adam::default);
+        let step = compile(move |(params, moments, x): (P, Option<Moments<P>>, Tensor)| {
             let (loss, grads) = slope(&params, &x)?;
             Ok(match (adam, moments) {
                 (Some(adam), Some(moments)) => {
@@ -191,7 +225,22 @@ impl Bench {
                 _ => (loss, Sgd::default().step(&params, &grads, &None, 1e-4)?.0, None),
             })
         });
-        let function = Rc::new(function.name(mode));
+        step.name(mode)
+    }
+
+    fn moments<P: Flatten>(&self, params: &P) -> Result<Option<Moments<P>>> {
+        self.args.adam.then(|| Adam::default().state(params)).transpose()
+    }
+
+    /// Steps of a way, and the bytes of its state on this rank.
+    fn mode<P: Flatten + Clone + 'static>(
+        &self,
+        mode: &'static str,
+        way: Way<P>,
+        x: Tensor,
+    ) -> Result<(Mode, usize)> {
+        let moments = self.moments(&way.params)?;
+        let function = Rc::new(self.step(mode, way.slope));
         let state = (way.params, moments);
         let bytes = state.flatten().iter().map(|x| x.numel() * x.dtype().size()).sum();
         let (called, mut state) = (Rc::clone(&function), Some(state));
@@ -205,40 +254,67 @@ impl Bench {
         Ok((Mode { mode, step: Box::new(step), explain: Some(Box::new(move || function.explain())) }, bytes))
     }
 
+    /// The memory of a step, from its plan with a symbol for the number of rows.
+    fn memory<P: Flatten + Clone + 'static>(&self, way: Way<P>, x: Tensor) -> Result<Option<Memory>> {
+        let moments = self.moments(&way.params)?;
+        let n_state = way.params.flatten().len() + moments.flatten().len();
+        let step = self.step("memory", way.slope).dynamic(n_state, 0);
+        let (loss, ..) = step.call((way.params, moments, x))?;
+        loss.wait()?;
+        Ok(step.explain().graphs.first().and_then(|graph| Memory::of(graph.plan.as_ref()?, n_state)))
+    }
+
     fn case<P: Flatten + Clone + 'static, Q: Flatten + Clone + 'static>(
         &self,
         name: &'static str,
-        way: Way<P>,
-        alone: Option<Way<Q>>,
+        way: impl Fn(&Bench) -> Result<Way<P>>,
+        beside: Option<(&'static str, impl Fn(&Bench) -> Result<Way<Q>>)>,
     ) -> Result<()> {
         if !self.args.cases.split(',').any(|start| name.starts_with(start)) {
             return Ok(());
         }
-        let (mode, state) = self.mode(name, way, self.data(name == "dp" || name == "zero")?)?;
+        let is_own = ["dp", "zero", "recompute"].contains(&name);
+        let memory = [
+            Some(self.memory(way(self)?, self.data(is_own)?)?),
+            match &beside {
+                Some((KEPT, beside)) => Some(self.memory(beside(self)?, self.data(is_own)?)?),
+                _ => None,
+            },
+        ]
+        .map(Option::flatten);
+        let (mode, state) = self.mode(name, way(self)?, self.data(is_own)?)?;
         let mut modes = vec![mode];
-        if let Some(alone) = alone {
-            modes.push(self.mode("no_collectives", alone, self.data(false)?)?.0);
+        if let Some((beside, way)) = beside {
+            modes.push(self.mode(beside, way(self)?, self.data(is_own && beside == KEPT)?)?.0);
         }
         let measured = in_turns(&self.mesh, &mut modes, self.args.seconds, self.args.small)?;
         if self.mesh.my_rank()? > 0 {
             return Ok(());
         }
-        let ms = |place: usize| {
-            let seconds = measured.get(place)?.seconds.iter().copied();
-            Some(round(1e3 * median(seconds)?))
+        let ms = |mode: &str| {
+            let place = modes.iter().position(|other| other.mode == mode)?;
+            Some(round(1e3 * median(measured[place].seconds.iter().copied())?))
         };
+        let bytes = |place: usize, of: fn(&Memory) -> u64| memory[place].as_ref().map(of);
         let explained = modes[0].explain.as_ref().map(|explain| explain());
         let stats = explained.as_ref().map(|explained| explained.stats);
         let graph = explained.as_ref().and_then(|explained| explained.graphs.first());
-        let figure = json!({
+        let mut figure = json!({
             "bench": "train", "case": name, "ranks": self.mesh.size(), "batch": self.args.batch,
-            "ms": ms(0), "no_collectives_ms": ms(1),
+            "ms": ms(name), "no_collectives_ms": ms(NO_COLLECTIVES),
             "state_bytes": state, "peak_bytes": graph.map(|graph| state as u64 + graph.peak_bytes),
+            "weights_bytes": bytes(0, |memory| memory.weights),
+            "activations_bytes": bytes(0, |memory| memory.activations),
+            "saved_bytes": bytes(0, |memory| memory.saved),
             "wire_bytes": graph.map(|graph| graph.cost.wire),
             "copied_bytes": measured[0].copied(), "copies": graph.map(|graph| graph.copies.clone()),
             "compile_ms": stats.map(|stats| round(1e3 * stats.compiling.as_secs_f64())),
             "breaks": modes[0].breaks(), "samples": measured[0].seconds.len(),
         });
+        if let (Some(kept), Value::Object(fields)) = (ms(KEPT), &mut figure) {
+            fields.insert("kept_ms".to_string(), json!(kept));
+            fields.insert("kept_saved_bytes".to_string(), json!(bytes(1, |memory| memory.saved)));
+        }
         write_out(&format!("{figure}\n"));
         Ok(())
     }

@@ -307,8 +307,8 @@ fn a14_gradients_in_roles(mesh: Mesh) -> Result<()> {
         let x = Tensor::from_iter(data(tp.my_rank()?, call))?;
         let (loss, slope) = step.call((Tensor::from_iter(w)?.equal_over(&["tp"])?, x))?;
         let mean = |i: usize| (data(0, call)[i] + data(1, call)[i]) / 2.0;
-        let (loss_of, slope_of): (fn(f64) -> f64, fn(f64) -> f64) =
-            if stage == 0 { (|w| w, |_| 1.0) } else { (|w| w * w, |w| 2.0 * w) };
+        let loss_of = |w: f64| if stage == 0 { w } else { w * w };
+        let slope_of = |w: f64| if stage == 0 { 1.0 } else { 2.0 * w };
         assert_eq!(loss.item::<f64>()?, (0..2).map(|i| loss_of(w[i]) * mean(i)).sum::<f64>());
         assert_eq!(slope.to_vec::<f64>()?, [0, 1].map(|i| slope_of(w[i]) * mean(i)));
         // The gradient is equal on the ranks of a stage, and nothing is known of the other stage.

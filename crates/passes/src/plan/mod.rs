@@ -29,7 +29,7 @@ use consort_ir::plan::{Place, PlanHeader, Region};
 use consort_ir::program::Func;
 use consort_types::{Failure, Rank};
 
-pub use report::{Copy, PlanReport, Why, report};
+pub use report::{Copy, PlanReport, Why, alive, report};
 
 use decide::Planner;
 use pack::{ALIGN, Bin, Block, is_close, most, pack};

@@ -64,23 +64,8 @@ impl Why {
 pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     let Some(head) = &func.plan else { return PlanReport::default() };
     let symbols = head.symbols.iter().copied().collect();
-    let mut reader = Reader {
-        func,
-        sizes: EvalCx { mesh, rank: head.rank, symbols: &symbols },
-        uses: Uses::new(func),
-        located: ValueMap::default(),
-        only_started: ValueMap::default(),
-        live: Vec::new(),
-        held: ValueMap::default(),
-        arrived: arrived(&func.body),
-        trips: 1,
-        line: 0,
-        node: 0,
-        report: PlanReport::default(),
-    };
-    reader.started(&func.body);
-    reader.block(&func.body, false);
-    let Reader { live, mut report, .. } = reader;
+    let sizes = EvalCx { mesh, rank: head.rank, symbols: &symbols };
+    let Reader { live, mut report, .. } = Reader::of(func, sizes);
     let counted = |region: &Region| matches!(region, Region::Arena | Region::Heap | Region::Out(_));
     report.peak_bytes = head.regions.iter().filter(|(region, _)| counted(region)).map(|(_, size)| size).sum();
     report.live_bytes = most(&live.into_iter().filter(|held| counted(&held.region)).collect::<Vec<_>>());
@@ -88,9 +73,28 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     report
 }
 
+/// The largest sum of the bytes of a plan that are alive at one time, of the values that `counts` selects by their place:
+/// each byte once, those of arguments during the whole call. With a value `over`, only what was defined before it and is
+/// read after it.
+pub fn alive(mesh: &Mesh, func: &Func, over: Option<Value>, counts: impl Fn(Value, Region) -> bool) -> u64 {
+    let Some(head) = &func.plan else { return 0 };
+    let symbols = head.symbols.iter().copied().collect();
+    let reader = Reader::of(func, EvalCx { mesh, rank: head.rank, symbols: &symbols });
+    let line = over.and_then(|over| reader.held_by(&[over]).first().map(|held| reader.live[*held].def));
+    let (end, mut live) = (reader.line, reader.live);
+    for held in live.iter_mut().filter(|held| matches!(held.region, Region::Arg(_))) {
+        (held.def, held.last) = (0, end);
+    }
+    live.retain(|held| {
+        counts(held.value, held.region) && line.is_none_or(|line| held.def < line && line < held.last)
+    });
+    most(&live)
+}
+
 /// Bytes with their live range.
 #[derive(Clone, Copy, Debug)]
 struct Lifetime {
+    value: Value,
     def: u32,
     last: u32,
     region: Region,
@@ -119,6 +123,27 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// Reads all lines of a plan.
+    fn of(func: &'a Func, sizes: EvalCx<'a>) -> Reader<'a> {
+        let mut reader = Reader {
+            func,
+            sizes,
+            uses: Uses::new(func),
+            located: ValueMap::default(),
+            only_started: ValueMap::default(),
+            live: Vec::new(),
+            held: ValueMap::default(),
+            arrived: arrived(&func.body),
+            trips: 1,
+            line: 0,
+            node: 0,
+            report: PlanReport::default(),
+        };
+        reader.started(&func.body);
+        reader.block(&func.body, false);
+        reader
+    }
+
     fn started(&mut self, block: &'a Block) {
         for node in &block.nodes {
             let starts = node.op.effects().starts().is_some();
@@ -283,7 +308,7 @@ impl<'a> Reader<'a> {
                 let from = place.offset + layout.start as u64 * element;
                 let (def, last) = (self.line, self.uses.get(*value).last.max(self.line));
                 let to = from + layout.span() as u64 * element;
-                self.live.push(Lifetime { def, last, region: place.region, from, to });
+                self.live.push(Lifetime { value: *value, def, last, region: place.region, from, to });
             }
             self.held.insert(*value, first..self.live.len());
             self.located.insert(*value, located);
