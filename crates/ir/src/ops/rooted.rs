@@ -1,6 +1,6 @@
 //! Collectives with a root: one member sends to all, or receives from all.
 
-use consort_types::{Collective, Failure, GroupName, Kind, Reduce};
+use consort_types::{Collective, Failure, GroupName, Kind, Rank, Reduce};
 
 use crate::index::Index;
 use crate::literal::Literal;
@@ -9,7 +9,7 @@ use crate::ops::collective::{
     at, check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered,
     join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope, unless_common,
 };
-use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, Term, VjpCx};
+use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, Term, VjpCx, group_rank};
 use crate::types::Type;
 
 fn check_root(
@@ -121,9 +121,20 @@ impl OpDef for ReduceStart {
         Ok(at_root(sums, self.root, cx.n()))
     }
     fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
-        let slope = slope(self.reduce, cx.mesh().group_size(self.over))?;
+        let (mesh, over) = (cx.mesh(), self.over);
+        let slope = slope(self.reduce, mesh.group_size(over))?;
+        let broadcast = BroadcastStart { root: self.root, over };
+        if slope == 1.0 || mesh.covers(over) {
+            return cx.together(|_, terms| cx.start_wait(broadcast, &scaled(terms, slope)));
+        }
+        // A rank outside of the group has its operand as the result.
+        let all = GroupName::Axes(mesh.all_axes());
+        let is_member = |rank| Index::from(i64::from(mesh.group_rank(over, Rank(rank)).is_some()));
+        let table: Vec<Index> = (0..mesh.n_ranks()).map(is_member).collect();
+        let member = Index::pick(&group_rank(mesh, all), &table);
         cx.together(|_, terms| {
-            cx.start_wait(BroadcastStart { root: self.root, over: self.over }, &scaled(terms, slope))
+            let scaled = |term: &Term<'c, 'm>| *term * (cx.size(&term.ty(), &member) * (slope - 1.0) + 1.0);
+            cx.start_wait(broadcast, &terms.iter().map(scaled).collect::<Vec<_>>())
         })
     }
 }
