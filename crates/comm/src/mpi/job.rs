@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::CommError;
+use crate::cause::Cause;
 use crate::control::{ControlError, differing};
+use crate::cores::{self, Cores};
 use crate::deadline::from_now;
 use crate::mpi::calls::Mpi;
 use crate::mpi::comm::Comm;
@@ -22,8 +24,6 @@ use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
 use crate::mpi::groups;
 use crate::mpi::span::Span;
-use crate::shm::cores::{self, Cores};
-use crate::shm::status::Cause;
 
 /// How long a rank waits for answers after its deadline.
 const ANSWERS: Duration = Duration::from_millis(60);

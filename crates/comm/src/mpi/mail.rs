@@ -2,6 +2,7 @@
 //! communicator says what it is, so that its receiver can tell what differs.
 
 use crate::error::{CommError, Side, message_text};
+use crate::message::{End, Parcel};
 use crate::mpi::comm::Comm;
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::error::MpiError;
@@ -10,7 +11,6 @@ use crate::mpi::span::Span;
 use crate::recorder::Name;
 use crate::shm::buffer::Access;
 use crate::shm::buffers::Buffers;
-use crate::shm::mail::{End, Parcel};
 
 /// The bytes of a header: a digest and a length, then two texts.
 const HEADER: usize = 320;
