@@ -3,10 +3,10 @@
 use consort_types::{Collective, Dtype, Failure, Headline, Kind, Reduce, Route, Written};
 
 use crate::CommError;
+use crate::message::About;
 use crate::op::{Lists, Op};
 use crate::shm::buffer::Buffer;
 use crate::shm::buffers::bytes;
-use crate::shm::mail::About;
 use crate::shm::row::STAGE;
 
 /// The type of an operand.

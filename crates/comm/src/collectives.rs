@@ -1,15 +1,13 @@
 //! The collectives by name, on bytes: each is the description that `Group::start` takes. An operand is `outer` stripes, each of
 //! which is joined or cut.
 
-use std::panic::Location;
-
 use consort_types::{Axes, Collective, Dtype, GroupName, Kind, Reduce, Route};
 
 use crate::CommError;
 use crate::arguments::OperandType;
 use crate::group::Group;
 use crate::pending::Pending;
-use crate::request::Note;
+use crate::request::Request;
 use crate::shm::buffer::Buffer;
 use crate::shm::buffers::Buffers;
 use crate::shm::common_result::Common;
@@ -52,14 +50,7 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending, CommError> {
         let types = [OperandType::new(dtype, &[])];
-        self.start_as(
-            reducing(Kind::AllReduce, reduce),
-            &types,
-            operands,
-            None,
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&reducing(Kind::AllReduce, reduce), &types, operands, None))
     }
 
     /// Reduces the members' buffers into one common result.
@@ -71,28 +62,14 @@ impl Group {
         reduce: Reduce,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         let types = [OperandType::new(dtype, &[])];
-        self.start_as(
-            reducing(Kind::AllReduce, reduce),
-            &types,
-            operand,
-            None,
-            true,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&reducing(Kind::AllReduce, reduce), &types, operand, None))
     }
 
     /// Joins the members' buffers side by side, in each of `outer` stripes.
     #[track_caller]
     pub fn all_gather(&self, operand: Buffer, result: Buffer, outer: usize) -> Result<Pending, CommError> {
         let collective = in_stripes(of(Kind::AllGather));
-        self.start_as(
-            collective,
-            &stripes(Dtype::U8, &[outer]),
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(Dtype::U8, &[outer]), operand, [result]))
     }
 
     /// Joins the members' buffers side by side, in each of `outer` stripes, into one common result.
@@ -103,14 +80,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
         let collective = in_stripes(of(Kind::AllGather));
-        self.start_as(
-            collective,
-            &stripes(Dtype::U8, &[outer]),
-            operand,
-            None,
-            true,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(Dtype::U8, &[outer]), operand, None))
     }
 
     /// Joins buffers of different sizes; `sizes` are those of all members in one stripe.
@@ -123,14 +93,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { sizes, ..in_stripes(of(Kind::AllGatherV)) };
-        self.start_as(
-            collective,
-            &stripes(Dtype::U8, &[outer]),
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(Dtype::U8, &[outer]), operand, [result]))
     }
 
     /// Reduces the members' buffers and gives each its part of each of `outer` stripes.
@@ -144,14 +107,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(reducing(Kind::ReduceScatter, reduce));
-        self.start_as(
-            collective,
-            &stripes(dtype, &[outer]),
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(dtype, &[outer]), operand, [result]))
     }
 
     /// Reduces the members' buffers and gives each a part of its own size of each stripe. Sizes are in elements.
@@ -166,14 +122,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { sizes, ..in_stripes(reducing(Kind::ReduceScatterV, reduce)) };
-        self.start_as(
-            collective,
-            &stripes(dtype, &[outer]),
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(dtype, &[outer]), operand, [result]))
     }
 
     /// Sends `ins[m]` bytes to each member m and receives `outs[m]` from it.
@@ -186,27 +135,13 @@ impl Group {
         outs: &[usize],
     ) -> Result<Pending, CommError> {
         let collective = Collective { splits: Some((ins, outs)), ..of(Kind::AllToAll) };
-        self.start_as(
-            collective,
-            &[OperandType::new(Dtype::U8, &[])],
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &[OperandType::new(Dtype::U8, &[])], operand, [result]))
     }
 
     /// Gives every member the root's bytes, in place, one buffer or a list.
     #[track_caller]
     pub fn broadcast(&self, operands: impl Into<Buffers>, root: usize) -> Result<Pending, CommError> {
-        self.start_as(
-            rooted(Kind::Broadcast, root),
-            &[],
-            operands,
-            None,
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&rooted(Kind::Broadcast, root), &[], operands, None))
     }
 
     /// Gives every member the root's buffer itself, as a common result. The others bring none.
@@ -216,14 +151,7 @@ impl Group {
         operand: Option<Buffer>,
         root: usize,
     ) -> Result<Pending<(Buffers, Common)>, CommError> {
-        self.start_as(
-            rooted(Kind::Broadcast, root),
-            &[],
-            operand,
-            None,
-            true,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&rooted(Kind::Broadcast, root), &[], operand, None))
     }
 
     /// Reduces the members' buffers, one or a list, into the root's, in place; the others keep theirs.
@@ -236,14 +164,7 @@ impl Group {
         root: usize,
     ) -> Result<Pending, CommError> {
         let collective = Collective { reduce: Some(reduce), ..rooted(Kind::Reduce, root) };
-        self.start_as(
-            collective,
-            &[OperandType::new(dtype, &[])],
-            operands,
-            None,
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &[OperandType::new(dtype, &[])], operands, None))
     }
 
     /// Joins the members' buffers at the root, which alone brings a buffer for the result.
@@ -256,14 +177,7 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(rooted(Kind::Gather, root));
-        self.start_as(
-            collective,
-            &stripes(Dtype::U8, &[outer]),
-            operand,
-            result,
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(Dtype::U8, &[outer]), operand, result))
     }
 
     /// Gives each member its part of each stripe of the buffer that the root alone brings.
@@ -276,26 +190,19 @@ impl Group {
         outer: usize,
     ) -> Result<Pending, CommError> {
         let collective = in_stripes(rooted(Kind::Scatter, root));
-        self.start_as(
-            collective,
-            &stripes(Dtype::U8, &[outer]),
-            operand,
-            [result],
-            false,
-            (Note::default(), Location::caller()),
-        )
+        self.start_as(Request::new(&collective, &stripes(Dtype::U8, &[outer]), operand, [result]))
     }
 
     /// Sends along a route; a member that receives nothing gets zeros.
     #[track_caller]
     pub fn permute(&self, operand: Buffer, result: Buffer, route: &Route) -> Result<Pending, CommError> {
         let collective = Collective { route: Some(route), ..of(Kind::Permute) };
-        self.start_as(collective, &[], operand, [result], false, (Note::default(), Location::caller()))
+        self.start_as(Request::new(&collective, &[], operand, [result]))
     }
 
     /// Completes after all members have started it.
     #[track_caller]
     pub fn barrier(&self) -> Result<Pending, CommError> {
-        self.start_as(of(Kind::Barrier), &[], None, None, false, (Note::default(), Location::caller()))
+        self.start_as(Request::new(&of(Kind::Barrier), &[], None, None))
     }
 }

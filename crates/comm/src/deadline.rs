@@ -9,9 +9,17 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
 /// The longest wait: as good as unlimited, and without overflow of the clock.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The moment at which a deadline that begins now has passed. `Duration::MAX` would overflow the clock.
+/// The time: the machine's, or one that a simulation keeps.
+pub type Clock<'a> = &'a dyn Fn() -> Instant;
+
+/// The moment at which a deadline that begins now has passed.
 pub fn from_now(deadline: Duration) -> Instant {
-    Instant::now() + deadline.min(LONGEST)
+    after(Instant::now(), deadline)
+}
+
+/// The moment at which a deadline that begins then has passed. `Duration::MAX` would overflow the clock.
+pub fn after(begin: Instant, deadline: Duration) -> Instant {
+    begin + deadline.min(LONGEST)
 }
 
 #[cfg(test)]

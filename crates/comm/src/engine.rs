@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::CommError;
 use crate::flight_record::FlightRecord;
+use crate::message::Parcel;
 use crate::mpi::engine::MpiGroup;
 use crate::op::{Lists, Op};
 use crate::recorder::Recorder;
@@ -19,22 +20,37 @@ use crate::settings::Settings;
 use crate::shm::buffers::Buffers;
 use crate::shm::common_result::Common;
 use crate::shm::heap::Heap;
-use crate::shm::mail::Parcel;
 use crate::shm::progress::Shm;
 
-/// What is waited for.
-#[derive(Clone, Copy)]
-pub(crate) enum Ticket {
-    /// A collective, by its number.
+/// An operation of a group, by its kind and number. It outlives the operation, so that its release can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ticket {
+    /// A collective.
     Call(u64),
-    /// A batch of messages, by its number.
+    /// A batch of messages.
     Batch(u64),
-    /// Nothing: the outcome was taken.
+    /// None: the outcome was taken.
     Over,
 }
 
 /// What an operation gives back: its operands, then its results, and a common one.
 pub(crate) type Given = (Buffers, Option<Box<Common>>);
+
+/// A request that a group has checked: everything that an engine is told of a collective.
+pub(crate) struct Checked<'a> {
+    /// The compact form that a call keeps.
+    pub(crate) op: Op,
+    pub(crate) lists: Option<Box<Lists>>,
+    /// The operands, and then the results.
+    pub(crate) buffers: Buffers,
+    /// How many of them are operands.
+    pub(crate) count: usize,
+    /// Whether the result is a common one.
+    pub(crate) common: bool,
+    pub(crate) note: &'a Note,
+    /// The line of the call, if the note has none.
+    pub(crate) site: &'static Location<'static>,
+}
 
 /// A note, and the line of the call if the note has none.
 pub(crate) type Said<'a> = (&'a Note, &'static Location<'static>);
@@ -46,14 +62,8 @@ pub(crate) trait Engine {
     fn recorder(&self) -> &Recorder;
     fn settings(&self) -> &Rc<Settings>;
 
-    /// Starts a collective: its checked form, and its buffers, of which the first `count` are operands.
-    fn start(
-        &self,
-        form: (Op, Option<Box<Lists>>),
-        buffers: (Buffers, usize),
-        common: bool,
-        said: Said<'_>,
-    ) -> Result<Ticket, CommError>;
+    /// Starts a collective.
+    fn start(&self, request: Checked<'_>) -> Result<Ticket, CommError>;
     /// Starts a batch of messages.
     fn start_batch(&self, parcel: &mut Parcel, said: Said<'_>) -> Result<Ticket, CommError>;
     /// Advances everything in flight; never blocks.
@@ -69,10 +79,21 @@ pub(crate) trait Engine {
         until: impl FnOnce() -> Instant,
         site: &'static Location<'static>,
     ) -> Result<(), CommError>;
+    /// Whether an operation is over and no member will read its buffers any more. Never after an error before that.
+    fn released(&self, ticket: Ticket) -> bool;
+    /// Blocks until then, at most until a deadline.
+    fn release(&self, ticket: Ticket, until: impl FnOnce() -> Instant) -> Result<(), CommError>;
     /// Takes the outcome of an operation that is over, once.
     fn take(&self, ticket: Ticket) -> Option<Given>;
     /// Nobody waits for an operation any more. It completes all the same, and keeps its buffers until it has.
     fn abandon(&self, ticket: Ticket);
+    /// Ends this member's side, once: finishes what is in flight and tells the members that it leaves; or, with `abort`, stops
+    /// at once. After that, as after an error, the group is dead, and what peers may still read stays lent.
+    fn close(&self, abort: bool);
+    /// Starts a thread that advances operations while this one computes; false if this engine has none, or no core for it.
+    fn start_progress_thread(&self) -> bool {
+        false
+    }
     /// How many operations nobody waited for yet.
     fn in_flight(&self) -> usize;
 

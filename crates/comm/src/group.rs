@@ -5,24 +5,23 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use consort_types::{Collective, Dtype, Kind, Reduce};
 
 use crate::CommError;
 use crate::arguments::{Arguments, OperandType, check};
 use crate::collectives::{in_stripes, of, reducing, stripes};
-use crate::engine::{AnyEngine, Engine, Made, with_engine};
+use crate::engine::{AnyEngine, Checked, Engine, Made, Ticket, with_engine};
 use crate::event::Event;
 use crate::flight_record::FlightRecord;
+use crate::message::{About, End, Message, Parcel};
 use crate::pending::{Outcome, Pending};
 use crate::recorder::Recorder;
 use crate::request::{Note, Request};
 use crate::shm::buffer::Buffer;
 use crate::shm::buffers::Buffers;
 use crate::shm::heap::Heap;
-use crate::shm::mail::{About, End, Message, Parcel};
-use crate::shm::progress::Shm;
 
 /// A rank's place among the ranks that communicate. One thread uses it; its clones are the same group.
 ///
@@ -89,14 +88,6 @@ impl Group {
         with_engine!(&self.engine, engine => engine.heap())
     }
 
-    /// The engine, if it is that of shared memory.
-    pub(crate) fn shm(&self) -> Option<&Shm> {
-        match &self.engine {
-            AnyEngine::Shm(shm) => Some(shm),
-            AnyEngine::Mpi(_) => None,
-        }
-    }
-
     /// How many operations were not waited for yet.
     pub fn in_flight(&self) -> usize {
         with_engine!(&self.engine, engine => engine.in_flight())
@@ -105,7 +96,7 @@ impl Group {
     /// Starts a thread that advances large reductions while this one computes. True if there is a core for it besides
     /// one for each rank on this host; without one it would only take turns with the ranks.
     pub fn start_progress_thread(&self) -> bool {
-        self.shm().is_some_and(Shm::start_progress_thread)
+        with_engine!(&self.engine, engine => engine.start_progress_thread())
     }
 
     /// How long this rank waits for operations in flight when its groups are dropped. Applies to all groups of this
@@ -125,6 +116,23 @@ impl Group {
         with_engine!(&self.engine, engine => engine.poll())
     }
 
+    /// Whether an operation is over and no member will read its buffers any more.
+    pub fn is_released(&self, ticket: Ticket) -> bool {
+        with_engine!(&self.engine, engine => engine.released(ticket))
+    }
+
+    /// Blocks until then, at most until `until`. The clock is read only if it must block.
+    pub fn release(&self, ticket: Ticket, until: impl FnOnce() -> Instant) -> Result<(), CommError> {
+        with_engine!(&self.engine, engine => engine.release(ticket, until))
+    }
+
+    /// For tests: over shared memory, all buffers of an operation stay leased until somebody asks for their release, as
+    /// late as an engine may release them. Applies to all groups of this rank.
+    #[doc(hidden)]
+    pub fn release_late(&self) {
+        with_engine!(&self.engine, engine => engine.settings().late.set(true));
+    }
+
     /// Joins the members' bytes, of one length, by which they agree on what the note says.
     #[track_caller]
     pub fn agree(&self, mine: &[u8], note: Note) -> Result<Pending, CommError> {
@@ -133,7 +141,7 @@ impl Group {
         let note = Note { is_agreement: true, ..note };
         let collective = in_stripes(of(Kind::AllGather));
         let types = stripes(Dtype::U8, &[1]);
-        self.start_as(collective, &types, operand, [result], false, (note, Location::caller()))
+        self.start_as(Request { note, ..Request::new(&collective, &types, operand, [result]) })
     }
 
     /// Compares words before members run what they stand for: gives the largest of each, in place.
@@ -141,8 +149,8 @@ impl Group {
     #[inline]
     pub fn envelope(&self, words: Buffer, note: Note) -> Result<Pending, CommError> {
         let types = [OperandType::new(Dtype::I64, &[])];
-        let said = (note, Location::caller());
-        self.start_as(reducing(Kind::AllReduce, Reduce::Max), &types, words, None, false, said)
+        let collective = reducing(Kind::AllReduce, Reduce::Max);
+        self.start_as(Request { note, ..Request::new(&collective, &types, words, None) })
     }
 
     /// Starts what a request describes. All members must start the same.
@@ -159,30 +167,26 @@ impl Group {
         &self,
         request: Request<'_, usize, O, R>,
     ) -> Result<Pending, CommError> {
-        let Request { collective, types, operands, results, note, site } = request;
-        let collective = Collective { kind: const { Kind::ALL[KIND] }, ..*collective };
-        self.start_as(collective, types, operands, results, false, (note, site))
+        let collective = Collective { kind: const { Kind::ALL[KIND] }, ..*request.collective };
+        self.start_as(Request { collective: &collective, ..request })
     }
 
     /// Inlined: of a description that is known where it is called, little is left.
     #[inline(always)]
-    pub(crate) fn start_as<T: Outcome>(
+    pub(crate) fn start_as<T: Outcome, O: Into<Buffers>, R: IntoIterator<Item = Buffer>>(
         &self,
-        collective: Collective<'_, usize>,
-        types: &[OperandType<'_>],
-        operands: impl Into<Buffers>,
-        results: impl IntoIterator<Item = Buffer>,
-        common: bool,
-        (note, site): (Note, &'static Location<'static>),
+        request: Request<'_, usize, O, R>,
     ) -> Result<Pending<T>, CommError> {
+        let Request { collective, types, operands, results, note, site } = request;
         let mut buffers = operands.into();
         let count = buffers.len();
         results.into_iter().for_each(|result| buffers.push(result));
         let (operands, results) = buffers.split_at(count);
-        let (me, n) = (self.rank(), self.size());
-        let form = Arguments { collective, types, operands, results, me, n, common }.checked()?;
-        let said = (&note, site);
-        let ticket = with_engine!(&self.engine, engine => Engine::start(&**engine, form, (buffers, count), common, said))?;
+        let (me, n, common) = (self.rank(), self.size(), T::IS_COMMON);
+        let collective = *collective;
+        let (op, lists) = Arguments { collective, types, operands, results, me, n, common }.checked()?;
+        let checked = Checked { op, lists, buffers, count, common, note: &note, site };
+        let ticket = with_engine!(&self.engine, engine => Engine::start(&**engine, checked))?;
         Ok(Pending::new(&self.engine, ticket))
     }
 

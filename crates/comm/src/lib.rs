@@ -26,8 +26,10 @@
 //! ```
 
 mod arguments;
+mod cause;
 mod collectives;
 pub mod control;
+mod cores;
 mod deadline;
 mod engine;
 pub mod env;
@@ -40,6 +42,7 @@ mod job;
 mod kernels;
 pub mod launch;
 mod limits;
+mod message;
 pub mod mpi;
 mod op;
 mod pending;
@@ -55,12 +58,15 @@ mod unseen;
 mod world;
 
 pub use arguments::OperandType;
-pub use deadline::{DEFAULT_DEADLINE, from_now};
+pub use cause::Cause;
+pub use deadline::{Clock, DEFAULT_DEADLINE, after, from_now};
+pub use engine::Ticket;
 pub use error::{CommError, Operation, Party, Side};
 pub use event::{Event, EventKind};
 pub use flight_record::{Divergence, FlightRecord};
 pub use group::Group;
 pub use job::{Job, Secret};
+pub use message::{About, Message};
 pub use pending::{Outcome, Pending};
 pub use recorder::{Name, Recorder};
 pub use request::{Note, Request};
@@ -70,10 +76,8 @@ pub use shm::buffers::Buffers;
 pub use shm::common_result::Common;
 pub use shm::heap::Heap;
 pub use shm::local::{spawn, spawn_with_heap};
-pub use shm::mail::{About, Message};
 pub use shm::probe::{Movement, Probe};
 pub use shm::siblings::look;
-pub use shm::status::Cause;
 #[doc(hidden)]
 pub use small_list::SmallList;
 pub use unseen::{UNSEEN_NOTE, note_trouble, report_unseen, take_unseen};

@@ -2,8 +2,6 @@
 
 use consort_types::{Digest, Dtype, Kind, Reduce, Role};
 
-use crate::shm::row::STAGE;
-
 /// A collective in the form that a call keeps: made of its description by `arguments.rs`. Sizes are in bytes. It is small,
 /// since every call moves one; rare fields are in [`Lists`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,17 +67,6 @@ impl Key {
         self.what & COMMON != 0
     }
 
-    /// Whether the operands travel in the staging area. That of an all_to_all may hold a table instead.
-    pub(crate) fn is_staged(self) -> bool {
-        let tabled = self.what & 0xff == ALL_TO_ALL && !self.is_even();
-        self.bytes as usize <= STAGE && !tabled
-    }
-
-    /// Whether its operands are staged and its result is not common: most calls are.
-    pub(crate) fn is_small(self) -> bool {
-        self.is_staged() && !self.is_common()
-    }
-
     /// Whether operands may have a different size on each member.
     pub(crate) fn is_uneven(self) -> bool {
         self.what & UNEVEN != 0
@@ -130,8 +117,6 @@ pub(crate) fn describe(what: u64) -> String {
     let parts = [name, reduction, dtype, &root, common];
     parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
 }
-
-const ALL_TO_ALL: u64 = Kind::AllToAll as u64;
 
 impl Op {
     #[inline(always)]

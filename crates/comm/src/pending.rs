@@ -22,17 +22,24 @@ pub struct Pending<T = Buffers> {
 
 /// The outcome of an operation.
 pub trait Outcome: Sized {
+    /// Whether its result is a common one.
+    #[doc(hidden)]
+    const IS_COMMON: bool;
     #[doc(hidden)]
     fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<Self>;
 }
 
 impl Outcome for Buffers {
+    const IS_COMMON: bool = false;
+
     fn of(buffers: Buffers, _: Option<Box<Common>>) -> Option<Buffers> {
         Some(buffers)
     }
 }
 
 impl Outcome for (Buffers, Common) {
+    const IS_COMMON: bool = true;
+
     fn of(buffers: Buffers, common: Option<Box<Common>>) -> Option<(Buffers, Common)> {
         Some((buffers, *common?))
     }
@@ -50,6 +57,11 @@ impl<T: Outcome> Pending<T> {
             true => self.take().map(Some),
             false => Ok(None),
         }
+    }
+
+    /// Its operation, by which the group can be asked for its release.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
     }
 
     /// The error of its group, if the group has failed and the program has not seen it. Marks it as seen.
@@ -80,10 +92,17 @@ impl<T: Outcome> Pending<T> {
     /// The same with a timeout. The clock is read only if it must block.
     #[track_caller]
     #[inline]
-    pub fn wait_within(mut self, time: Duration) -> Result<T, CommError> {
+    pub fn wait_within(self, time: Duration) -> Result<T, CommError> {
+        self.wait_by(|| from_now(time))
+    }
+
+    /// The same until a moment that is only asked for if it must block.
+    #[track_caller]
+    #[inline]
+    pub fn wait_by(mut self, until: impl FnOnce() -> Instant) -> Result<T, CommError> {
         match self.finish_soon()? {
             Some(outcome) => Ok(outcome),
-            None => self.wait_until(|| from_now(time), Location::caller()),
+            None => self.wait_until(until, Location::caller()),
         }
     }
 

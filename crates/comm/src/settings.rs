@@ -9,6 +9,8 @@ pub(crate) struct Settings {
     pub(crate) deadline: Cell<Duration>,
     /// Whether waiting for a send needs its receive, even for a small message.
     pub(crate) strict: Cell<bool>,
+    /// Whether leases last until their release is asked for: a mode for tests.
+    pub(crate) late: Cell<bool>,
     /// Whether the program received an error of any of the groups.
     pub(crate) told: Cell<bool>,
     /// Whether this rank is a process, so that an unseen error is an error of the process.
@@ -20,6 +22,7 @@ impl Settings {
         Settings {
             deadline: Cell::new(deadline),
             strict: Cell::new(is_strict()),
+            late: Cell::new(false),
             told: Cell::new(false),
             is_process,
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use consort_types::Failure;
 
 use crate::CommError;
+use crate::cause::Cause;
 use crate::control::{Control, ControlError, Coordinator};
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::env::{EnvError, Launch, Launcher, Transport};
@@ -19,7 +20,6 @@ use crate::job::Job;
 use crate::limits::way_out;
 use crate::mpi::job::Job as MpiJob;
 use crate::mpi::world::{Connected, connect};
-use crate::shm::status::Cause;
 
 /// The ranks of a job, seen from one of them. Dropping it says goodbye; dropping it in a panic tells the
 /// others of the panic.

@@ -174,3 +174,55 @@ fn a_handle_is_the_only_one_when_nobody_else_has_any_of_its_block() {
         assert!(buffer.is_only());
     });
 }
+
+#[test]
+fn what_was_lent_to_a_group_that_is_dead_stays_lent() {
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let is_done = std::sync::Mutex::new(is_done);
+    const LEN: usize = 1 << 20;
+    spawn(2, |group| {
+        if group.rank() == 1 {
+            // It makes no call, and stays until the other one has looked.
+            return is_done.lock().unwrap().recv().unwrap();
+        }
+        let before = group.heap().in_use();
+        let operand = filled(&group, LEN, 1);
+        let result = group.heap().alloc(2 * LEN).unwrap();
+        let pending = group.all_gather(operand.clone(), result, 1).unwrap();
+        let ticket = pending.ticket();
+        assert!(matches!(pending.wait(Instant::now()), Err(CommError::Deadline { .. })));
+        assert!(!group.is_released(ticket) && !operand.is_released());
+        assert!(operand.try_bytes_mut().is_err());
+        assert!(group.release(ticket, Instant::now).is_err());
+        let heap = std::sync::Arc::clone(group.heap());
+        drop((operand, group));
+        // The operand alone is kept.
+        assert!((before + LEN..before + 2 * LEN).contains(&heap.in_use()), "{} of {before}", heap.in_use());
+        done.send(()).unwrap();
+    });
+}
+
+#[test]
+fn a_ticket_says_when_its_operation_is_released() {
+    for len in [8, 100_000] {
+        let gate = Barrier::new(2);
+        spawn(2, |group| {
+            let operand = filled(&group, len, group.rank() as u8);
+            if group.rank() == 1 {
+                gate.wait();
+            }
+            let result = group.heap().alloc(2 * len).unwrap();
+            let pending = group.all_gather(operand.clone(), result, 1).unwrap();
+            let ticket = pending.ticket();
+            if group.rank() == 0 {
+                // The other member has not begun.
+                assert!(!group.is_released(ticket));
+                gate.wait();
+            }
+            drop(pending.wait(soon()).unwrap());
+            group.release(ticket, soon).unwrap();
+            assert!(group.is_released(ticket));
+            operand.try_bytes_mut().unwrap().fill(9);
+        });
+    }
+}

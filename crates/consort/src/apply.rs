@@ -6,7 +6,7 @@
 use std::panic::Location;
 use std::rc::Rc;
 
-use consort_comm::{About, Buffer, Note};
+use consort_comm::{About, Buffer, Note, from_now};
 use consort_ir::infer::infer;
 use consort_ir::ops::{
     Alias, EvalCx, EvalError, OpDef, Undecided, boxes_of, built_in, call_name, check_name, view_of,
@@ -304,9 +304,9 @@ fn run_kernel(
     for tensor in made {
         results.push(stored(tensor, name, site)?);
     }
-    let (threads, within) = (world.threads(), world.timeout());
+    let threads = world.threads();
     let cx = KernelCx { sizes: *sizes, threads: &threads };
-    call::call(&cx, (kernel, op), &given, &results, within).map_err(|error| Error::run(name, &error, site))
+    call::call(&cx, (kernel, op), &given, &results).map_err(|error| Error::run(name, &error, site))
 }
 
 /// A tensor in its buffer.
@@ -356,9 +356,9 @@ fn evaluate(
         made.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
     }
     args.iter().try_for_each(Tensor::wait)?;
-    let (threads, within) = (world.threads(), world.timeout());
+    let threads = world.threads();
     let cx = KernelCx { sizes: *sizes, threads: &threads };
-    call::evaluate(&cx, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?, within)
+    call::evaluate(&cx, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?)
         .map_err(|error| Error::run(name, &error, site))?;
     Ok(made)
 }
@@ -385,7 +385,9 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
         from.clone()
     };
     let failed = |error: RunError| Error::run("copy", &error, site);
-    let mut out = stored(to, "copy", site)?.write(world.timeout()).map_err(failed)?;
+    let place = stored(to, "copy", site)?;
+    place.release(|| from_now(world.timeout())).map_err(failed)?;
+    let mut out = place.write().map_err(failed)?;
     let given = stored(&from, "copy", site)?;
     let bytes = given.read().map_err(failed)?;
     let view = call::view(given.dtype, given.layout, &bytes);

@@ -12,7 +12,10 @@
 //!   result before the operation starts;
 //! - `queue NAME #k`: communication runs on its group's queue, as start number `k` there;
 //! - `lease vN`: peers may read the storage of these values from here until release;
-//! - `release vN`: the leases of these starts must end before this line runs; the executor waits for that.
+//! - `release vN`: the leases of these starts must end before this line runs; the executor waits for that;
+//! - `release entry`: leases that are older than the call, on the storage of the results, must end before this line runs.
+//!   No line can name them: they are those of an earlier call of the plan, or of whoever gave an argument away. The first
+//!   write in a call to such storage says so ([`crate::storage::entry_leases`]).
 //!
 //! Joins move only elements that are not in place yet: parts of a `concat` that lie at their place in its result stay
 //! there, and so do the base and the new part of an `update_slice`. A start whose result takes the place of an
@@ -122,6 +125,8 @@ pub struct NodePlan {
     pub lease: Vec<Value>,
     /// Starts whose leases must end before this node runs.
     pub release: Vec<Value>,
+    /// Whether leases older than the call on the storage that this node writes must end before it runs.
+    pub entry: bool,
 }
 
 impl NodePlan {
@@ -142,6 +147,10 @@ impl NodePlan {
                 write!(f, " queue {} #{number}", mesh.group_text(group))?;
             }
             write_values(f, "lease", &self.lease)?;
+            if self.entry {
+                f.write_str(" release entry")?;
+                return self.release.iter().try_for_each(|start| write!(f, ", {start}"));
+            }
             write_values(f, "release", &self.release)
         })
     }

@@ -4,16 +4,16 @@
 //! This is the meaning of `plan.rs` in numbers, for the hazard checker, the plan oracle, and any code that makes or
 //! runs plans.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use consort_types::layout::{Layout, numel};
 use smallvec::{SmallVec, smallvec};
 
-use crate::entity::Value;
+use crate::entity::{Value, ValueMap};
 use crate::ops::{Alias, Effects, EvalCx, EvalError, Joined, OpDef, boxes_of, layouts_of};
-use crate::plan::Place;
-use crate::program::{Block, Node};
+use crate::plan::{Place, Region};
+use crate::program::{Block, Func, Node};
 use crate::types::TensorType;
 
 /// The location of a tensor's elements: an extent relative to a place.
@@ -173,6 +173,92 @@ impl Placement {
     }
 }
 
+/// A set of bytes of a plan's regions, of which bytes are removed and put back.
+#[derive(Clone, Debug, Default)]
+pub struct ByteSet {
+    /// The end of each range, by its region and first byte.
+    ranges: BTreeMap<(Region, u64), u64>,
+    /// What was removed, in order.
+    removed: Vec<(Region, Range<u64>)>,
+}
+
+impl ByteSet {
+    /// Adds bytes that are not in the set.
+    pub fn add(&mut self, region: Region, range: Range<u64>) {
+        if !range.is_empty() {
+            self.ranges.insert((region, range.start), range.end);
+        }
+    }
+
+    /// The last bytes of a range that are in the set.
+    pub fn meets(&self, region: Region, range: &Range<u64>) -> Option<Range<u64>> {
+        let ((of, start), end) = self.ranges.range(..(region, range.end)).next_back()?;
+        let shared = range.start.max(*start)..range.end.min(*end);
+        (*of == region && !shared.is_empty()).then_some(shared)
+    }
+
+    /// Removes bytes; true if any of them were in the set.
+    pub fn remove(&mut self, region: Region, range: &Range<u64>) -> bool {
+        let first = self.removed.len();
+        while let Some(shared) = self.meets(region, range) {
+            let around = self.ranges.range_mut(..=(region, shared.start)).next_back();
+            let Some(((_, start), end)) = around else { break };
+            let (start, end) = (*start, std::mem::replace(end, shared.start));
+            if start == shared.start {
+                self.ranges.remove(&(region, start));
+            }
+            self.add(region, shared.end..end);
+            self.removed.push((region, shared));
+        }
+        self.removed.len() > first
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// How much has been removed, for [`ByteSet::restore`].
+    pub fn mark(&self) -> usize {
+        self.removed.len()
+    }
+
+    /// Puts back what was removed since a mark.
+    pub fn restore(&mut self, mark: usize) {
+        for (region, range) in self.removed.split_off(mark) {
+            self.add(region, range);
+        }
+    }
+}
+
+/// The regions of a plan in which peers may still read when a call begins: arguments that were given away, and memory
+/// that is kept from call to call and takes part in communication.
+pub fn entry_leases(func: &Func) -> BTreeSet<Region> {
+    fn add(block: &Block, regions: &mut ValueMap<Region>, all: &mut BTreeSet<Region>) {
+        let kept = |place: &Region| matches!(place, Region::Arena | Region::Heap);
+        for (param, place) in block.params.iter().zip(&block.places) {
+            regions.insert(*param, place.region);
+        }
+        for node in &block.nodes {
+            let places = node.plan.as_ref().map_or(&[][..], |plan| &plan.places);
+            for (result, place) in node.results.iter().zip(places) {
+                regions.insert(*result, place.region);
+            }
+            if node.op.effects().starts().is_some() {
+                all.extend(places.iter().map(|place| place.region).filter(kept));
+                all.extend(node.args.iter().filter_map(|arg| regions.get(*arg)).copied().filter(kept));
+            }
+            node.blocks.iter().for_each(|block| add(block, regions, all));
+        }
+    }
+    let mut all = BTreeSet::new();
+    add(&func.body, &mut ValueMap::default(), &mut all);
+    let donated = func.plan.as_ref().map_or(&[][..], |head| &head.donated);
+    let params = (0u32..).zip(&func.body.params);
+    all.extend(params.filter(|(_, param)| donated.contains(param)).map(|(number, _)| Region::Arg(number)));
+    all
+}
+
 /// Bytes that two lists of ascending ranges share.
 pub fn overlap(a: &[Range<u64>], b: &[Range<u64>]) -> Option<Range<u64>> {
     let (few, many) = if a.len() < b.len() { (a, b) } else { (b, a) };
@@ -278,8 +364,7 @@ mod tests {
     use super::*;
     use crate::index::Index;
     use crate::mesh::Mesh;
-    use crate::plan::Region;
-    use consort_types::Rank;
+    use consort_types::{Rank, Rng};
 
     fn placement(offset: u64, layout: Layout) -> Placement {
         Placement { place: Place { region: Region::Heap, offset }, width: 4, extent: Extent::At(layout) }
@@ -327,6 +412,38 @@ mod tests {
         let column = placement(0, base.narrowed(2, 4, 1)).bytes().unwrap();
         assert_eq!((column.len(), &column[..2]), (12, &[16..20, 36..40][..]));
         assert_eq!(placement(0, base.narrowed(0, 1, 2)).bytes().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_set_of_bytes_is_kept_like_single_bytes() {
+        let mut rng = Rng::new(1);
+        for _ in 0..200 {
+            let (mut set, mut list) = (ByteSet::default(), vec![true; 64]);
+            set.add(Region::Heap, 0..64);
+            set.add(Region::Arena, 0..64);
+            let mut marks = Vec::new();
+            for _ in 0..12 {
+                let start = rng.below(60);
+                let range = start..start + rng.below(64 - start);
+                if rng.one_in(4) {
+                    marks.push((set.mark(), list.clone()));
+                }
+                let some = list[range.clone()].contains(&true);
+                assert_eq!(set.remove(Region::Heap, &(range.start as u64..range.end as u64)), some);
+                list[range].fill(false);
+                if rng.one_in(4)
+                    && let Some((mark, before)) = marks.pop()
+                {
+                    set.restore(mark);
+                    list = before;
+                }
+                assert_eq!(set.ranges.get(&(Region::Arena, 0)), Some(&64));
+                let heap = set.ranges.iter().filter(|((region, _), _)| *region == Region::Heap);
+                let mut all = vec![false; 64];
+                heap.for_each(|((_, start), end)| all[*start as usize..*end as usize].fill(true));
+                assert_eq!(all, list);
+            }
+        }
     }
 
     #[test]

@@ -106,8 +106,14 @@ impl Naive<'_> {
     }
 
     fn block(&mut self, block: &mut Block) {
+        let mut starts = BTreeSet::new();
         for node in &mut block.nodes {
-            let plan = self.node(node);
+            let mut plan = self.node(node);
+            // Leases end as early as they can, and every write waits for older ones.
+            let is_wait = node.op.effects() == Effects::Wait;
+            plan.release.extend(node.args.iter().filter(|arg| is_wait && starts.contains(*arg)));
+            plan.entry = !is_wait && !plan.view && !plan.places.is_empty();
+            starts.extend(node.results.iter().filter(|_| node.op.effects().starts().is_some()).copied());
             for inside in &mut node.blocks {
                 let args = if node.op.flow() == Flow::Cond { &node.args[1..] } else { &node.args[..] };
                 for (param, arg) in inside.params.clone().into_iter().zip(args) {
@@ -155,6 +161,12 @@ impl Naive<'_> {
         let next = self.queues.entry(self.mesh.group_text(group)).or_default();
         plan.queue = Some((group, *next));
         *next += 1;
+        let written: Vec<usize> = (0..plan.places.len()).filter_map(|at| node.op.overwrites(at)).collect();
+        for (_, arg) in node.args.iter().enumerate().filter(|(at, _)| !written.contains(at)) {
+            if !plan.lease.contains(arg) {
+                plan.lease.push(*arg);
+            }
+        }
         for result in 0..plan.places.len() {
             if let Some(arg) = node.op.overwrites(result)
                 && plan.copies.iter().all(|(value, _)| *value != node.args[arg])

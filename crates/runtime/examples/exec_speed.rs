@@ -45,7 +45,8 @@ fn measure(all: &Group, text: &str, times: usize) -> f64 {
     let mut exec = lowered(text, all.rank());
     let groups: Vec<Option<Group>> = exec.groups().iter().map(|_| Some(all.clone())).collect();
     let timeout = Duration::from_secs(10);
-    let cx = RunCx { heap: all.heap(), groups: &groups, threads: &Threads::ONE, timeout };
+    let cx =
+        RunCx { heap: all.heap(), groups: &groups, threads: &Threads::ONE, timeout, clock: &Instant::now };
     let mut args = [ArgValue::Tensor { buffer: all.heap().alloc_from(&[0; 64]).unwrap(), pending: None }];
     best(times, || drop(black_box(exec.run(&cx, &mut args).unwrap())))
 }

@@ -1,7 +1,7 @@
 //! Calls a kernel, or the evaluation of an op, on tensors in buffers: the one way for plans and eager code.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use consort_comm::{Buffer, Bytes, BytesMut};
 use consort_ir::literal::Literal;
@@ -51,22 +51,23 @@ impl<'a> Stored<'a> {
         Ok(self.buffer.bytes_of(self.bytes.clone())?)
     }
 
-    /// Its bytes for writing, once all leases on them have ended.
-    pub fn write(&self, within: Duration) -> Result<BytesMut<'a>, RunError> {
-        if let Ok(bytes) = self.buffer.try_bytes_mut_of(self.bytes.clone()) {
-            return Ok(bytes);
+    /// Its bytes for writing. Never waits: while peers may read them, that is an error.
+    pub fn write(&self) -> Result<BytesMut<'a>, RunError> {
+        match self.buffer.try_bytes_mut_of(self.bytes.clone()) {
+            Ok(bytes) => Ok(bytes),
+            Err(error) => Err(if self.is_released()? { error.into() } else { RunError::leased() }),
         }
-        self.release(within)?;
-        Ok(self.buffer.try_bytes_mut_of(self.bytes.clone())?)
     }
 
-    /// Waits until its leases have ended.
-    pub fn release(&self, within: Duration) -> Result<(), RunError> {
-        if !self.buffer.is_released() {
-            let mut part = self.buffer.part(self.bytes.clone())?;
-            if !part.is_released() {
-                part.bytes_mut(Instant::now() + within)?;
-            }
+    /// Whether no peer reads it any more, and nothing in flight touches it.
+    pub fn is_released(&self) -> Result<bool, RunError> {
+        Ok(self.buffer.is_released() || self.buffer.part(self.bytes.clone())?.is_released())
+    }
+
+    /// Waits until then. The clock is read only if it must block.
+    pub fn release(&self, until: impl FnOnce() -> Instant) -> Result<(), RunError> {
+        if !self.is_released()? {
+            self.buffer.part(self.bytes.clone())?.bytes_mut(until())?;
         }
         Ok(())
     }
@@ -96,18 +97,17 @@ pub fn view<'a>(dtype: Dtype, layout: &'a Layout, bytes: &'a [u8]) -> View<'a> {
     View { dtype, shape: &layout.shape, strides: &layout.strides, bytes }
 }
 
-/// Calls a kernel. Results are contiguous; they are written once the leases on them have ended.
+/// Calls a kernel. Results are contiguous, and all leases on them have ended.
 #[inline]
 pub fn call(
     cx: &KernelCx<'_>,
     (kernel, op): (&Kernel, &dyn OpDef),
     args: &[Operand<'_>],
     results: &[Stored<'_>],
-    within: Duration,
 ) -> Result<(), RunError> {
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for result in results {
-        writes.push(result.write(within)?);
+        writes.push(result.write()?);
     }
     let mut reads: SmallVec<[_; 4]> = SmallVec::new();
     for arg in args {
@@ -139,13 +139,12 @@ pub fn evaluate(
     op: &dyn OpDef,
     args: &[Stored<'_>],
     results: &[Stored<'_>],
-    within: Duration,
 ) -> Result<(), RunError> {
     let given = args.iter().map(|arg| arg.literal(cx.threads)).collect::<Result<Vec<_>, _>>()?;
     let wanted: Vec<_> = results.iter().map(|result| (result.dtype, &result.layout.shape[..])).collect();
     let made = eval_of(op, &cx.sizes, &given.iter().collect::<Vec<_>>(), &wanted)?;
     for (result, made) in results.iter().zip(made) {
-        result.write(within)?.copy_from_slice(&made.to_bytes());
+        result.write()?.copy_from_slice(&made.to_bytes());
     }
     Ok(())
 }

@@ -37,6 +37,14 @@ impl RunError {
         RunError::caused(Cause::Failure(Failure::new(headline).of(part)))
     }
 
+    /// The plan writes too early: it lacks a `release`.
+    pub(crate) fn leased() -> RunError {
+        RunError::new((
+            "storage that no peer reads any more: a line of the plan must say `release` before",
+            "storage that is leased or in flight",
+        ))
+    }
+
     pub(crate) fn limit(excess: Excess) -> RunError {
         RunError::caused(Cause::Limit(excess))
     }

@@ -6,6 +6,8 @@
 mod calls;
 #[path = "execute/ranks.rs"]
 mod ranks;
+#[path = "execute/releases.rs"]
+mod releases;
 #[path = "execute/words.rs"]
 mod words;
 

@@ -162,7 +162,7 @@ impl Ready {
                 _ => ArgValue::Tensor { buffer: heap.alloc_from(&input.to_bytes())?, pending: None },
             });
         }
-        let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout };
+        let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout, clock: &Instant::now };
         let mut outs = exec.run(&cx, &mut args).map_err(failure)?;
         // Results may share one buffer, which can be read when no pending operation writes to it.
         for out in &mut outs {

@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use consort_types::{Failure, aligned, ranks_text};
 use serde::{Deserialize, Serialize};
 
-use crate::shm::status::Cause;
+use crate::cause::Cause;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

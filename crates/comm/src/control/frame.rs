@@ -177,8 +177,8 @@ mod tests {
     use consort_types::{Failure, Rng};
 
     use super::*;
+    use crate::cause::Cause;
     use crate::control::failure::{Exit, What};
-    use crate::shm::status::Cause;
 
     fn failure(rank: Option<usize>, what: What) -> Message {
         Message::Failed(JobFailure { rank, what, at: "barrier \"a\"".to_string() })

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::failure::{Exit, JobFailure, What};
 use super::frame::{MAX_REASON, Message, shortened};
-use crate::shm::status::Cause;
+use crate::cause::Cause;
 
 /// How long a closed connection waits for the launcher's report on how the process ended. The kernel closes a dying
 /// process's sockets just before it reports the death, so the report comes within a millisecond.

@@ -15,10 +15,11 @@ use consort_types::{Digest, Failure, Kind};
 use smallvec::SmallVec;
 
 use crate::CommError;
-use crate::engine::{AnyEngine, Engine, Given, Made, Offer, Said, Ticket};
+use crate::engine::{AnyEngine, Checked, Engine, Given, Made, Offer, Said, Ticket};
 use crate::error::{Operation, Side};
 use crate::event::EventKind;
 use crate::flight_record::FlightRecord;
+use crate::message::Parcel;
 use crate::mpi::call::{Call, Stage};
 use crate::mpi::comm::Comm;
 use crate::mpi::compare::Comparison;
@@ -27,14 +28,13 @@ use crate::mpi::groups;
 use crate::mpi::job::Job;
 use crate::mpi::state::State;
 use crate::mpi::transfers::Transfers;
-use crate::op::{AGREEMENT, Lists, Op, describe};
+use crate::op::{AGREEMENT, describe};
 use crate::recorder::{CallRecord, CallText, Recorder, Tape, read_segment};
 use crate::settings::Settings;
 use crate::shm::buffer::{Access, Buffer, claim_all};
-use crate::shm::buffers::{Buffers, bytes};
+use crate::shm::buffers::bytes;
 use crate::shm::call::access;
 use crate::shm::heap::Heap;
-use crate::shm::mail::Parcel;
 use crate::unseen::{UNSEEN_NOTE, forget_trouble, report_unseen, trouble};
 
 /// How often a waiting member tests before it lets others run.
@@ -271,13 +271,8 @@ impl Engine for MpiGroup {
         &self.settings
     }
 
-    fn start(
-        &self,
-        (op, lists): (Op, Option<Box<Lists>>),
-        (buffers, count): (Buffers, usize),
-        common: bool,
-        (note, site): Said<'_>,
-    ) -> Result<Ticket, CommError> {
+    fn start(&self, request: Checked<'_>) -> Result<Ticket, CommError> {
+        let Checked { op, lists, buffers, count, common, note, site } = request;
         if let Some(error) = self.state.borrow().failed.clone() {
             return Err(self.give(error));
         }
@@ -395,6 +390,18 @@ impl Engine for MpiGroup {
         self.wait_for(Some(ticket), until()).map_err(|error| self.give(error))
     }
 
+    // MPI is done with the buffers of an operation when it is over.
+    fn released(&self, ticket: Ticket) -> bool {
+        self.is_over(ticket)
+    }
+
+    fn release(&self, ticket: Ticket, until: impl FnOnce() -> Instant) -> Result<(), CommError> {
+        if self.test(ticket)? {
+            return Ok(());
+        }
+        self.wait_for(Some(ticket), until()).map_err(|error| self.give(error))
+    }
+
     fn take(&self, ticket: Ticket) -> Option<Given> {
         let state = &mut *self.state.borrow_mut();
         match ticket {
@@ -417,6 +424,13 @@ impl Engine for MpiGroup {
                 state.batches.retain(|_, batch| !(batch.is_abandoned && batch.is_finished()));
             }
             Ticket::Over => {}
+        }
+    }
+
+    // What is in flight keeps its buffers: MPI may still write them.
+    fn close(&self, abort: bool) {
+        if !abort {
+            self.leave();
         }
     }
 
@@ -470,7 +484,7 @@ impl MpiGroup {
         if !failed && self.wait_for(None, until).is_ok() {
             match trouble(self.rank()) {
                 Some((error, culprits)) => {
-                    let cause = crate::shm::status::Cause::new(self.rank(), error, culprits);
+                    let cause = crate::cause::Cause::new(self.rank(), error, culprits);
                     self.job.stop(&cause, self.tape());
                 }
                 None => {
@@ -494,8 +508,6 @@ impl MpiGroup {
 impl Drop for MpiGroup {
     fn drop(&mut self) {
         // A panicking rank does not wait: the others learn of the panic afterwards.
-        if !thread::panicking() {
-            self.leave();
-        }
+        self.close(thread::panicking());
     }
 }

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use consort_types::Failure;
 
+use crate::cause::{Cause, NOBODY};
 use crate::error::{CommError, Operation, Side};
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::job::Answer;
 use crate::mpi::state::State;
-use crate::shm::status::{Cause, NOBODY};
 
 /// The error of a rank that another one has stopped.
 pub(super) fn elsewhere(cause: &Cause) -> CommError {

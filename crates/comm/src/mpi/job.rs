@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::CommError;
+use crate::cause::Cause;
 use crate::control::{ControlError, differing};
+use crate::cores::{self, Cores};
 use crate::deadline::from_now;
 use crate::flight_record::FlightRecord;
 use crate::mpi::calls::Mpi;
@@ -26,8 +28,6 @@ use crate::mpi::options::Options;
 use crate::mpi::span::Span;
 use crate::mpi::tape::Sent;
 use crate::recorder::Tape;
-use crate::shm::cores::{self, Cores};
-use crate::shm::status::Cause;
 
 /// How long a rank waits for answers. After its deadline it asks, then tells the others that it stops, and a call must end
 /// within 100 ms: so there is time left in which it may not run.

@@ -4,6 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::error::{CommError, Side, message_text};
+use crate::message::{End, Parcel};
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
@@ -12,7 +13,6 @@ use crate::mpi::transfers::message_pieces;
 use crate::recorder::Name;
 use crate::shm::buffer::Access;
 use crate::shm::buffers::Buffers;
-use crate::shm::mail::{End, Parcel};
 
 /// The bytes of a header: a digest and a length, then two texts.
 const HEADER: usize = 320;

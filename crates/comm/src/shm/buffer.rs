@@ -12,20 +12,15 @@ use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use consort_types::{Failure, overlaps};
 
 use crate::CommError;
-use crate::error::Operation;
 use crate::shm::heap::{Heap, LINE};
 use crate::shm::lease::{Lease, Leases};
-use crate::shm::progress::{BUSY, cause_of};
+use crate::shm::releasing::wait_for_release;
 use crate::shm::segment::outside;
-use crate::shm::siblings::{self, advance_all};
-use crate::shm::status::{WaitKind, Waits};
-use crate::shm::waiter::spin;
-use crate::shm::waiting::Watch;
 use crate::small_list::SmallList;
 
 /// A block of a rank's heap, or a part of one. Clones are handles of the same bytes.
@@ -144,7 +139,7 @@ fn nth(index: usize, (count, access): (usize, Access)) -> Access {
     if index < count { access } else { Access::Write }
 }
 
-fn busy() -> CommError {
+pub(crate) fn busy() -> CommError {
     CommError::Argument(Failure::new((
         "a buffer that is not in use: wait for the operation that takes it first",
         "",
@@ -321,49 +316,12 @@ impl Buffer {
     }
 
     fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
-        let (block, start) = (self.block(), Instant::now());
-        let mut watch = Watch::new(block.heap.ranks(), start);
-        let spin_until = block.heap.spins().then(|| start + spin(self.len()));
-        while !self.is_released() {
-            if spin_until.is_some_and(|spin_until| Instant::now() < spin_until) {
-                std::hint::spin_loop();
-                continue;
-            }
-            // The release may need this member's part of a call, or be its own call queued behind others.
-            let goes_on = advance_all();
-            let lease = self.held_lease();
-            if self.is_released() {
-                break;
-            }
-            if let Some(error) = block.heap.alarm().failure() {
-                return Err(error);
-            }
-            let now = Instant::now();
-            let Some(lease) = lease else {
-                // An operation of this rank, which may wait for any member.
-                if now >= until {
-                    return Err(busy());
-                }
-                std::thread::sleep(Duration::from_micros(20));
-                continue;
-            };
-            if let Some(stopped) = lease.rows().iter().find(|row| row.stopped().is_some()) {
-                return Err(cause_of(stopped));
-            }
-            let Some(row) = lease.holder() else { continue };
-            if now >= until {
-                return Err(CommError::Leased { rank: row.rank });
-            }
-            let (number, missing) = (0, [row.rank]);
-            let (site, text, group) = Default::default();
-            let moved = siblings::moved(None);
-            let waits =
-                Waits { kind: WaitKind::Release, number, site, text, group, moved, missing: &missing };
-            watch.look(now, |say| say(waits), || Operation::Write)?;
-            let turn = if goes_on { until.min(now + BUSY) } else { until };
-            // Once this holder is done it no longer rings its bell, so do not sleep on that bell for another holder.
-            row.sleep(turn, || lease.holder().is_none_or(|holder| !std::ptr::eq(holder, row)));
-        }
+        let block = self.block();
+        let range = self.range();
+        let mine = |leased: &&Leased| overlaps(&leased.range, &range);
+        block.leases.borrow().iter().filter(mine).for_each(|leased| leased.lease.ask());
+        let lease = || self.held_lease();
+        wait_for_release(&block.heap, self.len(), until, || self.is_released(), lease)?;
         forget_ended(&mut block.leases.borrow_mut());
         Ok(())
     }

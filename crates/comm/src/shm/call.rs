@@ -426,6 +426,20 @@ impl Call {
     }
 }
 
+/// How the operands of a call travel.
+impl Key {
+    /// Whether the operands travel in the staging area. That of an all_to_all may hold a table instead.
+    pub(crate) fn is_staged(self) -> bool {
+        let tabled = self.what & 0xff == Kind::AllToAll as u64 && !self.is_even();
+        self.bytes as usize <= STAGE && !tabled
+    }
+
+    /// Whether its operands are staged and its result is not common: most calls are.
+    pub(crate) fn is_small(self) -> bool {
+        self.is_staged() && !self.is_common()
+    }
+}
+
 impl Reusable for Call {
     #[inline]
     fn empty(&mut self) {

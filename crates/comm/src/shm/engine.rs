@@ -7,16 +7,15 @@ use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
 use crate::CommError;
-use crate::engine::{AnyEngine, Engine, Given, Made, Offer, Said, Ticket};
+use crate::cores::Cores;
+use crate::engine::{AnyEngine, Checked, Engine, Given, Made, Offer, Said, Ticket};
 use crate::flight_record::FlightRecord;
-use crate::op::{Lists, Op};
+use crate::group::Group;
+use crate::message::Parcel;
 use crate::recorder::{Recorder, read_segment};
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
-use crate::shm::buffers::Buffers;
-use crate::shm::cores::Cores;
 use crate::shm::heap::{Heap, LINE};
-use crate::shm::mail::Parcel;
 use crate::shm::members::Members;
 use crate::shm::progress::Shm;
 use crate::shm::progress_thread::ProgressThread;
@@ -44,17 +43,21 @@ impl Shm {
         Made { engine: AnyEngine::Shm(shm), me, ranks }
     }
 
-    /// Starts a thread that advances large reductions while this one computes. True if there is a core for it besides
-    /// one for each rank on this host; without one it would only take turns with the ranks.
-    pub(crate) fn start_progress_thread(&self) -> bool {
-        self.cores.two_each() && self.force_progress_thread()
-    }
-
     pub(crate) fn force_progress_thread(&self) -> bool {
         let Some(thread) = ProgressThread::start(&self.members, &self.alarm) else { return false };
         // If there is one already, the new one ends at once.
         let _ = self.progress_thread.set(thread);
         true
+    }
+}
+
+impl Group {
+    /// The engine, if it is that of shared memory.
+    pub(crate) fn shm(&self) -> Option<&Shm> {
+        match &self.engine {
+            AnyEngine::Shm(shm) => Some(shm),
+            AnyEngine::Mpi(_) => None,
+        }
     }
 }
 
@@ -74,19 +77,32 @@ impl Engine for Shm {
     }
 
     #[inline(always)]
-    fn start(
-        &self,
-        form: (Op, Option<Box<Lists>>),
-        buffers: (Buffers, usize),
-        common: bool,
-        said: Said<'_>,
-    ) -> Result<Ticket, CommError> {
-        self.start_call(form, buffers, common, said).map(Ticket::Call)
+    fn start(&self, request: Checked<'_>) -> Result<Ticket, CommError> {
+        if self.settings.late.get() {
+            return self.start_late(request);
+        }
+        self.start_call(request).map(Ticket::Call)
     }
 
     #[inline(always)]
     fn start_batch(&self, parcel: &mut Parcel, said: Said<'_>) -> Result<Ticket, CommError> {
+        if self.settings.late.get() {
+            return self.start_batch_late(parcel, said);
+        }
         self.start_messages(parcel, said).map(Ticket::Batch)
+    }
+
+    fn released(&self, ticket: Ticket) -> bool {
+        self.is_released(ticket)
+    }
+
+    fn release(&self, ticket: Ticket, until: impl FnOnce() -> Instant) -> Result<(), CommError> {
+        self.release_ticket(ticket, until)
+    }
+
+    // Without a core besides one for each rank on this host, a thread would only take turns with the ranks.
+    fn start_progress_thread(&self) -> bool {
+        self.cores.two_each() && self.force_progress_thread()
     }
 
     fn poll(&self) -> Result<(), CommError> {
@@ -137,6 +153,16 @@ impl Engine for Shm {
             Ticket::Call(number) => self.state().abandon(number),
             Ticket::Batch(batch) => self.state().mails.abandon(batch),
             Ticket::Over => {}
+        }
+    }
+
+    fn close(&self, abort: bool) {
+        if !abort {
+            return self.leave();
+        }
+        let state = self.state();
+        if state.failed.is_none() {
+            self.unclaim_all(&state);
         }
     }
 

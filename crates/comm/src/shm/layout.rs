@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::cores::Cores;
 use crate::recorder::{self, Recorder};
 use crate::shm::alarm::Alarm;
-use crate::shm::cores::Cores;
 use crate::shm::heap::Heap;
 use crate::shm::row::Row;
 use crate::shm::rows::Rows;

@@ -1,7 +1,8 @@
 //! Leases: memory must not be written while peers may still read it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use smallvec::SmallVec;
 
@@ -20,6 +21,8 @@ pub(crate) enum Lease {
     Common(Arc<Rows>, usize, usize),
     /// The members of the group whose row this is, until this many will not read it any more.
     Row(Row, u64),
+    /// This member, until somebody asks for the release: what tests hold in addition (`late.rs`).
+    Late(Arc<Rows>, usize, Arc<AtomicBool>),
 }
 
 pub(crate) type Leases = SmallVec<[Lease; 1]>;
@@ -38,13 +41,24 @@ impl Lease {
                 (row.segment.word(holders(*at)).load(Acquire) > 0).then_some(row)
             }
             Lease::Row(row, members) => (row.gone() < *members).then_some(row),
+            Lease::Late(rows, me, asked) => (!asked.load(Relaxed)).then_some(&rows[*me]),
+        }
+    }
+
+    /// Somebody asks for the release.
+    pub(crate) fn ask(&self) {
+        if let Lease::Late(_, _, asked) = self {
+            asked.store(true, Relaxed);
         }
     }
 
     /// The rows of the members that share it.
     pub(crate) fn rows(&self) -> &[Row] {
         match self {
-            Lease::Call(rows, ..) | Lease::Mail(rows, ..) | Lease::Common(rows, ..) => rows,
+            Lease::Call(rows, ..)
+            | Lease::Mail(rows, ..)
+            | Lease::Common(rows, ..)
+            | Lease::Late(rows, ..) => rows,
             Lease::Row(row, _) => std::slice::from_ref(row),
         }
     }

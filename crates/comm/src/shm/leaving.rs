@@ -5,11 +5,13 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
+use crate::cause::Cause;
 use crate::deadline::from_now;
+use crate::engine::Engine;
 use crate::error::Stop;
 use crate::shm::progress::Shm;
 use crate::shm::row::Row;
-use crate::shm::status::{self, Cause};
+use crate::shm::status;
 use crate::shm::waiter::{Waiter, What};
 use crate::unseen::{UNSEEN_NOTE, report_unseen, trouble};
 
@@ -59,7 +61,7 @@ const LAST: Duration = Duration::from_millis(200);
 
 impl Shm {
     /// Finishes operations in flight, leaves, and reports errors that the program has not seen.
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         let before = self.unseen_error();
         let outcome = self.finish_all();
         let row = self.members.mine();
@@ -116,13 +118,6 @@ impl Shm {
 impl Drop for Shm {
     fn drop(&mut self) {
         // A panicking rank does not wait: the others learn of the panic afterwards.
-        if std::thread::panicking() {
-            let state = self.state();
-            if state.failed.is_none() {
-                self.unclaim_all(&state);
-            }
-            return;
-        }
-        self.leave();
+        self.close(std::thread::panicking());
     }
 }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
+use crate::cores::{self, Cores};
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::group::Group;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
-use crate::shm::cores::{self, Cores};
 use crate::shm::layout::{prepare, reserved, rows};
 use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;

@@ -7,26 +7,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
-use crate::engine::Given;
+use crate::cause::{Cause, NOBODY};
+use crate::cores::Cores;
+use crate::engine::{Checked, Given};
 use crate::error::{Parties, Party, Stop};
 use crate::event::EventKind;
-use crate::op::{Lists, Op};
+use crate::message::Parcel;
 use crate::recorder::{self, Name, Recorder};
 use crate::request::Note;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::buffer::{Access, claim_all};
-use crate::shm::buffers::{Buffers, bytes};
+use crate::shm::buffers::bytes;
 use crate::shm::call::{Call, Stage, access};
-use crate::shm::cores::Cores;
 use crate::shm::heap::Heap;
-use crate::shm::mail::Parcel;
+use crate::shm::late::Late;
 use crate::shm::members::Members;
 use crate::shm::progress_thread::ProgressThread;
 use crate::shm::queue::Reusable;
 use crate::shm::row::{SLOTS, STAGE, Stopped};
 use crate::shm::state::State;
-use crate::shm::status::{self, Cause, NOBODY};
+use crate::shm::status;
 use crate::sync::yield_now;
 use crate::unseen::forget_trouble;
 
@@ -41,6 +42,7 @@ pub(crate) struct Shm {
     pub(crate) recorder: Recorder,
     pub(crate) settings: Rc<Settings>,
     state: RefCell<State>,
+    pub(crate) late: Late,
     /// Whether the program has seen this group's error.
     pub(crate) is_seen: Cell<bool>,
 }
@@ -56,7 +58,8 @@ impl Shm {
     ) -> Shm {
         let state = RefCell::new(State::new(&members));
         let (progress_thread, is_seen) = (OnceCell::new(), Cell::new(false));
-        Shm { members, heap, alarm, cores, progress_thread, recorder, settings, state, is_seen }
+        let late = Late::default();
+        Shm { members, heap, alarm, cores, progress_thread, recorder, settings, state, late, is_seen }
     }
 
     pub(crate) fn state(&self) -> RefMut<'_, State> {
@@ -80,13 +83,8 @@ impl Shm {
 
     /// Starts a call and publishes it. Inlined, so that the call is constructed in place.
     #[inline(always)]
-    pub(crate) fn start_call(
-        &self,
-        (op, lists): (Op, Option<Box<Lists>>),
-        (buffers, count): (Buffers, usize),
-        common: bool,
-        (note, site): (&Note, &'static Location<'static>),
-    ) -> Result<u64, CommError> {
+    pub(crate) fn start_call(&self, request: Checked<'_>) -> Result<u64, CommError> {
+        let Checked { op, lists, buffers, count, common, note, site } = request;
         let mut state = self.state();
         if let Some(error) = &state.failed {
             return Err(self.give(error.clone()));

@@ -9,9 +9,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use consort_types::Failure;
-use serde::{Deserialize, Serialize};
-
+use crate::cause::Cause;
 use crate::recorder::{self, CallText, Name, Recorder, copy_words, text_in};
 use crate::shm::segment::Segment;
 use crate::sync::fence;
@@ -49,38 +47,6 @@ const TROUBLED: u64 = 2;
 const MISSING: usize = CULPRITS + SET;
 const WORDS: usize = MISSING + SET;
 const _: () = assert!(WORDS * 8 <= SIZE);
-
-/// No rank.
-pub(crate) const NOBODY: usize = usize::MAX;
-
-/// Why a rank stopped. Its error crosses processes as text, without and with the way out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cause {
-    /// The rank that found it, which others may repeat; [`NOBODY`] if the control plane reported it.
-    pub by: usize,
-    /// Its error, without notes.
-    pub text: String,
-    /// The notes, as they follow one another in a text; empty if there are none.
-    pub notes: String,
-    /// The ranks to blame, as far as it could find out.
-    pub culprits: Vec<usize>,
-    /// Whether it is a deadlock, which involves several ranks alike.
-    pub is_deadlock: bool,
-}
-
-impl Cause {
-    /// The cause that a rank found, and that is not a deadlock.
-    pub(crate) fn new(by: usize, mut failure: Box<Failure>, culprits: Vec<usize>) -> Cause {
-        let notes = std::mem::take(&mut failure.notes).join("\n  note: ");
-        Cause { by, text: failure.to_string(), notes, culprits, is_deadlock: false }
-    }
-
-    /// Its error.
-    pub(crate) fn failure(&self) -> Box<Failure> {
-        let failure = Failure::new(self.text.clone());
-        if self.notes.is_empty() { failure } else { failure.note(self.notes.clone()) }
-    }
-}
 
 /// The kind of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,6 +248,7 @@ pub(crate) fn waiting(segment: &Segment) -> Option<Waiting> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use consort_types::Failure;
     use std::sync::Arc;
 
     #[test]

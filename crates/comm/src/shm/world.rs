@@ -12,11 +12,11 @@ use std::time::Duration;
 use consort_types::Failure;
 
 use crate::CommError;
+use crate::cores::{self, Cores};
 use crate::group::Group;
 use crate::limits::way_out;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
-use crate::shm::cores::{self, Cores};
 use crate::shm::layout::{prepare, reserved, rows};
 use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;

@@ -328,7 +328,8 @@ impl Planned {
         if !whole.is_empty() || self.packed.get() > 0 {
             self.count_packs(world, &whole);
         }
-        let cx = RunCx { heap, groups: &self.groups, threads: &world.threads(), timeout: world.timeout() };
+        let (groups, timeout) = (&self.groups, world.timeout());
+        let cx = RunCx { heap, groups, threads: &world.threads(), timeout, clock: &Instant::now };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
         let before = exec.copied_bytes();

@@ -307,7 +307,13 @@ impl FuncReader<'_, '_> {
                 }
                 "reuse" => plan.reuse = self.annotated_values()?,
                 "lease" => plan.lease = self.annotated_values()?,
-                "release" => plan.release = self.annotated_values()?,
+                "release" => {
+                    self.cursor.next_token();
+                    plan.entry = self.cursor.eat("entry");
+                    if !plan.entry || self.cursor.eat(",") {
+                        plan.release = self.values()?;
+                    }
+                }
                 "queue" => {
                     self.cursor.next_token();
                     let group = self.cursor.group()?;

@@ -1,6 +1,6 @@
 //! The memory of one rank: an array of bytes for each region of its plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use consort_types::Dtype;
 
@@ -45,6 +45,8 @@ impl TypedPlacement {
 
 pub(super) struct Memory {
     regions: BTreeMap<Region, Vec<u8>>,
+    /// The bytes that peers may still read since before the call, with what they expect there.
+    old: BTreeMap<Region, Vec<Option<u8>>>,
     /// The byte of uninitialised memory: 0xff makes floats NaN.
     poison: u8,
 }
@@ -52,7 +54,28 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(head: &PlanHeader, poison: u8) -> Memory {
         let region = |(region, size): &(Region, u64)| (*region, vec![poison; *size as usize]);
-        Memory { regions: head.regions.iter().map(region).collect(), poison }
+        Memory { regions: head.regions.iter().map(region).collect(), old: BTreeMap::new(), poison }
+    }
+
+    /// A call begins, and peers still read all bytes of these regions.
+    pub(super) fn lend(&mut self, regions: &BTreeSet<Region>) {
+        for (region, bytes) in self.regions.iter().filter(|(region, _)| regions.contains(region)) {
+            self.old.insert(*region, bytes.iter().copied().map(Some).collect());
+        }
+    }
+
+    /// Older leases on a tensor end: peers read its bytes now.
+    pub(super) fn release_entry(&mut self, seat: &TypedPlacement) -> Result<(), String> {
+        let region = seat.placement.place.region;
+        let (Some(old), Some(bytes)) = (self.old.get_mut(&region), self.regions.get(&region)) else {
+            return Ok(());
+        };
+        for at in seat.elements()? {
+            for at in at..at + seat.placement.width {
+                read_old(region, at, old.get_mut(at).and_then(Option::take), bytes.get(at))?;
+            }
+        }
+        Ok(())
     }
 
     /// Calls `f` with each element's bytes. A `dyn` region grows as needed.
@@ -113,12 +136,27 @@ impl Memory {
         self.each(seat, |bytes| bytes.fill(poison))
     }
 
-    /// Ends a call: memory that is kept from call to call is poisoned.
-    pub(super) fn end_call(&mut self) {
+    /// Ends a call: peers read what they have not read, and memory that is kept from call to call is poisoned.
+    pub(super) fn end_call(&mut self) -> Result<(), String> {
+        for (region, old) in &self.old {
+            let bytes = self.regions.get(region).map_or(&[][..], |bytes| bytes);
+            old.iter().enumerate().try_for_each(|(at, old)| read_old(*region, at, *old, bytes.get(at)))?;
+        }
         for (region, bytes) in &mut self.regions {
             if matches!(region, Region::Arena | Region::Heap) {
                 bytes.fill(self.poison);
             }
         }
+        Ok(())
+    }
+}
+
+/// A peer reads a byte that it expects to be as it was before the call, if it does.
+fn read_old(region: Region, at: usize, expected: Option<u8>, byte: Option<&u8>) -> Result<(), String> {
+    match (expected, byte) {
+        (Some(expected), Some(byte)) if *byte != expected => {
+            Err(format!("@{region}+{at:#x} was written before its older leases ended"))
+        }
+        _ => Ok(()),
     }
 }

@@ -5,9 +5,11 @@
 //!
 //! - the bytes of a result are poisoned by its start, and written when all starts that it needs have happened, or by
 //!   the wait of this rank;
-//! - the operands are read by the start, or as late as each member can: by its own wait, unless the rank that owns them
-//!   releases them before. Until then no leased byte of a start may change, or the member that still reads gets poison.
-//!   Results are leased too: peers may gather from them.
+//! - the operands are read by the start, or as late as each member can: by its own wait, or when the rank that owns them
+//!   releases them, or at the end. No leased byte of a start may have changed by then. Results are leased too: peers may
+//!   gather from them;
+//! - what a call finds in memory that is kept, or in an argument that was given away, is read by peers as late as they can:
+//!   when a line says `release entry`, or at the end.
 //!
 //! Lines are as careless as allowed, too: a kernel poisons its results before it reads operands that are not exactly in
 //! place, a start ignores gaps between elements, and the arena and the heap are poisoned after the call. A plan without
@@ -109,7 +111,12 @@ pub fn run(
     for (rank, inputs) in ranks.iter().zip(inputs) {
         rank.check_arguments(inputs, &mut world)?;
     }
-    world.memories.iter_mut().for_each(Memory::end_call);
+    for flight in 0..world.flights.len() {
+        world.check_leased(PendingId(flight))?;
+    }
+    for (rank, memory) in (0u32..).map(Rank).zip(&mut world.memories) {
+        memory.end_call().map_err(|error| at(rank, "return", error))?;
+    }
     ranks.iter().map(|rank| rank.results(&mut world)).collect()
 }
 
@@ -169,8 +176,6 @@ struct Flight {
     results: Vec<TypedPlacement>,
     /// Bytes that peers may read and that must not change: operands from the start, results once they are written.
     leased: Vec<(TypedPlacement, Vec<u8>)>,
-    /// Whether bytes it reads were changed.
-    spoiled: bool,
     written: bool,
     /// Whether a line of its own block has waited for it.
     waited_here: bool,
@@ -205,7 +210,6 @@ impl<'a> World<'a> {
             pace,
             results,
             leased: leased?,
-            spoiled: false,
             written: false,
             waited_here: false,
             released: false,
@@ -221,15 +225,16 @@ impl<'a> World<'a> {
         Ok(id)
     }
 
-    /// Whether bytes that an operation still leases have changed.
-    fn changed(&mut self, PendingId(at): PendingId) -> Result<bool, String> {
+    /// Checks that no line has changed bytes that an operation still leases.
+    fn check_leased(&mut self, PendingId(at): PendingId) -> Result<(), String> {
         let flight = &self.flights[at];
         for (seat, bytes) in flight.leased.iter().filter(|_| !flight.released) {
             if self.memories[flight.rank].bytes(seat)? != *bytes {
-                return Ok(true);
+                let place = seat.placement.place;
+                return Err(format!("rank {}: {place} was written before its release", flight.rank));
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Completes an operation that is ready: reads what it has not read yet and writes its results.
@@ -237,17 +242,16 @@ impl<'a> World<'a> {
         if self.flights[id.0].written {
             return Ok(());
         }
-        let mut spoiled = self.flights[id.0].spoiled;
         if self.flights[id.0].pace == Pace::Late {
             for source in self.comm.sources(id).to_vec() {
-                spoiled |= self.changed(source)?;
+                self.check_leased(source)?;
             }
         }
         let tensors = self.comm.take(id);
         let flight = &mut self.flights[id.0];
         let memory = &mut self.memories[flight.rank];
         for (seat, tensor) in flight.results.iter().zip(&tensors) {
-            if spoiled { memory.poison(seat)? } else { memory.write(seat, tensor)? }
+            memory.write(seat, tensor)?;
         }
         for seat in &flight.results {
             flight.leased.push((seat.clone(), memory.bytes(seat)?));
@@ -256,18 +260,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Ends the lease of an operation; late readers are spoiled if its bytes have changed. False if it cannot end yet.
+    /// Ends the lease of an operation, whose bytes must not have changed. False if it cannot end yet.
     fn release(&mut self, id: PendingId) -> Result<bool, String> {
         if !self.comm.ready(id) {
             return Ok(false);
         }
-        if self.changed(id)? {
-            for at in 0..self.flights.len() {
-                let reads = self.comm.sources(PendingId(at)).contains(&id);
-                let flight = &mut self.flights[at];
-                flight.spoiled |= reads && flight.pace == Pace::Late && !flight.written;
-            }
-        }
+        self.check_leased(id)?;
         self.flights[id.0].released = true;
         Ok(true)
     }

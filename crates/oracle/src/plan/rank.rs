@@ -14,7 +14,7 @@ use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Effects, EvalCx, Flow, Trips};
 use consort_ir::plan::{NodePlan, Place};
 use consort_ir::program::{Block, Func, Node};
-use consort_ir::storage::{Placement, is_needed, may_take_over, pieces};
+use consort_ir::storage::{Placement, entry_leases, is_needed, may_take_over, pieces};
 use consort_ir::text::node_text;
 use consort_ir::types::Type;
 
@@ -78,6 +78,7 @@ impl<'a> PlanRank<'a> {
                 None => drop(state.sizes.insert(*param, input.clone())),
             }
         }
+        state.memory(world).lend(&entry_leases(func));
         Ok(state)
     }
 
@@ -191,6 +192,7 @@ impl<'a> PlanRank<'a> {
             _ if plan.view => self.view(node, world)?,
             _ => {
                 self.seat(&node.results, &plan.places);
+                self.release_entry(plan, &node.results, world)?;
                 if node.op.joins() { self.join(node, world)? } else { self.kernel(node, world)? }
             }
         }
@@ -202,6 +204,12 @@ impl<'a> PlanRank<'a> {
         if let Some(frame) = self.frames.last_mut() {
             frame.next += 1;
         }
+    }
+
+    /// Ends older leases on the storage of these values, if the line says so.
+    fn release_entry(&self, plan: &NodePlan, values: &[Value], world: &mut World<'_>) -> Result<(), String> {
+        let seats = self.all_seats(values).into_iter().filter(|_| plan.entry);
+        seats.map(|seat| self.memory(world).release_entry(&seat)).collect()
     }
 
     fn release(&mut self, starts: &[Value], world: &mut World<'_>) -> Result<Option<PendingId>, String> {
@@ -293,6 +301,7 @@ impl<'a> PlanRank<'a> {
 
     fn start(&mut self, node: &'a Node, plan: &NodePlan, world: &mut World<'a>) -> Result<(), String> {
         self.seat(&node.results, &plan.places);
+        self.release_entry(plan, &node.results, world)?;
         let (args, results) = (self.all_seats(&node.args), self.all_seats(&node.results));
         let symbols = self.symbols.clone();
         let cx = self.cx(&symbols);
@@ -350,6 +359,7 @@ impl<'a> PlanRank<'a> {
         self.seat(&block.params, &block.places);
         self.enter(&node.args[1..], &block.params);
         self.seat(&node.results, &plan.places);
+        self.release_entry(plan, &node.results, world)?;
         self.frames.push(Frame { block, next: 0, then: Then::Cond(node) });
         Ok(None)
     }
@@ -427,6 +437,8 @@ impl<'a> PlanRank<'a> {
         let block = &node.blocks[0];
         self.seat(&block.params, &block.places);
         self.seat(&node.results, &plan.places);
+        self.release_entry(plan, &node.results, world)?;
+        self.release_entry(plan, &block.params[..carries + slices], world)?;
         self.carry(&node.args[..carries], &block.params[..carries], world)?;
         self.enter(&node.args[carries + slices..], &block.params[carries + slices..]);
         for seat in self.all_seats(&node.results[carries..]) {

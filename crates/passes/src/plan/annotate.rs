@@ -1,11 +1,13 @@
-//! Annotates the lines with the plan: places, queues, leases, and which leases must end before a write.
+//! Annotates the lines with the plan: places, queues, leases, and which leases must end before a write: those of starts
+//! of the plan, by their names, and those that are older than the call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
 use consort_ir::ops::{Effects, Flow};
-use consort_ir::plan::{NodePlan, Place, Region};
+use consort_ir::plan::{NodePlan, Place, PlanHeader, Region};
 use consort_ir::program::{Block, Func, Node};
+use consort_ir::storage::ByteSet;
 use consort_types::GroupName;
 
 use super::decide::{Line, Planner};
@@ -13,10 +15,25 @@ use super::storage::Span;
 use super::uses::overwritten;
 
 /// Writes the plan, except its header.
-pub(super) fn annotate(mut planner: Planner<'_>, func: &mut Func) {
+pub(super) fn annotate(mut planner: Planner<'_>, head: &PlanHeader, func: &mut Func) {
     let lines = std::mem::take(&mut planner.lines).into_iter();
+    let mut old = ByteSet::default();
+    let params = &func.body.params;
+    for (region, size) in &head.regions {
+        let is_old = match region {
+            Region::Arg(number) => {
+                params.get(*number as usize).is_some_and(|param| head.donated.contains(param))
+            }
+            // What takes part in communication lies in the heap, which is kept from call to call.
+            Region::Heap => true,
+            Region::Arena | Region::Out(_) | Region::Dyn(_) => false,
+        };
+        if is_old {
+            old.add(*region, 0..*size);
+        }
+    }
     let mut annotator =
-        Annotator { planner, lines, queues: Vec::new(), leases: Leases::default(), blocks: 0 };
+        Annotator { planner, lines, queues: Vec::new(), leases: Leases::default(), old, blocks: 0 };
     annotator.block(&mut func.body);
 }
 
@@ -26,6 +43,8 @@ struct Annotator<'a> {
     /// The next number on each queue.
     queues: Vec<(GroupName, u32)>,
     leases: Leases,
+    /// The bytes that may be leased since before the call, because no line before has written them.
+    old: ByteSet,
     blocks: u32,
 }
 
@@ -76,7 +95,10 @@ impl Annotator<'_> {
             let mut met = Vec::new();
             let mut plan = self.node(node, &mut met);
             for inside in &mut node.blocks {
+                // Another branch, or no iteration, may pass by what a block writes.
+                let old = self.old.mark();
                 met.extend(self.block(inside));
+                self.old.restore(old);
             }
             met.sort_unstable();
             met.dedup();
@@ -114,7 +136,7 @@ impl Annotator<'_> {
                 plan.copies.push((copied.value, copied.why));
             }
         }
-        if line.view || node.op.effects() == Effects::Wait || self.leases.is_empty() {
+        if line.view || node.op.effects() == Effects::Wait || self.leases.is_empty() && self.old.is_empty() {
             return plan;
         }
         let mut written = match line.writes {
@@ -134,7 +156,21 @@ impl Annotator<'_> {
         if let Flow::Loop { carries, slices, .. } = node.op.flow() {
             written.extend(self.spans(&node.blocks[0].params[..carries + slices]));
         }
-        written.into_iter().for_each(|bytes| self.leases.write(bytes, met));
+        for bytes in written {
+            plan.entry |= self.old.remove(bytes.region, &(bytes.from..bytes.to));
+            self.leases.write(bytes, met);
+        }
+        if plan.entry {
+            // The line waits for all of their storage, also where it writes only a part.
+            let params = match node.op.flow() {
+                Flow::Loop { carries, slices, .. } => &node.blocks[0].params[..carries + slices],
+                Flow::Cond | Flow::Straight => &[],
+            };
+            let storage = [self.spans(&node.results), self.spans(params)].concat();
+            for bytes in storage {
+                self.old.remove(bytes.region, &(bytes.from..bytes.to));
+            }
+        }
         plan
     }
 

@@ -106,7 +106,7 @@ pub fn plan(mesh: &Mesh, func: &Func, binding: &Binding<'_>) -> Result<Func, Pla
         donated: given.map(|(param, _)| *param).collect(),
     };
     let mut planned = func.clone();
-    annotate::annotate(planner, &mut planned);
+    annotate::annotate(planner, &head, &mut planned);
     planned.plan = Some(Box::new(head));
     Ok(planned)
 }

@@ -16,7 +16,7 @@ use consort_types::layout::{Dims, Layout};
 use consort_types::{GroupName, Rank};
 
 use super::memory::{RegionMemory, Slot, SlotId};
-use super::step::{BlockId, Blocks, FlightId, Found, Line, Slots, Step, Work};
+use super::step::{BlockId, Blocks, FlightId, Found, Line, Release, Slots, Step, Work};
 use crate::RunError;
 use crate::kernels::{self, Kernel};
 
@@ -34,9 +34,12 @@ pub(super) struct Lowerer<'a> {
     values: ValueMap<Slots>,
     flights: ValueMap<FlightId>,
     pub(super) n_flights: usize,
-    pub(super) groups: Vec<GroupName>,
+    /// The groups on which it starts operations, and the number of the next one on the queue of each.
+    pub(super) queues: Vec<(GroupName, u32)>,
     /// The guards that mention a symbol, by number.
     guards: BTreeMap<Sym, Vec<usize>>,
+    /// The starts in blocks for which no line of their block waits.
+    leaving: BTreeSet<Value>,
     /// Whether a value is read by communication alone.
     for_starts: ValueMap<bool>,
     /// The values that hold what communication gave.
@@ -74,7 +77,8 @@ impl<'a> Lowerer<'a> {
             values: ValueMap::default(),
             flights: ValueMap::default(),
             n_flights: 0,
-            groups: Vec::new(),
+            queues: Vec::new(),
+            leaving: BTreeSet::new(),
             guards: Guard::by_symbol(&func.guards),
             for_starts: ValueMap::default(),
             arrived: arrived(&func.body),
@@ -200,8 +204,22 @@ impl<'a> Lowerer<'a> {
         self.blocks.len() - 1
     }
 
+    /// Whether a start is in a block of which no line waits for it.
+    pub(super) fn leaves(&self, start: Value) -> bool {
+        self.leaving.contains(&start)
+    }
+
     /// Appends the lines of a block's nodes.
     pub(super) fn fill(&mut self, id: BlockId, block: &Block) -> Result<(), RunError> {
+        // Nothing that the function's own starts have leased is written where no line of it can say `release`.
+        if id > 0 {
+            let starts = block.nodes.iter().filter(|node| node.op.effects().starts().is_some());
+            self.leaving.extend(starts.flat_map(|node| &node.results));
+            let waits = block.nodes.iter().filter(|node| node.op.effects() == Effects::Wait);
+            for node in waits {
+                self.leaving.remove(&node.args[0]);
+            }
+        }
         for node in &block.nodes {
             self.node(id, node).map_err(|error| error.at(node.op.info().name, node.site))?;
         }
@@ -227,20 +245,55 @@ impl<'a> Lowerer<'a> {
     fn node(&mut self, to: BlockId, node: &Node) -> Result<(), RunError> {
         let none = NodePlan::default();
         let plan = node.plan.as_deref().unwrap_or(&none);
-        let step = match plan.view {
-            true => self.view(node)?,
-            false => {
-                self.define(&node.results, &plan.places)?;
-                match node.op.flow() {
-                    Flow::Cond => return self.cond(to, node),
-                    Flow::Loop { trips, carries, slices } => {
-                        return self.repeat(to, node, trips, carries..carries + slices);
-                    }
-                    Flow::Straight => self.straight(node, plan)?,
-                }
+        if plan.view {
+            self.release(to, node, plan, &[])?;
+            let step = self.view(node)?;
+            self.line(to, node, step, self.work(node));
+            return Ok(());
+        }
+        self.define(&node.results, &plan.places)?;
+        let is_wait = node.op.effects() == Effects::Wait;
+        let step = match node.op.flow() {
+            Flow::Cond => {
+                self.release(to, node, plan, &node.results)?;
+                return self.cond(to, node);
+            }
+            Flow::Loop { trips, carries, slices } => {
+                return self.repeat(to, node, plan, trips, carries..carries + slices);
+            }
+            Flow::Straight if is_wait => self.straight(node, plan)?,
+            Flow::Straight => {
+                self.release(to, node, plan, &node.results)?;
+                self.straight(node, plan)?
             }
         };
         self.line(to, node, step, self.work(node));
+        // A wait may release its own start.
+        if is_wait { self.release(to, node, plan, &[]) } else { Ok(()) }
+    }
+
+    /// Appends what a line says of leases that must end; those older than the call on the storage of these values.
+    pub(super) fn release(
+        &mut self,
+        to: BlockId,
+        node: &Node,
+        plan: &NodePlan,
+        written: &[Value],
+    ) -> Result<(), RunError> {
+        let starts = plan.release.iter().map(|start| self.flight(*start)).collect::<Result<_, _>>()?;
+        let mut entry = Slots::new();
+        for slot in self.all_slots(written).into_iter().filter(|_| plan.entry) {
+            let home = &mut self.memory[self.slots[slot].region];
+            // Other regions are new in each call.
+            if matches!(home.region, Region::Arg(_) | Region::Arena | Region::Heap) {
+                home.entry = true;
+                entry.push(slot);
+            }
+        }
+        let leases = Release { starts, entry };
+        if !(leases.starts.is_empty() && leases.entry.is_empty()) {
+            self.line(to, node, Step::Release(leases), Work::default());
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 use consort_ir::cost::{self, Total};
 use consort_ir::entity::Value;
 use consort_ir::ops;
+use consort_ir::plan::NodePlan;
 use consort_ir::program::{Block, Node};
 use consort_ir::types::Type;
 
@@ -40,12 +41,15 @@ impl Lowerer<'_> {
         &mut self,
         to: BlockId,
         node: &Node,
+        plan: &NodePlan,
         trips: ops::Trips<'_>,
         sliced: Range<usize>,
     ) -> Result<(), RunError> {
         let [block] = &node.blocks[..] else { return Err(RunError::new("expected one block")) };
         let carries = sliced.start;
         self.define(&block.params, &block.places)?;
+        let written = [&node.results[..], &block.params[..sliced.end]].concat();
+        self.release(to, node, plan, &written)?;
         let whole = |values: &[Value]| -> Vec<Value> {
             let others = values.iter().enumerate().filter(|(i, _)| !sliced.contains(i));
             others.map(|(_, value)| *value).collect()

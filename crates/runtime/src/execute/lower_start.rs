@@ -22,6 +22,7 @@ impl Lowerer<'_> {
             zeros: Slots::new(),
             zeros_after: Slots::new(),
             written: Slots::new(),
+            leaves: self.leaves(node.results[0]),
             call: None,
             flight,
         };
@@ -34,14 +35,20 @@ impl Lowerer<'_> {
             }
             return Ok(Step::Start(Box::new(start)));
         };
-        start.group = Some(match self.groups.iter().position(|other| *other == collective.over) {
-            Some(number) => number,
-            None => {
-                self.groups.push(collective.over);
-                self.groups.len() - 1
-            }
-        });
+        start.group = Some(self.queue(plan)?);
         let written = collective.role(me as usize).written;
+        for (arg, slot) in operands.iter().enumerate() {
+            let elsewhere = (0..results.len()).any(|result| {
+                collective.overwrites(result) == Some(arg)
+                    && !self.slots[*slot].lies_at(&self.slots[results[result]])
+            });
+            let value = node.args[arg];
+            if !elsewhere && !plan.lease.contains(&value) && !self.slots[*slot].bytes.is_empty() {
+                return Err(RunError::new(format!(
+                    "peers may read {value}, and the line has no `lease {value}`"
+                )));
+            }
+        }
         for (i, result) in results.iter().enumerate() {
             let Some(at) = collective.overwrites(i) else { continue };
             let operand = operands[at];
@@ -90,6 +97,24 @@ impl Lowerer<'_> {
             }
         };
         Ok(Step::Start(Box::new(start)))
+    }
+
+    /// The number of the group on whose queue a start runs, which must be the next one there.
+    fn queue(&mut self, plan: &NodePlan) -> Result<usize, RunError> {
+        let (group, number) = plan.queue.ok_or_else(|| RunError::new("the line has no `queue`"))?;
+        let queue = match self.queues.iter().position(|(other, _)| *other == group) {
+            Some(queue) => queue,
+            None => {
+                self.queues.push((group, 0));
+                self.queues.len() - 1
+            }
+        };
+        let next = &mut self.queues[queue].1;
+        if number != *next {
+            return Err(RunError::new((format!("start #{next} on its queue"), format!("#{number}"))));
+        }
+        *next += 1;
+        Ok(queue)
     }
 
     /// Whether a message has a peer; `None` if that is known only at run time.

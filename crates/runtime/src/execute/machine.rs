@@ -5,17 +5,25 @@ use consort_ir::ops;
 
 use super::RunCx;
 use super::state::State;
-use super::step::{BlockId, Blocks, FlightId, Line, Loop, Step, Trips};
+use super::step::{BlockId, Blocks, FlightId, Line, Loop, Release, Step, Trips};
 use crate::RunError;
 
 /// What a step did.
-pub(super) enum Stepped {
+pub(super) enum Stepped<'a> {
     /// It ran a line, or opened or closed a block.
     Ran,
-    /// The line needs the end of this start. Once it has been waited for, the next step goes on behind the line.
-    Blocked(FlightId),
+    /// The line needs something of other ranks. Once it has been waited for, the next step goes on behind the line.
+    Blocked(Until<'a>),
     /// The function is over.
     Done,
+}
+
+/// What a line needs of other ranks.
+pub(super) enum Until<'a> {
+    /// The end of this start.
+    Arrival(FlightId),
+    /// The end of these leases.
+    Release(&'a Release),
 }
 
 /// A block that is open.
@@ -34,7 +42,8 @@ impl State {
         self.open(0);
         loop {
             let ran = match self.step(blocks, cx) {
-                Ok(Stepped::Blocked(flight)) => self.wait(flight, cx),
+                Ok(Stepped::Blocked(Until::Arrival(flight))) => self.wait(flight, cx),
+                Ok(Stepped::Blocked(Until::Release(leases))) => self.release(leases, cx),
                 Ok(Stepped::Ran) => Ok(()),
                 Ok(Stepped::Done) => return Ok(()),
                 Err(error) => Err(error),
@@ -47,7 +56,7 @@ impl State {
     }
 
     /// Runs a line, or closes a block behind its last one.
-    fn step(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+    fn step<'a>(&mut self, blocks: &'a Blocks, cx: &RunCx<'_>) -> Result<Stepped<'a>, RunError> {
         let Some(frame) = self.frames.last_mut() else { return Ok(Stepped::Done) };
         let Some(line) = blocks[frame.block].get(frame.next) else { return self.close(blocks, cx) };
         frame.next += 1;
@@ -59,7 +68,13 @@ impl State {
         }
         match &line.step {
             // Whoever drives the machine decides how to wait.
-            Step::Wait(flight) => return Ok(Stepped::Blocked(*flight)),
+            Step::Wait(flight) => return Ok(Stepped::Blocked(Until::Arrival(*flight))),
+            Step::Release(leases) => {
+                return Ok(match self.holds(leases, cx)? {
+                    true => Stepped::Blocked(Until::Release(leases)),
+                    false => Stepped::Ran,
+                });
+            }
             Step::Cond(cond) => {
                 let holds = self.is_true(cond.condition)?;
                 self.open(cond.branches[usize::from(!holds)]);
@@ -87,7 +102,7 @@ impl State {
     }
 
     /// Ends the innermost block, or begins its next iteration.
-    fn close(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+    fn close<'a>(&mut self, blocks: &'a Blocks, cx: &RunCx<'_>) -> Result<Stepped<'a>, RunError> {
         let ended = self.frames.pop();
         let (Some(ended), Some(line)) = (ended, self.current(blocks)) else { return Ok(Stepped::Done) };
         if let Step::Loop(each) = &line.step {

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use consort_comm::{Buffer, Bytes, BytesMut, Heap};
 use consort_ir::plan::Region;
@@ -72,12 +71,17 @@ pub(super) struct RegionMemory {
     buffer: Option<Buffer>,
     /// For `dyn`: whether this call has used it.
     opened: bool,
+    /// Whether a line says `release entry` for a part of it.
+    pub(super) entry: bool,
+    /// Whether this call found a part of it leased or in flight.
+    is_old: bool,
     wait: RefCell<Option<Wait>>,
 }
 
 impl RegionMemory {
     pub(super) fn new(region: Region, size: usize) -> RegionMemory {
-        RegionMemory { region, size, buffer: None, opened: false, wait: RefCell::new(None) }
+        let (buffer, wait) = (None, RefCell::new(None));
+        RegionMemory { region, size, buffer, opened: false, entry: false, is_old: false, wait }
     }
 }
 
@@ -97,7 +101,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Before a call: allocates kept regions that are missing, and new results. True if a kept region was reallocated.
+    /// Before a call: allocates kept regions that are missing, and new results, and finds out which regions older leases
+    /// hold. True if a kept region was reallocated.
     pub(super) fn open(&mut self, heap: &Arc<Heap>) -> Result<bool, RunError> {
         let mut changed = false;
         for home in &mut self.0 {
@@ -116,6 +121,7 @@ impl Memory {
                 home.buffer = Some(heap.alloc(home.size)?);
                 changed |= !matches!(home.region, Region::Out(_));
             }
+            home.is_old = home.entry && home.buffer.as_ref().is_some_and(|buffer| !buffer.is_released());
         }
         Ok(changed)
     }
@@ -182,9 +188,14 @@ impl Memory {
         self.stored(slot)?.read()
     }
 
-    /// The bytes for writing, after all leases on them have ended.
-    pub(super) fn write<'a>(&'a self, slot: &'a Slot, within: Duration) -> Result<BytesMut<'a>, RunError> {
-        self.stored(slot)?.write(within)
+    /// The bytes for writing; an error while they are leased.
+    pub(super) fn write<'a>(&'a self, slot: &'a Slot) -> Result<BytesMut<'a>, RunError> {
+        self.stored(slot)?.write()
+    }
+
+    /// Whether leases older than the call may hold a slot.
+    pub(super) fn is_old(&self, slot: &Slot) -> Result<bool, RunError> {
+        Ok(self.0[slot.region].is_old && !self.stored(slot)?.is_released()?)
     }
 
     /// A buffer handle of the slot, for an operation.

@@ -1,5 +1,8 @@
 //! Runs plans. A plan is lowered once: kernels, places, groups and copies are resolved, so that each call only walks
 //! lines. Values lie in the buffers of the plan's regions; only results are allocated per call.
+//!
+//! The plan says on which queue communication starts, in which order, what it leases, and which leases a line waits for.
+//! Nothing else waits before a write: one that meets a lease is an error.
 
 mod lower;
 mod lower_blocks;
@@ -15,9 +18,9 @@ mod watch;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use consort_comm::{Buffer, Group, Heap, Pending};
+use consort_comm::{Buffer, Clock, Group, Heap, Pending, after};
 use consort_ir::cost::Total;
 use consort_ir::index::Index;
 use consort_ir::limits::{Budget, Limits, Resource};
@@ -62,6 +65,15 @@ pub struct RunCx<'a> {
     pub threads: &'a Threads,
     /// How long each operation may wait for other ranks.
     pub timeout: Duration,
+    /// The time, by which a wait begins and so ends.
+    pub clock: Clock<'a>,
+}
+
+impl RunCx<'_> {
+    /// When a wait that begins now must be over.
+    pub(crate) fn deadline(&self) -> Instant {
+        after((self.clock)(), self.timeout)
+    }
 }
 
 /// An argument.
@@ -164,8 +176,9 @@ impl Exec {
             handles: vec![None; lowerer.slots.len()],
             slots: lowerer.slots,
             flights: (0..lowerer.n_flights).map(|_| None).collect(),
+            lent: vec![None; lowerer.n_flights],
             said: (0..lowerer.n_flights).map(|_| None).collect(),
-            in_flight: vec![0; lowerer.groups.len()],
+            in_flight: vec![0; lowerer.queues.len()],
             all_in_flight: 0,
             work: 0,
             watch: Watch::default(),
@@ -173,7 +186,8 @@ impl Exec {
             budget: None,
             frames: Vec::new(),
         };
-        let (name, groups, blocks) = (func.name.clone(), lowerer.groups, lowerer.blocks);
+        let groups = lowerer.queues.into_iter().map(|(group, _)| group).collect();
+        let (name, blocks) = (func.name.clone(), lowerer.blocks);
         Ok(Exec { name, params, blocks, results, groups, limits: None, state })
     }
 
@@ -275,6 +289,7 @@ impl Exec {
             state.said.iter_mut().for_each(|said| *said = None);
         }
         state.in_flight.iter_mut().for_each(|n| *n = 0);
+        state.lent.fill(None);
         (state.all_in_flight, state.work) = (0, 0);
         Ok(())
     }

@@ -47,10 +47,10 @@ impl State {
             // Source and destination may interleave or overlap.
             let packed = self.memory.stored(from)?.packed(cx.threads)?;
             let gapless = Layout::contiguous(&from.layout.shape);
-            let mut out = self.memory.write(to, cx.timeout)?;
+            let mut out = self.memory.write(to)?;
             copy_into(cx.threads, &view(from.dtype, &gapless, packed.bytes()), &mut out, &layout)?;
         } else {
-            let mut out = self.memory.write(to, cx.timeout)?;
+            let mut out = self.memory.write(to)?;
             copy_into(
                 cx.threads,
                 &view(from.dtype, &from.layout, &self.memory.read(from)?),
@@ -126,9 +126,7 @@ impl State {
         let mut aside = aside.into_iter();
         for one in &moves.tensors {
             match one.staged.then(|| aside.next()).flatten() {
-                Some(packed) => {
-                    self.memory.write(&self.slots[one.to], cx.timeout)?.copy_from_slice(packed.bytes())
-                }
+                Some(packed) => self.memory.write(&self.slots[one.to])?.copy_from_slice(packed.bytes()),
                 None => self.copy(one.from, one.to, false, cx)?,
             }
         }

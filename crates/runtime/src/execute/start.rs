@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use consort_comm::{About, Buffers, Group, Note, OperandType, Pending, Request};
+use consort_comm::{About, Buffers, Group, Note, OperandType, Pending, Request, Ticket};
 use consort_ir::index::Index;
 
 use consort_types::{Collective, Dtype, Kind, Site};
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::RunCx;
 use super::memory::SlotId;
 use super::state::State;
-use super::step::{Call, Flight, FlightId, Said, Start};
+use super::step::{Call, Flight, FlightId, Release, Said, Start};
 use crate::RunError;
 use crate::start::{call_text, digest, message_digest, start, type_text};
 
@@ -21,10 +21,12 @@ impl State {
             self.copy(*from, *to, *counted, cx)?;
         }
         for slot in &line.zeros {
-            self.memory.write(&self.slots[*slot], cx.timeout)?.fill(0);
+            self.memory.write(&self.slots[*slot])?.fill(0);
         }
         for slot in &line.written {
-            self.memory.stored(&self.slots[*slot])?.release(cx.timeout)?;
+            if !self.memory.stored(&self.slots[*slot])?.is_released()? {
+                return Err(RunError::leased());
+            }
         }
         // A rank outside the group passes its operands through.
         let Some(number) = line.group else { return Ok(()) };
@@ -37,8 +39,52 @@ impl State {
         };
         self.in_flight[number] += 1;
         self.all_in_flight += 1;
-        self.flights[line.flight] =
-            Some(Flight { group: number, pending, zeros_after: line.zeros_after.clone() });
+        self.lent[line.flight] = pending.as_ref().map(|pending| (number, pending.ticket()));
+        self.flights[line.flight] = Some(Flight {
+            group: number,
+            pending,
+            zeros_after: line.zeros_after.clone(),
+            start: line.flight,
+            leaves: line.leaves,
+        });
+        Ok(())
+    }
+
+    /// Whether some of these leases are held. What is not held any more is forgotten.
+    pub(super) fn holds(&mut self, leases: &Release, cx: &RunCx<'_>) -> Result<bool, RunError> {
+        let is_held = |(group, ticket): (usize, Ticket)| {
+            cx.groups.get(group).and_then(Option::as_ref).is_some_and(|group| !group.is_released(ticket))
+        };
+        if leases.starts.iter().any(|start| self.lent[*start].is_some_and(is_held)) {
+            return Ok(true);
+        }
+        for slot in &leases.entry {
+            if self.memory.is_old(&self.slots[*slot])? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until these leases have ended.
+    pub(super) fn release(&mut self, leases: &Release, cx: &RunCx<'_>) -> Result<(), RunError> {
+        leases.starts.iter().try_for_each(|start| self.release_start(*start, cx))?;
+        for slot in &leases.entry {
+            let slot = &self.slots[*slot];
+            if self.memory.is_old(slot)? {
+                self.memory.stored(slot)?.release(|| cx.deadline())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the leases of a start have ended.
+    fn release_start(&mut self, start: FlightId, cx: &RunCx<'_>) -> Result<(), RunError> {
+        if let Some((group, ticket)) = self.lent[start].take()
+            && let Some(group) = cx.groups.get(group).and_then(Option::as_ref)
+        {
+            group.release(ticket, || cx.deadline())?;
+        }
         Ok(())
     }
 
@@ -104,14 +150,18 @@ impl State {
 
     /// Waits for a start; returns at once if it was waited for before.
     pub(super) fn wait(&mut self, flight: FlightId, cx: &RunCx<'_>) -> Result<(), RunError> {
-        let Some(Flight { group, pending, zeros_after }) = self.flights[flight].take() else { return Ok(()) };
+        let Some(flight) = self.flights[flight].take() else { return Ok(()) };
+        let Flight { group, pending, zeros_after, start, leaves } = flight;
         self.in_flight[group] = self.in_flight[group].saturating_sub(1);
         self.all_in_flight = self.all_in_flight.saturating_sub(1);
         if let Some(pending) = pending {
-            pending.wait_within(cx.timeout)?;
+            pending.wait_by(|| cx.deadline())?;
+        }
+        if leaves || !zeros_after.is_empty() {
+            self.release_start(start, cx)?;
         }
         for slot in zeros_after {
-            self.memory.write(&self.slots[slot], cx.timeout)?.fill(0);
+            self.memory.write(&self.slots[slot])?.fill(0);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use consort_comm::Buffer;
+use consort_comm::{Buffer, Ticket};
 use consort_ir::cost::{self, Total};
 use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::limits::Budget;
@@ -41,6 +41,8 @@ pub(super) struct State {
     /// Handles of slots that are the same at each call.
     pub(super) handles: Vec<Option<Buffer>>,
     pub(super) flights: Vec<Option<Flight>>,
+    /// By each start's own pending: the group and the ticket of the operation, until its release.
+    pub(super) lent: Vec<Option<(usize, Ticket)>>,
     /// What ranks tell each other about the operations of each start, by its pending, with this rank's recorder names.
     pub(super) said: Vec<Option<Said>>,
     /// The number of operations in flight per group, and in total.
@@ -88,10 +90,10 @@ impl State {
         }
     }
 
-    /// Runs a line that neither waits nor has blocks.
+    /// Runs a line that neither blocks nor has blocks.
     pub(super) fn line(&mut self, line: &Line, cx: &RunCx<'_>) -> Result<(), RunError> {
         match &line.step {
-            Step::Nothing | Step::Wait(_) | Step::Cond(_) | Step::Loop(_) => {}
+            Step::Nothing | Step::Release(_) | Step::Wait(_) | Step::Cond(_) | Step::Loop(_) => {}
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
             Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
@@ -199,7 +201,7 @@ impl State {
             made.push(memory.stored(&slots[*result])?);
         }
         let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
-        call(&kernel_cx, (kernel, &**op), &given, &made, cx.timeout)
+        call(&kernel_cx, (kernel, &**op), &given, &made)
     }
 
     /// Runs a user-defined op through its `eval`.
@@ -208,7 +210,7 @@ impl State {
             slots.iter().map(|slot| self.memory.stored(&self.slots[*slot])).collect()
         };
         let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
-        evaluate(&kernel_cx, &**op, &stored(args)?, &stored(results)?, cx.timeout)
+        evaluate(&kernel_cx, &**op, &stored(args)?, &stored(results)?)
     }
 
     /// Reads sizes from tensors and binds their symbols.

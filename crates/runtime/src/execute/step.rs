@@ -84,6 +84,7 @@ pub(super) enum Step {
     },
     Start(Box<Start>),
     Wait(FlightId),
+    Release(Release),
     Move(Moves),
     /// Copies between entries of whole tensors and single ones, of the iteration that runs.
     Entries {
@@ -103,6 +104,15 @@ pub(super) enum Step {
     Loop(Box<Loop>),
 }
 
+/// Leases that must end before the next line.
+#[derive(Default)]
+pub(super) struct Release {
+    /// Those of these starts, by their own pendings.
+    pub(super) starts: SmallVec<[FlightId; 2]>,
+    /// Those on these slots that are older than the call.
+    pub(super) entry: Slots,
+}
+
 /// Starts communication.
 pub(super) struct Start {
     /// The number of its group; `None` if this rank is not a member.
@@ -113,8 +123,10 @@ pub(super) struct Start {
     pub(super) zeros: Slots,
     /// Results that are zero on this rank, zeroed after the wait because peers read the memory until then.
     pub(super) zeros_after: Slots,
-    /// Slots whose leases must end before the start.
+    /// Slots that the operation writes, whose leases must have ended.
     pub(super) written: Slots,
+    /// Whether no line of its block waits for it: its leases end where it is waited for, since no line can say so.
+    pub(super) leaves: bool,
     /// `None` if no message has a peer.
     pub(super) call: Option<Call>,
     pub(super) flight: FlightId,
@@ -145,6 +157,9 @@ pub(super) struct Flight {
     pub(super) group: usize,
     pub(super) pending: Option<Pending>,
     pub(super) zeros_after: Slots,
+    /// The start's own pending, and whether its leases end with the wait.
+    pub(super) start: FlightId,
+    pub(super) leaves: bool,
 }
 
 /// A parallel assignment of values to places.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use consort_comm::{Group, spawn_with_heap};
+use consort_comm::{Clock, Group, spawn_with_heap};
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func};
@@ -16,12 +16,13 @@ pub(crate) struct OneRank<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) all: Group,
     pub(crate) timeout: Duration,
+    pub(crate) clock: Clock<'a>,
     groups: Vec<(GroupName, Option<Group>)>,
 }
 
 impl<'a> OneRank<'a> {
     pub(crate) fn new(mesh: &'a Mesh, all: Group) -> OneRank<'a> {
-        OneRank { mesh, all, timeout: Duration::from_secs(20), groups: Vec::new() }
+        OneRank { mesh, all, timeout: Duration::from_secs(20), clock: &Instant::now, groups: Vec::new() }
     }
 
     /// The group; all ranks must ask for groups in the same order.
@@ -58,7 +59,7 @@ impl<'a> OneRank<'a> {
         let list = exec.groups().to_vec();
         let groups: Vec<Option<Group>> = list.into_iter().map(|group| self.group(group)).collect();
         let (heap, timeout) = (self.all.heap(), self.timeout);
-        let cx = RunCx { heap, groups: &groups, threads: &Threads::ONE, timeout };
+        let cx = RunCx { heap, groups: &groups, threads: &Threads::ONE, timeout, clock: self.clock };
         exec.run(&cx, args).map(|outs| outs.into_vec()).map_err(|error| error.to_string())
     }
 

@@ -11,8 +11,8 @@ use consort_types::{Dtype, Reduce};
 
 use super::futex::rung;
 use super::ranks::{never, run};
+use crate::cores::Cores;
 use crate::shm::alarm::Alarm;
-use crate::shm::cores::Cores;
 use crate::shm::layout::{ROW, prepare, reserved, rows};
 use crate::shm::lease::Lease;
 use crate::shm::row::{INLINE, Row, SLOTS, STAGE};

@@ -9,11 +9,11 @@ use loom::thread;
 #[cfg(shuttle)]
 use shuttle::thread;
 
+use crate::cores::Cores;
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::group::Group;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
-use crate::shm::cores::Cores;
 use crate::shm::layout::{prepare, reserved, rows};
 use crate::shm::progress::Shm;
 use crate::shm::segment::Segment;

@@ -3,6 +3,8 @@
 //! A block is checked with the state at its entry. After a `cond`, the state is the join of both branches. The block of
 //! a loop is checked twice, the second time with the state that the first leaves, which finds values that an
 //! iteration overwrites and the next one needs. Further iterations change nothing, since each writes the same bytes.
+//! Bytes that may be leased since before the call are so again behind a block, which another branch or no iteration may
+//! have passed by.
 
 use std::rc::Rc;
 
@@ -33,8 +35,11 @@ impl<'a> Checker<'a> {
             pendings.iter().map(|arg| self.pendings.get(*arg).copied()).collect();
         let (mut joined, mut flying) = (None, Vec::new());
         self.lodge(&node.results, &plan.places);
+        self.release_entry(plan, &node.results);
+        let old = self.old.mark();
         for block in &node.blocks {
             self.line = line;
+            self.old.restore(old);
             self.bytes = before.clone();
             for (arg, state) in pendings.iter().zip(&states) {
                 state.and_then(|state| self.pendings.insert(*arg, state));
@@ -60,6 +65,7 @@ impl<'a> Checker<'a> {
             };
         }
         self.line = line;
+        self.old.restore(old);
         self.bytes = joined.unwrap_or(before);
         self.arrived(&node.results);
         for pending in flying {
@@ -102,6 +108,8 @@ impl<'a> Checker<'a> {
         let (carried, others) = node.args.split_at(cut);
         let (sliced, rest) = others.split_at(slices.min(others.len()));
         self.lodge(&block.params, &block.places);
+        self.release_entry(plan, &node.results);
+        self.release_entry(plan, block.params.get(..carries + slices).unwrap_or_default());
         carried.iter().for_each(|arg| self.arrive(*arg));
         let moves = self.moves(carried, &block.params);
         self.carry(moves);
@@ -112,7 +120,7 @@ impl<'a> Checker<'a> {
             self.check_write(*value, tensor);
             self.write(*value, tensor);
         }
-        let first = self.next;
+        let (first, old) = (self.next, self.old.mark());
         let again = self.again;
         let once = match trips {
             Trips::Count(length) => self.sizes.index(length).is_ok_and(|length| length <= 1),
@@ -137,6 +145,8 @@ impl<'a> Checker<'a> {
         }
         self.again = again;
         self.line = line;
+        // There may be no iteration.
+        self.old.restore(old);
         for (result, param) in node.results.iter().zip(&block.params).take(carries) {
             for (tensor, there) in self.tensors(*result).iter().zip(self.tensors(*param)) {
                 if tensor.placement.same(&there.placement) {

@@ -161,6 +161,7 @@ impl Checker<'_> {
 
     pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) {
         self.lodge(&node.results, &plan.places);
+        self.release_entry(plan, &node.results);
         let Some(pending) = node.results.first().copied() else { return };
         let args = self.operands(&node.args);
         let results = self.operands(&node.results);

@@ -8,7 +8,8 @@
 //! - **H1** A line reads bytes only while they hold the contents of its operand.
 //! - **H2** No line reads or writes bytes that a start in flight will write, until its wait.
 //! - **H3** Storage of a start's operands and results is written only after its release. A line that writes it, or one
-//!   before, must say `release`.
+//!   before, must say `release`. Storage that may be leased since before the call is first written by a line that says
+//!   `release entry`.
 //! - **H4** Arguments that were not donated are not written, and each parameter lies in its own region.
 //! - **H5** The bytes that a line writes do not overlap those it reads, unless a result aliases an operand exactly and
 //!   the op allows it: the same contiguous elements, and an operand that [`crate::storage::may_take_over`] names, or
@@ -47,7 +48,7 @@ use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
 use crate::plan::{NodePlan, Place, PlanHeader, Region};
 use crate::program::{Block, Func};
-use crate::storage::{Placement, Ranges, overlap};
+use crate::storage::{ByteSet, Placement, Ranges, entry_leases, overlap};
 use crate::types::Type;
 
 /// Every hazard of a plan that `verify` accepts, in line order; empty for a function that is not a plan. Positions are
@@ -60,6 +61,7 @@ pub fn hazards(mesh: &Mesh, func: &Func) -> Vec<Diagnostic> {
         func,
         head,
         bytes: Bytes::default(),
+        old: ByteSet::default(),
         tensors: ValueMap::default(),
         starts: ValueMap::default(),
         pendings: ValueMap::default(),
@@ -148,6 +150,8 @@ struct Checker<'a> {
     func: &'a Func,
     head: &'a PlanHeader,
     bytes: Bytes,
+    /// The bytes that may be leased since before the call.
+    old: ByteSet,
     tensors: ValueMap<Tensors>,
     starts: ValueMap<Started>,
     pendings: ValueMap<Pending>,
@@ -292,17 +296,22 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks that these bytes may be written. `hull` is the range from the first to the last.
-    fn check_writes(
-        &mut self,
-        value: Value,
-        region: Region,
-        hull: &Range<u64>,
-        ranges: impl FnOnce() -> Ranges,
-    ) {
+    fn check_writes(&mut self, value: Value, region: Region, hull: &Range<u64>, ranges: impl Fn() -> Ranges) {
         if let (Region::Arg(number), false) = (region, hull.is_empty()) {
             let param = self.func.body.params.get(number as usize);
             if !param.is_some_and(|param| self.head.donated.contains(param)) {
                 self.error("H4", format!("writes {value} in {region}, which was not given away"));
+            }
+        }
+        if self.old.meets(region, hull).is_some() {
+            let old = ranges().iter().find_map(|range| self.old.meets(region, range));
+            if let Some(part) = old {
+                let at = text(region, &part);
+                let message = "which may be leased since before the call: `release entry`";
+                self.error("H3", format!("writes {value} at {at}, {message}"));
+                for range in &ranges() {
+                    self.old.remove(region, range);
+                }
             }
         }
         let is_busy = |cell: Option<&Cell>| cell.is_some_and(|cell| self.is_busy(cell));
@@ -383,7 +392,20 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// `release entry`: older leases on the storage of these values end.
+    fn release_entry(&mut self, plan: &NodePlan, values: &[Value]) {
+        for (_, tensor) in self.operands(values).iter().filter(|_| plan.entry) {
+            for range in &tensor.bytes() {
+                self.old.remove(tensor.region(), range);
+            }
+        }
+    }
+
     fn params(&mut self) {
+        for region in entry_leases(self.func) {
+            let size = self.head.regions.iter().find(|(of, _)| *of == region).map_or(0, |(_, size)| *size);
+            self.old.add(region, 0..size);
+        }
         let body = &self.func.body;
         self.lodge(&body.params, &body.places);
         for (number, param) in (0u32..).zip(&body.params) {
@@ -419,6 +441,7 @@ impl<'a> Checker<'a> {
                 _ if plan.view => self.view(node),
                 _ => {
                     self.lodge(&node.results, &plan.places);
+                    self.release_entry(plan, &node.results);
                     if node.op.joins() { self.join(node) } else { self.kernel(node) }
                 }
             }
