@@ -208,8 +208,8 @@ impl<'a> PlanRank<'a> {
 
     /// Ends older leases on the storage of these values, if the line says so.
     fn release_entry(&self, plan: &NodePlan, values: &[Value], world: &mut World<'_>) -> Result<(), String> {
-        let seats = self.all_seats(values).into_iter().filter(|_| plan.entry);
-        seats.map(|seat| self.memory(world).release_entry(&seat)).collect()
+        let mut seats = self.all_seats(values).into_iter().filter(|_| plan.entry);
+        seats.try_for_each(|seat| self.memory(world).release_entry(&seat))
     }
 
     fn release(&mut self, starts: &[Value], world: &mut World<'_>) -> Result<Option<PendingId>, String> {
