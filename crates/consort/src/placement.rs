@@ -248,6 +248,13 @@ impl Tensor {
         Ok(self)
     }
 
+    /// A constant that this library makes alike on all ranks, as equal. Compiled functions compare it at their first call.
+    pub(crate) fn taken_as_equal(mut self) -> Result<Tensor> {
+        self.ty = World::current()?.memo().varying(&self.ty, Axes::NONE);
+        self.origin = Origin::NONE;
+        Ok(self)
+    }
+
     /// In a trace the comparison becomes a part of the program: along each axis the digests are gathered and compared.
     fn declared_in_trace(self, axes: Axes, site: Site) -> Result<Tensor> {
         let mut x = self;

@@ -1,7 +1,7 @@
 //! What users declare about the placements of tensors: where they are equal, and what must come back equal.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::{Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut};
+use consort::{Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, value_and_grad};
 
 fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
@@ -469,6 +469,31 @@ fn a14_numbers_that_begin_to_differ_in_a_function_of_one_rank_are_not_taken_as_e
             (first, later),
             (vec!["dp".to_string(), "tp".into()], vec!["dp".to_string(), "tp".into()])
         );
+    }
+}
+
+#[test]
+fn a14_a_loss_without_communication_is_equal_for_numbers_that_all_ranks_compared() {
+    let results = on_2_by_2(|mesh, _, _| {
+        let f = compile(|x: Tensor| value_and_grad(|x: Tensor| x.mul(&x)?.sum_all()).call(x));
+        let full = |x: usize| Tensor::full(Dtype::F64, &[2], x as f64);
+        let (loss, slope) = f.call(full(2)?)?;
+        let first = (loss.varies(), loss.item::<f64>()?, slope.to_vec::<f64>()?);
+        let again = f.call(full(2)?)?.0.item::<f64>()?;
+        let later = f.call(full(place(&mesh)?)?).map(drop).map_err(|error| error.to_string());
+        Ok((first, again, later))
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let (first, again, later) = result.unwrap();
+        assert_eq!((first, again), ((Vec::new(), 8.0, vec![4.0, 4.0]), 8.0));
+        // Nobody compares the numbers of a later call, and those of rank 2 are the ones that all had.
+        match later {
+            Ok(()) => assert_eq!(rank, 2),
+            Err(error) => assert!(
+                error.contains("expected a loss that is equal on all ranks, got one that differs over dp,tp"),
+                "{error}"
+            ),
+        }
     }
 }
 

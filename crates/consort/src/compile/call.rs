@@ -287,12 +287,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             number = agreed.1;
             traced = Ok(agreed.0);
             if self.reach.get() == Reach::Local && pattern.has_origins() {
-                // Later calls are calls of one rank, which compare nothing.
-                pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), covered, false);
-                if let Ok(Traced { replay: Some(replay), .. }) = &traced {
-                    self.graphs.borrow_mut().forget(&replay.graph);
-                    traced = self.trace(args, meeting, &pattern, &started, site);
-                }
+                let careful = Signature::pattern(&leaves, &signatures.0, &world.mesh(), covered, false);
+                (pattern, traced) = self.careful(args, meeting, (careful, pattern), traced, site);
             }
         }
         let traced = traced?;
@@ -312,6 +308,26 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             (None, Some(result)) => Ok(result),
             (None, None) => Err(Error::new("compile", "the function gave nothing", site)),
         }
+    }
+
+    /// The trace of a function whose later calls are calls of one rank, which compare nothing: with nothing taken as equal
+    /// because of how it was made. If that fails, the first trace stays, for arguments that are made as those compared now.
+    fn careful(
+        &self,
+        args: &A,
+        meeting: &Meeting<'_>,
+        (careful, mut made): (Pattern, Pattern),
+        traced: Result<Traced<R>>,
+        site: Site,
+    ) -> (Pattern, Result<Traced<R>>) {
+        made.exact = true;
+        let Ok(Traced { replay: Some(replay), .. }) = &traced else { return (made, traced) };
+        let again = self.trace(args, meeting, &careful, &Cell::new(false), site);
+        let Ok(Traced { replay: Some(other), .. }) = &again else { return (made, traced) };
+        if !Rc::ptr_eq(&replay.graph, &other.graph) {
+            self.graphs.borrow_mut().forget(&replay.graph);
+        }
+        (careful, again)
     }
 
     /// Why a call fits none of the compilations: the conditions of the nearest one that failed, which are the fewest; of

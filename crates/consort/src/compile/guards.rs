@@ -79,6 +79,8 @@ pub(crate) enum Expected {
         sizes: Vec<Size>,
         /// Whether it differs over these axes because its origin is equal on all ranks, which each call compares.
         by_origin: bool,
+        /// Its origin when it was traced.
+        origin: Origin,
         seen: Rc<TensorType>,
     },
     Number(Size),
@@ -99,6 +101,9 @@ pub(crate) struct Pattern {
     pub(crate) covered: Axes,
     /// Symbols that may have one value only, since what was checked with other roles depends on it.
     pub(crate) fixed: Vec<(Sym, i64)>,
+    /// Whether tensors that are taken as equal because of how they were made must be made like those that ranks have
+    /// compared: later calls compare nothing.
+    pub(crate) exact: bool,
 }
 
 /// What a call gives a pattern.
@@ -174,6 +179,7 @@ struct Check<'a> {
     fits: bool,
     roles_over: Axes,
     covered: Axes,
+    exact: bool,
 }
 
 impl Check<'_> {
@@ -192,7 +198,8 @@ impl Check<'_> {
     /// A tensor, of this type.
     #[inline]
     fn tensor_of(&mut self, tensor: &Tensor, ty: &Rc<TensorType>) {
-        let Some(Expected::Tensor { dtype, varies, sizes, by_origin, seen }) = self.expected.next() else {
+        let Some(Expected::Tensor { dtype, varies, sizes, by_origin, origin, seen }) = self.expected.next()
+        else {
             self.fits = false;
             return;
         };
@@ -200,7 +207,8 @@ impl Check<'_> {
         // Along the axes of roles, all tensors are taken to differ.
         let is_placed = ty.varies.union(self.roles_over) == varies.union(self.roles_over);
         if *by_origin {
-            self.fits &= is_placed || tensor.origin.varies(ty, self.covered) == *varies;
+            let is_made = tensor.origin.varies(ty, self.covered) == *varies;
+            self.fits &= is_placed || (is_made && (!self.exact || tensor.origin == *origin));
             self.bound.origins = self.bound.origins.rotate_left(5) ^ tensor.origin.digest;
         }
         if !Rc::ptr_eq(ty, seen) {
@@ -242,8 +250,8 @@ impl Pattern {
     #[inline]
     pub(crate) fn bind(&self, args: &impl Flatten, world: &World) -> Option<Bound> {
         let (expected, bound) = (self.leaves.iter(), Bound::default());
-        let (roles_over, covered) = (self.roles_over, self.covered);
-        let mut check = Check { world, expected, bound, fits: true, roles_over, covered };
+        let (roles_over, covered, exact) = (self.roles_over, self.covered, self.exact);
+        let mut check = Check { world, expected, bound, fits: true, roles_over, covered, exact };
         args.visit(&mut check);
         (check.fits && check.expected.next().is_none()).then_some(check.bound)
     }
@@ -487,6 +495,7 @@ impl Signature {
                     varies,
                     sizes: ty.shape.iter().map(size).collect(),
                     by_origin,
+                    origin: *origin,
                     seen: Rc::clone(ty),
                 }
             }
@@ -495,6 +504,14 @@ impl Signature {
             Leaf::Setting(setting) => Expected::Setting(setting.clone()),
         });
         let leaves = leaves.collect();
-        Pattern { leaves, symbols, peers: None, roles_over: Axes::NONE, covered, fixed: Vec::new() }
+        Pattern {
+            leaves,
+            symbols,
+            peers: None,
+            roles_over: Axes::NONE,
+            covered,
+            fixed: Vec::new(),
+            exact: false,
+        }
     }
 }

@@ -74,12 +74,17 @@ impl Misfit<'_> {
             failed.push(*Failure::new((expected, got)).of(of));
         };
         match (expected, leaf) {
-            (Expected::Tensor { dtype, varies, sizes, by_origin, .. }, Leaf::Tensor(ty, origin)) => {
+            (
+                Expected::Tensor { dtype, varies, sizes, by_origin, origin: made, .. },
+                Leaf::Tensor(ty, origin),
+            ) => {
                 if ty.dtype != *dtype {
                     fail(format!("element type of {name}"), dtype.to_string(), ty.dtype.to_string());
                 }
                 let over = self.pattern.roles_over;
-                let is_made = *by_origin && origin.varies(ty, self.pattern.covered) == *varies;
+                let is_made = *by_origin
+                    && origin.varies(ty, self.pattern.covered) == *varies
+                    && (!self.pattern.exact || origin == made);
                 if ty.varies.union(over) != varies.union(over) && !is_made {
                     let text = |varies: Axes| match varies.is_empty() {
                         true => "equal on all ranks".to_string(),

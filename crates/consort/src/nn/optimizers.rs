@@ -121,7 +121,7 @@ impl Adam {
     /// [`Adam`] has an example.
     #[track_caller]
     pub fn state<P: Flatten>(&self, params: &P) -> Result<Moments<P>> {
-        let step = Tensor::zeros(Dtype::I64, &())?;
+        let step = Tensor::zeros(Dtype::I64, &())?.taken_as_equal()?;
         Ok(Moments { step, first: zeros(params)?, second: zeros(params)? })
     }
 
